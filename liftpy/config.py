@@ -88,10 +88,10 @@ class FlushPolicy:
         Raises:
             ConfigError: The text is none of these.
         """
-        found = _INTERVAL.fullmatch(text)
+        match = _INTERVAL.fullmatch(text)
         if text in ("always", "none"):
             return cls(FlushMode(text))
-        if found and 1 <= (milliseconds := round(float(found[1]) * _FLUSH_UNITS_MS[found[2] or "ms"])) <= 60_000:
+        if match and 1 <= (milliseconds := round(float(match[1]) * _FLUSH_UNITS_MS[match[2] or "ms"])) <= 60_000:
             return cls(FlushMode.INTERVAL, milliseconds / 1000)
         raise ConfigError(f"flush policy {text!r}: use always, none or an interval of 1ms to 60s, such as interval:100ms")
 
@@ -138,8 +138,8 @@ class Bounds:
 def _bounds_of(kind: type) -> dict[str, tuple[float, float]]:
     """Return the (lowest, highest) value of each field of the class ``kind`` that has limits, by name."""
     hints = get_type_hints(kind, include_extras=True)
-    found = {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
-    return {name: (bounds.low, bounds.high) for name, bounds in found.items()}
+    annotated = {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
+    return {name: (bounds.low, bounds.high) for name, bounds in annotated.items()}
 
 
 def _bounded(what: object, bounds: dict[str, tuple[float, float]]) -> None:
@@ -175,11 +175,11 @@ class DefaultQuota:
     @property
     def words(self) -> str:
         """Text of the quota for users, such as its records and bytes per second."""
-        said = [f"{self.records_per_s} records/s"] if self.records_per_s else []
-        said += [f"{self.bytes_per_s} bytes/s"] if self.bytes_per_s else []
-        if not said:
+        parts = [f"{self.records_per_s} records/s"] if self.records_per_s else []
+        parts += [f"{self.bytes_per_s} bytes/s"] if self.bytes_per_s else []
+        if not parts:
             return "none"
-        return ", ".join(said) + (f", for each value of token {self.by_token} of the subject" if self.by_token else "")
+        return ", ".join(parts) + (f", for each value of token {self.by_token} of the subject" if self.by_token else "")
 
 
 QUOTA_BOUNDS = _bounds_of(DefaultQuota)
@@ -267,11 +267,11 @@ class SessionTimes:
     @property
     def words(self) -> str:
         """Text of the current and the previous times, for users."""
-        said = f"session {self.session_ms / 1000:g} s, lease {self.lease_ms / 1000:g} s"
+        text = f"session {self.session_ms / 1000:g} s, lease {self.lease_ms / 1000:g} s"
         if self.is_settled:
-            return said
+            return text
         return (
-            f"{said} (not settled: {self.session_before_ms / 1000:g} s and {self.lease_before_ms / 1000:g} s may still count)"
+            f"{text} (not settled: {self.session_before_ms / 1000:g} s and {self.lease_before_ms / 1000:g} s may still count)"
         )
 
 

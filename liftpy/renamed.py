@@ -795,12 +795,12 @@ def info_attribute(info: Any, holder: str, name: str) -> Any:
     ``holder``: attribute of ``info`` that has the metadata. Raises AttributeError if the metadata has no such attribute.
     """
     kind = type(info).__name__
-    if name.startswith("_") or name == holder or not hasattr(held := getattr(info, holder), name):
+    if name.startswith("_") or name == holder or not hasattr(nested := getattr(info, holder), name):
         raise AttributeError(f"{kind!r} object has no attribute {name!r}")
     warnings.warn(
         f"{kind}.{name} is now {kind}.{holder}.{name}, which may change in any version.", DeprecationWarning, stacklevel=3
     )
-    return getattr(held, name)
+    return getattr(nested, name)
 
 
 def client_function(module: str, name: str) -> Any:

@@ -132,8 +132,8 @@ if not TYPE_CHECKING:  # otherwise mypy accepts every name
         module = _MODULE_OF.get(name)
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(importlib.import_module(module), name)
-        return found
+        attribute = globals()[name] = getattr(importlib.import_module(module), name)
+        return attribute
 
 
 def __dir__() -> list[str]:

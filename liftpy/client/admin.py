@@ -304,8 +304,8 @@ class Admin(NodeRequests):
             for stream in await client.admin.list_streams():
                 print(stream.name, len(stream.partitions))
         """
-        found = (await self._metadata.describe()).streams()
-        return [StreamInfo.of(stream) for stream in found if internal or not is_internal(stream.name)]
+        streams = (await self._metadata.describe()).streams()
+        return [StreamInfo.of(stream) for stream in streams if internal or not is_internal(stream.name)]
 
     async def alter_stream(
         self,
@@ -352,15 +352,15 @@ class Admin(NodeRequests):
                 f"Cannot change {', '.join(fixed)} of an existing stream. You can change: {', '.join(ALTERABLE)}. For "
                 "the others, create a new stream."
             )
-        wish = cluster_pb2.AlterStream(
+        alteration = cluster_pb2.AlterStream(
             name=name, uid=check_uid(uid), replicationFactor=_count(replication_factor, "replicas"), dryRun=dry_run
         )
         if settings:
-            wish.config.CopyFrom(CONFIG.to_pb(StreamConfig(**settings)))
-            wish.changed.extend(CONFIG.wire_names[setting] for setting in sorted(settings))
+            alteration.config.CopyFrom(CONFIG.to_pb(StreamConfig(**settings)))
+            alteration.changed.extend(CONFIG.wire_names[setting] for setting in sorted(settings))
         if config_version is not None:
-            wish.configVersion = config_version
-        altered = await self._with_live_nodes(cluster_pb2.ControlRequest(alterStream=wish))
+            alteration.configVersion = config_version
+        altered = await self._with_live_nodes(cluster_pb2.ControlRequest(alterStream=alteration))
         return StreamInfo.of(await self._metadata.whole(altered))
 
     async def add_partitions(
@@ -504,12 +504,14 @@ class Admin(NodeRequests):
         Example:
             first = await client.admin.truncate_before("orders", 0, 1000)
         """
-        found = await self._stream_with(stream, uid)
-        offset, bounds = await _until(self._streams.reader(stream, partition), found, before)
-        first = await self._batch_start(found, partition, offset, bounds)
+        stream_image = await self._stream_with(stream, uid)
+        offset, bounds = await _until(self._streams.reader(stream, partition), stream_image, before)
+        first = await self._batch_start(stream_image, partition, offset, bounds)
         if not dry_run and first > bounds.log_start_offset:
-            wish = cluster_pb2.TruncateBefore(stream=found.name, uid=found.uid, partition=partition, offset=offset)
-            await self._metadata.command(cluster_pb2.ControlRequest(truncateBefore=wish))
+            request = cluster_pb2.TruncateBefore(
+                stream=stream_image.name, uid=stream_image.uid, partition=partition, offset=offset
+            )
+            await self._metadata.command(cluster_pb2.ControlRequest(truncateBefore=request))
         return first
 
     async def purge(
@@ -559,29 +561,29 @@ class Admin(NodeRequests):
             raise ConfigError(
                 "purge needs at least one subject or key. To delete all records below an offset, use truncate_before()."
             )
-        found = await self._stream_with(stream, uid)
-        end_offset, _ = await _until(self._streams.reader(stream, partition), found, before)
+        stream_image = await self._stream_with(stream, uid)
+        end_offset, _ = await _until(self._streams.reader(stream, partition), stream_image, before)
         if not dry_run and end_offset > 0:
-            wish = cluster_pb2.PurgeRecords(
-                stream=found.name,
-                uid=found.uid,
+            request = cluster_pb2.PurgeRecords(
+                stream=stream_image.name,
+                uid=stream_image.uid,
                 partition=partition,
                 subjects=wanted.subjects,
                 keys=wanted.keys,
                 endOffset=end_offset,
             )
-            await self._metadata.command(cluster_pb2.ControlRequest(purgeRecords=wish))
+            await self._metadata.command(cluster_pb2.ControlRequest(purgeRecords=request))
         return end_offset
 
     async def _stream_with(self, name: str, uid: str) -> StreamImage:
         """Return the stream. Raise NotFoundError if ``uid`` is given and the stream has another one."""
-        found = await self._streams.stream(name)
-        if uid and found.uid != uid:
+        stream = await self._streams.stream(name)
+        if uid and stream.uid != uid:
             raise NotFoundError(
-                f"Stream {name} was deleted and created again: its uid is {found.uid}, not {uid}. Check which of the "
+                f"Stream {name} was deleted and created again: its uid is {stream.uid}, not {uid}. Check which of the "
                 "two streams you mean."
             )
-        return found
+        return stream
 
     async def _batch_start(self, stream: StreamImage, partition: int, offset: int, bounds: Bounds) -> int:
         """Return the first offset that remains if the records below ``offset`` are deleted. Batches stay whole."""
@@ -670,14 +672,14 @@ class Admin(NodeRequests):
     ) -> StreamInfo:
         """Set the pause state of some partitions (None: all) and return the stream. ``Pause.NOT_PAUSED`` resumes them."""
         check_name(name, "stream")
-        wish = cluster_pb2.PausePartitions(stream=name, uid=check_uid(uid), pause=codec.pause_to_pb(pause))
+        request = cluster_pb2.PausePartitions(stream=name, uid=check_uid(uid), pause=codec.pause_to_pb(pause))
         if partitions is not None:
-            wish.partitions.extend(_count(number, "as the number of a partition") for number in partitions)
-            if not wish.partitions:
+            request.partitions.extend(_count(number, "as the number of a partition") for number in partitions)
+            if not request.partitions:
                 raise ConfigError("The list of partitions is empty. Name at least one partition, or pass None for all.")
         if config_version is not None:
-            wish.configVersion = config_version
-        paused = await self._metadata.command(cluster_pb2.ControlRequest(pausePartitions=wish))
+            request.configVersion = config_version
+        paused = await self._metadata.command(cluster_pb2.ControlRequest(pausePartitions=request))
         return StreamInfo.of(await self._metadata.whole(paused))
 
     async def elect_leader(self, stream: str, partition: int = 0, node_id: str = "", *, unclean: bool = False) -> PartitionInfo:
@@ -707,8 +709,10 @@ class Admin(NodeRequests):
         if node_id:
             check_name(node_id, "node")
         check_partition(partition)
-        found = await self._streams.stream(stream)
-        wish = cluster_pb2.ElectLeader(stream=found.name, uid=found.uid, partition=partition, node=node_id, unclean=unclean)
+        stream_image = await self._streams.stream(stream)
+        wish = cluster_pb2.ElectLeader(
+            stream=stream_image.name, uid=stream_image.uid, partition=partition, node=node_id, unclean=unclean
+        )
         request = cluster_pb2.ControlRequest(electLeader=wish)
         return PartitionInfo.of(codec.PARTITION.from_pb((await self._metadata.command(request)).partition))
 
@@ -737,10 +741,10 @@ class Admin(NodeRequests):
         """
         for node_id in replicas:
             check_name(node_id, "node")
-        wish = cluster_pb2.Reassign(
+        request = cluster_pb2.Reassign(
             stream=stream.name, uid=stream.uid, partition=partition, replicas=replicas, cancel=not replicas
         )
-        moved = await self._metadata.command(cluster_pb2.ControlRequest(reassign=wish))
+        moved = await self._metadata.command(cluster_pb2.ControlRequest(reassign=request))
         return PartitionInfo.of(codec.PARTITION.from_pb(moved.partition))
 
     async def reassign_all(self, wishes: Iterable[ReplicaMove]) -> list[str]:
@@ -758,8 +762,8 @@ class Admin(NodeRequests):
             UnavailableError: The metadata group did not answer in time.
         """
         refused: list[str] = []
-        for asked in _batches(wishes):
-            requests = [cluster_pb2.BatchedRequest(number=number, request=one) for number, (_, one) in enumerate(asked)]
+        for batch in _batches(wishes):
+            requests = [cluster_pb2.BatchedRequest(number=number, request=one) for number, (_, one) in enumerate(batch)]
             response = await self._metadata.command(cluster_pb2.ControlRequest(batch=cluster_pb2.Batch(requests=requests)))
             answers = {answer.number: answer for answer in response.batch.answers}
             if not response.HasField("batch"):
@@ -767,10 +771,10 @@ class Admin(NodeRequests):
                     "The metadata group answered a batch of requests with one answer. Its version may be older than this "
                     "client. Upgrade the nodes, then retry."
                 )
-            for number, (wish, _) in enumerate(asked):
+            for number, (move, _) in enumerate(batch):
                 answer = answers.get(number)
                 if answer is None or answer.error != _Error.OK:
-                    refused.append(f"{wish.stream}/{wish.partition}: {answer.detail if answer is not None else 'no answer'}")
+                    refused.append(f"{move.stream}/{move.partition}: {answer.detail if answer is not None else 'no answer'}")
         return refused
 
     async def set_node(
@@ -891,9 +895,9 @@ class Admin(NodeRequests):
             UnavailableError: The metadata group did not answer in time.
         """
         request = cluster_pb2.SetFeatureLevel(level=_count(level, "the feature level"), dryRun=True)
-        found = (await self._metadata.command(cluster_pb2.ControlRequest(setFeatureLevel=request))).levels
-        spoken = {n.nodeId: level_range_in(n) if n.maxLevel else None for n in found.nodes}
-        return FeatureLevels(found.level, spoken, {n.nodeId: n.version for n in found.nodes}, tuple(found.reasons))
+        levels = (await self._metadata.command(cluster_pb2.ControlRequest(setFeatureLevel=request))).levels
+        ranges = {n.nodeId: level_range_in(n) if n.maxLevel else None for n in levels.nodes}
+        return FeatureLevels(levels.level, ranges, {n.nodeId: n.version for n in levels.nodes}, tuple(levels.reasons))
 
     async def set_feature_level(self, level: int) -> str:
         """Finalize a feature level, or return to the previous one.
@@ -984,11 +988,11 @@ class Admin(NodeRequests):
         Example:
             await client.admin.set_session_times(session_s=5.0, lease_s=2.0)
         """
-        held = await self.session_times() or ReplicationConfig().session_times
+        current = await self.session_times() or ReplicationConfig().session_times
         request = cluster_pb2.SetSessionTimes(
-            sessionMs=held.session_ms if session_s is None else _milliseconds(session_s),
-            leaseMs=held.lease_ms if lease_s is None else _milliseconds(lease_s),
-            change=held.change,
+            sessionMs=current.session_ms if session_s is None else _milliseconds(session_s),
+            leaseMs=current.lease_ms if lease_s is None else _milliseconds(lease_s),
+            change=current.change,
         )
         return TIMES.from_pb((await self._metadata.command(cluster_pb2.ControlRequest(setSessionTimes=request))).sessionTimes)
 
@@ -1036,10 +1040,10 @@ class Admin(NodeRequests):
         async for attempt in retry_attempts(ready_s):
             with attempt:
                 page = await self.ask_node(stream.partitions[partition].leader, before, 1.0)
-                said: dict[str, Any] = next(
+                status: dict[str, Any] = next(
                     (p for p in page.get("partitions", []) if (p["uid"], p["partition"]) == (stream.uid, partition)), {}
                 )
-                if said.get("phase") != _READY:
+                if status.get("phase") != _READY:
                     raise UnavailableError(
                         f"Node {stream.partitions[partition].leader} is not yet ready as leader of {stream.name}/{partition}. "
                         "Retry later, or check `liftpy status`."
@@ -1049,26 +1053,26 @@ class Admin(NodeRequests):
 _Asked = tuple[ReplicaMove, cluster_pb2.ControlRequest]
 
 
-def _batches(wishes: Iterable[ReplicaMove]) -> Iterator[list[_Asked]]:
+def _batches(moves: Iterable[ReplicaMove]) -> Iterator[list[_Asked]]:
     """Divide the requests to move replicas into lists that are small enough for one metadata entry."""
     batch: list[_Asked] = []
     size_bytes = 0
-    for wish in wishes:
+    for move in moves:
         request = cluster_pb2.ControlRequest(
             reassign=cluster_pb2.Reassign(
-                stream=wish.stream,
-                uid=wish.uid,
-                partition=wish.partition,
-                replicas=wish.replicas,
-                cancel=not wish.replicas,
-                movedFor=codec.reason_to_pb(wish.reason),
+                stream=move.stream,
+                uid=move.uid,
+                partition=move.partition,
+                replicas=move.replicas,
+                cancel=not move.replicas,
+                movedFor=codec.reason_to_pb(move.reason),
             )
         )
         cost_bytes = request.ByteSize() + _ITEM_BYTES
         if batch and (len(batch) == SENT_TOGETHER or size_bytes + cost_bytes > MAX_BATCH_BYTES):
             yield batch
             batch, size_bytes = [], 0
-        batch.append((wish, request))
+        batch.append((move, request))
         size_bytes += cost_bytes
     if batch:
         yield batch
@@ -1086,10 +1090,10 @@ async def _until(reader: PartitionReader, stream: StreamImage, before: SupportsI
     ``before``: an offset, a time, or None for all committed records. The end is at most the high watermark + 1.
     """
     at_ns = timestamp_ns(before, "before") if isinstance(before, datetime) else None
-    bounds, found = await reader.bounds(stream.uid, at_ns)
+    bounds, time_offset = await reader.bounds(stream.uid, at_ns)
     if before is None:
         return bounds.end_offset, bounds
-    offset = found if isinstance(before, datetime) else check_offset(before, "before")
+    offset = time_offset if isinstance(before, datetime) else check_offset(before, "before")
     if not 0 <= offset <= bounds.end_offset:
         raise out_of_range(offset, bounds.log_start_offset, bounds.high_watermark)
     return offset, bounds

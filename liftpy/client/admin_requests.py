@@ -33,16 +33,16 @@ SETTINGS = b'{"settings": true}'
 def object_of(node_id: str, answer: bytes) -> dict[str, Any]:
     """Decode the answer of a node, which is a JSON object. Raises ProtocolError that names the node if it is not valid."""
     try:
-        said = load_json(answer)
+        value = load_json(answer)
     except ValueError as error:
         raise ProtocolError(
             f"The status of node {node_id} is not JSON: {error}. Check that node and client have compatible versions."
         ) from None
-    if not isinstance(said, dict):
+    if not isinstance(value, dict):
         raise ProtocolError(
             f"The status of node {node_id} is not a JSON object. Check that node and client have compatible versions."
         )
-    return said
+    return value
 
 
 class NodeRequests:
@@ -210,13 +210,13 @@ class NodeRequests:
             ProtocolError: The node's version is too old, or the node is still starting.
         """
         subject = self._subjects.status(check_name(node_id, "node"))
-        said = (await self._ask_node(node_id, subject, SETTINGS, timeout_s)).get("settings")
-        if not isinstance(said, list):
+        settings = (await self._ask_node(node_id, subject, SETTINGS, timeout_s)).get("settings")
+        if not isinstance(settings, list):
             raise ProtocolError(
                 f"Node {node_id} does not report its settings. It has an older version, or it has not finished its "
                 "start. Retry later, or upgrade the node."
             )
-        return said
+        return settings
 
     async def reload_settings(self, node_id: str, timeout_s: float = 5.0) -> dict[str, Any]:
         """Make a node read its settings again. Needs operator permissions.
@@ -290,10 +290,10 @@ class NodeRequests:
             NotAllowedError: This user has no operator permissions.
         """
         subject = self._subjects.control_settings(check_name(node_id, "node"))
-        asked = {"stream": stream, "partition": partition, "sender": self._subjects.principal, "query": query}
-        said = await self._ask_node(node_id, subject, json.dumps({"records_read": asked}).encode(), timeout_s)
-        if said.get("noted") is not True:
-            raise UnavailableError(f"Node {node_id} cannot keep the audit event: {said.get('error')}. Upgrade the node.")
+        details = {"stream": stream, "partition": partition, "sender": self._subjects.principal, "query": query}
+        answer = await self._ask_node(node_id, subject, json.dumps({"records_read": details}).encode(), timeout_s)
+        if answer.get("noted") is not True:
+            raise UnavailableError(f"Node {node_id} cannot keep the audit event: {answer.get('error')}. Upgrade the node.")
 
     async def controller_ids(self) -> list[str]:
         """Return the ids of all controllers, the metadata leader first. Any controller answers.

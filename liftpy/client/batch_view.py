@@ -81,8 +81,8 @@ class BatchSlice:
         if not late.size:
             return self, None
         first = int(late[0])
-        kept = BatchSlice(self.batch, self.first_index, self.first_index + first) if first else None
-        return kept, int(self.offsets()[first])
+        head = BatchSlice(self.batch, self.first_index, self.first_index + first) if first else None
+        return head, int(self.offsets()[first])
 
     @property
     def whole(self) -> bool:

@@ -477,10 +477,10 @@ class Client:
             ack = await client.publish("orders", b'{"id": 17}', key=b"customer-3")
             print(ack.partition, ack.offset)
         """
-        found = self._publishers.get((stream, partition))
-        if found is None:
-            found = await self._own_publisher(stream, partition)
-        return await found.publish(
+        publisher = self._publishers.get((stream, partition))
+        if publisher is None:
+            publisher = await self._own_publisher(stream, partition)
+        return await publisher.publish(
             value, key=key, headers=headers, ack=ack, msg_id=msg_id, expected_last=expected_last, timeout_s=timeout_s
         )
 
@@ -607,8 +607,8 @@ class Client:
                 async for record in group:
                     print(record.stream, record.partition, record.value)
         """
-        made = Group(self, name, streams, instance, options or GroupOptions(), on_assigned, on_revoked)
-        return AwaitableContext(made.open())
+        group = Group(self, name, streams, instance, options or GroupOptions(), on_assigned, on_revoked)
+        return AwaitableContext(group.open())
 
     def cursor(self, name: str, stream: str) -> AwaitableContext[Cursor]:
         """Open a named position in a stream that the cluster stores.
@@ -688,12 +688,12 @@ class Client:
         """Return the publisher that ``Client.publish`` uses for a partition. All callers share it."""
         self._transport.must_be_usable()
         async with self._making:
-            found = self._publishers.get((stream, partition))
-            if found is None:
-                found = self._publishers[stream, partition] = await self.publisher(
+            publisher = self._publishers.get((stream, partition))
+            if publisher is None:
+                publisher = self._publishers[stream, partition] = await self.publisher(
                     stream, partition, options=PublishOptions(message_ids=True)
                 )
-            return found
+            return publisher
 
     if not TYPE_CHECKING:  # mypy reports the old names
 

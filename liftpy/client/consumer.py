@@ -297,24 +297,24 @@ class PartitionReader:
             raise
 
     async def _fetch_from(
-        self, asked: str, progress: ReadProgress, opinion: ErrorConfirmation, max_bytes: int
+        self, node: str, progress: ReadProgress, opinion: ErrorConfirmation, max_bytes: int
     ) -> list[BatchSlice]:
-        """Send one read request to the node ``asked`` ('': any replica), check the answer and return its slices.
+        """Send one read request to the node ``node`` ('': any replica), check the answer and return its slices.
 
         ``opinion``: makes sure that a second node confirms a final error. After a failure, ``node`` is the replica to ask next.
         """
-        wait_s, asked_at = self.options.wait_s, time.perf_counter()
+        wait_s, start_s = self.options.wait_s, time.perf_counter()
         request = progress.request(max_bytes, round(wait_s * 1000), secrets.randbits(_ID_BITS))
-        answer = await self._answer(asked, request, wait_s)
+        answer = await self._answer(node, request, wait_s)
         try:
             slices = progress.accept(answer)
         except NotServedError as error:
-            if error.leader != asked:  # only the leader knows some answers
+            if error.leader != node:  # only the leader knows some answers
                 self.node = self.options.node or error.leader
             raise
         except FINAL as error:
             self._transport.counters["answers doubted"] += 1
-            self.node = self.options.node or (progress.leader if progress.leader != asked else "")
+            self.node = self.options.node or (progress.leader if progress.leader != node else "")
             raise opinion.ask_again(error, progress.leader) from None
         except MisdirectedError:
             self._transport.counters["answers to something else"] += 1
@@ -333,10 +333,10 @@ class PartitionReader:
         for piece in slices:
             piece.batch.on_damage = self._report_bad_batch
         self.node = self.options.node or progress.node
-        if self._nearest is not None and progress.node != asked:  # the asked replica was silent, and another one answered
-            self._nearest.note_failure(asked)
+        if self._nearest is not None and progress.node != node:  # the asked replica was silent, and another one answered
+            self._nearest.note_failure(node)
         records = sum(piece.record_count for piece in slices)
-        self._teller.report_answer(progress.node, records, len(answer), time.perf_counter() - asked_at)
+        self._teller.report_answer(progress.node, records, len(answer), time.perf_counter() - start_s)
         return slices
 
     def _report_bad_batch(self, error: CorruptionError) -> None:
@@ -423,9 +423,9 @@ class PartitionReader:
         node, opinion = self.options.node, ErrorConfirmation()
         async for attempt in retry_attempts(self.options.patience_s, reads=True):
             with attempt:
-                asked, node = node, self.options.node
+                target, node = node, self.options.node
                 request.stream, request.partition, request.requestId = self.stream, self.partition, secrets.randbits(_ID_BITS)
-                head, _ = frames.decode_read_response(await self._answer(asked, request, request.waitMs / 1000))
+                head, _ = frames.decode_read_response(await self._answer(target, request, request.waitMs / 1000))
                 check_partition_address(head, self.partition, stream=self.stream, requestId=request.requestId)
                 must_agree(head, uid, *last)
                 begins_at = head.node if self.options.committed else head.leader
@@ -484,16 +484,18 @@ class PartitionReader:
         group = self._subjects.read(self.stream, self.partition)
         named = self._subjects.read_from(self.stream, self.partition, node) if node else group
         elsewhere = (named,) if self.options.node else (group, group)
-        asked: set[asyncio.Future[Any]] = set()
+        requests: set[asyncio.Future[Any]] = set()
         patience_s: float | None = wait_s + _HEDGE_S
         try:
             for hedge in range(_MOST_HEDGES + 1):
                 for subject in elsewhere if hedge else (named,):
-                    asked.add(asyncio.create_task(self._transport.request(subject, payload, timeout_s), name=f"ask {subject}"))
+                    requests.add(
+                        asyncio.create_task(self._transport.request(subject, payload, timeout_s), name=f"ask {subject}")
+                    )
                 if hedge == _MOST_HEDGES:
                     patience_s = None
                 again = self._transport.reconnected  # after a reconnect, the request or its answer may be lost
-                waiting = {*asked, again}
+                waiting = {*requests, again}
                 done, _ = await asyncio.wait(waiting, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
                 renewed = again in done
                 done.discard(again)
@@ -501,16 +503,16 @@ class PartitionReader:
                     break
                 self._teller.emit(EventKind.RECONNECTED if renewed else EventKind.SILENT, node)
                 patience_s = _HEDGE_S
-            answer: bytes = (done or await _first(asked)).pop().result()
+            answer: bytes = (done or await _first(requests)).pop().result()
             return answer
         finally:
-            for task in asked:
+            for task in requests:
                 task.cancel()  # its answer is not needed any more
                 task.add_done_callback(_retrieve_error)
 
 
-async def _first(asked: set[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
-    return (await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED))[0]
+async def _first(requests: set[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
+    return (await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED))[0]
 
 
 def _retrieve_error(task: asyncio.Future[Any]) -> None:
@@ -524,15 +526,15 @@ def _cut(slices: list[BatchSlice], until_ns: int, progress: ReadProgress) -> lis
 
     If there is such a record, set the end of ``progress`` to its offset.
     """
-    kept: list[BatchSlice] = []
+    slices_before: list[BatchSlice] = []
     for piece in slices:
         before, end_offset = piece.before(until_ns)
         if before is not None:
-            kept.append(before)
+            slices_before.append(before)
         if end_offset is not None:
             progress.end_offset = end_offset
             break
-    return kept
+    return slices_before
 
 
 class Consumer:
@@ -621,12 +623,12 @@ class Consumer:
             known = replace(bounds, high_watermark=max(bounds.high_watermark, named - 1))
         begin = positions.start_offset(self._start, known) if at_offset is None else at_offset
         end = positions.end_offset(self._until, bounds)
-        made: type[ReadProgress] = ReadProgress
+        progress_type: type[ReadProgress] = ReadProgress
         if self.backwards:
-            made, end = BackwardProgress, await self._lowest(bounds)
+            progress_type, end = BackwardProgress, await self._lowest(bounds)
             by_record = isinstance(self._start, (int, FromEnd)) or self._start in ("latest", "earliest")
             begin = min(begin + by_record, bounds.end_offset)
-        return made(
+        return progress_type(
             self._reader.stream,
             self._reader.partition,
             next_offset=begin,
@@ -729,8 +731,8 @@ class Consumer:
         Raises:
             LiftError: Every error of an iteration.
         """
-        found = await self.getmany(1, timeout_s)
-        return found[0] if found else None
+        records = await self.getmany(1, timeout_s)
+        return records[0] if records else None
 
     async def getmany(self, max_records: int = 500, timeout_s: float | None = None) -> list[Record]:
         """Return the next records that are available, at least one.
@@ -756,13 +758,13 @@ class Consumer:
             raise ConfigError(f"Invalid max_records = {max_records}. Use at least 1.")
         if self._one is None or not self._one.may_go_on:
             self._one = self.records()
-        found: list[Record] = []
+        records: list[Record] = []
         with contextlib.suppress(StopAsyncIteration, TimeoutError):
             async with asyncio.timeout(timeout_s):
-                found.append(await anext(self._one))
-        if found and max_records > 1:
-            found += self._one.at_once(max_records - 1)
-        return found
+                records.append(await anext(self._one))
+        if records and max_records > 1:
+            records += self._one.at_once(max_records - 1)
+        return records
 
     def batches(self) -> Iteration[BatchSlice]:
         """Iterate over slices of batches. This is much faster than iterating over single records.

@@ -175,13 +175,13 @@ class Cursor:
     async def _committed_position(self, partition: int) -> pb.GroupPosition | None:
         key = await self._key(partition)
         query = pb.GroupQuery(group=self.name).SerializeToString()
-        said = await self._client.services.query(GROUPS_SERVICE, query, partition=self._home, timeout_s=_TIMEOUT_S)
-        answer = decode_query_answer(said.value)
+        response = await self._client.services.query(GROUPS_SERVICE, query, partition=self._home, timeout_s=_TIMEOUT_S)
+        answer = decode_query_answer(response.value)
         if answer.code == pb.GROUP_NOT_FOUND:
             return None  # it was deleted
         self._check(answer.code, answer.detail)
-        found = (at for at in answer.positions if (at.stream, at.uid, at.partition) == (key.stream, key.uid, key.partition))
-        return next(found, None)
+        positions = (at for at in answer.positions if (at.stream, at.uid, at.partition) == (key.stream, key.uid, key.partition))
+        return next(positions, None)
 
     async def _key(self, partition: int) -> PartitionKey:
         """Return the key of a partition of the current stream. Raise NotFoundError if the stream was created again."""

@@ -130,7 +130,7 @@ def plain(value: bytes, headers: HeadersLike | None) -> tuple[bytes, NatsHeaders
 
 
 def _as_text(pairs: Pairs) -> list[tuple[str, str]]:
-    found = []
+    text_pairs = []
     for name, value in pairs:
         try:
             text = value.decode()
@@ -140,8 +140,8 @@ def _as_text(pairs: Pairs) -> list[tuple[str, str]]:
             raise _not_plain(name, "its name has characters that NATS does not allow")
         if text != text.strip() or "\r" in text or "\n" in text:
             raise _not_plain(name, "its value has line breaks, or spaces at its ends")
-        found.append((name, text))
-    return found
+        text_pairs.append((name, text))
+    return text_pairs
 
 
 def _not_plain(name: str, why: str) -> ConfigError:

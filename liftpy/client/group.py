@@ -493,7 +493,7 @@ class Group:
 
     def _follow(self, events: list[MemberEvent]) -> None:
         gained: list[PartitionKey] = []
-        gone: list[PartitionKey] = []
+        revoked_keys: list[PartitionKey] = []
         for event in events:
             if isinstance(event, PartitionAssigned):
                 self._begin(event)
@@ -510,7 +510,7 @@ class Group:
                 if self._handed is not None and (self._handed.key, self._handed.generation) == (event.key, event.generation):
                     self._records = iter(())  # another member receives the rest
                 self.counters["lost"] += 1
-                gone.append(event.key)
+                revoked_keys.append(event.key)
             else:
                 self.counters["refused"] += 1
                 logger.warning("group %s: %s", self.name, event.detail)
@@ -521,7 +521,7 @@ class Group:
                         )
                     )
         self._call(0, gained)
-        self._call(1, gone)
+        self._call(1, revoked_keys)
 
     def _call(self, which: int, keys: list[PartitionKey]) -> None:
         hook = self._hooks[which]
@@ -533,8 +533,8 @@ class Group:
 
         The positions are committed first.
         """
-        held = {key for key, _ in self._in_hand}
-        for key in [key for key in self._leaving if key not in held]:
+        keys_in_hand = {key for key, _ in self._in_hand}
+        for key in [key for key in self._leaving if key not in keys_in_hand]:
             if key in self._done and not await self._try_commit(machine, {key: self._done[key]}):
                 continue
             if self._leaving.pop(key, None) is None:
@@ -589,14 +589,14 @@ class Group:
     # ---- streams and their readers -----------------------------------------------------------------------------------------
     async def _known_streams(self) -> list[pb.KnownStream]:
         self._looked_s = time.monotonic()
-        found = {
+        streams = {
             stream.name: stream
             for stream in await self._client.admin.list_streams()
             if not stream.name.startswith("_") and any(fnmatchcase(stream.name, pattern) for pattern in self._wanted)
         }
         return [
             pb.KnownStream(name=name, uid=stream.uid, partitions=len(stream.partitions))
-            for name, stream in sorted(found.items())
+            for name, stream in sorted(streams.items())
             if stream.partitions
         ]
 

@@ -172,31 +172,31 @@ class GroupCoordinator:
         """
         give_up_at = asyncio.get_running_loop().time() + _PLACED_S
         try:
-            found = await self._streams.stream(GROUPS_STREAM)
+            stream = await self._streams.stream(GROUPS_STREAM)
         except NotFoundError:
-            found = await self._streams.requests.open_groups()
-        while not found.partitions:
+            stream = await self._streams.requests.open_groups()
+        while not stream.partitions:
             if asyncio.get_running_loop().time() >= give_up_at:
                 raise UnavailableError(
                     f"The internal stream {GROUPS_STREAM} was created, but it has no replicas yet: the cluster has too "
                     f"few nodes ({INSUFFICIENT_NODES}). Start more nodes, then retry."
                 )
             await asyncio.sleep(_POLL_S)
-            found = await self._streams.requests.stream(GROUPS_STREAM)
-        return found
+            stream = await self._streams.requests.stream(GROUPS_STREAM)
+        return stream
 
     async def names(self) -> list[tuple[pb.GroupSummary, int]]:
         """Return all groups and cursors, sorted by name, each with its partition of the groups stream."""
-        found: list[tuple[pb.GroupSummary, int]] = []
+        summaries: list[tuple[pb.GroupSummary, int]] = []
         for partition in range(await self._partitions()):
             after = ""
             while True:
                 answer = await self._ask(pb.GroupQuery(after=after), partition)
-                found += [(group, partition) for group in answer.groups]
+                summaries += [(group, partition) for group in answer.groups]
                 if not answer.more or not answer.groups:
                     break
                 after = answer.groups[-1].group
-        return sorted(found, key=lambda one: one[0].group)
+        return sorted(summaries, key=lambda one: one[0].group)
 
     async def describe(self, name: str, what: str) -> tuple[GroupDescription, bool]:
         """Return (description of a group or cursor, True if it is a cursor). ``what``: "group" or "cursor", for error texts."""
@@ -264,8 +264,8 @@ class GroupCoordinator:
 
     async def _ask(self, query: pb.GroupQuery, partition: int) -> pb.GroupQueryAnswer:
         question = query.SerializeToString()
-        said = await self._services.query(GROUPS_SERVICE, question, partition=partition, timeout_s=_TIMEOUT_S)
-        answer = decode_query_answer(said.value)
+        response = await self._services.query(GROUPS_SERVICE, question, partition=partition, timeout_s=_TIMEOUT_S)
+        answer = decode_query_answer(response.value)
         _check(answer.code, answer.detail)
         return answer
 

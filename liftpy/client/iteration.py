@@ -65,19 +65,19 @@ class ReadAhead:
             return None
         if self._fetching is None:
             self._start(self._fetch)
-        found = self._seen.pop() if self._seen else await self._get()
+        item = self._seen.pop() if self._seen else await self._get()
         if self.ended:
             return None
-        if isinstance(found, LiftError):
+        if isinstance(item, LiftError):
             fetching, self._fetching = self._fetching, None
             self._forget()
             if fetching is not None and not fetching.done():  # it was canceled, or is about to end
                 _end_later(fetching)
-            raise found
-        if found is None:
+            raise item
+        if item is None:
             await self.close()
             return None
-        self._pieces.extend(found)
+        self._pieces.extend(item)
         return self._pieces.popleft()
 
     async def _start_fetching(self) -> Fetch | None:
@@ -108,11 +108,11 @@ class ReadAhead:
         An end or an error in the queue is kept for the next call of ``next``.
         """
         if not self._pieces and not self.ended and not self._seen and not self._ready.empty():
-            found = self._ready.get_nowait()
-            if not isinstance(found, list):
-                self._seen.append(found)
+            item = self._ready.get_nowait()
+            if not isinstance(item, list):
+                self._seen.append(item)
                 return None
-            self._pieces.extend(found)
+            self._pieces.extend(item)
         return self._pieces.popleft() if self._pieces else None
 
     @property
@@ -223,10 +223,10 @@ class ResultIterator(Generic[_T]):
         return self
 
     async def __anext__(self) -> _T:
-        found = await self._following()
-        if found is None:
+        result = await self._following()
+        if result is None:
             raise StopAsyncIteration
-        return found
+        return result
 
 
 class Iteration(Generic[Item]):
@@ -305,19 +305,19 @@ class Iteration(Generic[Item]):
 
     def at_once(self, count: int) -> list[Item]:
         """Return up to ``count`` next items that are already fetched. The call never waits and never raises an error."""
-        found: list[Item] = []
+        items: list[Item] = []
         while not (self._waiting or self.replaced):
-            found += islice(self._items, count - len(found))
-            piece = None if len(found) >= count else self._ahead.at_once()
+            items += islice(self._items, count - len(items))
+            piece = None if len(items) >= count else self._ahead.at_once()
             if piece is None:
                 break
             try:
                 self._begin_slice(piece)
             except LiftError:
                 break  # the next call raises the error
-        if found:
-            self._handed_on.last = found[-1]
-        return found
+        if items:
+            self._handed_on.last = items[-1]
+        return items
 
     async def aclose(self) -> None:
         """End the iteration. A later iteration fetches the records again that were fetched and not returned."""

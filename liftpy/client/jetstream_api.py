@@ -123,8 +123,8 @@ def kind_of(rest: str) -> tuple[Kind, str]:
     """Return (kind of a request, rest of its subject). The rest is the stream name, and for DIRECT also the record subject."""
     if rest in _ALONE:
         return _ALONE[rest], ""
-    found = next((start for start in _OF_STREAM if rest.startswith(start)), "")
-    return (_OF_STREAM[found], rest[len(found) :]) if found else (Kind.OTHER, "")
+    prefix = next((start for start in _OF_STREAM if rest.startswith(start)), "")
+    return (_OF_STREAM[prefix], rest[len(prefix) :]) if prefix else (Kind.OTHER, "")
 
 
 def parse_question(rest: str, body: bytes) -> JsRequest:
@@ -211,14 +211,14 @@ def _subject(kind: Kind, subject: object) -> str:
 
 def _moment(kind: Kind, text: object) -> int:
     """Return the RFC 3339 time ``text`` as nanoseconds since 1970. Raise JsRefusal if it is not valid."""
-    found = _TIME.fullmatch(text) if isinstance(text, str) else None
-    if found is None:
+    match = _TIME.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
         raise _bad(kind, "bad request: the time is not valid, use a time such as 2026-01-31T10:00:00Z")
     try:
-        seconds = (datetime.fromisoformat(found[1] + found[3].replace("Z", "+00:00")) - _EPOCH).total_seconds()
+        seconds = (datetime.fromisoformat(match[1] + match[3].replace("Z", "+00:00")) - _EPOCH).total_seconds()
     except (ValueError, OverflowError):
         raise _bad(kind, "bad request: the time does not exist in the calendar") from None
-    at_ns = int(seconds) * 1_000_000_000 + int((found[2] or "0").ljust(9, "0"))
+    at_ns = int(seconds) * 1_000_000_000 + int((match[2] or "0").ljust(9, "0"))
     return min(max(at_ns, 0), _LAST_NS)  # years 1 and 9999 are before and after every record
 
 
@@ -315,8 +315,8 @@ def rejection_answer(kind: Kind, refusal: JsRefusal) -> JsAnswer:
     """Return the answer message that reports the rejection ``refusal`` of a request of this kind."""
     if kind in (Kind.DIRECT, Kind.NEXT):
         return status(refusal.code, refusal.text)
-    said = {"code": refusal.code, "err_code": refusal.err_code, "description": refusal.text}
-    return _json(kind, error=said)
+    error = {"code": refusal.code, "err_code": refusal.err_code, "description": refusal.text}
+    return _json(kind, error=error)
 
 
 def status(code: int, text: str, *more: tuple[str, int]) -> JsAnswer:
@@ -408,12 +408,12 @@ def describe_stream(place: JsPartition, now_ns: int) -> dict[str, Any]:
 def message(record: Record, default_subject: str) -> JsAnswer:
     """Return the answer to MSG.GET for a record. ``default_subject``: subject to show if the record has none."""
     block = header_block(record)
-    said: dict[str, Any] = {"subject": record.subject or default_subject, "seq": record.offset + 1}
+    fields: dict[str, Any] = {"subject": record.subject or default_subject, "seq": record.offset + 1}
     if block:
-        said["hdrs"] = base64.b64encode(b"NATS/1.0\r\n" + block + b"\r\n").decode()
+        fields["hdrs"] = base64.b64encode(b"NATS/1.0\r\n" + block + b"\r\n").decode()
     if record.value:
-        said["data"] = base64.b64encode(record.value).decode()
-    return _json(Kind.MESSAGE, message={**said, "time": time_text(record.timestamp_ns)})
+        fields["data"] = base64.b64encode(record.value).decode()
+    return _json(Kind.MESSAGE, message={**fields, "time": time_text(record.timestamp_ns)})
 
 
 def direct(stream: str, record: Record, default_subject: str, numbers: Iterable[tuple[str, int]] = ()) -> JsAnswer:
@@ -516,19 +516,19 @@ class StatelessReads:
         return stream, question.partition
 
     async def _list(self, question: JsRequest) -> JsAnswer:
-        found = [
+        streams = [
             (stream, partition)
             for stream, partition in await self._places()
             if not question.subject or overlap(data_subject(stream.subject, partition), question.subject)
         ]
         begin = question.page_offset
         if question.kind is Kind.NAMES:
-            names = [name_of(stream.name, partition) for stream, partition in found[begin : begin + NAMES_PAGE]]
-            return page(question.kind, question, len(found), names)
-        asked = (self._place(stream, partition) for stream, partition in found[begin : begin + LIST_PAGE])
+            names = [name_of(stream.name, partition) for stream, partition in streams[begin : begin + NAMES_PAGE]]
+            return page(question.kind, question, len(streams), names)
+        requests = (self._place(stream, partition) for stream, partition in streams[begin : begin + LIST_PAGE])
         now_ns = self.wall_ns()
         return page(
-            question.kind, question, len(found), [describe_stream(place, now_ns) for place in await asyncio.gather(*asked)]
+            question.kind, question, len(streams), [describe_stream(place, now_ns) for place in await asyncio.gather(*requests)]
         )
 
     async def _place(self, stream: StreamInfo, partition: int) -> JsPartition:
@@ -551,10 +551,10 @@ class StatelessReads:
     def _backwards(self, stream: str, partition: int, bounds: Bounds, newest: int, subjects: tuple[str, ...]) -> _Records:
         if newest < bounds.log_start_offset:
             return _none()
-        made = self.client.consume(
+        consumer = self.client.consume(
             stream, partition, start=newest, until=0, subjects=subjects, backwards=True, options=_OPTIONS
         )
-        return aiter(made)
+        return aiter(consumer)
 
     @staticmethod
     async def _first(records: _Records) -> Record | None:
@@ -583,17 +583,17 @@ class StatelessReads:
     async def _one(self, question: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
         stream, partition, wanted = question.stream, question.partition, question.subjects
         if question.last:
-            found = await self._first(self._backwards(stream, partition, bounds, bounds.high_watermark, wanted))
+            record = await self._first(self._backwards(stream, partition, bounds, bounds.high_watermark, wanted))
         else:
             start = await self._start(question)
             if start < bounds.log_start_offset and not wanted and question.start_ns is None:
                 raise _no_message(question.kind)
-            found = await self._first(self._forwards(stream, partition, bounds, start, wanted))
-            if found is not None and not wanted and question.start_ns is None and found.offset != start:
-                found = None  # compaction has dropped it
-        if found is None:
+            record = await self._first(self._forwards(stream, partition, bounds, start, wanted))
+            if record is not None and not wanted and question.start_ns is None and record.offset != start:
+                record = None  # compaction has dropped it
+        if record is None:
             raise _no_message(question.kind)
-        yield direct(name, found, subject) if question.kind is Kind.DIRECT else message(found, subject)
+        yield direct(name, record, subject) if question.kind is Kind.DIRECT else message(record, subject)
 
     async def _start(self, question: JsRequest) -> int:
         """Return the offset from which on the requested record is searched."""
@@ -633,21 +633,21 @@ class StatelessReads:
         newest = await self._up_to(question, bounds)
         literal = {one for one in question.subjects if "*" not in one and ">" not in one}
         sought = literal if len(literal) == len(question.subjects) else None
-        found: dict[str, Record] = {}
+        newest_by_subject: dict[str, Record] = {}
         size_bytes = 0
         records = self._backwards(question.stream, question.partition, bounds, newest, question.subjects)
         try:
             async for record in records:
-                if record.subject not in found:
-                    found[record.subject] = record
+                if record.subject not in newest_by_subject:
+                    newest_by_subject[record.subject] = record
                     size_bytes += len(record.value or b"")
                     if size_bytes > MAX_BYTES:
                         raise JsRefusal(413, 0, "Too Many Results")
-                    if found.keys() == sought:
+                    if newest_by_subject.keys() == sought:
                         break
         finally:
             await records.aclose()
-        chosen = sorted(found.values(), key=lambda record: record.offset)
+        chosen = sorted(newest_by_subject.values(), key=lambda record: record.offset)
         if not chosen:
             raise _no_message(question.kind)
         limit = question.batch or len(chosen)

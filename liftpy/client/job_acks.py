@@ -42,21 +42,21 @@ class Settlements:
         self._told: deque[_SettlementBatch] = deque()
         self._telling: asyncio.Task[None] | None = None
 
-    def settle(self, asked: list[pb.Settlement]) -> asyncio.Future[list[pb.LostRange]]:
-        """Queue the settlements ``asked`` to be sent.
+    def settle(self, settlements: list[pb.Settlement]) -> asyncio.Future[list[pb.LostRange]]:
+        """Queue the settlements ``settlements`` to be sent.
 
         Returns:
             A future of offset ranges that this worker no longer owns, perhaps also of other settlements. The caller may ignore it.
         """
-        told = _SettlementBatch(asked, asyncio.get_running_loop().create_future())
-        told.done.add_done_callback(lambda done: done.cancelled() or done.exception())
-        if not asked:
-            told.done.set_result([])
-            return told.done
-        self._told.append(told)
+        batch = _SettlementBatch(settlements, asyncio.get_running_loop().create_future())
+        batch.done.add_done_callback(lambda done: done.cancelled() or done.exception())
+        if not settlements:
+            batch.done.set_result([])
+            return batch.done
+        self._told.append(batch)
         if self._telling is None or self._telling.done():
             self._telling = asyncio.get_running_loop().create_task(self._send_all(), name=f"settlements of {self._name}")
-        return told.done
+        return batch.done
 
     async def wait_until_sent(self) -> None:
         if self._telling is not None:
@@ -66,20 +66,20 @@ class Settlements:
         while self._told:
             some = self._next()
             try:
-                lost = await self._send_some([one for told in some for one in told.settlements])
+                lost = await self._send_some([one for batch in some for one in batch.settlements])
             except BaseException as error:
                 if not isinstance(error, LiftError):  # the task ends, so the other settlements fail, too
                     some += self._told
                     self._told.clear()
-                for told in some:
-                    if not told.done.done():
-                        told.done.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
+                for batch in some:
+                    if not batch.done.done():
+                        batch.done.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
                 if not isinstance(error, LiftError):
                     raise
                 continue
-            for told in some:
-                if not told.done.done():
-                    told.done.set_result(lost)
+            for batch in some:
+                if not batch.done.done():
+                    batch.done.set_result(lost)
 
     def _next(self) -> list[_SettlementBatch]:
         some = [self._told.popleft()]
@@ -100,8 +100,8 @@ class Settlements:
         return lost
 
 
-def _size(told: _SettlementBatch) -> tuple[int, int]:
-    return sum(len(one.ranges) for one in told.settlements), len(told.settlements)
+def _size(batch: _SettlementBatch) -> tuple[int, int]:
+    return sum(len(one.ranges) for one in batch.settlements), len(batch.settlements)
 
 
 def combine_settlements(settlements: list[pb.Settlement]) -> list[pb.Settlement]:
@@ -115,15 +115,15 @@ def combine_settlements(settlements: list[pb.Settlement]) -> list[pb.Settlement]
             return settlements
         place = (one.stream, one.uid, one.partition)
         parts.setdefault(place, []).extend((part.start, part.end, part.lease) for part in one.ranges)
-    found = []
+    result = []
     for (stream, uid, partition), some in parts.items():
         some.sort()
         if any(before[1] > after[0] for before, after in pairwise(some)):
             return settlements
-        found.append(
+        result.append(
             pb.Settlement(kind=pb.SETTLE_ACK, stream=stream, uid=uid, partition=partition, ranges=_neighbours_together(some))
         )
-    return found
+    return result
 
 
 def settlement(
@@ -149,24 +149,24 @@ def ranges_of(leases: Iterable[tuple[int, int]]) -> list[pb.RecordRange]:
 
 def _neighbours_together(parts: Iterable[tuple[int, int, int]]) -> list[pb.RecordRange]:
     """Merge adjacent ranges. ``parts`` are (start, end, lease) in ascending order."""
-    found: list[pb.RecordRange] = []
+    ranges: list[pb.RecordRange] = []
     for start, end, lease in parts:
-        last = found[-1] if found else None
+        last = ranges[-1] if ranges else None
         if last is not None and last.end == start and last.lease == lease:
             last.end = end
         else:
-            found.append(pb.RecordRange(start=start, end=end, lease=lease))
-    return found
+            ranges.append(pb.RecordRange(start=start, end=end, lease=lease))
+    return ranges
 
 
 def gaps(part: pb.GrantedRange, offsets: Sequence[int]) -> list[pb.RecordRange]:
     """Return the parts of the granted range ``part`` whose offsets are not in ``offsets``, which is sorted."""
-    found, at = [], part.start
+    missing_ranges, at = [], part.start
     for offset in (*offsets, part.end):
         if offset > at:
-            found.append(pb.RecordRange(start=at, end=offset, lease=part.lease))
+            missing_ranges.append(pb.RecordRange(start=at, end=offset, lease=part.lease))
         at = offset + 1
-    return found
+    return missing_ranges
 
 
 def is_in(key: PartitionKey, offset: int, lost: Iterable[pb.LostRange]) -> bool:

@@ -133,11 +133,11 @@ class ClusterState:
         Raises:
             NotFoundError: No such stream.
         """
-        found = self.image.streams.get(name)
-        if found is None:
+        stream = self.image.streams.get(name)
+        if stream is None:
             known = ", ".join(sorted(self.image.streams)[:10]) or "none"
             raise NotFoundError(f"Stream {name!r} does not exist. Existing streams: {known}.")
-        return found
+        return stream
 
 
 class _Majority:

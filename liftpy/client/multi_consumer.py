@@ -82,14 +82,14 @@ def positions_from(text: str) -> dict[Place, Position]:
         many = client.consume_many("orders", positions=positions)
     """
     try:
-        found = {
+        positions = {
             (str(stream), int(number)): Position.parse(at)
             for stream, own in load_json(text).items()
             for number, at in own.items()
         }
     except (ValueError, TypeError, AttributeError):
         raise ConfigError(f"Invalid positions {quote(text)}. Pass the text of positions that a consumer returned.") from None
-    return found
+    return positions
 
 
 class ManyConsumer:
@@ -293,14 +293,14 @@ class ManyConsumer:
     async def next_record(self) -> ConsumedRecord | None:
         """Return the next record of any partition. None when ``until`` is reached in all partitions."""
         while True:
-            self._last = found = next(self._rest, None)  # as next_fetched, without a call for each record
-            if found is not None:
-                return found
-            taken = await self.next()
-            if taken is None:
+            self._last = record = next(self._rest, None)  # as next_fetched, without a call for each record
+            if record is not None:
+                return record
+            batch = await self.next()
+            if batch is None:
                 return None
-            self._unread = taken
-            self._rest = records_of(taken.stream, taken.partition, taken.slice)
+            self._unread = batch
+            self._rest = records_of(batch.stream, batch.partition, batch.slice)
             self._unread = None
 
     # ---- where it is -----------------------------------------------------------------------------------------------------
@@ -312,20 +312,20 @@ class ManyConsumer:
         """
         await self._refresh_partitions()
         waiting = {place: task for task, place in self._coming.items()}
-        found = {}
+        positions = {}
         for place, reader in self._readers.items():
             task = waiting.get(place)
             ahead = task.result() if task is not None and task.done() and not task.exception() else None
             behind = await reader.position()
-            found[place] = behind if ahead is None else Position(behind.uid, ahead.first_offset, 0)
+            positions[place] = behind if ahead is None else Position(behind.uid, ahead.first_offset, 0)
         if self._unread is not None:
             place, first = (self._unread.stream, self._unread.partition), self._unread.slice.first_offset
-            found[place] = Position(found[place].uid, first, 0)
+            positions[place] = Position(positions[place].uid, first, 0)
         if self._last is not None:
             stream, partition, record = self._last
             place = (stream, partition)
-            found[place] = Position(found[place].uid, record.offset + 1, record.leader_epoch)
-        return found
+            positions[place] = Position(positions[place].uid, record.offset + 1, record.leader_epoch)
+        return positions
 
     async def positions_text(self) -> str:
         """Return the positions as a text to store. ``positions_from`` reads it."""

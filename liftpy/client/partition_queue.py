@@ -256,9 +256,9 @@ class PartitionQueue:
             gathered = self._batch_with_room(sizes[start])
             first = len(gathered.values)
             gathered.since = gathered.since if first else now
-            taken = ends[start - 1] if start else 0
+            size_before = ends[start - 1] if start else 0
             room = max(self._batch_bytes - gathered.size_bytes, sizes[start])
-            end = min(bisect_right(ends, taken + room), start + self._batch_records - first)
+            end = min(bisect_right(ends, size_before + room), start + self._batch_records - first)
             if positions is not None:
                 end = self._whole_end(positions, start, end)
                 if end == start:  # the results of one source record do not fit into the rest of this batch
@@ -272,7 +272,7 @@ class PartitionQueue:
             if not first and self.begun is not None:
                 gathered.headers[0] = self.begun(gathered.ticket, ())
                 gathered.has_headers = bool(gathered.headers[0])
-            gathered.size_bytes += ends[end - 1] - taken
+            gathered.size_bytes += ends[end - 1] - size_before
             gathered.has_keys = gathered.has_keys or keys is not None
             start = end
         return shares
@@ -433,11 +433,11 @@ class PartitionQueue:
         if parcel is None:
             return []
         parcel.placed, self._pause_s, self._probing_until = parcel.placed or answer, FIRST_PAUSE_S, 0.0
-        told = []
+        acked_parcels = []
         while self._parcels and (known := self._parcels[0].placed) is not None:
-            told.append((self._parcels.popleft(), known))
+            acked_parcels.append((self._parcels.popleft(), known))
             self._out_count = max(self._out_count - 1, 0)
-        return told
+        return acked_parcels
 
     def refused(
         self, sequence: int, attempt: int, refusal: BatchRejection, now: float, due: int = 0, after_s: float = 0.0

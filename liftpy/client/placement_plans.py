@@ -115,13 +115,16 @@ class PlacementPlan:
     def _tallies(self, place_of: Mapping[str, str]) -> dict[str, ReplicaCounts]:
         new_replicas = Counter(place_of[node] for replicas in self.replicas for node in replicas)
         new_leaders = Counter(place_of[replicas[0]] for replicas in self.replicas)
-        held, led = Counter(new_replicas), Counter(new_leaders)
+        replica_counts, led = Counter(new_replicas), Counter(new_leaders)
         for node in self.nodes:
-            held[place_of[node.node_id]] += node.replicas
+            replica_counts[place_of[node.node_id]] += node.replicas
             led[place_of[node.node_id]] += node.leaders
         return {
             place: ReplicaCounts(
-                leaders=led[place], new_leaders=new_leaders[place], replicas=held[place], new_replicas=new_replicas[place]
+                leaders=led[place],
+                new_leaders=new_leaders[place],
+                replicas=replica_counts[place],
+                new_replicas=new_replicas[place],
             )
             for place in dict.fromkeys(place_of.values())
         }

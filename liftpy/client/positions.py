@@ -81,10 +81,10 @@ class Position:
         Raises:
             ConfigError: The text is not a position.
         """
-        found = _POSITION_TEXT.fullmatch(text)
-        if found is None:
+        match = _POSITION_TEXT.fullmatch(text)
+        if match is None:
             raise ConfigError(f"Invalid position {quote(text)}. Give the text of a position, str(consumer.position()).")
-        return cls(found[1], int(found[2]), int(found[3]))
+        return cls(match[1], int(match[2]), int(match[3]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,24 +203,24 @@ def timestamp_ns(moment: datetime | SupportsIndex, name: str = "time") -> int:
             delta = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
         except OverflowError:  # year 1 or 9999, and a time zone
             raise ConfigError(f"Invalid {name} {quote(str(moment))}. {_TIME_RANGE}") from None
-        found = ((delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds) * _NS_PER_US
+        time_ns = ((delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds) * _NS_PER_US
     elif isinstance(moment, bool) or not hasattr(moment, "__index__"):
         raise ConfigError(f"Invalid {name} {quote(repr(moment))}. Use a datetime, or nanoseconds since 1970 as an int.")
     else:
-        found = operator.index(moment)
-    if not _MIN_INT64 <= found <= _MAX_INT64:
+        time_ns = operator.index(moment)
+    if not _MIN_INT64 <= time_ns <= _MAX_INT64:
         raise ConfigError(f"Invalid {name} {quote(str(moment))}. {_TIME_RANGE}")
-    return found
+    return time_ns
 
 
 def check_offset(offset: SupportsIndex, name: str = "offset") -> int:
     """Return ``offset`` as an int. Raise ConfigError if it is not an integer from 0. ``name`` is the name of the argument."""
     if isinstance(offset, bool) or not hasattr(offset, "__index__"):
         raise ConfigError(f"Invalid {name} {quote(repr(offset))}. Use an offset, an int of 0 or more.")
-    found = operator.index(offset)
-    if not 0 <= found < _MAX_INT64:
-        raise ConfigError(f"Invalid {name} {quote(str(found))}. Use an offset from 0 to 2^63-2.")
-    return found
+    number = operator.index(offset)
+    if not 0 <= number < _MAX_INT64:
+        raise ConfigError(f"Invalid {name} {quote(str(number))}. Use an offset from 0 to 2^63-2.")
+    return number
 
 
 def resolve_start(start: Start, now: datetime) -> Start:

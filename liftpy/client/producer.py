@@ -256,14 +256,14 @@ class Producer:
         It is the number of partitions when the round began. Raises PublishRejectedError (``DIVERGED_PRODUCER``) if
         parts of the round used different numbers.
         """
-        found = {course.repeat.partitions for course in self._courses} - {0}
-        if len(found) > 1:
+        counts = {course.repeat.partitions for course in self._courses} - {0}
+        if len(counts) > 1:
             text = (
-                f"Partitions were added to {self._stream} during this round: its records were sent to {sorted(found)} partitions. "
+                f"Partitions were added to {self._stream} during this round: its records were sent to {sorted(counts)} partitions. "
                 "Name the partition of each record (partition=), or use another producer id."
             )
             raise PublishRejectedError(text, "DIVERGED_PRODUCER")
-        return min(found.pop(), self.partitions) if found else self.partitions
+        return min(counts.pop(), self.partitions) if counts else self.partitions
 
     @property
     def left_out(self) -> int:
@@ -461,7 +461,7 @@ class Producer:
                 print(ack.partition, ack.offset, ack.record_count)
         """
         self._must_have_no_round()
-        made_from = self._positions(positions, len(values))
+        source_positions = self._positions(positions, len(values))
         if keys is not None and len(keys) != len(values):
             raise ConfigError(
                 f"The numbers of keys and values differ: {len(keys)} keys for {len(values)} values. Pass one key per value."
@@ -478,23 +478,23 @@ class Producer:
         while start < len(values):
             self._must_go_on()
             end = _chunk_end(ends, start, step_bytes, step_records)
-            if made_from is not None:
-                end = bisect_right(made_from, made_from[end - 1], end - 1)
-            taken = ends[end - 1] - (ends[start - 1] if start else 0)
+            if source_positions is not None:
+                end = bisect_right(source_positions, source_positions[end - 1], end - 1)
+            size_bytes = ends[end - 1] - (ends[start - 1] if start else 0)
             some_keys = None if keys is None else keys[start:end]
             if partition is None:
                 self._must_choose_as_before(keyless=some_keys is None or None in some_keys)
             by_number = partition is None and self._is_numbered
             # before the buffer is entered: an error of the partitioner takes no room in it
             places = [] if by_number else self._shared_out(end - start, some_keys, partition)
-            if not self._buffer.try_enter(taken, end - start):
-                await self._buffer.enter(taken, end - start)
+            if not self._buffer.try_enter(size_bytes, end - start):
+                await self._buffer.enter(size_bytes, end - start)
                 self._must_go_on()
             if by_number:  # numbers are used only for records that have entered the buffer
                 places = self._shared_out(end - start, some_keys, partition)
-            if made_from is not None:
-                self._last_position = made_from[end - 1]
-            some_positions = None if made_from is None else made_from[start:end]
+            if source_positions is not None:
+                self._last_position = source_positions[end - 1]
+            some_positions = None if source_positions is None else source_positions[start:end]
             shares += self._add_many(places, values[start:end], some_keys, sizes[start:end], some_positions)
             start = end
             await asyncio.sleep(0)
@@ -542,11 +542,11 @@ class Producer:
                 end = min(end, start + course.repeat.remaining_skips)
                 course.repeat.leave_out(columns, start, end)
             else:
-                taken = int(ends[end - 1]) - before
-                if not self._buffer.try_enter(taken, end - start):
-                    await self._buffer.enter(taken, end - start)
+                size_bytes = int(ends[end - 1]) - before
+                if not self._buffer.try_enter(size_bytes, end - start):
+                    await self._buffer.enter(size_bytes, end - start)
                     self._must_go_on()
-                shares.append((course.add_columns(columns, start, end, taken, partitions), 0, end - start))
+                shares.append((course.add_columns(columns, start, end, size_bytes, partitions), 0, end - start))
                 await asyncio.sleep(0)
             start = end
         return ManyReceipt(shares)
@@ -562,16 +562,18 @@ class Producer:
             raise ConfigError("Source and positions belong together. Set both, or neither.")
         if positions is None:
             return None
-        found = [positions] * count if isinstance(positions, int) else positions
-        if len(found) != count:
+        position_list = [positions] * count if isinstance(positions, int) else positions
+        if len(position_list) != count:
             raise ConfigError(
-                f"The numbers of positions and values differ: {len(found)} positions for {count} values. Pass one "
+                f"The numbers of positions and values differ: {len(position_list)} positions for {count} values. Pass one "
                 "position per value."
             )
-        if found and (found[0] <= self._last_position or not all(map(le, found, islice(found, 1, None)))):
+        if position_list and (
+            position_list[0] <= self._last_position or not all(map(le, position_list, islice(position_list, 1, None)))
+        ):
             text = f"positions rise, behind {self._last_position}: all that is made from one record is sent in one call"
             raise ConfigError(text)
-        return found
+        return position_list
 
     def _add_many(
         self,
@@ -586,13 +588,13 @@ class Producer:
             if positions is not None and positions[0] <= course.lane.position:
                 at = self._not_there(course.lane.position, positions, sizes, range(len(values)) if at is None else at)
             if at is None:
-                found = course.lane.add_many(values, keys, sizes, now, positions)
+                new_shares = course.lane.add_many(values, keys, sizes, now, positions)
             else:
                 own_keys = None if keys is None else [keys[i] for i in at]
                 own_positions = None if positions is None else [positions[i] for i in at]
-                found = course.lane.add_many([values[i] for i in at], own_keys, [sizes[i] for i in at], now, own_positions)
+                new_shares = course.lane.add_many([values[i] for i in at], own_keys, [sizes[i] for i in at], now, own_positions)
             course.awake.set()
-            shares += found
+            shares += new_shares
         return shares
 
     def _not_there(self, known: int, positions: Sequence[int], sizes: Sequence[int], at: Sequence[int]) -> list[int]:
@@ -704,10 +706,10 @@ class Producer:
 
     # ---- what happens --------------------------------------------------------------------------------------------------------
     async def _on_answer(self, message: Any) -> None:
-        found = message.subject.rpartition(".")[2].split("-")
-        if len(found) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 12 for part in found):
+        parts = message.subject.rpartition(".")[2].split("-")
+        if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 12 for part in parts):
             return
-        partition, sequence, attempt = map(int, found)
+        partition, sequence, attempt = map(int, parts)
         if partition < len(self._courses):
             self._courses[partition].process_answer(sequence, attempt, message)
 

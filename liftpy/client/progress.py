@@ -152,14 +152,14 @@ class ReadProgress:
 
     def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:
         """Return the next read request. A replica that lacks records which this reader has must not answer it."""
-        held = self.assembly.held
+        partial = self.assembly.held
         self._request_id = request_id
         return client_pb2.ReadRequest(
             stream=self.stream,
             partition=self.partition,
             requestId=request_id,
-            position=held.position,
-            batchCrc=held.crc,
+            position=partial.position,
+            batchCrc=partial.crc,
             offset=self.next_offset,
             maxBytes=max_bytes,
             waitMs=wait_ms,
@@ -202,24 +202,28 @@ class ReadProgress:
         self.assembly.forget()
         slices: list[BatchSlice] = []
         position, epoch, last_offset = self.next_offset, self.leader_epoch, self.last_offset
-        taken_bytes = 0
-        all_taken = True
+        size_bytes = 0
+        is_complete = True
         for batch in self._split(body, head.node):
             if batch.next_offset <= position:
                 continue
-            taken_bytes += batch.header.body_size_bytes
-            if taken_bytes > MAX_DECOMPRESSED_BYTES and position > self.next_offset:
-                all_taken = False  # the next request asks for the rest
+            size_bytes += batch.header.body_size_bytes
+            if size_bytes > MAX_DECOMPRESSED_BYTES and position > self.next_offset:
+                is_complete = False  # the next request asks for the rest
                 break
             self._check_batch(batch, position, epoch, head)
             wanted = BatchSlice.between(batch, position, self.end_offset)
             if wanted:
                 slices.append(wanted)
             position, epoch, last_offset = batch.next_offset, batch.leader_epoch, batch.last_offset
-        looked = head.nextOffset - 1 if self.wanted and all_taken and piece is None else -1
-        if looked > last_offset and head.lookedEpoch >= epoch and (looked <= head.highWatermark or not self.committed):
-            position, epoch, last_offset = looked + 1, head.lookedEpoch, looked
-        self._move(head, position, epoch, all_taken)
+        scanned_offset = head.nextOffset - 1 if self.wanted and is_complete and piece is None else -1
+        if (
+            scanned_offset > last_offset
+            and head.lookedEpoch >= epoch
+            and (scanned_offset <= head.highWatermark or not self.committed)
+        ):
+            position, epoch, last_offset = scanned_offset + 1, head.lookedEpoch, scanned_offset
+        self._move(head, position, epoch, is_complete)
         self.last_offset = last_offset
         return slices
 
@@ -298,8 +302,8 @@ class ReadProgress:
                 f"{epoch}. Read again. If this repeats, run `liftpy spark audit`."
             )
 
-    def _move(self, head: client_pb2.ReadResponse, position: int, epoch: int, all_taken: bool) -> None:
-        if head.compacted and all_taken:  # compaction may have removed the last requested records
+    def _move(self, head: client_pb2.ReadResponse, position: int, epoch: int, is_complete: bool) -> None:
+        if head.compacted and is_complete:  # compaction may have removed the last requested records
             behind = min(head.nextOffset, head.highWatermark + 1)
             if behind > position:
                 self._may_skip(head)
@@ -425,9 +429,9 @@ class BackwardProgress(ReadProgress):
 
     def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:
         """Return the request for the next lower offsets. The replica answers at once, because it need not wait for new records."""
-        asked = ReadProgress.request(self, max_bytes, 0, request_id)
-        asked.backwards = True
-        return asked
+        request = ReadProgress.request(self, max_bytes, 0, request_id)
+        request.backwards = True
+        return request
 
     def accept(self, answer: bytes | memoryview) -> list[BatchSlice]:
         """Check an answer and return its slices, the last one first. Records inside a slice are in ascending order.
@@ -435,8 +439,8 @@ class BackwardProgress(ReadProgress):
         Raises the errors of ``ReadProgress.accept``.
         """
         head, body = self._decode(answer)
-        gone = head.error == client_pb2.ReadResponse.OFFSET_OUT_OF_RANGE and self.next_offset < head.logStartOffset
-        if not gone:
+        is_deleted = head.error == client_pb2.ReadResponse.OFFSET_OUT_OF_RANGE and self.next_offset < head.logStartOffset
+        if not is_deleted:
             check_head(head, self.uid, self.stream, self.partition, self.next_offset)
             if not head.selected:
                 raise NotServedError(
@@ -445,7 +449,7 @@ class BackwardProgress(ReadProgress):
                 )
         self.log_start_offset = max(self.log_start_offset, head.logStartOffset)
         self._answered_by(head)
-        if gone:
+        if is_deleted:
             return []
         piece = frames.piece_in(head, body)
         if piece is not None:
@@ -461,16 +465,16 @@ class BackwardProgress(ReadProgress):
     ) -> list[BatchSlice]:
         slices: list[BatchSlice] = []
         position, epoch = self.next_offset, self.leader_epoch
-        taken_bytes = 0
+        size_bytes = 0
         for batch in reversed(batches):
-            taken_bytes += batch.header.body_size_bytes
-            if taken_bytes > MAX_DECOMPRESSED_BYTES and position < self.next_offset:
+            size_bytes += batch.header.body_size_bytes
+            if size_bytes > MAX_DECOMPRESSED_BYTES and position < self.next_offset:
                 whole_answer = False  # the next request asks for the rest
                 break
             self._check_below(batch, position, epoch, head)
-            found = BatchSlice.between(batch, max(self.end_offset or 0, self.log_start_offset), position)
-            if found:
-                slices.append(found)
+            piece = BatchSlice.between(batch, max(self.end_offset or 0, self.log_start_offset), position)
+            if piece:
+                slices.append(piece)
             position, epoch = min(position, max(batch.base_offset, self.log_start_offset)), batch.leader_epoch
         if whole_answer and head.nextOffset < position:
             position, epoch = max(head.nextOffset, self.log_start_offset), head.lookedEpoch

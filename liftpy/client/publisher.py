@@ -208,10 +208,10 @@ class Publisher:
         new_id = self._ids.next() if not msg_id and options.message_ids and address.window_s else b""
         uid, window_s = address.uid, address.window_s if msg_id or new_id else 0.0
         if type(value) is bytes and value and not (msg_id or headers) and key is None and expected_last is None:
-            made = self._made
-            if made is None or made.made_for != (uid, ack):
-                made = self._made = FastEnvelope(self._stream, self._partition, uid, ack, runs=True)
-            payload = made.envelope(value, new_id)
+            template = self._made
+            if template is None or template.made_for != (uid, ack):
+                template = self._made = FastEnvelope(self._stream, self._partition, uid, ack, runs=True)
+            payload = template.envelope(value, new_id)
         else:
             if msg_id or new_id or expected_last is not None:
                 headers = headers_with_conditions(headers, msg_id or new_id.decode(), expected_last)

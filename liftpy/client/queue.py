@@ -396,11 +396,11 @@ class Queue:
 
     def _know(self, stream: StreamInfo) -> None:
         known = {place.key: place for place in self._places}
-        found = [stream.key(partition.partition) for partition in stream.partitions]
-        self._places = deque(known.get(key) or _QueuePartition(self._log_of(key)) for key in found)
-        for place in known.keys() - set(found):
+        keys = [stream.key(partition.partition) for partition in stream.partitions]
+        self._places = deque(known.get(key) or _QueuePartition(self._log_of(key)) for key in keys)
+        for place in known.keys() - set(keys):
             known[place].log.close()
-        self._look_at_ns = _now_ns() + (_STREAM_NS if found else round(_ASK_AGAIN_S * 1e9))
+        self._look_at_ns = _now_ns() + (_STREAM_NS if keys else round(_ASK_AGAIN_S * 1e9))
 
     def _log_of(self, key: PartitionKey) -> QueueLog:
         return QueueLog(self._client._streams.reader(key.stream, key.partition, self._options.read), key, self._options.read)
@@ -629,17 +629,17 @@ class Queue:
         while True:
             bounds = place.log.bounds
             assert bounds is not None
-            asked = self._build_request(place, wanted)
+            request = self._build_request(place, wanted)
             if not self._options.order_by_key:
-                return await self._send_command(take=asked)
+                return await self._send_command(take=request)
             await place.keys.read_on(place.log, bounds, wanted)
-            asked.ordered, asked.keysFrom = True, place.keys.start
-            asked.keys.extend(place.keys.digests)
-            answer = await self._send_command(take=asked)
+            request.ordered, request.keysFrom = True, place.keys.start
+            request.keys.extend(place.keys.digests)
+            answer = await self._send_command(take=request)
             if answer.code != pb.GROUP_OK:
                 return answer
             moved = place.keys.begin(answer.takenBelow)
-            if answer.granted or not moved or answer.takenBelow >= asked.logEnd:
+            if answer.granted or not moved or answer.takenBelow >= request.logEnd:
                 return answer
 
     def _build_request(self, place: _QueuePartition, wanted: int) -> pb.TakeRecords:
@@ -681,7 +681,7 @@ class Queue:
 
         Records that were deleted are acked. Records with too many deliveries are stored as dead letters by another task.
         """
-        key, found, done, dead = log.key, list[Job](), list[pb.RecordRange](), list[tuple[pb.GrantedRange, list[Job]]]()
+        key, fetched_jobs, done, dead = log.key, list[Job](), list[pb.RecordRange](), list[tuple[pb.GrantedRange, list[Job]]]()
         try:
             for part in granted:
                 records = await log.records(part.start, part.end)
@@ -692,7 +692,7 @@ class Queue:
                 if part.dead:
                     dead.append((part, jobs))
                 else:
-                    found += jobs
+                    fetched_jobs += jobs
         except BaseException:
             rest = [pb.RecordRange(start=part.start, end=part.end, lease=part.lease) for part in granted]
             self._settlements.settle([settlement(pb.SETTLE_RELEASE, key, rest)])
@@ -704,9 +704,9 @@ class Queue:
             burial = asyncio.create_task(self._bury_all(key, dead, over_ns), name=f"dead letters of {self.name}")
             self._burials.add(burial)
             burial.add_done_callback(self._burials.discard)
-            if not found:
+            if not fetched_jobs:
                 await asyncio.wait((burial,), timeout=_BURY_AT_ONCE_S)
-        return found
+        return fetched_jobs
 
     async def _bury_all(self, key: PartitionKey, dead: Sequence[tuple[pb.GrantedRange, Sequence[Job]]], over_ns: int) -> None:
         """Store records as dead letters, in order, and then ack them.
@@ -731,8 +731,8 @@ class Queue:
             logger.warning("%s; retrying in %g s", self.problem, _BURY_AGAIN_S)
         finally:
             self.counters["gone or dead"] += len(stored)
-            told = [(pb.SETTLE_ACK, stored, 0.0), (pb.SETTLE_NACK, [job for _, job in left], _BURY_AGAIN_S)]
-            for kind, jobs, delay_s in told:
+            settlements = [(pb.SETTLE_ACK, stored, 0.0), (pb.SETTLE_NACK, [job for _, job in left], _BURY_AGAIN_S)]
+            for kind, jobs, delay_s in settlements:
                 self._begin_settling(kind, jobs, delay_s=delay_s)
 
     async def _bury(self, part: pb.GrantedRange, job: Job, timeout_s: float) -> None:
@@ -741,25 +741,27 @@ class Queue:
         ``part``: grant of the record, with the number of deliveries. A message id prevents duplicates.
         """
         key, record = job.key, job.record
-        said = {
+        origin = {
             "Group": self.name, "Stream": key.stream, "Partition": str(key.partition), "Offset": str(record.offset),
             "Deliveries": str(part.deliveries), "Reason": part.reason or "delivered too often", "Subject": record.subject,
         }  # fmt: skip
-        kept = [pair for pair in record.headers if not is_reserved(pair[0]) and not asked_for(pair[0]) and is_utf8(pair[0])]
+        user_headers = [
+            pair for pair in record.headers if not is_reserved(pair[0]) and not asked_for(pair[0]) and is_utf8(pair[0])
+        ]
         name = f"{self.name}/{key.stream}/{key.uid}/{key.partition}/{record.offset}"
         for omitted in ("", "value", "value headers", "value headers key", "value headers key reason"):
-            said["Omitted"] = omitted
+            origin["Omitted"] = omitted
             if "reason" in omitted:
-                said["Reason"] = said["Subject"] = ""
+                origin["Reason"] = origin["Subject"] = ""
             elif "headers" in omitted:
-                said["Subject"] = record.subject.encode(*_TEXT)[:_MAX_SUBJECT].decode(*_TEXT)
-            own = [(_HEADER + name, value.encode(*_TEXT)) for name, value in said.items() if value]
+                origin["Subject"] = record.subject.encode(*_TEXT)[:_MAX_SUBJECT].decode(*_TEXT)
+            own = [(_HEADER + name, value.encode(*_TEXT)) for name, value in origin.items() if value]
             try:
                 await self._client.publish(
                     self._options.dead_letters,
                     b"" if "value" in omitted else record.value,
                     key=None if "key" in omitted else record.key,
-                    headers=own if "headers" in omitted else [*kept, *own],
+                    headers=own if "headers" in omitted else [*user_headers, *own],
                     msg_id=sha256(name.encode()).hexdigest()[:32],
                     timeout_s=max(timeout_s, 0.1),
                 )
@@ -849,13 +851,13 @@ class Queue:
         by_key: dict[PartitionKey, list[Job]] = {}
         for job in jobs:
             by_key.setdefault(job.key, []).append(job)
-        asked = [
+        settlements = [
             settlement(kind, key, ranges[at : at + MAX_RANGES], delay_s, reason)
             for key, some in by_key.items()
             for ranges in [ranges_of((job.record.offset, job.lease) for job in some)]
             for at in range(0, len(ranges), MAX_RANGES)
         ]
-        return self._settlements.settle(asked)
+        return self._settlements.settle(settlements)
 
     async def _settle_and_take(self, settlements: list[pb.Settlement]) -> list[pb.LostRange]:
         """Send settlements, and return the offset ranges that this worker no longer owns.

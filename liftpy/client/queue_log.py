@@ -61,9 +61,9 @@ class ReadSpan:
         first, behind = (int(place) for place in np.searchsorted(self.piece.offsets(), (start, end)))
         if self._at < 0 or first < self._at:
             self._rows, self._at = self.piece.records(), 0
-        found = list(islice(self._rows, first - self._at, behind - self._at))
+        records = list(islice(self._rows, first - self._at, behind - self._at))
         self._at = max(first, behind)
-        return found
+        return records
 
     def keys(self, start: int, end: int) -> Iterator[tuple[int, bytes | None]]:
         """Yield offset and key of the records from ``start`` to ``end`` (exclusive)."""
@@ -114,14 +114,14 @@ class QueueLog:
     # ---- records -----------------------------------------------------------------------------------------------------
     async def records(self, start: int, end: int) -> list[Record]:
         """Return the records from ``start`` to ``end`` (exclusive). Deleted records are missing."""
-        found: list[Record] = []
+        records: list[Record] = []
         for one in await self.spans_between(start, end):
-            found += one.records(start, end)
-        return found
+            records += one.records(start, end)
+        return records
 
     async def spans_between(self, start: int, end: int) -> list[ReadSpan]:
         """Return the records from ``start`` to ``end`` (exclusive) as cached or newly read spans, in order."""
-        found: list[ReadSpan] = []
+        spans: list[ReadSpan] = []
         alone = start == self._read_below
         self._read_below = max(self._read_below, end)
         while start < end:
@@ -133,9 +133,9 @@ class QueueLog:
                 continue
             for one in fresh:
                 if start < end:
-                    found.append(one)
+                    spans.append(one)
                     start = one.end
-        return found
+        return spans
 
     async def _fetch(self, start: int, end: int, *, alone: bool) -> list[ReadSpan]:
         """Read one answer from offset ``start`` on, and return its spans.
@@ -153,22 +153,22 @@ class QueueLog:
         return self._keep(start, slices, progress)
 
     def _keep(self, start: int, slices: list[BatchSlice], progress: ReadProgress) -> list[ReadSpan]:
-        found: list[ReadSpan] = []
+        spans: list[ReadSpan] = []
         for piece in slices:
-            found.append(ReadSpan(start, piece.last_offset + 1, piece))
+            spans.append(ReadSpan(start, piece.last_offset + 1, piece))
             start = piece.last_offset + 1
         if start < progress.next_offset:
-            found.append(ReadSpan(start, progress.next_offset, None))
+            spans.append(ReadSpan(start, progress.next_offset, None))
         if slices:
             header = slices[-1].batch.header
             self._record_bytes = header.size_bytes / max(1, slices[-1].batch.record_count)
         self._compacted = progress.compacted
         self.end_offset = max(self.end_offset, progress.high_watermark + 1)
-        self._held.extend(found)
-        self._held_bytes += sum(one.cost_bytes for one in found)
-        while self._held_bytes > HELD_BYTES and len(self._held) > len(found):
+        self._held.extend(spans)
+        self._held_bytes += sum(one.cost_bytes for one in spans)
+        while self._held_bytes > HELD_BYTES and len(self._held) > len(spans):
             self._held_bytes -= self._held.popleft().cost_bytes
-        return found
+        return spans
 
     # ---- the end -----------------------------------------------------------------------------------------------------
     def watch(self) -> asyncio.Task[None]:

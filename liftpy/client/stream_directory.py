@@ -40,8 +40,8 @@ class StreamDirectory:
 
     async def stream(self, name: str) -> StreamImage:
         """Request the stream from the metadata group, and cache it."""
-        found = self.cached[name] = await self.requests.stream(check_name(name, "stream"))
-        return found
+        stream = self.cached[name] = await self.requests.stream(check_name(name, "stream"))
+        return stream
 
     async def cached_stream(self, stream: str, partition: int, *, refresh: bool = False) -> StreamImage:
         """Return the stream from the cache.
@@ -71,11 +71,11 @@ class StreamDirectory:
         """
         self.cached.pop(stream, None)
         try:
-            found = await self.requests.stream(stream)
+            image = await self.requests.stream(stream)
         except NotFoundError:  # the answering controller may be behind
-            found = await self.requests.stream(stream, linearizable=True)
-        self.cached[stream] = found
-        return found
+            image = await self.requests.stream(stream, linearizable=True)
+        self.cached[stream] = image
+        return image
 
     async def address(self, stream: str, partition: int, *, refresh: bool = False) -> Address:
         """Return the address to publish to. ``refresh``: True to skip the cached description of the stream."""

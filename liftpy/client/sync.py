@@ -207,16 +207,16 @@ def _sync_method(method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]
 
 
 def _waiting_as(
-    made: Callable[[_Loop, _A], _S], method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _A]]
+    factory: Callable[[_Loop, _A], _S], method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _A]]
 ) -> Callable[Concatenate[Any, _P], _S]:
-    """Return a method that runs the coroutine method ``method``, waits, and wraps its result in the synchronous class ``made``."""
+    """Return a method that runs the coroutine method ``method``, waits, and wraps its result in the synchronous class ``factory``."""
     name = method.__name__
 
     def call(self: _Synchronous[Any], /, *arguments: _P.args, **named: _P.kwargs) -> _S:
         async def opened() -> _A:
             return await getattr(self._wrapped, name)(*arguments, **named)  # type: ignore[no-any-return]
 
-        return made(self._loop, self._loop.run(opened()))
+        return factory(self._loop, self._loop.run(opened()))
 
     return _named(call, method)
 
@@ -227,16 +227,16 @@ def _calling(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate
 
 
 def _calling_as(
-    made: Callable[[_Loop, _A], _S], method: Callable[Concatenate[Any, _P], _A]
+    factory: Callable[[_Loop, _A], _S], method: Callable[Concatenate[Any, _P], _A]
 ) -> Callable[Concatenate[Any, _P], _S]:
-    """Return a method that calls ``method`` in the event loop, and wraps its result in the synchronous class ``made``."""
+    """Return a method that calls ``method`` in the event loop, and wraps its result in the synchronous class ``factory``."""
     name = method.__name__
 
     def call(self: _Synchronous[Any], /, *arguments: _P.args, **named: _P.kwargs) -> _S:
         async def called() -> _A:
             return getattr(self._wrapped, name)(*arguments, **named)  # type: ignore[no-any-return]
 
-        return made(self._loop, self._loop.run(called()))
+        return factory(self._loop, self._loop.run(called()))
 
     return _named(call, method)
 
@@ -251,8 +251,8 @@ def _iterate(loop: _Loop, items: AsyncIterator[_T]) -> Generator[_T, None, None]
         return await anext(items, None)
 
     try:
-        while (found := loop.run(following())) is not None:
-            yield found
+        while (item := loop.run(following())) is not None:
+            yield item
     finally:
         if (close := getattr(items, "aclose", None)) is not None:
             with contextlib.suppress(ClientClosedError, ConfigError):
@@ -478,8 +478,8 @@ class SyncManyConsumer(_SyncContextManager[ManyConsumer]):
         return self
 
     def __iter__(self) -> Iterator[ConsumedRecord]:
-        while (found := self._wrapped.next_fetched() or self.next_record()) is not None:
-            yield found
+        while (record := self._wrapped.next_fetched() or self.next_record()) is not None:
+            yield record
 
 
 class SyncCursor(_SyncContextManager[Cursor]):
@@ -525,8 +525,8 @@ class SyncGroup(_SyncContextManager[Group]):
     close = _sync_method(Group.close)
 
     def __iter__(self) -> Iterator[ConsumedRecord]:
-        while (found := self._wrapped.next_fetched() or self._next()) is not None:
-            yield found
+        while (record := self._wrapped.next_fetched() or self._next()) is not None:
+            yield record
 
     def _next(self) -> ConsumedRecord | None:
         async def following() -> ConsumedRecord | None:

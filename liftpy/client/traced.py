@@ -106,12 +106,14 @@ class ClientSpans:
         around = trace.get_current_span().get_span_context()
         if (bears and own is None) or (around.is_valid and not around.trace_flags.sampled):
             return pairs, None
-        said, links = _span_attributes("send", stream, partition), () if own is None else (own,)
-        span = self._span(self._sent, f"send {stream}", trace.SpanKind.PRODUCER, said, links)
-        made = around if span is None else span.get_span_context()
-        if made.is_valid and made.trace_flags.sampled:
+        attributes, links = _span_attributes("send", stream, partition), () if own is None else (own,)
+        span = self._span(self._sent, f"send {stream}", trace.SpanKind.PRODUCER, attributes, links)
+        context = around if span is None else span.get_span_context()
+        if context.is_valid and context.trace_flags.sampled:
             pairs = with_context(
-                pairs, TraceContext(made.trace_id, made.span_id, int(made.trace_flags)), made.trace_state.to_header()
+                pairs,
+                TraceContext(context.trace_id, context.span_id, int(context.trace_flags)),
+                context.trace_state.to_header(),
             )
         return pairs, None if span is None else SendSpan(span)
 
@@ -120,12 +122,12 @@ class ClientSpans:
     ) -> None:
         """Record a span for received records."""
         if created:
-            said = {
+            attributes = {
                 **_span_attributes("receive", stream, partition),
                 "messaging.batch.message_count": count,
                 "liftpy.offset": offset,
             }
-            span = self._span(self._read, f"receive {stream}", trace.SpanKind.CONSUMER, said, created, arrived_ns or None)
+            span = self._span(self._read, f"receive {stream}", trace.SpanKind.CONSUMER, attributes, created, arrived_ns or None)
             if span is not None:
                 span.end()
 
@@ -141,10 +143,10 @@ class ClientSpans:
         if not created:
             yield None
             return
-        said = {**_span_attributes("process", stream, partition), "liftpy.offset": offset}
+        attributes = {**_span_attributes("process", stream, partition), "liftpy.offset": offset}
         if count is not None:
-            said["messaging.batch.message_count"] = count
-        span = self._span(self._read, f"process {stream}", trace.SpanKind.CONSUMER, said, created)
+            attributes["messaging.batch.message_count"] = count
+        span = self._span(self._read, f"process {stream}", trace.SpanKind.CONSUMER, attributes, created)
         if span is not None:
             with trace.use_span(span, end_on_exit=True):
                 yield span
@@ -156,7 +158,7 @@ class ClientSpans:
             contexts.detach(before)
 
     def _span(
-        self, budget: SpanBudget, name: str, kind: trace.SpanKind, said: dict[str, AttributeValue], links: Sequence[TraceContext],
+        self, budget: SpanBudget, name: str, kind: trace.SpanKind, values: dict[str, AttributeValue], links: Sequence[TraceContext],
         start_ns: int | None = None,
     ) -> trace.Span | None:  # fmt: skip
         """Start a span and return it. None: the client has reached its limit of spans, or the span is not sampled."""
@@ -165,7 +167,7 @@ class ClientSpans:
             return None
         linked = [trace.Link(_remote(link)) for link in links]
         span = self._tracer.start_span(
-            name, self._below(links), kind, said, linked, start_ns, record_exception=False, set_status_on_exception=False
+            name, self._below(links), kind, values, linked, start_ns, record_exception=False, set_status_on_exception=False
         )
         if span.is_recording():
             return span
@@ -202,12 +204,12 @@ class TracedPublisher(Publisher):
         super().__init__(*arguments, **named)
 
     async def send(
-        self, value: bytes | None, *, headers: HeadersLike | None = None, **as_given: Any
+        self, value: bytes | None, *, headers: HeadersLike | None = None, **arguments: Any
     ) -> asyncio.Future[PublishAck]:
         span = None
         if self._spans.can_send():
             headers, span = self._spans.sending(self._stream, self._partition, pairs_of(headers))
-        sending = super().send(value, headers=headers, **as_given)
+        sending = super().send(value, headers=headers, **arguments)
         if span is None:
             return await sending
         try:
@@ -218,10 +220,10 @@ class TracedPublisher(Publisher):
         coming.add_done_callback(partial(_end_with_ack, span))
         return coming
 
-    async def post(self, value: bytes | None, *, headers: HeadersLike | None = None, **as_given: Any) -> None:
+    async def post(self, value: bytes | None, *, headers: HeadersLike | None = None, **arguments: Any) -> None:
         pairs, span = self._spans.sending(self._stream, self._partition, pairs_of(headers))
         try:
-            await super().post(value, headers=pairs, **as_given)
+            await super().post(value, headers=pairs, **arguments)
         except BaseException as error:
             if span is not None:
                 span.end_span(error)
@@ -281,9 +283,9 @@ class TracedReader(PartitionReader):
     """Reader that stores in each batch when it arrived, for spans."""
 
     async def _fetch_from(
-        self, asked: str, progress: ReadProgress, opinion: ErrorConfirmation, max_bytes: int
+        self, node: str, progress: ReadProgress, opinion: ErrorConfirmation, max_bytes: int
     ) -> list[BatchSlice]:
-        slices = await super()._fetch_from(asked, progress, opinion, max_bytes)
+        slices = await super()._fetch_from(node, progress, opinion, max_bytes)
         now_ns = time.time_ns()
         for piece in slices:
             piece.batch.arrived_ns = now_ns

@@ -93,8 +93,8 @@ class BlockingConnection:
     def forget(self, answers: list[Answer]) -> None:
         """Ignore the answers to the requests with these futures, because the caller no longer waits."""
         with self._lock:
-            gone = {id(answer) for answer in answers}
-            self._asked = {number: answer for number, answer in self._asked.items() if id(answer) not in gone}
+            forgotten_ids = {id(answer) for answer in answers}
+            self._asked = {number: answer for number, answer in self._asked.items() if id(answer) not in forgotten_ids}
 
     def close(self) -> None:
         """Close the connection at once. The futures of waiting requests fail."""
@@ -107,8 +107,8 @@ class BlockingConnection:
         self.closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # it wakes the thread, which closes the socket
-        asked, self._asked = self._asked, {}
-        for answer in asked.values():
+        pending, self._asked = self._asked, {}
+        for answer in pending.values():
             answer.set_exception(
                 ConnectionClosedError(f"The NATS connection was lost: {error}. The next request opens another one.")
             )
@@ -194,13 +194,13 @@ async def open_blocking_connection(servers: str, **options: Any) -> BlockingConn
     """
     connection = await open_connection(servers, allow_reconnect=False, **options)
     inbox, max_payload_bytes = connection.new_inbox(), int(connection.max_payload)
-    taken = await taken_over(connection)
+    sock = await taken_over(connection)
     with contextlib.suppress(Exception):  # its socket was taken over
         await connection.close()
-    if taken is None:
+    if sock is None:
         return None
     try:
-        return BlockingConnection(taken, inbox, max_payload_bytes)
+        return BlockingConnection(sock, inbox, max_payload_bytes)
     except (OSError, LiftError):
-        taken.close()
+        sock.close()
         return None

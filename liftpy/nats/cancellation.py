@@ -18,8 +18,8 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
     nats-py suppresses some cancellations, and a loop around one would run forever. So the function cancels again. Errors of the
     tasks are ignored. A task that does not end within ``_TRIES`` x ``_TRY_AGAIN_S`` seconds is abandoned and named in the log.
     """
-    given = [task for task in tasks if task is not None]
-    pending = {task for task in given if not task.done()}
+    task_list = [task for task in tasks if task is not None]
+    pending = {task for task in task_list if not task.done()}
     try:
         for _ in range(_TRIES):
             for task in pending:
@@ -28,7 +28,7 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
                 return
             _, pending = await asyncio.wait(pending, timeout=_TRY_AGAIN_S)
     finally:
-        for task in given:
+        for task in task_list:
             if task.done() and not task.cancelled():
                 task.exception()
     if pending:

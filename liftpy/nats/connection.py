@@ -186,7 +186,7 @@ async def taken_over(connection: Any) -> socket.socket | None:
     if writer is None or writer.get_extra_info("ssl_object") is not None or connection._ps._held_bytes:
         return None
     writer.transport.pause_reading()
-    taken = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
+    sock = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
     writer.transport.abort()  # it closes only nats-py's own descriptor
-    taken.setblocking(True)
-    return taken
+    sock.setblocking(True)
+    return sock

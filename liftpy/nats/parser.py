@@ -293,8 +293,8 @@ class StrictParser(Parser):
     def _belongs(self, sid: bytes, wanted: str, subject: bytes) -> bool:
         pattern = self._patterns.get(sid)
         if pattern is None:
-            for gone in [known for known in self._patterns if int(known) not in self._connection._subs]:
-                del self._patterns[gone]
+            for old_sid in [known for known in self._patterns if int(known) not in self._connection._subs]:
+                del self._patterns[old_sid]
             pattern = self._patterns[sid] = Pattern(wanted)
         return subject in pattern.known or pattern.matches(subject)
 
@@ -414,14 +414,14 @@ class StrictConnection(Client):
 
     def _leave_made(self) -> None:
         """Close the transport of a connection whose first write failed. Otherwise nats-py would still read from it."""
-        made, self._made = self._made, None
-        if made is None:
+        old_connection, self._made = self._made, None
+        if old_connection is None:
             return
         self._ps.reset()
         for task in (self._reading_task, self._ping_interval_task, self._flusher_task):
             if task is not None:
                 task.cancel()
-        made.transport.abort()
+        old_connection.transport.abort()
 
     async def _process_op_err(self, e: Exception) -> None:
         if not (self.is_closed or self.is_reconnecting):
@@ -554,8 +554,8 @@ def _line_again(parser: Any) -> bytes:
 
     The strict parser needs it to continue with this message.
     """
-    said = parser.msg_arg
-    line = [b"HMSG" if parser.header_needed else b"MSG", said["subject"], b"%d" % said["sid"]]
-    line += [said["reply"]] if said["reply"] else []
+    fields = parser.msg_arg
+    line = [b"HMSG" if parser.header_needed else b"MSG", fields["subject"], b"%d" % fields["sid"]]
+    line += [fields["reply"]] if fields["reply"] else []
     line += [b"%d" % parser.header_needed] if parser.header_needed else []
     return b" ".join([*line, b"%d" % parser.needed]) + b"\r\n"

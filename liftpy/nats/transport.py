@@ -192,8 +192,8 @@ class Transport:
     @property
     def parse_errors(self) -> Counter[str]:
         """Kind -> number of received messages that were skipped as invalid."""
-        found = getattr(getattr(self.connection, "_ps", None), "errors", None)
-        return found if isinstance(found, Counter) else Counter()
+        errors = getattr(getattr(self.connection, "_ps", None), "errors", None)
+        return errors if isinstance(errors, Counter) else Counter()
 
     def must_be_usable(self) -> None:
         """Check that this transport can be used here. Raises ClientClosedError after ``close``.
@@ -242,11 +242,11 @@ class Transport:
         pong.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             while True:
-                received, asked_at = stats["in_msgs"], self._loop.time()
+                received, start_s = stats["in_msgs"], self._loop.time()
                 done, _ = await asyncio.wait({pong, renewed}, timeout=SILENT_S, return_when=asyncio.FIRST_COMPLETED)
                 if done or stats["in_msgs"] != received:  # a PONG is late if many messages arrive before it
                     break
-                if not is_silent and self._loop.time() < asked_at + 2 * SILENT_S:  # otherwise this process itself was suspended
+                if not is_silent and self._loop.time() < start_s + 2 * SILENT_S:  # otherwise this process itself was suspended
                     is_silent = True
                     self.counters["nats_server_silent"] += 1
             failed = pong.done() and (pong.cancelled() or pong.exception() is not None)
@@ -611,8 +611,8 @@ class Answers:
         ours = subject == f"{self._inbox}.*"
         if not is_publish and ours:
             self.is_open = False  # the next request tries again, because permissions may change
-        for number, (asked, answer) in self._asked.items():
-            is_ours = asked == subject and is_publish
+        for number, (pending, answer) in self._asked.items():
+            is_ours = pending == subject and is_publish
             if (is_ours or ours or subject == f"{self._inbox}.{number}") and not answer.done():
                 what = "publish" if is_ours else "be answered"
                 answer.set_exception(

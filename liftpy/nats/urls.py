@@ -37,15 +37,15 @@ def check_urls(urls: Iterable[str], *, bare: bool = False) -> None:
 
     ``bare``: True if ``host:port`` without a scheme is allowed.
     """
-    given = tuple(urls)
-    for url in given:
+    url_list = tuple(urls)
+    for url in url_list:
         if not url.isascii() or any(character.isspace() or not character.isprintable() for character in url):
             raise ConfigError(
                 f"Invalid NATS URL {without_secrets(url)!r}: it has spaces, control characters or other invalid characters. Use "
                 "nats://HOST:PORT."
             )
         _check(url, f"nats://{url}" if bare and "://" not in url else url)
-    if not given:
+    if not url_list:
         raise ConfigError("No NATS URL is given. Set --nats or LIFTPY_NATS, for example nats://127.0.0.1:4222.")
 
 

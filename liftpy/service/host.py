@@ -209,8 +209,8 @@ class ServiceHost:
         assert order is not None
         settings = self._settings
         identity = Identity(settings.service, settings.stream, order.streamUid, settings.partition)
-        kept, max_bytes = settings.snapshots_kept, settings.max_snapshot_bytes
-        store = SnapshotStore(settings.data, identity, kept=kept, max_bytes=max_bytes)
+        snapshot_count, max_bytes = settings.snapshots_kept, settings.max_snapshot_bytes
+        store = SnapshotStore(settings.data, identity, kept=snapshot_count, max_bytes=max_bytes)
         outbox = None
         if settings.output_stream:
             bounds = {"max_records": settings.outbox_records, "max_bytes": settings.outbox_bytes}

@@ -249,12 +249,12 @@ class Feeder:
                     await self._wait_for_wake(_PAUSE_S)
                     continue
                 if fetch is None:
-                    asked_from = self._progress.next_offset
+                    start_offset = self._progress.next_offset
                     fetch = asyncio.create_task(self._reader.fetch(self._progress))
                 if not await self._wait_for_fetch(fetch):
                     continue
                 done, fetch = fetch, None
-                if asked_from != self._next_read() or self._cut is not None:
+                if start_offset != self._next_read() or self._cut is not None:
                     _cancel(done)
                     continue  # in the meantime the feeder must verify the previous record, or the log was truncated
                 slices = self._result(done)
@@ -355,11 +355,11 @@ class Feeder:
         """Process a unit (record or timer) on which the service failed: skip it if the log decides so, else retry or decide."""
         failing = self._failing
         assert failing is not None
-        found = await self._scan(failing)
-        if found:
+        has_decision = await self._scan(failing)
+        if has_decision:
             logger.warning("record skipped service=%s unit=%s: the log has the decision", self._identity, failing.unit)
             await self._skip_unit(failing.unit)
-        elif found is not None:
+        elif has_decision is not None:
             await self._do(
                 failing.next(
                     self._machine.on_error, leads=self._decider is not None and self._decider.may(), now_s=time.monotonic()
@@ -420,12 +420,12 @@ class Feeder:
             failing.scan_end = progress.high_watermark + 1
         at_the_end = not slices or 0 < failing.scan_end <= progress.next_offset
         records = (record for piece in one_by_one(slices) for record in piece.records() if record.headers)
-        found = any(decided_unit(record, identity.service) == failing.unit for record in records)
+        has_decision = any(decided_unit(record, identity.service) == failing.unit for record in records)
         failing.scanned = progress.next_offset
-        if found or at_the_end:
+        if has_decision or at_the_end:
             failing.scan_end = None
         self.problem = str(failing.error)
-        return True if found else False if at_the_end else None
+        return True if has_decision else False if at_the_end else None
 
     async def _keep_below_failing(self) -> bool:
         """Store a snapshot directly before the failing record, so that retries and replays begin there. This happens once.

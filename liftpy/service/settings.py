@@ -91,15 +91,15 @@ class ServiceSettings:
             raise ConfigError(
                 "dead_letter_stream is the same as the input or output stream. Choose another stream (--dead-letter-stream)."
             )
-        taken = {self.stream, self.output_stream, self.dead_letter_stream}
+        stream_names = {self.stream, self.output_stream, self.dead_letter_stream}
         for route in self.routes:
             check_name(route.name, "route")
             check_name(route.stream, "route's stream")
-            if route.stream in taken:
+            if route.stream in stream_names:
                 raise ConfigError(
                     f"Route {route.name}: the service already uses stream {route.stream}. Choose another stream (--route)."
                 )
-            taken.add(route.stream)
+            stream_names.add(route.stream)
         if len({route.name for route in self.routes}) < len(self.routes) or len(self.routes) > MAX_ROUTES:
             raise ConfigError(f"Invalid routes. Names must be unique, and at most {MAX_ROUTES} routes are allowed (--route).")
         if self.routes and not self.output_stream:

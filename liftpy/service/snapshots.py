@@ -204,8 +204,8 @@ class SnapshotStore:
 
     def newest(self, wanted: Callable[[Snapshot], bool] = lambda _: True) -> Snapshot | None:
         """Return the newest valid snapshot for which ``wanted`` is true. None: there is none."""
-        found = self.newest_stored(wanted)
-        return None if found is None else found[0]
+        newest = self.newest_stored(wanted)
+        return None if newest is None else newest[0]
 
     def newest_stored(self, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot, StoredSnapshot] | None:
         """Return the newest valid snapshot for which ``wanted`` is true, and the facts about its file. None: there is none.
@@ -238,12 +238,12 @@ class SnapshotStore:
 
         A file that was quarantined as damaged is included only if there is no other file for its position.
         """
-        found: dict[int, Path] = {}
+        paths: dict[int, Path] = {}
         for suffix in (_DAMAGED, _SUFFIX):
             for path in self.folder.glob(f"*{suffix}"):
                 if path.stem.isascii() and path.stem.isdigit():
-                    found[int(path.stem)] = path
-        return [found[position] for position in sorted(found)]
+                    paths[int(path.stem)] = path
+        return [paths[position] for position in sorted(paths)]
 
     def save(self, snapshot: Snapshot, compared_end: int) -> StoredSnapshot:
         """Store a snapshot durably and read it back, then delete old ones.
@@ -334,11 +334,11 @@ class SnapshotStore:
 def _make_folder(folder: Path, data: Path) -> None:
     """Create the directory ``folder`` with its parents, writable only by this user. Make all names below ``data`` durable."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    for made in reversed(missing):
-        made.mkdir(exist_ok=True, mode=0o750)
+    for directory in reversed(missing):
+        directory.mkdir(exist_ok=True, mode=0o750)
     within = [path for path in (folder, *folder.parents) if path.is_relative_to(data)]
-    for made in dict.fromkeys((*within, *missing)):
-        _flush_names(made.parent)
+    for directory in dict.fromkeys((*within, *missing)):
+        _flush_names(directory.parent)
 
 
 def _flush_names(folder: Path) -> None:
@@ -411,12 +411,12 @@ class SnapshotKeeper:
 
     async def newest(self, wanted: Callable[[Snapshot], bool]) -> Snapshot | None:
         """Return the newest stored snapshot for which ``wanted`` is true. The service starts with it. None: there is none."""
-        found = await asyncio.to_thread(self._store.newest_stored, wanted)
-        self._began = found[1] if found is not None else None
-        self._stored = [found[1]] if found is not None else []
+        newest = await asyncio.to_thread(self._store.newest_stored, wanted)
+        self._began = newest[1] if newest is not None else None
+        self._stored = [newest[1]] if newest is not None else []
         self._stored_s, self._fresh_bytes = time.monotonic(), 0
         self.life, self.digests = self.life + 1, []
-        return found[0] if found is not None else None
+        return newest[0] if newest is not None else None
 
     def confirm_first_state(self) -> None:
         """Allow other nodes to download the snapshot from which the service started, because its state belongs to this log."""
@@ -457,7 +457,7 @@ class SnapshotKeeper:
         compared_end = self._outbox.compared_end if self._outbox is not None else 0
         try:
             whole = await asyncio.to_thread(snapshot.whole)
-            kept = await asyncio.to_thread(self._store.save, whole, compared_end)
+            stored_snapshot = await asyncio.to_thread(self._store.save, whole, compared_end)
         except StorageError as error:
             logger.warning(
                 "snapshot not stored service=%s position=%d error=%s: continuing without it",
@@ -468,10 +468,10 @@ class SnapshotKeeper:
             self.problem = f"snapshot at {snapshot.position}: {error.code}: {error}"
         else:
             self.problem = ""
-            self._stored = [*self._stored[-_KNOWN:], kept]
+            self._stored = [*self._stored[-_KNOWN:], stored_snapshot]
             self._stored_s, self._fresh_bytes = time.monotonic(), 0
             self.stored_count, self.state_bytes, self.saved_s = self.stored_count + 1, len(whole.state), time.monotonic()
-            self.digests = [*self.digests[1 - _TOLD :], (kept.position, kept.digest)]
+            self.digests = [*self.digests[1 - _TOLD :], (stored_snapshot.position, stored_snapshot.digest)]
 
     def held_from(self) -> int:
         """Return the position of the newest snapshot whose outputs were compared. The log must be kept from there. 0: there is none."""
@@ -480,11 +480,11 @@ class SnapshotKeeper:
 
     def _compare(self) -> list[StoredSnapshot]:
         compared_end = self._outbox.compared_end if self._outbox is not None else None
-        return [kept for kept in self._stored if compared_end is None or kept.output_count <= compared_end]
+        return [snapshot for snapshot in self._stored if compared_end is None or snapshot.output_count <= compared_end]
 
     def offers(self) -> list[StoredSnapshot]:
         """Return the newest snapshots that other nodes may download. Their outputs were compared, and they belong to this log."""
-        return [kept for kept in self._compare() if kept != self._began][-self._settings.snapshots_kept :]
+        return [snapshot for snapshot in self._compare() if snapshot != self._began][-self._settings.snapshots_kept :]
 
     # ---- turns of the nodes --------------------------------------------------------------------------------------------------
     def note_blocked_time(self, took_s: float) -> None:
@@ -565,7 +565,9 @@ class SnapshotServer:
             while True:
                 await asyncio.sleep(_LOOK_S)
                 now_s = time.monotonic()
-                self._release([digest for digest, held in self._held.items() if now_s - held.used_s >= _HELD_S])
+                self._release(
+                    [digest for digest, open_snapshot in self._held.items() if now_s - open_snapshot.used_s >= _HELD_S]
+                )
         finally:
             await unsubscribe(subscription)
             self._release(list(self._held))
@@ -579,8 +581,8 @@ class SnapshotServer:
             logger.debug("invalid snapshot request error=%s: ignored", error)
             return
         who = self._identity
-        asked = (question.service, question.stream, question.partition)
-        if asked != (who.service, who.stream, who.partition):
+        requested_partition = (question.service, question.stream, question.partition)
+        if requested_partition != (who.service, who.stream, who.partition):
             return  # the request may be for another process of this node
         answer = pb.PeerSnapshotAnswer(node=self._settings.node)
         try:
@@ -605,43 +607,46 @@ class SnapshotServer:
             await self._publish(reply, pb.PeerSnapshotAnswer(node=self._settings.node, problem=problem))
 
     def _offer(self, answer: pb.PeerSnapshotAnswer) -> None:
-        for kept in self._keeper.offers():
-            if self._hold(kept) is not None:
+        for snapshot in self._keeper.offers():
+            if self._hold(snapshot) is not None:
                 answer.offers.add(
-                    position=kept.position, digest=kept.digest, sizeBytes=kept.size_bytes, outputCount=kept.output_count
+                    position=snapshot.position,
+                    digest=snapshot.digest,
+                    sizeBytes=snapshot.size_bytes,
+                    outputCount=snapshot.output_count,
                 )
 
     def _read_piece(self, question: pb.PeerSnapshotRequest) -> bytes:
-        held = self._held.get(question.digest)
-        if held is None:
-            kept = [kept for kept in self._keeper.offers() if kept.digest == question.digest]
-            held = self._hold(kept[0]) if kept else None
-        if held is None:
+        open_snapshot = self._held.get(question.digest)
+        if open_snapshot is None:
+            snapshots = [snapshots for snapshots in self._keeper.offers() if snapshots.digest == question.digest]
+            open_snapshot = self._hold(snapshots[0]) if snapshots else None
+        if open_snapshot is None:
             raise UnavailableError(f"The snapshot at offset {question.position} no longer exists. Request a newer one.")
         room = min(question.maxBytes, self._settings.snapshot_chunk_bytes, self._transport.max_payload_bytes // 2)
-        if not question.start < held.size_bytes:
+        if not question.start < open_snapshot.size_bytes:
             raise UnavailableError(
-                f"The snapshot at offset {question.position} has {held.size_bytes} bytes, the request is outside "
+                f"The snapshot at offset {question.position} has {open_snapshot.size_bytes} bytes, the request is outside "
                 "of it. Start the download again."
             )
-        held.used_s = time.monotonic()
-        return held.read(question.start, room)
+        open_snapshot.used_s = time.monotonic()
+        return open_snapshot.read(question.start, room)
 
-    def _hold(self, kept: StoredSnapshot) -> OpenSnapshot | None:
-        """Open the offered snapshot ``kept``, so that it stays readable during a download. None: its file no longer exists.
+    def _hold(self, snapshot: StoredSnapshot) -> OpenSnapshot | None:
+        """Open the offered snapshot ``snapshot``, so that it stays readable during a download. None: its file no longer exists.
 
         Above ``_MAX_HELD`` open snapshots, close the least recently used one.
         """
-        held = self._held.pop(kept.digest, None)
-        if held is None:
+        open_snapshot = self._held.pop(snapshot.digest, None)
+        if open_snapshot is None:
             try:
-                held = self._store.open(kept)
+                open_snapshot = self._store.open(snapshot)
             except LiftError:
                 return None
-        held.used_s = time.monotonic()
-        self._held[kept.digest] = held
+        open_snapshot.used_s = time.monotonic()
+        self._held[snapshot.digest] = open_snapshot
         self._release(list(self._held)[:-_MAX_HELD])
-        return held
+        return open_snapshot
 
     def _release(self, digests: list[bytes]) -> None:
         for digest in digests:
@@ -723,7 +728,7 @@ class SnapshotFetcher:
     def _next(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> SnapshotOffer | None:
         order = self._order()
         if order is not None:
-            self._search.set_agreed({told.position: (told.digest, told.nodes) for told in order.agreed})
+            self._search.set_agreed({agreement.position: (agreement.digest, agreement.nodes) for agreement in order.agreed})
         while (offer := self._search.best(self._reach(lowest))) is not None:
             if wanted(Snapshot(self._identity, offer.position, 0, 0, offer.output_count, (), b"")):
                 return offer
@@ -755,8 +760,8 @@ class SnapshotFetcher:
         except LiftError as error:
             self._search.note_answer(node, f"{error.code}: {error}")
             return
-        told = (SnapshotOffer(node, one.position, one.digest, one.sizeBytes, one.outputCount) for one in answer.offers)
-        self._search.set_offers(node, told)
+        offers = (SnapshotOffer(node, one.position, one.digest, one.sizeBytes, one.outputCount) for one in answer.offers)
+        self._search.set_offers(node, offers)
 
     def _question(self, **more: object) -> pb.PeerSnapshotRequest:
         who = self._identity

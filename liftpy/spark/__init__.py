@@ -75,8 +75,8 @@ if not TYPE_CHECKING:  # or mypy takes every name for one that is there
         module = _MODULE_OF.get(name)
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(importlib.import_module(module), name)
-        return found
+        attribute = globals()[name] = getattr(importlib.import_module(module), name)
+        return attribute
 
 
 def __dir__() -> list[str]:

@@ -93,11 +93,11 @@ class BoundsWatch:
     async def _watch(self, view: PartitionView, pause_s: float) -> None:
         try:
             while self._clock() - self._wanted_s < UNWANTED_S:
-                asked_s = self._clock()
+                start_s = self._clock()
                 now = await self._ask(view, WAIT_S)
                 if (now.uid, now.leader, now.leader_epoch) != (view.uid, view.leader, view.leader_epoch):
                     break
-                waited = now.end_offset > view.end_offset or self._clock() - asked_s >= WAIT_S
+                waited = now.end_offset > view.end_offset or self._clock() - start_s >= WAIT_S
                 if now.end_offset >= view.end_offset:
                     self._views[view.key] = view = now
                 await asyncio.sleep(pause_s if waited else POLL_S)
@@ -203,14 +203,19 @@ class Catalog:
             UnavailableError: NATS or a leader did not answer in time.
         """
         now_s = self._clock()
-        asked = BoundsRequest(starting, ending, tuple(known))
+        request = BoundsRequest(starting, ending, tuple(known))
         timed = starting.timed or ending.timed
         if max_age_s and not timed and (watched := self._watched_views(known)) is not None:
             return watched
-        if self._views is not None and not timed and now_s - self._views[0] <= max_age_s and asked.is_known_by(self._views[1]):
+        if (
+            self._views is not None
+            and not timed
+            and now_s - self._views[0] <= max_age_s
+            and request.is_known_by(self._views[1])
+        ):
             return self._views[2]
-        views = self._link.call(self._fetch_views(asked), 4 * self._options.patience_s)
-        self._views = (now_s, asked, views)
+        views = self._link.call(self._fetch_views(request), 4 * self._options.patience_s)
+        self._views = (now_s, request, views)
         return views
 
     def vouch(self, offsets: StreamOffsets) -> None:
@@ -268,32 +273,36 @@ class Catalog:
         transport = await self._link.transport(patience_s)
         subjects, options = self._link.subjects, ReadOptions(patience_s=patience_s)
 
-        async def one(asked: RangeRequest) -> RangeFacts:
-            reader = PartitionReader(transport, subjects, *asked.key, options)
+        async def one(question: RangeRequest) -> RangeFacts:
+            reader = PartitionReader(transport, subjects, *question.key, options)
             try:
                 return await reader.measure(
-                    asked.start, asked.end, asked.uid, every_bytes=asked.every_bytes, every_records=asked.every_records
+                    question.start,
+                    question.end,
+                    question.uid,
+                    every_bytes=question.every_bytes,
+                    every_records=question.every_records,
                 )
             except OffsetOutOfRangeError:
-                return RangeFacts(asked.start, asked.end)
+                return RangeFacts(question.start, question.end)
 
-        return list(await asyncio.gather(*(one(asked) for asked in questions)))
+        return list(await asyncio.gather(*(one(question) for question in questions)))
 
-    async def _fetch_views(self, asked: BoundsRequest) -> Views:
-        views = await self._views_in_time(asked)
+    async def _fetch_views(self, request: BoundsRequest) -> Views:
+        views = await self._views_in_time(request)
         if self._watch is not None:
             self._watch.follow({} if any(view.cut_at is not None for view in views.values()) else views)
             self._vouched.clear()
-            self._vouched.extend(asked.known)
+            self._vouched.extend(request.known)
         return views
 
-    async def _views_in_time(self, asked: BoundsRequest) -> Views:
+    async def _views_in_time(self, request: BoundsRequest) -> Views:
         patience_s = self._options.patience_s
         if self._streams is not None and self._clock() - self._streams[0] <= STREAMS_AGE_S:
             with suppress(NotFoundError, UnavailableError):  # deleted, perhaps made again, since the streams were listed
                 known = self._streams[1]
-                return await self._ask_leaders(known, asked, min(patience_s, _KNOWN_PATIENCE_S))
-        return await self._ask_leaders(await self._describe(), asked, patience_s)
+                return await self._ask_leaders(known, request, min(patience_s, _KNOWN_PATIENCE_S))
+        return await self._ask_leaders(await self._describe(), request, patience_s)
 
     async def _describe(self) -> tuple[StreamImage, ...]:
         now_s = self._clock()
@@ -319,13 +328,13 @@ class Catalog:
         wanted = self._options.wanted
         transport = await self._link.transport(patience_s)
         subjects, options = self._link.subjects, ReadOptions(patience_s=patience_s)
-        asked = [
+        requests = [
             _view(PartitionReader(transport, subjects, stream.name, p.partition, options), stream, p, question)
             for stream in streams
             for p in stream.partitions
             if wanted.takes(stream.name, p.partition)
         ]
-        return {view.key: view for view in await asyncio.gather(*asked)}
+        return {view.key: view for view in await asyncio.gather(*requests)}
 
 
 def _same(one: StreamOffsets, other: StreamOffsets) -> bool:
@@ -340,12 +349,12 @@ async def _view(
     reader: PartitionReader,
     stream: StreamImage,
     partition: PartitionState,
-    asked: BoundsRequest,
+    request: BoundsRequest,
 ) -> PartitionView:
     key = (stream.name, partition.partition)
-    starting_ns, ending_ns = asked.starting.time_of(key), asked.ending.time_of(key)
+    starting_ns, ending_ns = request.starting.time_of(key), request.ending.time_of(key)
     cuts: dict[int, int] = {}
-    lasts = asked.lasts(key, stream.uid)
+    lasts = request.lasts(key, stream.uid)
     for last in lasts[1:]:
         await _bounds(reader, stream.uid, None, last, cuts)
     bounds, starting_at = await _bounds(reader, stream.uid, starting_ns, lasts[0] if lasts else (-1, 0), cuts)

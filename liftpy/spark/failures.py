@@ -73,18 +73,18 @@ class WorkerStartError(UnavailableError):
 
 def error_of(text: str) -> LiftError:
     """Return the error that ``text``, the text of a Spark exception, describes. Without an error code it is a LiftError."""
-    found = _CODED.search(text)
-    if found is None and _NOT_STARTED in text:
+    match = _CODED.search(text)
+    if match is None and _NOT_STARTED in text:
         return WorkerStartError(
             "The Python worker of Spark did not start within ten seconds. Run the command again. If this "
             "repeats, the machine is overloaded."
         )
-    if found is None:
+    if match is None:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return LiftError("The Spark job failed: " + " / ".join(lines[:_SHOWN_LINES]))
-    code, said = found[1], found[2].strip()
+    code, detail = match[1], match[2].strip()
     kind = _KINDS.get(code) or _OTHERS.get(code)
-    return SourceError(f"[{code}] {said}", code) if kind is None else kind(said)
+    return SourceError(f"[{code}] {detail}", code) if kind is None else kind(detail)
 
 
 @contextmanager

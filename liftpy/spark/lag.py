@@ -63,7 +63,7 @@ def lag(progress: Any) -> list[Lag]:
 
         print([one.total for one in lag(query.lastProgress)])
     """
-    return [found for source in _sources(progress) if (found := _of(source)) is not None]
+    return [source_lag for source in _sources(progress) if (source_lag := _of(source)) is not None]
 
 
 def _sources(progress: Any) -> list[Mapping[str, Any]]:
@@ -126,8 +126,8 @@ def lag_listener(tell: Callable[[str, list[Lag]], None]) -> StreamingQueryListen
 
         def onQueryProgress(self, event: Any) -> None:
             """Call ``tell`` with the lag in the progress report of a micro-batch."""
-            told = json.loads(event.progress.json)
-            tell(told.get("name") or str(event.progress.id), lag(told))
+            document = json.loads(event.progress.json)
+            tell(document.get("name") or str(event.progress.id), lag(document))
 
         def onQueryTerminated(self, event: Any) -> None:
             """Do nothing, because a query that has ended reports no lag."""

@@ -122,15 +122,15 @@ class StreamOffsets:
 
     def to_json(self) -> dict[str, Any]:
         """Return the position as the dict that Spark stores in the checkpoint. Equal positions give equal text."""
-        found: dict[str, dict[str, Any]] = {stream: {_UID: self.uids[stream]} for stream in sorted(self.uids)}
+        document: dict[str, dict[str, Any]] = {stream: {_UID: self.uids[stream]} for stream in sorted(self.uids)}
         for (stream, partition), offset in self.next_offsets.items():
-            found[stream][str(partition)] = offset
+            document[stream][str(partition)] = offset
         for (stream, partition), epoch in sorted(self.epochs.items()):
             if epoch:
-                found[stream].setdefault(_EPOCHS, {})[str(partition)] = epoch
+                document[stream].setdefault(_EPOCHS, {})[str(partition)] = epoch
         for (stream, partition), offset in sorted(self.began.items()):
-            found[stream].setdefault(_BEGAN, {})[str(partition)] = offset
-        return {stream: dict(sorted(entries.items())) for stream, entries in found.items()}
+            document[stream].setdefault(_BEGAN, {})[str(partition)] = offset
+        return {stream: dict(sorted(entries.items())) for stream, entries in document.items()}
 
     @classmethod
     def from_json(cls, document: Mapping[str, object]) -> StreamOffsets:
@@ -154,8 +154,8 @@ def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tupl
         return OffsetSpec(word=text.lower())
     if text.strip() in (name for name, special in (("-2", EARLIEST), ("-1", LATEST)) if special in specials):
         return OffsetSpec(word="earliest" if text.strip() == "-2" else "latest")
-    if found := relative(text.strip()):
-        return found
+    if spec := relative(text.strip()):
+        return spec
     allowed = (
         f"{', '.join(words)}, -10m (ten minutes ago), -1000 (1000 records before the end of each partition) or JSON such as "
     )
@@ -303,8 +303,8 @@ def share_out(limit_records: int, start: Mapping[tuple[str, int], int], end: Bou
     if total <= limit_records:
         return dict(end)
     limit_records = max(1, limit_records)
-    taken = {key: limit_records * count // total for key, count in waiting.items()}
+    share = {key: limit_records * count // total for key, count in waiting.items()}
     by_remainder = sorted(waiting, key=lambda key: (-(limit_records * waiting[key] % total), key))
-    for key in by_remainder[: limit_records - sum(taken.values())]:
-        taken[key] += 1
-    return {key: start.get(key, offset) + taken[key] for key, offset in end.items()}
+    for key in by_remainder[: limit_records - sum(share.values())]:
+        share[key] += 1
+    return {key: start.get(key, offset) + share[key] for key, offset in end.items()}

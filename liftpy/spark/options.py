@@ -199,8 +199,8 @@ def _whole_number(option: Option, text: str) -> int:
 
 
 def _size(option: Option, text: str) -> int:
-    found = _SIZE.fullmatch(text.strip().lower())
-    size_bytes = int(found[1]) << _SIZE_SHIFTS[found[2]] if found else 0
+    match = _SIZE.fullmatch(text.strip().lower())
+    size_bytes = int(match[1]) << _SIZE_SHIFTS[match[2]] if match else 0
     if not option.low <= size_bytes <= option.high:
         raise option.invalid(text)
     return size_bytes
@@ -217,10 +217,10 @@ def _seconds(option: Option, text: str) -> float:
 
 
 def _duration(option: Option, text: str) -> float:
-    found = relative(f"-{text.strip()}")
-    if found is None or not found.back_ns or found.back_ns > _LONGEST_NS:
+    time_spec = relative(f"-{text.strip()}")
+    if time_spec is None or not time_spec.back_ns or time_spec.back_ns > _LONGEST_NS:
         raise option.invalid(text)
-    return found.back_ns / 1e9
+    return time_spec.back_ns / 1e9
 
 
 def _choice(option: Option, text: str) -> str:
@@ -611,8 +611,8 @@ def access_of(given: Mapping[str, str]) -> Access:
     return _access(GivenOptions(given, _SOURCE))
 
 
-def _access(given: GivenOptions) -> Access:
-    access = Access(**given.fields("connection"))
+def _access(options: GivenOptions) -> Access:
+    access = Access(**options.fields("connection"))
     if bool(access.user) != bool(access.password_file):
         raise ConfigError("nats.user and nats.passwordFile belong together. Set both, or neither.")
     return access
@@ -661,17 +661,17 @@ class Selection:
         return not self.partitions or (stream, partition) in self.partitions
 
 
-def _selection(given: GivenOptions) -> Selection:
-    ways = [name for name, option in _SOURCE.items() if option.table == "streams" and name in given]
+def _selection(options: GivenOptions) -> Selection:
+    ways = [name for name, option in _SOURCE.items() if option.table == "streams" and name in options]
     if len(ways) != 1:
         text = "Set exactly one of the options stream, subscribe, subscribePattern and assign"
         raise ConfigError(f"{text}." if ways else f"{text}. {NO_TABLES}")
-    found = given.value(ways[0])
+    value = options.value(ways[0])
     if ways == ["subscribePattern"]:
-        return Selection(pattern=found)
+        return Selection(pattern=value)
     if ways == ["assign"]:
-        return Selection(tuple(sorted({stream for stream, _ in found})), partitions=found)
-    return Selection(found)
+        return Selection(tuple(sorted({stream for stream, _ in value})), partitions=value)
+    return Selection(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -762,25 +762,25 @@ class SourceOptions:
         return self.recreated_earliest or not self.fail_on_data_loss
 
 
-def _position(given: GivenOptions, which: str) -> OffsetSpec | None:
+def _position(options: GivenOptions, which: str) -> OffsetSpec | None:
     """Return the start or the end of a query. None: no option sets it. ``which``: "starting" or "ending".
 
     Options take effect in this order: one time for all partitions, times of partitions, offsets.
     """
-    must_match = which == "starting" and given.value("startingOffsetsByTimestampStrategy") == "error"
+    must_match = which == "starting" and options.value("startingOffsetsByTimestampStrategy") == "error"
     for name in (f"{which}Timestamp", f"{which}OffsetsByTimestamp"):
-        if name in given:
-            timed: OffsetSpec = given.value(name)
+        if name in options:
+            timed: OffsetSpec = options.value(name)
             return replace(timed, must_match=must_match)
-    found: OffsetSpec | None = given.value(f"{which}Offsets")
-    return found
+    spec: OffsetSpec | None = options.value(f"{which}Offsets")
+    return spec
 
 
-def _chosen_columns(given: GivenOptions) -> tuple[str, ...]:
-    include_headers, topic = given.value("includeHeaders"), given.value("topicColumn")
-    if "columns" not in given:
+def _chosen_columns(options: GivenOptions) -> tuple[str, ...]:
+    include_headers, topic = options.value("includeHeaders"), options.value("topicColumn")
+    if "columns" not in options:
         return default_columns(include_headers=include_headers, topic=topic)
-    columns: tuple[str, ...] = given.value("columns")
+    columns: tuple[str, ...] = options.value("columns")
     for option, column, is_set in (("includeHeaders", "headers", include_headers), ("topicColumn", "topic", topic)):
         if is_set and column not in columns:
             raise ConfigError(

@@ -157,13 +157,13 @@ def _check_committed(offsets: Bounds, views: Views, option: str) -> None:
 
 def _resolve(spec: OffsetSpec, key: tuple[str, int], view: PartitionView, default: int, timed: int | None) -> int:
     if spec.timed:
-        found = view.end_offset if timed is None else timed
-        if spec.must_match and found >= view.end_offset:
+        timed_offset = view.end_offset if timed is None else timed
+        if spec.must_match and timed_offset >= view.end_offset:
             raise OffsetOutOfRangeError(
                 f"No committed record of {key[0]}/{key[1]} has a time of {spec.time_of(key)} ns or later. Use an "
                 "earlier time, or set startingOffsetsByTimestampStrategy = latest."
             )
-        return found
+        return timed_offset
     if spec.back_records:
         return max(view.log_start_offset, view.end_offset - spec.back_records)
     offset = {"earliest": EARLIEST, "latest": LATEST}.get(spec.word)
@@ -215,10 +215,10 @@ def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss
             raise ConfigError(
                 f"The start {start} of {key[0]}/{key[1]} is after its end {end}. Use an earlier start or a later end."
             )
-        kept, loss = _remaining_range(view, start, end)
+        remaining_range, loss = _remaining_range(view, start, end)
         losses += [loss] if loss else []
-        if kept:
-            ranges.append(kept)
+        if remaining_range:
+            ranges.append(remaining_range)
     if losses and fail_on_data_loss:
         raise DataLossError(
             "; ".join(losses)
@@ -260,11 +260,11 @@ def with_epochs(ranges: list[PlannedRange], start_epochs: Bounds, end_epochs: Bo
 
     ``start_epochs``, ``end_epochs``: LeaderEpoch of the record before the start or the end of each partition.
     """
-    found = []
+    ranges_with_epochs = []
     for planned in ranges:
         key = (planned.stream, planned.partition)
         last = end_epochs.get(key, 0)
-        found.append(
+        ranges_with_epochs.append(
             replace(
                 planned,
                 start_epoch=start_epochs.get(key, 0),
@@ -272,7 +272,7 @@ def with_epochs(ranges: list[PlannedRange], start_epochs: Bounds, end_epochs: Bo
                 last=(planned.end_offset - 1, last) if last else (-1, 0),
             )
         )
-    return found
+    return ranges_with_epochs
 
 
 def with_moving_ends(ranges: list[PlannedRange], ending: OffsetSpec, views: Views) -> list[PlannedRange]:
@@ -372,8 +372,10 @@ def epochs_before(offsets: Bounds, uids: Mapping[str, str], measure: Measure) ->
 
     ``measure``: function that requests the facts from the leaders.
     """
-    asked = [RangeRequest(key, uids[key[0]], offset, offset) for key, offset in offsets.items() if offset > 0]
-    return {question.key: facts.end_epoch for question, facts in zip(asked, measure(asked) if asked else [], strict=True)}
+    requests = [RangeRequest(key, uids[key[0]], offset, offset) for key, offset in offsets.items() if offset > 0]
+    return {
+        question.key: facts.end_epoch for question, facts in zip(requests, measure(requests) if requests else [], strict=True)
+    }
 
 
 def about(planned: PlannedRange, start: int | None = None, *, every_bytes: int = 0, every_records: int = 0) -> RangeRequest:
@@ -451,29 +453,29 @@ def end_within_bytes(limit_bytes: int, starts: Bounds, ends: Bounds, uids: Mappi
     ConfigError if nodes are too old to report sizes.
     """
     waiting = [key for key in sorted(ends) if ends[key] > starts.get(key, ends[key])]
-    asked = [RangeRequest(key, uids[key[0]], starts[key], ends[key]) for key in waiting]
-    facts = measure(asked)
-    if any(found.size_bytes is None for found in facts):
+    requests = [RangeRequest(key, uids[key[0]], starts[key], ends[key]) for key in waiting]
+    facts = measure(requests)
+    if any(range_facts.size_bytes is None for range_facts in facts):
         raise ConfigError("maxBytesPerTrigger needs nodes that report sizes. Upgrade all nodes, or use maxOffsetsPerTrigger.")
-    sizes = {key: found.size_bytes or 0 for key, found in zip(waiting, facts, strict=True)}
+    sizes = {key: range_facts.size_bytes or 0 for key, range_facts in zip(waiting, facts, strict=True)}
     if sum(sizes.values()) <= limit_bytes:
         return dict(ends)
     level = _level(limit_bytes, list(sizes.values()))
-    taken = {key: ends[key] for key in waiting if sizes[key] <= level}
-    left = limit_bytes - sum(sizes[key] for key in taken)
-    steps = [replace(question, every_bytes=max(level, 1)) for question in asked if question.key not in taken]
+    taken_ends = {key: ends[key] for key in waiting if sizes[key] <= level}
+    left = limit_bytes - sum(sizes[key] for key in taken_ends)
+    steps = [replace(question, every_bytes=max(level, 1)) for question in requests if question.key not in taken_ends]
     firsts = []
-    for question, found in zip(steps, measure(steps), strict=True):
-        if found.borders and found.positions[0] <= level:
-            taken[question.key], left = found.borders[0], left - found.positions[0]
+    for question, range_facts in zip(steps, measure(steps), strict=True):
+        if range_facts.borders and range_facts.positions[0] <= level:
+            taken_ends[question.key], left = range_facts.borders[0], left - range_facts.positions[0]
         else:
             firsts.append(replace(question, every_bytes=1))
     firsts.sort(key=lambda question: (-sizes[question.key], question.key))
-    for question, found in zip(firsts, measure(firsts) if firsts else [], strict=True):
-        size = found.positions[0] if found.borders else sizes[question.key]
-        if size <= left or not taken:
-            taken[question.key], left = found.borders[0] if found.borders else question.end, left - size
-    return {key: taken.get(key, starts.get(key, end)) for key, end in ends.items()}
+    for question, range_facts in zip(firsts, measure(firsts) if firsts else [], strict=True):
+        size = range_facts.positions[0] if range_facts.borders else sizes[question.key]
+        if size <= left or not taken_ends:
+            taken_ends[question.key], left = range_facts.borders[0] if range_facts.borders else question.end, left - size
+    return {key: taken_ends.get(key, starts.get(key, end)) for key, end in ends.items()}
 
 
 def _level(limit: int, sizes: list[int]) -> int:

@@ -238,10 +238,10 @@ class RangeReader:
             ProtocolError: A replica sent records that contradict the plan.
         """
         records = dict.fromkeys((FILES, NATS), 0)
-        for made in self._strategies:
+        for strategy_type in self._strategies:
             if self.is_done:
                 break
-            strategy = made(self)
+            strategy = strategy_type(self)
             with closing(strategy.blocks()) as blocks:
                 for pieces in blocks:
                     records[strategy.counted_as] += sum(piece.record_count for piece in pieces)
@@ -385,7 +385,7 @@ class LocalFiles:
 
         If a check raises a LiftError, the position does not change.
         """
-        found, position, end = [], self._reader.position, self._reader.planned.end_offset
+        pieces, position, end = [], self._reader.position, self._reader.planned.end_offset
         for batch in split_batches(block):
             if batch.next_offset <= position or position >= end:
                 continue
@@ -395,30 +395,30 @@ class LocalFiles:
                     "from a node instead."
                 )
             piece = BatchSlice.between(batch, position, end)
-            found += [piece] if piece is not None else []
+            pieces += [piece] if piece is not None else []
             position = min(batch.next_offset, end)
-        return self._reader.accept(found, position)
+        return self._reader.accept(pieces, position)
 
 
 def find_offered_files(link: ProcessConnection, planned: PlannedRange) -> RangeFiles | None:
     """Return the segment files of a replica on this host that has the whole range. None: no replica offers its files now."""
     now_s = time.monotonic()
-    asked = [node for node in planned.replicas if link.elsewhere.get(node, 0.0) <= now_s]
-    if not asked or not this_host():
+    nodes = [node for node in planned.replicas if link.elsewhere.get(node, 0.0) <= now_s]
+    if not nodes or not this_host():
         return None
     try:
-        answers = link.call(_ask(link, planned, asked), 2 * _ASK_S)
+        answers = link.call(_ask(link, planned, nodes), 2 * _ASK_S)
     except LiftError:
         return None
-    found = None
-    for node, files in zip(asked, answers, strict=True):
+    files_offered = None
+    for node, files in zip(nodes, answers, strict=True):
         if files is None:
             link.elsewhere[node] = now_s + SILENT_S
         elif files.host != this_host():
             link.elsewhere[node] = now_s + ELSEWHERE_S
         elif files.spans:
-            found = found or files
-    return found
+            files_offered = files_offered or files
+    return files_offered
 
 
 async def _ask(link: ProcessConnection, planned: PlannedRange, nodes: list[str]) -> list[RangeFiles | None]:
@@ -502,15 +502,15 @@ class SpanGuess:
     bytes_per_record: float = 0.0
     batch_records: int = 1
 
-    def learn(self, pieces: list[BatchSlice], looked_bytes: int = 0) -> None:
+    def learn(self, pieces: list[BatchSlice], scanned_bytes: int = 0) -> None:
         """Update the estimate with the slices of the newest span.
 
-        ``looked_bytes``: size of the span in the log, in bytes. It is larger than the answer if columns were left out.
+        ``scanned_bytes``: size of the span in the log, in bytes. It is larger than the answer if columns were left out.
         """
         records = sum(piece.batch.record_count for piece in pieces)
         if records:
             travelled = sum(_message_bytes(piece.batch.header) for piece in pieces)
-            self.bytes_per_record = max(looked_bytes, travelled) / records
+            self.bytes_per_record = max(scanned_bytes, travelled) / records
             self.batch_records = max(piece.batch.record_count for piece in pieces)
 
     def span_records(self, size_bytes: float = SPAN_BYTES) -> int:
@@ -597,25 +597,25 @@ class PipelinedRequests:
 
     def _next(self, line: BlockingConnection) -> Iterator[list[BatchSlice]]:
         """Wait for the answer to the oldest request in flight, and yield its slices. Missing records are fetched again."""
-        asked = self._flying.popleft()
-        if asked.end <= self._reader.position:  # one batch reached past all of it
-            line.forget([asked.answer])
+        request = self._flying.popleft()
+        if request.end <= self._reader.position:  # one batch reached past all of it
+            line.forget([request.answer])
             return
-        answer = self._read_answer(line, asked)
+        answer = self._read_answer(line, request)
         base = None if answer is None else _first_base(answer)
         if base is not None and base > self._reader.position:
             yield self._retried(base)  # the answer before this one was full
         before = self._reader.position
         if answer is not None:
-            yield self._accept_answer(asked, answer)
+            yield self._accept_answer(request, answer)
         if self._reader.position == before:
-            yield self._retried(min(asked.end, before + self._guess.span_records()))
+            yield self._retried(min(request.end, before + self._guess.span_records()))
             self._cancel(line)  # it is likely that the others bring nothing, too
         if not self._flying:
             self._asked_to = self._reader.position
 
     def _cancel(self, line: BlockingConnection) -> None:
-        line.forget([asked.answer for asked in self._flying])
+        line.forget([request.answer for request in self._flying])
         self._flying.clear()
 
     def _ask_ahead(self, line: BlockingConnection, max_bytes: int) -> None:
@@ -652,29 +652,29 @@ class PipelinedRequests:
             left_out=self._reader.rules.left_out,
         )
 
-    def _read_answer(self, line: BlockingConnection, asked: _Request) -> memoryview | None:
+    def _read_answer(self, line: BlockingConnection, request: _Request) -> memoryview | None:
         try:
-            return asked.answer.result(self._timeout_s)
+            return request.answer.result(self._timeout_s)
         except (LiftError, concurrent.futures.TimeoutError):
-            line.forget([asked.answer])
+            line.forget([request.answer])
             return None
 
-    def _accept_answer(self, asked: _Request, answer: memoryview) -> list[BatchSlice]:
+    def _accept_answer(self, request: _Request, answer: memoryview) -> list[BatchSlice]:
         progress = self._progress(self._reader.position)
-        progress.expect(asked.request_id)
+        progress.expect(request.request_id)
         try:
-            found = progress.accept(answer)
+            pieces = progress.accept(answer)
         except LiftError:  # RetryingRequests raises the error if it lasts
             return []
-        self._guess.learn(found, progress.looked_bytes)
+        self._guess.learn(pieces, progress.looked_bytes)
         self._reader.node = progress.node
-        return self._reader.accept(found, progress.next_offset)
+        return self._reader.accept(pieces, progress.next_offset)
 
     def _retried(self, end: int) -> list[BatchSlice]:
         """Return the slices from the position to ``end`` (exclusive), fetched by ``RetryingRequests``."""
-        found = self._retrying.fetch(min(end, self._reader.planned.end_offset))
-        self._guess.learn(found)
-        return found
+        pieces = self._retrying.fetch(min(end, self._reader.planned.end_offset))
+        self._guess.learn(pieces)
+        return pieces
 
 
 def _first_base(answer: memoryview) -> int | None:

@@ -129,8 +129,8 @@ def _java_problem() -> str:
 
 def java_major_version(text: str) -> int | None:
     """Return the major version of Java. ``text``: output of ``java -version``. None: the text has no version."""
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
-    if found is None:
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if match is None:
         return None
-    first, second = int(found[1]), found[2]
+    first, second = int(match[1]), match[2]
     return int(second) if first == 1 and second else first

@@ -120,13 +120,13 @@ def counting_settings(setting: Callable[[str], str | None], *, streaming: bool) 
         streaming: True for a streaming query.
     """
     names = (ADAPTIVE, ADAPTIVE_STREAMING) if streaming else (ADAPTIVE,)
-    found = {name: setting(name) or "true" for name in names}
-    found |= {name: setting(name) or default for name, default in _COUNTS.items()}
-    if "false" not in (found[name].lower() for name in names):
-        found |= {name: setting(name) or "" for name in _COUNTS_WHEN_ADAPTIVE}
+    settings = {name: setting(name) or "true" for name in names}
+    settings |= {name: setting(name) or default for name, default in _COUNTS.items()}
+    if "false" not in (settings[name].lower() for name in names):
+        settings |= {name: setting(name) or "" for name in _COUNTS_WHEN_ADAPTIVE}
         master = setting("spark.master") or ""
-        found["spark.master"] = master if master.startswith("local") else ""  # that of a cluster does not tell its size
-    return found
+        settings["spark.master"] = master if master.startswith("local") else ""  # that of a cluster does not tell its size
+    return settings
 
 
 @contextlib.contextmanager
@@ -145,12 +145,12 @@ def _explain_errors(round: Round | None, settings: Mapping[str, str] | None = No
             raise
         text = str(behind)
         if isinstance(behind, PlanChangedError) and round is not None:
-            given = ", ".join(f"{name}={value}" for name, value in sorted((settings or {}).items()) if value)
+            setting_texts = ", ".join(f"{name}={value}" for name, value in sorted((settings or {}).items()) if value)
             raise SourceError(
                 (
                     f"[TASKS_CHANGED] Batch {round.number} of {round.run} was started with other settings, which can "
                     "change the number of tasks. A second run would store its records twice. This task stored nothing. "
-                    f"The settings are now: {given}. Run the batch again with the first settings and number of cores. "
+                    f"The settings are now: {setting_texts}. Run the batch again with the first settings and number of cores. "
                     f"{_FIX_COUNT}"
                 ),
                 "TASKS_CHANGED",
@@ -210,11 +210,11 @@ def _peek(pipe: io.BufferedReader, count: int) -> bytes:
     The call waits for the bytes. There are fewer at the end of the input.
     """
     try:
-        found = pipe.peek(count)[:count]
-        if not found or len(found) == count:
-            return found
+        peeked_bytes = pipe.peek(count)[:count]
+        if not peeked_bytes or len(peeked_bytes) == count:
+            return peeked_bytes
         with socket.socket(fileno=os.dup(pipe.fileno())) as behind:  # the mark lies across the end of the buffer
-            return found + behind.recv(count - len(found), socket.MSG_PEEK | socket.MSG_WAITALL)
+            return peeked_bytes + behind.recv(count - len(peeked_bytes), socket.MSG_PEEK | socket.MSG_WAITALL)
     except OSError:
         return b""
 
@@ -360,13 +360,13 @@ def check_tasks(link: ProcessConnection, options: SinkOptions, messages: Sequenc
         )
 
     with with_error_code():
-        found = link.call(ask(), 4 * options.patience_s + _LOOK_S)
-    if found is not None:
+        surplus = link.call(ask(), 4 * options.patience_s + _LOOK_S)
+    if surplus is not None:
         raise SourceError(
             (
-                f"[TASKS_CHANGED] Batch {done.number} of {done.run} was started with at least {found.part + 1} tasks "
-                f"and repeated with {len(messages)}. Records of task {found.part} are stored twice in "
-                f"{found.stream}/{found.partition}, and others may be too. {_FIX_COUNT}. Then use a new checkpoint "
+                f"[TASKS_CHANGED] Batch {done.number} of {done.run} was started with at least {surplus.part + 1} tasks "
+                f"and repeated with {len(messages)}. Records of task {surplus.part} are stored twice in "
+                f"{surplus.stream}/{surplus.partition}, and others may be too. {_FIX_COUNT}. Then use a new checkpoint "
                 "(or writeId) and a new stream, or delete the duplicate records."
             ),
             "TASKS_CHANGED",
@@ -377,7 +377,7 @@ def summary(messages: Iterable[WriterCommitMessage | None]) -> str:
     """Return a log text about the rows that the tasks stored, from their commit ``messages``."""
     written = [message for message in messages if isinstance(message, SinkCommitMessage)]
     rows, known = sum(one.sent.rows for one in written), sum(one.sent.known for one in written)
-    ranges: list[Range] = sorted(found for one in written for found in one.sent.ranges)
+    ranges: list[Range] = sorted(sent_range for one in written for sent_range in one.sent.ranges)
     where = ", ".join(f"{r.stream}/{r.partition} [{r.start_offset}, {r.end_offset}): {r.record_count}" for r in ranges)
     runs = ", ".join(sorted({one.run for one in written if one.run})) or "no id"
     return f"{len(written)} tasks ({runs}), {rows} rows, {known} of them stored before; {where or 'nothing new'}"
@@ -485,19 +485,19 @@ class _Sender:
         self.in_turn = (self.in_turn + rows.num_rows) % partitions
 
     async def ranges(self) -> list[Range]:
-        found: dict[int, Range] = {}
+        ranges: dict[int, Range] = {}
         for partition, receipt in self.receipts:
             for ack in await receipt:
                 one = Range(self.stream, partition, ack.offset, ack.offset + ack.record_count, ack.record_count)
-                had = found.get(partition, one._replace(record_count=0))
-                found[partition] = Range(
+                had = ranges.get(partition, one._replace(record_count=0))
+                ranges[partition] = Range(
                     self.stream,
                     partition,
                     min(had.start_offset, one.start_offset),
                     max(had.end_offset, one.end_offset),
                     had.record_count + one.record_count,
                 )
-        return [found[partition] for partition in sorted(found)]
+        return [ranges[partition] for partition in sorted(ranges)]
 
 
 class StaleTask(NamedTuple):
@@ -539,7 +539,7 @@ async def surplus_task(
         UnavailableError, NotFoundError, NotAllowedError: The records could not be read.
     """
     starts: dict[tuple[str, int], int] = {}
-    for one in (found for task in sent for found in task.ranges):
+    for one in (sent_range for task in sent for sent_range in task.ranges):
         key = (one.stream, one.partition)
         starts[key] = min(one.start_offset, starts.get(key, one.start_offset))
     most_bytes = _LOOK_AGAIN_BYTES if any(task.known for task in sent) else _LOOK_BYTES
@@ -558,10 +558,10 @@ async def surplus_task(
 
 async def _strange_part(reader: PartitionReader, uid: str, below: int, done: Round, tasks: int, most_bytes: int) -> int | None:
     progress = BackwardProgress(reader.stream, reader.partition, below, uid=uid)
-    looked_bytes = 0
-    while not progress.done and looked_bytes < most_bytes:
+    scanned_bytes = 0
+    while not progress.done and scanned_bytes < most_bytes:
         for piece in await reader.fetch(progress):
-            looked_bytes += piece.batch.header.size_bytes
+            scanned_bytes += piece.batch.header.size_bytes
             position = _position_of(piece.batch)
             if position is None or position.stream_uid != done.run:
                 continue

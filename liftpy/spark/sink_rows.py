@@ -146,8 +146,8 @@ def places_of(rows: pa.Table, partitions: int, first: int = 0) -> NDArray[np.int
     places = np.full(count, -1, dtype=np.int64)
     if "partition" in rows.column_names:
         places = pc.fill_null(rows["partition"].cast(pa.int64()), -1).to_numpy().copy()
-        said = pc.is_valid(rows["partition"]).to_numpy()
-        wrong = said & ((places < 0) | (places >= partitions))
+        has_partition = pc.is_valid(rows["partition"]).to_numpy()
+        wrong = has_partition & ((places < 0) | (places >= partitions))
         if wrong.any():
             text = f"{int(wrong.sum())} rows name partitions that do not exist, such as {int(places[wrong][0])}"
             raise ConfigError(f"{text}. The stream has the partitions 0 to {partitions - 1}.")
@@ -187,8 +187,8 @@ def bytes_of(column: pa.ChunkedArray | pa.Array) -> ByteArray:
     _, offsets, data = array.buffers()
     if offsets is None:
         return ByteArray(np.zeros(len(array) + 1, dtype=np.int64), memoryview(b""), valid)
-    found = np.frombuffer(offsets, dtype=np.int64)[array.offset : array.offset + len(array) + 1]
-    return ByteArray(found, memoryview(b"" if data is None else data).cast("B"), valid)
+    offsets_in_array = np.frombuffer(offsets, dtype=np.int64)[array.offset : array.offset + len(array) + 1]
+    return ByteArray(offsets_in_array, memoryview(b"" if data is None else data).cast("B"), valid)
 
 
 def _headers(column: pa.ChunkedArray) -> HeaderArray:

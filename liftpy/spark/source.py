@@ -212,8 +212,8 @@ class LiftReader(DataSourceReader):
             ranges, losses = plan_ranges(views, starts, ends, fail_on_data_loss=options.fail_on_data_loss)
             facts = catalog.measure([about(planned) for planned in ranges])
             keys = [(planned.stream, planned.partition) for planned in ranges]
-            before = {key: told.before_epoch for key, told in zip(keys, facts, strict=True)}
-            last = {key: told.end_epoch for key, told in zip(keys, facts, strict=True)}
+            before = {key: range_facts.before_epoch for key, range_facts in zip(keys, facts, strict=True)}
+            last = {key: range_facts.end_epoch for key, range_facts in zip(keys, facts, strict=True)}
             ranges = with_moving_ends(with_epochs(ranges, before, last), ending, views)
             ranges = _split_where_ends_stay(ranges, options, catalog)
         return _input_partitions([replace(planned, planned_ns=now_ns) for planned in ranges], losses)
@@ -261,8 +261,8 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = _ends(views).next_offsets  # a start that is gone fails here, not with the first rows
         plan_ranges(views, starts, ends, fail_on_data_loss=self.options.fail_on_data_loss)
         starts = before_cuts(starts, views)
-        kept = {key: start for key, start in starts.items() if start >= views[key].log_start_offset}
-        epochs = epochs_before(kept, _uids(views), self._open_catalog().measure)
+        readable_starts = {key: start for key, start in starts.items() if start >= views[key].log_start_offset}
+        epochs = epochs_before(readable_starts, _uids(views), self._open_catalog().measure)
         return StreamOffsets(starts, _uids(views), epochs)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -273,52 +273,55 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next micro-batch: committed, within ``limit``, never behind ``start``."""
         with with_error_code():
-            begun = StreamOffsets.from_json(start)
-            end = self._target or _ends(self._views_from(begun))
-            starts = without(begun.next_offsets, self._made_again(begun.uids, end.uids))
+            start_at = StreamOffsets.from_json(start)
+            end = self._target or _ends(self._views_from(start_at))
+            starts = without(start_at.next_offsets, self._made_again(start_at.uids, end.uids))
             ends = never_back(end.next_offsets, starts)
             if self._too_few(starts, ends):
-                return begun.to_json()
-            uids = {**begun.uids, **end.uids}
+                return start_at.to_json()
+            uids = {**start_at.uids, **end.uids}
             if not isinstance(limit, ReadAllAvailable):
                 ends = self._apply_limit(limit, self._with_added(starts, ends), ends, uids)
-            found = StreamOffsets(ends, uids, self._epochs_at(ends, begun, end), self._began(begun, ends))
-            self._open_catalog().vouch(found)
-            return found.to_json()
+            end_offsets = StreamOffsets(ends, uids, self._epochs_at(ends, start_at, end), self._began(start_at, ends))
+            self._open_catalog().vouch(end_offsets)
+            return end_offsets.to_json()
 
-    def _began(self, begun: StreamOffsets, ends: Bounds) -> Bounds:
+    def _began(self, start_at: StreamOffsets, ends: Bounds) -> Bounds:
         """Return the start of the query for the checkpoint text of a micro-batch that ends at ``ends``. Empty: it has none.
 
-        Only the end of micro-batch 0 has the start, because Spark itself does not store it. ``begun``: start of the micro-batch.
+        Only the end of micro-batch 0 has the start, because Spark itself does not store it. ``start_at``: start of the micro-batch.
         """
-        if begun == self._begun:
-            return begun.next_offsets
-        return begun.began if ends == begun.next_offsets else {}
+        if start_at == self._begun:
+            return start_at.next_offsets
+        return start_at.began if ends == start_at.next_offsets else {}
 
-    def _views_from(self, begun: StreamOffsets) -> Views:
-        """Return the state of the partitions. ``begun``: position up to which the query has read.
+    def _views_from(self, start_at: StreamOffsets) -> Views:
+        """Return the state of the partitions. ``start_at``: position up to which the query has read.
 
         Raises DataLossError if records that the query has read no longer exist [R6].
         """
-        views = self._open_catalog().views(max_age_s=BOUNDS_AGE_S, known=(begun,))
+        views = self._open_catalog().views(max_age_s=BOUNDS_AGE_S, known=(start_at,))
         lost = [cut_text(view) for view in views.values() if view.cut_at is not None]
         if lost and self.options.fail_on_data_loss:
             raise DataLossError("; ".join(lost) + _GO_ON)
         return views
 
-    def _epochs_at(self, ends: Bounds, begun: StreamOffsets, end: StreamOffsets) -> Bounds:
+    def _epochs_at(self, ends: Bounds, start_at: StreamOffsets, end: StreamOffsets) -> Bounds:
         """Return the LeaderEpoch of the record before each end in ``ends``.
 
-        ``begun``, ``end``: positions at the start and the end of the micro-batch. If an end did not move, its epoch comes from the
+        ``start_at``, ``end``: positions at the start and the end of the micro-batch. If an end did not move, its epoch comes from the
         checkpoint. Otherwise Spark would see a change.
         """
         epochs, chosen = {}, {}
         for key, offset in ends.items():
-            if begun.uids.get(key[0]) == end.uids.get(key[0], begun.uids.get(key[0])) and begun.next_offsets.get(key) == offset:
-                epochs[key] = begun.epochs.get(key, 0)
+            if (
+                start_at.uids.get(key[0]) == end.uids.get(key[0], start_at.uids.get(key[0]))
+                and start_at.next_offsets.get(key) == offset
+            ):
+                epochs[key] = start_at.epochs.get(key, 0)
             elif end.next_offsets.get(key) == offset:
                 epochs[key] = end.epochs.get(key, 0)
-            elif _between(key, offset, begun, end):
+            elif _between(key, offset, start_at, end):
                 epochs[key] = end.epochs[key]
             else:
                 chosen[key] = offset
@@ -343,8 +346,8 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         least = self.options.min_records_per_trigger
         if not least or self._target is not None:
             return False
-        begun, now_s = self._with_added(starts, ends), self._clock()
-        waiting = sum(max(0, end - begun.get(key, end)) for key, end in ends.items())
+        positions, now_s = self._with_added(starts, ends), self._clock()
+        waiting = sum(max(0, end - positions.get(key, end)) for key, end in ends.items())
         since_s = math.inf if self._triggered_s is None else now_s - self._triggered_s
         if waiting < least and since_s < self.options.max_trigger_delay_s:
             return True
@@ -383,32 +386,34 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Equal positions give equal records, also after a restart.
         """
         with with_error_code():
-            begun, ended = StreamOffsets.from_json(start), StreamOffsets.from_json(end)
-            if ended.began and not begun.began:  # micro-batch 0, perhaps again: startingOffsets may mean another offset by now
-                begun = replace(ended, next_offsets=ended.began, epochs=self._epochs_began(begun, ended), began={})
-            views = self._open_catalog().views_reaching(ended.next_offsets, (ended, begun))
-            gone = self._made_again(ended.uids, _uids(views))
-            again = self._made_again(begun.uids, ended.uids) | gone
+            start_at, ended = StreamOffsets.from_json(start), StreamOffsets.from_json(end)
+            if (
+                ended.began and not start_at.began
+            ):  # micro-batch 0, perhaps again: startingOffsets may mean another offset by now
+                start_at = replace(ended, next_offsets=ended.began, epochs=self._epochs_began(start_at, ended), began={})
+            views = self._open_catalog().views_reaching(ended.next_offsets, (ended, start_at))
+            recreated_streams = self._made_again(ended.uids, _uids(views))
+            again = self._made_again(start_at.uids, ended.uids) | recreated_streams
             if not self.options.accept_recreated:
-                check_uids(begun.uids, _uids(views))
+                check_uids(start_at.uids, _uids(views))
             ranges, losses = plan_ranges(
                 views,
-                without(begun.next_offsets, again),
-                without(ended.next_offsets, gone),
+                without(start_at.next_offsets, again),
+                without(ended.next_offsets, recreated_streams),
                 fail_on_data_loss=self.options.fail_on_data_loss,
             )
-            same = {key: epoch for key, epoch in begun.epochs.items() if key[0] not in again}
+            same = {key: epoch for key, epoch in start_at.epochs.items() if key[0] not in again}
             ranges = _split(with_epochs(ranges, same, _epochs_of_ends(ended, ranges)), self.options, self._open_catalog())
-        return _input_partitions(ranges, [*losses, *_unread_records(begun, ended, again)])
+        return _input_partitions(ranges, [*losses, *_unread_records(start_at, ended, again)])
 
     @staticmethod
-    def _epochs_began(begun: StreamOffsets, ended: StreamOffsets) -> Bounds:
+    def _epochs_began(start_at: StreamOffsets, ended: StreamOffsets) -> Bounds:
         """Return the LeaderEpochs of the records before the start of the query, if the checkpoint has this start. Otherwise empty.
 
-        ``begun``: start of the query now. ``ended``: end of micro-batch 0 in the checkpoint.
+        ``start_at``: start of the query now. ``ended``: end of micro-batch 0 in the checkpoint.
         """
-        same = begun.uids == ended.uids and begun.next_offsets == ended.began
-        return begun.epochs if same else {}
+        same = start_at.uids == ended.uids and start_at.next_offsets == ended.began
+        return start_at.epochs if same else {}
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the cursor up to ``end``, if the option ``cursor`` is set. Spark calls this when it begins the next micro-batch."""
@@ -426,13 +431,13 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._catalog
 
 
-def _between(key: tuple[str, int], offset: int, begun: StreamOffsets, end: StreamOffsets) -> bool:
-    """Return whether ``offset`` of partition ``key`` lies between the positions ``begun`` and ``end``, and both have one LeaderEpoch.
+def _between(key: tuple[str, int], offset: int, start: StreamOffsets, end: StreamOffsets) -> bool:
+    """Return whether ``offset`` of partition ``key`` lies between the positions ``start`` and ``end``, and both have one LeaderEpoch.
 
     All records between these positions then have that LeaderEpoch [D14].
     """
-    epoch, same = begun.epochs.get(key, 0), begun.uids.get(key[0]) == end.uids.get(key[0])
-    return bool(epoch) and same and epoch == end.epochs.get(key) and begun.next_offsets[key] <= offset <= end.next_offsets[key]
+    epoch, same = start.epochs.get(key, 0), start.uids.get(key[0]) == end.uids.get(key[0])
+    return bool(epoch) and same and epoch == end.epochs.get(key) and start.next_offsets[key] <= offset <= end.next_offsets[key]
 
 
 def _epochs_of_ends(ended: StreamOffsets, ranges: list[PlannedRange]) -> Bounds:
@@ -458,16 +463,18 @@ def _split_where_ends_stay(ranges: list[PlannedRange], options: SourceOptions, c
     return sorted([*whole, *pieces], key=lambda one: (one.stream, one.partition, one.start_offset))
 
 
-def _unread_records(begun: StreamOffsets, ended: StreamOffsets, again: set[str]) -> Iterator[str]:
+def _unread_records(start_at: StreamOffsets, ended: StreamOffsets, again: set[str]) -> Iterator[str]:
     """Yield texts about unread records of the streams ``again``, which were deleted and created again.
 
-    ``begun``, ``ended``: positions at the start and the end of the micro-batch.
+    ``start_at``, ``ended``: positions at the start and the end of the micro-batch.
     """
-    for (stream, partition), offset in sorted(begun.next_offsets.items()):
+    for (stream, partition), offset in sorted(start_at.next_offsets.items()):
         if stream in again:
-            end = ended.next_offsets.get((stream, partition), offset) if ended.uids.get(stream) == begun.uids[stream] else None
+            end = (
+                ended.next_offsets.get((stream, partition), offset) if ended.uids.get(stream) == start_at.uids[stream] else None
+            )
             what = "all records" if end is None else f"offsets [{offset}, {end})" if end > offset else "no known records"
-            whose = f"{stream}/{partition} (uid {begun.uids[stream]})"
+            whose = f"{stream}/{partition} (uid {start_at.uids[stream]})"
             yield f"{stream} was deleted and created again. The query lost {what} from offset {offset} of {whose} on"
 
 

@@ -67,9 +67,9 @@ def _created_in(batch: DataFrame) -> tuple[tuple[TraceContext, ...], tuple[int, 
     from pyspark.sql import functions
 
     marked = functions.exists(_HEADERS, lambda header: header["key"] == TRACEPARENT)
-    found: dict[TraceContext, tuple[int, int]] = {}
+    contexts: dict[TraceContext, tuple[int, int]] = {}
     for row in batch.where(marked).select("partition", "offset", _HEADERS).limit(MOST_READ_LINKS).collect():
         context = sampled_context_in(tuple((header["key"], bytes(header["value"])) for header in row[_HEADERS]))
         if context is not None:
-            found.setdefault(context, (row["partition"], row["offset"]))
-    return tuple(found), next(iter(found.values()), (0, 0))
+            contexts.setdefault(context, (row["partition"], row["offset"]))
+    return tuple(contexts), next(iter(contexts.values()), (0, 0))

@@ -46,11 +46,11 @@ def cluster_options(config: pytest.Config) -> tuple[int, dict[str, str]]:
 
     Raise pytest.UsageError if they are not valid.
     """
-    asked = config.getoption("--liftpy-nodes") or config.getini("liftpy_nodes") or DEFAULT_NODES
+    option_text = config.getoption("--liftpy-nodes") or config.getini("liftpy_nodes") or DEFAULT_NODES
     try:
-        nodes = int(asked)
+        nodes = int(option_text)
     except ValueError:
-        raise pytest.UsageError(f"Invalid liftpy_nodes = {asked!r}. Use a number.") from None
+        raise pytest.UsageError(f"Invalid liftpy_nodes = {option_text!r}. Use a number.") from None
     settings: dict[str, str] = {}
     for line in [*config.getini("liftpy_settings"), *config.getoption("--liftpy-set")]:
         name, equals, value = line.partition("=")

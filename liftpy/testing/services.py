@@ -220,14 +220,16 @@ class ServiceTest:
         """
         count = len(self._records)
         places = sorted({count * number // restarts for number in range(1, restarts + 1)} - {0}) if restarts else []
-        told = _run_records(self._factory, Role.LEADER, self._records, places)
-        _compare(told, _run_records(self._factory, Role.FOLLOWER, self._records, places), "as FOLLOWER")
+        reference_run = _run_records(self._factory, Role.LEADER, self._records, places)
+        _compare(reference_run, _run_records(self._factory, Role.FOLLOWER, self._records, places), "as FOLLOWER")
         for place in places:
-            self._replay_from(place, told)
+            self._replay_from(place, reference_run)
         for seed in range(1, hash_seeds + 1):
-            _compare(told, _in_process(self._factory, self._records, places, seed), "in another process with other hashes")
+            _compare(
+                reference_run, _in_process(self._factory, self._records, places, seed), "in another process with other hashes"
+            )
 
-    def _replay_from(self, place: int, told: _RunResult) -> None:
+    def _replay_from(self, place: int, reference_run: _RunResult) -> None:
         run = _Run(self._factory, Role.LEADER)
         run.feed(self._records[:place])
         again = run.restart_from_snapshot()
@@ -240,7 +242,9 @@ class ServiceTest:
         end = _RunResult(
             [_output_as_shown(output) for output in again.outputs], {len(self._records): _state(again)}, _replies_of(again)
         )
-        _compare(_RunResult(told.outputs, {len(self._records): told.states[-1]}, told.replies), end, what)
+        _compare(
+            _RunResult(reference_run.outputs, {len(self._records): reference_run.states[-1]}, reference_run.replies), end, what
+        )
 
 
 class _Run:
@@ -348,9 +352,9 @@ def _compare(one: _RunResult, other: _RunResult, how: str) -> None:
             f"The number of outputs differs {how}: {len(one.outputs)}, then {len(other.outputs)}. The callbacks "
             "must be deterministic."
         )
-    for said, again in zip_longest(one.replies, other.replies):
-        if said is None or again is None or tuple(said) != tuple(again):
-            first = said or again
+    for reply, again in zip_longest(one.replies, other.replies):
+        if reply is None or again is None or tuple(reply) != tuple(again):
+            first = reply or again
             raise DivergedError(
                 f"The reply to the record at offset {first[0]} differs {how}. The callbacks must be deterministic."
             )
@@ -373,10 +377,10 @@ def _output_text(shown: Shown) -> str:
 def _in_process(factory: Callable[[], Service], records: Sequence[Record], places: Sequence[int], seed: int) -> _RunResult:
     name, module = getattr(factory, "__qualname__", ""), sys.modules.get(getattr(factory, "__module__", ""))
     file = getattr(module, "__file__", None)
-    found: Any = module
+    factory_object: Any = module
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if not file or found is not factory:
+        factory_object = getattr(factory_object, part, None)
+    if not file or factory_object is not factory:
         raise ConfigError(
             f"Another process cannot import {name or factory!r}. Define it at the top level of a module, or skip "
             "this check with verify(hash_seeds=0)."
@@ -444,11 +448,11 @@ def run_in_child() -> None:
     for part in work["name"].split("."):
         factory = getattr(factory, part)
     try:
-        told = _run_records(factory, Role.LEADER, list(map(_record_from_json, work["records"])), work["places"])
+        result = _run_records(factory, Role.LEADER, list(map(_record_from_json, work["records"])), work["places"])
     except DivergedError as error:
         print(json.dumps({"diverged": str(error)}))
         return
-    print(json.dumps({"outputs": told.outputs, "states": told.states, "replies": told.replies}))
+    print(json.dumps({"outputs": result.outputs, "states": result.states, "replies": result.replies}))
 
 
 def _module(name: str, file: Path) -> Any:

@@ -124,12 +124,12 @@ def new_backup_id(moment: datetime, newest: str = "") -> str:
     return f"{second:%Y%m%dT%H%M%SZ}-{os.urandom(4).hex()}"
 
 
-async def _in_thread(work: Callable[..., object], *given: object) -> None:
+async def _in_thread(work: Callable[..., object], *arguments: object) -> None:
     """Run ``work(*given)``, which writes files, in a thread, and wait for its end.
 
     If the caller is canceled, it waits for the thread, so that nothing is written after the clean-up.
     """
-    working = start_attended(asyncio.to_thread(work, *given))
+    working = start_attended(asyncio.to_thread(work, *arguments))
     try:
         await asyncio.shield(working)
     finally:
@@ -252,10 +252,10 @@ class _BackupRun:
         sizes = self.store.sizes("pieces") | self.store.sizes("backups")
         for backup in reversed(self.store.backup_ids()) if self.options.since is None else (self.options.since,):
             try:
-                found = self.store.newest(backup)
-                missing = missing_files(found, sizes)
+                manifest = self.store.newest(backup)
+                missing = missing_files(manifest, sizes)
                 if not missing:
-                    return found
+                    return manifest
                 raise CorruptionError(missing[0])
             except CorruptionError:
                 if self.options.since is not None:
@@ -271,16 +271,16 @@ class _BackupRun:
 
     async def _describe_groups(self) -> list[tuple[str, bool, dict[PartitionKey, int]]]:
         """Return (name, True for a cursor, committed offset of each partition) of each group and cursor."""
-        found: list[tuple[str, bool, dict[PartitionKey, int]]] = []
+        groups: list[tuple[str, bool, dict[PartitionKey, int]]] = []
         for group in await self.client.groups.list():
             with suppress(NotFoundError):  # the group was deleted a moment ago
                 described = await self.client.groups.describe(group.name)
                 positions = described.positions | {queue.key: queue.acknowledged_below for queue in described.queues}
-                found.append((group.name, False, positions))
+                groups.append((group.name, False, positions))
         for name in await self.client.cursors.list():
             with suppress(NotFoundError):
-                found.append((name, True, await self.client.cursors.describe(name)))
-        return found
+                groups.append((name, True, await self.client.cursors.describe(name)))
+        return groups
 
     async def _skip_if_deleted(self, stream: StreamImage, work: Awaitable[T]) -> T | None:
         """Await ``work`` on ``stream`` and return its result. None: the stream was deleted, and the operator did not name it.
@@ -324,24 +324,24 @@ class _BackupRun:
 
         async def ask(stream: StreamImage, number: int) -> Barrier:
             async with room:
-                found = Barrier(await self.client.bounds(stream.name, number))
-            is_without = found.bounds.log_start_offset > 0 or bool(
+                barrier = Barrier(await self.client.bounds(stream.name, number))
+            is_without = barrier.bounds.log_start_offset > 0 or bool(
                 stream.partitions[number].purges
             )  # a restore does not restore them
-            if is_without and found.bounds.uid == stream.uid:
+            if is_without and barrier.bounds.uid == stream.uid:
                 async with states:
-                    found = await _PartitionCopying(self, stream, number).barrier()
-            if found.bounds.uid != stream.uid:
+                    barrier = await _PartitionCopying(self, stream, number).barrier()
+            if barrier.bounds.uid != stream.uid:
                 raise NotFoundError(
                     f"Stream {stream.name} was deleted and created again at the start of the backup. Start the backup again."
                 )
-            return found
+            return barrier
 
         async def ask_one(stream: StreamImage, number: int) -> tuple[tuple[str, int], Barrier | None]:
             return (stream.name, number), await self._skip_if_deleted(stream, ask(stream, number))
 
-        asked = [ask_one(stream, partition.partition) for stream in streams for partition in stream.partitions]
-        return {key: found for key, found in await asyncio.gather(*asked) if found is not None}
+        requests = [ask_one(stream, partition.partition) for stream in streams for partition in stream.partitions]
+        return {key: barrier for key, barrier in await asyncio.gather(*requests) if barrier is not None}
 
     async def _copy_streams(
         self, streams: list[StreamImage], barriers: dict[tuple[str, int], Barrier], before: Manifest | None
@@ -360,10 +360,10 @@ class _BackupRun:
 
         async def copy_one(stream: StreamImage, number: int) -> PartitionCopy | None:
             async with room:
-                found, old = barriers.get((stream.name, number)), earlier.get((stream.uid, number))
-                if found is None or stream.name in self.deleted:
+                barrier, old = barriers.get((stream.name, number)), earlier.get((stream.uid, number))
+                if barrier is None or stream.name in self.deleted:
                     return None
-                copy = await self._skip_if_deleted(stream, _PartitionCopying(self, stream, number).run(found, old))
+                copy = await self._skip_if_deleted(stream, _PartitionCopying(self, stream, number).run(barrier, old))
                 self.copied_count += 1
                 self.copied(self.copied_count, len(barriers))
                 return copy
@@ -410,14 +410,14 @@ class Barrier:
 
 
 def _cursors(described: Iterable[tuple[str, bool, dict[PartitionKey, int]]], streams: set[str]) -> tuple[CursorCopy, ...]:
-    found = []
+    copies = []
     for name, is_cursor, positions in described:
-        kept = sorted(
+        copied_positions = sorted(
             (key.stream, key.uid, key.partition, at) for key, at in positions.items() if key.stream in streams and at >= 0
         )
-        if kept:
-            found.append(CursorCopy(name=name, is_cursor=is_cursor, positions=tuple(kept)))
-    return tuple(found)
+        if copied_positions:
+            copies.append(CursorCopy(name=name, is_cursor=is_cursor, positions=tuple(copied_positions)))
+    return tuple(copies)
 
 
 class _PartitionCopying:
@@ -443,11 +443,11 @@ class _PartitionCopying:
     async def barrier(self) -> Barrier:
         """Request the producer state first and the bounds after it, so that the state covers the log from its start."""
         for _ in range(_MOVED):
-            found = await self._request_state()
+            state = await self._request_state()
             bounds = await self._home.client.bounds(self._stream.name, self._number)
-            if found is None or not found[1] or bounds.uid != self._stream.uid:
-                return Barrier(bounds, knows_dropped=found is not None)
-            end, data = found
+            if state is None or not state[1] or bounds.uid != self._stream.uid:
+                return Barrier(bounds, knows_dropped=state is not None)
+            end, data = state
             if end >= bounds.log_start_offset:
                 path = state_path(self._home.id, self._stream.name, self._stream.uid, self._number)
                 await self._home._store_file(path, data)
@@ -461,21 +461,21 @@ class _PartitionCopying:
 
     async def _request_state(self) -> tuple[int, bytes] | None:
         """Return the state from a replica whose version supports the request. None: no replica does."""
-        said, is_old = "nobody was asked", False
+        last_error_text, is_old = "nobody was asked", False
         for _ in range(_ROUNDS * len(self._nodes)):
             node = self._nodes[self._nodes_tried % len(self._nodes)]
             try:
-                found = await self._reads(node).state()
-                if found is not None:
-                    return found
+                state = await self._reads(node).state()
+                if state is not None:
+                    return state
                 is_old = True
             except ReplicaUnavailableError as error:
-                said = f"{node}: {error}"
+                last_error_text = f"{node}: {error}"
             self._nodes_tried += 1
         if is_old:
             return None
         raise UnavailableError(
-            f"{self._stream.name}/{self._number}: no replica returned the state of its producers: {said}. Check "
+            f"{self._stream.name}/{self._number}: no replica returned the state of its producers: {last_error_text}. Check "
             "`liftpy status`, then start the backup again."
         )
 
@@ -489,25 +489,25 @@ class _PartitionCopying:
                 start = bounds.log_start_offset
             if state is not None:  # a replica had a higher HW than the new leader
                 bounds = replace(bounds, high_watermark=max(bounds.high_watermark, state.end - 1))
-            chain, kept = reusable_pieces(before, start, bounds.high_watermark, self._home.options.piece_bytes)
+            chain, reusable = reusable_pieces(before, start, bounds.high_watermark, self._home.options.piece_bytes)
             self._compacted_end, self._deletes_end, self._answered = 0, None, ""
-            if kept and before is not None:
+            if reusable and before is not None:
                 self._compacted_end, self._deletes_end = before.compacted_end, before.deletes_end
-            if kept and not await self._goes_on(kept[-1]):
+            if reusable and not await self._goes_on(reusable[-1]):
                 self._compacted_end, self._deletes_end, self._answered = 0, None, ""
-                chain, kept = reusable_pieces(None, start, bounds.high_watermark, self._home.options.piece_bytes)
+                chain, reusable = reusable_pieces(None, start, bounds.high_watermark, self._home.options.piece_bytes)
             try:
-                copy = await self._read_partition(start, bounds.high_watermark, chain, kept)
+                copy = await self._read_partition(start, bounds.high_watermark, chain, reusable)
                 return replace(copy, state=state, knows_dropped=barrier.knows_dropped)
             except _TombstonesGoneError:
                 before = None
             except _RecordsDeletedError:
-                found = await self._home.client.bounds(self._stream.name, self._number)
-                if found.uid != self._stream.uid:
+                bounds_now = await self._home.client.bounds(self._stream.name, self._number)
+                if bounds_now.uid != self._stream.uid:
                     raise NotFoundError(
                         f"Stream {self._stream.name} was deleted during the backup. Start the backup again."
                     ) from None
-                start = found.log_start_offset
+                start = bounds_now.log_start_offset
         raise UnavailableError(
             f"{self._stream.name}/{self._number}: retention or compaction deletes records faster than the backup "
             "copies them. Increase --bytes-per-s, or the delete retention of the stream."
@@ -525,16 +525,16 @@ class _PartitionCopying:
         return any(batch.next_offset == last.end and batch.leader_epoch == last.last_epoch for batch in batches)
 
     async def _read_partition(
-        self, start: int, high_watermark: int, before: str, kept: tuple[StoredPiece, ...]
+        self, start: int, high_watermark: int, before: str, reusable: tuple[StoredPiece, ...]
     ) -> PartitionCopy:
-        position, barrier = kept[-1].end if kept else start, high_watermark
-        chain = bytes.fromhex(kept[-1].chain if kept else before)
-        pieces = list(kept)
+        position, barrier = reusable[-1].end if reusable else start, high_watermark
+        chain = bytes.fromhex(reusable[-1].chain if reusable else before)
+        pieces = list(reusable)
         writer: _PieceWriter | None = None
         began_s, compacted_end, latest_s = time.monotonic(), self._compacted_end, 0.0
         with ExitStack() as files:
             while position <= high_watermark:
-                found = await self._batches(position)
+                batches_read = await self._batches(position)
                 if self._compacted_end > max(high_watermark + 1, compacted_end):
                     compacted_end = self._compacted_end
                     committed = (await self._home.client.bounds(self._stream.name, self._number)).high_watermark
@@ -547,7 +547,7 @@ class _PartitionCopying:
                             f"{self._stream.name}/{self._number}: compaction runs faster than the backup copies records. Increase "
                             "--bytes-per-s."
                         )
-                batches = [b for b in found if b.next_offset > position and b.base_offset <= high_watermark]
+                batches = [b for b in batches_read if b.next_offset > position and b.base_offset <= high_watermark]
                 data = b"".join(batch.view for batch in batches)
                 if writer is None:
                     writer = files.enter_context(_piece_writer(self._home, self._stream, self._number, batches[0].base_offset))
@@ -574,9 +574,9 @@ class _PartitionCopying:
         )
 
     async def _batches(self, offset: int) -> list[RecordBatch]:
-        said = "nobody was asked"
+        last_error_text = "nobody was asked"
         damaged: DamagedRecordsError | None = None
-        for asked in range(_ROUNDS * len(self._nodes)):
+        for attempt in range(_ROUNDS * len(self._nodes)):
             node = self._nodes[self._nodes_tried % len(self._nodes)]
             reads = self._reads(node)
             try:
@@ -584,17 +584,17 @@ class _PartitionCopying:
                 self._learn_compaction(reads, node, offset)
                 return batches
             except DamagedRecordsError as error:
-                said, damaged = f"{node}: {error}", error
+                last_error_text, damaged = f"{node}: {error}", error
             except ReplicaUnavailableError as error:
-                said, damaged = f"{node}: {error}", None
+                last_error_text, damaged = f"{node}: {error}", None
                 if str(error).startswith("OFFSET_OUT_OF_RANGE"):
                     bounds = await self._home.client.bounds(self._stream.name, self._number)
                     if offset < bounds.log_start_offset:
                         raise _RecordsDeletedError from None
             self._nodes_tried += 1
-            if asked % len(self._nodes) == len(self._nodes) - 1:
+            if attempt % len(self._nodes) == len(self._nodes) - 1:
                 await asyncio.sleep(AGAIN_S)
-        text = f"{self._stream.name}/{self._number}: no replica gives offset {offset}: {said}"
+        text = f"{self._stream.name}/{self._number}: no replica gives offset {offset}: {last_error_text}"
         raise CorruptionError(text) if damaged is not None else UnavailableError(text)
 
     def _reads(self, node: str) -> ReplicaReads:

@@ -59,7 +59,7 @@ async def drill(
     """
     image = read_image(store, manifest)
     name = f"drill-{os.urandom(4).hex()}"
-    wishes = [
+    stream_restores = [
         StreamRestore(
             name=stream.name,
             into=f"{name}-{number}",
@@ -77,7 +77,7 @@ async def drill(
         )
         for number, stream in enumerate(manifest.streams)
     ]
-    restore = Restore(client, store, manifest, wishes, replace(options, cursors=False), step, tell)
+    restore = Restore(client, store, manifest, stream_restores, replace(options, cursors=False), step, tell)
     done = await restore.run(keep_closed=True)
     try:
         step("compare")
@@ -110,20 +110,20 @@ async def _compare(client: Client, one: RestoredStream, namespace: str) -> None:
     """
     for number, log in enumerate(one.logs):
         for node in one.plan[number]:
-            found = LogDigest()
+            digest = LogDigest()
             address = ReplicaAddress(stream=one.wish.into, uid=one.uid, partition=number, node=node)
             reads, position = ReplicaReads(client.transport, Subjects(namespace), address), log.start
             try:
                 while position < log.end:
                     batches, position = await reads.batches(position)
                     for batch in batches:
-                        found.add(batch)
+                        digest.add(batch)
                 state = await reads.state() if log.state is not None else None
             except (DamagedRecordsError, ReplicaUnavailableError) as error:
                 raise CorruptionError(
                     f"Cannot compare {one.wish.name}/{number} on node {node} with the backup: {error}. Run `liftpy backup verify`."
                 ) from None
-            if found.hexdigest() != log.digest:
+            if digest.hexdigest() != log.digest:
                 raise CorruptionError(
                     f"{one.wish.name}/{number} on node {node} differs from the backup. Do not rely on this backup: run "
                     "`liftpy backup verify`."

@@ -72,14 +72,14 @@ class PruneResult:
 def list_backups(store: Store) -> list[BackupEntry]:
     """Return all backups in ``store`` that have a manifest, oldest first."""
     sizes = store.sizes("pieces") | store.sizes("backups")
-    found = []
+    entries = []
     for backup in store.backup_ids():
         try:
             manifest = store.manifest(backup)
-            found.append(BackupEntry(backup, manifest, tuple(missing_files(manifest, sizes))))
+            entries.append(BackupEntry(backup, manifest, tuple(missing_files(manifest, sizes))))
         except StorageError as error:
-            found.append(BackupEntry(backup, None, (str(error),)))
-    return found
+            entries.append(BackupEntry(backup, None, (str(error),)))
+    return entries
 
 
 def read_image(store: Store, manifest: Manifest) -> ClusterImage:
@@ -109,11 +109,11 @@ def verify_backup(store: Store, manifest: Manifest, tell: Callable[[str], None] 
     ``tell`` is called with the path of each file. The checks are digests, the CRC of each batch, the order of offsets and epochs, the
     chains of pieces, and the states of producers.
     """
-    found = VerifyResult(manifest.backup, files=1, size_bytes=manifest.image.size_bytes)
+    result = VerifyResult(manifest.backup, files=1, size_bytes=manifest.image.size_bytes)
     try:
         read_image(store, manifest)
     except LiftError as error:
-        found.faults.append(str(error))
+        result.faults.append(str(error))
     for stream in manifest.streams:
         for partition in stream.partitions:
             if partition.state is not None:
@@ -122,20 +122,20 @@ def verify_backup(store: Store, manifest: Manifest, tell: Callable[[str], None] 
                 try:
                     checked_state(partition.state, store.read(partition.state.file.path), key)
                 except LiftError as error:
-                    found.faults.append(str(error))
-                found.files += 1
-                found.size_bytes += partition.state.file.size_bytes
+                    result.faults.append(str(error))
+                result.files += 1
+                result.size_bytes += partition.state.file.size_bytes
             before, epoch = partition.before, 0
             for piece in partition.pieces:
                 tell(piece.file.path)
                 try:
-                    found.batches += len(checked_batches(piece, store.read(piece.file.path), before, epoch))
+                    result.batches += len(checked_batches(piece, store.read(piece.file.path), before, epoch))
                 except StorageError as error:
-                    found.faults.append(str(error))
+                    result.faults.append(str(error))
                 before, epoch = piece.chain, piece.last_epoch
-                found.files += 1
-                found.size_bytes += piece.file.size_bytes
-    return found
+                result.files += 1
+                result.size_bytes += piece.file.size_bytes
+    return result
 
 
 def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = False, died: Collection[str] = ()) -> PruneResult:
@@ -181,10 +181,10 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
     others = {path: size for path, size in store.sizes("backups").items() if path.split("/")[1] not in ids}
     running = used if dry_run else _running_backups(store, now, ids, died)
     ended = set(store.backup_ids()) - {one.backup for one in listed}
-    kept = [store.manifest(one.backup) for one in listed if one.backup not in doomed]
+    remaining_manifests = [store.manifest(one.backup) for one in listed if one.backup not in doomed]
     # a backup that began may use these pieces, and one that ended has written pieces that no known manifest names
     meanwhile = ended | (set(running) - set(used))
-    files: tuple[str, ...] = () if meanwhile or "?" in running.values() else unnamed_pieces(sizes, kept, running)
+    files: tuple[str, ...] = () if meanwhile or "?" in running.values() else unnamed_pieces(sizes, remaining_manifests, running)
     if not meanwhile and "?" not in running.values():  # files of a backup that died before it wrote its manifest
         files += tuple(path for path in sorted(others) if is_backup_id(owner := path.split("/")[1]) and owner not in running)
     sizes |= others
@@ -217,13 +217,13 @@ def _may_run(backup: str, by: datetime) -> bool:
 
 def _running_backups(store: Store, now: datetime, ids: Iterable[str], died: Collection[str]) -> dict[str, str]:
     """Return the ids of running backups, each with the id of the earlier backup whose pieces it uses ('': none, '?': not known)."""
-    found = {}
+    base_backups = {}
     marks = [(path, path.split("/")[1]) for path in store.sizes("running")]
     by = _reference_time(now, [*ids, *(backup for _, backup in marks)])
     for path, backup in marks:
         if backup not in died and _may_run(backup, by):
             try:
-                found[backup] = str(load_json(store.read(path))["since"])
+                base_backups[backup] = str(load_json(store.read(path))["since"])
             except (ValueError, KeyError, TypeError, StorageError):
-                found[backup] = "?"
-    return found
+                base_backups[backup] = "?"
+    return base_backups

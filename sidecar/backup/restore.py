@@ -103,21 +103,23 @@ async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str
         cursor.name: [(name, partition, at) for name, uid, partition, at in cursor.positions if was.get(uid) == name]
         for cursor in manifest.cursors
     }
-    bounds = await _bounds(client, {(name, partition) for found in wanted.values() for name, partition, _ in found})
-    said = {}
+    bounds = await _bounds(
+        client, {(name, partition) for bounds_or_error in wanted.values() for name, partition, _ in bounds_or_error}
+    )
+    results = {}
     for cursor in manifest.cursors:
         positions, without = {}, []
         for name, partition, at in wanted[cursor.name]:
-            found = bounds[name, partition]
-            if isinstance(found, LiftError):
-                without.append(f"{name}/{partition} gives no bounds ({found})")
-            elif found.uid == uids[name]:
-                key = PartitionKey(name, found.uid, partition)
-                positions[key] = max(found.log_start_offset, min(at, found.end_offset))
+            bounds_or_error = bounds[name, partition]
+            if isinstance(bounds_or_error, LiftError):
+                without.append(f"{name}/{partition} gives no bounds ({bounds_or_error})")
+            elif bounds_or_error.uid == uids[name]:
+                key = PartitionKey(name, bounds_or_error.uid, partition)
+                positions[key] = max(bounds_or_error.log_start_offset, min(at, bounds_or_error.end_offset))
         if positions or without:
             refused = await _set_positions(client, cursor, positions) if positions else ""
-            said[cursor.name] = refused or "; ".join(without)
-    return said
+            results[cursor.name] = refused or "; ".join(without)
+    return results
 
 
 async def _bounds(client: Client, wanted: set[tuple[str, int]]) -> dict[tuple[str, int], Bounds | LiftError]:
@@ -218,11 +220,11 @@ async def _set(client: Client, value: DefaultQuota | SessionTimes, restored: Col
     try:
         image = (await client.admin.describe_cluster(linearizable=True)).image
         is_quota = isinstance(value, DefaultQuota)
-        held = image.default_quota if is_quota else image.session_times
-        if held is not None and _comparable(held) == _comparable(value):
+        current = image.default_quota if is_quota else image.session_times
+        if current is not None and _comparable(current) == _comparable(value):
             return ""
-        if held is not None and (held.has_rates if isinstance(held, DefaultQuota) else held.change):
-            return f"the cluster has {'another one' if is_quota else 'others'}: {held.words}"
+        if current is not None and (current.has_rates if isinstance(current, DefaultQuota) else current.change):
+            return f"the cluster has {'another one' if is_quota else 'others'}: {current.words}"
         others = sorted(name for name in image.streams if name not in restored and not is_internal(name))
         if others:
             return f"the cluster has streams of its own: {', '.join(others[:3])}{', ...' * (len(others) > 3)}"
@@ -400,21 +402,21 @@ class Restore:
         client: Client,
         store: Store,
         manifest: Manifest,
-        wishes: list[StreamRestore],
+        stream_restores: list[StreamRestore],
         options: RestoreOptions,
         step: Callable[[str], None] = lambda name: None,
         tell: Tell = lambda step, unit, done, total: None,
     ) -> None:
         copies = {stream.name: stream for stream in manifest.streams}
-        for wish in wishes:
-            check_name(wish.into, "stream")
-            if wish.name not in copies:
+        for stream_restore in stream_restores:
+            check_name(stream_restore.into, "stream")
+            if stream_restore.name not in copies:
                 raise NotFoundError(
-                    f"Backup {manifest.backup} has no stream {wish.name!r}. It has: {', '.join(copies) or 'none'}."
+                    f"Backup {manifest.backup} has no stream {stream_restore.name!r}. It has: {', '.join(copies) or 'none'}."
                 )
         self._client, self._store, self._manifest, self._options, self._step = client, store, manifest, options, step
         self._tell = tell
-        self._streams = [RestoredStream(wish, copies[wish.name]) for wish in wishes]
+        self._streams = [RestoredStream(stream_restore, copies[stream_restore.name]) for stream_restore in stream_restores]
         self._helper_id = PREFIX + os.urandom(4).hex()
         self._helper: DevNode | None = None
         self._scratch: Path | None = None
@@ -504,19 +506,19 @@ class Restore:
         """
         unfinished: set[str] = set()
         for one in self._streams:
-            held = image.streams.get(one.wish.into)
-            if held is None:
+            existing = image.streams.get(one.wish.into)
+            if existing is None:
                 continue
-            helpers = {node for p in held.partitions for node in p.holders if node.startswith(PREFIX)}
-            if not (helpers and held.config.read_only):
+            helpers = {node for p in existing.partitions for node in p.holders if node.startswith(PREFIX)}
+            if not (helpers and existing.config.read_only):
                 raise AlreadyExistsError(
-                    f"Stream {held.name} already exists, and a restore never overwrites a stream. Choose another name "
+                    f"Stream {existing.name} already exists, and a restore never overwrites a stream. Choose another name "
                     "with --into."
                 )
             alive = sorted(node for node in helpers if image.is_live(node))
             if alive:
-                raise AlreadyExistsError(f"Another process is restoring stream {held.name} ({alive[0]}). Wait for it.")
-            await self._client.admin.delete_stream(held.name, held.uid)
+                raise AlreadyExistsError(f"Another process is restoring stream {existing.name} ({alive[0]}). Wait for it.")
+            await self._client.admin.delete_stream(existing.name, existing.uid)
             unfinished |= helpers
         abandoned = {name for name, node in image.nodes.items() if _is_abandoned(image, name, node)}
         for node in sorted(unfinished | abandoned):
@@ -528,20 +530,20 @@ class Restore:
 
         If the racks of the nodes do not allow the placement policy of the stream, the default policy is used.
         """
-        wish, count = one.wish, len(one.copy.partitions)
-        replicas = min(wish.replicas, len(image.live_nodes()))
+        stream_restore, count = one.wish, len(one.copy.partitions)
+        replicas = min(stream_restore.replicas, len(image.live_nodes()))
 
         async def planned_by(policy: str) -> PlacementPlan:
             return await self._client.admin.plan_stream(
-                wish.into,
-                wish.subject,
+                stream_restore.into,
+                stream_restore.subject,
                 partitions=count,
                 replicas=replicas,
-                config=self._closed_config(wish.config),
+                config=self._closed_config(stream_restore.config),
                 placement=PlacementOptions(policy=policy),
             )
 
-        policy = "" if wish.placement == MANUAL else wish.placement
+        policy = "" if stream_restore.placement == MANUAL else stream_restore.placement
         try:
             plan = await planned_by(policy)
         except ConfigError as error:
@@ -551,7 +553,7 @@ class Restore:
             one.unmet_policy = str(error)
         if plan.waits or len(plan.replicas) != count:
             raise ConfigError(
-                f"Cannot place stream {wish.into}: {plan.waits or 'no assignment is possible'}. Start more nodes, or "
+                f"Cannot place stream {stream_restore.into}: {plan.waits or 'no assignment is possible'}. Start more nodes, or "
                 "use fewer --replicas."
             )
         return plan.replicas
@@ -621,12 +623,12 @@ class Restore:
 
     async def _create(self, one: RestoredStream, first_epoch: int) -> None:
         """Create the stream on the helper, with at most ``_CREATED_TOGETHER`` partitions per request."""
-        wish, count = one.wish, len(one.copy.partitions)
+        stream_restore, count = one.wish, len(one.copy.partitions)
         created = await self._client.create_stream(
-            wish.into,
-            wish.subject,
-            config=self._closed_config(wish.config),
-            placement=self._wish_on_helper(range(min(count, _CREATED_TOGETHER)), wish.placement or DEFAULT_POLICY),
+            stream_restore.into,
+            stream_restore.subject,
+            config=self._closed_config(stream_restore.config),
+            placement=self._wish_on_helper(range(min(count, _CREATED_TOGETHER)), stream_restore.placement or DEFAULT_POLICY),
             ready_s=0,
             first_leader_epoch=first_epoch,
         )
@@ -634,11 +636,11 @@ class Restore:
         for first in range(_CREATED_TOGETHER, count, _CREATED_TOGETHER):
             numbers = range(first, min(count, first + _CREATED_TOGETHER))
             placement = self._wish_on_helper(numbers)
-            grown = await self._client.admin.add_partitions(wish.into, uid=one.uid, placement=placement, ready_s=0)
+            grown = await self._client.admin.add_partitions(stream_restore.into, uid=one.uid, placement=placement, ready_s=0)
             one.image = grown.image
         if any(partition.leader_epoch < first_epoch for partition in one.image.partitions):
             raise ConfigError(
-                f"Cannot restore stream {wish.into}: at least one controller has a version that cannot skip "
+                f"Cannot restore stream {stream_restore.into}: at least one controller has a version that cannot skip "
                 "LeaderEpochs. Upgrade all controllers, then restore again."
             )
 
@@ -668,12 +670,12 @@ class Restore:
     async def _move(self, *, with_helper: bool) -> None:
         """Move all partitions to their planned nodes, and wait until the replicas on these nodes are in sync."""
         extra = (self._helper_id,) if with_helper else ()
-        wishes = [
+        moves = [
             ReplicaMove(stream=one.wish.into, uid=one.uid, partition=number, replicas=(*nodes, *extra))
             for one in self._streams
             for number, nodes in enumerate(one.plan)
         ]
-        refused = [text for text in await self._client.admin.reassign_all(wishes) if text]
+        refused = [text for text in await self._client.admin.reassign_all(moves) if text]
         if refused:
             raise UnavailableError(
                 f"A restored replica cannot move to its node: {refused[0]}. Check `liftpy status`, then start the restore again."
@@ -686,8 +688,8 @@ class Restore:
                 partitions = one.partitions_of(image.streams.get(one.wish.into))
                 for partition, nodes in zip(partitions, one.plan, strict=True):
                     done += set(partition.isr) == {*nodes, *extra} and not partition.target and bool(partition.leader)
-            self._tell(_WORDS["replicate" if with_helper else "leave"], "partitions", done, len(wishes))
-            return done == len(wishes)
+            self._tell(_WORDS["replicate" if with_helper else "leave"], "partitions", done, len(moves))
+            return done == len(moves)
 
         await self._until(is_done, "replicas do not get in sync")
 

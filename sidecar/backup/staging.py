@@ -100,13 +100,13 @@ def stage(
     make_folder(folder)
     log, _ = Log.open(DirectoryStorage(folder), config, now_wall_ns=time.time_ns())
     digest = LogDigest()
-    begun = False
+    has_batches = False
     unflushed = 0
-    asked_ends: list[int] = []
-    wanted = _wanted_batches(store, copy, until, tell, asked_ends)
+    end_offsets: list[int] = []
+    wanted = _wanted_batches(store, copy, until, tell, end_offsets)
     for batches in _portions(without_purged(batch, purges) for batch in wanted):
-        if not begun:
-            begun = True
+        if not has_batches:
+            has_batches = True
             if batches[0].base_offset:
                 log.start_afresh(batches[0].base_offset)
         for batch in batches:
@@ -120,20 +120,20 @@ def stage(
         if unflushed >= _FLUSH_BYTES:
             log.flush()
             unflushed = 0
-    if not begun and copy.start:
+    if not has_batches and copy.start:
         log.start_afresh(copy.start)
     log.flush()
     log.raise_high_watermark(log.newest_offset)
     log.checkpoint()
     state, left_out = _state(store, copy, log)
-    asked_end = next((end for end in asked_ends if end < log.log_end_offset), None)
+    end_offset = next((end for end in end_offsets if end < log.log_end_offset), None)
     staged = StagedLog(
         log.log_start_offset,
         log.log_end_offset,
         digest.hexdigest(),
         digest.records,
         digest.size_bytes,
-        asked_end,
+        end_offset,
         state,
         left_out,
     )
@@ -166,11 +166,11 @@ def _state(store: Store, copy: PartitionCopy, log: Log) -> tuple[State | None, s
 
 
 def _wanted_batches(
-    store: Store, copy: PartitionCopy, until: RestorePoint, tell: Callable[[str], None], asked_ends: list[int]
+    store: Store, copy: PartitionCopy, until: RestorePoint, tell: Callable[[str], None], end_offsets: list[int]
 ) -> Iterator[RecordBatch]:
     """Yield the batches from the log start to the end of the restore. All pieces are read and checked.
 
-    ``tell`` is called with the path of each file. The requested end offset is appended to ``asked_ends`` if the log is cut there.
+    ``tell`` is called with the path of each file. The requested end offset is appended to ``end_offsets`` if the log is cut there.
     """
     before, epoch, ended = copy.before, 0, False
     last_end: int | None = None
@@ -181,7 +181,7 @@ def _wanted_batches(
                 continue
             end = end_of(batch, until.offset, until.time_ns) if last_end is None else None
             if end is not None:
-                asked_ends.append(end)
+                end_offsets.append(end)
                 last_end = max(end, copy.compacted_end)  # if the copy ended below this offset, keys would be missing [R11]
             if last_end is None or batch.next_offset <= last_end:
                 yield batch

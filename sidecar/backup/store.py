@@ -62,9 +62,9 @@ class Store:
     def sizes(self, folder: str) -> dict[str, int]:
         selector = fs.FileSelector(f"{self._root}/{folder}", recursive=True, allow_not_found=True)
         with _storage_errors(folder):
-            found = self._fs.get_file_info(selector)
+            file_infos = self._fs.get_file_info(selector)
         start = len(self._root) + 1
-        return {info.path[start:]: info.size for info in found if info.type is fs.FileType.File}
+        return {info.path[start:]: info.size for info in file_infos if info.type is fs.FileType.File}
 
     def read(self, path: str) -> bytes:
         with _storage_errors(path), self._fs.open_input_stream(self._whole(path), compression=None) as stream:
@@ -138,12 +138,12 @@ class Store:
         """
         path = manifest_path(backup)
         try:
-            found = decode_manifest(self.read(path))
+            manifest = decode_manifest(self.read(path))
         except LiftError as error:
             raise type(error)(f"Cannot read {path}: {error}") from None
-        if found.backup != backup:
-            raise CorruptionError(f"File {path} belongs to backup {found.backup}. The store is damaged: use another backup.")
-        return found
+        if manifest.backup != backup:
+            raise CorruptionError(f"File {path} belongs to backup {manifest.backup}. The store is damaged: use another backup.")
+        return manifest
 
     def newest(self, backup: str = "") -> Manifest:
         """Return the manifest of the backup with the id ``backup``. '': of the newest backup. Raises NotFoundError."""

@@ -25,9 +25,9 @@ def answer(port: int, subject: str) -> None:
         tail = b""
         while received := connection.recv(1 << 20):
             data = tail + received
-            asked = Counter(asking.findall(data))
-            asked.subtract(asking.findall(tail))
-            replies = (b"PUB %s %d\r\n%s\r\n" % (inbox, len(_ANSWER), _ANSWER) * count for inbox, count in asked.items())
+            requests = Counter(asking.findall(data))
+            requests.subtract(asking.findall(tail))
+            replies = (b"PUB %s %d\r\n%s\r\n" % (inbox, len(_ANSWER), _ANSWER) * count for inbox, count in requests.items())
             connection.sendall(b"".join(replies))
             if b"PING\r\n" in received:
                 connection.sendall(b"PONG\r\n")

@@ -36,20 +36,20 @@ class Arrivals:
         return {"acked": self.count, "cpu_s": time.process_time(), **quantiles(self.times_ns, "end_")}
 
 
-async def read_ours(port: int, stream: str, found: Arrivals) -> None:
-    """Read batches of new records with liftpy forever, and add their number and ages to ``found``."""
+async def read_ours(port: int, stream: str, arrivals: Arrivals) -> None:
+    """Read batches of new records with liftpy forever, and add their number and ages to ``arrivals``."""
     async with connect(f"nats://127.0.0.1:{port}") as client:
         consumer = client.consume(stream, start="new")
         await consumer.begin()
         print("go", flush=True)
         async for piece in consumer.batches():
             now_ns, values = time.monotonic_ns(), piece.values()
-            found.count += len(values)
-            found.times_ns += [now_ns - int(value[1:SMALLEST_BYTES]) for value in values if value and value[:1] == STAMP]
+            arrivals.count += len(values)
+            arrivals.times_ns += [now_ns - int(value[1:SMALLEST_BYTES]) for value in values if value and value[:1] == STAMP]
 
 
-async def read_jetstream(port: int, stream: str, found: Arrivals) -> None:
-    """Read a push consumer of JetStream forever, and add the number and ages of the messages to ``found``."""
+async def read_jetstream(port: int, stream: str, arrivals: Arrivals) -> None:
+    """Read a push consumer of JetStream forever, and add the number and ages of the messages to ``arrivals``."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
     await reader.readline()
     writer.write(b'CONNECT {"verbose":false}\r\nSUB %s 1\r\nPING\r\n' % _INBOX.encode())
@@ -70,8 +70,8 @@ async def read_jetstream(port: int, stream: str, found: Arrivals) -> None:
         if b"\r\nPING\r\n" in data:
             writer.write(b"PONG\r\n")
         data, tail = data[: (end := data.rfind(b"\r\n"))], data[end:]
-        found.count += data.count(b"\r\nMSG ")
-        found.times_ns += [now_ns - int(stamp) for stamp in _STAMPED.findall(data)]
+        arrivals.count += data.count(b"\r\nMSG ")
+        arrivals.times_ns += [now_ns - int(stamp) for stamp in _STAMPED.findall(data)]
 
 
 async def run(port: int, stream: str, system: str) -> dict[str, float]:
@@ -82,8 +82,8 @@ async def run(port: int, stream: str, system: str) -> dict[str, float]:
     Raises:
         SystemExit: The system under test ended the reading.
     """
-    found, loop = Arrivals(), asyncio.get_running_loop()
-    reading = start_attended((read_ours if system == "liftpy" else read_jetstream)(port, stream, found))
+    arrivals, loop = Arrivals(), asyncio.get_running_loop()
+    reading = start_attended((read_ours if system == "liftpy" else read_jetstream)(port, stream, arrivals))
     is_over = asyncio.Event()
     loop.add_reader(sys.stdin, is_over.set)
     waiting = start_attended(is_over.wait())
@@ -94,7 +94,7 @@ async def run(port: int, stream: str, system: str) -> dict[str, float]:
         task.cancel()
     await asyncio.wait({reading, waiting})
     if not has_ended:
-        return found.figures()
+        return arrivals.figures()
     if (error := None if reading.cancelled() else reading.exception()) is not None:
         raise error
     raise SystemExit("The process that reads the records ended too early. Run the benchmark again.")

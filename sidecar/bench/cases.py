@@ -61,34 +61,34 @@ def _row(case: str, figures: Figures) -> Row:
 
 def _rate(runs: Sequence[Figures]) -> Figures:
     count = sum(run["acked"] for run in runs)
-    found = {"per_s": sum(run["acked"] / run["took_s"] for run in runs), "cpu_us": runs[0]["all_cpu_s"] / count * 1e6}
-    found["generator_cpu_us"] = sum(run["cpu_s"] for run in runs) / count * 1e6
-    return found | {name: value for name, value in runs[0].items() if name.endswith("_ms")}
+    figures = {"per_s": sum(run["acked"] / run["took_s"] for run in runs), "cpu_us": runs[0]["all_cpu_s"] / count * 1e6}
+    figures["generator_cpu_us"] = sum(run["cpu_s"] for run in runs) / count * 1e6
+    return figures | {name: value for name, value in runs[0].items() if name.endswith("_ms")}
 
 
-def _publishers(system: System, asked: BenchOptions, size_bytes: int, window: int, *, each: int = 1) -> Figures:
+def _publishers(system: System, options: BenchOptions, size_bytes: int, window: int, *, each: int = 1) -> Figures:
     """Run ``asked.publishers`` publishers at the same time, and return their total rate and CPU time per record.
 
     ``window``: number of messages in flight, over all publishers. ``each``: only every ``each``-th message requests an ack.
     """
-    share = max(window // asked.publishers, 1)
-    commands = [system.publisher(number, asked.seconds, size_bytes, share, each) for number in range(asked.publishers)]
+    share = max(window // options.publishers, 1)
+    commands = [system.publisher(number, options.seconds, size_bytes, share, each) for number in range(options.publishers)]
     return _rate(measured_together(commands, None, system.pids))
 
 
-def publish_with_acks(system: System, asked: BenchOptions) -> Iterator[Row]:
+def publish_with_acks(system: System, options: BenchOptions) -> Iterator[Row]:
     """Publish with an ack for each message, for each message size and each number of messages in flight."""
-    for size_bytes in asked.sizes:
-        for window in asked.windows:
-            yield _row(f"acked, {size_bytes} B, {window:,} in flight", _publishers(system, asked, size_bytes, window))
+    for size_bytes in options.sizes:
+        for window in options.windows:
+            yield _row(f"acked, {size_bytes} B, {window:,} in flight", _publishers(system, options, size_bytes, window))
 
 
-def load_alone(asked: BenchOptions) -> dict[int, Figures]:
+def load_alone(options: BenchOptions) -> dict[int, Figures]:
     """Measure the publisher against a process that only sends acks, for each message size in bytes.
 
     The values show that the publisher is not the bottleneck of the other cases.
     """
-    found = {}
+    figures_by_size = {}
     with NatsServer() as server:
         words = [sys.executable, "-m", "sidecar.bench.answerer", str(server.port), STREAM]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as answering:
@@ -96,70 +96,72 @@ def load_alone(asked: BenchOptions) -> dict[int, Figures]:
                 assert answering.stdout is not None
                 if answering.stdout.readline().strip() != "go":
                     raise SystemExit("The process that answers did not start in time. Run the benchmark again.")
-                for size_bytes in asked.sizes:
+                for size_bytes in options.sizes:
                     publishing = [sys.executable, "-m", "sidecar.bench.publisher", str(server.port), STREAM]
-                    given = map(str, (asked.seconds, size_bytes, PEAK_WINDOW))
-                    found[size_bytes] = _rate([measure_process([*publishing, *given], None, [server.pid, answering.pid])])
+                    arguments = map(str, (options.seconds, size_bytes, PEAK_WINDOW))
+                    figures_by_size[size_bytes] = _rate(
+                        [measure_process([*publishing, *arguments], None, [server.pid, answering.pid])]
+                    )
             finally:
                 answering.kill()
-    return found
+    return figures_by_size
 
 
-def plain(system: System, asked: BenchOptions) -> Iterator[Row]:
+def plain(system: System, options: BenchOptions) -> Iterator[Row]:
     """Publish without acks, except for each thousandth message. Its ack shows that all earlier ones are stored."""
-    for size_bytes in asked.sizes:
-        figures = _publishers(system, asked, size_bytes, PLAIN_WINDOW, each=PLAIN_EACH)
+    for size_bytes in options.sizes:
+        figures = _publishers(system, options, size_bytes, PLAIN_WINDOW, each=PLAIN_EACH)
         yield _row(f"plain, {size_bytes} B", figures)
 
 
-def producer(system: System, asked: BenchOptions) -> Iterator[Row]:
+def producer(system: System, options: BenchOptions) -> Iterator[Row]:
     """Publish with liftpy's producer, JetStream's batches and Kafka's producer. Other systems use their fastest way with acks."""
-    for size_bytes in asked.sizes:
+    for size_bytes in options.sizes:
         case = _PRODUCER_PEER.format(size_bytes=size_bytes)
         if system.kind == OURS:
-            words = [sys.executable, "-m", "sidecar.bench.producer", str(system.ports[0]), STREAM, str(asked.seconds)]
+            words = [sys.executable, "-m", "sidecar.bench.producer", str(system.ports[0]), STREAM, str(options.seconds)]
             yield _row(case, _rate([measure_process([*words, str(size_bytes), "many"], None, system.pids)]))
         else:
-            yield _row(case, _publishers(system, asked, size_bytes, PEAK_WINDOW))
+            yield _row(case, _publishers(system, options, size_bytes, PEAK_WINDOW))
 
 
-def consume(system: System, asked: BenchOptions) -> Iterator[Row]:
+def consume(system: System, options: BenchOptions) -> Iterator[Row]:
     """Read the published messages from the first one on, with the Python client of each system."""
-    for name, words in system.readers(asked.seconds).items():
+    for name, words in system.readers(options.seconds).items():
         yield _row(f"consume, {name}", _rate([measure_process(words, None, system.pids)]))
 
 
-def latency(system: System, asked: BenchOptions) -> Iterator[Row]:
+def latency(system: System, options: BenchOptions) -> Iterator[Row]:
     """Measure the time until the ack, and until a reader has the record, at fractions of the highest rate of the system."""
-    for size_bytes in asked.sizes:
-        peak = _publishers(system, asked, size_bytes, PEAK_WINDOW)["per_s"]
-        for load in asked.loads:
-            yield _row(f"latency, {size_bytes} B, {load:.0%} of its peak", _at_rate(system, asked, size_bytes, peak * load))
+    for size_bytes in options.sizes:
+        peak = _publishers(system, options, size_bytes, PEAK_WINDOW)["per_s"]
+        for load in options.loads:
+            yield _row(f"latency, {size_bytes} B, {load:.0%} of its peak", _at_rate(system, options, size_bytes, peak * load))
 
 
-def _at_rate(system: System, asked: BenchOptions, size_bytes: int, rate: float) -> Figures:
+def _at_rate(system: System, options: BenchOptions, size_bytes: int, rate: float) -> Figures:
     reading = [sys.executable, "-m", "sidecar.bench.arrivals", str(system.ports[-1]), STREAM, system.kind]
     with subprocess.Popen(reading, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
         assert reader.stdout is not None
         if reader.stdout.readline().strip() != "go":
             raise SystemExit("The process that reads the records did not start in time. Run the benchmark again.")
         writing = [sys.executable, "-m", "sidecar.bench.open_loop", str(system.ports[0]), STREAM]
-        run = measure_process([*writing, *map(str, (asked.seconds, size_bytes, rate))], None, [*system.pids, reader.pid])
-        said, _ = reader.communicate("end\n")
-    arrived = json.loads(said)
+        run = measure_process([*writing, *map(str, (options.seconds, size_bytes, rate))], None, [*system.pids, reader.pid])
+        output, _ = reader.communicate("end\n")
+    arrived = json.loads(output)
     figures = _rate([run]) | {name: value for name, value in arrived.items() if name.endswith("_ms")}
     return figures | {"kept": run["acked"] / run["took_s"] / rate}
 
 
-def idle(system: System, asked: BenchOptions) -> Iterator[Row]:
+def idle(system: System, options: BenchOptions) -> Iterator[Row]:
     """Measure the CPU use of all processes while nothing is published or read, in cores."""
     time.sleep(_WARM_S)
     before, began = all_cpu_s(system.pids), time.monotonic()
-    time.sleep(asked.seconds)
+    time.sleep(options.seconds)
     yield _row("idle", {"core": (all_cpu_s(system.pids) - before) / (time.monotonic() - began)})
 
 
-def failover(system: System, asked: BenchOptions) -> Iterator[Row]:
+def failover(system: System, options: BenchOptions) -> Iterator[Row]:
     """Measure the longest time between two acks around a kill -9 of the leader, with one message in flight.
 
     No other case can follow, because the leader is not restarted.
@@ -178,7 +180,7 @@ async def _gap(system: System) -> float:
     }
     port, longest, last = system.ports[0], 0.0, time.monotonic()
     kill: asyncio.Future[int] | None = None
-    kill_at, ends_at, given_up_at = last + _BEFORE_S, 0.0, last + _OVER_S
+    kill_at, ends_at, deadline = last + _BEFORE_S, 0.0, last + _OVER_S
     while not ends_at or time.monotonic() < ends_at:
         if kill is None and time.monotonic() >= kill_at:
             kill = killing(None, system.kill_leader)
@@ -191,7 +193,7 @@ async def _gap(system: System) -> float:
             longest, last = max(longest, now - last), now
             if kill is not None and kill.done() and not ends_at:
                 ends_at = now + _AFTER_S
-        if time.monotonic() > given_up_at:
+        if time.monotonic() > deadline:
             raise SystemExit(f"No ack within {_OVER_S:.0f} s after the leader was killed. Run the benchmark again.")
     for connection in connections.values():
         if not connection.is_closed:
@@ -251,8 +253,8 @@ def measure_process(words: Sequence[str], folder: Path | None, pids: Sequence[in
 
     ``all_cpu_s`` is added: the CPU time of this process and of ``pids`` after the line ``go``, in seconds.
     """
-    (found,) = measured_together([words], folder, pids)
-    return found
+    (figures,) = measured_together([words], folder, pids)
+    return figures
 
 
 def measured_together(commands: Sequence[Sequence[str]], folder: Path | None, pids: Sequence[int]) -> list[Figures]:
@@ -262,7 +264,7 @@ def measured_together(commands: Sequence[Sequence[str]], folder: Path | None, pi
     """
     before = all_cpu_s(pids)
     processes = [subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True) for words in commands]
-    found: list[Figures] = []
+    figures: list[Figures] = []
     try:
         for words, process in zip(commands, processes, strict=True):
             assert process.stdout is not None
@@ -272,7 +274,7 @@ def measured_together(commands: Sequence[Sequence[str]], folder: Path | None, pi
                     before = all_cpu_s(pids)
             if process.wait():
                 raise SystemExit(f"The command {' '.join(words[:3])} failed with exit code {process.returncode}.")
-            found.append(json.loads(last))
+            figures.append(json.loads(last))
     finally:
         for process in processes:
             if process.poll() is None:
@@ -280,5 +282,5 @@ def measured_together(commands: Sequence[Sequence[str]], folder: Path | None, pi
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
-    found[0]["all_cpu_s"] = sum(one["cpu_s"] for one in found) + all_cpu_s(pids) - before
-    return found
+    figures[0]["all_cpu_s"] = sum(one["cpu_s"] for one in figures) + all_cpu_s(pids) - before
+    return figures

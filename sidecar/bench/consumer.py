@@ -59,8 +59,8 @@ async def _records(consumer: Consumer, end: float) -> int:
 
 async def _many(consumer: Consumer, end: float) -> int:
     count = 0
-    while (found := await consumer.getmany(_TOGETHER)) and time.perf_counter() < end:
-        count += len(found)
+    while (records := await consumer.getmany(_TOGETHER)) and time.perf_counter() < end:
+        count += len(records)
     return count
 
 

@@ -65,11 +65,11 @@ def number_field(number: int, value: int) -> bytes:
 
 def varint(value: int) -> bytes:
     """Return the protobuf varint of a number from 0 on: seven bits per byte."""
-    found = bytearray()
+    data = bytearray()
     while value > 127:
-        found.append(value & 127 | 128)
+        data.append(value & 127 | 128)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*data, value])
 
 
 def envelope_of(kind: int, payload: bytes) -> bytes:
@@ -82,8 +82,8 @@ def _of_liftbridge(value: bytes, inbox: bytes) -> bytes:
 
     The ack policy is ALL: all in-sync replicas must have the message, as in liftpy.
     """
-    asked = field(10, inbox) + number_field(12, 1) if inbox else number_field(12, 2)
-    return envelope_of(_PUBLISH, field(3, value) + asked)
+    ack_fields = field(10, inbox) + number_field(12, 1) if inbox else number_field(12, 2)
+    return envelope_of(_PUBLISH, field(3, value) + ack_fields)
 
 
 PLAIN = Dialect(lambda value, _: value, True, b'"seq"', lambda data: b'"error"' in data)

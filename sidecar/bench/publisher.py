@@ -55,8 +55,8 @@ def publish(
     with open_nats(port, INBOX, _SILENCE_S) as connection:
         began = time.perf_counter()
         end = began + seconds
-        while (asked := time.perf_counter()) < end or answers.acked * each < sent:
-            while asked < end and sent + step - answers.acked * each <= window:
+        while (send_time_s := time.perf_counter()) < end or answers.acked * each < sent:
+            while send_time_s < end and sent + step - answers.acked * each <= window:
                 connection.sendall(block)
                 sent += step
             received = connection.recv(1 << 20)
@@ -65,7 +65,7 @@ def publish(
             answers.add(received)
             if answers.refused:
                 raise SystemExit(f"The system rejected a message: {received[:300]!r}")
-            times.append(time.perf_counter() - asked)
+            times.append(time.perf_counter() - send_time_s)
         took_s = time.perf_counter() - began
     times.sort()
     latency = {f"p{p}_ms": times[len(times) * p // 100] * 1000 for p in (50, 99)} if window == 1 else {}

@@ -52,9 +52,9 @@ class Results:
 def run(
     systems: Sequence[str],
     cases: Mapping[str, Case],
-    asked: BenchOptions,
+    options: BenchOptions,
     rounds: int,
-    given: ComparisonOptions,
+    comparison: ComparisonOptions,
     say: Say,
     results: Results,
 ) -> None:
@@ -75,14 +75,14 @@ def run(
             began = time.monotonic()
             case = "start"
             try:
-                with SYSTEMS[name](given) as system:
+                with SYSTEMS[name](comparison) as system:
                     system.prepare()
                     warm(system)
                     for case, measure in cases.items():
                         if case in system.lacks:
                             continue
                         try:
-                            for row in measure(system, asked):
+                            for row in measure(system, options):
                                 results.add(number, name, str(row["case"]), row["figures"])  # type: ignore[arg-type]
                         except (Exception, SystemExit) as error:
                             results.fail(number, name, case, error)
@@ -104,22 +104,22 @@ def rows(runs: Runs) -> list[dict[str, Any]]:
 
     A ratio is liftpy's value divided by the system's value.
     """
-    found = []
+    result_rows = []
     for (case, system), same in runs.items():
         ours = median(runs.get((case, OURS), []))
         figures = median(same)
         ratios = {name: ours[name] / value for name, value in figures.items() if system != OURS and value and name in ours}
-        found.append({"case": case, "system": system, "rounds": len(same), "figures": figures, "ratios": ratios})
+        result_rows.append({"case": case, "system": system, "rounds": len(same), "figures": figures, "ratios": ratios})
     order = {case: place for place, case in enumerate(dict.fromkeys(case for case, _ in runs))}
-    return sorted(found, key=lambda row: (order[row["case"]], row["system"] != OURS))
+    return sorted(result_rows, key=lambda row: (order[row["case"]], row["system"] != OURS))
 
 
 def report(
     systems: Sequence[str],
     cases: Mapping[str, Case],
-    asked: BenchOptions,
+    options: BenchOptions,
     rounds: int,
-    given: ComparisonOptions,
+    comparison: ComparisonOptions,
     say: Say,
     out: Path | None = None,
 ) -> dict[str, Any]:
@@ -132,21 +132,21 @@ def report(
     alone: dict[int, Figures] = {}
     is_complete = True
     try:
-        alone = load_alone(asked)
+        alone = load_alone(options)
         say(
             "the load alone: " + ", ".join(f"{size_bytes} B {figures['per_s']:,.0f}/s" for size_bytes, figures in alone.items())
         )
-        run(systems, cases, asked, rounds, given, say, results)
+        run(systems, cases, options, rounds, comparison, say, results)
     except KeyboardInterrupt:
         is_complete = False
         say("interrupted: the report has what was measured so far")
     how = {
-        "seconds": asked.seconds,
+        "seconds": options.seconds,
         "rounds": rounds,
-        "publishers": asked.publishers,
-        "nats_servers_of_liftpy": given.nats_servers,
-        "network_delay_ms": given.network.delay_s * 1000,
-        "network_bandwidth_bytes_per_s": given.network.bytes_per_s,
+        "publishers": options.publishers,
+        "nats_servers_of_liftpy": comparison.nats_servers,
+        "network_delay_ms": comparison.network.delay_s * 1000,
+        "network_bandwidth_bytes_per_s": comparison.network.bytes_per_s,
     }
     return {
         "how": how,
@@ -174,14 +174,14 @@ def bars(report: dict[str, Any]) -> list[tuple[str, str, float, bool]]:
 
     A ratio above 1 is better for liftpy.
     """
-    found = []
+    bar_rows = []
     for row in report["rows"]:
         name = next((name for name in _SHOWN if row["ratios"].get(name)), "")
         if name:
             ratio = row["ratios"][name]
             times = ratio if better(name, 2.0) else 1 / ratio
-            found.append((f"{row['case']} ({name})", row["system"], times, times >= 1))
-    return found
+            bar_rows.append((f"{row['case']} ({name})", row["system"], times, times >= 1))
+    return bar_rows
 
 
 def require_plots() -> None:
@@ -199,13 +199,13 @@ def draw(report: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    found = bars(report)
-    cases = list(dict.fromkeys(case for case, *_ in found))[::-1]
-    peers = list(dict.fromkeys(peer for _, peer, *_ in found))
+    all_bars = bars(report)
+    cases = list(dict.fromkeys(case for case, *_ in all_bars))[::-1]
+    peers = list(dict.fromkeys(peer for _, peer, *_ in all_bars))
     height = 0.8 / len(peers)
     figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.28 * len(cases) * max(len(peers), 2)))
     for number, peer in enumerate(peers):
-        mine = [(cases.index(case), times) for case, name, times, _ in found if name == peer]
+        mine = [(cases.index(case), times) for case, name, times, _ in all_bars if name == peer]
         places = [place + height * (len(peers) - 1 - number) for place, _ in mine]
         drawn = axes.barh(places, [times - 1 for _, times in mine], height, left=1, label=peer)
         axes.bar_label(drawn, [f"{times:.2f}" for _, times in mine], padding=2, fontsize=7)

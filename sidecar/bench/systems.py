@@ -103,8 +103,8 @@ class _NatsSystem(System):
     """(case, argument HOW of ``consumer.py``)."""
 
     def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
-        given = (self.ports[number % len(self.ports)], STREAM, seconds, size_bytes, window, each, self.dialect_name)
-        return [sys.executable, "-m", "sidecar.bench.publisher", *map(str, given)]
+        arguments = (self.ports[number % len(self.ports)], STREAM, seconds, size_bytes, window, each, self.dialect_name)
+        return [sys.executable, "-m", "sidecar.bench.publisher", *map(str, arguments)]
 
     def readers(self, seconds: float) -> dict[str, list[str]]:
         words = [sys.executable, "-m", "sidecar.bench.consumer", str(self.ports[0]), STREAM, str(seconds)]
@@ -163,10 +163,10 @@ class DelayRelay:
         process = spawn(words, signal.SIGKILL, stdout=subprocess.PIPE, text=True)
         self._processes.append(process)
         assert process.stdout is not None
-        found: list[int] = json.loads(process.stdout.readline() or "[]")
-        if len(found) != len(targets):
+        relay_ports: list[int] = json.loads(process.stdout.readline() or "[]")
+        if len(relay_ports) != len(targets):
             raise UnavailableError("The process that delays the network did not start. Run the benchmark again.")
-        return found
+        return relay_ports
 
     def stop(self) -> None:
         """End the processes."""
@@ -304,10 +304,10 @@ _IS_LEADER = number_field(2, 1)
 
 def find_liftbridge() -> Path:
     """Return the path of the Liftbridge binary. Raises ConfigError if it is not on the PATH."""
-    found = shutil.which(BINARY, path=search_path())
-    if found is None:
+    binary = shutil.which(BINARY, path=search_path())
+    if binary is None:
         raise ConfigError(f"`{BINARY}` is not on the PATH. Build Liftbridge (`go build`), or leave it out (--system).")
-    return Path(found)
+    return Path(binary)
 
 
 class Liftbridge(_NatsSystem):
@@ -445,10 +445,10 @@ _FORMAT_S = 60.0
 
 def find_java() -> str:
     """Return the path of java. Raises ConfigError if there is none."""
-    found = shutil.which("java", path=search_path())
-    if found is None:
+    java = shutil.which("java", path=search_path())
+    if java is None:
         raise ConfigError("Kafka needs Java 17 or later. Put `java` on the PATH.")
-    return found
+    return java
 
 
 def require_kafka(jars: Path) -> None:
@@ -715,29 +715,29 @@ SYSTEMS: dict[str, Callable[[ComparisonOptions], System]] = {
 DEFAULT_SYSTEMS = (OURS, "jetstream-always", "jetstream")
 
 
-def choose_systems(names: tuple[str, ...], given: ComparisonOptions, say: Callable[[str], None]) -> tuple[str, ...]:
+def choose_systems(names: tuple[str, ...], comparison: ComparisonOptions, say: Callable[[str], None]) -> tuple[str, ...]:
     """Return the names of the systems to measure: ``names``, or by default all that are installed.
 
     ``say`` is called with a line of text for each system that is skipped. Raises ConfigError if a named system is missing.
     """
     kafkas = tuple(name for name in SYSTEMS if name.startswith("kafka"))
     if not names:
-        found = [*DEFAULT_SYSTEMS]
+        system_names = [*DEFAULT_SYSTEMS]
         if shutil.which(BINARY, path=search_path()):
-            found.append(BINARY)
+            system_names.append(BINARY)
         else:
             say(f"skipped: liftbridge, because `{BINARY}` is not on the PATH")
-        if given.kafka_jars is not None:
-            found += kafkas
+        if comparison.kafka_jars is not None:
+            system_names += kafkas
         else:
             say("skipped: Kafka, because --kafka-jars is not given")
-        names = tuple(found)
+        names = tuple(system_names)
     if BINARY in names:
         find_liftbridge()
     if set(kafkas) & set(names):
-        if not given.network.is_loopback:
+        if not comparison.network.is_loopback:
             raise ConfigError(
                 "Kafka cannot be measured with --network-delay or --network-bandwidth. Leave out --kafka-jars, or these options."
             )
-        require_kafka(given.jars)
+        require_kafka(comparison.jars)
     return names

@@ -67,15 +67,15 @@ TABLE = {
 """Metrics. Each name begins with ``liftpy_``. Label ``store``: URL of the store."""
 
 
-def write_metrics(path: Path, url: str, found: Sequence[BackupEntry], now_ns: int) -> None:
+def write_metrics(path: Path, url: str, entries: Sequence[BackupEntry], now_ns: int) -> None:
     """Write the metrics of a backup store to the file ``path``. Raises StorageError."""
-    whole = [one.manifest for one in found if one.manifest is not None and not one.faults]
+    whole = [one.manifest for one in entries if one.manifest is not None and not one.faults]
     newest = whole[-1] if whole else None
     figures = {
         "backup_newest_timestamp_seconds": newest.created_ns / NS_PER_S if newest is not None else 0,
         "backup_newest_size_bytes": newest.size_bytes if newest is not None else 0,
         "backup_valid": len(whole),
-        "backup_damaged": len(found) - len(whole),
+        "backup_damaged": len(entries) - len(whole),
         "backup_checked_timestamp_seconds": now_ns / NS_PER_S,
     }
     registry = CollectorRegistry()
@@ -139,16 +139,16 @@ def trace_steps(
         raise ConfigError(
             f"--trace {trace} needs OpenTelemetry: {error}. Install it with `pip install 'liftpy[otlp]'`."
         ) from None
-    made = exporter() if exporter is not None else otlp_exporter(endpoint)
-    thread = SpanThread(made, f"{name}-{os.getpid()}", target.namespace, SpanBudget(SPANS_PER_S))
-    said = ""
+    span_exporter = exporter() if exporter is not None else otlp_exporter(endpoint)
+    thread = SpanThread(span_exporter, f"{name}-{os.getpid()}", target.namespace, SpanBudget(SPANS_PER_S))
+    error_text = ""
     try:
         yield spans
     except BaseException as error:
-        said = (str(error) if isinstance(error, LiftError) else "") or type(error).__name__
+        error_text = (str(error) if isinstance(error, LiftError) else "") or type(error).__name__
         raise
     finally:
-        thread.add(spans.end_all(said))
+        thread.add(spans.end_all(error_text))
         thread.close()
 
 
@@ -233,7 +233,7 @@ def restore(
     manifest = store.newest(backup_id)
     image = read_image(store, manifest)
     names = [stream.name for stream in manifest.streams] if everything else [name or into]
-    wishes = [_wish(image, manifest, one, into or one, subject, replicas) for one in names]
+    stream_restores = [_wish(image, manifest, one, into or one, subject, replicas) for one in names]
     options = RestoreOptions(
         target=target,
         until=until_of(until_text),
@@ -244,9 +244,9 @@ def restore(
 
     progress = Progress("restore", None, is_shown=not as_json)
     with trace_steps("restore", target, trace, trace_endpoint) as spans, progress:
-        spans.attributes = span_attributes(manifest) | {"liftpy.streams": len(wishes)}
+        spans.attributes = span_attributes(manifest) | {"liftpy.streams": len(stream_restores)}
         done = with_client(
-            target, lambda client: Restore(client, store, manifest, wishes, options, spans.step, progress.step).run()
+            target, lambda client: Restore(client, store, manifest, stream_restores, options, spans.step, progress.step).run()
         )
     if as_json:
         click.echo(json.dumps(_backup_restore_shown(manifest, done)))
@@ -275,8 +275,8 @@ def restore(
     return 0 if done.is_whole else EXIT_PARTLY
 
 
-def _print_states_left_out(said: Mapping[str, str]) -> None:
-    for partition, why in said.items():
+def _print_states_left_out(reasons: Mapping[str, str]) -> None:
+    for partition, why in reasons.items():
         click.echo(
             f"{partition}: the backup lacks the producers and message ids of records that were deleted before it: {why}. Before you "
             "start such a producer, make sure that it does not send these records again.",
@@ -300,27 +300,27 @@ def _wish(image: ClusterImage, manifest: Manifest, name: str, into: str, subject
 
 def until_of(text: str | None) -> RestorePoint:
     """Return the end of a restore. ``text``: an offset or a time from the command line, None: no end. Raises ConfigError."""
-    found = parse_until(text, datetime.now(UTC), "--until")
-    if found is None:
+    point = parse_until(text, datetime.now(UTC), "--until")
+    if point is None:
         return RestorePoint()
-    if isinstance(found, int):
-        return RestorePoint(offset=found)
-    if isinstance(found, datetime):
-        return RestorePoint(time_ns=timestamp_ns(found))
+    if isinstance(point, int):
+        return RestorePoint(offset=point)
+    if isinstance(point, datetime):
+        return RestorePoint(time_ns=timestamp_ns(point))
     raise ConfigError(
-        f"Invalid value for --until: {found}. Use the last offset to restore, or a time such as 2026-01-31T12:00:00Z."
+        f"Invalid value for --until: {point}. Use the last offset to restore, or a time such as 2026-01-31T12:00:00Z."
     )
 
 
-def _print_cursors(said: Mapping[str, str]) -> None:
-    for cursor, why in said.items():
+def _print_cursors(error_texts: Mapping[str, str]) -> None:
+    for cursor, why in error_texts.items():
         click.echo(
             f"{cursor}: " + (f"its positions could not be set: {why}" if why else "continues at its position"), err=bool(why)
         )
 
 
-def _print_settings(said: Sequence[RestoredSetting]) -> None:
-    for one in said:
+def _print_settings(settings: Sequence[RestoredSetting]) -> None:
+    for one in settings:
         if one.why:
             click.echo(f"{one.name} ({one.words}) could not be set: {one.why}", err=True)
             click.echo(f"To set the {one.name} later: {one.command}", err=True)
@@ -346,12 +346,12 @@ def cursors_(url: str, backup_id: str, as_json: bool, target: Target) -> int:
         uids = {stream.name: there[stream.name].uid for stream in manifest.streams if stream.name in there}
         return await set_cursors(client, manifest, uids)
 
-    said = with_client(target, work)
+    error_texts = with_client(target, work)
     if as_json:
-        click.echo(json.dumps(said))
+        click.echo(json.dumps(error_texts))
     else:
-        _print_cursors(said)
-    return 1 if any(said.values()) else 0
+        _print_cursors(error_texts)
+    return 1 if any(error_texts.values()) else 0
 
 
 def _backup_restore_shown(manifest: Manifest, done: RestoreResult) -> dict[str, object]:
@@ -401,9 +401,9 @@ def drill_(
         spans.attributes = span_attributes(manifest)
         done = with_client(target, lambda client: drill(client, store, manifest, options, spans.step, progress.step))
     if as_json:
-        said = {name: getattr(done, name) for name in ("backup", "streams", "partitions", "records", "size_bytes")}
+        fields = {name: getattr(done, name) for name in ("backup", "streams", "partitions", "records", "size_bytes")}
         times = {name: round(getattr(done, name), 3) for name in ("served_s", "rto_s", "compared_s", "rpo_s")}
-        click.echo(json.dumps(said | times | {"states_left_out": dict(done.states_left_out)}))
+        click.echo(json.dumps(fields | times | {"states_left_out": dict(done.states_left_out)}))
         return
     what = f"{done.streams} streams, {done.records} records, {done.size_bytes / _MIB:.1f} MiB"
     click.echo(f"{done.backup}: {what} are the same on every replica as in the backup")
@@ -466,18 +466,18 @@ def create(
 
     with trace_steps("backup", target, trace, trace_endpoint) as spans, Progress("backup", None) as progress:
         copied = partial(progress.step, "backup", "partitions")
-        taken = with_client(target, lambda client: take_backup(client, store, options, step=spans.step, copied=copied))
-        spans.attributes = span_attributes(taken.manifest) | {"liftpy.written_bytes": taken.written_bytes}
+        result = with_client(target, lambda client: take_backup(client, store, options, step=spans.step, copied=copied))
+        spans.attributes = span_attributes(result.manifest) | {"liftpy.written_bytes": result.written_bytes}
     if as_json:
-        shown = _manifest_as_json(taken.manifest) | {"written_bytes": taken.written_bytes, "took_s": round(taken.took_s, 3)}
-        click.echo(json.dumps(shown | {"deleted": list(taken.deleted)}))
+        shown = _manifest_as_json(result.manifest) | {"written_bytes": result.written_bytes, "took_s": round(result.took_s, 3)}
+        click.echo(json.dumps(shown | {"deleted": list(result.deleted)}))
     else:
         click.echo(
-            f"{taken.manifest.backup}: {_contents(taken.manifest)}; {taken.written_bytes / _MIB:.1f} MiB written, "
-            f"{taken.reused_bytes / _MIB:.1f} MiB of earlier backups used, {taken.took_s:.1f} s"
+            f"{result.manifest.backup}: {_contents(result.manifest)}; {result.written_bytes / _MIB:.1f} MiB written, "
+            f"{result.reused_bytes / _MIB:.1f} MiB of earlier backups used, {result.took_s:.1f} s"
         )
-        if taken.deleted:
-            click.echo(f"not in the backup, because they were deleted while it ran: {', '.join(taken.deleted)}")
+        if result.deleted:
+            click.echo(f"not in the backup, because they were deleted while it ran: {', '.join(result.deleted)}")
 
 
 class MaxAge(Duration):
@@ -508,21 +508,21 @@ class MaxAge(Duration):
 @json_option
 def list_(url: str, max_age_s: float | None, metrics_file: Path | None, as_json: bool) -> int:
     """List the backups, the newest last. Exit code 1: there is no backup, or the newest one is incomplete or older than --max-age."""
-    found = list_backups(Store.at(url))
+    entries = list_backups(Store.at(url))
     if metrics_file is not None:
-        write_metrics(metrics_file, url, found, time.time_ns())
+        write_metrics(metrics_file, url, entries, time.time_ns())
     if as_json:
         rows = [
             {**({} if one.manifest is None else _manifest_as_json(one.manifest)), "backup": one.backup, "faults": one.faults}
-            for one in found
+            for one in entries
         ]
         click.echo(json.dumps(rows))
     else:
-        Console().print(table(("backup", "age", "streams", "MiB", "state"), [_row(one) for one in found]))
-    if not found:
+        Console().print(table(("backup", "age", "streams", "MiB", "state"), [_row(one) for one in entries]))
+    if not entries:
         missing = "://" not in url and not Path(url).expanduser().is_dir()
         click.echo(f"No backups in {url}" + (" (the directory does not exist)." if missing else "."), err=True)
-    newest = found[-1] if found else None
+    newest = entries[-1] if entries else None
     if newest is None or newest.faults or newest.manifest is None:
         return EXIT_DAMAGED
     age_s = (time.time_ns() - newest.manifest.created_ns) / NS_PER_S
@@ -573,14 +573,14 @@ def verify(url: str, backup_id: str, as_json: bool) -> int:
     copies = [copy for stream in manifest.streams for copy in stream.partitions]
     total = sum(len(copy.pieces) + (copy.state is not None) for copy in copies)
     with Progress(manifest.backup, total, unit="files") as progress:
-        found = verify_backup(store, manifest, lambda _: progress.at(progress.count + 1, progress.count + 1))
+        result = verify_backup(store, manifest, lambda _: progress.at(progress.count + 1, progress.count + 1))
     if as_json:
-        shown = {"backup": found.backup, "files": found.files, "size_bytes": found.size_bytes, "faults": found.faults}
+        shown = {"backup": result.backup, "files": result.files, "size_bytes": result.size_bytes, "faults": result.faults}
         click.echo(json.dumps(shown))
     else:
-        said = [f"{found.backup}: {found.files} files, {found.batches} batches, {found.size_bytes / _MIB:.1f} MiB read"]
-        click.echo("\n".join([*said, *(found.faults or ["all files are unchanged"])]))
-    return EXIT_DAMAGED if found.faults else 0
+        lines = [f"{result.backup}: {result.files} files, {result.batches} batches, {result.size_bytes / _MIB:.1f} MiB read"]
+        click.echo("\n".join([*lines, *(result.faults or ["all files are unchanged"])]))
+    return EXIT_DAMAGED if result.faults else 0
 
 
 @backup.command(example="liftpy backup prune /backups/liftpy --keep 7 --dry-run")

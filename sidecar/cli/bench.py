@@ -137,38 +137,38 @@ def bench(
     before. The exit code is 1 if a case failed or the run was interrupted.
     """
     parts = [percent / 100 for percent in _numbers(loads, "--loads")]
-    asked = BenchOptions(seconds, _sizes(sizes), _numbers(windows, "--windows"), publishers, parts)
+    options = BenchOptions(seconds, _sizes(sizes), _numbers(windows, "--windows"), publishers, parts)
     say = functools.partial(click.echo, err=True)
-    given = ComparisonOptions(int(nats_servers), kafka_jars, HostNetwork(network_delay, (network_bandwidth or 0.0) / 8))
-    named = choose_systems(systems, given, say)
+    comparison = ComparisonOptions(int(nats_servers), kafka_jars, HostNetwork(network_delay, (network_bandwidth or 0.0) / 8))
+    named = choose_systems(systems, comparison, say)
     if plot is not None:
         require_plots()
         if systems and (OURS not in systems or len(set(systems)) == 1):
             raise ConfigError(f"--plot compares {OURS} with others. Give --system {OURS} and at least one more --system.")
     wanted = {name: case for name, case in CASES.items() if not cases or name in cases}
-    found = report(named, wanted, asked, rounds, given, say, out)
-    if plot is not None and found["rows"]:
-        draw(found, plot)
+    results = report(named, wanted, options, rounds, comparison, say, out)
+    if plot is not None and results["rows"]:
+        draw(results, plot)
     if as_json:
-        click.echo(json.dumps(found, indent=1))
+        click.echo(json.dumps(results, indent=1))
     else:
-        show(found, Console(file=sys.stdout))
-        for failure in found["failures"]:
+        show(results, Console(file=sys.stdout))
+        for failure in results["failures"]:
             click.echo(
                 f"failed: round {failure['round']}, {failure['system']}, case {failure['case']}: {failure['error']}", err=True
             )
-    if found["failures"] or not found["is_complete"]:
+    if results["failures"] or not results["is_complete"]:
         raise SystemExit(1)
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:
     try:
-        found = tuple(int(part) for part in text.split(","))
+        numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
-        found = ()
-    if not found or min(found) < 1:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
         raise ConfigError(f"Invalid value for {option}: {text!r}. Use whole numbers of 1 or more, separated by commas.")
-    return found
+    return numbers
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -179,13 +179,13 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise ConfigError(f"Invalid value for --sizes: {error.message}. Separate the sizes by commas.") from None
 
 
-def show(found: dict[str, Any], console: Console) -> None:
-    """Print the report ``found`` as a table with a line for each case and system."""
+def show(results: dict[str, Any], console: Console) -> None:
+    """Print the report ``results`` as a table with a line for each case and system."""
     table = Table(box=None, pad_edge=False)
     for name in ("case", "system", "figures", "liftpy to it"):
         table.add_column(name, overflow="fold")
     last = ""
-    for row in found["rows"]:
+    for row in results["rows"]:
         figures = [_text(name, value) for name, value in row["figures"].items()]
         ratios = [
             f"[{'green' if better(name, ratio) else 'red'}]{name} {ratio:.2f}[/]"

@@ -76,10 +76,10 @@ def names_of_cluster(ctx: click.Context, kind: str, incomplete: str) -> list[Com
     ``kind``: "stream", "group", "cursor", "service" or "node". After an error the result is empty, because a shell shows no
     errors here.
     """
-    given: dict[str, Any] = {**options_before(ctx), **{key: ctx.params[key] for key in SHARED_OPTIONS if ctx.params.get(key)}}
+    options: dict[str, Any] = {**options_before(ctx), **{key: ctx.params[key] for key in SHARED_OPTIONS if ctx.params.get(key)}}
 
     async def ask() -> list[str]:
-        target = target_of(given)
+        target = target_of(options)
         async with asyncio.timeout(WAIT_S):
             async with await connect(
                 target.nats, target.namespace, credentials=target.credentials, name="liftpy-completion", timeout_s=WAIT_S
@@ -87,10 +87,10 @@ def names_of_cluster(ctx: click.Context, kind: str, incomplete: str) -> list[Com
                 return await _names(client, kind)
 
     try:
-        found = asyncio.run(ask())
+        matches = asyncio.run(ask())
     except Exception:
         return []
-    return [CompletionItem(name) for name in found if name.startswith(incomplete)][:MAX_NAMES]
+    return [CompletionItem(name) for name in matches if name.startswith(incomplete)][:MAX_NAMES]
 
 
 class ClusterName(TextType):

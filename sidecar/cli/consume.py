@@ -75,8 +75,8 @@ def _lines(file: Path) -> Iterator[Write]:
 def _table_of(piece: BatchSlice, newest_first: bool) -> Any:
     import numpy as np
 
-    found = piece.to_arrow()
-    return found.take(np.arange(found.num_rows)[::-1].copy()) if newest_first else found
+    rows = piece.to_arrow()
+    return rows.take(np.arange(rows.num_rows)[::-1].copy()) if newest_first else rows
 
 
 _BY_SUFFIX: dict[str, Callable[[Path], Any]] = {".parquet": _parquet, ".arrow": _arrow, ".jsonl": _lines}
@@ -135,15 +135,15 @@ def _named_when_whole(file: Path, kind: Callable[[Path], Any]) -> Iterator[Any]:
 
 def record_json(record: Record) -> dict[str, Any]:
     """Return a record as JSON: text where the bytes are UTF-8, else base64 under a name with ``_base64``."""
-    found: dict[str, Any] = {"offset": record.offset, "timestamp_ns": record.timestamp_ns}
-    found.update(_text_or_base64("value", record.value))
+    fields: dict[str, Any] = {"offset": record.offset, "timestamp_ns": record.timestamp_ns}
+    fields.update(_text_or_base64("value", record.value))
     if record.key is not None:
-        found.update(_text_or_base64("key", record.key))
+        fields.update(_text_or_base64("key", record.key))
     if record.headers:
-        found["headers"] = [{**_name_or_base64("name", n), **_text_or_base64("value", v)} for n, v in record.headers]
+        fields["headers"] = [{**_name_or_base64("name", n), **_text_or_base64("value", v)} for n, v in record.headers]
     if record.subject:
-        found.update(_name_or_base64("subject", record.subject))
-    return found
+        fields.update(_name_or_base64("subject", record.subject))
+    return fields
 
 
 def _name_or_base64(name: str, text: str) -> dict[str, str | None]:
@@ -398,10 +398,10 @@ async def _write(consumer: Consumer, file: Path, to_the_end: bool) -> None:
     with output_to(file) as write, Progress(file.name, None, tells_interruption=True) as progress:
         async for piece in consumer.batches():
             write(piece, consumer.backwards)
-            begun, done = (
+            first_begin, done = (
                 (piece.last_offset, piece.first_offset) if consumer.backwards else (piece.first_offset, piece.last_offset)
             )
-            first = begun if first is None else first
+            first = first_begin if first is None else first
             total = bounds.end_offset - first if to_the_end and not consumer.backwards else None
             progress.at(abs(done - first) + 1, progress.count + piece.record_count, total=total)
     click.echo(f"{progress.count} records in {file}", err=True)

@@ -64,8 +64,11 @@ def add(
 
     Options win over the values of --from-nats. Paths of files are stored as absolute paths.
     """
-    given = {**options_before(ctx), **{key: value for key in SHARED_OPTIONS if (value := ctx.params.get(key)) is not None}}
-    if "context" in given:
+    values_given = {
+        **options_before(ctx),
+        **{key: value for key in SHARED_OPTIONS if (value := ctx.params.get(key)) is not None},
+    }
+    if "context" in values_given:
         raise click.UsageError(
             f"--context chooses an existing context, but this command adds context {name!r}. Remove --context.", ctx
         )
@@ -76,7 +79,7 @@ def add(
         if home is None:
             raise ConfigError("Cannot find the directory of the NATS contexts. Set HOME or XDG_CONFIG_HOME.")
         values, unused = from_nats_cli(nats_cli_file(from_nats, home))
-    values |= given
+    values |= values_given
     values = {key: str(Path(value).absolute()) if key.endswith("_file") else value for key, value in values.items()}
     if password_stdin:
         values["password"] = sys.stdin.readline().rstrip("\r\n")

@@ -78,8 +78,8 @@ def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, name
     """
     from sidecar.quorum.rescue import lock_directories, newest, read_survivor, rescue  # late: brings PySyncObj
 
-    with lock_directories(list(folders)) as held:
-        survivors = [read_survivor(folder) for folder in held if (folder.raft / "journal").is_file()]
+    with lock_directories(list(folders)) as locked_folders:
+        survivors = [read_survivor(folder) for folder in locked_folders if (folder.raft / "journal").is_file()]
         if not survivors:
             raise ConfigError(
                 "None of the --data directories contains a journal of the metadata group. Give the data directory of "
@@ -104,7 +104,7 @@ def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, name
                 typed = click.prompt("Type the namespace of the cluster to continue", err=True)
             if typed != name:
                 raise ConfigError(f"{typed!r} is not the namespace of this cluster. Nothing was changed.")
-            written = rescue(chosen, held, tuple(voters.split(",")), out, time.time_ns())
+            written = rescue(chosen, locked_folders, tuple(voters.split(",")), out, time.time_ns())
     if as_json:
         click.echo(json.dumps({"survivors": rows, "written": {node: str(path) for node, path in written.items()}}))
         return
@@ -178,8 +178,8 @@ def _change(target: Target, as_json: bool, timeout_s: float | None, *, add: str 
     _print_result(with_client(target, work), as_json)
 
 
-def _print_result(found: dict[str, Any], as_json: bool) -> None:
-    click.echo(json.dumps(found)) if as_json else _show(found)
+def _print_result(result: dict[str, Any], as_json: bool) -> None:
+    click.echo(json.dumps(result)) if as_json else _show(result)
 
 
 async def _wait_until_ended(client: Client, timeout_s: float) -> None:
@@ -236,16 +236,16 @@ async def gather(client: Client) -> dict[str, Any]:
     return {**head, "under_way": _under_way(state), "controllers": members}
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(result: dict[str, Any]) -> None:
     rows = []
-    for member in found["controllers"]:
+    for member in result["controllers"]:
         state = "leader" if member["leader"] else "connected" if member["connected"] else "silent"
         state += ", catching up" if member["learner"] else ", leaving" if member["leaving"] else ""
         applied = str(member["applied_index"]) if member["applied_index"] else "?"
         figures = (str(member["term"]), str(member["commit_index"]), applied, str(member["lag"]))
         rows.append((member["node_id"], state, *figures))
     Console().print(table(("controller", "state", "term", "commit", "applied", "lag"), rows))
-    if not found["metadata_leader"]:
+    if not result["metadata_leader"]:
         click.echo("no metadata leader: at least half of the controllers cannot be reached")
-    if found["under_way"]:
-        click.echo(found["under_way"])
+    if result["under_way"]:
+        click.echo(result["under_way"])

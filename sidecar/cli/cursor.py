@@ -30,14 +30,14 @@ def cursor() -> None:
 @connection_options
 def list_(as_json: bool, target: Target) -> None:
     """List all cursors."""
-    found = with_client(target, lambda client: client.cursors.list())
+    names = with_client(target, lambda client: client.cursors.list())
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(names))
         return
-    if not found:
+    if not names:
         click.echo("no cursors yet: liftpy cursor set NAME --stream STREAM --to POSITION")
         return
-    Console().print(table(("cursor",), [(name,) for name in found]))
+    Console().print(table(("cursor",), [(name,) for name in names]))
 
 
 @cursor.command(example="liftpy cursor show reports")
@@ -50,11 +50,11 @@ def show(name: str, as_json: bool, target: Target) -> None:
     async def work(client: Client) -> list[PositionLag]:
         return await lags_of(client, await client.cursors.describe(name))
 
-    found = with_client(target, work)
+    lags = with_client(target, work)
     if as_json:
-        click.echo(json.dumps(lags_as_json(found)))
+        click.echo(json.dumps(lags_as_json(lags)))
         return
-    shown = [(f"{k.stream}/{k.partition}", str(at), "?" if lag is None else str(lag)) for k, at, lag in found]
+    shown = [(f"{k.stream}/{k.partition}", str(at), "?" if lag is None else str(lag)) for k, at, lag in lags]
     Console().print(table(("partition", "position", "lag"), shown))
 
 

@@ -95,8 +95,8 @@ async def _serve(shown: ClusterSite, address: str, port: int, as_json: bool) -> 
     stopped = asyncio.Event()
     with contextlib.suppress(NotImplementedError):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    gone = start_attended(wait_for_closed_pipe(sys.stdout)) if as_json else None
-    waits = [start_attended(stopped.wait()), *([gone] if gone is not None else [])]
+    pipe_closed = start_attended(wait_for_closed_pipe(sys.stdout)) if as_json else None
+    waits = [start_attended(stopped.wait()), *([pipe_closed] if pipe_closed is not None else [])]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -124,22 +124,22 @@ class ClusterSite:
         path, _, query = words[1].partition(b"?")
         if path == b"/metrics":
             return self._metrics()
-        found = self._site.respond(path.decode("ascii", "replace"), query)
+        response = self._site.respond(path.decode("ascii", "replace"), query)
         return (
-            found
-            if found is not None
+            response
+            if response is not None
             else http("404 Not Found", TEXT, b"/, /node/ID, /stream/NAME, /groups, /services, /search, /events, /metrics\n")
         )
 
     async def _metrics(self) -> bytes:
         with contextlib.suppress(LiftError):
             nodes = await self._client.admin.node_ids()
-            said = await asyncio.gather(
+            answers = await asyncio.gather(
                 *(self._client.admin.ask_node(node, b'{"metrics": true}', 2.0) for node in nodes), return_exceptions=True
             )
             texts = {
                 node: one["metrics"]
-                for node, one in zip(nodes, said, strict=True)
+                for node, one in zip(nodes, answers, strict=True)
                 if isinstance(one, dict) and isinstance(one.get("metrics"), str)
             }
             return http("200 OK", TEXT, (await asyncio.to_thread(together, texts)).encode())

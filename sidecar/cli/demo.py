@@ -135,8 +135,8 @@ def _as_json(
 ) -> dict[str, Any]:
     table = {carrier: {"flights": count, "minutes": total} for carrier, (count, total) in sorted(delays.items())}
     spark = {"ran": not missing, "why_not": missing, "delays": table}
-    found = {"agrees": agrees, "seconds": round(seconds, 2), "steps": [s.as_json() for s in done], "spark": spark}
-    return {**found, "failover": asdict(failover)}
+    fields = {"agrees": agrees, "seconds": round(seconds, 2), "steps": [s.as_json() for s in done], "spark": spark}
+    return {**fields, "failover": asdict(failover)}
 
 
 class _Screen:
@@ -160,9 +160,9 @@ class _Screen:
         assert self._progress is not None
         self._progress.update(self._bars["published"], completed=at.sent)
         self._progress.update(self._bars["committed (HW)"], completed=at.committed)
-        for node, held in at.replicas.items():
+        for node, offset in at.replicas.items():
             role = "leader" if node == at.leader else "follower"
-            self._progress.update(self._bars[node], completed=held, description=f"{node} ({role})")
+            self._progress.update(self._bars[node], completed=offset, description=f"{node} ({role})")
 
     def result(self, done: list[Step], delays: Delays, missing: str, seconds: float, agrees: bool) -> None:
         """Print the final tables, and whether all results agree."""

@@ -190,8 +190,8 @@ def _announce(cluster: DevCluster, as_json: bool) -> None:
         for name, node in cluster.nodes.items()
     }
     if as_json:
-        said = {"event": "ready", "nats": without_secrets(cluster.nats_url), "namespace": cluster.namespace, "nodes": nodes}
-        click.echo(json.dumps(said))
+        event = {"event": "ready", "nats": without_secrets(cluster.nats_url), "namespace": cluster.namespace, "nodes": nodes}
+        click.echo(json.dumps(event))
         return
     click.echo(
         f"ready: {len(nodes)} nodes on {without_secrets(cluster.nats_url)}, data in {cluster.data}; Ctrl-C stops everything"

@@ -48,10 +48,10 @@ def events(since_s: float, follow: bool, as_json: bool, target: Target) -> None:
     since_ns = max(0, time.time_ns() - round(since_s * NS_PER_S))
 
     async def work(client: Client) -> None:
-        gone = start_attended(wait_for_closed_pipe(sys.stdout))
-        async for said in EventPages(client).pages(since_ns, follow=follow):
-            _show(said, as_json)
-            if gone.done():
+        pipe_closed = start_attended(wait_for_closed_pipe(sys.stdout))
+        async for page in EventPages(client).pages(since_ns, follow=follow):
+            _show(page, as_json)
+            if pipe_closed.done():
                 return
 
     with_client(target, work, needs_majority=not follow)
@@ -76,39 +76,39 @@ class EventPages:
         """
         first = True
         self._of_nodes = await self._node_events(since_ns)
-        async for said in self._stored_pages(since_ns):
+        async for page in self._stored_pages(since_ns):
             first = False
-            yield self._merged(said)
+            yield self._merged(page)
         while True:
             try:
-                said = await self._page(since_ns)
+                page = await self._page(since_ns)
             except UnavailableError:
                 if first or not follow:
                     raise
-                said = {"events": [], "more": False, "begins": 0, "begins_ns": 0}  # no controller leads now: retry
-            said["gap"] = said["begins_ns"] > since_ns if first else said["begins"] > self._place[0]
-            if said["events"]:
-                last = said["events"][-1]
+                page = {"events": [], "more": False, "begins": 0, "begins_ns": 0}  # no controller leads now: retry
+            page["gap"] = page["begins_ns"] > since_ns if first else page["begins"] > self._place[0]
+            if page["events"]:
+                last = page["events"][-1]
                 self._place = (last["index"], last["number"])
             first = False
-            if not said["more"] and follow:
+            if not page["more"] and follow:
                 self._of_nodes += await self._node_events(since_ns)
-            yield self._merged(said)
-            if not said["more"]:
+            yield self._merged(page)
+            if not page["more"]:
                 if not follow:
                     return
                 await self._sleep(POLL_S)
 
-    def _merged(self, said: dict[str, Any]) -> dict[str, Any]:
-        """Return the page ``said`` with the events of single nodes up to the time of its last event, sorted by time.
+    def _merged(self, page: dict[str, Any]) -> dict[str, Any]:
+        """Return the page ``page`` with the events of single nodes up to the time of its last event, sorted by time.
 
         If no page follows, all remaining events of single nodes are added.
         """
-        events = said["events"]
+        events = page["events"]
         until = _place(events[-1]) if events else (0, -1)
-        due = [one for one in self._of_nodes if not said["more"] or _place(one) <= until]
+        due = [one for one in self._of_nodes if not page["more"] or _place(one) <= until]
         self._of_nodes = [one for one in self._of_nodes if one not in due]
-        return {**said, "events": sorted([*events, *due], key=_place)} if due else said
+        return {**page, "events": sorted([*events, *due], key=_place)} if due else page
 
     async def _node_events(self, since_ns: int) -> list[dict[str, Any]]:
         async def ask(node: str) -> list[dict[str, Any]]:
@@ -134,10 +134,10 @@ class EventPages:
             bounds = await client.bounds(EVENTS_STREAM)
             start = max(await client.offset_at(EVENTS_STREAM, 0, max(0, since_ns - _SKEW_NS)), bounds.log_start_offset)
             async for part in client.read_range(EVENTS_STREAM, 0, start, bounds.high_watermark + 1, uid=bounds.uid, exact=True):
-                kept = [load_json(value) for value in part.values() if value]
-                if kept:
-                    self._place = (kept[-1]["index"], kept[-1]["number"])
-                events = [event for event in kept if event["time_ns"] >= since_ns]
+                stored_events = [load_json(value) for value in part.values() if value]
+                if stored_events:
+                    self._place = (stored_events[-1]["index"], stored_events[-1]["number"])
+                events = [event for event in stored_events if event["time_ns"] >= since_ns]
                 yield {"events": events, "more": True, "begins": 0, "begins_ns": 0, "index": self._place[0], "gap": False}
         except (LiftError, ValueError, KeyError, TypeError):  # the stream does not exist, or has other records
             return
@@ -146,14 +146,14 @@ class EventPages:
         why: LiftError | None = None
         for controller in await self._client.admin.controller_ids():
             try:
-                said = await self._client.admin.cluster_events(controller, self._place, since_ns, _TIMEOUT_S)
+                page = await self._client.admin.cluster_events(controller, self._place, since_ns, _TIMEOUT_S)
             except NotAllowedError:
                 raise
             except LiftError as error:
                 why = error
                 continue
-            if "error" not in said and said["index"] >= self._place[0]:
-                return said
+            if "error" not in page and page["index"] >= self._place[0]:
+                return page
         raise UnavailableError(
             f"No controller returned events: {why or 'they have not caught up'}. Check `liftpy controllers`, then retry."
         )
@@ -167,12 +167,12 @@ async def _sleep(wait_s: float) -> None:
     await asyncio.sleep(wait_s)
 
 
-def _show(said: dict[str, Any], as_json: bool) -> None:
-    if said["gap"] and not as_json:
-        click.echo(f"(the history up to entry {said['begins']:,} is no longer in memory)")
-    elif said["gap"]:
-        click.echo(json.dumps({"kind": "gap", "up_to_index": said["begins"]}))
-    for event in said["events"]:
+def _show(page: dict[str, Any], as_json: bool) -> None:
+    if page["gap"] and not as_json:
+        click.echo(f"(the history up to entry {page['begins']:,} is no longer in memory)")
+    elif page["gap"]:
+        click.echo(json.dumps({"kind": "gap", "up_to_index": page["begins"]}))
+    for event in page["events"]:
         click.echo(
             json.dumps(event) if as_json else f"{event['time']}  {event['index']}.{event['number']}  {event_text(event)}"
         )

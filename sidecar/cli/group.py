@@ -34,14 +34,14 @@ def group() -> None:
 @connection_options
 def list_(as_json: bool, target: Target) -> None:
     """List all consumer groups."""
-    found = with_client(target, lambda client: client.groups.list())
+    groups = with_client(target, lambda client: client.groups.list())
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(one) for one in found]))
+        click.echo(json.dumps([dataclasses.asdict(one) for one in groups]))
         return
-    if not found:
+    if not groups:
         click.echo("no groups yet: liftpy consume STREAM --group NAME")
         return
-    rows = [(one.name, str(one.members), "" if one.settled else "moving", str(one.positions)) for one in found]
+    rows = [(one.name, str(one.members), "" if one.settled else "moving", str(one.positions)) for one in groups]
     Console().print(table(("group", "members", "state", "positions"), rows))
 
 

@@ -83,8 +83,8 @@ def _by_nats(target: Target, level: str, node_id: str | None, probe: bool) -> di
 
 
 def _result(lines: list[str], *, silent: bool, verdict: ClusterVerdict | None = None) -> dict[str, Any]:
-    found = {"healthy": not any(line.startswith("[-]") for line in lines), "silent": silent, "checks": lines}
-    return found if verdict is None else {**found, "verdict": verdict.as_object()}
+    result = {"healthy": not any(line.startswith("[-]") for line in lines), "silent": silent, "checks": lines}
+    return result if verdict is None else {**result, "verdict": verdict.as_object()}
 
 
 async def _collect_health(target: Target, level: str, node_id: str | None, probe: bool) -> dict[str, Any]:
@@ -94,16 +94,16 @@ async def _collect_health(target: Target, level: str, node_id: str | None, probe
 
 
 async def _of_node(cluster: NodeRequests, level: str, node_id: str) -> dict[str, Any]:
-    said = await fetch_health(cluster, node_id)
-    return _result(_node_lines(node_id, said, level), silent=said is None)
+    document = await fetch_health(cluster, node_id)
+    return _result(_node_lines(node_id, document, level), silent=document is None)
 
 
-def _node_lines(name: str, said: dict[str, Any] | None, level: str) -> list[str]:
-    if said is None:
+def _node_lines(name: str, document: dict[str, Any] | None, level: str) -> list[str]:
+    if document is None:
         return [f"[-] {name}: does not answer"]
-    why = "; ".join(f"{check}: {text}" for check, text in said["checks"].items() if text)
-    lines = [f"[+] {name}: {level}" if said["health"][level] else f"[-] {name}: not {level}: {why}"]
-    if unknown := said.get("unknown_streams"):
+    why = "; ".join(f"{check}: {text}" for check, text in document["checks"].items() if text)
+    lines = [f"[+] {name}: {level}" if document["health"][level] else f"[-] {name}: not {level}: {why}"]
+    if unknown := document.get("unknown_streams"):
         lines.append(f"[+] {unknown_data(name, unknown)}")
     return lines
 
@@ -142,8 +142,8 @@ def _reason_line(one: Reason) -> str:
 
 async def fetch_health(client: NodeRequests, node_id: str) -> dict[str, Any] | None:
     """Return the health that a node reports. None: the node does not answer, or its answer is not usable."""
-    found = await answer_of(client.node_health(node_id, _TIMEOUT_S))
-    return found if found is not None and "health" in found and "checks" in found else None
+    document = await answer_of(client.node_health(node_id, _TIMEOUT_S))
+    return document if document is not None and "health" in document and "checks" in document else None
 
 
 async def _publish_probe(target: Target, value: bytes) -> int:

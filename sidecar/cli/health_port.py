@@ -55,10 +55,10 @@ def health(level: str | None, port: int, as_json: bool) -> int:
     return show(by_port(port, level or "ready"), as_json)
 
 
-def show(found: dict[str, Any], as_json: bool) -> int:
-    """Print the checks in ``found``, and return the exit code of the command."""
-    click.echo(json.dumps(found) if as_json else "\n".join(found["checks"]))
-    return 0 if found["healthy"] else EXIT_SILENT if found["silent"] else EXIT_UNHEALTHY
+def show(result: dict[str, Any], as_json: bool) -> int:
+    """Print the checks in ``result``, and return the exit code of the command."""
+    click.echo(json.dumps(result) if as_json else "\n".join(result["checks"]))
+    return 0 if result["healthy"] else EXIT_SILENT if result["silent"] else EXIT_UNHEALTHY
 
 
 def by_port(port: int, level: str) -> dict[str, Any]:

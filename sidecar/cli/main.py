@@ -151,9 +151,9 @@ class LazyGroup(HelpGroup):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the first word of ``args`` names. An option among the words may select a variant."""
-        given = {word.partition("=")[0] for word in args[1:]}
+        options = {word.partition("=")[0] for word in args[1:]}
         for (name, option), module in self._variants.items():
-            if args[0] == name and option in given:
+            if args[0] == name and option in options:
                 return name, self._load(module, name), args[1:]
         return super().resolve_command(ctx, args)
 
@@ -221,12 +221,12 @@ def _ended_by_signals() -> Iterator[list[int]]:
 
     Later signals have no effect, because a closed terminal sends SIGHUP twice. A command may set its own signal handlers.
     """
-    came: list[int] = []
+    signals: list[int] = []
 
     def end(number: int, _: object) -> None:
-        came.append(number)
+        signals.append(number)
         session = sys.modules.get("sidecar.cli.session")  # imported by commands that use it
-        if len(came) == 1 and not (session is not None and session.cancel_running()):
+        if len(signals) == 1 and not (session is not None and session.cancel_running()):
             raise KeyboardInterrupt
 
     before = {}
@@ -236,7 +236,7 @@ def _ended_by_signals() -> Iterator[list[int]]:
     except ValueError:  # only the main thread gets signals
         pass
     try:
-        yield came
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -245,34 +245,34 @@ def _ended_by_signals() -> Iterator[list[int]]:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line with ``arguments`` (None: those of the process). It always ends with SystemExit and the exit code."""
     atexit.register(gc.freeze)  # a last collection would take a quarter of the time of a short command
-    with _ended_by_signals() as came:
+    with _ended_by_signals() as signals:
         try:
             _run(sys.argv[1:] if arguments is None else arguments)
         except (click.Abort, KeyboardInterrupt) as error:
             if isinstance(error.__context__, EOFError):
                 click.echo(f"\n{NO_ANSWER}", err=True)
                 sys.exit(EXIT_USAGE)
-            sys.exit(SIGNALED + came[0] if came else EXIT_INTERRUPTED)
+            sys.exit(SIGNALED + signals[0] if signals else EXIT_INTERRUPTED)
 
 
-def _run(given: list[str]) -> None:
+def _run(arguments: list[str]) -> None:
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
-    if given[:1] == ["help"]:  # "liftpy help stream create"
-        given = [*given[1:], "--help"]
+    if arguments[:1] == ["help"]:  # "liftpy help stream create"
+        arguments = [*arguments[1:], "--help"]
     try:
-        code = liftpy.main(args=given, prog_name="liftpy", standalone_mode=False)
+        code = liftpy.main(args=arguments, prog_name="liftpy", standalone_mode=False)
     except click.ClickException as error:
         if isinstance(error, click.UsageError) and (text := new_name(error)):
             error = click.UsageError(text, error.ctx)
         error.show()
         sys.exit(error.exit_code)
     except LiftError as error:
-        _show(error, as_json="--json" in given)
+        _show(error, as_json="--json" in arguments)
         sys.exit(exit_code(error))
     except OSError as error:  # a file that the user has named. Other files and sockets raise LiftError
         if error.filename is None:
             raise
-        _show(ConfigError(f"Cannot use file {error.filename}: {error.strerror}."), as_json="--json" in given)
+        _show(ConfigError(f"Cannot use file {error.filename}: {error.strerror}."), as_json="--json" in arguments)
         sys.exit(EXIT_USAGE)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -283,8 +283,8 @@ def new_name(error: click.UsageError) -> str:
     if isinstance(error, click.NoSuchOption):
         new = renamed.OPTIONS.get(f"{path} {error.option_name}".strip())
         return f"The option {error.option_name} was renamed. Use {new}." if new else ""
-    found = re.match(r"No such command '([^']+)'", error.message)
-    old = f"{path} {found[1]}".strip() if found else ""
+    match = re.match(r"No such command '([^']+)'", error.message)
+    old = f"{path} {match[1]}".strip() if match else ""
     return f"The command liftpy {old} was renamed. Use liftpy {renamed.COMMANDS[old]}." if old in renamed.COMMANDS else ""
 
 
@@ -296,8 +296,8 @@ def _show(error: LiftError, *, as_json: bool) -> None:
 
         runbook = f"{RUNBOOKS}/{VERDICTS[word].runbook}.md"
     if as_json:
-        found = {"code": error.code, "detail": str(error), "retryable": error.retryable}
-        text = json.dumps({"error": {**found, "verdict": word, "runbook": runbook} if word else found})
+        error_object = {"code": error.code, "detail": str(error), "retryable": error.retryable}
+        text = json.dumps({"error": {**error_object, "verdict": word, "runbook": runbook} if word else error_object})
     else:
         text = f"Error: {error}" + (" (try again)" if error.retryable else "") + (f"\n{word}: {runbook}" if word else "")
     click.echo(text, err=True)

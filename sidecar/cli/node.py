@@ -75,18 +75,18 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
                 stays=lambda now: _reasons_that_replicas_stay(now, node_id),
             )
             image = (await client.admin.describe_cluster(linearizable=True)).image
-            if (held := image.replica_counts.get(node_id, 0)) and not _is_leaving(image, node_id):
+            if (replica_count := image.replica_counts.get(node_id, 0)) and not _is_leaving(image, node_id):
                 raise StaleRequestError(
-                    f"Another request canceled the drain of {node_id}, which holds {held} replicas. To drain it: "
+                    f"Another request canceled the drain of {node_id}, which holds {replica_count} replicas. To drain it: "
                     f"liftpy node drain {node_id}"
                 )
         return {"node": node_id, "leaving": not cancel, "replicas": image.replica_counts.get(node_id, 0)}
 
-    said = with_client(target, work)
+    result = with_client(target, work)
     if as_json:
-        click.echo(json.dumps(said))
+        click.echo(json.dumps(result))
     elif cancel:
-        click.echo(f"{node_id} receives replicas again. It holds {count_of(said['replicas'], 'replica')}")
+        click.echo(f"{node_id} receives replicas again. It holds {count_of(result['replicas'], 'replica')}")
     elif wait:
         click.echo(f"{node_id} holds no replicas. Stop it, then run liftpy node remove {node_id}")
     else:
@@ -101,12 +101,12 @@ def _reasons_that_replicas_stay(image: ClusterImage, node_id: str) -> list[str]:
     """Return texts that say why some replicas cannot move away from the node now, such as too few other nodes or no leader."""
     others = sum(node.takes and node.weight > 0 for node in facts_of(image))
     names = sorted({stream.name for stream, p in image.partitions_of(node_id) if len(p.replicas) > others})
-    found = []
+    reasons = []
     if names:
-        found.append(
+        reasons.append(
             f"{_some(names)}: more replicas than the {others} other nodes that may take them. They stay until there are more nodes"
         )
-    return found + reasons_that_replicas_are_offline(image, node_id)
+    return reasons + reasons_that_replicas_are_offline(image, node_id)
 
 
 def reasons_that_replicas_are_offline(image: ClusterImage, node_id: str) -> list[str]:
@@ -187,22 +187,22 @@ def remove_data(node_id: str, directories: tuple[str, ...], yes: bool, as_json: 
     async def work(client: Client) -> dict[str, Any]:
         if not directories:
             await client.admin.check_node(node_id)
-            found = await client.admin.node_health(node_id)
-            return {"node": node_id, "unknown": found.get("unknown_streams", []), "removed": []}
-        said = await client.admin.remove_data(node_id, list(directories))
-        if "error" in said:
-            raise ConfigError(f"{node_id}: {said['error']}")
-        return {"node": node_id, **said}
+            answer = await client.admin.node_health(node_id)
+            return {"node": node_id, "unknown": answer.get("unknown_streams", []), "removed": []}
+        result = await client.admin.remove_data(node_id, list(directories))
+        if "error" in result:
+            raise ConfigError(f"{node_id}: {result['error']}")
+        return {"node": node_id, **result}
 
     if directories and not yes:
         click.confirm(f"remove {', '.join(directories)} from node {node_id} permanently?", abort=True, err=True)
-    said = with_client(target, work)
+    result = with_client(target, work)
     if as_json:
-        click.echo(json.dumps(said))
+        click.echo(json.dumps(result))
     elif directories:
-        click.echo(f"{node_id}: {', '.join(said['removed'])} removed, {said['bytes']:,} bytes")
+        click.echo(f"{node_id}: {', '.join(result['removed'])} removed, {result['bytes']:,} bytes")
     else:
-        click.echo("\n".join(said["unknown"]) or f"{node_id} has no data of streams that the cluster does not know")
+        click.echo("\n".join(result["unknown"]) or f"{node_id} has no data of streams that the cluster does not know")
 
 
 @node.command(name="set-weight", example="liftpy node set-weight n3 2.0")
@@ -306,9 +306,11 @@ _MAX_LEVEL_S = 86_400.0
 def log_level(node_id: str, level: str, duration_s: float, as_json: bool, target: Target) -> None:
     """Set the log level of NODE for a limited time. Needs operator permissions."""
     check_name(node_id, "node")
-    said = with_client(target, lambda client: client.admin.node_log_level(node_id, level, duration_s), needs_majority=False)
-    if "error" in said:
-        raise ConfigError(str(said["error"]))
+    result = with_client(target, lambda client: client.admin.node_log_level(node_id, level, duration_s), needs_majority=False)
+    if "error" in result:
+        raise ConfigError(str(result["error"]))
     click.echo(
-        json.dumps({"node": node_id, **said}) if as_json else f"{node_id} logs at level {level} for {Duration.text(duration_s)}"
+        json.dumps({"node": node_id, **result})
+        if as_json
+        else f"{node_id} logs at level {level} for {Duration.text(duration_s)}"
     )

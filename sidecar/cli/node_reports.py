@@ -58,8 +58,8 @@ async def ask_nodes(client: Client, node_ids: list[str]) -> NodeReports:
 
 async def unknown_streams(client: Client, node_id: str) -> list[str]:
     """Return the directories on a node that belong to streams that the cluster does not know. Empty: none, or no answer."""
-    found = (await answer_of(client.admin.node_health(node_id, _NODE_TIMEOUT_S)) or {}).get("unknown_streams", [])
-    return [str(name) for name in found] if isinstance(found, list) else []
+    names = (await answer_of(client.admin.node_health(node_id, _NODE_TIMEOUT_S)) or {}).get("unknown_streams", [])
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def unknown_data(node_id: str, directories: list[str]) -> str:

@@ -33,15 +33,15 @@ _FIELDS = re.compile(r"(?<![\w/.-])(" + "|".join(name for name in _CREDENTIALS i
 
 
 @contextlib.contextmanager
-def _named_as_given(given: Mapping[str, str | None], *, has_file: bool = False) -> Iterator[None]:
+def _named_as_given(options: Mapping[str, str | None], *, has_file: bool = False) -> Iterator[None]:
     """In ConfigErrors of this block, name each credential as the user gave it: option, variable, setting in a file, or context."""
 
-    def source(found: re.Match[str]) -> str:
-        name, variable = found[1], f"LIFTPY_{found[1].upper()}"
-        if given.get(name) is None and (has_file or os.environ.get(variable)):
+    def source(match: re.Match[str]) -> str:
+        name, variable = match[1], f"LIFTPY_{match[1].upper()}"
+        if options.get(name) is None and (has_file or os.environ.get(variable)):
             return variable if os.environ.get(variable) else name
-        if given.get(name) is None:
-            used, values = context_values(given.get("nats"), context=given.get("context"))
+        if options.get(name) is None:
+            used, values = context_values(options.get("nats"), context=options.get("context"))
             if name in values:
                 return f"{name} of context {used}"
         return SHARED_OPTIONS[name][0]
@@ -80,10 +80,10 @@ class _UnitType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         self._low, self._high = low, high
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)([A-Za-z]*)", str(value), re.ASCII)
-        if found is None or found[2] not in self.units:
+        match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)([A-Za-z]*)", str(value), re.ASCII)
+        if match is None or match[2] not in self.units:
             self.fail(f"{value!r}: use a number with a unit, such as {self.example}", param, ctx)
-        number = float(found[1]) * self.units[found[2]]
+        number = float(match[1]) * self.units[match[2]]
         if not self._low <= number <= self._high:
             self.fail(f"{value} is outside {self.text(self._low)} to {self.text(self._high)}", param, ctx)
         return self.result(number)
@@ -231,9 +231,9 @@ def credential_options(function: F) -> F:
 
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
-        given = {name: kwargs.pop(name) for name in _NODE_CREDENTIALS}
-        with _named_as_given(given, has_file=True):
-            return function(*args, credentials=credentials_from(given), **kwargs)
+        credential_values = {name: kwargs.pop(name) for name in _NODE_CREDENTIALS}
+        with _named_as_given(credential_values, has_file=True):
+            return function(*args, credentials=credentials_from(credential_values), **kwargs)
 
     return add_credential_options(command)  # type: ignore[return-value]
 
@@ -255,9 +255,11 @@ def connection_options(function: F) -> F:
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
         before = options_before(click.get_current_context(silent=True))
-        given = {name: value if (value := kwargs.pop(name)) is not None else before.get(name) for name in SHARED_OPTIONS}
-        with _named_as_given(given):
-            return function(*args, target=target_of(given), **kwargs)
+        option_values = {
+            name: value if (value := kwargs.pop(name)) is not None else before.get(name) for name in SHARED_OPTIONS
+        }
+        with _named_as_given(option_values):
+            return function(*args, target=target_of(option_values), **kwargs)
 
     return add_shared_options(command)  # type: ignore[return-value]
 
@@ -272,14 +274,14 @@ def add_shared_options(function: F) -> F:
     return function
 
 
-def target_of(given: Mapping[str, str | None]) -> Target:
+def target_of(options: Mapping[str, str | None]) -> Target:
     """Return the cluster that the connection options select.
 
-    ``given``: values of the options, by the names in SHARED_OPTIONS. None: not given.
+    ``options``: values of the options, by the names in SHARED_OPTIONS. None: not given.
 
     Raises:
         ConfigError: A value is not valid.
         NotFoundError: There is no such context.
     """
-    flags = {name: given.get(name) for name in _CREDENTIALS}
-    return target_from(given.get("nats"), given.get("namespace"), flags, context=given.get("context"))
+    flags = {name: options.get(name) for name in _CREDENTIALS}
+    return target_from(options.get("nats"), options.get("namespace"), flags, context=options.get("context"))

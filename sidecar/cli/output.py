@@ -52,12 +52,12 @@ def table(
         for name, widest, folds_first in zip(columns, widths, folded, strict=True)
     ]
     tight, fits = sum(widths) + 3 * len(columns) > width, sum(least) + len(columns) < width
-    made = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 0) if tight else (0, 1), pad_edge=False)
+    text_table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 0) if tight else (0, 1), pad_edge=False)
     for name, may_fold, smallest in zip(columns, folded, least, strict=True):
-        made.add_column(name, overflow="fold", no_wrap=fits and not may_fold, min_width=smallest if fits else None)
+        text_table.add_column(name, overflow="fold", no_wrap=fits and not may_fold, min_width=smallest if fits else None)
     for row in cells:
-        made.add_row(*row)
-    return made
+        text_table.add_row(*row)
+    return text_table
 
 
 def count_of(count: int, noun: str) -> str:

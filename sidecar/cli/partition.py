@@ -65,7 +65,7 @@ def move(
 
     The cluster continues the move if you stop this command or if a node fails.
     """
-    wanted = tuple(node.strip() for given in nodes for node in given.split(",") if node.strip())
+    wanted = tuple(node.strip() for node_list in nodes for node in node_list.split(",") if node.strip())
     if bool(wanted) == cancel:
         raise click.UsageError("Missing option: --node NODE,NODE,... or --cancel.")
 

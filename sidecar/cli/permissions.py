@@ -112,8 +112,12 @@ def permissions(
         replies,
         jetstream_api and check_name(jetstream_api, "domain"),
     )
-    found = rights_of(wanted, scope)
-    click.echo(as_nats_conf(found) if form == "nats-conf" else as_nsc(found, target.credentials.principal or role))
+    permission_rules = rights_of(wanted, scope)
+    click.echo(
+        as_nats_conf(permission_rules)
+        if form == "nats-conf"
+        else as_nsc(permission_rules, target.credentials.principal or role)
+    )
 
 
 async def _subjects_of(client: Client, streams: tuple[str, ...]) -> tuple[str, ...]:

@@ -114,15 +114,15 @@ class _Report:
 
     @property
     def as_json(self) -> dict[str, object]:
-        found: dict[str, object] = {"published": self.published, "refused": self.refused}
-        found |= {"first_offset": self.first_offset, "last_offset": self.last_offset, "last_line": self.last_line}
+        fields: dict[str, object] = {"published": self.published, "refused": self.refused}
+        fields |= {"first_offset": self.first_offset, "last_offset": self.last_offset, "last_line": self.last_line}
         if self.first_error is not None:
-            found |= {
+            fields |= {
                 "first_refused_line": self.first_refused_line,
                 "error": self.first_error.code,
                 "detail": str(self.first_error),
             }
-        return found
+        return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +228,9 @@ def publish(
     return exit_code(report.first_error)
 
 
-def _headers(given: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
-    found: list[tuple[str, bytes]] = []
-    for text in given:
+def _headers(header_texts: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
+    pairs: list[tuple[str, bytes]] = []
+    for text in header_texts:
         header, equals, value = text.partition("=")
         if not header or not equals:
             raise click.BadParameter(f"{text!r}. Use NAME=VALUE.", param_hint="--header")
@@ -239,10 +239,10 @@ def _headers(given: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
                 f"{text!r}. Each line gets a message id of its own. Remove this header.", param_hint="--header"
             )
         try:
-            found += pairs_of([(header, value.encode("utf-8", "surrogateescape"))])
+            pairs += pairs_of([(header, value.encode("utf-8", "surrogateescape"))])
         except ConfigError as error:
             raise click.BadParameter(str(error), param_hint="--header") from None
-    return tuple(found)
+    return tuple(pairs)
 
 
 async def _describe(client: Client, name: str) -> None:
@@ -262,10 +262,10 @@ async def _describe(client: Client, name: str) -> None:
 def _size(file: BinaryIO) -> int | None:
     """Return the size of a regular file, in bytes. None: ``file`` is a terminal, a pipe, or not a file of the operating system."""
     try:
-        found = os.fstat(file.fileno())
+        file_stat = os.fstat(file.fileno())
     except (OSError, ValueError):
         return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+    return file_stat.st_size if stat.S_ISREG(file_stat.st_mode) else None
 
 
 class _LineSender:

@@ -63,17 +63,17 @@ def remaining_bytes(movement: Movement, reports: NodeReports) -> int:
     """Return the number of bytes that a move still has to copy, from the log sizes that nodes report. 0 if unknown."""
 
     def held(node_id: str) -> int:
-        said = reports.get(node_id, {}).get((movement.uid, movement.partition)) or {}
-        return int(said.get("log_bytes", 0))
+        report = reports.get(node_id, {}).get((movement.uid, movement.partition)) or {}
+        return int(report.get("log_bytes", 0))
 
     whole = max((held(node_id) for node_id in movement.replicas), default=0)
     to_come = [n for n in movement.target if n not in movement.replicas]
     return sum(max(0, whole - held(node_id)) if node_id == movement.into else whole for node_id in to_come)
 
 
-def progress_of(found: Iterable[Movement], reports: NodeReports) -> MoveProgress:
-    """Return the total progress of the moves ``found``. ``reports``: partitions of each node with their log sizes."""
-    moving = list(found)
+def progress_of(moves: Iterable[Movement], reports: NodeReports) -> MoveProgress:
+    """Return the total progress of the moves ``moves``. ``reports``: partitions of each node with their log sizes."""
+    moving = list(moves)
     return MoveProgress(
         partitions=len(moving),
         copying=sum(movement.phase is Phase.COPIES for movement in moving),
@@ -112,23 +112,23 @@ async def follow(
     cannot move, which are printed too. ``quiet``: True to print nothing. Raises UnavailableError after ``timeout_s`` seconds. The
     moves then continue.
     """
-    give_up_at, said, told, estimate = time.monotonic() + timeout_s, "", list[str](), Estimate()
+    give_up_at, last_line, reasons, estimate = time.monotonic() + timeout_s, "", list[str](), Estimate()
     while True:
         image = (await client.admin.describe_cluster()).image
         if is_done(image):
             return
-        found = [movement for movement in movements(image) if concerns(movement)]
-        nodes = {node_id for movement in found for node_id in (*movement.replicas, movement.into)}
-        now = progress_of(found, await ask_nodes(client, sorted(nodes & set(image.nodes))))
+        moves = [movement for movement in movements(image) if concerns(movement)]
+        nodes = {node_id for movement in moves for node_id in (*movement.replicas, movement.into)}
+        now = progress_of(moves, await ask_nodes(client, sorted(nodes & set(image.nodes))))
         line = sentence(now, estimate.seconds(time.monotonic(), now.remaining_bytes))
-        if line != said and not quiet:
+        if line != last_line and not quiet:
             click.echo(line)
-        said, before, told = line, told, stays(image)
-        for reason in told if not quiet else ():
+        last_line, before, reasons = line, reasons, stays(image)
+        for reason in reasons if not quiet else ():
             if reason not in before:
                 click.echo(reason, err=True)
         if time.monotonic() >= give_up_at:
-            why = "; ".join((line, *told))
+            why = "; ".join((line, *reasons))
             raise UnavailableError(
                 f"The move is not complete after {timeout_s:g} s (--timeout): {why}. It continues in the "
                 "background: `liftpy status` shows the progress."

@@ -120,10 +120,12 @@ def plan_of(image: ClusterImage, by: str, leaving: Sequence[str], reports: NodeR
     facts = facts_of(image)
     if by == "leaders":
         return _by_leaders(image)
-    held = {(stream.name, p.partition): p.target or p.replicas for stream in image.streams.values() for p in stream.partitions}
+    replica_sets = {
+        (stream.name, p.partition): p.target or p.replicas for stream in image.streams.values() for p in stream.partitions
+    }
     if by == "bytes":
         sizes = dict(_sizes(image, reports))
-        sized = plan_sizes(facts, held, sizes)
+        sized = plan_sizes(facts, replica_sets, sizes)
         return RebalancePlan(
             by=by,
             unit="bytes",
@@ -131,18 +133,18 @@ def plan_of(image: ClusterImage, by: str, leaving: Sequence[str], reports: NodeR
             targets=sized.targets,
             fewest=sized.fewest_bytes,
             moved=sized.moved_bytes,
-            before=_held_bytes(facts_ids(image), held, sizes),
+            before=_held_bytes(facts_ids(image), replica_sets, sizes),
             after=sized.held_bytes,
         )
-    plan = plan_moves(facts, held, leaving)
+    plan = plan_moves(facts, replica_sets, leaving)
     return RebalancePlan(
         by=by,
         unit="replicas",
         moves=[asdict(move) for move in plan.moves],
-        targets=plan.targets(held),
+        targets=plan.targets(replica_sets),
         fewest=plan.fewest,
         moved=len(plan.moves),
-        before=_held_bytes(facts_ids(image), held, dict.fromkeys(held, 1)),
+        before=_held_bytes(facts_ids(image), replica_sets, dict.fromkeys(replica_sets, 1)),
         after=plan.held,
         stuck=plan.stuck,
     )
@@ -158,13 +160,13 @@ def _by_leaders(image: ClusterImage) -> RebalancePlan:
 
     Partitions that move or have no leader keep their state.
     """
-    held = {
+    replica_sets = {
         (stream.name, p.partition): _leader_first(p)
         for stream in image.streams.values()
         for p in stream.partitions
         if p.status is PartitionStatus.ONLINE and not p.target and not p.joining
     }
-    plan = plan_leaderships(facts_of(image), held)
+    plan = plan_leaderships(facts_of(image), replica_sets)
     first = {(t.stream, t.partition): t.into for t in plan.transfers}
     return RebalancePlan(
         by="leaders",
@@ -173,7 +175,7 @@ def _by_leaders(image: ClusterImage) -> RebalancePlan:
         targets={key: _first(image, key, node_id) for key, node_id in first.items()},
         fewest=plan.fewest,
         moved=len(plan.transfers),
-        before={node_id: sum(replicas[0] == node_id for replicas in held.values()) for node_id in facts_ids(image)},
+        before={node_id: sum(replicas[0] == node_id for replicas in replica_sets.values()) for node_id in facts_ids(image)},
         after=plan.led,
     )
 
@@ -192,15 +194,15 @@ def _sizes(image: ClusterImage, reports: NodeReports) -> Iterator[tuple[Key, int
     """Yield (partition, size in bytes of its log on the leader). If the leader reports none, it is the size of the largest replica."""
     for stream in image.streams.values():
         for p in stream.partitions:
-            said = {n: reports.get(n, {}).get((stream.uid, p.partition)) for n in p.replicas}
-            sizes = {n: int(report.get("log_bytes", 0)) for n, report in said.items() if report is not None}
+            replica_reports = {n: reports.get(n, {}).get((stream.uid, p.partition)) for n in p.replicas}
+            sizes = {n: int(report.get("log_bytes", 0)) for n, report in replica_reports.items() if report is not None}
             if sizes:
                 yield (stream.name, p.partition), sizes.get(p.leader, max(sizes.values()))
 
 
-def _held_bytes(nodes: Sequence[str], held: Mapping[Key, Replicas], sizes: Mapping[Key, int]) -> dict[str, int]:
+def _held_bytes(nodes: Sequence[str], replica_sets: Mapping[Key, Replicas], sizes: Mapping[Key, int]) -> dict[str, int]:
     on = dict.fromkeys(nodes, 0)
-    for key, replicas in held.items():
+    for key, replicas in replica_sets.items():
         for node_id in replicas:
             on[node_id] = on.get(node_id, 0) + sizes.get(key, 0)
     return on
@@ -208,35 +210,35 @@ def _held_bytes(nodes: Sequence[str], held: Mapping[Key, Replicas], sizes: Mappi
 
 async def _do(client: Client, image: ClusterImage, plan: RebalancePlan, wait: bool, timeout_s: float, quiet: bool) -> list[str]:
     """Request all moves of ``plan`` at once. With ``wait``, wait until they are done. Return one text for each rejected move."""
-    wishes = [
+    moves = [
         ReplicaMove(
             stream=key[0], uid=image.streams[key[0]].uid, partition=key[1], replicas=target, reason=MoveReason.REBALANCED
         )
         for key, target in sorted(plan.targets.items())
     ]
-    refused = await client.admin.reassign_all(wishes)
-    if wait and wishes:
-        await _until_done(client, wishes, timeout_s, quiet)
+    refused = await client.admin.reassign_all(moves)
+    if wait and moves:
+        await _until_done(client, moves, timeout_s, quiet)
     return refused
 
 
 async def _replaced_moves(client: Client, before: ClusterImage, plan: RebalancePlan, refused: Sequence[str]) -> list[str]:
     """Return the partitions ("stream/partition") whose move was accepted, but was then replaced or canceled by another request."""
     image = (await client.admin.describe_cluster(linearizable=True)).image
-    found = {text.partition(":")[0] for text in refused}
+    refused_places = {text.partition(":")[0] for text in refused}
     replaced = []
     for (stream, number), target in sorted(plan.targets.items()):
         place = image.find(stream, before.streams[stream].uid, number)
-        if place is not None and set(place[1].replicas) != set(target) and f"{stream}/{number}" not in found:
+        if place is not None and set(place[1].replicas) != set(target) and f"{stream}/{number}" not in refused_places:
             replaced.append(f"{stream}/{number}")
     return replaced
 
 
-async def _until_done(client: Client, wishes: Sequence[ReplicaMove], timeout_s: float, quiet: bool) -> None:
-    keys = {(wish.uid, wish.partition) for wish in wishes}
+async def _until_done(client: Client, moves: Sequence[ReplicaMove], timeout_s: float, quiet: bool) -> None:
+    keys = {(move.uid, move.partition) for move in moves}
 
     def is_done(image: ClusterImage) -> bool:
-        places = (image.find(wish.stream, wish.uid, wish.partition) for wish in wishes)
+        places = (image.find(move.stream, move.uid, move.partition) for move in moves)
         states = [place[1] for place in places if place is not None]
         return not any(p.target or p.joining or p.leader_to_elect for p in states)
 
@@ -246,12 +248,12 @@ async def _until_done(client: Client, wishes: Sequence[ReplicaMove], timeout_s: 
 async def _cancel(client: Client, image: ClusterImage, as_json: bool) -> None:
     ours = (MoveReason.REBALANCED.words, MoveReason.LEADERSHIPS.words)
     of_ours = [movement for movement in movements(image) if movement.why in ours]
-    wishes = [ReplicaMove(stream=m.stream, uid=m.uid, partition=m.partition) for m in of_ours]
-    refused = await client.admin.reassign_all(wishes)
+    moves = [ReplicaMove(stream=m.stream, uid=m.uid, partition=m.partition) for m in of_ours]
+    refused = await client.admin.reassign_all(moves)
     if as_json:
-        click.echo(json.dumps({"cancelled": len(wishes) - len(refused), "refused": refused}))
+        click.echo(json.dumps({"cancelled": len(moves) - len(refused), "refused": refused}))
         return
-    canceled = len(wishes) - len(refused)
+    canceled = len(moves) - len(refused)
     are = "is" if canceled == 1 else "are"
     click.echo(f"{count_of(canceled, 'move')} {are} canceled. Moves whose log is already copied are completed")
 
@@ -280,8 +282,8 @@ def _show(plan: RebalancePlan, dry_run: bool) -> None:
         console.print(table(heads, rows[:_SHOWN], folds=("partition",), title="moves"))
         if len(rows) > _SHOWN:
             console.print(f"and {len(rows) - _SHOWN} more, shown by --json", highlight=False)
-    held = [(node, f"{plan.before.get(node, 0):,}", f"{count:,}") for node, count in plan.after.items()]
-    console.print(table(("node", plan.unit, "then"), held, title="nodes"))
+    node_rows = [(node, f"{plan.before.get(node, 0):,}", f"{count:,}") for node, count in plan.after.items()]
+    console.print(table(("node", plan.unit, "then"), node_rows, title="nodes"))
     for stream, partition in plan.stuck:
         console.print(f"{stream}/{partition} does not move: no other node can take it", highlight=False)
     what = (

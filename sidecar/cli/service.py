@@ -267,30 +267,30 @@ async def store_now(
     """
     image = await client.stream(stream)
     partition = _partition_in(stream, len(image.partitions), number)
-    asked = {}
+    positions = {}
     for node in nodes or image.partitions[partition].replicas:
-        found = await _service_status(client, node, image.uid, partition, name)
-        if found:
-            asked[node] = int(found["position"])
+        status = await _service_status(client, node, image.uid, partition, name)
+        if status:
+            positions[node] = int(status["position"])
         elif nodes:
             raise NotFoundError(f"Service {name} does not run next to node {node}. Check --node.")
-    if not asked:
+    if not positions:
         raise NotFoundError(
             f"Service {name} does not run for {stream}/{partition} on any node. Check the name, --stream and --partition."
         )
     request = frames.seal(service_pb2.SnapshotRequest(service=name, stream=stream, partition=partition))
-    for node in asked:
+    for node in positions:
         await client.transport.publish(Subjects(namespace).service_session(node, stream, name), request)
     stored: dict[str, int] = {}
     give_up_s = time.monotonic() + timeout_s
-    while asked.keys() - stored.keys():
-        for node in asked.keys() - stored.keys():
-            found = await _service_status(client, node, image.uid, partition, name)
-            if found and int(found["snapshot"]) >= asked[node]:
-                stored[node] = int(found["snapshot"])
+    while positions.keys() - stored.keys():
+        for node in positions.keys() - stored.keys():
+            status = await _service_status(client, node, image.uid, partition, name)
+            if status and int(status["snapshot"]) >= positions[node]:
+                stored[node] = int(status["snapshot"])
         if time.monotonic() >= give_up_s:
             raise UnavailableError(
-                f"The service has stored no snapshot on {', '.join(sorted(asked.keys() - stored.keys()))} within {timeout_s:g} s "
+                f"The service has stored no snapshot on {', '.join(sorted(positions.keys() - stored.keys()))} within {timeout_s:g} s "
                 "(--timeout). Check the log of the service."
             )
         await asyncio.sleep(_POLL_S)
@@ -315,8 +315,8 @@ async def pass_over(
         )
     if not force:
         replicas = image.partitions[partition].replicas
-        found = await asyncio.gather(*(_position(client, node, image.uid, partition, name) for node in replicas))
-        for node, position in zip(replicas, found, strict=True):
+        positions = await asyncio.gather(*(_position(client, node, image.uid, partition, name) for node in replicas))
+        for node, position in zip(replicas, positions, strict=True):
             if position is not None and position > unit.offset:
                 raise ConfigError(
                     f"Service {name} on {node} is at offset {position}. It has already applied {unit}, and may have "
@@ -344,16 +344,16 @@ def _partition_in(stream: str, count: int, partition: int | None) -> int:
 
 async def _position(client: Client, node: str, uid: str, partition: int, name: str) -> int | None:
     """Return the position of the service on ``node``. None: the service does not run there, or the node does not answer."""
-    found = await _service_status(client, node, uid, partition, name)
-    return int(found["position"]) if found else None
+    status = await _service_status(client, node, uid, partition, name)
+    return int(status["position"]) if status else None
 
 
 async def _service_status(client: Client, node: str, uid: str, partition: int, name: str) -> dict[str, Any]:
     """Return the status of the service on ``node``. Empty: the service does not run there, or the node does not answer."""
     status = await answer_of(client.admin.node_status(node)) or {}
-    for found in status.get("partitions", []):
-        if (found.get("uid"), found.get("partition")) == (uid, partition):
-            for service in found.get("services", []):
+    for partition_status in status.get("partitions", []):
+        if (partition_status.get("uid"), partition_status.get("partition")) == (uid, partition):
+            for service in partition_status.get("services", []):
                 if service.get("service") == name:
                     return dict(service)
     return {}
@@ -524,19 +524,19 @@ def run(
     )
     logging.getLogger("nats").setLevel(logging.WARNING)
     wanted = partitions_in(partitions)
-    found = load_service(service_class)
-    check_outputs(found, output)
-    parameters = read_parameters(found, given, settings_file)
+    service_type = load_service(service_class)
+    check_outputs(service_type, output)
+    parameters = read_parameters(service_type, given, settings_file)
     settings = ServiceSettings(
-        service=name or found.__name__.lower(),
+        service=name or service_type.__name__.lower(),
         output_stream=output,
         routes=tuple(map(_route, routes)),
-        parameters_digest=parameters_digest(found, parameters),
+        parameters_digest=parameters_digest(service_type, parameters),
         **flags,
     )
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(partial(found, **parameters), settings, wanted, target))
+            runner.run(_run(partial(service_type, **parameters), settings, wanted, target))
     except LiftError as error:
         again = "a new start may help" if restart_helps(error) else "a new start does not help"
         click.echo(f"Error: {error.code}: {error} ({again})", err=True)
@@ -559,33 +559,33 @@ def load_service(service_class: str) -> type[Service]:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
+        service_type = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"Cannot load {service_class}: {error}. Check MODULE:CLASS, the current directory and PYTHONPATH."
         ) from None
-    if not (inspect.isclass(found) and issubclass(found, Service)):
+    if not (inspect.isclass(service_type) and issubclass(service_type, Service)):
         raise ConfigError(f"{service_class} is not a subclass of liftpy.service.Service. Check MODULE:CLASS.")
-    check_class(found)
-    return found
+    check_class(service_type)
+    return service_type
 
 
-def read_parameters(service: type[Service], given: Sequence[str], file: Path | None) -> dict[str, Any]:
-    """Return the arguments for the constructor of a service, from the options ``--settings`` (``file``) and ``--set`` (``given``).
+def read_parameters(service: type[Service], texts: Sequence[str], file: Path | None) -> dict[str, Any]:
+    """Return the arguments for the constructor of a service, from the options ``--settings`` (``file``) and ``--set`` (``texts``).
 
     Raise ConfigError unless they match the parameters of ``__init__``.
     """
     parameters: dict[str, Any] = {}
     if file is not None:
         try:
-            found = load_json(file.read_bytes(), unique=True)
+            values = load_json(file.read_bytes(), unique=True)
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"Cannot read --settings {file} as JSON: {error}. Use a file with one JSON object.") from None
-        if not isinstance(found, dict):
+        if not isinstance(values, dict):
             raise ConfigError(f"--settings {file} is not a JSON object. Use names and values.")
-        parameters.update(found)
+        parameters.update(values)
     own: dict[str, Any] = {}
-    for name, value in (parameter_in(service, text) for text in given):
+    for name, value in (parameter_in(service, text) for text in texts):
         if name in own:
             raise ConfigError(f"Invalid --set {name}: it is given twice. Give each name once.")
         own[name] = value

@@ -58,21 +58,21 @@ def reload(node_id: str, as_json: bool, target: Target) -> None:
     """Reload the settings of NODE without a restart. If one setting is invalid, nothing changes. Needs operator permissions."""
     check_name(node_id, "node")
 
-    said = with_client(target, lambda client: client.admin.reload_settings(node_id))
-    if "error" in said:
+    result = with_client(target, lambda client: client.admin.reload_settings(node_id))
+    if "error" in result:
         raise ConfigError(
-            f"The settings of {node_id} were not reloaded: {str(said['error']).rstrip('.')}. The earlier settings stay active. "
+            f"The settings of {node_id} were not reloaded: {str(result['error']).rstrip('.')}. The earlier settings stay active. "
             "Correct the settings of this node and reload again."
         )
     if as_json:
-        click.echo(json.dumps({"node": node_id, **said}))
+        click.echo(json.dumps({"node": node_id, **result}))
         return
-    if said["applied"]:
-        click.echo(f"{node_id}: applied now: {', '.join(said['applied'])}")
-    elif not said["wait"]:
+    if result["applied"]:
+        click.echo(f"{node_id}: applied now: {', '.join(result['applied'])}")
+    elif not result["wait"]:
         click.echo(f"{node_id}: no setting has changed")
-    if said["wait"]:
-        click.echo(f"{node_id}: applied at the next restart: {', '.join(said['wait'])}")
+    if result["wait"]:
+        click.echo(f"{node_id}: applied at the next restart: {', '.join(result['wait'])}")
 
 
 @settings.command(name="default-quota", example="liftpy settings default-quota --quota-records 10000")
@@ -99,8 +99,8 @@ def default_quota(
     Leaders apply a new quota at once. Options that you omit keep their values. The quota does not apply to streams created with
     --quota-exempt and to internal streams. Setting the quota needs operator permissions.
     """
-    given = {"records_per_s": records_per_s, "bytes_per_s": bytes_per_s, "by_token": by_token}
-    wanted = {name: value for name, value in given.items() if value is not None}
+    rates = {"records_per_s": records_per_s, "bytes_per_s": bytes_per_s, "by_token": by_token}
+    wanted = {name: value for name, value in rates.items() if value is not None}
     if is_none and wanted:
         raise click.UsageError("--none cannot be combined with other options. Remove it, or remove the others.")
 

@@ -81,8 +81,8 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
            does not support the feature level of the cluster.
       130  interrupted before the start was complete
     """
-    given = GivenSettings(config, flags)
-    settings = given.load()
+    sources = GivenSettings(config, flags)
+    settings = sources.load()
     LOGS.configure(settings.log_level, settings.log_format, settings.node_id)
     for name, nearest in unknown_variables().items():
         logger.warning("unknown environment variable, ignoring variable=%s nearest=%s", name, nearest or "none")
@@ -96,7 +96,7 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
             print(json.dumps({"event": "ready", **facts}), flush=True)
 
     try:
-        code = run_loop(run_node(settings, print_ready, given))
+        code = run_loop(run_node(settings, print_ready, sources))
     except LiftError as error:
         if not never_again(error):
             raise

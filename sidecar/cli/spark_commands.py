@@ -293,18 +293,20 @@ def _show_archived(records: int, took_s: float, *, as_json: bool) -> None:
 
 
 def _show_archive_plan(plan: ArchivePlan, *, as_json: bool) -> None:
-    found = outlook(plan)
-    starts = {f"{stream}/{partition}": offset for (stream, partition), offset in sorted(found.starts.items())}
+    prospect = outlook(plan)
+    starts = {f"{stream}/{partition}": offset for (stream, partition), offset in sorted(prospect.starts.items())}
     if as_json:
-        orphans = {"files": list(found.orphans.files), "bytes": found.orphans.size_bytes, "left": found.orphans.left}
-        click.echo(json.dumps({"resumed": found.resumed, "starts": starts, "waiting": found.waiting, "orphans": orphans}))
+        orphans = {"files": list(prospect.orphans.files), "bytes": prospect.orphans.size_bytes, "left": prospect.orphans.left}
+        click.echo(json.dumps({"resumed": prospect.resumed, "starts": starts, "waiting": prospect.waiting, "orphans": orphans}))
         return
-    click.echo("resumes from its checkpoint" if found.resumed else "starts a new query")
+    click.echo("resumes from its checkpoint" if prospect.resumed else "starts a new query")
     for name, offset in starts.items():
         click.echo(f"  {name} from offset {offset}")
-    click.echo(f"{found.waiting:,} records wait")
-    gone, left = found.orphans, found.orphans.left
-    click.echo(f"{len(gone.files)} files of failed attempts ({gone.size_bytes / 1e6:.1f} MB) would be removed; {left} are left")
+    click.echo(f"{prospect.waiting:,} records wait")
+    orphans_now, left = prospect.orphans, prospect.orphans.left
+    click.echo(
+        f"{len(orphans_now.files)} files of failed attempts ({orphans_now.size_bytes / 1e6:.1f} MB) would be removed; {left} are left"
+    )
 
 
 # replay
@@ -507,8 +509,8 @@ def _show_audit(report: AuditReport) -> None:
             console.print(f"{one.stream}/{one.partition}: {one.dropped} records were dropped on some replicas only: {text}")
     if report.first is not None:
         console.print(f"first difference: {report.first}", markup=False)
-        for found in report.findings[1:]:
-            console.print(f"also: {found}", markup=False)
+        for finding in report.findings[1:]:
+            console.print(f"also: {finding}", markup=False)
     elif not report.partitions:
         console.print("There are no streams.")
     elif report.is_proven:
@@ -595,16 +597,14 @@ def _show_stats(report: StatsReport) -> None:
         console.print(loss, markup=False)
 
 
-def _summary_row(found: dict[str, Any]) -> tuple[str, ...]:
-    pause = f"{found['longest_pause_s']:g}" + (
-        f" at {found['longest_pause_before']}" if found["longest_pause_before"] >= 0 else ""
-    )
+def _summary_row(row: dict[str, Any]) -> tuple[str, ...]:
+    pause = f"{row['longest_pause_s']:g}" + (f" at {row['longest_pause_before']}" if row["longest_pause_before"] >= 0 else "")
     return (
-        f"{found['stream']}/{found['partition']}",
-        str(found["records"]),
-        f"{(found['key_bytes'] + found['value_bytes']) / 1e6:.3f}",
-        f"{found['records_s']:.1f}",
-        f"{found['peak_records_s']:.1f}",
-        *(str(found[name]) for name in ("value_p50", "value_p99", "value_largest", "keys", "subjects", "missing_offsets")),
+        f"{row['stream']}/{row['partition']}",
+        str(row["records"]),
+        f"{(row['key_bytes'] + row['value_bytes']) / 1e6:.3f}",
+        f"{row['records_s']:.1f}",
+        f"{row['peak_records_s']:.1f}",
+        *(str(row[name]) for name in ("value_p50", "value_p99", "value_largest", "keys", "subjects", "missing_offsets")),
         pause,
     )

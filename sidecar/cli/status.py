@@ -37,8 +37,8 @@ def status(only: str | None, as_json: bool, target: Target) -> None:
 
     The state of a partition has its leader, epochs, replicas, ISR, high watermark (HW), newest offset and lag.
     """
-    found = with_client(target, lambda client: gather(client, only), needs_majority=False)
-    click.echo(json.dumps(found)) if as_json else _show(found)
+    report = with_client(target, lambda client: gather(client, only), needs_majority=False)
+    click.echo(json.dumps(report)) if as_json else _show(report)
 
 
 async def gather(client: Client, only: str | None = None) -> dict[str, Any]:
@@ -63,7 +63,7 @@ async def gather(client: Client, only: str | None = None) -> dict[str, Any]:
             if only in (None, stream.name)
             for partition in stream.partitions
         ],
-        "moves": [movement_json(found, reports) for found in movements(state.image) if only in (None, found.stream)],
+        "moves": [movement_json(movement, reports) for movement in movements(state.image) if only in (None, movement.stream)],
         "waiting": [
             {"stream": stream.name, "uid": stream.uid, "partitions": stream.waiting, "why": why_it_waits(state.image, stream)}
             for stream in state.streams()
@@ -93,9 +93,9 @@ def _node(state: ClusterState, node_id: str, answers: bool) -> dict[str, Any]:
 
 
 def _partition(stream: Any, partition: Any, reports: NodeReports) -> dict[str, Any]:
-    said = {n: reports[n].get((stream.uid, partition.partition)) for n in partition.replicas if n in reports}
-    newest = {n: p["newest_offset"] for n, p in said.items() if p is not None}
-    leader = said.get(partition.leader) or {}
+    replica_reports = {n: reports[n].get((stream.uid, partition.partition)) for n in partition.replicas if n in reports}
+    newest = {n: p["newest_offset"] for n, p in replica_reports.items() if p is not None}
+    leader = replica_reports.get(partition.leader) or {}
     top = newest.get(partition.leader)
     return {
         "stream": stream.name,
@@ -111,43 +111,43 @@ def _partition(stream: Any, partition: Any, reports: NodeReports) -> dict[str, A
         "high_watermark": leader.get("high_watermark"),
         "newest_offset": top,
         "log_start_offset": leader.get("log_start_offset"),
-        "services": {n: p.get("services", []) for n, p in said.items() if p is not None},
-        "gone_services": {n: p.get("gone_services", []) for n, p in said.items() if p is not None},
+        "services": {n: p.get("services", []) for n, p in replica_reports.items() if p is not None},
+        "gone_services": {n: p.get("gone_services", []) for n, p in replica_reports.items() if p is not None},
         "lag": {n: None if top is None or n not in newest else max(0, top - newest[n]) for n in partition.replicas},
     }
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(report: dict[str, Any]) -> None:
     console = Console()
-    console.print(f"cluster: {found['verdict']['word']}", highlight=False)
-    for one in found["verdict"]["reasons"]:
+    console.print(f"cluster: {report['verdict']['word']}", highlight=False)
+    for one in report["verdict"]["reasons"]:
         line = Reason(**{**one, "events": tuple(one["events"])}).line
         console.print(f"{'!' if one['stops'] else '-'} {line}", highlight=False, markup=False, soft_wrap=True)
     rows = []
-    for n in found["nodes"]:
+    for n in report["nodes"]:
         state = "fenced" if n["fenced"] else "live" if n["answers"] else "silent"
         state += ", drained" if n["leaving"] else ""
         role = "leader" if n["metadata_leader"] else "member" if n["controller"] else ""
         rows.append((n["node_id"], state, str(n["incarnation"]), n["rack"], str(n["leads"]), role, n["version"]))
     columns = ("node", "state", "incarnation", "rack", "leads", "metadata", "version")
     console.print(table(columns, rows, folds=("rack", "version"), title="nodes", width=console.width))
-    console.print(f"metadata leader: {found['metadata_leader'] or 'none'}", highlight=False)
-    for waits in found["waiting"]:
+    console.print(f"metadata leader: {report['metadata_leader'] or 'none'}", highlight=False)
+    for waits in report["waiting"]:
         console.print(f"stream {waits['stream']}: {INSUFFICIENT_NODES}: {waits['why']}", highlight=False)
-    for node in found["nodes"]:
+    for node in report["nodes"]:
         if node["unknown_streams"]:
             console.print(unknown_data(node["node_id"], node["unknown_streams"]), highlight=False, soft_wrap=True)
-    if not found["partitions"] and found["waiting"]:
+    if not report["partitions"] and report["waiting"]:
         return
-    if not found["partitions"]:
+    if not report["partitions"]:
         console.print("no streams yet: liftpy stream create NAME --subject SUBJECT", highlight=False)
         return
     heads = ("partition", "status", "leader", "epochs", "replicas", "ISR", "HW", "newest", "lag")
-    partitions = map(_partition_row, found["partitions"])
+    partitions = map(_partition_row, report["partitions"])
     console.print(table(heads, partitions, folds=("status", "replicas", "ISR", "lag"), title="partitions", width=console.width))
-    _show_offline(console, found["partitions"])
-    _show_moves(console, found["moves"])
-    _show_services(console, found["partitions"])
+    _show_offline(console, report["partitions"])
+    _show_moves(console, report["moves"])
+    _show_services(console, report["partitions"])
 
 
 def _partition_row(p: dict[str, Any]) -> tuple[str, ...]:
@@ -199,9 +199,9 @@ def _show_services(console: Console, partitions: list[dict[str, Any]]) -> None:
     columns = ("service", "partition", "node", "role", "version", "position", "lag", "outputs", "problem")
     rows = []
     for p in partitions:
-        gone = p.get("gone_services", {})
+        missing_services = p.get("gone_services", {})
         for node, services in p["services"].items():
-            for s in (*services, *gone.get(node, ())):
+            for s in (*services, *missing_services.get(node, ())):
                 outputs = f"{s['emitted_end']}/{s['output_count']}" if "emitted_end" in s else ""
                 where = f"{p['stream']}/{p['partition']}"
                 rows.append(

@@ -126,11 +126,11 @@ def purge(
             await _count_purged_records(client, name, image.uid, number, subjects, keys, where, until) for number in numbers
         ]
 
-    async def carry_out(client: Client, found: list[_Deletion]) -> None:
-        for one in found:  # the shown records only, not those published since
+    async def carry_out(client: Client, counts: list[_Deletion]) -> None:
+        for one in counts:  # the shown records only, not those published since
             await client.admin.purge(name, one.partition, subjects=subjects, keys=keys, before=one.end_offset, uid=one.uid)
         if wait:
-            await _wait_for_purges(client, name, {one.partition for one in found}, timeout_s, quiet=as_json)
+            await _wait_for_purges(client, name, {one.partition for one in counts}, timeout_s, quiet=as_json)
 
     purged = with_client(target, plan)
     if not dry_run:
@@ -140,14 +140,14 @@ def purge(
             click.confirm(f"delete these records of stream {name} permanently?", abort=True, err=True)
         with_client(target, lambda client: carry_out(client, purged))
     if as_json:
-        found = [
+        counts = [
             {
                 "partition": one.partition, "end_offset": one.end_offset, "records": one.records, "of_records": one.of_records,
                 "at_least": bool(one.bound),
             }
             for one in purged
         ]  # fmt: skip
-        click.echo(json.dumps({"stream": name, "dry_run": dry_run, "waited": wait and not dry_run, "purged": found}))
+        click.echo(json.dumps({"stream": name, "dry_run": dry_run, "waited": wait and not dry_run, "purged": counts}))
         return
     how = "would be deleted" if dry_run else "are deleted on every replica" if wait else "will be deleted"
     for one in purged:
@@ -305,9 +305,9 @@ def deletion_point_of(text: str) -> int | datetime | FromEnd | None:
         return where
     if where == "new":
         return None
-    said = "the text of a position" if isinstance(where, Position) else text
+    point_text = "the text of a position" if isinstance(where, Position) else text
     raise ConfigError(
-        f"Invalid value for --before: {said}. Use an OFFSET (the first one that remains), -1000, a time such "
+        f"Invalid value for --before: {point_text}. Use an OFFSET (the first one that remains), -1000, a time such "
         "as 2026-01-31T12:00:00 or -10m, or new."
     )
 
@@ -481,8 +481,8 @@ def resume(name: str, partitions: tuple[int, ...], as_json: bool, target: Target
 def _pause_show(image: StreamInfo, partitions: tuple[int, ...], as_json: bool) -> None:
     about = [p for p in image.partitions if not partitions or p.partition in partitions]
     if as_json:
-        found = [{"partition": p.partition, "paused": p.pause.words} for p in about]
-        click.echo(json.dumps({"stream": image.name, "uid": image.uid, "partitions": found}))
+        pauses = [{"partition": p.partition, "paused": p.pause.words} for p in about]
+        click.echo(json.dumps({"stream": image.name, "uid": image.uid, "partitions": pauses}))
         return
     for p in about:
         state = f"is paused {p.pause.words}" if p.pause.takes_nothing else "accepts publishes"
@@ -535,21 +535,21 @@ def create(
         return
 
     async def work(client: Client) -> tuple[StreamInfo, str]:
-        made = await client.create_stream(name, **wanted, ready_s=0)
-        if made.waiting:
-            return made, why_it_waits((await client.admin.describe_cluster()).image, made.image)
-        return await client.admin.until_ready(made), ""
+        info = await client.create_stream(name, **wanted, ready_s=0)
+        if info.waiting:
+            return info, why_it_waits((await client.admin.describe_cluster()).image, info.image)
+        return await client.admin.until_ready(info), ""
 
-    made, why = with_client(target, work)
+    info, why = with_client(target, work)
     if as_json:
-        click.echo(json.dumps(stream_json(made)))
+        click.echo(json.dumps(stream_json(info)))
         return
-    count = made.replica_count
+    count = info.replica_count
     click.echo(
-        f"stream {made.name} on {made.subject}: {count_of(made.partition_count, 'partition')}, {count_of(count, 'replica')} each"
+        f"stream {info.name} on {info.subject}: {count_of(info.partition_count, 'partition')}, {count_of(count, 'replica')} each"
     )
-    if made.waiting:
-        click.echo(f"stream {made.name} waits ({INSUFFICIENT_NODES}): {why}. The cluster places it when more nodes join")
+    if info.waiting:
+        click.echo(f"stream {info.name} waits ({INSUFFICIENT_NODES}): {why}. The cluster places it when more nodes join")
     elif replicas is None and not placement.assignment and count < DEFAULT_REPLICAS:
         click.echo(
             f"note: only {count_of(count, 'node')} in the cluster, so {count_of(count, 'replica')} instead of {DEFAULT_REPLICAS}"
@@ -578,8 +578,8 @@ def add_partitions(
             as_json,
         )
         return
-    made = with_client(target, lambda client: client.admin.add_partitions(name, total or 0, placement=placement))
-    click.echo(json.dumps(stream_json(made)) if as_json else f"stream {name} has {count_of(len(made.partitions), 'partition')}")
+    info = with_client(target, lambda client: client.admin.add_partitions(name, total or 0, placement=placement))
+    click.echo(json.dumps(stream_json(info)) if as_json else f"stream {name} has {count_of(len(info.partitions), 'partition')}")
 
 
 @stream.command(name="list", example="liftpy stream list")
@@ -607,39 +607,39 @@ def show(name: str, as_json: bool, target: Target) -> None:
     """Show the settings, partitions, leaders and in-sync replicas of stream NAME."""
 
     async def work(client: Client) -> tuple[StreamInfo, str, DefaultQuota]:
-        found, quota = await client.stream(name), await client.admin.default_quota()
-        return found, why_it_waits((await client.admin.describe_cluster()).image, found.image) if found.waiting else "", quota
+        info, quota = await client.stream(name), await client.admin.default_quota()
+        return info, why_it_waits((await client.admin.describe_cluster()).image, info.image) if info.waiting else "", quota
 
-    found, why, quota = with_client(target, work)
-    by_default = quota if found.image.config_under(quota) is not found.config else NO_QUOTA
+    info, why, quota = with_client(target, work)
+    by_default = quota if info.image.config_under(quota) is not info.config else NO_QUOTA
     if as_json:
         by_cluster = {"default_quota": asdict(by_default)}
-        click.echo(json.dumps(stream_json(found) | by_cluster | ({"waits": why} if found.waiting else {})))
+        click.echo(json.dumps(stream_json(info) | by_cluster | ({"waits": why} if info.waiting else {})))
         return
-    described = stream_json(found)
-    settings = ", ".join(f"{key} {value}" for key, value in settings_to_show(found.config, found.replica_count).items())
+    described = stream_json(info)
+    settings = ", ".join(f"{key} {value}" for key, value in settings_to_show(info.config, info.replica_count).items())
     rows = []
     for p in described["partitions"]:
         cells = (p["partition"], p["subject"], p["status"], p["leader"] or "none", p["leader_epoch"], p["epoch"])
         rows.append((*map(str, cells), " ".join(p["replicas"]), " ".join(p["isr"])))
     console = Console()
-    console.print(f"stream {found.name} (uid {found.uid}) on {found.subject}", f"{settings}", sep="\n", highlight=False)
+    console.print(f"stream {info.name} (uid {info.uid}) on {info.subject}", f"{settings}", sep="\n", highlight=False)
     if by_default.has_rates:
         console.print(f"by the cluster's default quota: {by_default.words}", highlight=False)
-    if found.waiting:
+    if info.waiting:
         console.print(
-            f"{count_of(found.waiting, 'partition')} of {count_of(found.replica_count, 'replica')}: {INSUFFICIENT_NODES}: {why}"
+            f"{count_of(info.waiting, 'partition')} of {count_of(info.replica_count, 'replica')}: {INSUFFICIENT_NODES}: {why}"
         )
         return
     columns = ("partition", "subject", "status", "leader", "leader epoch", "epoch", "replicas", "ISR")
     console.print(table(columns, rows, folds=("leader epoch", "replicas", "ISR")))
     for p in described["partitions"]:
-        for wish in p["purges"]:
-            what = ", ".join([f"subject {s}" for s in wish["subjects"]] + [f"key {k}" for k in wish["keys"]])
-            where = f"{found.name}/{p['partition']}: purge of {what} below {wish['end_offset']}"
-            console.print(f"{where} waits for {', '.join(wish['waits_for'])}", highlight=False)
-    for until in sorted({p.pause.words for p in found.partitions} - {""}):
-        numbers = " ".join(str(p.partition) for p in found.partitions if p.pause.words == until)
+        for pending_purge in p["purges"]:
+            what = ", ".join([f"subject {s}" for s in pending_purge["subjects"]] + [f"key {k}" for k in pending_purge["keys"]])
+            where = f"{info.name}/{p['partition']}: purge of {what} below {pending_purge['end_offset']}"
+            console.print(f"{where} waits for {', '.join(pending_purge['waits_for'])}", highlight=False)
+    for until in sorted({p.pause.words for p in info.partitions} - {""}):
+        numbers = " ".join(str(p.partition) for p in info.partitions if p.pause.words == until)
         console.print(f"paused, {until}: {numbers}", highlight=False)
 
 
@@ -654,20 +654,20 @@ def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -
     """Permanently delete stream NAME and all its records."""
 
     async def look(client: Client) -> tuple[StreamInfo, int | None]:
-        found = await client.stream(name)
-        return found, await _records_of(client, found)
+        info = await client.stream(name)
+        return info, await _records_of(client, info)
 
     async def carry_out(client: Client, uid: str) -> None:
         await client.admin.delete_stream(name, uid)  # the confirmed stream, not a new one with its name
 
-    found, records = with_client(target, look)
-    what = f"{'all' if records is None else f'its {records}'} records in {count_of(len(found.partitions), 'partition')}"
+    info, records = with_client(target, look)
+    what = f"{'all' if records is None else f'its {records}'} records in {count_of(len(info.partitions), 'partition')}"
     if not dry_run:
         if not yes:
             click.confirm(f"delete stream {name} and {what} permanently?", abort=True, err=True)
-        with_client(target, lambda client: carry_out(client, found.uid))
+        with_client(target, lambda client: carry_out(client, info.uid))
     if as_json:
-        click.echo(json.dumps({"deleted": name, "uid": found.uid, "records": records, "dry_run": dry_run}))
+        click.echo(json.dumps({"deleted": name, "uid": info.uid, "records": records, "dry_run": dry_run}))
     else:
         click.echo(f"stream {name} and {what} would be deleted" if dry_run else f"stream {name} deleted, with {what}")
 
@@ -704,7 +704,7 @@ def stream_json(image: StreamInfo) -> dict[str, Any]:
                 "epoch": p.epoch,
                 "replicas": list(p.replicas),
                 "isr": list(p.isr),
-                "purges": [_purge_json(p, wish) for wish in p.purges],
+                "purges": [_purge_json(p, pending_purge) for pending_purge in p.purges],
                 "paused": p.pause.words,
             }
             for p in image.image.partitions
@@ -712,10 +712,10 @@ def stream_json(image: StreamInfo) -> dict[str, Any]:
     }
 
 
-def _purge_json(partition: PartitionState, wish: Purge) -> dict[str, Any]:
-    keys = [key.decode("utf-8", "backslashreplace") for key in wish.keys]
-    waits = list(waits_for(partition, wish))
-    return {"subjects": list(wish.subjects), "keys": keys, "end_offset": wish.end_offset, "waits_for": waits}
+def _purge_json(partition: PartitionState, pending_purge: Purge) -> dict[str, Any]:
+    keys = [key.decode("utf-8", "backslashreplace") for key in pending_purge.keys]
+    waits = list(waits_for(partition, pending_purge))
+    return {"subjects": list(pending_purge.subjects), "keys": keys, "end_offset": pending_purge.end_offset, "waits_for": waits}
 
 
 def _partitions(image: StreamInfo) -> str:

@@ -90,8 +90,8 @@ def setting_options(function: F) -> F:
 
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
-        given = {setting.field: kwargs.pop(setting.field) for setting in SETTINGS}
-        return function(*args, config=config_from(given), **kwargs)
+        option_values = {setting.field: kwargs.pop(setting.field) for setting in SETTINGS}
+        return function(*args, config=config_from(option_values), **kwargs)
 
     for setting in reversed(SETTINGS):
         command = _option(setting)(command)
@@ -103,8 +103,8 @@ def alterable_options(function: F) -> F:
 
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
-        given = {field: kwargs.pop(field) for field in ALTERABLE}
-        settings = {field: _value(getattr(_DEFAULT, field), text) for field, text in given.items() if text is not None}
+        option_values = {field: kwargs.pop(field) for field in ALTERABLE}
+        settings = {field: _value(getattr(_DEFAULT, field), text) for field, text in option_values.items() if text is not None}
         return function(*args, settings=settings, **kwargs)
 
     for setting in reversed(SETTINGS):
@@ -113,10 +113,10 @@ def alterable_options(function: F) -> F:
     return command  # type: ignore[return-value]
 
 
-def config_from(given: dict[str, Any]) -> StreamConfig:
-    """Return the stream configuration with the option values ``given``, by field. Raises ConfigError if a value is wrong."""
+def config_from(option_values: dict[str, Any]) -> StreamConfig:
+    """Return the stream configuration with the option values ``option_values``, by field. Raises ConfigError if a value is wrong."""
     with naming_options():
-        return StreamConfig(**{name: _value(getattr(_DEFAULT, name), text) for name, text in given.items()})
+        return StreamConfig(**{name: _value(getattr(_DEFAULT, name), text) for name, text in option_values.items()})
 
 
 @contextmanager
@@ -181,12 +181,12 @@ def _unit(field: str) -> type[Duration] | type[Size] | None:
     return Duration if field.endswith("_s") and not field.endswith("_per_s") else None
 
 
-def _value(default: Any, given: Any) -> Any:
+def _value(default: Any, text: Any) -> Any:
     if isinstance(default, FlushPolicy):
-        return given if isinstance(given, FlushPolicy) else FlushType.policy(given)
+        return text if isinstance(text, FlushPolicy) else FlushType.policy(text)
     if isinstance(default, Codec):
-        return Codec[given.upper()]
-    return type(default)(given)
+        return Codec[text.upper()]
+    return type(default)(text)
 
 
 def _text(value: Any) -> Any:
@@ -218,11 +218,11 @@ def placement_options(function: F) -> F:
             raise click.UsageError(
                 "--allow-offline needs --assignment. A placement policy never chooses a node that is not live."
             )
-        given = () if assignment is None else assignment_from_json(_read_settings_file(assignment))
-        if assignment is not None and not given:
+        manual = () if assignment is None else assignment_from_json(_read_settings_file(assignment))
+        if assignment is not None and not manual:
             raise click.BadParameter("The file assigns no partitions. Add at least one.", param_hint="--assignment")
-        wish = PlacementOptions(policy=MANUAL if given else policy or "", assignment=given, allow_offline=allow_offline)
-        return function(*args, placement=wish, **kwargs)
+        options = PlacementOptions(policy=MANUAL if manual else policy or "", assignment=manual, allow_offline=allow_offline)
+        return function(*args, placement=options, **kwargs)
 
     for option in (
         click.option(

@@ -110,8 +110,8 @@ _BY: dict[str, Callable[[NodeRow], Any]] = {
 
 def rows_of(model: Model, view: View) -> list[NodeRow]:
     """Return the nodes that match the filter, in the selected order. Nodes with equal values are sorted by name."""
-    kept = [row for row in model.rows if view.filter in row.node]
-    return sorted(sorted(kept, key=lambda row: row.node), key=_BY[view.sort], reverse=view.reverse)
+    matching_rows = [row for row in model.rows if view.filter in row.node]
+    return sorted(sorted(matching_rows, key=lambda row: row.node), key=_BY[view.sort], reverse=view.reverse)
 
 
 def render(model: Model, width: int, height: int, view: View, listed: Sequence[Mapping[str, Any]] = ()) -> Group:
@@ -163,9 +163,9 @@ def _reasons(model: Model, width: int) -> list[Text]:
     return lines
 
 
-def _reason(found: Reason, width: int) -> list[Text]:
+def _reason(entry: Reason, width: int) -> list[Text]:
     """Return the text of one problem, wrapped to ``width`` characters, on at most ``_REASON_LINES`` lines."""
-    text = f"{'!' if found.stops else '-'} {found.line}"
+    text = f"{'!' if entry.stops else '-'} {entry.line}"
     wrapped = textwrap.wrap(text, max(width, 20), subsequent_indent="  ", max_lines=_REASON_LINES, placeholder=" …")
     return [Text(line) for line in wrapped]
 
@@ -243,8 +243,8 @@ def _table_of(listed: Sequence[Mapping[str, Any]], width: int, room: int, view: 
     Columns that do not fit into ``width`` characters are left out, the rightmost first.
     """
     columns = _LISTS[view.shows]
-    kept = [row for row in listed if view.filter in str(row[columns[0].name])]
-    fits = kept if len(kept) < room else kept[: max(0, room - 2)]
+    matching_rows = [row for row in listed if view.filter in str(row[columns[0].name])]
+    fits = matching_rows if len(matching_rows) < room else matching_rows[: max(0, room - 2)]
     cells = [[figure(column.kind, row.get(column.name)) for column in columns] for row in fits]
     lines = [""] * (len(fits) + 1)
     for number, column in enumerate(columns):
@@ -255,12 +255,12 @@ def _table_of(listed: Sequence[Mapping[str, Any]], width: int, room: int, view: 
         shown = [_cut(text, size) if column.kind == "text" else text.rjust(size) for text in texts]
         lines = [f"{line}{'  ' if line else ''}{text}" for line, text in zip(lines, shown, strict=True)]
     styles = ["bold", *("yellow" if row.get("problem") else "" for row in fits)]
-    made = [Text(line, style=style) for line, style in zip(lines, styles, strict=True)]
-    if len(fits) < len(kept):
-        made.append(Text(f"  and {len(kept) - len(fits)} more: / finds one"))
-    if not kept:
-        made.append(Text(f"  no {view.shows[:-1]} has this in its name" if view.filter else f"  no {view.shows}"))
-    return made
+    table_lines = [Text(line, style=style) for line, style in zip(lines, styles, strict=True)]
+    if len(fits) < len(matching_rows):
+        table_lines.append(Text(f"  and {len(matching_rows) - len(fits)} more: / finds one"))
+    if not matching_rows:
+        table_lines.append(Text(f"  no {view.shows[:-1]} has this in its name" if view.filter else f"  no {view.shows}"))
+    return table_lines
 
 
 def _detail(row: NodeRow) -> list[Text]:
@@ -371,9 +371,9 @@ async def _watch(client: Client, namespace: str, view: View, *, once: bool, as_j
         await looking.poll()
         _print(looking, view, as_json)
     elif as_json:
-        gone = start_attended(wait_for_closed_pipe(sys.stdout))
-        while not gone.done():
-            await asyncio.wait((gone,), timeout=EVERY_S)
+        pipe_closed = start_attended(wait_for_closed_pipe(sys.stdout))
+        while not pipe_closed.done():
+            await asyncio.wait((pipe_closed,), timeout=EVERY_S)
             await looking.poll()
             _print(looking, view, as_json)
     else:
@@ -404,10 +404,12 @@ class SummaryPoller:
             with suppress(LiftError):
                 self._named = await self._client.admin.node_ids()
         nodes = self.watching.nodes(self._named)
-        said = await asyncio.gather(*map(self._ask, nodes))
-        is_lost = not any(said) and not self._client.admin.is_connected
-        self.watching.add_summaries(self._now(), dict(zip(nodes, said, strict=True)), is_nats_lost=is_lost)
-        self.listed = await self._list(self.shows, [node for node, one in zip(nodes, said, strict=True) if one is not None])
+        summaries = await asyncio.gather(*map(self._ask, nodes))
+        is_lost = not any(summaries) and not self._client.admin.is_connected
+        self.watching.add_summaries(self._now(), dict(zip(nodes, summaries, strict=True)), is_nats_lost=is_lost)
+        self.listed = await self._list(
+            self.shows, [node for node, one in zip(nodes, summaries, strict=True) if one is not None]
+        )
 
     async def _list(self, shows: str, nodes: Sequence[str]) -> list[dict[str, Any]]:
         if shows == "nodes" or not nodes:
@@ -416,8 +418,8 @@ class SummaryPoller:
             leader = self.watching.model().metadata_leader
             return checked_streams(await self._rows_of(leader if leader in nodes else nodes[0], streams_question()))
         shown = {"groups": shown_groups, "services": shown_services}[shows]
-        told = await asyncio.gather(*(self._rows_of(node, names_question(shows)) for node in nodes))
-        listed: list[dict[str, Any]] = shown(dict(zip(nodes, told, strict=True)))["rows"]
+        answers = await asyncio.gather(*(self._rows_of(node, names_question(shows)) for node in nodes))
+        listed: list[dict[str, Any]] = shown(dict(zip(nodes, answers, strict=True)))["rows"]
         return listed
 
     async def _rows_of(self, node: str, question: dict[str, Any]) -> Any:
@@ -446,12 +448,12 @@ def _print(looking: SummaryPoller, view: View, as_json: bool) -> None:
 
 def as_object(model: Model) -> dict[str, Any]:
     """Return the state of the cluster as a JSON object, without the history."""
-    found = asdict(model)
-    del found["history_in"], found["history_out"]
-    for row in found["rows"]:
+    fields = asdict(model)
+    del fields["history_in"], fields["history_out"]
+    for row in fields["rows"]:
         del row["history"]
-    found["verdict"] = model.verdict.as_object()
-    return found
+    fields["verdict"] = model.verdict.as_object()
+    return fields
 
 
 async def _live(looking: SummaryPoller, view: View) -> None:

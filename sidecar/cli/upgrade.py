@@ -109,7 +109,7 @@ def _level(function: F) -> F:
 
 
 def _highest_common_level(levels: FeatureLevels) -> int:
-    most = [spoken.most for spoken in levels.spoken.values() if spoken is not None]
+    most = [level_range.most for level_range in levels.spoken.values() if level_range is not None]
     return max(min(most, default=levels.level), levels.level)
 
 
@@ -131,8 +131,8 @@ def check(level: int | None, as_json: bool, target: Target) -> int:
         state = await client.admin.describe_cluster(linearizable=True)
         lines = []
         for node_id in sorted(state.image.nodes):
-            said = None if state.image.nodes[node_id].fenced else await fetch_health(client.admin, node_id)
-            why = "does not answer" if said is None else _unwell(said)
+            health = None if state.image.nodes[node_id].fenced else await fetch_health(client.admin, node_id)
+            why = "does not answer" if health is None else _unwell(health)
             lines.append(f"[-] {node_id}: {why}" if why else f"[+] {node_id}: live, ready, synced")
         wanted, levels = await _requested_level(client, level)
         return lines, wanted, levels
@@ -154,10 +154,10 @@ def check(level: int | None, as_json: bool, target: Target) -> int:
     return 0 if is_well else 1
 
 
-def _unwell(said: dict[str, Any]) -> str:
-    if all(said["health"][what] for what in ("live", "ready", "synced")):
+def _unwell(health: dict[str, Any]) -> str:
+    if all(health["health"][what] for what in ("live", "ready", "synced")):
         return ""
-    return "; ".join(f"{name}: {reason}" for name, reason in said["checks"].items() if reason) or "not synced since its start"
+    return "; ".join(f"{name}: {reason}" for name, reason in health["checks"].items() if reason) or "not synced since its start"
 
 
 @upgrade.command(example="liftpy upgrade finalize --dry-run")
@@ -235,7 +235,7 @@ def report(as_json: bool, target: Target) -> None:
     nodes = {
         node_id: {
             "version": version,
-            "speaks": None if (spoken := levels.spoken[node_id]) is None else [spoken.least, spoken.most],
+            "speaks": None if (level_range := levels.spoken[node_id]) is None else [level_range.least, level_range.most],
         }
         for node_id, version in levels.versions.items()
     }
@@ -247,8 +247,8 @@ def report(as_json: bool, target: Target) -> None:
             name: {"where": f.where, "reads": f.reads, "writes": f.written_at(max(levels.level, FIRST)), "is_cache": f.is_cache}
             for name, f in DISK_FORMATS.items()
         }
-        said = {"level": levels.level, "known_here": known, "disk_formats": disk, "nodes": nodes, "in_the_way_back": back}
-        click.echo(json.dumps(said))
+        result = {"level": levels.level, "known_here": known, "disk_formats": disk, "nodes": nodes, "in_the_way_back": back}
+        click.echo(json.dumps(result))
         return
     console = Console()
     rows = [(str(f.level), "active" if f.level == levels.level else "", f.version, f.description) for f in FEATURES]

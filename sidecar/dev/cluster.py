@@ -157,11 +157,11 @@ class DevNode:
     @property
     def workers(self) -> list[int]:
         """Process ids of its worker processes. Empty if the system does not show them."""
-        found: list[int] = []
+        process_ids: list[int] = []
         for task in Path(f"/proc/{self.pid}/task").glob("*/children"):
             with contextlib.suppress(OSError):
-                found += map(int, task.read_text().split())
-        return found
+                process_ids += map(int, task.read_text().split())
+        return process_ids
 
     def _end(self, with_signal: int, timeout_s: float) -> int:
         if self._process is None:
@@ -179,9 +179,9 @@ class DevNode:
 
     def _process_stdout(self, line: str) -> None:
         with contextlib.suppress(ValueError):
-            said = json.loads(line)
-            if isinstance(said, dict) and said.get("event") == "ready":
-                self.ready = said
+            event = json.loads(line)
+            if isinstance(event, dict) and event.get("event") == "ready":
+                self.ready = event
                 return
         self._process_stderr(line)
 

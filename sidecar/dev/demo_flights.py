@@ -27,9 +27,9 @@ def flights_file() -> Path:
     """Return the path of the data set. Raises ConfigError if its package is not installed."""
     spec = importlib.util.find_spec(PACKAGE)
     for folder in (spec.submodule_search_locations or []) if spec else []:
-        found = Path(folder) / "data" / "flights.csv.zip"
-        if found.exists():
-            return found
+        path = Path(folder) / "data" / "flights.csv.zip"
+        if path.exists():
+            return path
     raise ConfigError(
         f"The data set of the demo is missing. Install it with: pip install 'liftpy[demo]' (or: pip install {PACKAGE})"
     )
@@ -47,11 +47,11 @@ def mean_delays(lines: Iterable[bytes]) -> Delays:
 
     Sums and counts are integers, so that they can be compared exactly.
     """
-    found: Delays = {}
+    delays: Delays = {}
     for line in lines:
         fields = line.split(b",", CARRIER_COLUMN + 1)
         if fields[DELAY_COLUMN] != MISSING:
             carrier = fields[CARRIER_COLUMN].decode()
-            count, total = found.get(carrier, (0, 0))
-            found[carrier] = (count + 1, total + int(fields[DELAY_COLUMN]))
-    return found
+            count, total = delays.get(carrier, (0, 0))
+            delays[carrier] = (count + 1, total + int(fields[DELAY_COLUMN]))
+    return delays

@@ -110,7 +110,7 @@ def _complete(at: Positions, count: int) -> bool:
         raise DataLossError(
             f"{at.committed} records are committed, but {count} were sent. Another program publishes on {SUBJECT}: stop it."
         )
-    return at.committed == count and bool(at.replicas) and all(held == count for held in at.replicas.values())
+    return at.committed == count and bool(at.replicas) and all(offset == count for offset in at.replicas.values())
 
 
 async def _count_sent(publisher: LineProcess, at: Positions, first: int) -> None:
@@ -132,9 +132,9 @@ async def _update_counts(client: Client, nodes: list[str], at: Positions) -> Non
 
 def newest_offset_of(status: dict[str, Any], stream: str, partition: int) -> int:
     """Return the offset of the last record of a partition (inclusive) from the node's ``status``. -1: it has none."""
-    for found in status.get("partitions", []):
-        if (found["stream"], found["partition"]) == (stream, partition):
-            return int(found["newest_offset"])
+    for partition_status in status.get("partitions", []):
+        if (partition_status["stream"], partition_status["partition"]) == (stream, partition):
+            return int(partition_status["newest_offset"])
     return -1
 
 
@@ -187,9 +187,9 @@ def first_difference(sent: list[bytes], got: list[Any]) -> str:
     """Return a text about the first difference of two lists of records. '': they are equal."""
     if sent == got:
         return ""
-    for offset, (wanted, found) in enumerate(zip(sent, got, strict=False)):
-        if wanted != found:
-            return f"offset {offset}: {bytes(found)!r} where {wanted!r} was sent"
+    for offset, (wanted, received_value) in enumerate(zip(sent, got, strict=False)):
+        if wanted != received_value:
+            return f"offset {offset}: {bytes(received_value)!r} where {wanted!r} was sent"
     return f"{len(got)} records came back, {len(sent)} were sent"
 
 

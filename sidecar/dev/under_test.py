@@ -85,13 +85,13 @@ class ClusterUnderTest:
         self.stop()
 
     def _node(self, node: str) -> DevNode:
-        found = self._cluster.nodes.get(node)
-        if found is None:
+        dev_node = self._cluster.nodes.get(node)
+        if dev_node is None:
             raise ConfigError(
                 f"Node {node!r} does not exist in this cluster. Nodes: "
                 f"{', '.join(self._cluster.nodes) or 'none, the cluster is not running'}."
             )
-        return found
+        return dev_node
 
     # ---- faults ------------------------------------------------------------------------------------------------------
     def kill(self, node: str) -> None:
@@ -100,9 +100,9 @@ class ClusterUnderTest:
 
     def start(self, node: str, timeout_s: float = WAIT_S) -> None:
         """Start a node that is down. Return when it is registered. Raises UnavailableError, and ConfigError if it is running."""
-        found = self._node(node)
-        found.start()
-        found.wait_ready(timeout_s)
+        dev_node = self._node(node)
+        dev_node.start()
+        dev_node.wait_ready(timeout_s)
 
     def pause(self, node: str) -> None:
         """Pause a node's processes (SIGSTOP). Its connections stay open."""
@@ -113,10 +113,10 @@ class ClusterUnderTest:
         self._must_run(node).send(signal.SIGCONT)
 
     def _must_run(self, node: str) -> DevNode:
-        found = self._node(node)
-        if not found.running:
+        dev_node = self._node(node)
+        if not dev_node.running:
             raise ConfigError(f"Node {node} is not running. Start it first.")
-        return found
+        return dev_node
 
     def leader(self, stream: str, partition: int = 0, *, other_than: str = "", timeout_s: float = WAIT_S) -> str:
         """Wait until a running node other than ``other_than`` leads the partition, and return its id. Raises UnavailableError."""
@@ -153,14 +153,14 @@ class ClusterUnderTest:
         Raises UnavailableError after ``timeout_s`` seconds.
         """
         deadline = time.monotonic() + timeout_s
-        down = [found for found in self._cluster.nodes.values() if not found.running]
-        for found in self._cluster.nodes.values():
-            if found.running:
-                found.send(signal.SIGCONT)
-        for found in down:
-            found.start()
-        for found in down:
-            found.wait_ready(max(deadline - time.monotonic(), _POLL_S))
+        down = [dev_node for dev_node in self._cluster.nodes.values() if not dev_node.running]
+        for dev_node in self._cluster.nodes.values():
+            if dev_node.running:
+                dev_node.send(signal.SIGCONT)
+        for dev_node in down:
+            dev_node.start()
+        for dev_node in down:
+            dev_node.wait_ready(max(deadline - time.monotonic(), _POLL_S))
 
         def all_live() -> bool:
             return set(self.client.admin.describe_cluster().image.live_nodes()) >= set(self.nodes)
@@ -178,10 +178,10 @@ class ClusterUnderTest:
         while True:
             last: object = None
             try:
-                found = condition()
-                if found:
-                    return found
-                last = found
+                result = condition()
+                if result:
+                    return result
+                last = result
             except ConfigError:
                 raise
             except LiftError as error:

@@ -185,14 +185,14 @@ class DataDirectory:
         Another user with write access could replace the data, so this access is removed.
         """
         try:
-            found = self.path.stat()
-            if found.st_uid != os.geteuid():
+            folder_stat = self.path.stat()
+            if folder_stat.st_uid != os.geteuid():
                 raise StorageError(
-                    f"Data directory {self.path} belongs to user {found.st_uid}, but this process runs as user "
+                    f"Data directory {self.path} belongs to user {folder_stat.st_uid}, but this process runs as user "
                     f"{os.geteuid()}. Start it as the owner, or change the owner (chown)."
                 )
-            if found.st_mode & _WRITABLE_BY_OTHERS:
-                self.path.chmod(stat.S_IMODE(found.st_mode) & ~_WRITABLE_BY_OTHERS)
+            if folder_stat.st_mode & _WRITABLE_BY_OTHERS:
+                self.path.chmod(stat.S_IMODE(folder_stat.st_mode) & ~_WRITABLE_BY_OTHERS)
                 logger.warning("data directory was writable for other users directory=%s: permissions corrected", self.path)
         except OSError as error:
             raise StorageError(
@@ -223,9 +223,9 @@ class DataDirectory:
 
     def store_identity(self, identity: NodeIdentity) -> None:
         """Replace the ``node`` file, atomically and durably."""
-        said = asdict(identity)
-        said |= said.pop("starts")
-        data = encode_checked_json({"format": _FORMAT, **said})
+        fields = asdict(identity)
+        fields |= fields.pop("starts")
+        data = encode_checked_json({"format": _FORMAT, **fields})
         if _identity_in(data) != (_FORMAT, identity):
             raise StorageError(
                 f"{self.path / 'node'} differs after the write, so the old file remains. Check the disk."
@@ -286,9 +286,9 @@ class DataDirectory:
 
         Their files may be missing.
         """
-        held = self.path / "held"
-        with storage_errors("read", held):
-            names = os.listdir(held) if held.exists() else []
+        marks_folder = self.path / "held"
+        with storage_errors("read", marks_folder):
+            names = os.listdir(marks_folder) if marks_folder.exists() else []
         return frozenset("/".join(name.rsplit(".", 1)) for name in names)
 
     def mark_held(self, name: str) -> None:
@@ -296,15 +296,15 @@ class DataDirectory:
 
         The node may acknowledge a record of the log only after this call [S17].
         """
-        log, held = self.path / "streams" / name, self.path / "held"
-        make_folder(held)
-        mark = held / _mark_of(name)
+        log, marks_folder = self.path / "streams" / name, self.path / "held"
+        make_folder(marks_folder)
+        mark = marks_folder / _mark_of(name)
         with storage_errors("write", mark):
             # first the log, because a mark without a log means that the log was lost
             for folder in (log, log.parent, log.parent.parent):
                 sync_folder(folder)
             os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640))
-            sync_folder(held)
+            sync_folder(marks_folder)
 
     def unmark_held(self, name: str) -> None:
         """Remove the mark of the log ``name``, which will be deleted or has moved to another node."""

@@ -59,18 +59,18 @@ def _uncached_pieces(descriptor: int, position: int, size_bytes: int) -> list[tu
     an older one would fill the cache.
     """
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-    found, byte = [], bytearray(1)
+    uncached_ranges, byte = [], bytearray(1)
     for begin in range(position, position + size_bytes, _PROBED_BYTES):
         end = min(begin + _PROBED_BYTES, position + size_bytes)
         try:
             os.preadv(descriptor, [byte], end - 1, os.RWF_NOWAIT)
         except BlockingIOError:
-            found.append((begin, end))
+            uncached_ranges.append((begin, end))
         except OSError as error:
             if error.errno == errno.EOPNOTSUPP:  # the file system does not support it, so nothing is known about the cache
                 return []
             raise
-    return found
+    return uncached_ranges
 
 
 class OpenMaps:
@@ -124,9 +124,9 @@ class DiskFile:
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if create else 0)
         with storage_errors("open", path):
             self._descriptor = self._open(flags)
-            found = os.fstat(self._descriptor)
-        self._size_bytes = found.st_size
-        self._identity = (found.st_dev, found.st_ino)
+            file_stat = os.fstat(self._descriptor)
+        self._size_bytes = file_stat.st_size
+        self._identity = (file_stat.st_dev, file_stat.st_ino)
         self._map: mmap.mmap | None = None
         self._sealed = self._closed = False
 
@@ -160,8 +160,8 @@ class DiskFile:
         with storage_errors("open", self.path):
             descriptor = self._open(os.O_RDWR | os.O_CLOEXEC)
         try:
-            found = os.fstat(descriptor)
-            if (found.st_dev, found.st_ino) != self._identity or found.st_size < self._size_bytes:
+            file_stat = os.fstat(descriptor)
+            if (file_stat.st_dev, file_stat.st_ino) != self._identity or file_stat.st_size < self._size_bytes:
                 raise StorageError(f"Cannot read {self.path}: another file replaced it. Do not change files of a running node.")
             yield descriptor
         finally:
@@ -204,18 +204,18 @@ class DiskFile:
         with self._open_descriptor() as descriptor, storage_errors("read", self.path):
             uncached = _uncached_pieces(descriptor, position, wanted) if self._sealed else []
             os.posix_fadvise(descriptor, position, wanted, os.POSIX_FADV_DONTNEED)
-            found = memoryview(os.pread(descriptor, wanted, position))
+            data = memoryview(os.pread(descriptor, wanted, position))
             for begin, end in uncached:  # whole pages, because the kernel keeps a page if only a part of it is named
                 begin -= begin % mmap.PAGESIZE
                 os.posix_fadvise(descriptor, begin, end + -end % mmap.PAGESIZE - begin, os.POSIX_FADV_DONTNEED)
-            return found
+            return data
 
     def _map_file(self) -> mmap.mmap:
-        found = self._map
-        if found is None:
+        file_map = self._map
+        if file_map is None:
             with self._open_descriptor() as descriptor, storage_errors("map", self.path):
-                found = self._with_room(lambda: mmap.mmap(descriptor, self._size_bytes, access=mmap.ACCESS_READ))
-            self._map = found
+                file_map = self._with_room(lambda: mmap.mmap(descriptor, self._size_bytes, access=mmap.ACCESS_READ))
+            self._map = file_map
             self._maps.note_use(self, opened=True)
             if (
                 self._closed
@@ -223,7 +223,7 @@ class DiskFile:
                 self._maps.forget(self)
         else:
             self._maps.note_use(self)
-        return found
+        return file_map
 
     def sync(self) -> None:
         with self._open_descriptor() as descriptor, storage_errors("flush", self.path):
@@ -307,11 +307,11 @@ def make_folder(folder: Path) -> None:
     """
     with storage_errors("create", folder):
         missing = [p for p in (folder, *folder.parents) if not p.exists()]
-        for made in reversed(missing):  # one by one, because mkdir with parents=True ignores the mode for the parents
-            made.mkdir(exist_ok=True, mode=0o750)
+        for new_folder in reversed(missing):  # one by one, because mkdir with parents=True ignores the mode for the parents
+            new_folder.mkdir(exist_ok=True, mode=0o750)
         folder.mkdir(exist_ok=True, mode=0o750)
-        for made in missing:
-            sync_folder(made.parent)
+        for new_folder in missing:
+            sync_folder(new_folder.parent)
         if not missing:
             with suppress(PermissionError):  # the directory of another user, who has also flushed it
                 sync_folder(folder.parent)
@@ -383,8 +383,8 @@ class DirectoryCreator:
         """Create the directory ``folder`` with its parents if needed, and make its name durable [S12]. Raises StorageError."""
         above = folder.parent
         with storage_errors("create", folder):
-            made = self._mkdir(folder)
-            if not made and above in self._flushed:
+            is_new = self._mkdir(folder)
+            if not is_new and above in self._flushed:
                 return
             try:
                 sync_folder(above)

@@ -95,7 +95,7 @@ class GroupLags:
 
         ``coordinators``: each coordinator with True if it leads. Only the groups of leading ones get a lag.
         """
-        found: dict[str, GroupLag] = {}
+        lags: dict[str, GroupLag] = {}
         read: set[PartitionKey] = set()
         elsewhere: set[PartitionKey] = set()
         unread: dict[PartitionKey, int] = {}
@@ -118,10 +118,10 @@ class GroupLags:
                     if leads and ends is not None and (offset := ends.offset_without_age(position)) is not None:
                         unread[key] = offset
                 if leads:
-                    found[name] = lag
-        self.by_group = found
-        self._add_to_histories(found)
-        self.of = self._labels.lags_by_label(found)
+                    lags[name] = lag
+        self.by_group = lags
+        self._add_to_histories(lags)
+        self.of = self._labels.lags_by_label(lags)
         self._ends.keep(read)
         if transport is not None and (elsewhere or unread):
             await self._ask(transport, elsewhere, unread)
@@ -130,10 +130,10 @@ class GroupLags:
         """Return the lag of ``group`` over time, as ``LagHistory.rows`` does."""
         return history.rows() if (history := self._histories.get(group)) is not None else []
 
-    def _add_to_histories(self, found: dict[str, GroupLag]) -> None:
-        self._histories = {name: history for name, history in self._histories.items() if name in found}
+    def _add_to_histories(self, lags: dict[str, GroupLag]) -> None:
+        self._histories = {name: history for name, history in self._histories.items() if name in lags}
         now_s = time.time()
-        for name, lag in found.items():
+        for name, lag in lags.items():
             if (history := self._histories.get(name)) is None:
                 if len(self._histories) >= MOST_GROUPS:
                     continue

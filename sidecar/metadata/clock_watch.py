@@ -62,9 +62,9 @@ class ClockWatch:
         It is 0 while the clock is not trusted. Then no record counts as too old.
         """
         wall_ns, now_ns = time.time_ns(), clock.now_ns()
-        came_to = self._check_clock(wall_ns, now_ns)
-        self._counters[HELD_BACK] += came_to == NO_AGE_NS
-        return wall_ns if came_to != NO_AGE_NS else NO_AGE_NS
+        age_time_ns = self._check_clock(wall_ns, now_ns)
+        self._counters[HELD_BACK] += age_time_ns == NO_AGE_NS
+        return wall_ns if age_time_ns != NO_AGE_NS else NO_AGE_NS
 
     def stamp_ns(self) -> int:
         """Return the timestamp for records that this node stores as leader.
@@ -76,10 +76,10 @@ class ClockWatch:
         return self.trust.stamp_ns(wall_ns, now_ns)
 
     def _check_clock(self, wall_ns: int, now_ns: int) -> int:
-        offset_ns, at_ns, came_to = self._seen
+        offset_ns, at_ns, age_time_ns = self._seen
         if abs(wall_ns - now_ns - offset_ns) > NS_PER_S or now_ns - at_ns >= _LOOK_EVERY_NS:
             return self._compare(wall_ns, now_ns)
-        return came_to
+        return age_time_ns
 
     def check(self) -> ClockTrust:
         """Compare the clocks if the last comparison is too old. Return the result: whether this clock is trusted, and why not."""
@@ -87,10 +87,10 @@ class ClockWatch:
         return self.trust
 
     def _compare(self, wall_ns: int, now_ns: int) -> int:
-        came_to = self.trust.time_of_age_ns(wall_ns, now_ns, self._nodes())
-        self._seen = wall_ns - now_ns, now_ns, came_to
+        age_time_ns = self.trust.time_of_age_ns(wall_ns, now_ns, self._nodes())
+        self._seen = wall_ns - now_ns, now_ns, age_time_ns
         self._log_change()
-        return came_to
+        return age_time_ns
 
     def _log_change(self) -> None:
         why = self.trust.why
@@ -112,12 +112,12 @@ class ClockWatch:
             await asyncio.sleep(_UNSURE_EVERY_S if trust.why and not trust.is_wrong else ASK_EVERY_S)
 
     async def _ask(self, node: str) -> None:
-        asked_ns = clock.now_ns()
+        request_ns = clock.now_ns()
         try:
             answer = await self._bus.request(self._subjects.status(node), QUESTION, timeout=SLOW_NS / NS_PER_S)
         except (nats.errors.Error, OSError, TimeoutError):
             return
-        self.trust.record_answer(node, decode_presence(answer.data), asked_ns, clock.now_ns())
+        self.trust.record_answer(node, decode_presence(answer.data), request_ns, clock.now_ns())
 
     async def close(self) -> None:
         if self._task is not None:

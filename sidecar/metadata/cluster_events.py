@@ -123,17 +123,17 @@ class EventsHandler:
         except ValueError as error:
             return {"error": f'{error}; asked for as {{"after": [index, number], "since_ns": 0, "count": {MOST_ANSWERED}}}'}
         while True:
-            found = self.trail.events_after(place, since_ns, count + 1)
+            events = self.trail.events_after(place, since_ns, count + 1)
             trail = self.trail
-            said = {
-                "events": [event.as_object() for event in found[:count]],
-                "more": len(found) > count,
+            answer = {
+                "events": [event.as_object() for event in events[:count]],
+                "more": len(events) > count,
                 "begins": trail.begins,
                 "begins_ns": trail.begins_ns,
                 "index": trail.index,
             }
-            if len(json.dumps(said)) <= self._connection.max_payload or count == 1:
-                return said
+            if len(json.dumps(answer)) <= self._connection.max_payload or count == 1:
+                return answer
             count //= 2
 
 
@@ -143,12 +143,12 @@ def asked_of(question: bytes) -> tuple[tuple[int, int], int, int]:
     Each field may be missing. Return (after, since_ns, count): the place after which the events begin, the earliest time in
     ns since 1970, and the maximum number of events. Raises ValueError.
     """
-    asked = load_json(question) if question else {}
-    if not isinstance(asked, dict) or not isinstance(after := asked.get("after", [0, -1]), list) or len(after) != 2:
+    request = load_json(question) if question else {}
+    if not isinstance(request, dict) or not isinstance(after := request.get("after", [0, -1]), list) or len(after) != 2:
         raise ValueError('Invalid request for events. It must be {"after": [INDEX, NUMBER]}.')
     place = whole_number(after[0], 0, 1 << 63), whole_number(after[1], -1, 1 << 31)
-    since_ns = whole_number(asked.get("since_ns", 0), 0, 1 << 63)
-    return place, since_ns, whole_number(asked.get("count", MOST_ANSWERED), 1, MOST_ANSWERED)
+    since_ns = whole_number(request.get("since_ns", 0), 0, 1 << 63)
+    return place, since_ns, whole_number(request.get("count", MOST_ANSWERED), 1, MOST_ANSWERED)
 
 
 # EventWriter: while this controller leads the metadata group it keeps the events in the stream ``_liftpy-events``
@@ -283,10 +283,10 @@ class EventWriter:
             config=codec.CONFIG.to_pb(CONFIG),
         )
         response = await self._propose(pb.ControlRequest(createStream=wanted, internal=True), _PATIENCE_S)
-        found = self._image().streams.get(EVENTS_STREAM)
-        if found is None:
+        stream = self._image().streams.get(EVENTS_STREAM)
+        if stream is None:
             raise UnavailableError(f"Cannot create the internal stream {EVENTS_STREAM}: {response.detail}. The node retries.")
-        return found
+        return stream
 
     async def _open_publisher(self, stream: StreamImage) -> Publisher:
         if self._client is None or self._client.transport.connection.is_closed:
@@ -309,10 +309,10 @@ class EventWriter:
         assert self._client is not None
         bounds = await self._client.bounds(EVENTS_STREAM)
         start, end = bounds.log_start_offset, bounds.high_watermark + 1
-        place, looked_at, first = None, end, end - _END_READ
-        while place is None and looked_at > start:
+        place, search_end, first = None, end, end - _END_READ
+        while place is None and search_end > start:
             first = max(first, start)
-            async for part in self._client.read_range(EVENTS_STREAM, 0, first, looked_at, uid=stream.uid, exact=True):
+            async for part in self._client.read_range(EVENTS_STREAM, 0, first, search_end, uid=stream.uid, exact=True):
                 place = last_place_of(part.values()) or place
-            looked_at, first = first, first - _READ_GROWTH_FACTOR * (end - first)
+            search_end, first = first, first - _READ_GROWTH_FACTOR * (end - first)
         return EventStreamEnd(end - 1, place or NOTHING)

@@ -308,9 +308,9 @@ class Forwarder:
             response = frames.decode(payload, pb.ControlResponse)
         except LiftError:
             return
-        found = self._sent.pop(response.operationId, None)
-        if found is not None:
-            found(response)
+        on_response = self._sent.pop(response.operationId, None)
+        if on_response is not None:
+            on_response(response)
 
     def close(self) -> None:
         """Drop the answers to heartbeats that arrive from now on."""
@@ -329,9 +329,9 @@ class Forwarder:
             request.operationId = secrets.token_bytes(16)
         way = ForwardedRequest(request, clock.now_ns() + round(timeout_s * NS_PER_S))
         while not way.decided and (left_ns := way.remaining_ns(clock.now_ns())):
-            given = await here(request, left_ns / NS_PER_S) if here is not None else None
-            if given is not None:
-                way.response_received(given)
+            response = await here(request, left_ns / NS_PER_S) if here is not None else None
+            if response is not None:
+                way.response_received(response)
             else:
                 await self._ask(way, min(left_ns, ATTEMPT_NS) / NS_PER_S)
             if not way.decided:

@@ -116,8 +116,8 @@ class FeedSubscriber(MetadataGroup):
 
     @property
     def counters(self) -> dict[str, int]:
-        found = {**self._refused, **self._forwarder.counters, "images_fetched_again": self._subscription.resync_count}
-        return {what: count for what, count in found.items() if count}
+        totals = {**self._refused, **self._forwarder.counters, "images_fetched_again": self._subscription.resync_count}
+        return {what: count for what, count in totals.items() if count}
 
     def distrust(self) -> None:
         self._subscription.start_again()

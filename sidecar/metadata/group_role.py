@@ -159,12 +159,12 @@ class GroupRole:
             try:
                 subject = self._subjects.feed_snapshot()
                 answer = await self._connection.request(subject, frames.seal(request), timeout=_ASK_TIMEOUT_S)
-                found = frames.decode(answer.data, pb.FeedSnapshotResponse)
+                snapshot = frames.decode(answer.data, pb.FeedSnapshotResponse)
             except nats.errors.NoRespondersError:
                 return True
             except (nats.errors.Error, TimeoutError, OSError, LiftError):
                 continue
-            if found.index:
+            if snapshot.index:
                 logger.warning(
                     "settings name only this node as controller node=%s, but a metadata group runs: joining it as a node",
                     request.nodeId,
@@ -241,9 +241,9 @@ class GroupRole:
         except (StorageError, OSError) as error:  # for example a full disk. The node continues to follow the feed
             again = f"trying again in {STORAGE_AGAIN_S:g} s, free space or take it out with: liftpy controllers remove"
             logger.error("controller not started node=%s error=%s: %s", self._settings.node_id, error, again)
-            made, self._next = self._next, None
-            if made is not None:
-                await made.stop()
+            membership, self._next = self._next, None
+            if membership is not None:
+                await membership.stop()
             self._failure = None
             await asyncio.sleep(STORAGE_AGAIN_S)
             return

@@ -233,15 +233,15 @@ class RaftMember(MetadataGroup):
 
     @property
     def counters(self) -> dict[str, int]:
-        found: Counter[str] = self._log.transport.sessions.counters + self._outgoing.counters + self._handler.counters
-        found.update(self._feed.counters + self._member.counters + self._events.counters + self._forwarder.counters)
+        totals: Counter[str] = self._log.transport.sessions.counters + self._outgoing.counters + self._handler.counters
+        totals.update(self._feed.counters + self._member.counters + self._events.counters + self._forwarder.counters)
         if self._event_writer is not None:
-            found.update(self._event_writer.counters)
+            totals.update(self._event_writer.counters)
         if self._driver.frames_lost:
-            found[f"{REFUSED}too many frames at once"] = self._driver.frames_lost
+            totals[f"{REFUSED}too many frames at once"] = self._driver.frames_lost
         if self._log.fsm.refused_count:
-            found["entries refused"] = self._log.fsm.refused_count
-        return dict(found)
+            totals["entries refused"] = self._log.fsm.refused_count
+        return dict(totals)
 
     @property
     def held(self) -> dict[str, int]:
@@ -417,20 +417,20 @@ async def ask_accused(connection: Client, subjects: Subjects, question: LeaderCh
     Return its answer, or ABSENT if NATS reports no responders. None: there is no valid answer in time.
     """
     key = question.key
-    asked = replication_pb2.LeaderQuestion(
+    request = replication_pb2.LeaderQuestion(
         stream=key.stream, streamUid=key.uid, partition=key.partition, leaderEpoch=question.leader_epoch
     )
     subject, timeout_s = subjects.notify(question.node), ANSWER_NS / NS_PER_S
     try:
-        answer = await connection.request(subject, frames.seal(asked), timeout=timeout_s)
-        said = frames.decode(answer.data, replication_pb2.LeaderTestimony)
-        if said.HasField("question") and said.question != asked:
+        answer = await connection.request(subject, frames.seal(request), timeout=timeout_s)
+        testimony = frames.decode(answer.data, replication_pb2.LeaderTestimony)
+        if testimony.HasField("question") and testimony.question != request:
             return None  # about another leadership. Earlier versions do not name it
     except nats.errors.NoRespondersError:
         return ProbeResult.ABSENT
     except (nats.errors.Error, TimeoutError, OSError, ProtocolError):
         return None
-    return ProbeResult.SERVES if said.serves else ProbeResult.DOES_NOT
+    return ProbeResult.SERVES if testimony.serves else ProbeResult.DOES_NOT
 
 
 async def ask_to_step_aside(connection: Client, subjects: Subjects, node_id: str, request: replication_pb2.StepAside) -> None:
@@ -527,9 +527,9 @@ class ControllerActions:
 
     async def order(self, order: ProposedEntry) -> pb.ControlResponse:
         """Append the request of ``order`` to the log, wait until it is applied on this member, and return the answer."""
-        asked = leader_to_ask_first(self._log.image, order.request)
-        if asked is not None:
-            await ask_to_step_aside(self._connection, self._subjects, *asked)
+        leader_address = leader_to_ask_first(self._log.image, order.request)
+        if leader_address is not None:
+            await ask_to_step_aside(self._connection, self._subjects, *leader_address)
         entry = self._member.entry(order, time.time_ns(), MAX_APPEND_BYTES - 1)  # the library puts a byte in front
         if not isinstance(entry, bytes):
             return entry

@@ -168,8 +168,8 @@ class MemberLog:
             self.core.forceLogCompaction()  # what versions before it can't read is to stand in the snapshot, which they refuse, at once
         self._feed.entry_applied(index, self.fsm.last_records)
         if self._events is not None:
-            found = events_of(before, entry, answer, self.fsm.last_records, index, self._events.causes)
-            self._events.note_entry(index, found)
+            events = events_of(before, entry, answer, self.fsm.last_records, index, self._events.causes)
+            self._events.note_entry(index, events)
         return answer
 
     def work_ahead(self, entry: bytes, index: int) -> bool:
@@ -190,9 +190,9 @@ class MemberLog:
 
     def _save(self, name: str, state: Any) -> None:
         last, previous, _ = state
-        held = self.core.controllers_at(last[1])
-        changed = held if held.index else None
-        write_snapshot_file(Path(name), SnapshotFile(last, previous, held.voters, self.fsm.snapshot(), changed))
+        controllers = self.core.controllers_at(last[1])
+        changed = controllers if controllers.index else None
+        write_snapshot_file(Path(name), SnapshotFile(last, previous, controllers.voters, self.fsm.snapshot(), changed))
         self.core.snapshot_holds(changed)
 
     def _load(self, name: str) -> Any:
@@ -235,8 +235,8 @@ class MemberLog:
         A member on probation acknowledges nothing, so it does not count as live.
         """
         core, now = self.core, self.core.controllers
-        heard = [i for i, peer in self.peers.items() if peer.up and peer.trusted]
-        live = frozenset(i for i in heard if i == now.learner or core.match_index(i)) | {self.node_id}
+        reachable = [i for i, peer in self.peers.items() if peer.up and peer.trusted]
+        live = frozenset(i for i in reachable if i == now.learner or core.match_index(i)) | {self.node_id}
         caught_up = bool(now.learner) and core.match_index(now.learner) >= core.raftCommitIndex
         levels = {i: self.transport.levels.get(i) for i in now.members if i != self.node_id}
         checkpoints = self.transport.checkpoints

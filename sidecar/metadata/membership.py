@@ -167,11 +167,15 @@ class Membership:
     """
 
     def __init__(
-        self, settings: NodeSettings, group: GroupThread, heard: Callable[[int, int], None], fatal: Callable[[Exception], None]
+        self,
+        settings: NodeSettings,
+        group: GroupThread,
+        on_heartbeat: Callable[[int, int], None],
+        fatal: Callable[[Exception], None],
     ) -> None:
         self._settings = settings
         self._group = group
-        self._heard = heard
+        self._heard = on_heartbeat
         self._fatal = fatal
         self._end_heartbeats: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._heartbeats = AnsweredHeartbeats()
@@ -220,28 +224,28 @@ class Membership:
         starts.write_to(registration)
         request = pb.ControlRequest(registerNode=registration)  # one operation, however often it is asked for
         attempt = 0
-        taken_until: float | None = None
+        deadline_s: float | None = None
         while True:
             response = await self._group.propose(request, _REGISTER_TIMEOUT_S)
-            came_to = registration_result(response)
-            if came_to is RegistrationOutcome.TAKEN_IN:
+            outcome = registration_result(response)
+            if outcome is RegistrationOutcome.TAKEN_IN:
                 self.incarnation = response.node.incarnation
                 if response.detail:
                     logger.warning("node registered warning=%s", response.detail)
                 await self._image_at(response.index)
                 return self.incarnation
-            if came_to is RegistrationOutcome.UNSPOKEN:
+            if outcome is RegistrationOutcome.UNSPOKEN:
                 raise IncompatibleVersionError(response.detail)
-            if came_to is RegistrationOutcome.REFUSED:
+            if outcome is RegistrationOutcome.REFUSED:
                 raise LiftError(
                     f"The metadata group rejected the registration of this node: {response.detail}. Check "
                     "node_id and namespace."
                 )
-            if came_to is RegistrationOutcome.TAKEN:
+            if outcome is RegistrationOutcome.TAKEN:
                 # The group knows of the process before this one until its heartbeats have stopped: a moment after a kill, longer where
                 # it is still stopping. This process has asked the bus for it: one that is there now does not stop.
-                taken_until = taken_until or time.monotonic() + DEFAULT_WAIT_S
-                if time.monotonic() >= taken_until:
+                deadline_s = deadline_s or time.monotonic() + DEFAULT_WAIT_S
+                if time.monotonic() >= deadline_s:
                     raise FencedError(
                         f"{response.detail} Stop the other process, or start this one with another --node-id and its own "
                         "--data."
@@ -298,15 +302,15 @@ class Membership:
 
     def _compare(self, image: ClusterImage) -> None:
         """Log a warning if the session times in this node's settings differ from those of the cluster in ``image``."""
-        own, held = self._settings.replication.session_times, image.session_times
-        if held is not None and _values(held) != _values(own):
+        own, current = self._settings.replication.session_times, image.session_times
+        if current is not None and _values(current) != _values(own):
             logger.warning(
                 (
                     "session times in the settings differ from those of the cluster settings=%s cluster=%s: using those "
                     "of the cluster"
                 ),
                 own.words,
-                held.settled().words,
+                current.settled().words,
             )
 
     def _pace(self, image: ClusterImage) -> HeartbeatPace:

@@ -214,13 +214,13 @@ class Node:
             self.settings.nats, self.subjects, self.settings.node_id, credentials, works=links is not None and links.are_up
         )
 
-    def _pass_message(self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, told: Told) -> None:
+    def _pass_message(self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, on_answer: Told) -> None:
         """Pass a message of a replicated service, which runs in this process, to the node.
 
-        ``told``: function that receives the answer. The message gets no answer before the partitions are open.
+        ``on_answer``: function that receives the answer. The message gets no answer before the partitions are open.
         """
         if self._services is not None:
-            self._services.process_local(message, inbox, told)
+            self._services.process_local(message, inbox, on_answer)
 
     # ---- components ------------------------------------------------------------------------------------------------------
     def _components(self) -> list[Component]:
@@ -305,8 +305,8 @@ class Node:
             await end_tasks([recovery])
 
     async def _open_promises(self) -> None:
-        folder, held = require_started(self._folder), self._recovered.names.__contains__
-        journal = await asyncio.get_running_loop().run_in_executor(self._pool, folder.open_promises, held)
+        folder, has_log = require_started(self._folder), self._recovered.names.__contains__
+        journal = await asyncio.get_running_loop().run_in_executor(self._pool, folder.open_promises, has_log)
         self._promises = Promises(journal, self._pool, self.counters, self.fatal)
 
     async def _register(self) -> None:
@@ -378,9 +378,9 @@ class Node:
 
     def _keep_unknown(self, folder: DataDirectory, group: MetadataGroup, promises: Promises) -> None:
         """Log the directories of streams that the cluster does not know. They stay until an operator requests their removal."""
-        found = unknown_folders(folder, group.image)
-        self.status.unknown = UnknownStreams(found, folder, group, lambda: group.image, promises.forget)
-        for name in found:
+        folders = unknown_folders(folder, group.image)
+        self.status.unknown = UnknownStreams(folders, folder, group, lambda: group.image, promises.forget)
+        for name in folders:
             logger.warning(
                 "unknown stream directory=%s: keeping it. If the data is not needed, run: liftpy node remove-data %s %s",
                 name,
@@ -738,7 +738,7 @@ class PublishMemory:
         """
         if ingest is not None:
             self.room.update_wait(*ingest.read_and_parsed_bytes, clock.now_ns())
-        held = NodePublishMemory(
+        memory = NodePublishMemory(
             unread=ingest.waiting_bytes if ingest is not None else 0,
             held_back=self.intake.held_bytes,
             uncommitted=self.intake.unreplicated_bytes,
@@ -746,8 +746,8 @@ class PublishMemory:
             standby=self.heard.size_bytes,
             readers=self.reads.used_bytes,
         )
-        self.room.update(held)
-        return held == NodePublishMemory() and not self.room.is_pressed
+        self.room.update(memory)
+        return memory == NodePublishMemory() and not self.room.is_pressed
 
 
 # Runs a node as a process until SIGTERM or SIGINT.

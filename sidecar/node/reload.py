@@ -96,13 +96,13 @@ class SettingsReloader:
     credentials with a connection, and raises an error if NATS rejects them.
     """
 
-    def __init__(self, settings: NodeSettings, given: SettingsSource | None, parts: Parts, prove: Prove) -> None:
+    def __init__(self, settings: NodeSettings, source: SettingsSource | None, parts: Parts, prove: Prove) -> None:
         self.running = settings
         """Settings that the node uses now."""
         self._preferred_every = settings.replication.preferred_leader_interval_s
         self.read = settings
         """Settings as read last. The node uses all of them after its next start."""
-        self._given = given
+        self._given = source
         self._parts = parts
         self._prove = prove
         self._proofs = settings.credentials.proofs()
@@ -115,23 +115,23 @@ class SettingsReloader:
             return await self._reload()
 
     async def _reload(self) -> ReloadResult:
-        found = self._given.load() if self._given is not None else self.read
-        if found.node_id != self.running.node_id:
+        new_settings = self._given.load() if self._given is not None else self.read
+        if new_settings.node_id != self.running.node_id:
             raise ConfigError(
-                f"The file says node_id = {found.node_id!r}, but this node is {self.running.node_id!r}. Correct the file."
+                f"The file says node_id = {new_settings.node_id!r}, but this node is {self.running.node_id!r}. Correct the file."
             )
-        new, held = flat(found), flat(self.running)
-        changed = [name for name, value in new.items() if value != held[name]]
-        proofs = found.credentials.proofs()
+        new, current = flat(new_settings), flat(self.running)
+        changed = [name for name, value in new.items() if value != current[name]]
+        proofs = new_settings.credentials.proofs()
         renewed = [f"credentials.{name}" for name, proof in proofs.items() if proof != self._proofs[name]]
         changed += [name for name in renewed if name not in changed]
-        self._parts().tracing.check(found)
+        self._parts().tracing.check(new_settings)
         if renewed:
-            found.credentials.nats_options()  # it raises if a file of credentials cannot be read
-            await self._prove(found.credentials)
+            new_settings.credentials.nats_options()  # it raises if a file of credentials cannot be read
+            await self._prove(new_settings.credentials)
         applied = tuple(name for name in changed if name in LIVE)
         running = with_values(self.running, {name: new[name] for name in applied})
-        self.read, self.running = found, running
+        self.read, self.running = new_settings, running
         each = divided_settings(running)
         self.apply_settings(each)
         self._parts().others(each)
@@ -168,13 +168,13 @@ class SettingsReloader:
         """
         supervisor.reloading()
         try:
-            found = await self.reload()
-            said: dict[str, Any] = {"applied": list(found.applied), "wait": list(found.wait)}
+            result = await self.reload()
+            answer: dict[str, Any] = {"applied": list(result.applied), "wait": list(result.wait)}
         except ConfigError as error:
             logger.error("settings not reloaded error=%s: keeping the current ones", error)
-            said = {"error": str(error)}
+            answer = {"error": str(error)}
         supervisor.reloaded()
-        return said
+        return answer
 
     def setting_rows(self) -> list[dict[str, Any]]:
         return rows(self.running, self.read, self._given.sources if self._given is not None else {}, LIVE)

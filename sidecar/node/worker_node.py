@@ -71,11 +71,11 @@ class _WorkerStatusHandler(StatusHandler):
 class WorkerNode(Node):
     """One worker process of a node. ``said``: content of the setup frame. ``lock``: descriptor of the lock of the data directory."""
 
-    def __init__(self, settings: NodeSettings, share: WorkerShare, channel: Channel, lock: int, said: dict[str, Any]) -> None:
+    def __init__(self, settings: NodeSettings, share: WorkerShare, channel: Channel, lock: int, setup: dict[str, Any]) -> None:
         super().__init__(settings, share)
         self._channel = channel
         self._lock = lock
-        self._said = said
+        self._said = setup
         self._relayed = RelayedGroup(channel.send)
         self._begun: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._told_to_stop = asyncio.Event()
@@ -117,23 +117,25 @@ class WorkerNode(Node):
         self._try_out_flushes(folder.worker_directory(self.share.number))
 
     def _open_marks(self) -> None:
-        said = self._said
-        marks = WorkerMarks(require_started(self._folder), clean_stop=said["clean_stop"], flushed_always=said["flushed_always"])
+        setup = self._said
+        marks = WorkerMarks(
+            require_started(self._folder), clean_stop=setup["clean_stop"], flushed_always=setup["flushed_always"]
+        )
         self._marks = marks
 
     async def _recover(self) -> None:
         recovered, clean_stop = self._recovered, self._said["clean_stop"]
         await recovered.run(require_started(self._folder), self._pool, clean_stop=clean_stop, share=self.share)
-        found = {"damaged": len(recovered.damaged), "suspect": len(recovered.suspect)}
-        self._channel.send(FrameKind.RECOVERED, 0, json.dumps(found).encode())
+        counts = {"damaged": len(recovered.damaged), "suspect": len(recovered.suspect)}
+        self._channel.send(FrameKind.RECOVERED, 0, json.dumps(counts).encode())
 
     async def _wait_for_registration(self) -> None:
         self.incarnation = await self._begun
         LOGS.facts["incarnation"] = self.incarnation
 
     async def _open_promises(self) -> None:
-        folder, held = require_started(self._folder), self._recovered.names.__contains__
-        open_own = partial(folder.open_own_promises, self.share, held)
+        folder, has_log = require_started(self._folder), self._recovered.names.__contains__
+        open_own = partial(folder.open_own_promises, self.share, has_log)
         journal = await asyncio.get_running_loop().run_in_executor(self._pool, open_own)
         self._promises = Promises(journal, self._pool, self.counters, self.fatal)
 
@@ -199,8 +201,8 @@ class WorkerNode(Node):
                 guard = RequestGuard("status of a worker", self.counters, lambda token, _: self._status_arrived(int(token), {}))
                 spawn(guard.run(self._send_status(frame), b"%d" % frame.token), "telling the node of its status")
             case FrameKind.LEVEL:
-                asked = json.loads(frame.body)
-                LOGS.change_level(asked["level"], asked["for_s"], asyncio.get_running_loop().call_later)
+                request = json.loads(frame.body)
+                LOGS.change_level(request["level"], request["for_s"], asyncio.get_running_loop().call_later)
             case FrameKind.SETTINGS:
                 self.reloading.apply_settings(settings_from_json(json.loads(frame.body)))
             case FrameKind.CLOSE_SUBJECTS:
@@ -219,14 +221,14 @@ class WorkerNode(Node):
         if self._telling is None and reporter is not None:
             self.status.answers.share = self.share
             self._telling = WorkerStatus(reporter, self.status.answers)
-        said = {} if self._telling is None else await self._telling.answer(json.loads(frame.body))
-        self._status_arrived(frame.token, said)
+        answer = {} if self._telling is None else await self._telling.answer(json.loads(frame.body))
+        self._status_arrived(frame.token, answer)
 
-    def _status_arrived(self, token: int, said: dict[str, Any]) -> None:
-        self._channel.send(FrameKind.TOLD, token, json.dumps(said).encode())
+    def _status_arrived(self, token: int, answer: dict[str, Any]) -> None:
+        self._channel.send(FrameKind.TOLD, token, json.dumps(answer).encode())
 
-    def _send_sample(self, said: Said) -> None:
-        self._channel.send(FrameKind.SAMPLED, 0, json.dumps(said).encode())
+    def _send_sample(self, sample: Said) -> None:
+        self._channel.send(FrameKind.SAMPLED, 0, json.dumps(sample).encode())
 
     async def _close_subjects(self, timeout_s: float) -> None:
         if self.partitions is not None:
@@ -239,8 +241,8 @@ class WorkerNode(Node):
         is_news = self._failure is None
         super().fatal(error)
         if is_news:
-            said = {"text": str(error), "momentary": momentary(error), "never_again": never_again(error)}
-            self._channel.send(FrameKind.FATAL, 0, json.dumps(said).encode())
+            failure = {"text": str(error), "momentary": momentary(error), "never_again": never_again(error)}
+            self._channel.send(FrameKind.FATAL, 0, json.dumps(failure).encode())
 
     def repair(self, reason: str) -> None:
         """Report a damaged log to the node, which restarts to repair it. ``reason``: the damaged log."""
@@ -274,15 +276,15 @@ def main(descriptor: int, lock: int) -> int:
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(lock, False)
     channel = Channel(socket.socket(fileno=descriptor))
-    said = json.loads(channel.setup())
-    settings = settings_from_json(said["settings"])
+    setup = json.loads(channel.setup())
+    settings = settings_from_json(setup["settings"])
     LOGS.configure(settings.log_level, settings.log_format, settings.node_id)
     retain_freed_memory()
     make_collections_rare()
 
     async def run() -> int:
         loop = asyncio.get_running_loop()
-        worker = WorkerNode(settings, WorkerShare(said["share"], settings.workers), channel, lock, said)
+        worker = WorkerNode(settings, WorkerShare(setup["share"], settings.workers), channel, lock, setup)
         channel.start(settings.replication.session_s, loop.call_soon_threadsafe, worker.process_frame)
         return await worker.run()
 

@@ -123,13 +123,13 @@ class UnknownStreams:
 
     def __init__(
         self,
-        found: Iterable[str],
+        folders: Iterable[str],
         folder: DataDirectory,
         group: MetadataGroup,
         image: Callable[[], ClusterImage],
         forget: Callable[[str], None],
     ) -> None:
-        self._found = sorted(found)
+        self._found = sorted(folders)
         self._folder = folder
         self._group = group
         self._image = image

@@ -176,7 +176,8 @@ class ReplicaDriver:
         """
         now_ns = clock.now_ns()
         lines = [
-            f"{(at_ns - now_ns) / 1e9:9.3f} s  {came} -> {effects}"[:_MOST_OF_A_STEP] for at_ns, came, effects in self.story
+            f"{(at_ns - now_ns) / 1e9:9.3f} s  {past_event} -> {effects}"[:_MOST_OF_A_STEP]
+            for at_ns, past_event, effects in self.story
         ]
         if event is not None and not (self.story and self.story[-1][1] is event):
             lines.append(f"      now    {event}"[:_MOST_OF_A_STEP])

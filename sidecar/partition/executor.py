@@ -259,11 +259,11 @@ class Executor(PartitionShell):
     def open_subject(self, _: do.OpenSubject) -> None:
         self.standby.replay(self._open)
 
-    def _open(self, taken: FailoverBacklog | None) -> None:
-        if taken is not None and (taken.fresh or taken.known or taken.undecided):
+    def _open(self, backlog: FailoverBacklog | None) -> None:
+        if backlog is not None and (backlog.fresh or backlog.known or backlog.undecided):
             text = "standby buffer replayed partition=%s to_append=%d already_in_log=%d with_condition=%d"
-            logger.info(text, self.key, len(taken.fresh), len(taken.known), len(taken.undecided))
-        self.ingest.start(taken)
+            logger.info(text, self.key, len(backlog.fresh), len(backlog.known), len(backlog.undecided))
+        self.ingest.start(backlog)
 
     def close_subject(self, effect: do.CloseSubject) -> None:
         super().close_subject(effect)

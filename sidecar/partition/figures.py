@@ -84,9 +84,9 @@ class Counts:
         self.dropped.update(ingest.dropped)
         self.throttled.update(ingest.throttled)
         if worker.standby.has_counted:
-            told = worker.standby.report()
-            del told["held_bytes"]
-            self.standby.update(told)
+            counts = worker.standby.report()
+            del counts["held_bytes"]
+            self.standby.update(counts)
 
     def add_sums(self, label: str, counts: Iterable[int]) -> None:
         """Add ``counts`` to the sums of ``label``. They are in the order of SUMS."""
@@ -96,11 +96,11 @@ class Counts:
         sums[:] = map(add, sums, counts)
 
     def copy(self) -> Counts:
-        made = Counts()
-        made.by_stream = {label: list(sums) for label, sums in self.by_stream.items()}
-        made.refused, made.dropped, made.standby = self.refused.copy(), self.dropped.copy(), self.standby.copy()
-        made.throttled = self.throttled.copy()
-        return made
+        copy = Counts()
+        copy.by_stream = {label: list(sums) for label, sums in self.by_stream.items()}
+        copy.refused, copy.dropped, copy.standby = self.refused.copy(), self.dropped.copy(), self.standby.copy()
+        copy.throttled = self.throttled.copy()
+        return copy
 
     def total(self, name: str) -> int:
         index = SUMS.index(name)
@@ -243,12 +243,12 @@ class IncrementalFigures:
         if self._labels.patterns != self._patterns:
             self._relabel()
         unread, touched = self._unread, self._touched
-        taken_count = 0
-        while taken := list(islice(touched, TAKEN_AT_ONCE)):
-            unread.update(dict.fromkeys(taken))
-            touched.difference_update(taken)
-            taken_count += len(taken)
-            if len(taken) < TAKEN_AT_ONCE or taken_count > len(self._rows):
+        updated_count = 0
+        while keys := list(islice(touched, TAKEN_AT_ONCE)):
+            unread.update(dict.fromkeys(keys))
+            touched.difference_update(keys)
+            updated_count += len(keys)
+            if len(keys) < TAKEN_AT_ONCE or updated_count > len(self._rows):
                 break  # the rest was changed in the meantime
             yield
         rest = len(unread)
@@ -336,21 +336,21 @@ class IncrementalFigures:
         elif self._slow_until_ns:
             self._slow_until_ns.pop(worker, None)
 
-    def _update_row(self, row: _ReadValues, told: _Told | None) -> None:
-        if told != row.told:
+    def _update_row(self, row: _ReadValues, counts: _Told | None) -> None:
+        if counts != row.told:
             for total, before in zip(self.told, row.told or (), strict=False):
                 total.subtract(before)
-            for total, now in zip(self.told, told or (), strict=False):
+            for total, now in zip(self.told, counts or (), strict=False):
                 total.update(now)
-            row.told = told
+            row.told = counts
 
     # ---- what is asked ------------------------------------------------------------------------------------------------------
     def add_to(self, counts: Counts) -> None:
         """Add the counters of all open partitions to ``counts``, with their values at the last scrape."""
         for label, sums in self.by_label.items():
             counts.add_sums(label, (*sums.often[: len(BY_STREAM)], *sums.seldom[: len(SUMS) - len(BY_STREAM)]))
-        for total, told in zip((counts.refused, counts.dropped, counts.throttled, counts.standby), self.told, strict=True):
-            total.update(+told)
+        for total, counter in zip((counts.refused, counts.dropped, counts.throttled, counts.standby), self.told, strict=True):
+            total.update(+counter)
 
     def total(self, name: str) -> int:
         """Return the sum of the metric ``name`` over all labels. It must be in OFTEN, SELDOM, SHOWN or ROLES."""
@@ -373,23 +373,23 @@ _WHERE = {
 
 
 def _standby_counts(standby: Any) -> dict[str, int]:
-    told: dict[str, int] = standby.report()
-    del told["held_bytes"]
-    return told
+    counts: dict[str, int] = standby.report()
+    del counts["held_bytes"]
+    return counts
 
 
 def _gauge_values(role: RoleName, state: PartitionState | None, config: Any, node_id: str) -> tuple[int, ...]:
-    made = [0] * len(SHOWN)
+    values = [0] * len(SHOWN)
     shown_role = role
     if role is RoleName.LEADER and state is not None:
         spare, is_short = len(state.isr) - state.min_isr(config), len(state.isr) < len(state.replicas)
-        made = [
+        values = [
             1, int(is_short), int(spare < 0), int(is_short and spare < 0), int(spare == 0 and len(state.replicas) > 1),
             int(state.pause is not Pause.NOT_PAUSED), int(bool(state.target)),
         ]  # fmt: skip
     elif role is RoleName.FOLLOWER and state is not None and state.copy_of(node_id):
         shown_role = RoleName.LEARNER
-    return (*made, *(int(shown_role.value == name) for name in ROLES))
+    return (*values, *(int(shown_role.value == name) for name in ROLES))
 
 
 class NodeCounts:

@@ -343,14 +343,14 @@ def found_state(log: Log, key: PartitionKey) -> StateFileMatch:
 
 
 def read_state_file(
-    found: StateFileMatch, log: Log, subject: str, stream: StreamConfig, config: ReplicationConfig
+    state_match: StateFileMatch, log: Log, subject: str, stream: StreamConfig, config: ReplicationConfig
 ) -> LogState | None:
-    """Return the derived state of a partition from the state file ``found``. None: there is no usable file.
+    """Return the derived state of a partition from the state file ``state_match``. None: there is no usable file.
 
     It may run in any thread while no other code uses ``log``. A large file takes a second. ``subject``: data subject of the
     partition.
     """
-    if found.state is None:
+    if state_match.state is None:
         return None
-    made = derived_state(log, subject, stream, config, clock.now_ns)
-    return made if made.use_stored_state(found.state) else None
+    new_state = derived_state(log, subject, stream, config, clock.now_ns)
+    return new_state if new_state.use_stored_state(state_match.state) else None

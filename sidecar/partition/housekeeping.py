@@ -89,8 +89,8 @@ class Housekeeping:
                     await asyncio.sleep(0)
         if len(self._checkpointed) > len(self._partitions):
             known = set(self._partitions)
-            for gone in [worker for worker in self._checkpointed if worker not in known]:
-                del self._checkpointed[gone]
+            for ended_worker in [worker for worker in self._checkpointed if worker not in known]:
+                del self._checkpointed[ended_worker]
 
     async def _retention(self) -> None:
         for number, worker in enumerate(self._partitions):

@@ -42,14 +42,14 @@ class Promises:
         """
         return self._journal.epoch_of(key)
 
-    def store(self, key: str, leader_epoch: int, told: Told) -> None:
-        """Store the promise of ``leader_epoch`` durably, in the background. Then call ``told`` with None or the error.
+    def store(self, key: str, leader_epoch: int, on_stored: Told) -> None:
+        """Store the promise of ``leader_epoch`` durably, in the background. Then call ``on_stored`` with None or the error.
 
         ``key``: name of the partition's directory. If a partition has several waiting promises, only the last is stored.
         """
         if self._closed:
             return
-        self._waiting[key] = leader_epoch, told
+        self._waiting[key] = leader_epoch, on_stored
         if self._running is None:
             self._running = Future()  # what comes in this turn of the loop goes together
             self._loop.call_soon(self._begin)
@@ -62,7 +62,7 @@ class Promises:
         self._counters["leader_epoch_promises"] += len(waiting)
         epochs = {key: epoch for key, (epoch, _) in waiting.items()}
         self._running = future = self._pool.submit(self._journal.store, epochs)
-        tolds = [told for _, told in waiting.values()]
+        tolds = [callbacks for _, callbacks in waiting.values()]
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._write_ended, future, tolds))
 
     def _write_ended(self, future: Future[None], tolds: list[Told]) -> None:
@@ -76,7 +76,7 @@ class Promises:
         if self._waiting:
             self._running = Future()
             self._begin()
-        self._telling.add((told, error) for told in tolds)
+        self._telling.add((callback, error) for callback in tolds)
 
     def forget(self, key: str) -> None:
         self._waiting.pop(key, None)

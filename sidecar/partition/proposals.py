@@ -48,13 +48,13 @@ class Proposals:
 
     @property
     def counters(self) -> Counter[str]:
-        wishes = self._wishes
+        requests = self._wishes
         return Counter(
             {
-                "requests to the metadata group": wishes.sent_count,
-                "batches of requests to the metadata group": wishes.batch_count,
-                "requests to the metadata group superseded": wishes.replaced_count,
-                "requests to the metadata group waiting": len(wishes),
+                "requests to the metadata group": requests.sent_count,
+                "batches of requests to the metadata group": requests.batch_count,
+                "requests to the metadata group superseded": requests.replaced_count,
+                "requests to the metadata group waiting": len(requests),
             }
         )
 

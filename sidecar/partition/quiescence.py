@@ -202,8 +202,8 @@ class FetchCombiner:
         first, self._next_token = self._next_token, self._next_token + count
         received = partial(events.QuiescentFetchReceived, replica=question.replicaID, incarnation=question.incarnation)
         for token, fetch in enumerate(question.fetches, first):
-            asked = received(token=token, leader_epoch=fetch.leaderEpoch, request_id=fetch.requestId)
-            self._deliver(fetch.stream, fetch.partition, fetch.streamUid, asked)
+            event = received(token=token, leader_epoch=fetch.leaderEpoch, request_id=fetch.requestId)
+            self._deliver(fetch.stream, fetch.partition, fetch.streamUid, event)
         confirmed = self._confirmed
         return [token - first for token in range(first, first + count) if token not in confirmed]
 

@@ -35,8 +35,8 @@ _AT_ONCE = 32
 def _logs_in(streams: Path) -> list[Path]:
     if not streams.exists():
         return []
-    with os.scandir(streams) as found:
-        names = sorted(entry.name for entry in found if entry.is_dir())
+    with os.scandir(streams) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir())
     logs: list[Path] = []
     for name in names:
         with suppress(FileNotFoundError):  # the node's first process has just removed it: it was empty
@@ -98,25 +98,25 @@ class RecoveredLogs:
     def _recover(self, path: Path, folder: DataDirectory, clean_stop: bool) -> None:
         name = f"{path.parent.name}/{path.name}"
         try:
-            found = recover(folder.storage(path), clean=clean_stop)
+            recovery = recover(folder.storage(path), clean=clean_stop)
         except LiftError as error:
             logger.error("log not recovered log=%s code=%s error=%s", path, error.code, error)
             self.damaged.append(name)  # the opening tries again
             return
-        self._found[path] = found
-        if name in self._held and not found.segments and not found.checkpoint.log_start_offset:
+        self._found[path] = recovery
+        if name in self._held and not recovery.segments and not recovery.checkpoint.log_start_offset:
             logger.error(
                 ("all segments missing log=%s: records that this node acknowledged are lost here, copying the log again"), path
             )
             self.damaged.append(name)
-        elif name not in self._held and found.segments:
+        elif name not in self._held and recovery.segments:
             folder.mark_held(name)  # an earlier version has made it
-        if found.report.flush_failed:
+        if recovery.report.flush_failed:
             self.suspect.append(name)
             text = "log suspect log=%s reason=%s rewritten_bytes=%d: these bytes were perhaps not on the disk"
-            logger.error(text, path, found.report.flush_failed, found.report.rewritten_bytes)
-        if found.report.must_leave_isr:
-            logger.error("log damaged log=%s report=%s", path, found.report)
+            logger.error(text, path, recovery.report.flush_failed, recovery.report.rewritten_bytes)
+        if recovery.report.must_leave_isr:
+            logger.error("log damaged log=%s report=%s", path, recovery.report)
             self.damaged.append(name)
 
     @property

@@ -159,8 +159,8 @@ class Partitions:
 
     def has_everything(self, worker: PartitionWorker) -> bool:
         """Return whether the replica ``worker`` certainly has all committed records: it is in sync, without an unclean election."""
-        found = self._find_in_image(worker.key)
-        return found is not None and not found[1].unclean_elected and worker.is_in_sync
+        location = self._find_in_image(worker.key)
+        return location is not None and not location[1].unclean_elected and worker.is_in_sync
 
     def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
         """Open, update and stop partitions, because the metadata image changed from ``old`` to ``new``. Call it on the event loop."""
@@ -215,10 +215,10 @@ class Partitions:
 
     # ---- one partition -------------------------------------------------------------------------------------------------
     def _find_in_image(self, key: PartitionKey) -> tuple[StreamImage, PartitionState] | None:
-        found = self._image.find(key.stream, key.uid, key.partition)
-        if found is None or self._node_id not in found[1].holders or self._stopping:
+        location = self._image.find(key.stream, key.uid, key.partition)
+        if location is None or self._node_id not in location[1].holders or self._stopping:
             return None
-        return found
+        return location
 
     def _follow_image(self, key: PartitionKey) -> None:
         if self._stopping:
@@ -315,15 +315,15 @@ class Partitions:
         self._leading.pop(key, None)
         if self._by_name.get((key.stream, key.partition)) is worker:
             del self._by_name[key.stream, key.partition]
-        gone, later = self._departures.has_moved_away(key, self._image), False
-        if gone and not self._stopping:
+        is_removed, later = self._departures.has_moved_away(key, self._image), False
+        if is_removed and not self._stopping:
             allowed = await self._node.deletions.is_allowed(key)
-            gone, later = bool(allowed), allowed is None
+            is_removed, later = bool(allowed), allowed is None
             if allowed is False:
                 self._departures.deletion_denied(key)
-        if gone:
+        if is_removed:
             logger.info("partition deleted partition=%s", key)
-        clean = await worker.stop(delete=gone and not self._stopping)
+        clean = await worker.stop(delete=is_removed and not self._stopping)
         self.counts.has_ended(worker)
         self._all_clean = self._all_clean and clean
         if not self._stopping:
@@ -349,10 +349,10 @@ class Partitions:
                 return
 
     def _update_worker(self, worker: PartitionWorker) -> None:
-        found = self._find_in_image(worker.key)
-        if found is None:
+        location = self._find_in_image(worker.key)
+        if location is None:
             return
-        stream, partition = found
+        stream, partition = location
         worker.update(self._image.partition_metadata(stream, partition), self._live)
         if worker.leads:
             self._leading[worker.key] = worker

@@ -158,8 +158,8 @@ class ReplicationHandler:
         reply_subject = self._own_reply(reply, request.replicaID, request_id)
         if reply_subject is None:
             return
-        held = PartialBatch(request.position, request.batchCrc) if request.HasField("position") else None
-        token = self._token(ReplyDestination(reply_subject, held, request_id))
+        partial = PartialBatch(request.position, request.batchCrc) if request.HasField("position") else None
+        token = self._token(ReplyDestination(reply_subject, partial, request_id))
         self._feed(messages.FETCH_RECEIVED.from_pb(request, token=token))
 
     def _offset_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -283,13 +283,13 @@ class ReplicationHandler:
         self._send(asker, (header, *portion.chunks))
         self._instruments.replicated_out_bytes += portion.size_bytes
 
-    def _portion(self, from_offset: int, max_bytes: int, room_bytes: int, log: Log, held: PartialBatch) -> Portion:
-        asked = from_offset, max_bytes, room_bytes, log.log_end_offset
-        if self._read is not None and self._read[0] == asked and not held.position:
+    def _portion(self, from_offset: int, max_bytes: int, room_bytes: int, log: Log, partial: PartialBatch) -> Portion:
+        request = from_offset, max_bytes, room_bytes, log.log_end_offset
+        if self._read is not None and self._read[0] == request and not partial.position:
             return self._read[1]
-        portion = read_portion(log, from_offset, max_bytes, room_bytes, end_offset=log.log_end_offset, held=held)
-        if self._holding and not held.position:
-            self._read = asked, portion
+        portion = read_portion(log, from_offset, max_bytes, room_bytes, end_offset=log.log_end_offset, held=partial)
+        if self._holding and not partial.position:
+            self._read = request, portion
         return portion
 
     def _cannot_be_sent(self, offset: int, size_bytes: int) -> None:
@@ -386,8 +386,8 @@ class FetchClient:
             self._waiting = effect, incarnation
             self._ask_state(effect.request_id, question)
             return
-        held = self._assembly.asks(effect)
-        if not held.position:
+        partial = self._assembly.asks(effect)
+        if not partial.position:
             self._router.release(self._slot)
         request = messages.FETCH.to_pb(
             effect,
@@ -397,8 +397,8 @@ class FetchClient:
             partition=self._key.partition,
             awaitsMore=True,
             maxBytes=min(effect.max_bytes, self._bus.max_payload),
-            position=held.position,
-            batchCrc=held.crc,
+            position=partial.position,
+            batchCrc=partial.crc,
         )
         self._asked = effect.request_id, clock.now_ns()
         self._send(self._replicate_subject, effect.request_id, frames.seal(request))
@@ -525,10 +525,10 @@ class FetchClient:
                 "message ids of deleted records"
             )
             logger.warning(text, self._key)
-        asked_id, asked_ns = self._asked
-        if asked_id == request_id:
+        sent_id, sent_ns = self._asked
+        if sent_id == request_id:
             self._asked = 0, 0
-            self._instruments.fetches.observe((clock.now_ns() - asked_ns) / NS_PER_S)
+            self._instruments.fetches.observe((clock.now_ns() - sent_ns) / NS_PER_S)
         self._instruments.replicated_in_bytes += len(response.batches)
         token = self._next_token
         self._next_token += 1

@@ -193,7 +193,9 @@ class Scrub:
             return
         file = await self._in_thread(lambda: worker.log.storage.open(scan.name))
         try:
-            while not scan.done and not worker.log.closed and any(segment is held for held in worker.log.segments):
+            while (
+                not scan.done and not worker.log.closed and any(segment is log_segment for log_segment in worker.log.segments)
+            ):
                 began, read_before = time.monotonic(), scan.read_bytes
                 self.checked_bytes += await self._in_thread(lambda: scan.step(file, PIECE_BYTES))
                 took_s, size_bytes = time.monotonic() - began, scan.read_bytes - read_before
@@ -229,9 +231,9 @@ class Scrub:
             logger.warning("scrub progress not stored error=%s: retrying", error)
 
 
-def _check_progress(said: dict[str, Any]) -> ScrubProgress:
+def _check_progress(fields: dict[str, Any]) -> ScrubProgress:
     """Return the stored progress of the scrub. Raises ValueError or TypeError if its fields are invalid."""
-    progress = ScrubProgress(**said)
+    progress = ScrubProgress(**fields)
     for name, default in asdict(ScrubProgress()).items():
         value = getattr(progress, name)
         if isinstance(default, int):

@@ -164,15 +164,15 @@ class PartitionServices:
         self._timers.cancel(self._report)
 
     # ---- what services say -------------------------------------------------------------------------------------------------
-    def hello(self, hello: pb.ServiceHello, inbox: str, told: Told | None = None) -> None:
+    def hello(self, hello: pb.ServiceHello, inbox: str, on_answer: Told | None = None) -> None:
         """Process a ServiceHello: a service registers, or repeats this as a heartbeat.
 
-        ``inbox``: subject for answers. ``told``: callback for answers to a service in this process, used instead of the inbox.
+        ``inbox``: subject for answers. ``on_answer``: callback for answers to a service in this process, used instead of the inbox.
         """
         if hello.leaving:
             self._here.pop(inbox, None)
-        elif told is not None:
-            self._here[inbox] = told
+        elif on_answer is not None:
+            self._here[inbox] = on_answer
         before = self._sessions.condition(hello.service)
         self._carry_out(self._sessions.hello(hello, inbox, self._view(), clock.now_ns()))
         if self._sessions.condition(hello.service) != before:
@@ -186,15 +186,17 @@ class PartitionServices:
         state = self._replica.state
         if report.streamUid != self.key.uid or report.node == self._node_id or report.node not in state.replicas:
             return
-        services = {told.service: ServiceHealth(told.position, not told.failing) for told in report.services[:MAX_REPORTED]}
+        services = {
+            service.service: ServiceHealth(service.position, not service.failing) for service in report.services[:MAX_REPORTED]
+        }
         self._wellness.record_states(report.node, services, clock.now_ns())
-        for told in report.services[:MAX_REPORTED]:
-            if told.service in self._sessions:
-                self._versions.note_version(told.service, report.node, told.version, clock.now_ns())
-                digests = {snapshot.position: snapshot.digest for snapshot in told.snapshots[:MAX_POSITIONS]}
-                agreement = self._agreements.setdefault(told.service, StateComparison())
-                agreement.set_digests(report.node, told.life, digests)
-                self._sessions.agree(told.service, agreement.agreed(self._node_id))
+        for service in report.services[:MAX_REPORTED]:
+            if service.service in self._sessions:
+                self._versions.note_version(service.service, report.node, service.version, clock.now_ns())
+                digests = {snapshot.position: snapshot.digest for snapshot in service.snapshots[:MAX_POSITIONS]}
+                agreement = self._agreements.setdefault(service.service, StateComparison())
+                agreement.set_digests(report.node, service.life, digests)
+                self._sessions.agree(service.service, agreement.agreed(self._node_id))
         if not self._report_ns:
             self._report_within()
 
@@ -315,8 +317,8 @@ class PartitionServices:
 
         ``digests``: service -> (number of its process, position of a snapshot -> digest).
         """
-        for gone in self._agreements.keys() - digests.keys():
-            del self._agreements[gone]
+        for old_position in self._agreements.keys() - digests.keys():
+            del self._agreements[old_position]
         for name, own in digests.items():
             agreement = self._agreements.setdefault(name, StateComparison())
             agreement.set_digests(self._node_id, *own)
@@ -345,12 +347,12 @@ class PartitionServices:
         )
         self.touched()
         self._report_within()
-        now_ns, told = clock.now_ns(), self._events_ns
-        if len(told) == _EVENTS and now_ns - told[0] < _EVENTS_EVERY_NS:
+        now_ns, event_times_ns = clock.now_ns(), self._events_ns
+        if len(event_times_ns) == _EVENTS and now_ns - event_times_ns[0] < _EVENTS_EVERY_NS:
             self._counters[NOT_EVENTS] += 1
             return
-        told.append(now_ns)
-        del told[:-_EVENTS]
+        event_times_ns.append(now_ns)
+        del event_times_ns[:-_EVENTS]
         self._report_ended(ended)
 
     def _carry_out(self, effects: list[Effect]) -> None:
@@ -439,19 +441,19 @@ class ServiceHandler:
             self._counters[counter_name(error)] += 1
             logger.debug("invalid service frame error=%s: ignored", error)
 
-    def process_local(self, message: pb.ServiceHello | pb.ServiceAck, inbox: str, told: Told) -> None:
+    def process_local(self, message: pb.ServiceHello | pb.ServiceAck, inbox: str, on_answer: Told) -> None:
         """Process a message of a service that runs in this process.
 
-        ``told``: called with answers to the service. ``inbox``: name that identifies the service.
+        ``on_answer``: called with answers to the service. ``inbox``: name that identifies the service.
         """
         if isinstance(message, pb.ServiceAck):
             self._ack_arrived(message)
             return
         services = self._find(message.stream, message.partition)
         if services is not None:
-            services.hello(message, inbox, told)
+            services.hello(message, inbox, on_answer)
         elif not message.leaving:
-            asyncio.get_running_loop().call_soon(told, self._not_here(message))
+            asyncio.get_running_loop().call_soon(on_answer, self._not_here(message))
 
     def _ack_arrived(self, ack: pb.ServiceAck) -> None:
         services = self._find(ack.stream, ack.partition)

@@ -252,9 +252,9 @@ class PartitionWorker:
         self._node.drops.count(str(self.key), reason, count)
 
     def _executor(self, node: NodeTools) -> Executor:
-        made = Executor(self._tools(node))
-        made.on_failure = self._storage_failed
-        return made
+        executor = Executor(self._tools(node))
+        executor.on_failure = self._storage_failed
+        return executor
 
     def trace(self) -> None:
         """Start or stop tracing this partition, as the settings of the node require now."""
@@ -336,17 +336,17 @@ class PartitionWorker:
         """Tell the replica that the image of the node has changed for it. ``update`` follows, with the newest image."""
         self.replica.announce_change(clock.now_ns())
 
-    def update(self, held: PartitionMetadata, incarnations: Mapping[str, int]) -> None:
+    def update(self, metadata: PartitionMetadata, incarnations: Mapping[str, int]) -> None:
         """Pass the partition's new state in the metadata, or a new set of live nodes, to the replica.
 
         ``incarnations``: node id -> incarnation of each live node.
         """
-        count_isr(self._node.instruments, self._node.settings.node_id, self.state, held.state)
-        self.state = held.state
-        self.config = held.config
-        if self.executor.apply_metadata(held, incarnations, self.replica.announced):
+        count_isr(self._node.instruments, self._node.settings.node_id, self.state, metadata.state)
+        self.state = metadata.state
+        self.config = metadata.config
+        if self.executor.apply_metadata(metadata, incarnations, self.replica.announced):
             self.apply_retention(self._node.clocks.time_of_age_ns())
-        self.reads.share(self._node.settings.node_id in held.isr)
+        self.reads.share(self._node.settings.node_id in metadata.isr)
         self.reads.advanced()
 
     def _log_flushed(self, end_offset: int) -> None:
@@ -455,16 +455,16 @@ class PartitionWorker:
             return
 
         def retain() -> None:
-            before, held_from = self.log.log_start_offset, self.services.held_from()
+            before, retain_from = self.log.log_start_offset, self.services.held_from()
             try:
                 hold_bytes = self._node.settings.replication.service_log_retention_bytes
-                self.log.apply_retention(now_wall_ns, held_from, hold_bytes, self.states.may_drop)
+                self.log.apply_retention(now_wall_ns, retain_from, hold_bytes, self.states.may_drop)
             except LiftError as error:
                 logger.warning("retention failed partition=%s error=%s: retrying", self.key, error)
                 return
             if self.log.log_start_offset == before:
                 return
-            if held_from is not None and self.log.log_start_offset > held_from:
+            if retain_from is not None and self.log.log_start_offset > retain_from:
                 self._node.counters["service_records_deleted"] += 1
                 logger.warning(
                     (
@@ -473,7 +473,7 @@ class PartitionWorker:
                     ),
                     self.key,
                     self.log.log_start_offset,
-                    held_from,
+                    retain_from,
                 )
             self.feed(events.LogStartMoved(log_start_offset=self.log.log_start_offset))
 
@@ -580,14 +580,14 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
             node.folder.mark_held(key.folder)
         if recovered is not None and not recovered.has_states:
             return log, report, StateFileMatch(), None
-        found = found_state(log, key)
+        state_match = found_state(log, key)
         own_subject = data_subject(subject, key.partition)
-        return log, report, found, read_state_file(found, log, own_subject, config, node.settings.replication)
+        return log, report, state_match, read_state_file(state_match, log, own_subject, config, node.settings.replication)
 
     if recovered is not None and recovered.is_complete and flushes_always and not recovered.has_states:
-        log, report, found, derived = open_log()
+        log, report, state_match, derived = open_log()
     else:
-        log, report, found, derived = await asyncio.get_running_loop().run_in_executor(node.pool, open_log)
+        log, report, state_match, derived = await asyncio.get_running_loop().run_in_executor(node.pool, open_log)
     CHATTER.info(
         logger,
         "partition opened partition=%s log_start=%d newest_offset=%d hw=%d",
@@ -599,10 +599,10 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
     if report.cut_bytes or report.damage:
         logger.warning("log recovered partition=%s report=%s", key, report)
     worker = PartitionWorker(node, key, subject, config, log, report.set_aside, derived)
-    node.counters["dedup_state_discarded"] += found.left_out
+    node.counters["dedup_state_discarded"] += state_match.left_out
     worker.damage_offset = min((one.first_offset for one in report.damage), default=-1)
     node.instruments.damaged_segments += len(report.damage)
-    if found.state is not None:
+    if state_match.state is not None:
         node.counters["dedup_state_discarded" if derived is None else "dedup_state_restored"] += 1
     worker.begin()
     return worker

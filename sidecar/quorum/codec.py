@@ -195,13 +195,13 @@ def _append_from_protobuf(append: pb.RaftAppendEntries) -> Message:
     }
 
 
-def _checkpoint(said: pb.RaftNextIndex | pb.RaftAppendEntries) -> Checkpoint:
-    if said.digestIndex >= MAX_NUMBER or (len(said.digest) == DIGEST_SIZE) != bool(said.digestIndex):
+def _checkpoint(message: pb.RaftNextIndex | pb.RaftAppendEntries) -> Checkpoint:
+    if message.digestIndex >= MAX_NUMBER or (len(message.digest) == DIGEST_SIZE) != bool(message.digestIndex):
         raise ProtocolError(
             "Invalid digest in a message of the metadata group: wrong size or position. All controllers must "
             "run versions of liftpy that work together."
         )
-    return said.digestIndex, said.digest
+    return message.digestIndex, message.digest
 
 
 # Frames of the metadata group on the bus: in an envelope with a CRC-32C, which also covers the sender and the receiver.

@@ -382,8 +382,8 @@ class LogControllers:
 
         ``changes``: membership changes in the journal, in order.
         """
-        held = [found for command, at, _ in changes if (found := change_in(command, at)) is not None]
-        known = [self.first, *([self.in_snapshot] if self.in_snapshot is not None else []), *held]
+        in_entries = [change for command, at, _ in changes if (change := change_in(command, at)) is not None]
+        known = [self.first, *([self.in_snapshot] if self.in_snapshot is not None else []), *in_entries]
         if index is not None:
             known = [one for one in known if one.index <= index]
         return max(known, key=lambda one: one.index, default=ControllerList(self.first.voters))

@@ -146,9 +146,9 @@ def _refuse(*_: Any) -> None:
     raise ProtocolError("pysyncobj tried to pickle or unpickle data, which is not allowed here. Please report it.")
 
 
-def _journal(given: Any) -> Any:
-    if isinstance(given, GroupJournal):
-        return given
+def _journal(journal: Any) -> Any:
+    if isinstance(journal, GroupJournal):
+        return journal
     raise ConfigError("Internal error: the metadata group needs its own journal. Please report it.")
 
 
@@ -304,9 +304,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         ``work`` reads or writes a snapshot. The library would only log the error.
         """
 
-        def run(*given: Any) -> Any:
+        def run(*arguments: Any) -> Any:
             try:
-                return work(*given)
+                return work(*arguments)
             except Exception as error:
                 self.failure = error
                 raise
@@ -365,8 +365,8 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         self._SyncObj__otherNodes, self._SyncObj__readonlyNodes = others, learners
         of_leader = self._SyncObj__raftNextIndex, self._SyncObj__raftMatchIndex, self._SyncObj__lastResponseTime
         for node in set().union(*of_leader, self._SyncObj__connectedNodes) - others - learners:
-            for held in of_leader:
-                held.pop(node, None)
+            for offsets_by_node in of_leader:
+                offsets_by_node.pop(node, None)
             self._SyncObj__connectedNodes.discard(node)
             self.cancel_snapshot(node)
         for node in others | learners:

@@ -148,9 +148,9 @@ class PeerSessions:
 
     def follow(self, peer_ids: Collection[str]) -> None:
         """Set the other members of the group. Start sessions with new members, and end those with removed members."""
-        for gone in [peer for node_id, peer in self.peers.items() if node_id not in peer_ids]:
-            self._end(gone, "no member any more")
-            del self.peers[gone.node_id]
+        for removed_peer in [peer for node_id, peer in self.peers.items() if node_id not in peer_ids]:
+            self._end(removed_peer, "no member any more")
+            del self.peers[removed_peer.node_id]
         for node_id in sorted(set(peer_ids) - set(self.peers)):
             self.peers[node_id] = Peer(node_id, self.draw() | 1)
 
@@ -292,15 +292,15 @@ class PeerSessions:
 
         Members with different lists reject each other, because they would count different majorities.
         """
-        said, by_log = frame[_FRAME.size :], len(frame) >= _FRAME.size and _FRAME.unpack_from(frame)[4]
-        if said == self._list or by_log or self.by_log():
+        list_bytes, by_log = frame[_FRAME.size :], len(frame) >= _FRAME.size and _FRAME.unpack_from(frame)[4]
+        if list_bytes == self._list or by_log or self.by_log():
             return True
         self.counters[f"{REFUSED}other lists of controllers"] += 1
         if self._list_log_limit.admit(now) is not None:
             logger.error(
                 ("controllers differ here=%s there=%s node=%s: the two nodes reject each other until both lists match"),
                 self._list.decode(),
-                ascii(said[:_MAX_LIST_BYTES].decode(errors="replace")).strip("'"),
+                ascii(list_bytes[:_MAX_LIST_BYTES].decode(errors="replace")).strip("'"),
                 node_id[:_MAX_LIST_BYTES],
             )
         return False

@@ -93,10 +93,10 @@ class DirectoryLineage:
         """
         if not tail:
             return True
-        nonce, known_as, held = _parse(tail)
+        nonce, known_as, nonces = _parse(tail)
         known = self.known.get(peer_id, 0)
         # One that went back itself has no say: it must hear a leader whose folder was emptied since, and caught up.
-        trusted = bool(self.missed) or known in (0, nonce) or known in held
+        trusted = bool(self.missed) or known in (0, nonce) or known in nonces
         if trusted and known != nonce:
             self.known[peer_id], self._changed = nonce, True
         if known_as:
@@ -128,8 +128,8 @@ class DirectoryLineage:
     def _hold(self, *nonces: int) -> None:
         """Add nonces of earlier processes to the directory, and drop the oldest ones. A nonce that a peer has stored stays."""
         every = (*self.earlier, *nonces)
-        told = set(self._known_as.values())
-        self.earlier = tuple(n for n in every[:-MAX_EARLIER] if n in told) + every[-MAX_EARLIER:]
+        current_nonces = set(self._known_as.values())
+        self.earlier = tuple(n for n in every[:-MAX_EARLIER] if n in current_nonces) + every[-MAX_EARLIER:]
         self._changed = True
 
     # ---- disk ----------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class DirectoryLineage:
         """Flush changed nonces to disk. No message that depends on them may be sent before."""
         if not self._changed:
             return
-        said = {
+        fields = {
             "format": _FORMAT,
             "nonce": self.nonce,
             "earlier": self.earlier,
@@ -145,19 +145,19 @@ class DirectoryLineage:
             "known": self.known,
             "known_as": self._known_as,
         }
-        replace_file(self._path, encode_checked_json(said))
+        replace_file(self._path, encode_checked_json(fields))
         self._changed = False
 
     def _load(self) -> None:
         """Load the nonces from the directory. A new directory, or one of an older version, has none."""
         try:
-            said = decode_checked_json(self._path.read_bytes())
-            version = said["format"]
+            fields = decode_checked_json(self._path.read_bytes())
+            version = fields["format"]
             if version == _FORMAT:
-                self.nonce = _nonce(said["nonce"])
-                self.earlier, self.missed = tuple(map(_nonce, said["earlier"])), tuple(map(_nonce, said["missed"]))
-                self.known = {str(peer): _nonce(nonce) for peer, nonce in said["known"].items()}
-                self._known_as = {str(peer): _nonce(nonce) for peer, nonce in said["known_as"].items()}
+                self.nonce = _nonce(fields["nonce"])
+                self.earlier, self.missed = tuple(map(_nonce, fields["earlier"])), tuple(map(_nonce, fields["missed"]))
+                self.known = {str(peer): _nonce(nonce) for peer, nonce in fields["known"].items()}
+                self._known_as = {str(peer): _nonce(nonce) for peer, nonce in fields["known_as"].items()}
         except FileNotFoundError:
             return
         except OSError as error:
@@ -192,7 +192,7 @@ def _parse(tail: bytes) -> tuple[int, int, tuple[int, ...]]:
         raise ProtocolError(
             f"Invalid hello of a controller: {count} nonces in {len(tail)} bytes. Check the versions of the controllers."
         )
-    return nonce, known_as, tuple(found for (found,) in _NONCE.iter_unpack(tail[_TAIL.size :]))
+    return nonce, known_as, tuple(earlier_nonce for (earlier_nonce,) in _NONCE.iter_unpack(tail[_TAIL.size :]))
 
 
 logger = logging.getLogger("liftpy.quorum")
@@ -210,10 +210,10 @@ def is_first_start(own_is_new: bool, peers: Collection[Peer], *, majority: bool)
 
     ``own_is_new``: True if this member's journal was never used. ``majority``: True if a majority of such members is enough.
     """
-    heard = [peer for peer in peers if peer.heard]
-    if not own_is_new or not all(peer.is_new for peer in heard):
+    reachable = [peer for peer in peers if peer.heard]
+    if not own_is_new or not all(peer.is_new for peer in reachable):
         return False
-    return len(heard) == len(peers) or (majority and 2 * (len(heard) + 1) > len(peers) + 1)
+    return len(reachable) == len(peers) or (majority and 2 * (len(reachable) + 1) > len(peers) + 1)
 
 
 def waits_for(own_is_new: bool, peers: Collection[Peer], *, went_back: bool = False) -> str:

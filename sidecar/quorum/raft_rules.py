@@ -114,9 +114,9 @@ class RaftMessageChecks:
     def _snapshot(self, node: Node, message: Message) -> bool:
         if message["term"] < self._core.raftCurrentTerm:
             return True
-        piece, held = message["serialized"], min(message["commit_index"], self._core.raftCommitIndex)
+        piece, known_commit_index = message["serialized"], min(message["commit_index"], self._core.raftCommitIndex)
         if not piece:
-            self._beat(node, message, held)
+            self._beat(node, message, known_commit_index)
             return True
         data, is_first, is_last = piece
         if is_first:
@@ -127,11 +127,11 @@ class RaftMessageChecks:
             return False
         parts += data
         if not is_last:
-            self._beat(node, message, held)
+            self._beat(node, message, known_commit_index)
             return True
-        return self._whole_snapshot(node, message, bytes(self._snapshots.pop(node.id)), held)
+        return self._whole_snapshot(node, message, bytes(self._snapshots.pop(node.id)), known_commit_index)
 
-    def _whole_snapshot(self, node: Node, message: Message, data: bytes, held: int) -> bool:
+    def _whole_snapshot(self, node: Node, message: Message, data: bytes, known_commit_index: int) -> bool:
         try:
             index, term = decode_snapshot_file(data).last[1:]
         except StorageError:
@@ -143,7 +143,7 @@ class RaftMessageChecks:
         log, first = self._core.log, self._first()
         if index <= self._core.raftLastApplied or (first <= index <= log.last_index and self._term_at(index) == term):
             self._counters["snapshots_known"] += 1
-            self._beat(node, message, held)
+            self._beat(node, message, known_commit_index)
             self._acknowledge(node, index)
             return True
         self._counters["snapshots_installed"] += 1

@@ -80,15 +80,15 @@ def lock_directories(folders: list[Path]) -> Iterator[list[DataDirectory]]:
 
     Raises ConfigError and DataDirectoryLockedError.
     """
-    with ExitStack() as held:
-        found = []
+    with ExitStack() as stack:
+        directories = []
         for path in folders:
             if not (path / "node").is_file():
                 raise ConfigError(f"{path} is not the data directory of a node. Check --data.")
             folder = DataDirectory(path)
-            held.callback(folder.close)
-            found.append(folder)
-        yield found
+            stack.callback(folder.close)
+            directories.append(folder)
+        yield directories
 
 
 def read_survivor(folder: DataDirectory) -> Survivor:
@@ -99,9 +99,9 @@ def read_survivor(folder: DataDirectory) -> Survivor:
     identity = folder.load_identity()
     raft = folder.raft
     if identity is None or not (raft / "journal").is_file():
-        kept = " (a rescue has put one aside there)" if (folder.path / BEFORE).is_dir() else ""
+        hint = " (a rescue has put one aside there)" if (folder.path / BEFORE).is_dir() else ""
         raise ConfigError(
-            f"{folder.path} contains no journal of the metadata group{kept}. Give the directory of a former "
+            f"{folder.path} contains no journal of the metadata group{hint}. Give the directory of a former "
             "controller (--data)."
         )
     with tempfile.TemporaryDirectory(prefix="liftpy-rescue-") as copy:
@@ -160,8 +160,8 @@ def rescue(
     if len(set(voters)) != len(voters) or not voters:
         raise ConfigError("Name the new controllers, each once (--new-controllers).")
     ids = {folder.path: identity.node_id for folder in folders if (identity := folder.load_identity()) is not None}
-    given = {node_id: path for path, node_id in ids.items()}
-    missing = [node for node in voters if check_name(node, "node") not in given]
+    directory_of = {node_id: path for path, node_id in ids.items()}
+    missing = [node for node in voters if check_name(node, "node") not in directory_of]
     if missing and out is None:
         raise ConfigError(
             f"The data directories of {', '.join(missing)} are not on this machine. Set --output, then copy the "
@@ -171,19 +171,19 @@ def rescue(
         if (path / BEFORE).exists():
             raise ConfigError(f"{path / BEFORE} exists from an earlier rescue. Inspect it and move it away.")
     image = rescued_image(chosen.image, voters, now_ns)
-    said = {
+    event_fields = {
         "index": image.index,
         "time_ns": now_ns,
         "detail": f"rescued from {chosen.node_id}'s log: what was decided behind entry {chosen.index} of term {chosen.term} is lost",
     }
     written = {}
     for node in voters:
-        home = given[node] if node in given else (out or Path()) / node
+        home = directory_of[node] if node in directory_of else (out or Path()) / node
         make_folder(home)
-        _write(home / _NEW, node, image, chosen, said)
+        _write(home / _NEW, node, image, chosen, event_fields)
         written[node] = home / "raft"
     for node, target in written.items():
-        if node in given:
+        if node in directory_of:
             _set_raft_aside(target)
         (target.parent / _NEW).rename(target)
         sync_folder(target.parent)
@@ -199,7 +199,7 @@ def _set_raft_aside(raft: Path) -> None:
         sync_folder(raft.parent)
 
 
-def _write(folder: Path, node_id: str, image: ClusterImage, chosen: Survivor, said: dict[str, object]) -> None:
+def _write(folder: Path, node_id: str, image: ClusterImage, chosen: Survivor, event_fields: dict[str, object]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     make_folder(folder)
     term = chosen.term + LEAP
@@ -214,17 +214,17 @@ def _write(folder: Path, node_id: str, image: ClusterImage, chosen: Survivor, sa
     journal.setCurrentTerm(term, None)
     journal.sync()
     journal.close()
-    replace_file(folder / RESCUED, json.dumps(said).encode())
+    replace_file(folder / RESCUED, json.dumps(event_fields).encode())
     replace_file(folder / MARKER, f"{node_id}\n".encode())
 
 
 def rescue_event(folder: Path, index: int) -> ClusterEvent | None:
     """Return the event that reports a rescue with the image at ``index``. None: the directory is not from such a rescue."""
     try:
-        said = load_json((folder / RESCUED).read_bytes())
-        if whole_number(said["index"], 0, 1 << 62) != index:
+        event_fields = load_json((folder / RESCUED).read_bytes())
+        if whole_number(event_fields["index"], 0, 1 << 62) != index:
             return None
-        event = data_loss(index, whole_number(said["time_ns"], 0, 1 << 62), str(said["detail"]))
+        event = data_loss(index, whole_number(event_fields["time_ns"], 0, 1 << 62), str(event_fields["detail"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     logger.warning("metadata group recovered by force action=%s", event.detail)

@@ -42,8 +42,8 @@ def encode_snapshot_file(snapshot: SnapshotFile) -> bytes:
     """Return the bytes of a snapshot file with this content."""
     message = pb.RaftSnapshot(nodes=sorted(snapshot.nodes), image=snapshot.image)
     if snapshot.controllers is not None:
-        held = snapshot.controllers
-        message.learner, message.leaving, message.controllersIndex = held.learner, held.leaving, held.index
+        controllers = snapshot.controllers
+        message.learner, message.leaving, message.controllersIndex = controllers.learner, controllers.leaving, controllers.index
     for target, (command, index, term) in ((message.last, snapshot.last), (message.previous, snapshot.previous)):
         target.command, target.index, target.term = command, index, term
     body = message.SerializeToString(deterministic=True)
@@ -84,13 +84,13 @@ def decode_snapshot_file(data: bytes) -> SnapshotFile:
 def _controllers(message: pb.RaftSnapshot, last_index: int) -> ControllerList | None:
     if not message.controllersIndex:
         return None
-    held = ControllerList(tuple(message.nodes), message.learner, message.leaving, message.controllersIndex)
-    if held.index > last_index or not well_formed(held):
+    controllers = ControllerList(tuple(message.nodes), message.learner, message.leaving, message.controllersIndex)
+    if controllers.index > last_index or not well_formed(controllers):
         raise CorruptionError(
-            f"The metadata snapshot is damaged: its list of controllers is invalid: {held.as_text()}. Follow "
+            f"The metadata snapshot is damaged: its list of controllers is invalid: {controllers.as_text()}. Follow "
             "docs/runbooks/controllers-lost.md."
         )
-    return held
+    return controllers
 
 
 def _entry(entry: pb.RaftEntry) -> Entry:
@@ -110,8 +110,8 @@ def write_snapshot_file(path: Path, snapshot: SnapshotFile) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    found = decode_snapshot_file(path.read_bytes())
-    if found != replace(snapshot, nodes=tuple(sorted(snapshot.nodes))):
+    file_content = decode_snapshot_file(path.read_bytes())
+    if file_content != replace(snapshot, nodes=tuple(sorted(snapshot.nodes))):
         raise CorruptionError(
             "The metadata snapshot differs after the write, so the journal keeps its entries. Check the disk."
         )

@@ -110,9 +110,9 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         assert self._core is not None
         peers = [i for i in self._core.members if i != self._node_id]
         self.sessions.follow(peers)
-        for kept in (self._nodes, self.applied, self._confirmed, self.levels):
-            for gone in set(kept) - set(peers):
-                del kept[gone]
+        for table in (self._nodes, self.applied, self._confirmed, self.levels):
+            for removed_peer in set(table) - set(peers):
+                del table[removed_peer]
         for node_id in set(peers) - set(self._nodes):
             self._nodes[node_id], self.applied[node_id] = Node(node_id), 0
         if self._probation is not None:
@@ -282,8 +282,8 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         assert self._core is not None
         term = self._core.raftCurrentTerm
         others = [i for i in self._core.controllers.voters if i != self._node_id]
-        heard = [self._confirmed.get(i, (0, 0)) for i in others]
-        known = sorted((ns if of_term == term else 0 for of_term, ns in heard), reverse=True)
+        confirmations = [self._confirmed.get(i, (0, 0)) for i in others]
+        known = sorted((ns if of_term == term else 0 for of_term, ns in confirmations), reverse=True)
         needed = (len(others) + 1) // 2
         if not needed:
             return self._stamp()

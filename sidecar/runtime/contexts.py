@@ -64,11 +64,11 @@ class Contexts:
             return cls(path)
         except OSError as error:
             raise ConfigError(f"Cannot read the contexts in {path}: {error.strerror}. Check its permissions.") from None
-        found = decode_contexts(content, path)
-        has_secret = any(name in SECRETS for one in found.values.values() for name in one)
+        contexts = decode_contexts(content, path)
+        has_secret = any(name in SECRETS for one in contexts.values.values() for name in one)
         if has_secret and stat.S_IMODE(mode) & 0o077:
             raise ConfigError(f"Other users can read {path}, and it has a password or a token. Run: chmod 600 {path}")
-        return found
+        return contexts
 
     def save(self) -> None:
         """Replace the file. Only the user can read it (mode 0600).
@@ -150,11 +150,13 @@ def decode_nats_context(content: bytes, path: Path) -> tuple[dict[str, str], lis
         raise ConfigError(
             f"{path} is not a context of the NATS CLI: it is not a JSON object. `nats context ls` lists the contexts."
         )
-    given = {key: value for key, value in table.items() if value and key not in _OF_NATS_IGNORED}
+    values_given = {key: value for key, value in table.items() if value and key not in _OF_NATS_IGNORED}
     values = {
-        _OF_NATS[key]: os.path.expanduser(value) for key, value in given.items() if key in _OF_NATS and type(value) is str
+        _OF_NATS[key]: os.path.expanduser(value)
+        for key, value in values_given.items()
+        if key in _OF_NATS and type(value) is str
     }
-    return values, sorted(key for key, value in given.items() if key not in _OF_NATS or type(value) is not str)
+    return values, sorted(key for key, value in values_given.items() if key not in _OF_NATS or type(value) is not str)
 
 
 def nats_cli_file(name: str, home: Path) -> Path:

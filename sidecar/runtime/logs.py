@@ -176,8 +176,8 @@ _EPOCH_AT = {"replica.role_changed": 3}
 
 def event_of(record: logging.LogRecord) -> str:
     """Return the event name of a log record. If ``EVENTS`` has no name for it, return the logger name with ``.other``."""
-    found = EVENTS.get((record.name, str(record.msg)[:KEY_CHARS]))
-    return found or f"{record.name.removeprefix('liftpy.')}.{_OTHER}"
+    event = EVENTS.get((record.name, str(record.msg)[:KEY_CHARS]))
+    return event or f"{record.name.removeprefix('liftpy.')}.{_OTHER}"
 
 
 def partition_of(record: logging.LogRecord) -> PartitionKey | None:
@@ -215,9 +215,9 @@ class Suppression(logging.Filter):
                 self.left_out_count += 1
                 count, _ = self._suppressed.get(key, (0, record))
                 self._suppressed[key] = count + 1, record
-            told = self._suppressed.pop(key, None) if takes else None
-        if told is not None:
-            self._write_count(*told)
+            suppression = self._suppressed.pop(key, None) if takes else None
+        if suppression is not None:
+            self._write_count(*suppression)
         return takes
 
     def _takes(self, key: tuple[str, PartitionKey | None]) -> bool:
@@ -235,15 +235,15 @@ class Suppression(logging.Filter):
         last_ns = self._clock() - _LATER_NS
         with self._lock:
             due = [key for key in self._suppressed if all_of_it or self._seen_ns(key) <= last_ns]
-            told = [self._suppressed.pop(key) for key in due]
-        for count, record in told:
+            suppressions = [self._suppressed.pop(key) for key in due]
+        for count, record in suppressions:
             self._write_count(count, record)
 
     def _write_count(self, count: int, last: logging.LogRecord) -> None:
         text = f"suppressed {count:,} lines like this one: {last.getMessage()}"
-        made = logging.LogRecord(last.name, last.levelno, last.pathname, last.lineno, text, None, None)
-        made.__dict__.update(event=event_of(last), partition_key=partition_of(last), suppressed=count)
-        self._say(made)
+        record = logging.LogRecord(last.name, last.levelno, last.pathname, last.lineno, text, None, None)
+        record.__dict__.update(event=event_of(last), partition_key=partition_of(last), suppressed=count)
+        self._say(record)
 
 
 class JsonFormatter(logging.Formatter):
@@ -344,15 +344,15 @@ class InfoLogRateLimit:
         self._limit = LogRateLimit(1.0, lines_per_s)
         self.left_out_count = 0
 
-    def info(self, logger: logging.Logger, text: str, *given: object) -> None:
-        """Write the line ``text``, or only count it as suppressed if the limit is reached. ``given``: values for the text."""
+    def info(self, logger: logging.Logger, text: str, *arguments: object) -> None:
+        """Write the line ``text``, or only count it as suppressed if the limit is reached. ``arguments``: values for the text."""
         suppressed = self._limit.admit(time.monotonic())
         if suppressed is None:
             self.left_out_count += 1
             return
         if suppressed:
             logger.info("log lines about partitions suppressed count=%d", suppressed)
-        logger.info(text, *given)
+        logger.info(text, *arguments)
 
 
 CHATTER = InfoLogRateLimit()
@@ -364,7 +364,7 @@ class WarningLogRateLimit:
     def __init__(self) -> None:
         self._limits: dict[str, LogRateLimit] = {}
 
-    def warning(self, logger: logging.Logger, text: str, *given: object) -> None:
+    def warning(self, logger: logging.Logger, text: str, *arguments: object) -> None:
         suppressed = self._limits.setdefault(text, LogRateLimit(SELDOM_S)).admit(time.monotonic())
         if suppressed is not None:
-            logger.warning(text + (f" (and {suppressed} more of these)" if suppressed else ""), *given)
+            logger.warning(text + (f" (and {suppressed} more of these)" if suppressed else ""), *arguments)

@@ -19,15 +19,15 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 def memory_bytes(limits: tuple[Path, ...] = _LIMITS) -> int:
     """Return the memory limit of this process, in bytes: the smallest of the machine's memory and the limits in ``limits``."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limits_bytes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in limits:
         try:
             text = path.read_text().strip()
         except OSError:
             continue
         if text.isascii() and text.isdigit() and int(text):
-            found.append(int(text))
-    return min(found)
+            limits_bytes.append(int(text))
+    return min(limits_bytes)
 
 
 RETAINED_BYTES = 16 * 1024 * 1024

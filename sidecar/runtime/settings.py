@@ -261,9 +261,9 @@ class GivenSettings:
     def _sources(
         self, table: Mapping[str, Any], cls: type[Any], prefix: str, flags: Mapping[str, Any], skip: Collection[str] = ()
     ) -> dict[str, str]:
-        found = {name: "file" for name in table if name not in skip}
-        found |= {f.name: "env" for f in fields(cls) if self._environment.get(prefix + f.name.upper())}
-        return found | {f.name: "flag" for f in fields(cls) if flags.get(f.name) is not None}
+        sources = {name: "file" for name in table if name not in skip}
+        sources |= {f.name: "env" for f in fields(cls) if self._environment.get(prefix + f.name.upper())}
+        return sources | {f.name: "flag" for f in fields(cls) if flags.get(f.name) is not None}
 
 
 def _load(table: dict[str, Any], flags: Mapping[str, Any], environment: Mapping[str, str]) -> NodeSettings:
@@ -298,8 +298,12 @@ def target_from(
     """
     name, values = context_values(nats, environment, context)
     if values:
-        given = {_PREFIX + field_name.upper(): value for field_name, value in values.items()}
-        environment = {**environment, **given} if name == named_context(environment, context) else {**given, **environment}
+        context_environment = {_PREFIX + field_name.upper(): value for field_name, value in values.items()}
+        environment = (
+            {**environment, **context_environment}
+            if name == named_context(environment, context)
+            else {**context_environment, **environment}
+        )
     urls = nats or environment.get(_PREFIX + "NATS") or DEFAULT_NATS
     space = namespace or environment.get(_PREFIX + "NAMESPACE") or DEFAULT_NAMESPACE
     return Target(_split(urls), space, credentials_from(flags, environment))
@@ -311,15 +315,15 @@ def credentials_from(flags: Mapping[str, str | None], environment: Mapping[str, 
     Raises:
         ConfigError: The values exclude each other.
     """
-    found = _merge(Credentials, {}, environment, flags, _PREFIX, "credentials")
-    assert isinstance(found, Credentials)
-    return found
+    credentials = _merge(Credentials, {}, environment, flags, _PREFIX, "credentials")
+    assert isinstance(credentials, Credentials)
+    return credentials
 
 
 def config_home(environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return the directory for configuration files of the user. None: the environment names no such directory and no home."""
-    given, home = environment.get("XDG_CONFIG_HOME", ""), environment.get("HOME", "")
-    return Path(given) if os.path.isabs(given) else Path(home) / ".config" if home else None
+    path_text, home = environment.get("XDG_CONFIG_HOME", ""), environment.get("HOME", "")
+    return Path(path_text) if os.path.isabs(path_text) else Path(home) / ".config" if home else None
 
 
 def contexts_file(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -366,9 +370,9 @@ def dev_environment(environment: Mapping[str, str] = os.environ) -> tuple[dict[s
     names |= {_REPLICATION_PREFIX + f.name.upper() for f in fields(ReplicationConfig)}
     for prefix in (_PREFIX, _REPLICATION_PREFIX):
         _check_renamed([name.removeprefix(prefix).lower() for name in names], (), environment, prefix)
-    given = {name: environment[name] for name in sorted(names) if environment.get(name)}
-    unused = [name for name in given if name in _NOT_OF_DEV]
-    return {name: value for name, value in given.items() if name not in _NOT_OF_DEV}, unused
+    variables = {name: environment[name] for name in sorted(names) if environment.get(name)}
+    unused = [name for name in variables if name in _NOT_OF_DEV]
+    return {name: value for name, value in variables.items() if name not in _NOT_OF_DEV}, unused
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -376,13 +380,13 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> dict[str, 
     known = {_PREFIX + f.name.upper() for cls in (NodeSettings, Credentials) for f in fields(cls) if f.name not in SECTIONS}
     known |= {_REPLICATION_PREFIX + f.name.upper() for f in fields(ReplicationConfig)}
     known |= {_PREFIX + "CONTEXT", _RESTARTS, _OPEN_NATS_SAID}
-    found = {}
+    suggestions = {}
     for name in sorted(environment):
         if name.startswith(_PREFIX) and environment[name] and name not in known and not _KUBERNETES.fullmatch(name):
             endings = {other.removeprefix(_PREFIX): other for other in sorted(known - {_RESTARTS, _OPEN_NATS_SAID})}
             near = difflib.get_close_matches(name.removeprefix(_PREFIX)[:_MAX_SHOWN], endings, n=1, cutoff=_CLOSE)
-            found[name] = endings[near[0]] if near else ""
-    return found
+            suggestions[name] = endings[near[0]] if near else ""
+    return suggestions
 
 
 def supervisor_of(environment: Mapping[str, str] = os.environ) -> tuple[str, float]:
@@ -423,8 +427,8 @@ def credentials_environment(credentials: Credentials) -> dict[str, str]:
 
 def restarts_in_a_row(environment: Mapping[str, str] = os.environ) -> int:
     """Return the number of consecutive restarts that led to this process. 0: a normal start."""
-    told = environment.get(_RESTARTS, "")
-    return min(int(told), _MAX_RESTARTS) if told.isascii() and told.isdigit() else 0
+    text = environment.get(_RESTARTS, "")
+    return min(int(text), _MAX_RESTARTS) if text.isascii() and text.isdigit() else 0
 
 
 def restarted_environment(in_a_row: int) -> dict[str, str]:
@@ -585,9 +589,9 @@ def with_values(settings: NodeSettings, changed: Mapping[str, Any]) -> NodeSetti
     own = {name: value for name, value in changed.items() if "." not in name}
     for section in SECTIONS:
         prefix = f"{section}."
-        given = {name.removeprefix(prefix): value for name, value in changed.items() if name.startswith(prefix)}
-        if given:
-            own[section] = replace(getattr(settings, section), **given)
+        section_values = {name.removeprefix(prefix): value for name, value in changed.items() if name.startswith(prefix)}
+        if section_values:
+            own[section] = replace(getattr(settings, section), **section_values)
     return replace(settings, **own) if own else settings
 
 
@@ -631,24 +635,24 @@ def _json_value(name: str, value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def with_cluster(found: Sequence[dict[str, Any]], image: ClusterImage) -> list[dict[str, Any]]:
-    """Return the rows ``found``, with the values of the cluster-wide settings from the metadata ``image``.
+def with_cluster(settings_rows: Sequence[dict[str, Any]], image: ClusterImage) -> list[dict[str, Any]]:
+    """Return the rows ``settings_rows``, with the values of the cluster-wide settings from the metadata ``image``.
 
     The ``source`` and ``applies`` of these rows are ``cluster``.
     """
     quota = image.default_quota
-    said: dict[str, tuple[Any, Any]] = {
+    from_cluster: dict[str, tuple[Any, Any]] = {
         "feature_level": (image.feature_level, NO_LEVEL),
         **{f"default_quota.{f.name}": (getattr(quota, f.name), f.default) for f in fields(quota)},
     }
     without, times = defaults(), image.session_times
     if times is not None:
         in_s = {"replication.session_s": times.session_ms / 1000, "replication.lease_s": times.lease_ms / 1000}
-        said |= {name: (value, without[name]) for name, value in in_s.items()}
+        from_cluster |= {name: (value, without[name]) for name, value in in_s.items()}
     if image.rules is not None:
-        said |= {name: (getattr(image.rules, name), without[name]) for name in ("namespace", "elections")}
+        from_cluster |= {name: (getattr(image.rules, name), without[name]) for name in ("namespace", "elections")}
     shared = [
         {"name": name, "value": value, "source": CLUSTER, "default": default, "applies": CLUSTER}
-        for name, (value, default) in said.items()
+        for name, (value, default) in from_cluster.items()
     ]
-    return [*(row for row in found if row["name"] not in said), *shared]
+    return [*(row for row in settings_rows if row["name"] not in from_cluster), *shared]

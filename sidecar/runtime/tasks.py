@@ -57,13 +57,13 @@ def spawn_in(
     ``what``: name of the task in the log. ``endless``: True if every end except a cancellation is unexpected. Return a coroutine
     function that ends the task.
     """
-    begun: list[asyncio.Task[T]] = []
+    tasks: list[asyncio.Task[T]] = []
 
     def begin() -> None:
-        begun.append(spawn(work, what, endless=endless))
+        tasks.append(spawn(work, what, endless=endless))
 
     async def end() -> None:
-        await end_tasks(begun)
+        await end_tasks(tasks)
 
     loop.call_soon_threadsafe(begin)
     return lambda: elsewhere(loop, end())

@@ -69,13 +69,13 @@ def question_of(payload: bytes) -> tuple[str, Any] | None:
     if not payload.startswith(b'{"'):
         return None
     try:
-        asked = load_json(payload)
+        question = load_json(payload)
     except ValueError:
         return None
-    if not isinstance(asked, dict) or len(asked) != 1:
+    if not isinstance(question, dict) or len(question) != 1:
         return None
-    kind = next(iter(asked))
-    return (kind, asked[kind]) if kind in QUESTIONS else None
+    kind = next(iter(question))
+    return (kind, question[kind]) if kind in QUESTIONS else None
 
 
 class PageAnswers:
@@ -120,15 +120,15 @@ class PageAnswers:
         question = question_of(payload)
         if question is None:
             return False
-        kind, said = question
+        kind, query = question
         reporter = self._reporter()
         if kind == "history":
-            of = said.get("node", "") if isinstance(said, dict) else ""
+            of = query.get("node", "") if isinstance(query, dict) else ""
             history = self._history if of == "" else self.kept(of) if isinstance(of, str) else None
-            rows = asked_rows(history, said) if history is not None else None
+            rows = asked_rows(history, query) if history is not None else None
             answer(_encode(kind, rows.as_object() if rows is not None else None))
         elif kind == "node_events":
-            answer(_encode(kind, _node_events(self.node_events, said)))
+            answer(_encode(kind, _node_events(self.node_events, query)))
         elif reporter is None:
             return False
         else:
@@ -142,140 +142,144 @@ class PageAnswers:
                 "settings": self._settings,
             }
             make = makers[kind]
-            self._rested.ask(payload, lambda: self._make_answer(kind, make, reporter, said), answer)
+            self._rested.ask(payload, lambda: self._make_answer(kind, make, reporter, query), answer)
         return True
 
     async def answer(self, payload: bytes) -> bytes:
         """Return the answer to a question, or b'' if ``payload`` is no known question."""
-        made: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        asked = self.ask(payload, lambda text: None if made.done() else made.set_result(text))
-        return await made if asked else b""
+        result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        is_accepted = self.ask(payload, lambda text: None if result.done() else result.set_result(text))
+        return await result if is_accepted else b""
 
     async def _make_answer(
-        self, kind: str, make: Callable[[Reporter, Any], Awaitable[Any]], reporter: Reporter, said: Any
+        self, kind: str, make: Callable[[Reporter, Any], Awaitable[Any]], reporter: Reporter, query: Any
     ) -> bytes:
         try:
-            while len(answer := _encode(kind, await make(reporter, said))) > self._most_bytes():
-                if not isinstance(said, dict) or said.get("limit", MOST_ROWS) <= 1:
+            while len(answer := _encode(kind, await make(reporter, query))) > self._most_bytes():
+                if not isinstance(query, dict) or query.get("limit", MOST_ROWS) <= 1:
                     return _encode(kind, None)
-                said = {**said, "limit": said.get("limit", MOST_ROWS) // 2}
+                query = {**query, "limit": query.get("limit", MOST_ROWS) // 2}
             return answer
         except (ValueError, TypeError, AttributeError):
             return _encode(kind, None)
 
-    async def _metrics(self, reporter: Reporter, said: Any) -> str:
-        found = await self._gather(reporter)
-        return (await asyncio.to_thread(exposition, found)).decode()
+    async def _metrics(self, reporter: Reporter, query: Any) -> str:
+        figures = await self._gather(reporter)
+        return (await asyncio.to_thread(exposition, figures)).decode()
 
-    async def _settings(self, reporter: Reporter, said: Any) -> list[dict[str, Any]]:
+    async def _settings(self, reporter: Reporter, query: Any) -> list[dict[str, Any]]:
         return with_cluster(self.settings(), reporter.group.image)
 
-    async def _of_all_processes(self, kind: str, reporter: Reporter, said: Any) -> dict[str, Any]:
-        own = await self.own_rows(kind, reporter, said)
-        return own if self.joins is None else await self.joins(kind, own, said)
+    async def _of_all_processes(self, kind: str, reporter: Reporter, query: Any) -> dict[str, Any]:
+        own = await self.own_rows(kind, reporter, query)
+        return own if self.joins is None else await self.joins(kind, own, query)
 
-    async def own_rows(self, kind: str, reporter: Reporter, said: Any) -> dict[str, Any]:
+    async def own_rows(self, kind: str, reporter: Reporter, query: Any) -> dict[str, Any]:
         """Return the answer of this process to a question for partitions, groups or services."""
         makers = {"partitions": self.partitions, "groups": _groups, "services": _services}
-        return await makers[kind](reporter, said)
+        return await makers[kind](reporter, query)
 
     # ---- partitions --------------------------------------------------------------------------------------------------------
-    async def partitions(self, reporter: Reporter, said: Any) -> dict[str, Any]:
+    async def partitions(self, reporter: Reporter, query: Any) -> dict[str, Any]:
         """Return the answer of this process to a question for partitions.
 
         It has the partitions of this process. For one stream on a controller, it also has those that no node has or leads.
-        ``said``: content of the question.
+        ``query``: content of the question.
         """
         stream, after, limit = (
-            said.get("stream", ""),
-            place_of(said.get("after", [-1, "", -1])),
-            limit_of(said.get("limit", MOST_ROWS)),
+            query.get("stream", ""),
+            place_of(query.get("after", [-1, "", -1])),
+            limit_of(query.get("limit", MOST_ROWS)),
         )
         if not isinstance(stream, str):
             raise ValueError("Invalid parameter 'stream'. Use the name of a stream.")
-        found: list[tuple[Place, Any]] = []
-        held, problems = set(), 0
+        entries: list[tuple[Place, Any]] = []
+        listed_keys, problems = set(), 0
         async for worker in _in_slices(list(reporter.partitions)):
             key = worker.key
             if not stream or key.stream == stream:
                 rank = urgency(worker.state, worker.config, failed=worker.executor.storage_failed)
-                held.add((key.stream, key.partition))
+                listed_keys.add((key.stream, key.partition))
                 problems += rank < FINE
-                found.append(((rank, key.stream, key.partition), worker))
+                entries.append(((rank, key.stream, key.partition), worker))
         for key in list(reporter.partitions.failed):
             if not stream or key.stream == stream:
-                held.add((key.stream, key.partition))
+                listed_keys.add((key.stream, key.partition))
                 problems += 1
-                found.append(((0, key.stream, key.partition), None))
+                entries.append(((0, key.stream, key.partition), None))
         if stream and reporter.group.is_controller and (image := reporter.group.image.streams.get(stream)) is not None:
             async for state in _in_slices(image.partitions):
                 elsewhere = reporter.node_id in state.holders and not self.share.holds(stream, state.partition)
-                if state.status is not PartitionStatus.ONLINE and (stream, state.partition) not in held and not elsewhere:
+                if (
+                    state.status is not PartitionStatus.ONLINE
+                    and (stream, state.partition) not in listed_keys
+                    and not elsewhere
+                ):
                     problems += 1
-                    found.append(((urgency(state, image.config), stream, state.partition), state))
-        behind = [one for one in found if one[0] > after]
+                    entries.append(((urgency(state, image.config), stream, state.partition), state))
+        behind = [one for one in entries if one[0] > after]
         chosen = nsmallest(limit, behind, key=lambda one: one[0])
         now_ns = clock.now_ns()
-        rows = [_row(place, held_as, now_ns) async for place, held_as in _in_slices(chosen)]
-        made = {"rows": rows, "more": len(behind) > len(chosen), "count": len(found), "problems": problems}
+        rows = [_row(place, item, now_ns) async for place, item in _in_slices(chosen)]
+        answer = {"rows": rows, "more": len(behind) > len(chosen), "count": len(entries), "problems": problems}
         known = reporter.group.image.streams.get(stream) if stream else None
-        return made if known is None else {**made, "about": _about(known)}
+        return answer if known is None else {**answer, "about": _about(known)}
 
     # ---- streams -----------------------------------------------------------------------------------------------------------
-    async def _streams(self, reporter: Reporter, said: Any) -> dict[str, Any]:
-        match said.get("after", [-1, ""]):
+    async def _streams(self, reporter: Reporter, query: Any) -> dict[str, Any]:
+        match query.get("after", [-1, ""]):
             case [int(rank), str(name)]:
                 after = (rank, name)
             case _:
                 raise ValueError("Invalid parameter 'after'. Use [urgency, name].")
-        limit, streams, match = limit_of(said.get("limit", MOST_ROWS)), reporter.group.image.streams, match_in(said)
-        found = []
+        limit, streams, match = limit_of(query.get("limit", MOST_ROWS)), reporter.group.image.streams, match_in(query)
+        entries = []
         async for stream in _in_slices(list(streams.values())):
             known = self._summaries.get(stream.name)
             if known is None or known[0] is not stream:
                 known = self._summaries[stream.name] = (stream, _summary(stream))
             if match in stream.name.lower() or match in stream.subject.lower():
-                found.append(((known[1]["urgency"], stream.name), known[1]))
+                entries.append(((known[1]["urgency"], stream.name), known[1]))
         if len(self._summaries) > len(streams):
             self._summaries = {name: known for name, known in self._summaries.items() if name in streams}
-        behind = [one for one in found if one[0] > after]
+        behind = [one for one in entries if one[0] > after]
         rows = [row for _, row in nsmallest(limit, behind, key=lambda one: one[0])]
-        return {"rows": rows, "more": len(behind) > len(rows), "count": len(found)}
+        return {"rows": rows, "more": len(behind) > len(rows), "count": len(entries)}
 
 
-def _node_events(events: NodeEvents | None, said: Any) -> dict[str, Any] | None:
-    """Answer ``said``, a question such as ``{"after": -1, "since_ns": 0}``, with events that this node has seen by itself.
+def _node_events(events: NodeEvents | None, query: Any) -> dict[str, Any] | None:
+    """Answer ``query``, a question such as ``{"after": -1, "since_ns": 0}``, with events that this node has seen by itself.
 
     None: the question is invalid.
     """
-    if events is None or not isinstance(said, dict):
+    if events is None or not isinstance(query, dict):
         return None
-    after, since_ns = said.get("after", -1), said.get("since_ns", 0)
+    after, since_ns = query.get("after", -1), query.get("since_ns", 0)
     if type(after) is not int or type(since_ns) is not int:
         return None
     page = events.after(after, since_ns, MOST_NODE_EVENTS)
     return {**page, "events": [one for one in page["events"] if one["kind"] not in NOT_TOLD_OF_NODES]}
 
 
-async def _groups(reporter: Reporter, said: Any) -> dict[str, Any]:
-    """Answer ``said``, a question such as ``{"group": "", "limit": 500}``.
+async def _groups(reporter: Reporter, query: Any) -> dict[str, Any]:
+    """Answer ``query``, a question such as ``{"group": "", "limit": 500}``.
 
     Without a name, return the groups that this node coordinates. With a name, return one group with its members and
     positions.
     """
-    (name, limit), match = asked_name(said, "group"), match_in(said)
+    (name, limit), match = asked_name(query, "group"), match_in(query)
     if not name:
         rows = [row async for row in _in_slices(reporter.group_rows()) if match in row["group"].lower()]
         return joined_groups([{"rows": rows}], limit)
     return joined_groups([reporter.group_rows_of(name)], limit)
 
 
-async def _services(reporter: Reporter, said: Any) -> dict[str, Any]:
-    """Answer ``said``, a question such as ``{"service": "", "limit": 500}``.
+async def _services(reporter: Reporter, query: Any) -> dict[str, Any]:
+    """Answer ``query``, a question such as ``{"service": "", "limit": 500}``.
 
     Without a name, return totals of the services on this node. With a name, return each instance of this service.
     """
-    (name, limit), match = asked_name(said, "service"), match_in(said)
+    (name, limit), match = asked_name(query, "service"), match_in(query)
     rows = []
     async for worker in _in_slices(list(reporter.partitions)):
         if not is_internal(worker.key.stream):
@@ -285,20 +289,20 @@ async def _services(reporter: Reporter, said: Any) -> dict[str, Any]:
     return joined_services([{"rows": rows}], limit, of_one=bool(name))
 
 
-async def _events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
-    """Answer ``said``, a question such as ``{"after": [index, number], "since_ns": 0, "count": 500}``, with cluster events.
+async def _events(reporter: Reporter, query: Any) -> dict[str, Any] | None:
+    """Answer ``query``, a question such as ``{"after": [index, number], "since_ns": 0, "count": 500}``, with cluster events.
 
     The answer leaves out the senders of requests. If the question has the field ``kept``, the events come from the stream of
     events.
     """
-    if isinstance(said, dict) and "kept" in said:
-        return await stored_events(reporter, said)
-    told = await reporter.group.events(json.dumps(said).encode())
-    if told is None or "events" not in told:
+    if isinstance(query, dict) and "kept" in query:
+        return await stored_events(reporter, query)
+    answer = await reporter.group.events(json.dumps(query).encode())
+    if answer is None or "events" not in answer:
         return None
-    last = told["events"][-1] if told["events"] else None
+    last = answer["events"][-1] if answer["events"] else None
     after = [last["index"], last["number"]] if last is not None else None
-    return {**told, "events": [event for event in told["events"] if event["kind"] != NOT_TOLD], "after": after}
+    return {**answer, "events": [event for event in answer["events"] if event["kind"] != NOT_TOLD], "after": after}
 
 
 async def _in_slices(items: Iterable[T]) -> AsyncIterator[T]:
@@ -311,34 +315,34 @@ async def _in_slices(items: Iterable[T]) -> AsyncIterator[T]:
         yield item
 
 
-def _encode(kind: str, said: Any) -> bytes:
-    return json.dumps({kind: said}, separators=(",", ":")).encode()
+def _encode(kind: str, answer: Any) -> bytes:
+    return json.dumps({kind: answer}, separators=(",", ":")).encode()
 
 
-def _row(place: Place, held: Any, now_ns: int) -> dict[str, Any]:
+def _row(place: Place, item: Any, now_ns: int) -> dict[str, Any]:
     """Return the row of one partition for the status page.
 
-    ``held``: worker of the partition on this node, or its state if no node leads it. None: its log cannot be opened.
+    ``item``: worker of the partition on this node, or its state if no node leads it. None: its log cannot be opened.
     """
     urgent, stream, partition = place
-    made: dict[str, Any] = {
+    cells: dict[str, Any] = {
         "stream": stream, "partition": partition, "urgency": urgent, "role": "", "leader": "", "epoch": 0, "isr": [], "replicas": [],
         "newest": -1, "high_watermark": -1, "start": 0, "log_bytes": 0, "records_in": 0, "bytes_in": 0, "lag_records": 0, "lag_s": 0.0,
         "waiting_acks": 0,
     }  # fmt: skip
-    worker = held if held is not None and hasattr(held, "key") else None
-    state = worker.state if worker is not None else held
+    worker = item if item is not None and hasattr(item, "key") else None
+    state = worker.state if worker is not None else item
     if state is not None:
-        made |= {"leader": state.leader, "epoch": state.leader_epoch, "isr": list(state.isr), "replicas": list(state.replicas)}
+        cells |= {"leader": state.leader, "epoch": state.leader_epoch, "isr": list(state.isr), "replicas": list(state.replicas)}
     if worker is not None:
         counters, log = worker.ingest.counters, worker.log
         records, age_ns, _ = worker.replica.worst_lag(now_ns)
-        made |= {
+        cells |= {
             "role": str(worker.replica.role.value), "newest": log.log_end_offset - 1, "high_watermark": worker.replica.high_watermark,
             "start": log.log_start_offset, "log_bytes": log.size_bytes, "records_in": counters.records, "bytes_in": counters.size_bytes,
             "lag_records": records, "lag_s": round(age_ns / 1e9, 3), "waiting_acks": worker.acks.count,
         }  # fmt: skip
-    return made
+    return cells
 
 
 def _about(stream: StreamImage) -> dict[str, Any]:
@@ -384,9 +388,13 @@ class AnswerRateLimit:
 
         If another caller has asked an equal question a short time ago, use its result.
         """
-        now, kept = self._now(), self._kept.get(question)
-        if kept is not None and now - kept[0] < KEPT_S and (now < self._next_at or now - kept[0] < 1 / PER_SECOND):
-            answer(kept[1])
+        now, cached_answer = self._now(), self._kept.get(question)
+        if (
+            cached_answer is not None
+            and now - cached_answer[0] < KEPT_S
+            and (now < self._next_at or now - cached_answer[0] < 1 / PER_SECOND)
+        ):
+            answer(cached_answer[1])
         elif question in self._waiting or len(self._waiting) < MOST_WAITING:
             _, waiting = self._waiting.setdefault(question, (make, []))
             if len(waiting) < MOST_WAITING:
@@ -402,21 +410,21 @@ class AnswerRateLimit:
                     await asyncio.sleep(wait_s)
                 question, (make, _) = next(iter(self._waiting.items()))
                 self._next_at = self._now() + 1 / PER_SECOND
-                made = b""
+                answer_bytes = b""
                 try:
-                    made = await make()
+                    answer_bytes = await make()
                 except (OSError, LookupError):
                     pass  # the object was removed in the meantime: build the answer again
                 except Exception as error:
                     self._guard.reject_failed(b"", error)
-                    made = FAILED
+                    answer_bytes = FAILED
                 _, waiting = self._waiting.pop(question)
-                self._kept[question] = self._now(), made
+                self._kept[question] = self._now(), answer_bytes
                 self._kept.move_to_end(question)
                 while len(self._kept) > MOST_KEPT:
                     self._kept.popitem(last=False)
-                for answer in waiting if made else ():
-                    self._guard.call(partial(answer, made))
+                for answer in waiting if answer_bytes else ():
+                    self._guard.call(partial(answer, answer_bytes))
         finally:
             self._works = False
 
@@ -457,15 +465,15 @@ class StoredEventsRequest:
     limit: int
 
     @classmethod
-    def of(cls, said: Any) -> StoredEventsRequest:
-        """Parse the request ``said`` for events from the stream of events. Raises ValueError if it is invalid.
+    def of(cls, query: Any) -> StoredEventsRequest:
+        """Parse the request ``query`` for events from the stream of events. Raises ValueError if it is invalid.
 
         The form is ``{"kept": {"before": [index, number, offset], "since_ns": 0, "until_ns": 0, "kind": ""}, "limit": 500}``.
         """
-        if not isinstance(said, dict) or not isinstance(asked := said.get("kept"), dict):
+        if not isinstance(query, dict) or not isinstance(request := query.get("kept"), dict):
             raise ValueError("Invalid parameter 'kept'. Use a JSON object.")
         before = below = None
-        match asked.get("before"):
+        match request.get("before"):
             case None:
                 pass
             case [index, number, *offset] if len(offset) < 2:
@@ -473,20 +481,20 @@ class StoredEventsRequest:
                 below = whole_number(offset[0], 0, 1 << 63) if offset else None
             case _:
                 raise ValueError("Invalid parameter 'before'. Use [index, number] or [index, number, offset].")
-        only = {name: asked[name] for name in FILTERS if name in asked}
+        only = {name: request[name] for name in FILTERS if name in request}
         if not all(isinstance(value, str) for value in only.values()):
             raise ValueError("Invalid parameter 'kind', 'stream' or 'node'. Use a name for each of them.")
-        since_ns, until_ns = (whole_number(asked.get(name, 0), 0, 1 << 63) for name in ("since_ns", "until_ns"))
-        return cls(before, below, since_ns, until_ns, only, limit_of(said.get("limit", MOST_ROWS)))
+        since_ns, until_ns = (whole_number(request.get(name, 0), 0, 1 << 63) for name in ("since_ns", "until_ns"))
+        return cls(before, below, since_ns, until_ns, only, limit_of(query.get("limit", MOST_ROWS)))
 
 
-async def stored_events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
-    """Return events from the stream of events, newest first, or None for an invalid question ``said``.
+async def stored_events(reporter: Reporter, query: Any) -> dict[str, Any] | None:
+    """Return events from the stream of events, newest first, or None for an invalid question ``query``.
 
     The fields of the result are ``kept``: events, ``more``: True if there may be older ones, and ``last``: place before which
     the next question begins. If this node has no replica of the stream, ``at`` names nodes that have one.
     """
-    question = StoredEventsRequest.of(said)
+    question = StoredEventsRequest.of(query)
     stream = reporter.group.image.streams.get(EVENTS_STREAM)
     if stream is None or not stream.partitions:
         return None
@@ -505,23 +513,23 @@ async def _search_events(log: Log, end: int, question: StoredEventsRequest) -> d
         end = min(end, log.offset_for_timestamp(question.until_ns + SKEW_NS))
     if question.below is not None:
         end = min(end, question.below)
-    found: list[dict[str, Any]] = []
+    matching_events: list[dict[str, Any]] = []
     last: tuple[int, int, int] | None = None
     lowest = end - MOST_LOOKED_AT
     began = time.monotonic()
     while end > max(log.log_start_offset, lowest):
         batches = _between(log, max(log.log_start_offset, end - STEP), end)
         for offset, event in _newest_first(batches, end):
-            if event["time_ns"] < question.since_ns or len(found) == question.limit:
-                return {"kept": found, "more": len(found) == question.limit, "last": last}
+            if event["time_ns"] < question.since_ns or len(matching_events) == question.limit:
+                return {"kept": matching_events, "more": len(matching_events) == question.limit, "last": last}
             last = event["index"], event["number"], offset
             if _is_wanted(event, question):
-                found.append(event)
+                matching_events.append(event)
         end = batches[0].base_offset
         if time.monotonic() - began > SLICE_S:
             await asyncio.sleep(0)
             began = time.monotonic()
-    return {"kept": found, "more": end > log.log_start_offset, "last": last}
+    return {"kept": matching_events, "more": end > log.log_start_offset, "last": last}
 
 
 def _is_wanted(event: dict[str, Any], question: StoredEventsRequest) -> bool:
@@ -534,11 +542,11 @@ def _is_wanted(event: dict[str, Any], question: StoredEventsRequest) -> bool:
 
 def _between(log: Log, start: int, end: int) -> list[RecordBatch]:
     """Return the complete record batches of the log from the offset ``start`` (inclusive) to ``end`` (exclusive)."""
-    found: list[RecordBatch] = []
+    batches: list[RecordBatch] = []
     while start < end:
-        found += split_batches(b"".join(log.read(start, _READ_BYTES).chunks))
-        start = found[-1].next_offset
-    return found
+        batches += split_batches(b"".join(log.read(start, _READ_BYTES).chunks))
+        start = batches[-1].next_offset
+    return batches
 
 
 def _newest_first(batches: list[RecordBatch], end: int) -> Iterator[tuple[int, dict[str, Any]]]:

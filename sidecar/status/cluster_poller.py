@@ -123,15 +123,19 @@ class _List(_Answers):
         self.rows: list[dict[str, Any]] = []
         self._counted: dict[tuple[str, int, str], tuple[float, int, int]] = {}
 
-    def update(self, now_s: float, said: dict[str, Any]) -> None:
-        """Store the answers of the nodes, and compute the rates since the last ones. ``said``: answer of each node, by node."""
+    def update(self, now_s: float, answers: dict[str, Any]) -> None:
+        """Store the answers of the nodes, and compute the rates since the last ones. ``answers``: answer of each node, by node."""
         self.was_told = True
-        self.said = {node: one for node, one in said.items() if isinstance(one, dict)}
+        self.said = {node: one for node, one in answers.items() if isinstance(one, dict)}
         if self.stream:
             rows = stream_rows({node: one.get("rows") for node, one in self.said.items()})[:MOST_ROWS]
         else:
-            told = self.said.get(self.node, {}).get("rows")
-            rows = [kept for row in (told if isinstance(told, list) else []) if (kept := checked_row(row)) is not None]
+            rows_of_node = self.said.get(self.node, {}).get("rows")
+            rows = [
+                valid_row
+                for row in (rows_of_node if isinstance(rows_of_node, list) else [])
+                if (valid_row := checked_row(row)) is not None
+            ]
             rows = [{**row, "told_by": self.node} for row in rows[:MOST_ROWS]]
         counted = {}
         for row in rows:
@@ -296,16 +300,16 @@ class ClusterPoller:
                 self._named = nodes = await self._asker.node_ids()
         nodes = nodes[:MOST_NODES]
         now_s = self._now()
-        told = dict(zip(nodes, await asyncio.gather(*map(self._ask_glance, nodes)), strict=True))
-        self._glances = told
-        self._watching.add_summaries(now_s, told)
+        summaries = dict(zip(nodes, await asyncio.gather(*map(self._ask_glance, nodes)), strict=True))
+        self._glances = summaries
+        self._watching.add_summaries(now_s, summaries)
         _drop_old(self._lists, now_s - LOOKED_AT_S)
         _drop_old(self._streams, now_s - LOOKED_AT_S)
         _drop_old(self._questions, now_s - LOOKED_AT_S)
-        answering = [node for node in nodes if told[node] is not None]
+        answering = [node for node in nodes if summaries[node] is not None]
         await asyncio.gather(
             *(self._ask_history(node) for node in answering),
-            *(self._fetch_history(node, answering) for node in nodes if told[node] is None),
+            *(self._fetch_history(node, answering) for node in nodes if summaries[node] is None),
             *(self._ask_list(one, answering) for one in self._lists.values()),
             *(self._ask_question(one, answering) for one in self._questions.values()),
             self._ask_events(answering),
@@ -314,14 +318,14 @@ class ClusterPoller:
         )
         self._looked_s = self._now()
         self.seq += 1
-        looked, self._looked = self._looked, asyncio.Event()
-        looked.set()
+        round_done, self._looked = self._looked, asyncio.Event()
+        round_done.set()
 
-    async def _ask(self, node: str, asked: dict[str, Any]) -> Any:
-        """Send the question ``asked`` to a node and return the content of its answer. None: the node does not answer."""
+    async def _ask(self, node: str, message: dict[str, Any]) -> Any:
+        """Send the question ``message`` to a node and return the content of its answer. None: the node does not answer."""
         with suppress(LiftError):
-            kind = next(iter(asked))
-            return (await self._asker.ask_node(node, json.dumps(asked).encode(), TIMEOUT_S)).get(kind)
+            kind = next(iter(message))
+            return (await self._asker.ask_node(node, json.dumps(message).encode(), TIMEOUT_S)).get(kind)
         return None
 
     async def _ask_glance(self, node: str) -> NodeSummary | None:
@@ -367,8 +371,8 @@ class ClusterPoller:
         wanted.update(self._now(), dict(zip(nodes, said, strict=True)))
 
     async def _ask_question(self, wanted: _Answers, answering: list[str]) -> None:
-        said = await asyncio.gather(*(self._ask(node, wanted.question) for node in answering))
-        wanted.said = {node: one for node, one in zip(answering, said, strict=True) if one is not None}
+        answers = await asyncio.gather(*(self._ask(node, wanted.question) for node in answering))
+        wanted.said = {node: one for node, one in zip(answering, answers, strict=True) if one is not None}
         wanted.was_told = True
 
     async def _ask_streams(self, answering: list[str]) -> None:
@@ -377,12 +381,12 @@ class ClusterPoller:
         for node in [leader, *answering] if leader in answering else answering:
             done = True
             for streams in wanted:
-                said = await self._ask(node, streams.question)
-                if isinstance(said, dict) and isinstance(said.get("rows"), list):
-                    rows = checked_streams(said)
-                    more = said.get("more") is True and rows
+                answer = await self._ask(node, streams.question)
+                if isinstance(answer, dict) and isinstance(answer.get("rows"), list):
+                    rows = checked_streams(answer)
+                    more = answer.get("more") is True and rows
                     next_after = [rows[-1]["urgency"], rows[-1]["stream"]] if more else None
-                    streams.said = {"rows": rows, "after": next_after, "count": said.get("count")}
+                    streams.said = {"rows": rows, "after": next_after, "count": answer.get("count")}
                     streams.was_told = True
                 else:
                     done = False
@@ -394,15 +398,15 @@ class ClusterPoller:
         since_ns = int((self._wall() - EVENTS_BACK_S) // 60 * 60) * NS_PER_S  # equal requests within a minute share an answer
         for node in controllers:
             for _ in range(_MOST_PAGES):
-                said = await self._ask(node, {"events": {"after": list(self._place), "since_ns": since_ns}})
-                if not isinstance(said, dict) or not isinstance(said.get("events"), list):
+                answer = await self._ask(node, {"events": {"after": list(self._place), "since_ns": since_ns}})
+                if not isinstance(answer, dict) or not isinstance(answer.get("events"), list):
                     break
                 self.events_told = True
-                self.events.extend(event for event in said["events"] if _is_event(event))
-                match said.get("after"):
+                self.events.extend(event for event in answer["events"] if _is_event(event))
+                match answer.get("after"):
                     case [int(index), int(number)]:
                         self._place = index, number
-                if said.get("more") is not True:
+                if answer.get("more") is not True:
                     return
             else:
                 return
@@ -413,15 +417,15 @@ class ClusterPoller:
         since_ns = int(self._wall() - EVENTS_BACK_S) * NS_PER_S
 
         async def ask(node: str) -> list[dict[str, Any]]:
-            said = await self._ask(node, {"node_events": {"after": self._numbers.get(node, -1), "since_ns": since_ns}})
-            events = checked_events(said)
+            answer = await self._ask(node, {"node_events": {"after": self._numbers.get(node, -1), "since_ns": since_ns}})
+            events = checked_events(answer)
             if events:
                 self._numbers[node] = events[-1]["number"]
             return events
 
-        found = [event for events in await asyncio.gather(*map(ask, answering)) for event in events]
-        if found:
-            self.events = deque(sorted([*self.events, *found], key=_place), maxlen=MOST_EVENTS)
+        new_events = [event for events in await asyncio.gather(*map(ask, answering)) for event in events]
+        if new_events:
+            self.events = deque(sorted([*self.events, *new_events], key=_place), maxlen=MOST_EVENTS)
 
     # ---- what there is -----------------------------------------------------------------------------------------------------
     def cluster(self, streams_after: tuple[int, str] = (-1, "")) -> dict[str, Any]:
@@ -453,13 +457,13 @@ class ClusterPoller:
 
     def groups(self, group: str = "") -> dict[str, Any]:
         """Return the data of the page that lists the groups, or of the page of one ``group``."""
-        said = self._find_answers("groups", group).said
-        return self._object(shown_group(said) if group else shown_groups(said))
+        answers = self._find_answers("groups", group).said
+        return self._object(shown_group(answers) if group else shown_groups(answers))
 
     def services(self, service: str = "") -> dict[str, Any]:
         """Return the data of the page that lists the services, or of the page of one ``service``."""
-        said = self._find_answers("services", service).said
-        return self._object(shown_service(said) if service else shown_services(said))
+        answers = self._find_answers("services", service).said
+        return self._object(shown_service(answers) if service else shown_services(answers))
 
     async def search(self, text: str) -> dict[str, Any]:
         """Return the nodes, streams, groups and services whose name contains ``text``, at most ``MOST_FOUND`` of each."""
@@ -469,11 +473,11 @@ class ClusterPoller:
         streams = await self._ask(first, streams_question(limit=MOST_FOUND, match=text)) if text and first else None
         groups, services = {}, {}
         if text:
-            asked = [names_question(kind, "", MOST_FOUND, text) for kind in ("groups", "services")]
-            said = await asyncio.gather(*(self._ask(node, question) for question in asked for node in known))
+            questions = [names_question(kind, "", MOST_FOUND, text) for kind in ("groups", "services")]
+            answers = await asyncio.gather(*(self._ask(node, question) for question in questions for node in known))
             groups, services = (
-                dict(zip(known, said[: len(known)], strict=True)),
-                dict(zip(known, said[len(known) :], strict=True)),
+                dict(zip(known, answers[: len(known)], strict=True)),
+                dict(zip(known, answers[len(known) :], strict=True)),
             )
         nodes = [node_row(one) for one in self._watching.model().rows if text and text.lower() in one.node.lower()]
         return self._object(
@@ -494,9 +498,11 @@ class ClusterPoller:
         """
         since_ns, until_ns = (round(float(only.get(name) or 0) * NS_PER_S) for name in ("since", "until"))
         before = place_before(only.get("before", ""))
-        told = [event for event in self.events if _place(event) < before[:2] and fits(event, only)]
-        told = [one for one in told if since_ns <= one["time_ns"] and (not until_ns or one["time_ns"] < until_ns)][::-1]
-        found, more, kept = told[:MOST_ROWS], len(told) > MOST_ROWS, None
+        matching_events = [event for event in self.events if _place(event) < before[:2] and fits(event, only)]
+        matching_events = [
+            one for one in matching_events if since_ns <= one["time_ns"] and (not until_ns or one["time_ns"] < until_ns)
+        ][::-1]
+        events, more, stored_page = matching_events[:MOST_ROWS], len(matching_events) > MOST_ROWS, None
         oldest = self.events[0] if self.events else None
         if not more and (oldest is None or oldest["time_ns"] > since_ns):
             behind: dict[str, Any] = {
@@ -508,13 +514,18 @@ class ClusterPoller:
                 behind["before"], at_ns = list(_place(oldest)), oldest["time_ns"] + 1
                 behind["until_ns"] = min(until_ns or at_ns, at_ns)
             behind |= {name: only[name] for name in FILTERS if name in only}
-            if (kept := await self._stored_events(behind, MOST_ROWS - len(found))) is not None:
-                found, more = found + kept["events"], kept["more"]
-        last = _place(found[-1]) if found else None
-        if kept is not None and kept["more"]:
-            last = kept["last"] or last
+            if (stored_page := await self._stored_events(behind, MOST_ROWS - len(events))) is not None:
+                events, more = events + stored_page["events"], stored_page["more"]
+        last = _place(events[-1]) if events else None
+        if stored_page is not None and stored_page["more"]:
+            last = stored_page["last"] or last
         older = ".".join(map(str, last)) if more and last is not None else None
-        page = {"events": found, "count": len(found), "told": self.events_told or kept is not None, "kept": kept is not None}
+        page = {
+            "events": events,
+            "count": len(events),
+            "told": self.events_told or stored_page is not None,
+            "kept": stored_page is not None,
+        }
         return self._object({**page, "older": older})
 
     async def _stored_events(self, behind: dict[str, Any], limit: int) -> dict[str, Any] | None:
@@ -523,20 +534,20 @@ class ClusterPoller:
             return {"events": [], "more": True, "last": None}
         known = [node for node, one in self._glances.items() if one is not None]
         known.sort(key=lambda node: not self._glances[node].is_controller)  # type: ignore[union-attr]
-        asked: set[str] = set()
-        while known and len(asked) < MOST_ASKED:
+        requested_nodes: set[str] = set()
+        while known and len(requested_nodes) < MOST_ASKED:
             node = known.pop(0)
-            asked.add(node)
-            said = await self._ask(node, {"events": {"kept": behind, "limit": limit}})
-            if not isinstance(said, dict):
+            requested_nodes.add(node)
+            answer = await self._ask(node, {"events": {"kept": behind, "limit": limit}})
+            if not isinstance(answer, dict):
                 continue
-            if isinstance(said.get("kept"), list):
-                last = said.get("last")
+            if isinstance(answer.get("kept"), list):
+                last = answer.get("last")
                 is_place = isinstance(last, list) and len(last) in (2, 3) and all(type(one) is int for one in last)
-                events = [event for event in said["kept"] if _is_event(event)]
-                return {"events": events, "more": said.get("more") is True, "last": last if is_place else None}
-            if isinstance(at := said.get("at"), list):
-                known = [one for one in at if isinstance(one, str) and one in self._glances and one not in asked]
+                events = [event for event in answer["kept"] if _is_event(event)]
+                return {"events": events, "more": answer.get("more") is True, "last": last if is_place else None}
+            if isinstance(at := answer.get("at"), list):
+                known = [one for one in at if isinstance(one, str) and one in self._glances and one not in requested_nodes]
         return None
 
     def _object(self, page: dict[str, Any]) -> dict[str, Any]:
@@ -555,16 +566,16 @@ class ClusterPoller:
 
         Such a time begins with the last sample of a node and ends when the node is fenced.
         """
-        found = []
+        gaps = []
         for event in self.events:
             if event.get("kind") == "node_fenced":
                 fenced_s = event["time_ns"] / NS_PER_S
                 history = self._histories.get(str(event.get("node")))
-                found.append((history.known_before(fenced_s) if history is not None else 0.0, fenced_s))
+                gaps.append((history.known_before(fenced_s) if history is not None else 0.0, fenced_s))
         for node, state in states(self._glances).items():
             if state == "silent" and (history := self._histories.get(node)) is not None:
-                found.append((history.newest, math.inf))
-        return found
+                gaps.append((history.newest, math.inf))
+        return gaps
 
     def timeline(self, step: int, after: int = 0) -> dict[str, Any]:
         """Return the number of partitions that each node led over time, and the marks of events, for the timeline.
@@ -580,9 +591,9 @@ class ClusterPoller:
                 "first": rows.first,
                 "led": [None if full != full else round(full + below + under, 1) for full, below, under in isr],
             }
-        found = marks((event for event in self.events if event["time_ns"] / 1e9 > after), step)
+        mark_rows = marks((event for event in self.events if event["time_ns"] / 1e9 > after), step)
         nodes = sorted({*self._glances, *self._histories})
-        return {"step": step, "nodes": nodes, "led": led, "marks": [list(mark) for mark in found]}
+        return {"step": step, "nodes": nodes, "led": led, "marks": [list(mark) for mark in mark_rows]}
 
     def live(self, shown: dict[str, Any], node: str = "") -> dict[str, Any]:
         """Return ``shown``, the data of a page, together with the new values for its plots. ``node``: node of the plots, '' for all."""
@@ -596,8 +607,8 @@ def _drop_old(held: dict[_Key, _Wanted], before_s: float) -> None:
         del held[key]
 
 
-def _is_event(said: Any) -> bool:
-    return isinstance(said, dict) and all(is_count(said.get(name)) for name in ("time_ns", "index", "number"))
+def _is_event(event: Any) -> bool:
+    return isinstance(event, dict) and all(is_count(event.get(name)) for name in ("time_ns", "index", "number"))
 
 
 def _place(event: dict[str, Any]) -> tuple[int, ...]:

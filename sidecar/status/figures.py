@@ -72,11 +72,11 @@ class BoundedLabels:
 
     def of(self, metric: str, value: str) -> str:
         """Return the label for ``value`` in ``metric``: the value itself, or the common label if there are too many values."""
-        given = self._given.setdefault(metric, set())
-        if value not in given:
-            if len(given) >= self._most:
+        values = self._given.setdefault(metric, set())
+        if value not in values:
+            if len(values) >= self._most:
                 return OTHERS
-            given.add(value)
+            values.add(value)
         return value
 
 
@@ -141,28 +141,28 @@ class NodeFigures:
 
     async def gather(self) -> Figures:
         """Return all metric values of the node. Let other work of the event loop run every 2 ms."""
-        found = Figures(self._bounded)
-        await self._partitions(found)
+        figures = Figures(self._bounded)
+        await self._partitions(figures)
         reporter = self._reporter
-        _identity(found, reporter)
-        _instruments(found, reporter)
-        self._metadata(found, reporter)
-        _bus(found, reporter)
-        _disk(found, reporter)
-        _coordinators(found, reporter.coordinators())
-        _lags(found, reporter.group_lags())
+        _identity(figures, reporter)
+        _instruments(figures, reporter)
+        self._metadata(figures, reporter)
+        _bus(figures, reporter)
+        _disk(figures, reporter)
+        _coordinators(figures, reporter.coordinators())
+        _lags(figures, reporter.group_lags())
         counters = reporter.named_counters()
-        found.each("frames_rejected_total", by_reason(counters).items())
+        figures.each("frames_rejected_total", by_reason(counters).items())
         for level in (*LEVELS, "critical"):
-            found.put("log_messages_total", LOGS.suppression.messages[level], level)
-        found.put("log_suppressed_total", LOGS.suppression.left_out_count)
-        found.put("trace_spans_dropped_total", counters.get(DROPPED, 0))
+            figures.put("log_messages_total", LOGS.suppression.messages[level], level)
+        figures.put("log_suppressed_total", LOGS.suppression.left_out_count)
+        figures.put("trace_spans_dropped_total", counters.get(DROPPED, 0))
         for label in INCIDENTS:
-            found.put("incidents_total", counters.get(label, 0), label)
-        return found
+            figures.put("incidents_total", counters.get(label, 0), label)
+        return figures
 
     # ---- partitions ----------------------------------------------------------------------------------------------------
-    async def _partitions(self, found: Figures) -> None:
+    async def _partitions(self, figures: Figures) -> None:
         partitions, now_ns = self._reporter.partitions, clock.now_ns()
         here, labels = partitions.counts.here, partitions.counts.labels
         began, cpu_began, took_s = time.monotonic(), time.thread_time(), 0.0
@@ -174,62 +174,62 @@ class NodeFigures:
                 took_s += slice_s
                 await asyncio.sleep(0)
                 began, cpu_began = time.monotonic(), time.thread_time()
-        found.put("scrape_stale_partitions", here.unread_count)
-        _add_counts(found, partitions.counts.all(), has_labels=bool(labels.patterns))
+        figures.put("scrape_stale_partitions", here.unread_count)
+        _add_counts(figures, partitions.counts.all(), has_labels=bool(labels.patterns))
         for role in sorted(ROLES):
-            found.put("partitions", here.total(role), role.lower())
+            figures.put("partitions", here.total(role), role.lower())
         for name in _SUMS_HERE:
-            found.put(name, here.total(name))
-        found.put("replicas_with_slow_disks", here.slow_disks(now_ns))
-        found.put("standby_buffer_bytes", partitions.standby_bytes)
-        found.put("partitions_failed", len(partitions.failed))
+            figures.put(name, here.total(name))
+        figures.put("replicas_with_slow_disks", here.slow_disks(now_ns))
+        figures.put("standby_buffer_bytes", partitions.standby_bytes)
+        figures.put("partitions_failed", len(partitions.failed))
         for label, sums in (here.by_label or {OTHERS if labels.patterns else "": LabelSums()}).items():
             for name, figure in zip(GAUGES, _gauges(sums, now_ns), strict=True):
-                found.put(name, figure, *([label] if label else []))
+                figures.put(name, figure, *([label] if label else []))
         services: list[dict[str, Any]] = []
-        gone = ended = diverged = 0
+        missing_count = ended = diverged = 0
         for worker in list(here.with_services):
             services += worker.services.report()
-            gone += len(worker.services.left_services())
+            missing_count += len(worker.services.left_services())
             of_partition = worker.services.services_that_ended()
             ended += len(of_partition)
             diverged += sum(one.ending == DIVERGED for one in of_partition)
-            for one in of_partition[: MOST_ENDED - len(found.ended_services)]:
-                found.ended_services.append(f"{worker.key}: {one}")
+            for one in of_partition[: MOST_ENDED - len(figures.ended_services)]:
+                figures.ended_services.append(f"{worker.key}: {one}")
             if time.monotonic() - began > SLICE_S:
                 await asyncio.sleep(0)
                 began = time.monotonic()
-        found.put("services_unregistered", gone)
-        found.put("services_ended", ended)
-        found.put("services_diverged", diverged)
-        _services(found, services)
+        figures.put("services_unregistered", missing_count)
+        figures.put("services_ended", ended)
+        figures.put("services_diverged", diverged)
+        _services(figures, services)
 
     # ---- the rest ------------------------------------------------------------------------------------------------------
-    def _metadata(self, found: Figures, reporter: Reporter) -> None:
+    def _metadata(self, figures: Figures, reporter: Reporter) -> None:
         group, own = reporter.group, reporter.node_id
         ticks = group.ticks()
-        found.put("metadata_has_leader", int(bool(group.leader)))
-        found.put("metadata_is_leader", int(group.is_controller and group.leader == own))
+        figures.put("metadata_has_leader", int(bool(group.leader)))
+        figures.put("metadata_is_leader", int(group.is_controller and group.leader == own))
         status = next((member for member in group.status() if member.nodeId == own), None)
-        found.put("metadata_commit_index", status.commitIndex if status is not None else group.image.index)
-        found.put("metadata_applied_index", status.appliedIndex if status is not None else group.image.index)
-        found.put("metadata_late_ticks_total", self._late_ticks.of(ticks.get("late", 0)))
-        found.put("metadata_divergence_total", reporter.instruments.divergences + group.counters.get(DIVERGENCES, 0))
-        found.put("audit_dropped_total", self._audit_dropped.of(group.counters.get(LOST, 0)))
-        held = group.held
-        found.put("metadata_journal_bytes", held.get("journal_file_bytes", 0))
-        found.put("metadata_compactions_total", self._compactions.of(held.get("compactions", 0)))
+        figures.put("metadata_commit_index", status.commitIndex if status is not None else group.image.index)
+        figures.put("metadata_applied_index", status.appliedIndex if status is not None else group.image.index)
+        figures.put("metadata_late_ticks_total", self._late_ticks.of(ticks.get("late", 0)))
+        figures.put("metadata_divergence_total", reporter.instruments.divergences + group.counters.get(DIVERGENCES, 0))
+        figures.put("audit_dropped_total", self._audit_dropped.of(group.counters.get(LOST, 0)))
+        journal = group.held
+        figures.put("metadata_journal_bytes", journal.get("journal_file_bytes", 0))
+        figures.put("metadata_compactions_total", self._compactions.of(journal.get("compactions", 0)))
         for name, metric in _HELD.items():
-            if name in held:
-                found.put(metric, held[name])
+            if name in journal:
+                figures.put(metric, journal[name])
             else:
-                found.numbers[metric] = {}
+                figures.numbers[metric] = {}
         if group.is_controller:
-            _cluster(found, reporter)
+            _cluster(figures, reporter)
         else:
             for name in _CLUSTER:
-                found.numbers[name] = {}
-            found.numbers["cluster_elections_total"] = found.numbers["cluster_data_directories_lost_total"] = {}
+                figures.numbers[name] = {}
+            figures.numbers["cluster_elections_total"] = figures.numbers["cluster_data_directories_lost_total"] = {}
 
 
 def _gauges(sums: LabelSums, now_ns: int) -> tuple[float, ...]:
@@ -241,35 +241,35 @@ def _gauges(sums: LabelSums, now_ns: int) -> tuple[float, ...]:
     )  # fmt: skip
 
 
-def _add_counts(found: Figures, counts: Counts, *, has_labels: bool) -> None:
+def _add_counts(figures: Figures, counts: Counts, *, has_labels: bool) -> None:
     for label, sums in counts.by_stream.items():
         for name in BY_STREAM:
-            found.put(f"{name}_total", sums[SUMS.index(name)], *([label] if label else []))
+            figures.put(f"{name}_total", sums[SUMS.index(name)], *([label] if label else []))
     for name in BY_STREAM:  # a series must not disappear
-        found.put(f"{name}_total", 0, *([OTHERS] if has_labels else []))
+        figures.put(f"{name}_total", 0, *([OTHERS] if has_labels else []))
     for name, metric in _SUMMED.items():
-        found.put(metric, counts.total(name))
-    found.each("publish_rejected_total", counts.refused.items())
-    found.each("publish_dropped_total", counts.dropped.items())
-    found.each("quota_throttled_total", counts.throttled.items())
-    found.each("standby_messages_total", counts.standby.items())
-    found.put("standby_overflow_total", counts.standby["lost"])
+        figures.put(metric, counts.total(name))
+    figures.each("publish_rejected_total", counts.refused.items())
+    figures.each("publish_dropped_total", counts.dropped.items())
+    figures.each("quota_throttled_total", counts.throttled.items())
+    figures.each("standby_messages_total", counts.standby.items())
+    figures.put("standby_overflow_total", counts.standby["lost"])
 
 
-def _identity(found: Figures, reporter: Reporter) -> None:
+def _identity(figures: Figures, reporter: Reporter) -> None:
     settings = reporter.settings
-    found.put("uptime_seconds", round(reporter.uptime_s, 3))
-    found.put("build_info", 1, __version__, platform.python_version())
+    figures.put("uptime_seconds", round(reporter.uptime_s, 3))
+    figures.put("build_info", 1, __version__, platform.python_version())
     controller = "true" if reporter.group.is_controller else "false"
-    found.put("feature_level", reporter.group.image.feature_level)
-    found.put("feature_level_supported", SPOKEN.least, "min")
-    found.put("feature_level_supported", SPOKEN.most, "max")
-    found.put("node_info", 1, settings.node_id, settings.rack, settings.namespace, controller)
+    figures.put("feature_level", reporter.group.image.feature_level)
+    figures.put("feature_level_supported", SPOKEN.least, "min")
+    figures.put("feature_level_supported", SPOKEN.most, "max")
+    figures.put("node_info", 1, settings.node_id, settings.rack, settings.namespace, controller)
 
 
-def _instruments(found: Figures, reporter: Reporter) -> None:
+def _instruments(figures: Figures, reporter: Reporter) -> None:
     it = reporter.instruments
-    found.histograms = {
+    figures.histograms = {
         "ingest_batch_records": {(): it.batch_records},
         "ack_duration_seconds": {("leader",): it.acks[AckPolicy.LEADER], ("all",): it.acks[AckPolicy.ALL]},
         "ingest_queue_seconds": {(): it.queued},
@@ -282,89 +282,89 @@ def _instruments(found: Figures, reporter: Reporter) -> None:
         "failover_duration_seconds": {(): it.failovers},
         "event_loop_lag_seconds": {(): it.loop_lag},
     }
-    found.put("isr_shrinks_total", it.isr_shrinks)
-    found.put("isr_expands_total", it.isr_expands)
-    found.put("replication_bytes_total", it.replicated_in_bytes, "in")
-    found.put("replication_bytes_total", it.replicated_out_bytes, "out")
-    found.put("damaged_segments_total", it.damaged_segments)
-    found.put("recovery_duration_seconds", it.recovery_s)
-    found.put("metadata_leader_changes_total", it.leader_changes)
-    found.each("metadata_proposals_failed_total", it.proposals_failed.items())
+    figures.put("isr_shrinks_total", it.isr_shrinks)
+    figures.put("isr_expands_total", it.isr_expands)
+    figures.put("replication_bytes_total", it.replicated_in_bytes, "in")
+    figures.put("replication_bytes_total", it.replicated_out_bytes, "out")
+    figures.put("damaged_segments_total", it.damaged_segments)
+    figures.put("recovery_duration_seconds", it.recovery_s)
+    figures.put("metadata_leader_changes_total", it.leader_changes)
+    figures.each("metadata_proposals_failed_total", it.proposals_failed.items())
 
 
-def _cluster(found: Figures, reporter: Reporter) -> None:
+def _cluster(figures: Figures, reporter: Reporter) -> None:
     image, watch = reporter.group.image, reporter.cluster_watch
     states = Counter({"live": 0, "fenced": 0, "drained": 0})
     for node in image.nodes.values():
         states["fenced" if node.fenced else "drained" if node.leaving else "live"] += 1
     for state, count in states.items():
-        found.put("cluster_nodes", count, state)
-    found.put("cluster_data_directories_lost_total", watch.folders_lost)
-    found.put("cluster_streams", len(image.streams))
-    found.put("cluster_streams_waiting", len(image.waiting))
-    found.put("cluster_partitions_offline", watch.offline)
-    found.put("cluster_partitions_electing", watch.electing)
+        figures.put("cluster_nodes", count, state)
+    figures.put("cluster_data_directories_lost_total", watch.folders_lost)
+    figures.put("cluster_streams", len(image.streams))
+    figures.put("cluster_streams_waiting", len(image.waiting))
+    figures.put("cluster_partitions_offline", watch.offline)
+    figures.put("cluster_partitions_electing", watch.electing)
     for kind, count in watch.elections.items():
-        found.put("cluster_elections_total", count, kind)
+        figures.put("cluster_elections_total", count, kind)
 
 
-def _bus(found: Figures, reporter: Reporter) -> None:
+def _bus(figures: Figures, reporter: Reporter) -> None:
     links, nats = reporter.links, reporter.nats()
-    found.put("nats_connected", int(nats["connected"]))
+    figures.put("nats_connected", int(nats["connected"]))
     for direction in ("in", "out"):
-        found.put("nats_messages_total", nats[f"{direction}_msgs"], direction)
-        found.put("nats_bytes_total", nats[f"{direction}_bytes"], direction)
+        figures.put("nats_messages_total", nats[f"{direction}_msgs"], direction)
+        figures.put("nats_bytes_total", nats[f"{direction}_bytes"], direction)
     for link in links.all():
-        found.put("nats_connection_up", int(link.is_connected), link.name)
-        found.put("nats_send_buffer_bytes", link.unsent_bytes, link.name)
-        found.put("nats_reconnects_total", link.stats["reconnects"], link.name)
+        figures.put("nats_connection_up", int(link.is_connected), link.name)
+        figures.put("nats_send_buffer_bytes", link.unsent_bytes, link.name)
+        figures.put("nats_reconnects_total", link.stats["reconnects"], link.name)
     kinds: Counter[str] = Counter()
     for kind, count in nats["errors"].items():
         label = kind if kind in ERRORS else "server" if kind.startswith("server: ") else "other"
         kinds[label] += count
-    found.each("nats_errors_total", kinds.items())
+    figures.each("nats_errors_total", kinds.items())
     inflow = links.ingest
-    found.put("ingest_buffer_bytes", inflow.waiting_bytes)
-    found.put("publish_lost_on_disconnect_total", inflow.cuts.lost_messages)
-    found.put("publish_lost_unknown_total", inflow.cuts.unknown)
+    figures.put("ingest_buffer_bytes", inflow.waiting_bytes)
+    figures.put("publish_lost_on_disconnect_total", inflow.cuts.lost_messages)
+    figures.put("publish_lost_unknown_total", inflow.cuts.unknown)
 
 
-def _disk(found: Figures, reporter: Reporter) -> None:
+def _disk(figures: Figures, reporter: Reporter) -> None:
     free, size = disk_space(reporter.settings.data)
-    found.put("disk_free_bytes", free)
-    found.put("disk_size_bytes", size)
+    figures.put("disk_free_bytes", free)
+    figures.put("disk_size_bytes", size)
     place = reporter.flush_place
-    found.put("flush_on_event_loop", int(place.on_loop))
-    found.put("flush_place_changes_total", place.moves)
+    figures.put("flush_on_event_loop", int(place.on_loop))
+    figures.put("flush_place_changes_total", place.moves)
     for where, count in (("loop", place.done_on_loop), ("thread", place.done_in_thread), ("tried_out", place.probed)):
-        found.put("log_flushes_total", count, where)
+        figures.put("log_flushes_total", count, where)
     scrub = reporter.scrub()
-    found.put("scrub_bytes_total", scrub.get("checked_bytes", 0))
-    found.put("scrub_damage_total", scrub.get("findings", 0))
+    figures.put("scrub_bytes_total", scrub.get("checked_bytes", 0))
+    figures.put("scrub_damage_total", scrub.get("findings", 0))
     last_pass = scrub.get("last_full_pass_s", 0)
-    found.put("scrub_age_seconds", max(0.0, time.time() - last_pass) if last_pass else -1)
-    said = reporter.clock()
-    found.put("clock_untrusted", int(bool(said["doubt"])))
-    found.put("clock_skew_seconds", said["skew_s"])
+    figures.put("scrub_age_seconds", max(0.0, time.time() - last_pass) if last_pass else -1)
+    clock_state = reporter.clock()
+    figures.put("clock_untrusted", int(bool(clock_state["doubt"])))
+    figures.put("clock_skew_seconds", clock_state["skew_s"])
     descriptors = reporter.descriptors()
     for name, key in (
         ("open_files", "open"), ("open_files_limit", "limit"), ("open_maps", "maps"), ("partition_budget", "partition_budget"),
     ):  # fmt: skip
-        found.put(name, descriptors.get(key, 0))
+        figures.put(name, descriptors.get(key, 0))
     copies, derived = reporter.partitions.copy_pace, reporter.partitions.derived
-    found.put("replica_copy_bytes_total", copies.copied_bytes)
-    found.put("replica_copy_backlog_bytes_total", copies.backlog_bytes)
-    found.put("copy_throttle_rate_seconds_total", copies.waited_ns / 1e9)
-    found.put("copy_throttle_load_seconds_total", copies.yielded_ns / 1e9)
-    found.put("dedup_state_limit_bytes", derived.bound_bytes)
-    found.each("dedup_state_bytes", sorted(derived.by_kind.items()))
-    found.each("dedup_state_rejected_total", sorted(derived.refused.items()))
-    found.put("queued_bytes", reporter.room.used_bytes)
-    found.put("queued_bytes_limit", reporter.room.limit_bytes)
-    found.put("ingest_queue_delay_seconds", reporter.room.waited_ns / NS_PER_S)
-    found.put("held_bytes", reporter.intake.held_bytes)
-    found.put("uncommitted_bytes", reporter.intake.unreplicated_bytes)
-    found.put("readers_waiting_bytes", reporter.read_budget.used_bytes)
+    figures.put("replica_copy_bytes_total", copies.copied_bytes)
+    figures.put("replica_copy_backlog_bytes_total", copies.backlog_bytes)
+    figures.put("copy_throttle_rate_seconds_total", copies.waited_ns / 1e9)
+    figures.put("copy_throttle_load_seconds_total", copies.yielded_ns / 1e9)
+    figures.put("dedup_state_limit_bytes", derived.bound_bytes)
+    figures.each("dedup_state_bytes", sorted(derived.by_kind.items()))
+    figures.each("dedup_state_rejected_total", sorted(derived.refused.items()))
+    figures.put("queued_bytes", reporter.room.used_bytes)
+    figures.put("queued_bytes_limit", reporter.room.limit_bytes)
+    figures.put("ingest_queue_delay_seconds", reporter.room.waited_ns / NS_PER_S)
+    figures.put("held_bytes", reporter.intake.held_bytes)
+    figures.put("uncommitted_bytes", reporter.intake.unreplicated_bytes)
+    figures.put("readers_waiting_bytes", reporter.read_budget.used_bytes)
 
 
 def disk_space(folder: Any) -> tuple[int, int]:
@@ -376,15 +376,15 @@ def disk_space(folder: Any) -> tuple[int, int]:
     return usage.free, usage.total
 
 
-def _coordinators(found: Figures, coordinators: list[dict[str, Any]]) -> None:
-    """Add the metrics of consumer groups to ``found``. ``coordinators``: reports of the coordinators on this node.
+def _coordinators(figures: Figures, coordinators: list[dict[str, Any]]) -> None:
+    """Add the metrics of consumer groups to ``figures``. ``coordinators``: reports of the coordinators on this node.
 
     Only groups whose coordinator leads on this node count, so that sums over nodes are correct.
     """
     leading = [one for one in coordinators if one["role"] == "LEADER"]
-    found.put("coordinators", len(leading), "leader")
-    found.put("coordinators", sum(one["role"] == "FOLLOWER" for one in coordinators), "follower")
-    found.put("coordinators", sum(bool(one["problem"]) for one in coordinators), "failing")
+    figures.put("coordinators", len(leading), "leader")
+    figures.put("coordinators", sum(one["role"] == "FOLLOWER" for one in coordinators), "follower")
+    figures.put("coordinators", sum(bool(one["problem"]) for one in coordinators), "failing")
     counts = {
         "groups": "groups",
         "group_members": "members",
@@ -392,34 +392,34 @@ def _coordinators(found: Figures, coordinators: list[dict[str, Any]]) -> None:
         "queue_inflight_records": "records_out",
     }
     for metric, figure in counts.items():
-        found.put(metric, sum(one[figure] for one in leading))
-    found.put("coordinator_state_bytes", sum(one["state_bytes"] for one in coordinators))
-    found.put("coordinator_state_limit_bytes", max((one["bound_bytes"] for one in coordinators), default=0))
+        figures.put(metric, sum(one[figure] for one in leading))
+    figures.put("coordinator_state_bytes", sum(one["state_bytes"] for one in coordinators))
+    figures.put("coordinator_state_limit_bytes", max((one["bound_bytes"] for one in coordinators), default=0))
 
 
-def _lags(found: Figures, lags: dict[str, GroupLag]) -> None:
+def _lags(figures: Figures, lags: dict[str, GroupLag]) -> None:
     for name in ("group_lag_records", "group_lag_seconds", "group_lag_unknown"):
-        found.numbers[name] = {}
+        figures.numbers[name] = {}
     for label, lag in lags.items():
-        found.put("group_lag_records", lag.records, label)
-        found.put("group_lag_seconds", lag.seconds, label)
-        found.put("group_lag_unknown", lag.unknown)
-    found.put("group_lag_unknown", 0)
+        figures.put("group_lag_records", lag.records, label)
+        figures.put("group_lag_seconds", lag.seconds, label)
+        figures.put("group_lag_unknown", lag.unknown)
+    figures.put("group_lag_unknown", 0)
 
 
-def _services(found: Figures, services: list[dict[str, Any]]) -> None:
-    found.each("services", sorted(Counter(str(service.get("role") or "none") for service in services).items()))
+def _services(figures: Figures, services: list[dict[str, Any]]) -> None:
+    figures.each("services", sorted(Counter(str(service.get("role") or "none") for service in services).items()))
     leaders = [service for service in services if service.get("role") == "LEADER"]
     stuck = [service.get("since_output_s") or 0 for service in leaders if service.get("output_backlog")]
     ages = [service["since_snapshot_s"] for service in services if service.get("since_snapshot_s") is not None]
-    found.put("services_blocked", sum(bool(service.get("failing")) for service in services))
-    found.put("services_differing", sum(bool(service.get("differs")) for service in services))
-    found.put("service_lag_records", max((service["lag"] for service in services), default=0))
-    found.put("service_output_backlog", sum(service.get("output_backlog", 0) for service in leaders))
-    found.put("service_output_age_seconds", max(stuck, default=0))
-    found.put("service_snapshot_age_seconds", max(ages, default=0))
-    found.put("service_state_bytes", sum(service.get("snapshot_bytes", 0) for service in services))
+    figures.put("services_blocked", sum(bool(service.get("failing")) for service in services))
+    figures.put("services_differing", sum(bool(service.get("differs")) for service in services))
+    figures.put("service_lag_records", max((service["lag"] for service in services), default=0))
+    figures.put("service_output_backlog", sum(service.get("output_backlog", 0) for service in leaders))
+    figures.put("service_output_age_seconds", max(stuck, default=0))
+    figures.put("service_snapshot_age_seconds", max(ages, default=0))
+    figures.put("service_state_bytes", sum(service.get("snapshot_bytes", 0) for service in services))
     for way in ("fetched", "given"):
-        found.put("service_snapshot_bytes", sum(service.get(f"{way}_bytes", 0) for service in services), way)
+        figures.put("service_snapshot_bytes", sum(service.get(f"{way}_bytes", 0) for service in services), way)
     for state in ("waiting", "answered", "refused"):
-        found.put("service_queries", sum(service.get(f"queries_{state}", 0) for service in services), state)
+        figures.put("service_queries", sum(service.get(f"queries_{state}", 0) for service in services), state)

@@ -52,10 +52,10 @@ class Health:
         return [*ready(signs), own if not own.ok else Check("synced", self._elsewhere())]
 
     def report(self) -> dict[str, Any]:
-        found = {"live": self.live(), "ready": self.ready(), "synced": self.ready_checks()[-1:]}
-        says = {name: all(check.ok for check in checks) for name, checks in found.items()}
+        results = {"live": self.live(), "ready": self.ready(), "synced": self.ready_checks()[-1:]}
+        says = {name: all(check.ok for check in checks) for name, checks in results.items()}
         says["synced"] = says["synced"] and says["ready"]
-        checks = {check.name: check.why for rows in found.values() for check in rows}
+        checks = {check.name: check.why for rows in results.values() for check in rows}
         return {"health": says, "checks": checks, "unknown_streams": self._unknown_streams()}
 
 

@@ -52,9 +52,11 @@ def http(status: str, kind: str, body: bytes, *, kept_s: int = 0) -> bytes:
     it.
     """
     head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
-    kept = f"max-age={kept_s}" if kept_s else "no-store"
+    cache_control = f"max-age={kept_s}" if kept_s else "no-store"
     more = "Cross-Origin-Resource-Policy: same-origin\r\nReferrer-Policy: no-referrer\r\n"
-    head += f"Cache-Control: {kept}\r\nContent-Security-Policy: {POLICY}\r\nX-Content-Type-Options: nosniff\r\n{more}\r\n"
+    head += (
+        f"Cache-Control: {cache_control}\r\nContent-Security-Policy: {POLICY}\r\nX-Content-Type-Options: nosniff\r\n{more}\r\n"
+    )
     return head.encode() + body
 
 
@@ -133,8 +135,8 @@ class HttpServer:
 
         async def respond() -> None:
             nonlocal answer
-            found = self._respond(request)
-            answer = found if isinstance(found, bytes) else await found
+            response = self._respond(request)
+            answer = response if isinstance(response, bytes) else await response
 
         await self._guard.run(respond(), b"")
         return answer
@@ -145,11 +147,11 @@ class HttpServer:
             return
         self.live_count += 1
         sending = start_attended(_send_all(live, writer))
-        gone = start_attended(reader.read(1))
+        client_closed = start_attended(reader.read(1))
         try:
-            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, client_closed), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await end_tasks([sending, gone])
+            await end_tasks([sending, client_closed])
             self.live_count -= 1
             await live.events.aclose()
 

@@ -24,8 +24,10 @@ class LoopWatch:
     whether the node is idle.
     """
 
-    def __init__(self, instruments: Instruments, leader: Callable[[], str], look: Callable[[], bool] = lambda: False) -> None:
-        self._look = look
+    def __init__(
+        self, instruments: Instruments, leader: Callable[[], str], on_tick: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._look = on_tick
         self._instruments = instruments
         self._leader_now = leader
         self._leader = ""

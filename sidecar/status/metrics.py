@@ -61,17 +61,17 @@ class _ProcessCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the process metrics, each as the sum over the processes. A process that has just ended is left out."""
-        found: dict[str, Metric] = {}
+        merged_families: dict[str, Metric] = {}
         for collector in self._each:
             for family in collector.collect():
-                held = found.setdefault(family.name, family)
-                if held is not family:
+                known_family = merged_families.setdefault(family.name, family)
+                if known_family is not family:
                     join = _OF_ALL.get(family.name, sum)
-                    held.samples = [
+                    known_family.samples = [
                         one._replace(value=join((one.value, other.value)))
-                        for one, other in zip(held.samples, family.samples, strict=True)
+                        for one, other in zip(known_family.samples, family.samples, strict=True)
                     ]
-        yield from found.values()
+        yield from merged_families.values()
 
 
 def text_of(families: list[Metric], pids: Sequence[int] = ()) -> bytes:
@@ -83,24 +83,25 @@ def text_of(families: list[Metric], pids: Sequence[int] = ()) -> bytes:
     return generate_latest(registry)
 
 
-def families(found: Figures) -> list[Metric]:
-    """Return the values in ``found`` as Prometheus metrics, one for each row of the table.
+def families(figures: Figures) -> list[Metric]:
+    """Return the values in ``figures`` as Prometheus metrics, one for each row of the table.
 
     Raises KeyError for a row without values.
     """
     return [
-        _histograms(name, row, found) if row.kind == HISTOGRAM else _numbers(name, row, found) for name, row in TABLE.items()
+        _histograms(name, row, figures) if row.kind == HISTOGRAM else _numbers(name, row, figures)
+        for name, row in TABLE.items()
     ]
 
 
-def _numbers(name: str, row: Row, found: Figures) -> Metric:
-    figures = found.numbers[name]
+def _numbers(name: str, row: Row, figures_all: Figures) -> Metric:
+    figures = figures_all.numbers[name]
     by_stream = any(len(labels) > len(row.labels) for labels in figures)
     labels = [*row.labels, "stream"] if by_stream else list(row.labels)
-    made: Metric = _family(row.kind, f"liftpy_{name}", row.text, labels)
+    metric: Metric = _family(row.kind, f"liftpy_{name}", row.text, labels)
     for values, figure in figures.items():
-        made.add_metric(list(values), figure)  # type: ignore[attr-defined]
-    return made
+        metric.add_metric(list(values), figure)  # type: ignore[attr-defined]
+    return metric
 
 
 def _family(kind: str, name: str, text: str, labels: list[str]) -> Any:
@@ -109,11 +110,11 @@ def _family(kind: str, name: str, text: str, labels: list[str]) -> Any:
     return GaugeMetricFamily(name, text, labels=labels)
 
 
-def _histograms(name: str, row: Row, found: Figures) -> Metric:
-    made = HistogramMetricFamily(f"liftpy_{name}", row.text, labels=list(row.labels))
-    for values, histogram in found.histograms[name].items():
-        made.add_metric(list(values), _buckets(histogram), histogram.total)
-    return made
+def _histograms(name: str, row: Row, figures: Figures) -> Metric:
+    metric = HistogramMetricFamily(f"liftpy_{name}", row.text, labels=list(row.labels))
+    for values, histogram in figures.histograms[name].items():
+        metric.add_metric(list(values), _buckets(histogram), histogram.total)
+    return metric
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
@@ -125,19 +126,19 @@ def _number(bound: float) -> str:
     return repr(bound)
 
 
-def exposition(found: Figures) -> bytes:
-    """Return the text of ``/metrics`` with the values in ``found``."""
-    return text_of(families(found), found.pids)
+def exposition(figures: Figures) -> bytes:
+    """Return the text of ``/metrics`` with the values in ``figures``."""
+    return text_of(families(figures), figures.pids)
 
 
 def by_partition(partitions: list[dict[str, Any]]) -> bytes:
     """Return the text of ``/metrics/partitions``: one series per partition, up to ``MOST_SERIES_OF_A_STREAM``."""
     shown = partitions[:MOST_PARTITIONS]
-    made = []
+    metrics = []
     for name, (kind, field, text) in OF_A_PARTITION.items():
         family = _family(kind, f"liftpy_{name}", text, ["stream", "partition"])
         for row in shown:
             value = int(row["role"] == "LEADER") if field == "role" else row[field]
             family.add_metric([row["stream"], str(row["partition"])], value)
-        made.append(family)
-    return text_of(made)
+        metrics.append(family)
+    return text_of(metrics)

@@ -45,8 +45,8 @@ class Column(NamedTuple):
     link: str = ""
 
 
-def _columns(*given: tuple[str, ...]) -> tuple[Column, ...]:
-    return tuple(Column(*one) for one in given)
+def _columns(*definitions: tuple[str, ...]) -> tuple[Column, ...]:
+    return tuple(Column(*one) for one in definitions)
 
 
 NODE_COLUMNS = _columns(
@@ -223,11 +223,11 @@ def search_page(shown: dict[str, Any]) -> str:
     """Return the HTML page ``/search?q=TEXT``. ``shown``: data of the page."""
     page = shown["page"]
     tables = (("nodes", NODE_COLUMNS), ("streams", STREAM_COLUMNS), ("groups", GROUP_COLUMNS), ("services", SERVICE_COLUMNS))
-    found = "".join(
+    sections = "".join(
         _section(name.capitalize(), _table(name, f"page.{name}", columns, shown)) for name, columns in tables if page[name]
     )
-    note = "" if found else '<p class="note">No node, stream, group or service has this text in its name.</p>'
-    return _page("Search", "search", f"<h1>Search: {html.escape(page['text'])}</h1>{found}{note}", shown)
+    note = "" if sections else '<p class="note">No node, stream, group or service has this text in its name.</p>'
+    return _page("Search", "search", f"<h1>Search: {html.escape(page['text'])}</h1>{sections}{note}", shown)
 
 
 def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
@@ -244,14 +244,14 @@ def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
     rows = {"page": {"rows": [event_row(group) for group in shown_so]}}
     reach = "as far back as they are kept" if page["kept"] else "of the last four hours"
     table = _section(f"Newest first, {reach}", _table("events", "page.rows", EVENT_COLUMNS, rows))
-    kept = {name: text for name, text in fields.items() if name in (*FILTERS, "since", "until")}
+    filters = {name: text for name, text in fields.items() if name in (*FILTERS, "since", "until")}
     further = ""
     if len(groups) < len(page["events"]):
         how, text = ({}, "Together") if each else ({"each": "1"}, f"Each of the {len(page['events']):,} events")
         before = {"before": fields["before"]} if "before" in fields else {}
-        further = f'<p><a href="/events?{html.escape(urlencode(kept | before | how))}">{text}</a></p>'
+        further = f'<p><a href="/events?{html.escape(urlencode(filters | before | how))}">{text}</a></p>'
     if page["older"] is not None:
-        query = urlencode(kept | ({"each": "1"} if each else {}) | {"before": page["older"]})
+        query = urlencode(filters | ({"each": "1"} if each else {}) | {"before": page["older"]})
         further += f'<p><a href="/events?{html.escape(query)}">Older</a></p>'
     body = f'<h1>Events</h1><nav class="kinds" aria-label="kinds of events">{links}</nav>{note}{table}{further}'
     return _page("Events", "events", body, shown)
@@ -352,13 +352,13 @@ def _value(path: str, kind: str, shown: dict[str, Any]) -> str:
 
 
 def _tiles(tiles: Sequence[tuple[str, str, str, str]], shown: dict[str, Any]) -> str:
-    made = "".join(
+    tiles_html = "".join(
         f'<div class="tile"><dt>{title}</dt><dd>{_value(path, kind, shown)}'
         + (f"<small>{_value(beside, 'bytes', shown)}/s</small>" if beside else "")
         + "</dd></div>"
         for path, title, kind, beside in tiles
     )
-    return f'<dl class="tiles">{made}</dl>'
+    return f'<dl class="tiles">{tiles_html}</dl>'
 
 
 def _section(title: str, body: str) -> str:
@@ -409,8 +409,8 @@ def _timeline() -> str:
 
 
 def _figures(plots: Sequence[tuple[str, str]]) -> str:
-    found = "".join(f'<figure data-plot="{name}"><figcaption>{title}</figcaption></figure>' for name, title in plots)
-    return f'<div class="grid">{found}</div>'
+    plots_html = "".join(f'<figure data-plot="{name}"><figcaption>{title}</figcaption></figure>' for name, title in plots)
+    return f'<div class="grid">{plots_html}</div>'
 
 
 def _plots(node: str) -> str:
@@ -448,34 +448,34 @@ def runbook(name: str) -> str:
 
 def as_html(text: str) -> str:
     """Return ``text``, in the Markdown subset of the runbooks, as HTML. Everything else becomes plain text."""
-    made: list[str] = []
+    parts: list[str] = []
     for block in re.split(r"\n\s*\n(?=\S)", text.strip()):
         if block.startswith("```"):
-            made.append(f"<pre>{html.escape(block.split(chr(10), 1)[1].rsplit('```', 1)[0].rstrip())}</pre>")
-        elif found := re.match(r"(#{1,3}) (.*)", block):
-            made.append(f"<h{len(found[1])}>{_inline(found[2])}</h{len(found[1])}>")
+            parts.append(f"<pre>{html.escape(block.split(chr(10), 1)[1].rsplit('```', 1)[0].rstrip())}</pre>")
+        elif match := re.match(r"(#{1,3}) (.*)", block):
+            parts.append(f"<h{len(match[1])}>{_inline(match[2])}</h{len(match[1])}>")
         elif _ITEM.match(block):
             kind = "ul" if block.startswith("-") else "ol"
             items = [_inline(_ITEM.sub("", item, count=1)) for item in re.split(r"\n(?=(?:\d+\.|-) )", block)]
-            made.append(f"<{kind}>" + "".join(f"<li>{item}</li>" for item in items) + f"</{kind}>")
+            parts.append(f"<{kind}>" + "".join(f"<li>{item}</li>" for item in items) + f"</{kind}>")
         else:
-            made.append(f"<p>{_inline(block)}</p>")
-    return "".join(made)
+            parts.append(f"<p>{_inline(block)}</p>")
+    return "".join(parts)
 
 
 def _inline(text: str) -> str:
-    made, at = [], 0
-    for found in _INLINE.finditer(text):
-        made.append(html.escape(text[at : found.start()]))
-        code, title, page, elsewhere, strong = found.groups()
+    parts, at = [], 0
+    for match in _INLINE.finditer(text):
+        parts.append(html.escape(text[at : match.start()]))
+        code, title, page, elsewhere, strong = match.groups()
         if code:
-            made.append(f"<code>{html.escape(code)}</code>")
+            parts.append(f"<code>{html.escape(code)}</code>")
         elif title:
-            made.append(f'<a href="/runbook/{html.escape(page)}">{html.escape(title)}</a>')
+            parts.append(f'<a href="/runbook/{html.escape(page)}">{html.escape(title)}</a>')
         else:
-            made.append(f"<em>{html.escape(elsewhere)}</em>" if elsewhere else f"<strong>{html.escape(strong)}</strong>")
-        at = found.end()
-    return "".join(made) + html.escape(text[at:])
+            parts.append(f"<em>{html.escape(elsewhere)}</em>" if elsewhere else f"<strong>{html.escape(strong)}</strong>")
+        at = match.end()
+    return "".join(parts) + html.escape(text[at:])
 
 
 # The pages of a cluster by their addresses: HTML, JSON, the live stream, and what pages are made of. Reads only.
@@ -591,7 +591,7 @@ class Site:
         shown = await view()
         kind, _, what = name.partition("/")
         if kind == "events":
-            made = events_page(shown, fields)
+            content = events_page(shown, fields)
         elif what:
             with_records = partial(stream_page, has_records=self._records is not None)
             of_one: dict[str, Callable[[dict[str, Any], str], str]] = {
@@ -600,32 +600,32 @@ class Site:
                 "group": group_page,
                 "service": service_page,
             }
-            made = of_one[kind](shown, unquote(what))
+            content = of_one[kind](shown, unquote(what))
         else:
             of_all = {"cluster": cluster_page, "groups": groups_page, "services": services_page, "search": search_page}
-            made = of_all[kind](shown)
-        return http("200 OK", HTML, made.encode())
+            content = of_all[kind](shown)
+        return http("200 OK", HTML, content.encode())
 
     async def _live(self, view: Callable[[], Awaitable[dict[str, Any]]], fields: Fields) -> EventStreamResponse:
         return EventStreamResponse(self._events(view, tuple(sorted(fields.items()))))
 
     async def _events(
-        self, view: Callable[[], Awaitable[dict[str, Any]]], asked: tuple[tuple[str, str], ...]
+        self, view: Callable[[], Awaitable[dict[str, Any]]], fields: tuple[tuple[str, str], ...]
     ) -> AsyncGenerator[bytes, None]:
         viewing, comes = self._viewing, True
-        name = dict(asked).get("view", "cluster")
+        name = dict(fields).get("view", "cluster")
         node = unquote(name.partition("/")[2]) if name.startswith("node/") else ""
         viewing.viewers += 1
         try:
             while True:
-                seq, made = self._live_made.get(asked, (-1, b""))
+                seq, body = self._live_made.get(fields, (-1, b""))
                 if comes or seq != viewing.seq:
                     shown = await view()  # a new viewer also restarts the polling, which may have ended
-                    made = json.dumps(viewing.live(shown, node)).encode()
-                    kept = {key: one for key, one in self._live_made.items() if one[0] == viewing.seq}
-                    self._live_made = {**kept, asked: (viewing.seq, made)}
+                    body = json.dumps(viewing.live(shown, node)).encode()
+                    current_bodies = {key: one for key, one in self._live_made.items() if one[0] == viewing.seq}
+                    self._live_made = {**current_bodies, fields: (viewing.seq, body)}
                 comes = False
-                yield made
+                yield body
                 await viewing.wait_for_refresh()
         finally:
             viewing.viewers -= 1
@@ -633,16 +633,16 @@ class Site:
     async def _plots(self, path: str, step: int, node: str) -> bytes:
         await self._viewing.fresh()
         timeline = path == "/api/timeline.json"
-        found = self._viewing.timeline(step) if timeline else self._viewing.history(step, node).as_object()
-        return http("200 OK", JSON, json.dumps(found).encode())
+        plot = self._viewing.timeline(step) if timeline else self._viewing.history(step, node).as_object()
+        return http("200 OK", JSON, json.dumps(plot).encode())
 
 
 def _static(name: str) -> bytes | None:
     body = static().get(name)
     if body is None:
         return None
-    kept_s = _KEPT_S if name.startswith(_VENDORED) else 0
-    return http("200 OK", _KINDS[name.rpartition(".")[2]], body, kept_s=kept_s)
+    max_age_s = _KEPT_S if name.startswith(_VENDORED) else 0
+    return http("200 OK", _KINDS[name.rpartition(".")[2]], body, kept_s=max_age_s)
 
 
 def _event_filters(fields: Fields) -> dict[str, str]:

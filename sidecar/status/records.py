@@ -52,10 +52,10 @@ Report = Callable[[RecordsQuery], Awaitable[None]]
 
 def records_query(stream: str, fields: Mapping[str, str]) -> RecordsQuery:
     """Return the records that an HTTP request asks for. ``fields``: query of the request. Raises ConfigError or ValueError."""
-    given = {name: fields.get(name, "").strip() for name in FIELDS}
-    if any(len(text) > _MOST_SHOWN for text in given.values()):
+    texts = {name: fields.get(name, "").strip() for name in FIELDS}
+    if any(len(text) > _MOST_SHOWN for text in texts.values()):
         raise ValueError(f"A field has more than {_MOST_SHOWN} characters. Shorten it.")
-    partition, limit = int(given["partition"] or 0), int(given["limit"] or 20)
+    partition, limit = int(texts["partition"] or 0), int(texts["limit"] or 20)
     if not 0 <= partition < 1 << 31:
         raise ValueError(f"Invalid partition {partition}. Use 0 or more.")
     if not 1 <= limit <= MOST_RECORDS:
@@ -63,9 +63,9 @@ def records_query(stream: str, fields: Mapping[str, str]) -> RecordsQuery:
     query = RecordsQuery(
         stream=check_name(stream, "stream"),
         partition=partition,
-        start=given["start"],
-        subject=given["subject"],
-        key=given["key"],
+        start=texts["start"],
+        subject=texts["subject"],
+        key=texts["key"],
         limit=limit,
     )
     query.parsed_start()
@@ -74,9 +74,9 @@ def records_query(stream: str, fields: Mapping[str, str]) -> RecordsQuery:
 
 def query_text(query: RecordsQuery) -> str:
     """Return the query as text for the audit event, such as ``from=newest key="a" limit=20``."""
-    asked = {"from": query.start or "newest", "subject": query.subject, "key": query.key}
-    given = [f"{name}={json.dumps(value)}" for name, value in asked.items() if value]
-    return " ".join([*given, f"limit={query.limit}"])
+    filters = {"from": query.start or "newest", "subject": query.subject, "key": query.key}
+    parts = [f"{name}={json.dumps(value)}" for name, value in filters.items() if value]
+    return " ".join([*parts, f"limit={query.limit}"])
 
 
 class RecordsBrowser:

@@ -133,9 +133,9 @@ class Reporter:
 
     def _controllers(self) -> dict[str, Any]:
         """Return the controllers of the metadata group in the image. Without an image, return those in the settings."""
-        held, named = self.group.image.controllers, sorted(self.settings.controllers)
-        voters = list(held.voters) if held.index else named
-        shown = {"voters": voters, "learner": held.learner, "leaving": held.leaving, "index": held.index}
+        controllers, named = self.group.image.controllers, sorted(self.settings.controllers)
+        voters = list(controllers.voters) if controllers.index else named
+        shown = {"voters": voters, "learner": controllers.learner, "leaving": controllers.leaving, "index": controllers.index}
         return {**shown, "differ_from_settings": voters != named}
 
     def scrub(self) -> dict[str, Any]:
@@ -163,8 +163,8 @@ class Reporter:
         return self._coordinators.group_rows() if self._coordinators is not None else iter(())
 
     def group_rows_of(self, name: str) -> dict[str, list[dict[str, Any]]]:
-        found = self._coordinators.group_rows_of(name) if self._coordinators is not None else None
-        return found if found is not None else {"rows": [], "members": [], "positions": [], "history": []}
+        rows = self._coordinators.group_rows_of(name) if self._coordinators is not None else None
+        return rows if rows is not None else {"rows": [], "members": [], "positions": [], "history": []}
 
     @property
     def node_id(self) -> str:
@@ -194,9 +194,9 @@ class Reporter:
         }
 
     def _connections(self) -> dict[str, dict[str, Any]]:
-        found = {link.name: _connection(link) for link in self.links.all()}
+        connections = {link.name: _connection(link) for link in self.links.all()}
         inflow = self.links.ingest
-        found[inflow.name] |= {
+        connections[inflow.name] |= {
             "waiting_bytes": inflow.waiting_bytes,
             "most_waiting_bytes": inflow.most_waiting_bytes,
             "server_holds_bytes": inflow.overflow.backlog_bytes,
@@ -205,7 +205,7 @@ class Reporter:
             "lost_with_connections": inflow.cuts.lost_messages,
             "connections_with_unknown_loss": inflow.cuts.unknown,
         }
-        return found
+        return connections
 
     def _partition(self, worker: PartitionWorker, now_ns: int) -> dict[str, Any]:
         snapshot = worker.replica.snapshot(now_ns)

@@ -45,8 +45,8 @@ class _CounterSample(NamedTuple):
     flushes: tuple[int, ...]
     loop_lag: tuple[int, ...]
 
-    def sum_with(self, said: Said) -> _CounterSample:
-        counts, acks, flushes, loop_lag = (tuple(map(add, getattr(self, name), said[name])) for name in _COUNTED)
+    def sum_with(self, sample: Said) -> _CounterSample:
+        counts, acks, flushes, loop_lag = (tuple(map(add, getattr(self, name), sample[name])) for name in _COUNTED)
         return self._replace(counts=counts, acks=acks, flushes=flushes, loop_lag=loop_lag)
 
 
@@ -116,19 +116,19 @@ class Sampler:
     def sample(self) -> Iterator[None]:
         """Sample the node's counters once and add a row to its history. Each ``yield`` is a point where other work may run."""
         at_s, second, it = self._now(), int(self._wall()), self._reporter.instruments
-        look = _PartitionSums(self._reporter)
-        yield from look.all()
+        sums = _PartitionSums(self._reporter)
+        yield from sums.all()
         acks = tuple(map(sum, zip(*(one.counts for one in it.acks.values()), strict=True)))
-        seen = _CounterSample(at_s, second, tuple(look.counts), acks, tuple(it.flushes.counts), tuple(it.loop_lag.counts))
+        seen = _CounterSample(at_s, second, tuple(sums.counts), acks, tuple(it.flushes.counts), tuple(it.loop_lag.counts))
         if self._tell is not None:
-            said = {name: getattr(seen, name) for name in _COUNTED} | {"lag_ns": look.lag_ns, "isr": look.isr}
-            self._tell({**said, "watched": watched_parts(self._reporter)})
-        for said in self._others():
-            seen = seen.sum_with(said)
-            look.add_process(said)
+            sample = {name: getattr(seen, name) for name in _COUNTED} | {"lag_ns": sums.lag_ns, "isr": sums.isr}
+            self._tell({**sample, "watched": watched_parts(self._reporter)})
+        for sample in self._others():
+            seen = seen.sum_with(sample)
+            sums.add_process(sample)
         before, self._seen = self._seen, seen
         if before is not None and 0 < at_s - before.at_s <= MOST_COVERED_S:
-            self._history.add_values(second, _row(before, seen, look), covers=max(1, second - before.second))
+            self._history.add_values(second, _row(before, seen, sums), covers=max(1, second - before.second))
 
 
 class _PartitionSums:
@@ -142,9 +142,9 @@ class _PartitionSums:
         self.isr = [0, 0, 0]
         """Partitions led here: with all replicas in sync, with fewer, with fewer than min_isr."""
 
-    def add_process(self, said: Said) -> None:
-        self.lag_ns = max(self.lag_ns, said["lag_ns"])
-        self.isr = list(map(add, self.isr, said["isr"]))
+    def add_process(self, sample: Said) -> None:
+        self.lag_ns = max(self.lag_ns, sample["lag_ns"])
+        self.isr = list(map(add, self.isr, sample["isr"]))
 
     def all(self) -> Iterator[None]:
         partitions = self._partitions.counts
@@ -157,7 +157,7 @@ class _PartitionSums:
         self.lag_ns = here.lag_ns(self._now_ns)
 
 
-def _row(before: _CounterSample, seen: _CounterSample, look: _PartitionSums) -> list[float]:
+def _row(before: _CounterSample, seen: _CounterSample, sums: _PartitionSums) -> list[float]:
     took_s = seen.at_s - before.at_s
     acks = _grown(before.acks, seen.acks)
     rates = [max(0.0, now - then) / took_s for then, now in zip(before.counts, seen.counts, strict=True)]
@@ -166,9 +166,9 @@ def _row(before: _CounterSample, seen: _CounterSample, look: _PartitionSums) -> 
         _part(acks, 0.5),
         _part(acks, 0.99),
         _part(_grown(before.flushes, seen.flushes), 0.99),
-        look.lag_ns / 1e9,
+        sums.lag_ns / 1e9,
         _part(_grown(before.loop_lag, seen.loop_lag), 0.99),
-        *look.isr,
+        *sums.isr,
         *(count / took_s for count in bands_of(acks)),
     ]
 
@@ -178,5 +178,5 @@ def _grown(before: Sequence[int], now: Sequence[int]) -> list[int]:
 
 
 def _part(counts: Sequence[int], part: float) -> float:
-    found = percentile(counts, part)
-    return nan if found is None else found
+    value = percentile(counts, part)
+    return nan if value is None else value

@@ -97,13 +97,13 @@ class NodeStatusSource(Protocol):
 
     async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]: ...
 
-    async def add(self, found: Figures) -> None:
-        """Add the metric values of the other processes to ``found``."""
+    async def add(self, figures: Figures) -> None:
+        """Add the metric values of the other processes to ``figures``."""
 
-    async def rows(self, kind: str, own: dict[str, Any], said: Any) -> dict[str, Any]:
+    async def rows(self, kind: str, own: dict[str, Any], query: Any) -> dict[str, Any]:
         """Combine the answers of all processes to a question for partitions, groups or services.
 
-        ``kind``: which of them. ``own``: answer of this process. ``said``: content of the question.
+        ``kind``: which of them. ``own``: answer of this process. ``query``: content of the question.
         """
 
     def last_samples(self) -> list[Said]:
@@ -235,16 +235,16 @@ class StatusHandler:
 
     async def _reload(self, reply: bytes, payload: bytes) -> None:
         if payload == RELOAD:
-            said = await self.on_reload()
+            answer = await self.on_reload()
         else:
-            said = self.records_read_answer(payload) or self.node_events_answer(payload) or await self._remove_data(payload)
-        self._answer(reply, json.dumps(said).encode())
+            answer = self.records_read_answer(payload) or self.node_events_answer(payload) or await self._remove_data(payload)
+        self._answer(reply, json.dumps(answer).encode())
 
     def node_events_answer(self, payload: bytes) -> dict[str, Any] | None:
         """If ``payload`` requests the events of this node, return the answer. None: the request is another one."""
         try:
-            asked = load_json(payload)["node_events"]
-            after, since_ns = whole_number(asked["after"], -1, 1 << 62), whole_number(asked["since_ns"], 0, 1 << 62)
+            query = load_json(payload)["node_events"]
+            after, since_ns = whole_number(query["after"], -1, 1 << 62), whole_number(query["since_ns"], 0, 1 << 62)
         except (ValueError, TypeError, KeyError):
             return None
         return {"node_events": self.events.after(after, since_ns, MOST_NODE_EVENTS)}
@@ -255,9 +255,13 @@ class StatusHandler:
         None: the request is another one.
         """
         try:
-            asked = load_json(payload)["records_read"]
-            stream = check_name(str(asked["stream"]), "stream")
-            partition, sender, query = whole_number(asked["partition"], 0, 1 << 31), str(asked["sender"]), str(asked["query"])
+            request = load_json(payload)["records_read"]
+            stream = check_name(str(request["stream"]), "stream")
+            partition, sender, query = (
+                whole_number(request["partition"], 0, 1 << 31),
+                str(request["sender"]),
+                str(request["query"]),
+            )
         except (ValueError, TypeError, KeyError, LiftError):
             return None
         sender = sender[:MOST_TEXT_CHARS]
@@ -297,13 +301,13 @@ class StatusHandler:
     async def _gather(self, reporter: Reporter) -> Figures:
         if self._figures is None:
             self._figures = NodeFigures(reporter)
-        found = await self._figures.gather()
+        figures = await self._figures.gather()
         if self.whole is not None:
-            await self.whole.add(found)
-        return found
+            await self.whole.add(figures)
+        return figures
 
-    async def _joined_rows(self, kind: str, own: dict[str, Any], said: Any) -> dict[str, Any]:
-        return own if self.whole is None else await self.whole.rows(kind, own, said)
+    async def _joined_rows(self, kind: str, own: dict[str, Any], query: Any) -> dict[str, Any]:
+        return own if self.whole is None else await self.whole.rows(kind, own, query)
 
     async def _send_whole(
         self, whole: NodeStatusSource, payload: bytes, send: Callable[[bytes], None], limit_bytes: int
@@ -324,9 +328,9 @@ class StatusHandler:
     async def answer(self, asked: bytes) -> bytes:
         """Return the answer to the status request ``asked``, or b'' if there is none yet."""
         if asked == GLANCE_ASKED and self.reporter is not None:
-            made: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-            self._glances.ask(lambda answer: None if made.done() else made.set_result(answer))
-            return await made
+            result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            self._glances.ask(lambda answer: None if result.done() else result.set_result(answer))
+            return await result
         return await self.answers.answer(asked)
 
     async def _glance(self) -> bytes:
@@ -339,8 +343,8 @@ class StatusHandler:
 
         Values are gathered in slices, and formatted in a thread, so that the event loop is not blocked.
         """
-        found = await self._gather(reporter)
-        return http("200 OK", TEXT, await asyncio.to_thread(exposition, found) if wanted else b"")
+        figures = await self._gather(reporter)
+        return http("200 OK", TEXT, await asyncio.to_thread(exposition, figures) if wanted else b"")
 
     def _healthy(self, path: bytes, query: bytes) -> bytes:
         """Return the HTTP answer to ``/livez`` or ``/readyz``: status 200 if all checks pass, otherwise 503.
@@ -348,11 +352,11 @@ class StatusHandler:
         The body has a line for each check if ``?verbose`` is given or a check fails.
         """
         assert self.health is not None
-        asked = dict(parse_qsl(query.decode("ascii", "replace"), keep_blank_values=True))
-        synced = path == b"/readyz" and "synced" in asked
+        parameters = dict(parse_qsl(query.decode("ascii", "replace"), keep_blank_values=True))
+        synced = path == b"/readyz" and "synced" in parameters
         checks = self.health.ready_checks() if synced else self.health.ready() if path == b"/readyz" else self.health.live()
         well = all(check.ok for check in checks)
-        body = text_lines(checks) if "verbose" in asked or not well else "ok\n"
+        body = text_lines(checks) if "verbose" in parameters or not well else "ok\n"
         return http("200 OK" if well else "503 Service Unavailable", TEXT, body.encode())
 
     def _respond(self, request: bytes) -> bytes | Awaitable[bytes | EventStreamResponse]:
@@ -372,8 +376,8 @@ class StatusHandler:
             return self._own(path, query, words[0] == b"GET")
         if self._site is None:
             return http("503 Service Unavailable", TEXT, b"starting\n")
-        found = self._site.respond(path.decode("ascii", "replace"), query)
-        return found if found is not None else http("404 Not Found", TEXT, _THERE)
+        response = self._site.respond(path.decode("ascii", "replace"), query)
+        return response if response is not None else http("404 Not Found", TEXT, _THERE)
 
     def _own(self, path: bytes, query: bytes, wanted: bool) -> bytes | Awaitable[bytes]:
         """Return the answer to an HTTP request for the status or the metrics of this node. ``wanted``: True to include the body."""
@@ -472,8 +476,8 @@ async def _nothing_to_reload() -> dict[str, Any]:
 def _change_level(payload: bytes, tell: Callable[[str, float], None]) -> dict[str, Any]:
     """Change the log level for a time, as ``payload`` (``{"level": "debug", "for_s": 300}``) requests. Return the answer."""
     try:
-        asked = load_json(payload)
-        level, for_s = asked["level"], float(asked["for_s"])
+        request = load_json(payload)
+        level, for_s = request["level"], float(request["for_s"])
         if level not in LEVELS or not 0 < for_s <= MOST_S:
             raise ValueError("level or for_s is out of range")
     except (ValueError, TypeError, KeyError, OverflowError):
@@ -537,19 +541,19 @@ _TOTALS = {
 """Field of a node's summary -> metric whose values are added up."""
 
 
-def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None) -> NodeSummary:
-    """Return the summary of a node, built from its metric values ``found``."""
+def glance_at(figures: Figures, reporter: Reporter, watch: NodeWatch | None = None) -> NodeSummary:
+    """Return the summary of a node, built from its metric values ``figures``."""
     group, image = reporter.group, reporter.group.image
 
     def total(name: str, *labels: str) -> float:
-        row = found.numbers[name]
+        row = figures.numbers[name]
         return sum(row.values()) if not labels else row.get(labels, 0)
 
     def largest(name: str) -> float:
-        return max(found.numbers[name].values(), default=0)
+        return max(figures.numbers[name].values(), default=0)
 
     def counts(name: str) -> tuple[int, ...]:
-        return tuple(map(sum, zip(*(one.counts for one in found.histograms[name].values()), strict=True)))
+        return tuple(map(sum, zip(*(one.counts for one in figures.histograms[name].values()), strict=True)))
 
     totals: dict[str, Any] = {field: round(total(metric)) for field, metric in _TOTALS.items()}
     size, limit = total("disk_size_bytes"), total("queued_bytes_limit")
@@ -588,7 +592,7 @@ def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None
         loop_lag=counts("event_loop_lag_seconds"),
         leads=round(total("partitions", "leader")),
         **totals,
-        ended_services=tuple(one[:MOST_ENDED_CHARS] for one in found.ended_services[:MOST_ENDED]),
+        ended_services=tuple(one[:MOST_ENDED_CHARS] for one in figures.ended_services[:MOST_ENDED]),
         lag_records=round(largest("replica_lag_records")),
         lag_s=round(largest("replica_lag_seconds"), 3),
         disk_free=round(total("disk_free_bytes") / size, 4) if size else 1.0,
@@ -602,8 +606,8 @@ def _texts(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _waiting(image: ClusterImage) -> tuple[str, ...]:
-    found = (image.streams[name] for name in nsmallest(MOST_TEXTS, image.waiting))
-    return _texts([f"{stream.name} waits for nodes: {why_it_waits(image, stream)}" for stream in found])
+    streams = (image.streams[name] for name in nsmallest(MOST_TEXTS, image.waiting))
+    return _texts([f"{stream.name} waits for nodes: {why_it_waits(image, stream)}" for stream in streams])
 
 
 def _lost_directories(watch: ControllerMetrics) -> tuple[str, ...]:
@@ -613,10 +617,10 @@ def _lost_directories(watch: ControllerMetrics) -> tuple[str, ...]:
 
 def _suspect(watch: ControllerMetrics) -> tuple[str, ...]:
     chosen = nsmallest(MOST_SUSPECT, watch.suspect, key=lambda key: (key.stream, key.partition))
-    found = (watch.suspect[key] for key in chosen)
+    damages = (watch.suspect[key] for key in chosen)
     return tuple(
         why_offline(key.stream, key.partition, state.status.name, state.isr, state.incomplete)[:MOST_SUSPECT_CHARS]
-        for key, state in zip(chosen, found, strict=True)
+        for key, state in zip(chosen, damages, strict=True)
     )
 
 

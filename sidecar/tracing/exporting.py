@@ -173,8 +173,8 @@ class SpanThread:
             span.set_status(trace.StatusCode.ERROR, root.error)
         below = trace.set_span_in_context(span)
         for child in tree.children:
-            made = self._tracer.start_span(child.name, below, attributes=child.attributes, start_time=child.start_ns)
-            made.end(child.end_ns)
+            child_span = self._tracer.start_span(child.name, below, attributes=child.attributes, start_time=child.start_ns)
+            child_span.end(child.end_ns)
         span.end(root.end_ns)
 
 

@@ -118,8 +118,8 @@ class Tracing:
         ``took_s``: its duration in seconds. ``logs``: all logs. ``damaged``: logs with damage. Only their numbers are recorded.
         """
         if self._thread is not None:
-            said: Attributes = {"liftpy.logs": len(logs), "liftpy.damaged_logs": len(damaged)}
-            self.traces.whole("recovery", clock.now_ns() - round(took_s * NS_PER_S), said)
+            attributes: Attributes = {"liftpy.logs": len(logs), "liftpy.damaged_logs": len(damaged)}
+            self.traces.whole("recovery", clock.now_ns() - round(took_s * NS_PER_S), attributes)
 
     def failed_over(self, key: PartitionKey, kind: str, since_ns: int) -> None:
         """Record a span for a failover: a partition has a leader again. Only the metadata leader records it.
@@ -127,12 +127,12 @@ class Tracing:
         ``kind``: kind of the election. ``since_ns``: monotonic time since which the partition had no leader, in nanoseconds.
         """
         if self._thread is not None and self.leads_group:
-            said: Attributes = {
+            attributes: Attributes = {
                 "messaging.destination.name": key.stream,
                 "messaging.destination.partition.id": str(key.partition),
                 "liftpy.election": kind,
             }
-            self.traces.whole(f"fail-over {key.stream}/{key.partition}", since_ns, said)
+            self.traces.whole(f"fail-over {key.stream}/{key.partition}", since_ns, attributes)
 
     def close(self) -> None:
         """Stop tracing, and export the queued spans within a second."""

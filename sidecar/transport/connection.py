@@ -121,9 +121,9 @@ class Listener:
         """Unsubscribe. Messages that still arrive are dropped."""
         self._connection._forget(self._sid)
 
-    def feed_to(self, sink: Sink, given_up: Callable[[int], None]) -> None:
-        """Pass the messages to another ``sink``. ``given_up``: called with the number of messages that are dropped unread."""
-        self._connection.redirect(self._sid, sink, given_up)
+    def feed_to(self, sink: Sink, on_dropped: Callable[[int], None]) -> None:
+        """Pass the messages to another ``sink``. ``on_dropped``: called with the number of messages that are dropped unread."""
+        self._connection.redirect(self._sid, sink, on_dropped)
 
     def leave(self) -> None:
         """Unsubscribe, but pass messages that still arrive to the sink until ``close``.
@@ -296,8 +296,8 @@ class BusConnection(StrictConnection):
             self._write((f"SUB {subject} {queue} {sid}\r\n".encode(),), 0)
         return Listener(self, sid)
 
-    def redirect(self, sid: int, sink: Sink, given_up: Callable[[int], None]) -> None:
-        """Pass the messages of the subscription ``sid`` to another ``sink``, if it still exists. ``given_up`` is not used here."""
+    def redirect(self, sid: int, sink: Sink, on_dropped: Callable[[int], None]) -> None:
+        """Pass the messages of the subscription ``sid`` to another ``sink``, if it still exists. ``on_dropped`` is not used here."""
         if b"%d" % sid in self._sinks:
             self._sinks[b"%d" % sid] = sink
 
@@ -391,12 +391,12 @@ class BusConnection(StrictConnection):
             for listener in leaving:
                 listener.close()
 
-    def when_subscribed(self, heard: Callable[[], None]) -> None:
-        """Call ``heard`` when the server has processed all data sent so far, such as subscriptions.
+    def when_subscribed(self, on_subscribed: Callable[[], None]) -> None:
+        """Call ``on_subscribed`` when the server has processed all data sent so far, such as subscriptions.
 
         Several calls share a round trip to the server.
         """
-        self._unheard.append(heard)
+        self._unheard.append(on_subscribed)
         if self._hearing is None or self._hearing.done():
             self._hearing = spawn(self._wait_for_server(), "subscriptions being confirmed")
 
@@ -411,8 +411,8 @@ class BusConnection(StrictConnection):
                 self._unheard = asking + self._unheard
                 await asyncio.sleep(_RECONNECT_WAIT_S)
                 continue
-            for heard in asking:
-                heard()
+            for on_subscribed in asking:
+                on_subscribed()
 
     async def wait_until_processed(self, timeout_s: float) -> None:
         """Wait until the server has processed all data sent so far, and the messages that it sent before have arrived.

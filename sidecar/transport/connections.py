@@ -138,9 +138,9 @@ _AGAIN_S = 1.0
 class StandbySubscription:
     """Subscription of a standby follower to one data subject. It becomes active when the standby connection is open."""
 
-    def __init__(self, standby: StandbyLink, subject: str, sink: Sink, given_up: Callable[[int], None]) -> None:
+    def __init__(self, standby: StandbyLink, subject: str, sink: Sink, on_dropped: Callable[[int], None]) -> None:
         self._standby = standby
-        self._sink, self._given_up = sink, given_up
+        self._sink, self._given_up = sink, on_dropped
         self.subject = subject
         self._listener: Listener | None = None
         self.lost: Callable[[], None] | None = None
@@ -150,15 +150,15 @@ class StandbySubscription:
     def subscribe(self, link: IngestConnection) -> None:
         self._listener = link.listen(self.subject, self._sink, given_up=self._given_up)
 
-    def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
+    def feed_to(self, sink: Sink, on_dropped: Callable[[int], None], lost: Callable[[], None]) -> None:
         """Pass the messages to another sink from now on, because the follower has become the leader.
 
-        ``given_up``: called with the number of messages dropped unread. ``lost``: called when the connection is lost or the
+        ``on_dropped``: called with the number of messages dropped unread. ``lost``: called when the connection is lost or the
         subscription is denied.
         """
-        self._sink, self._given_up, self.lost = sink, given_up, lost
+        self._sink, self._given_up, self.lost = sink, on_dropped, lost
         if self._listener is not None:
-            self._listener.feed_to(sink, given_up)
+            self._listener.feed_to(sink, on_dropped)
         if self.is_denied:
             self.subscription_denied()
 
@@ -226,12 +226,12 @@ class StandbyLink:
         self._connecting: asyncio.Task[None] | None = None
         self._subscribed: dict[StandbySubscription, None] = {}
 
-    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> StandbySubscription:
+    def hear(self, subject: str, sink: Sink, on_dropped: Callable[[int], None]) -> StandbySubscription:
         """Subscribe to ``subject``, now or when the connection is open.
 
-        ``sink`` gets the messages. ``given_up`` is called with the number of messages dropped unread.
+        ``sink`` gets the messages. ``on_dropped`` is called with the number of messages dropped unread.
         """
-        subscribed = StandbySubscription(self, subject, sink, given_up)
+        subscribed = StandbySubscription(self, subject, sink, on_dropped)
         self._subscribed[subscribed] = None
         if self.link is not None:
             subscribed.subscribe(self.link)
@@ -244,14 +244,14 @@ class StandbyLink:
 
         A missing credentials file does not stop the node, because it may be replaced at this moment.
         """
-        told = ""
+        last_error_text = ""
         while True:
             try:
                 return await self._connect()
             except ConfigError as error:
-                if str(error) != told:
-                    told = str(error)
-                    logger.error("standby connection cannot connect to NATS error=%s: retrying", told)
+                if str(error) != last_error_text:
+                    last_error_text = str(error)
+                    logger.error("standby connection cannot connect to NATS error=%s: retrying", last_error_text)
             await asyncio.sleep(_AGAIN_S)
 
     async def _open(self) -> None:

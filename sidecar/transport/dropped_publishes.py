@@ -29,9 +29,13 @@ class Drops:
             self._timer = None
         if not self._unsaid:
             return
-        said = ", ".join(f"{count} of {partition}: {reason}" for (partition, reason), count in self._unsaid.most_common(8))
+        drop_texts = ", ".join(
+            f"{count} of {partition}: {reason}" for (partition, reason), count in self._unsaid.most_common(8)
+        )
         more = len(self._unsaid) - 8
-        logger.warning("publishes without reply subject dropped counts=%s%s", said, f", and {more} more" if more > 0 else "")
+        logger.warning(
+            "publishes without reply subject dropped counts=%s%s", drop_texts, f", and {more} more" if more > 0 else ""
+        )
         self._unsaid.clear()
         self._timer = asyncio.get_running_loop().call_later(_SAY_EVERY_S, self._log_drops)
 

@@ -94,23 +94,25 @@ class DisconnectLoss:
         self._seen = seen
         spawn(self._judge(cut, arrived), "counting what a cut connection cost")
 
-    def record_server_report(self, told: ConnectionStats) -> None:
-        self._last = told
+    def record_server_report(self, stats: ConnectionStats) -> None:
+        self._last = stats
 
     async def _judge(self, cut: _LostConnection, arrived: int) -> None:
-        told = await self._ask(cut)
-        self.unknown += told is None
+        stats = await self._ask(cut)
+        self.unknown += stats is None
         named = cut.server_id, cut.client_id
-        known = [t.delivered for t in (told, cut.last) if t is not None and (t.server_id, t.client_id) == named]
+        known = [t.delivered for t in (stats, cut.last) if t is not None and (t.server_id, t.client_id) == named]
         lost = max([arrived, *known]) - arrived
         self.lost_messages += lost
-        if told is None:
+        if stats is None:
             cuts_logger.warning("publishes lost with a connection, number not known at_least=%d", lost)
             return
-        if "pending" in told.reason.lower():
-            self._overflow.cut_at(told.backlog_bytes)
+        if "pending" in stats.reason.lower():
+            self._overflow.cut_at(stats.backlog_bytes)
         if lost:
-            cuts_logger.warning("publishes lost with a connection that the server closed reason=%s count=%d", told.reason, lost)
+            cuts_logger.warning(
+                "publishes lost with a connection that the server closed reason=%s count=%d", stats.reason, lost
+            )
 
     async def _ask(self, cut: _LostConnection) -> ConnectionStats | None:
         """Request the statistics of the lost connection from its server, and return them. None: the server did not answer."""
@@ -119,11 +121,11 @@ class DisconnectLoss:
             assert self._backlog is not None
             self._backlog.ask(cut.server_id, cut.client_id, answers.put_nowait, at_once=True)
             try:
-                told = await asyncio.wait_for(answers.get(), _TRY_S)
+                stats = await asyncio.wait_for(answers.get(), _TRY_S)
             except TimeoutError:
                 continue
-            if told.reason:
-                return told
+            if stats.reason:
+                return stats
             await asyncio.sleep(_TRY_S)
         return None
 
@@ -258,13 +260,13 @@ class IngestConnection(BusConnection):
             self._parser.refuse_by(self._sid, refuser)
         return listener
 
-    def redirect(self, sid: int, sink: Sink, given_up: Callable[[int], None]) -> None:
+    def redirect(self, sid: int, sink: Sink, on_dropped: Callable[[int], None]) -> None:
         """Pass the messages of the subscription ``sid`` to another ``sink``.
 
-        ``given_up``: called with the number of messages that are dropped unread while the buffer is full.
+        ``on_dropped``: called with the number of messages that are dropped unread while the buffer is full.
         """
-        super().redirect(sid, sink, given_up)
-        self._parser.on_dropped(sid, given_up)
+        super().redirect(sid, sink, on_dropped)
+        self._parser.on_dropped(sid, on_dropped)
 
     # ---- from the socket ---------------------------------------------------------------------------------------------
     def _process_arrived(self, data: bytes) -> bytes | None:
@@ -424,10 +426,10 @@ class IngestConnection(BusConnection):
     async def _process_some(self) -> None:
         """Process buffered data for a few milliseconds, so that the event loop can do other work afterwards."""
         most_bytes = _REFUSING_BYTES if self._check_age() else _TURN_BYTES
-        end_ns, taken_bytes = time.thread_time_ns() + _TURN_NS, 0
-        while self._chunks and taken_bytes < most_bytes and time.thread_time_ns() < end_ns and self._may_take():
+        end_ns, processed_bytes = time.thread_time_ns() + _TURN_NS, 0
+        while self._chunks and processed_bytes < most_bytes and time.thread_time_ns() < end_ns and self._may_take():
             piece = self._next_piece()
-            taken_bytes += len(piece)
+            processed_bytes += len(piece)
             self.taken_bytes += len(piece)
             await self._parse_piece(piece)
         self._update_room()
@@ -466,10 +468,10 @@ class IngestConnection(BusConnection):
         """Return (id of the NATS server, id of this connection on the server)."""
         return self._server_info.get("server_id", ""), self._client_id or 0
 
-    def _record_server_report(self, read_bytes: int, told: ConnectionStats) -> None:
-        if (told.server_id, told.client_id) == self._identity() and not told.reason:
-            self.cuts.record_server_report(told)
-            self.overflow.record_pong(told.backlog_bytes, read_bytes, told.asked_ns)
+    def _record_server_report(self, read_bytes: int, stats: ConnectionStats) -> None:
+        if (stats.server_id, stats.client_id) == self._identity() and not stats.reason:
+            self.cuts.record_server_report(stats)
+            self.overflow.record_pong(stats.backlog_bytes, read_bytes, stats.asked_ns)
 
     async def _leave_out(self, due_bytes: int) -> None:
         end_ns, done_bytes = time.thread_time_ns() + _GIVING_UP_NS, 0
@@ -581,8 +583,8 @@ class Backlog:
         self._silent_ns = 0  # time of the unanswered request. 0: it was answered
         self._next_ns = 0
 
-    def ask(self, server_id: str, client_id: int, heard: Callable[[ConnectionStats], None], *, at_once: bool = False) -> None:
-        """Request the statistics of the connection ``client_id`` from the server ``server_id``. ``heard`` is called with the answer.
+    def ask(self, server_id: str, client_id: int, handler: Callable[[ConnectionStats], None], *, at_once: bool = False) -> None:
+        """Request the statistics of the connection ``client_id`` from the server ``server_id``. ``handler`` is called with the answer.
 
         The rate of requests is limited. ``at_once``: True to send this one in any case. A client id is unique only within one
         server.
@@ -600,30 +602,30 @@ class Backlog:
             self._outstanding.pop(next(iter(self._outstanding)))
         question = json.dumps({"cid": client_id, "state": _OPEN_OR_CLOSED}).encode()
         if self._bus.send(SERVER_CONNECTIONS, (question,), f"{self._prefix}.{self._number}"):
-            self._outstanding[b"%d" % self._number] = now_ns, server_id, client_id, heard
+            self._outstanding[b"%d" % self._number] = now_ns, server_id, client_id, handler
         else:
             self._silent_ns, self._next_ns = 0, now_ns + _ASK_EVERY_NS
 
     def _answer_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         number = subject.rpartition(b".")[2]
-        asked_ns, server_id, client_id, heard = self._outstanding.get(number, (0, "", 0, None))
-        if heard is None:
+        request_ns, server_id, client_id, handler = self._outstanding.get(number, (0, "", 0, None))
+        if handler is None:
             return
-        told = _parse_stats(payload, asked_ns, server_id, client_id)
-        if told is not None:  # otherwise another server of the cluster has answered
+        stats = _parse_stats(payload, request_ns, server_id, client_id)
+        if stats is not None:  # otherwise another server of the cluster has answered
             del self._outstanding[number]
             self._silent_ns = self._next_ns = 0
-            heard(told)
+            handler(stats)
 
 
-def _parse_stats(payload: bytes, asked_ns: int, server_id: str, client_id: int) -> ConnectionStats | None:
+def _parse_stats(payload: bytes, request_ns: int, server_id: str, client_id: int) -> ConnectionStats | None:
     try:
         data: dict[str, Any] = load_json(payload)["data"]
         if data["server_id"] != server_id:
             return None
-        (found,) = (connection for connection in data["connections"] if connection["cid"] == client_id)
-        pending, delivered = (whole_number(found[name], 0, 1 << 62) for name in ("pending_bytes", "out_msgs"))
-        return ConnectionStats(asked_ns, server_id, client_id, pending, delivered, str(found.get("reason", "")))
+        (connection_stats,) = (connection for connection in data["connections"] if connection["cid"] == client_id)
+        pending, delivered = (whole_number(connection_stats[name], 0, 1 << 62) for name in ("pending_bytes", "out_msgs"))
+        return ConnectionStats(request_ns, server_id, client_id, pending, delivered, str(connection_stats.get("reason", "")))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -58,10 +58,10 @@ class Probes:
             self._asking[node_id] = spawn(self._ask(node_id), f"asking for {node_id}")
 
     async def _ask(self, node_id: str) -> None:
-        asked = self._waiting.pop(node_id)
+        callbacks = self._waiting.pop(node_id)
         try:
             if self._connection.is_connected and await is_absent(self._connection, self._subjects, node_id):
-                for absent in asked:
+                for absent in callbacks:
                     absent()
         finally:
             del self._asking[node_id]

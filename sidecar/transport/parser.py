@@ -163,8 +163,8 @@ class IngestParser(SinkParser):
         refused: Number of messages that were rejected unread.
     """
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.lost = 0
         self.leaving_out = False
         self.seen = 0
@@ -177,9 +177,9 @@ class IngestParser(SinkParser):
         """Let ``refuser`` reject messages of the subscription ``sid`` without decoding them, when it decides to."""
         self._refusers[b"%d" % sid] = refuser
 
-    def on_dropped(self, sid: int, given_up: Callable[[int], None]) -> None:
-        """Call ``given_up`` with the number of messages of the subscription ``sid`` each time some are dropped unread."""
-        self._told[b"%d" % sid] = given_up
+    def on_dropped(self, sid: int, callback: Callable[[int], None]) -> None:
+        """Call ``callback`` with the number of messages of the subscription ``sid`` each time some are dropped unread."""
+        self._told[b"%d" % sid] = callback
 
     def forget(self, sid: int) -> None:
         super().forget(sid)
@@ -263,9 +263,9 @@ class IngestParser(SinkParser):
         stats["in_msgs"] += count
         stats["in_bytes"] += count * size_bytes
         self.left_out += count
-        given_up = self._told.get(sid)
-        if given_up is not None:
-            given_up(count)
+        callback = self._told.get(sid)
+        if callback is not None:
+            callback(count)
 
     async def _message(self, line: list[bytes], content: bytes) -> None:
         self.seen += 1
@@ -293,9 +293,9 @@ def _run_of(buffer: bytes, position: int, head: bytes, is_new: Callable[[bytes],
     """
     size, first, replies = len(buffer), position, list[bytes]()
     lines_bytes = 0
-    while (found := _ASKING(buffer, position)) is not None:
-        other, reply, headers, digits = found.groups()
-        start = found.end()
+    while (match := _ASKING(buffer, position)) is not None:
+        other, reply, headers, digits = match.groups()
+        start = match.end()
         end = start + int(digits) + 2
         if other != head or end > size:
             break

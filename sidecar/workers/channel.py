@@ -55,17 +55,17 @@ class Channel:
             self._leave(EXIT_NODE_ENDED)
         return first.body
 
-    def start(self, session_s: float, on_loop: OnLoop, heard: Callable[[Frame], None]) -> None:
+    def start(self, session_s: float, on_loop: OnLoop, on_frame: Callable[[Frame], None]) -> None:
         """Start the threads that receive and send frames.
 
-        ``session_s``: session time of the node, in seconds. ``on_loop``: runs a function on the event loop. ``heard``: called there
+        ``session_s``: session time of the node, in seconds. ``on_loop``: runs a function on the event loop. ``on_frame``: called there
         with each frame in order, except pings.
         """
         self._session_s = session_s
         self._turned = time.monotonic()
         self._writer.start()
         self.send(FrameKind.HELLO)
-        threading.Thread(target=self._run, args=(on_loop, heard), name="liftpy-channel-in", daemon=True).start()
+        threading.Thread(target=self._run, args=(on_loop, on_frame), name="liftpy-channel-in", daemon=True).start()
 
     def send(self, kind: FrameKind, token: int = 0, body: bytes = b"") -> None:
         """Queue a frame for the node from any thread, without waiting."""
@@ -103,14 +103,14 @@ class Channel:
         self._leave(EXIT_NODE_ENDED)
         return [Frame(FrameKind.STOP, 0, b"")]  # tests replace the function that ends the process
 
-    def _run(self, on_loop: OnLoop, heard: Callable[[Frame], None]) -> None:
+    def _run(self, on_loop: OnLoop, on_frame: Callable[[Frame], None]) -> None:
         frames, self._early = self._early, []
         while True:
             for frame in frames:
                 if frame.kind is FrameKind.PING:
                     self._run_on_loop(on_loop)
                 else:
-                    on_loop(heard, frame)
+                    on_loop(on_frame, frame)
                 if frame.kind is FrameKind.STOP:
                     return self._last()
             frames = self._read_frames()

@@ -47,42 +47,42 @@ AGES = frozenset({"scrub_age_seconds"})
 """Metrics whose largest value is used, where -1 (never) counts as the largest."""
 
 
-def add_figures(found: Figures, told: dict[str, Any]) -> None:
-    """Add the metrics ``told`` of a worker (made by ``figures_to_json``) to the metrics ``found`` of the whole node."""
-    found.pids += told.get("pids", ())
-    found.ended_services = [*found.ended_services, *told.get("ended_services", ())][:MOST_ENDED]
-    for name, labels, figure in told.get("numbers", ()):
+def add_figures(figures: Figures, message: dict[str, Any]) -> None:
+    """Add the metrics ``message`` of a worker (made by ``figures_to_json``) to the metrics ``figures`` of the whole node."""
+    figures.pids += message.get("pids", ())
+    figures.ended_services = [*figures.ended_services, *message.get("ended_services", ())][:MOST_ENDED]
+    for name, labels, figure in message.get("numbers", ()):
         if name not in OWN:
-            row = found.numbers.setdefault(name, {})
-            held = row.get(tuple(labels))
-            row[tuple(labels)] = figure if held is None else _merge_figure(name, held, figure)
-    for name, labels, counts, total in told.get("histograms", ()):
+            row = figures.numbers.setdefault(name, {})
+            current = row.get(tuple(labels))
+            row[tuple(labels)] = figure if current is None else _merge_figure(name, current, figure)
+    for name, labels, counts, total in message.get("histograms", ()):
         if name not in OWN:
-            _add_histogram(found, name, tuple(labels), counts, total)
+            _add_histogram(figures, name, tuple(labels), counts, total)
 
 
-def _merge_figure(name: str, held: float, figure: float) -> float:
+def _merge_figure(name: str, current: float, figure: float) -> float:
     if name in MOST:
-        return max(held, figure)
+        return max(current, figure)
     if name in LEAST:
-        return min(held, figure)
+        return min(current, figure)
     if name in AGES:
-        return -1 if -1 in (held, figure) else max(held, figure)
-    return held + figure
+        return -1 if -1 in (current, figure) else max(current, figure)
+    return current + figure
 
 
-def _add_histogram(found: Figures, name: str, labels: tuple[str, ...], counts: list[int], total: float) -> None:
-    held = found.histograms[name][labels]
-    joined = Histogram(held.bounds)  # a copy, because this process continues to count in its own histogram
-    joined.counts = [mine + other for mine, other in zip(held.counts, counts, strict=True)]
-    joined.total = held.total + total
-    found.histograms[name][labels] = joined
+def _add_histogram(figures: Figures, name: str, labels: tuple[str, ...], counts: list[int], total: float) -> None:
+    histogram = figures.histograms[name][labels]
+    joined = Histogram(histogram.bounds)  # a copy, because this process continues to count in its own histogram
+    joined.counts = [mine + other for mine, other in zip(histogram.counts, counts, strict=True)]
+    joined.total = histogram.total + total
+    figures.histograms[name][labels] = joined
 
 
-def joined_rows(own: dict[str, Any], told: Iterable[dict[str, Any]], limit: int) -> dict[str, Any]:
+def joined_rows(own: dict[str, Any], other_answers: Iterable[dict[str, Any]], limit: int) -> dict[str, Any]:
     """Return the ``limit`` most urgent partition rows of all processes, sorted by urgency."""
     rows, count, problems, more = list(own["rows"]), own["count"], own["problems"], own["more"]
-    for one in told:
+    for one in other_answers:
         rows += one.get("rows", ())
         count, problems = count + one.get("count", 0), problems + one.get("problems", 0)
         more = more or one.get("more", False)
@@ -105,10 +105,10 @@ def joined_page(
     """Return one page of the status of the whole node: at most ``count`` partitions that follow the partition ``after``."""
     page = dict(own)
     processes = [{"worker": 0, "answers": True, **page.pop("process")}]
-    for number, told in others:
-        processes.append({"worker": number, "answers": told.get("answers", False), **told.get("process", {})})
-        if "process" in told:
-            _join(page, number, told)
+    for number, answer in others:
+        processes.append({"worker": number, "answers": answer.get("answers", False), **answer.get("process", {})})
+        if "process" in answer:
+            _join(page, number, answer)
     place = itemgetter("stream", "partition")
     rows = sorted((row for row in page["partitions"] if place(row) > after), key=place)
     page["partitions"], page["more"] = rows[:count], page["more"] or len(rows) > count
@@ -117,24 +117,24 @@ def joined_page(
     return page
 
 
-def _join(page: dict[str, Any], number: int, told: dict[str, Any]) -> None:
-    page["partitions"] = [*page["partitions"], *told["partitions"]]
-    page["more"] = page["more"] or told["more"]
-    page["coordinators"] = [*page["coordinators"], *told["coordinators"]]
-    page["failed_partitions"] = {**page["failed_partitions"], **told["failed_partitions"]}
-    page["connections"] = {**page["connections"], **{f"{name}.{number}": one for name, one in told["connections"].items()}}
-    page["flush_times"] = {name: max(ms, told["flush_times"][name]) for name, ms in page["flush_times"].items()}
+def _join(page: dict[str, Any], number: int, answer: dict[str, Any]) -> None:
+    page["partitions"] = [*page["partitions"], *answer["partitions"]]
+    page["more"] = page["more"] or answer["more"]
+    page["coordinators"] = [*page["coordinators"], *answer["coordinators"]]
+    page["failed_partitions"] = {**page["failed_partitions"], **answer["failed_partitions"]}
+    page["connections"] = {**page["connections"], **{f"{name}.{number}": one for name, one in answer["connections"].items()}}
+    page["flush_times"] = {name: max(ms, answer["flush_times"][name]) for name, ms in page["flush_times"].items()}
     for name in _SUMS:
-        page[name] = _sums(page[name], told[name])
+        page[name] = _sums(page[name], answer[name])
     for name in _ADDED:
-        page[name] = _merge_dicts(page[name], told[name])
-    derived, more = page["derived"], told["derived"]
+        page[name] = _merge_dicts(page[name], answer[name])
+    derived, more = page["derived"], answer["derived"]
     page["derived"] = {
         **_merge_dicts(derived, more),
         "held": _sums(derived["held"], more["held"]),
         "refused": _sums(derived["refused"], more["refused"]),
     }
-    nats, theirs = page["nats"], told["nats"]
+    nats, theirs = page["nats"], answer["nats"]
     page["nats"] = {
         **_merge_dicts(nats, theirs),
         "connected": nats["connected"] and theirs["connected"],
@@ -170,35 +170,35 @@ class MergedStatus:
 
         ``workers`` in the result has an entry for each worker process.
         """
-        told = await self._workers.request_statuses(what="page", after=list(after), count=count)
+        answers = await self._workers.request_statuses(what="page", after=list(after), count=count)
         own = {**self._reporter.page(after, count), "process": process_facts(self._reporter)}
-        return joined_page(own, enumerate(told, 1), after, count)
+        return joined_page(own, enumerate(answers, 1), after, count)
 
     async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
-        told = await self._workers.request_statuses(what="stream", stream=stream, count=count)
+        answers = await self._workers.request_statuses(what="stream", stream=stream, count=count)
         rows = self._reporter.of_stream(stream, count)
-        for one in told:
+        for one in answers:
             rows += [row for row in one.get("rows", ()) if row["stream"] == stream]
         return sorted(rows, key=lambda row: row["partition"])[:count]
 
-    async def rows(self, kind: str, own: dict[str, Any], said: Any) -> dict[str, Any]:
-        told = [one for one in await self._workers.request_statuses(what=kind, said=said) if one["answers"]]
-        limit = limit_of(said.get("limit", MOST_ROWS))
+    async def rows(self, kind: str, own: dict[str, Any], query: Any) -> dict[str, Any]:
+        answers = [one for one in await self._workers.request_statuses(what=kind, said=query) if one["answers"]]
+        limit = limit_of(query.get("limit", MOST_ROWS))
         if kind == "groups":
-            return joined_groups([own, *told], limit)
+            return joined_groups([own, *answers], limit)
         if kind == "services":
-            return joined_services([own, *told], limit, of_one=bool(said.get("service")))
-        return joined_rows(own, told, limit)
+            return joined_services([own, *answers], limit, of_one=bool(query.get("service")))
+        return joined_rows(own, answers, limit)
 
     def last_samples(self) -> list[Said]:
         return [handle.sampled for handle in self._workers.handles if handle.sampled]
 
     def watched(self) -> list[Parts]:
-        return [said["watched"] for said in self.last_samples() if "watched" in said]
+        return [sample["watched"] for sample in self.last_samples() if "watched" in sample]
 
-    async def add(self, found: Figures) -> None:
-        for told in await self._workers.request_statuses(what="figures"):
-            add_figures(found, told)
+    async def add(self, figures: Figures) -> None:
+        for answer in await self._workers.request_statuses(what="figures"):
+            add_figures(figures, answer)
 
 
 # Status data that a worker sends to its node: its parts of reports, stream rows and metrics.
@@ -212,20 +212,20 @@ class WorkerStatus:
         self._figures = NodeFigures(reporter)
         self._answers = answers
 
-    async def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+    async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to one request of the node.
 
         Requests: ``{"what": "page", "after": [stream, partition], "count": n}``, ``{"what": "stream", "stream": s, "count":
         n}``, ``{"what": "partitions"|"groups"|"services", "said": ...}`` or ``{"what": "figures"}``.
         """
-        what, reporter = asked["what"], self._reporter
+        what, reporter = request["what"], self._reporter
         if what == "page":
-            stream, partition = asked["after"]
-            return {**reporter.page((stream, partition), asked["count"]), "process": process_facts(reporter)}
+            stream, partition = request["after"]
+            return {**reporter.page((stream, partition), request["count"]), "process": process_facts(reporter)}
         if what in ("partitions", "groups", "services"):
-            return await self._answers.own_rows(what, reporter, asked["said"])
+            return await self._answers.own_rows(what, reporter, request["said"])
         if what == "stream":
-            return {"rows": reporter.of_stream(asked["stream"], asked["count"])}
+            return {"rows": reporter.of_stream(request["stream"], request["count"])}
         return figures_to_json(await self._figures.gather())
 
 
@@ -240,13 +240,15 @@ def process_facts(reporter: Reporter) -> dict[str, Any]:
     }
 
 
-def figures_to_json(found: Figures) -> dict[str, Any]:
+def figures_to_json(figures: Figures) -> dict[str, Any]:
     """Encode all values of the metrics as lists, for ``add_figures`` in the first process."""
     return {
-        "pids": found.pids,
-        "ended_services": found.ended_services,
-        "numbers": [[name, list(labels), figure] for name, row in found.numbers.items() for labels, figure in row.items()],
+        "pids": figures.pids,
+        "ended_services": figures.ended_services,
+        "numbers": [[name, list(labels), figure] for name, row in figures.numbers.items() for labels, figure in row.items()],
         "histograms": [
-            [name, list(labels), one.counts, one.total] for name, row in found.histograms.items() for labels, one in row.items()
+            [name, list(labels), one.counts, one.total]
+            for name, row in figures.histograms.items()
+            for labels, one in row.items()
         ],
     }

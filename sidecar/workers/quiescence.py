@@ -59,19 +59,19 @@ class WorkerCombinedFetches:
         self, reply: bytes, question: pb.QuietFetches, over: list[int], parts: dict[int, list[int]]
     ) -> None:
         try:
-            asked = (self._ask(self._handles[share - 1], question, places) for share, places in parts.items())
-            for more in await asyncio.gather(*asked):
+            requests = (self._ask(self._handles[share - 1], question, places) for share, places in parts.items())
+            for more in await asyncio.gather(*requests):
                 over += more
             self._talk.answer(reply, question, sorted(over))
         finally:
             self._waiting -= 1
 
     async def _ask(self, handle: WorkerHandle, question: pb.QuietFetches, places: list[int]) -> list[int]:
-        said = await handle.ask(FrameKind.QUIET, _part(question, places).SerializeToString(), WITHIN_S)
-        if said is None:
+        answer_bytes = await handle.ask(FrameKind.QUIET, _part(question, places).SerializeToString(), WITHIN_S)
+        if answer_bytes is None:
             return places
         try:
-            answer = pb.QuietFetchesAnswer.FromString(said)
+            answer = pb.QuietFetchesAnswer.FromString(answer_bytes)
         except DecodeError:
             return places
         return _places(places, answer.over) if answer.count == len(places) else places

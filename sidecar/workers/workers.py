@@ -89,9 +89,9 @@ class Workers:
         """
         if not self.handles:
             return
-        said = {"settings": settings_to_json(self._settings), "clean_stop": clean_stop, "flushed_always": flushed_always}
+        setup = {"settings": settings_to_json(self._settings), "clean_stop": clean_stop, "flushed_always": flushed_always}
         for handle in self.handles:
-            await handle.start(folder.lock, {**said, "share": handle.share.number})
+            await handle.start(folder.lock, {**setup, "share": handle.share.number})
         self._beating = spawn(self._beat(), "watching the workers", endless=True)
 
     async def _beat(self) -> None:
@@ -105,11 +105,11 @@ class Workers:
 
         Return the numbers of ``damaged`` and ``suspect`` logs.
         """
-        found = {"damaged": 0, "suspect": 0}
+        counts = {"damaged": 0, "suspect": 0}
         for handle in self.handles:
-            said = json.loads((await handle.wait_for_event(FrameKind.RECOVERED)).body)
-            found = {name: count + said[name] for name, count in found.items()}
-        return found
+            worker_counts = json.loads((await handle.wait_for_event(FrameKind.RECOVERED)).body)
+            counts = {name: count + worker_counts[name] for name, count in counts.items()}
+        return counts
 
     def begin(self, incarnation: int, group: MetadataGroup) -> None:
         """Let the workers open the partitions of the metadata image. Call it after the registration of the node.
@@ -513,11 +513,11 @@ def settings_to_json(settings: NodeSettings) -> dict[str, Any]:
     return {**asdict(settings), "data": str(settings.data.absolute())}
 
 
-def settings_from_json(said: dict[str, Any]) -> NodeSettings:
+def settings_from_json(document: dict[str, Any]) -> NodeSettings:
     """Decode settings that ``settings_to_json`` has encoded. Raises ConfigError if they are invalid."""
     try:
-        lists = {f.name for f in fields(NodeSettings) if isinstance(said[f.name], list)}
-        values: dict[str, Any] = {name: tuple(value) if name in lists else value for name, value in said.items()}
+        lists = {f.name for f in fields(NodeSettings) if isinstance(document[f.name], list)}
+        values: dict[str, Any] = {name: tuple(value) if name in lists else value for name, value in document.items()}
         values["data"] = Path(values["data"])
         values["credentials"] = Credentials(**values["credentials"])
         values["replication"] = ReplicationConfig(**values["replication"])

@@ -235,8 +235,8 @@ def check_backup_id(text: str) -> str:
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Encode the manifest as JSON."""
-    said = _to_json(manifest)
-    text = json.dumps({"manifest": said, "sha256": _digest(said)}, indent=_INDENT, sort_keys=True)
+    fields = _to_json(manifest)
+    text = json.dumps({"manifest": fields, "sha256": _digest(fields)}, indent=_INDENT, sort_keys=True)
     return text.encode() + b"\n"
 
 
@@ -244,15 +244,15 @@ def decode_manifest(data: bytes) -> Manifest:
     """Decode a manifest. Raise CorruptionError if it is invalid, UnknownFormatError for another format."""
     try:
         whole = load_json(data)
-        said = whole["manifest"]
-        if whole["sha256"] != _digest(said):
+        fields = whole["manifest"]
+        if whole["sha256"] != _digest(fields):
             raise ValueError("its digest does not match its content")
-        if said["format"] != FORMAT:
+        if fields["format"] != FORMAT:
             raise UnknownFormatError(
-                f"The manifest has format {said['format']}, but this version reads format {FORMAT}. Use the version "
+                f"The manifest has format {fields['format']}, but this version reads format {FORMAT}. Use the version "
                 "of liftpy that wrote it."
             )
-        manifest = _from_json(said)
+        manifest = _from_json(fields)
     except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError, InvalidNameError) as error:
         raise CorruptionError(f"The manifest of this backup (manifest.json) is damaged: {error}. Use another backup.") from None
     if encode_manifest(manifest) != data:
@@ -260,8 +260,8 @@ def decode_manifest(data: bytes) -> Manifest:
     return manifest
 
 
-def _digest(said: Any) -> str:
-    return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+def _digest(fields: Any) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _to_json(m: Manifest) -> dict[str, Any]:
@@ -284,22 +284,22 @@ def _entry_as_dict(entry: StoredPiece | StateCopy) -> dict[str, Any]:
     return {**said.pop("file"), **said}
 
 
-def _from_json(said: Any) -> Manifest:
-    backup = check_backup_id(said["backup"])
-    if said["since"]:
-        check_backup_id(said["since"])
+def _from_json(fields: Any) -> Manifest:
+    backup = check_backup_id(fields["backup"])
+    if fields["since"]:
+        check_backup_id(fields["since"])
     manifest = Manifest(
         backup=backup,
-        created_ns=whole_number(said["created_ns"], 0, _MAX),
-        namespace=check_name(said["namespace"], "namespace"),
-        version=str(said["version"]),
-        level=whole_number(said["level"], 1, _MAX_LEVEL),
-        index=whole_number(said["index"], 0, _MAX),
-        leader_epoch=whole_number(said["leader_epoch"], 0, _MAX),
-        since=said["since"],
-        image=_file(said["image"], image_path(backup)),
-        streams=tuple(_stream(one, backup) for one in said["streams"]),
-        cursors=tuple(map(_cursor, said["cursors"])),
+        created_ns=whole_number(fields["created_ns"], 0, _MAX),
+        namespace=check_name(fields["namespace"], "namespace"),
+        version=str(fields["version"]),
+        level=whole_number(fields["level"], 1, _MAX_LEVEL),
+        index=whole_number(fields["index"], 0, _MAX),
+        leader_epoch=whole_number(fields["leader_epoch"], 0, _MAX),
+        since=fields["since"],
+        image=_file(fields["image"], image_path(backup)),
+        streams=tuple(_stream(one, backup) for one in fields["streams"]),
+        cursors=tuple(map(_cursor, fields["cursors"])),
     )
     names = [stream.name for stream in manifest.streams]
     if len(set(names)) != len(names):
@@ -307,76 +307,76 @@ def _from_json(said: Any) -> Manifest:
     return manifest
 
 
-def _stream(said: Any, backup: str) -> StreamCopy:
-    name, uid = check_name(said["name"], "stream"), check_name(said["uid"], "uid")
+def _stream(fields: Any, backup: str) -> StreamCopy:
+    name, uid = check_name(fields["name"], "stream"), check_name(fields["uid"], "uid")
     partitions = tuple(
         _partition(one, name, uid, number, state_path(backup, name, uid, number))
-        for number, one in enumerate(said["partitions"])
+        for number, one in enumerate(fields["partitions"])
     )
-    return StreamCopy(name=name, uid=uid, compacted=bool(said["compacted"]), partitions=partitions)
+    return StreamCopy(name=name, uid=uid, compacted=bool(fields["compacted"]), partitions=partitions)
 
 
-def _partition(said: Any, stream: str, uid: str, number: int, path_of_state: str) -> PartitionCopy:
-    if whole_number(said["partition"], 0, _MAX_PARTITIONS) != number:
+def _partition(fields: Any, stream: str, uid: str, number: int, path_of_state: str) -> PartitionCopy:
+    if whole_number(fields["partition"], 0, _MAX_PARTITIONS) != number:
         raise ValueError(f"partition {stream}/{number} is missing or not in order")
-    pieces = tuple(_piece(one, stream, uid, number) for one in said["pieces"])
-    found = PartitionCopy(
+    pieces = tuple(_piece(one, stream, uid, number) for one in fields["pieces"])
+    copy = PartitionCopy(
         partition=number,
-        start=whole_number(said["start"], 0, _MAX),
-        high_watermark=whole_number(said["high_watermark"], -1, _MAX),
+        start=whole_number(fields["start"], 0, _MAX),
+        high_watermark=whole_number(fields["high_watermark"], -1, _MAX),
         pieces=pieces,
-        before=_check_pattern(_CHAIN, said["before"]),
-        compacted_end=whole_number(said.get("compacted_end", 0), 0, _MAX),
-        deletes_end=whole_number(said.get("deletes_end", 0), 0, _MAX),
-        state=_state(said["state"], path_of_state) if said.get("state") is not None else None,
-        knows_dropped="state" in said,
+        before=_check_pattern(_CHAIN, fields["before"]),
+        compacted_end=whole_number(fields.get("compacted_end", 0), 0, _MAX),
+        deletes_end=whole_number(fields.get("deletes_end", 0), 0, _MAX),
+        state=_state(fields["state"], path_of_state) if fields.get("state") is not None else None,
+        knows_dropped="state" in fields,
     )
-    if found.compacted_end > found.high_watermark + 1:
+    if copy.compacted_end > copy.high_watermark + 1:
         raise ValueError(f"the data of {stream}/{number} end too early: they lack newer records of compacted keys")
-    end = found.high_watermark + 1
-    if found.state is not None and not max(found.start, 1) <= found.state.end <= end:
-        raise ValueError(f"the state of {stream}/{number} ends at {found.state.end}, outside its records")
+    end = copy.high_watermark + 1
+    if copy.state is not None and not max(copy.start, 1) <= copy.state.end <= end:
+        raise ValueError(f"the state of {stream}/{number} ends at {copy.state.end}, outside its records")
     follow = [*(piece.start for piece in pieces[1:]), end]  # an empty partition has no piece, and only this end
     for piece, following in zip(pieces, follow, strict=False):
         if not piece.start < piece.end or piece.end > end or following < piece.end:
             raise ValueError(f"the files of {stream}/{number} are not contiguous")
-    if pieces and (pieces[-1].end != end or pieces[0].end <= found.start):
-        raise ValueError(f"the files of {stream}/{number} do not cover {found.start} to {end}")
-    if not pieces and found.start < end:
+    if pieces and (pieces[-1].end != end or pieces[0].end <= copy.start):
+        raise ValueError(f"the files of {stream}/{number} do not cover {copy.start} to {end}")
+    if not pieces and copy.start < end:
         raise ValueError(f"{stream}/{number} has records but no files")
-    if (said["epoch"], said["chain"]) != (found.epoch, found.chain):
+    if (fields["epoch"], fields["chain"]) != (copy.epoch, copy.chain):
         raise ValueError(f"the totals of {stream}/{number} do not match its files")
-    return found
+    return copy
 
 
-def _state(said: Any, path: str) -> StateCopy:
-    return StateCopy(file=_file(said, path), end=whole_number(said["end"], 1, _MAX))
+def _state(fields: Any, path: str) -> StateCopy:
+    return StateCopy(file=_file(fields, path), end=whole_number(fields["end"], 1, _MAX))
 
 
-def _piece(said: Any, stream: str, uid: str, number: int) -> StoredPiece:
-    start = whole_number(said["start"], 0, _MAX)
-    writer = writer_of(str(said["path"]))
+def _piece(fields: Any, stream: str, uid: str, number: int) -> StoredPiece:
+    start = whole_number(fields["start"], 0, _MAX)
+    writer = writer_of(str(fields["path"]))
     if not writer:
-        raise ValueError(f"{quote(str(said['path']))} is not a data file")
+        raise ValueError(f"{quote(str(fields['path']))} is not a data file")
     return StoredPiece(
-        file=_file(said, piece_path(stream, uid, number, start, writer)),
+        file=_file(fields, piece_path(stream, uid, number, start, writer)),
         start=start,
-        end=whole_number(said["end"], 0, _MAX),
-        chain=_check_pattern(_CHAIN, said["chain"]),
-        last_epoch=whole_number(said["last_epoch"], 0, _MAX),
+        end=whole_number(fields["end"], 0, _MAX),
+        chain=_check_pattern(_CHAIN, fields["chain"]),
+        last_epoch=whole_number(fields["last_epoch"], 0, _MAX),
     )
 
 
-def _file(said: Any, path: str) -> StoredFile:
-    """Return the manifest entry ``said`` as a StoredFile. Raises ValueError if the entry does not have the expected ``path``."""
-    if said["path"] != path:
-        raise ValueError(f"{quote(str(said['path']))} should be at {path}")
+def _file(fields: Any, path: str) -> StoredFile:
+    """Return the manifest entry ``fields`` as a StoredFile. Raises ValueError if the entry does not have the expected ``path``."""
+    if fields["path"] != path:
+        raise ValueError(f"{quote(str(fields['path']))} should be at {path}")
     return StoredFile(
-        path=path, size_bytes=whole_number(said["size_bytes"], 0, _MAX), sha256=_check_pattern(_DIGEST, said["sha256"])
+        path=path, size_bytes=whole_number(fields["size_bytes"], 0, _MAX), sha256=_check_pattern(_DIGEST, fields["sha256"])
     )
 
 
-def _cursor(said: Any) -> CursorCopy:
+def _cursor(fields: Any) -> CursorCopy:
     positions = tuple(
         (
             check_name(stream, "stream"),
@@ -384,9 +384,9 @@ def _cursor(said: Any) -> CursorCopy:
             whole_number(partition, 0, _MAX_PARTITIONS),
             whole_number(at, 0, _MAX),
         )
-        for stream, uid, partition, at in said["positions"]
+        for stream, uid, partition, at in fields["positions"]
     )
-    return CursorCopy(name=check_name(said["name"], "group"), is_cursor=bool(said["is_cursor"]), positions=positions)
+    return CursorCopy(name=check_name(fields["name"], "group"), is_cursor=bool(fields["is_cursor"]), positions=positions)
 
 
 def _check_pattern(pattern: re.Pattern[str], text: str) -> str:

@@ -52,15 +52,15 @@ def reusable_pieces(
     """
     if before is None:
         return PartitionCopy(partition=0, start=0, high_watermark=-1).before, ()
-    chain, kept = before.before, []
+    chain, pieces = before.before, []
     for piece in before.pieces:
         if piece.file.size_bytes < piece_bytes or piece.end > high_watermark + 1:
             break
         if piece.end <= start:
             chain = piece.chain
         else:
-            kept.append(piece)
-    return chain, tuple(kept)
+            pieces.append(piece)
+    return chain, tuple(pieces)
 
 
 def backups_to_delete(ids: Iterable[str], keep: int) -> tuple[str, ...]:
@@ -115,17 +115,17 @@ def checked_state(copy: StateCopy, data: bytes, of: PartitionKey | None = None) 
     return state
 
 
-def why_other_producers(kept: State, served: bytes) -> str:
+def why_other_producers(stored_state: State, served: bytes) -> str:
     """Check after a restore that a replica knows the producers of the backup. Return '' if it does, else the reason.
 
     A producer may have continued since, because the replica has read on in its log. A producer may also have expired.
 
-    ``kept``: state in the backup. ``served``: state file of the replica, b"" for none.
+    ``stored_state``: state in the backup. ``served``: state file of the replica, b"" for none.
     """
-    state = decode_state(served) if served else kept._replace(parts={})
+    state = decode_state(served) if served else stored_state._replace(parts={})
     if state is None:
         return "its state of producers can't be read"
-    before, now = (_producers(one) for one in (kept, state))
+    before, now = (_producers(one) for one in (stored_state, state))
     for producer_id in before.producer_ids:
         was, known = before.state_of(producer_id), now.state_of(producer_id)
         assert was is not None

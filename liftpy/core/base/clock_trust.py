@@ -93,15 +93,15 @@ class ClockTrust:
         behind = [name for name in names if name > self.node_id]
         return [*behind, *names[: len(names) - len(behind)]][:PEERS]
 
-    def record_answer(self, node: str, wall_ns: int | None, asked_ns: int, answered_ns: int) -> None:
+    def record_answer(self, node: str, wall_ns: int | None, request_ns: int, answered_ns: int) -> None:
         """Store the clock of ``node`` for the next comparison. A slow answer is ignored.
 
-        ``wall_ns``: its wall time in ns, None if the answer has none. ``asked_ns``, ``answered_ns``: monotonic times of the request
+        ``wall_ns``: its wall time in ns, None if the answer has none. ``request_ns``, ``answered_ns``: monotonic times of the request
         and of the answer.
         """
-        if answered_ns - asked_ns <= SLOW_NS:
-            offset_ns = None if wall_ns is None else wall_ns - (asked_ns + answered_ns) // 2
-            self._told[node] = _ReportedTime(offset_ns, asked_ns)
+        if answered_ns - request_ns <= SLOW_NS:
+            offset_ns = None if wall_ns is None else wall_ns - (request_ns + answered_ns) // 2
+            self._told[node] = _ReportedTime(offset_ns, request_ns)
 
     def time_of_age_ns(self, wall_ns: int, now_ns: int, nodes: Mapping[str, bool]) -> int:
         """Return the time for age calculations: ``wall_ns``, or ``NO_AGE_NS`` while the clock is not trusted.

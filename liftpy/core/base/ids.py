@@ -80,8 +80,8 @@ def check_new_stream(name: str) -> str:
 
 def split_folder(name: str) -> tuple[str, str] | None:
     """Return stream and uid of a directory ``<stream>-<uid>``. None: the name does not have this form. Both may contain ``-``."""
-    found = _FOLDER.fullmatch(name)
-    return (found[1], found[2]) if found else None
+    match = _FOLDER.fullmatch(name)
+    return (match[1], match[2]) if match else None
 
 
 def check_uid(uid: str) -> str:

@@ -29,19 +29,19 @@ MAX_PURGE_BYTES = 1024
 """Maximum size of the subjects and keys of all purges, in bytes. Every controller and every node keeps them."""
 
 
-def with_purge(partition: PartitionState, wish: Purge) -> PartitionState | None:
-    """Return ``partition`` with the pending purge ``wish`` added. None: there is no room for another purge.
+def with_purge(partition: PartitionState, purge: Purge) -> PartitionState | None:
+    """Return ``partition`` with the pending purge ``purge`` added. None: there is no room for another purge.
 
     The purge replaces one with equal subjects and keys and a smaller end. If that one has the same or a larger end, the
     partition is returned unchanged.
     """
-    same = [p for p in partition.purges if (p.subjects, p.keys) == (wish.subjects, wish.keys)]
-    if any(p.end_offset >= wish.end_offset for p in same):
+    same = [p for p in partition.purges if (p.subjects, p.keys) == (purge.subjects, purge.keys)]
+    if any(p.end_offset >= purge.end_offset for p in same):
         return partition
     others = [p for p in partition.purges if p not in same]
-    if len(others) >= MAX_PURGES or sum(p.size_bytes for p in (*others, wish)) > MAX_PURGE_BYTES:
+    if len(others) >= MAX_PURGES or sum(p.size_bytes for p in (*others, purge)) > MAX_PURGE_BYTES:
         return None
-    return replace(partition, purges=(*others, wish))
+    return replace(partition, purges=(*others, purge))
 
 
 def with_report(partition: PartitionState, node: str, number: int) -> PartitionState:
@@ -51,22 +51,24 @@ def with_report(partition: PartitionState, node: str, number: int) -> PartitionS
     """
     if node not in partition.isr or number <= reported_number(partition, node) or not partition.purges:
         return partition
-    return replace(partition, purged=(*(said for said in partition.purged if said.node != node), PurgeReport(node, number)))
+    return replace(
+        partition, purged=(*(report for report in partition.purged if report.node != node), PurgeReport(node, number))
+    )
 
 
 def reported_number(partition: PartitionState, node: str) -> int:
     """Return the highest purge number that ``node`` has reported. 0: none."""
-    return next((said.number for said in partition.purged if said.node == node), 0)
+    return next((report.number for report in partition.purged if report.node == node), 0)
 
 
 def without_completed(partition: PartitionState) -> PartitionState:
     """Return ``partition`` without completed purges and without reports of nodes outside the ISR."""
     if not partition.purges:
         return replace(partition, purged=()) if partition.purged else partition
-    said = {s.node: s for s in partition.purged if s.node in partition.isr}
-    done = min((said[node].number if node in said else 0 for node in partition.holders), default=0)
+    reports = {s.node: s for s in partition.purged if s.node in partition.isr}
+    done = min((reports[node].number if node in reports else 0 for node in partition.holders), default=0)
     purges = tuple(purge for purge in partition.purges if purge.number > done)
-    purged = tuple(said[node] for node in partition.holders if node in said) if purges else ()
+    purged = tuple(reports[node] for node in partition.holders if node in reports) if purges else ()
     if (purges, purged) == (partition.purges, partition.purged):
         return partition
     return replace(partition, purges=purges, purged=purged)

@@ -18,14 +18,14 @@ def load_json(text: str | bytes, *, unique: bool = False) -> Any:
     ``unique`` True: an object that has a name twice is also invalid.
     """
     try:
-        found = json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique if unique else None)
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique if unique else None)
         if _SURROGATE.search(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")):
-            json.dumps(found, ensure_ascii=False).encode()  # encode() raises UnicodeEncodeError for a lone surrogate
+            json.dumps(value, ensure_ascii=False).encode()  # encode() raises UnicodeEncodeError for a lone surrogate
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     except UnicodeEncodeError:
         raise ValueError("the JSON contains an unpaired surrogate (\\ud800 to \\udfff). Replace this character") from None
-    return found
+    return value
 
 
 def is_count(value: object) -> bool:
@@ -41,11 +41,11 @@ def whole_number(value: object, low: int, high: int) -> int:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} occurs twice in one JSON object")
-    return found
+    return entries
 
 
 def _refuse(word: str) -> float:

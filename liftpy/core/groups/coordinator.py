@@ -26,21 +26,21 @@ _MAX_PIECES = 2 * commands.MAX_QUEUE_RANGES
 def answer_query(machine: GroupMachine, query: bytes) -> bytes:
     """Return the ``GroupQueryAnswer`` to a ``GroupQuery``. Both are bytes."""
     try:
-        asked = decode_query(query)
+        question = decode_query(query)
     except GroupCommandError as error:
         return pb.GroupQueryAnswer(code=pb.GROUP_MALFORMED, detail=str(error)).SerializeToString()
-    if not asked.group:
-        return _list(machine, asked).SerializeToString()
-    group = machine.groups.get(asked.group)
+    if not question.group:
+        return _list(machine, question).SerializeToString()
+    group = machine.groups.get(question.group)
     if group is None:
-        detail = f"there is no group {asked.group!r}"
+        detail = f"there is no group {question.group!r}"
         return pb.GroupQueryAnswer(code=pb.GROUP_NOT_FOUND, detail=detail).SerializeToString()
-    return _describe(machine, asked.group, group).SerializeToString()
+    return _describe(machine, question.group, group).SerializeToString()
 
 
-def _list(machine: GroupMachine, asked: pb.GroupQuery) -> pb.GroupQueryAnswer:
-    names = sorted(name for name in machine.groups if name > asked.after)
-    limit = asked.limit or commands.MAX_LIST
+def _list(machine: GroupMachine, question: pb.GroupQuery) -> pb.GroupQueryAnswer:
+    names = sorted(name for name in machine.groups if name > question.after)
+    limit = question.limit or commands.MAX_LIST
     shown = (_summary(name, machine.groups[name]) for name in names[:limit])
     return pb.GroupQueryAnswer(groups=shown, more=len(names) > limit)
 
@@ -140,11 +140,11 @@ class GroupCoordinator(Service):
         return self._machine.groups
 
     def figures(self) -> dict[str, int]:
-        found = self._machine.groups.values()
-        queues = [queue for group in found for queue in group.queues.values()]
+        groups = self._machine.groups.values()
+        queues = [queue for group in groups for queue in group.queues.values()]
         numbers = (
-            len(found),
-            sum(len(group.readers.members) for group in found),
+            len(groups),
+            sum(len(group.readers.members) for group in groups),
             len(queues),
             sum(queue.out_count for queue in queues),
             self._machine.size_bytes,

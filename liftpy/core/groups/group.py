@@ -154,16 +154,16 @@ class ConsumerGroup:
             return pb.GROUP_OK
         member.number, member.heard_ns = number, now_ns
         owned = {(part.stream, part.uid, number) for part in beat.owned for number in part.partitions}
-        gone = [
+        expired_members = [
             (stream, partition)
             for (stream, partition), generation in member.held.items()
             if generation <= beat.generation and (stream, self.streams[stream].uid, partition) not in owned
         ]
-        for place in gone:
+        for place in expired_members:
             self._release(place)
         if beat.tellsStreams:
             self._reads(member, beat.streams)
-        elif gone:
+        elif expired_members:
             self._grant()
         return pb.GROUP_OK
 
@@ -241,8 +241,8 @@ class ConsumerGroup:
             self._grant()
 
     def _known_streams(self, names: Iterable[str]) -> list[tuple[str, int]]:
-        found = (self.streams.get(name) for name in names)
-        return [(known.uid, known.partitions) if known else ("", 0) for known in found]
+        streams = (self.streams.get(name) for name in names)
+        return [(known.uid, known.partitions) if known else ("", 0) for known in streams]
 
     def learn(self, name: str, uid: str, partitions: int = 0) -> bool:
         """Record the incarnation ``uid`` of the stream ``name``, or a larger number of its partitions.
@@ -279,8 +279,8 @@ class ConsumerGroup:
         counts = {name: known.partitions for name, known in self.streams.items()}
         self.targets = assign(counts, readers, self.targets)
         read = {name for name, names in readers.items() if names}
-        kept = read | {stream for stream, _ in self.positions} | {stream for stream, _ in self.owners}
-        for name in [name for name in self.streams if name not in kept]:
+        needed = read | {stream for stream, _ in self.positions} | {stream for stream, _ in self.owners}
+        for name in [name for name in self.streams if name not in needed]:
             del self.streams[name]
         self.generation += 1
         self._grant()
@@ -331,7 +331,7 @@ class ConsumerGroup:
                 may = self.learn(at.stream, at.uid)
             if not may:
                 answer.refused.append(at)
-            elif (held := self.positions.get(place)) is None or held[0] <= at.position:
+            elif (position := self.positions.get(place)) is None or position[0] <= at.position:
                 self.place(place, at.position, at.leaderEpoch)
             else:
                 answer.positions.append(self._position(place))
@@ -405,14 +405,14 @@ class ConsumerGroup:
 
     def granted_partitions(self, name: str, places: Iterable[Place]) -> list[pb.GrantedPartitions]:
         """Return ``places``, partitions of the member ``name``, with their generations. They are grouped by stream, in order."""
-        held = self.members[name].held
+        assigned = self.members[name].held
         parts: dict[str, pb.GrantedPartitions] = {}
         for place in sorted(places):
             stream, partition = place
             if stream not in parts:
                 parts[stream] = pb.GrantedPartitions(stream=stream, uid=self.streams[stream].uid)
             parts[stream].partitions.append(partition)
-            parts[stream].generations.append(held[place])
+            parts[stream].generations.append(assigned[place])
         return list(parts.values())
 
     def all_positions(self) -> list[pb.GroupPosition]:
@@ -434,10 +434,10 @@ Place = tuple[str, int]
 _MAX_PASSES = 8
 
 
-def assign(counts: Mapping[str, int], readers: Mapping[str, Sequence[str]], held: Mapping[Place, str]) -> dict[Place, str]:
+def assign(counts: Mapping[str, int], readers: Mapping[str, Sequence[str]], previous: Mapping[Place, str]) -> dict[Place, str]:
     """Assign all partitions of all streams that have readers. Return a dict from (stream, partition) to the member.
 
-    ``counts``: number of partitions per stream. ``readers``: readers per stream, in the order in which they joined. ``held``:
+    ``counts``: number of partitions per stream. ``readers``: readers per stream, in the order in which they joined. ``previous``:
     the previous assignment, including members that have left.
     """
     load: dict[str, int] = {}
@@ -446,7 +446,7 @@ def assign(counts: Mapping[str, int], readers: Mapping[str, Sequence[str]], held
     for stream in sorted(readers):
         if not readers[stream]:
             continue
-        have[stream] = _partitions_before(stream, counts[stream], readers[stream], held)
+        have[stream] = _partitions_before(stream, counts[stream], readers[stream], previous)
         floor, extra = divmod(counts[stream], len(readers[stream]))
         shares[stream] = _shares(readers[stream], have[stream], load, floor, extra)
         for name, count in shares[stream].items():
@@ -454,10 +454,10 @@ def assign(counts: Mapping[str, int], readers: Mapping[str, Sequence[str]], held
     _even_out(counts, shares, load)
     target: dict[Place, str] = {}
     for stream, share in shares.items():
-        kept = {name: have[stream].get(name, [])[: share[name]] for name in readers[stream] if share[name]}
-        taken = {partition for partitions in kept.values() for partition in partitions}
-        free = iter([partition for partition in range(counts[stream]) if partition not in taken])
-        for name, partitions in kept.items():
+        retained_partitions = {name: have[stream].get(name, [])[: share[name]] for name in readers[stream] if share[name]}
+        occupied = {partition for partitions in retained_partitions.values() for partition in partitions}
+        free = iter([partition for partition in range(counts[stream]) if partition not in occupied])
+        for name, partitions in retained_partitions.items():
             mine = partitions + [next(free) for _ in range(share[name] - len(partitions))]
             target.update({(stream, partition): name for partition in mine})
     return target
@@ -483,15 +483,15 @@ def _shares(
     return shares
 
 
-def _partitions_before(stream: str, count: int, readers: Sequence[str], held: Mapping[Place, str]) -> dict[str, list[int]]:
-    """Return the partitions of ``stream`` that each reader had in the earlier assignment ``held``, as lists by reader.
+def _partitions_before(stream: str, count: int, readers: Sequence[str], previous: Mapping[Place, str]) -> dict[str, list[int]]:
+    """Return the partitions of ``stream`` that each reader had in the earlier assignment ``previous``, as lists by reader.
 
     ``count``: number of partitions of the stream. A reader that had none is not in the result.
     """
     have: dict[str, list[int]] = {}
     names = set(readers)
     for partition in range(count):
-        holder = held.get((stream, partition))
+        holder = previous.get((stream, partition))
         if holder in names:
             have.setdefault(holder, []).append(partition)
     return have

@@ -248,10 +248,10 @@ class GroupLabels:
         self._given &= lags.keys()
         for name in sorted(lags.keys() - self._given)[: self._most - len(self._given)]:
             self._given.add(name)
-        found = {name: lags[name] for name in sorted(self._given)}
+        label_lags = {name: lags[name] for name in sorted(self._given)}
         rest = [lag for name, lag in lags.items() if name not in self._given]
         if rest:
-            found[OTHERS] = GroupLag(
+            label_lags[OTHERS] = GroupLag(
                 sum(lag.records for lag in rest), max(lag.seconds for lag in rest), sum(lag.unknown for lag in rest)
             )
-        return found
+        return label_lags

@@ -198,9 +198,9 @@ class GroupMachine:
             answer.positions.extend(group.readers.all_positions())
 
     def _has_room(self, group: GroupRecord, positions: Iterable[pb.GroupPosition], answer: pb.GroupAnswer) -> bool:
-        held = group.readers.positions
-        new = sum((at.stream, at.partition) not in held for at in positions)
-        if new and (len(held) + new > commands.MAX_PARTITIONS or self._size_bytes >= commands.MAX_STATE_BYTES):
+        known_positions = group.readers.positions
+        new = sum((at.stream, at.partition) not in known_positions for at in positions)
+        if new and (len(known_positions) + new > commands.MAX_PARTITIONS or self._size_bytes >= commands.MAX_STATE_BYTES):
             _reject_full(
                 answer,
                 f"positions of {commands.MAX_PARTITIONS} partitions in a group, {commands.MAX_STATE_BYTES} bytes of all groups",
@@ -276,9 +276,9 @@ class GroupMachine:
             begin = max(committed[0], take.logStart)
         else:
             begin = take.logStart if is_later else max(take.begin, take.logStart)
-        made = group.queues[place] = WorkQueue(take.uid, begin, ordered=take.ordered)
-        made.first_partitions = first
-        return made
+        new_queue = group.queues[place] = WorkQueue(take.uid, begin, ordered=take.ordered)
+        new_queue.first_partitions = first
+        return new_queue
 
     def _weigh(self, name: str) -> None:
         group = self.groups.get(name)

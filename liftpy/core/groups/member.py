@@ -221,10 +221,10 @@ class MemberMachine:
 
         A member with a static identity sends it only if it will not return soon.
         """
-        told = self.stage is MemberStage.MEMBER or (self.stage is MemberStage.JOINING and bool(self._sent_ns))
+        has_joined = self.stage is MemberStage.MEMBER or (self.stage is MemberStage.JOINING and bool(self._sent_ns))
         self.stage = MemberStage.LEFT
         self._owned.clear()
-        return pb.GroupCommand(group=self.group, leave=pb.LeaveGroup(member=self.member)) if told else None
+        return pb.GroupCommand(group=self.group, leave=pb.LeaveGroup(member=self.member)) if has_joined else None
 
     def _owned_by_stream(self) -> list[pb.GrantedPartitions]:
         parts: dict[tuple[str, str], pb.GrantedPartitions] = {}

@@ -254,10 +254,10 @@ class WorkQueue:
         if log_start < self.frontier:
             self._cut(log_start)
         count = bisect_right(self._starts, log_start - 1)
-        gone = self._pieces[:count]
+        removed_pieces = self._pieces[:count]
         del self._pieces[:count], self._starts[:count]
         self.prefix = log_start
-        for piece in gone:
+        for piece in removed_pieces:
             self._count(piece, piece.start - piece.end)
             self._free_next(piece)
         self._advance()
@@ -299,27 +299,27 @@ class WorkQueue:
         if room <= 0:
             return []
         self.leases += 1
-        given: list[QueuePiece] = []
-        while room > 0 and len(given) < commands.MAX_GRANTED_RANGES and self._ready and self._ready[0][0] <= now_ns:
+        leases: list[QueuePiece] = []
+        while room > 0 and len(leases) < commands.MAX_GRANTED_RANGES and self._ready and self._ready[0][0] <= now_ns:
             piece = self._at(heapq.heappop(self._ready), PieceKind.BACK)
             if piece is not None:
                 if piece.end - piece.start > room:
                     self._cut(piece.start + room)
                     piece = piece.between(piece.start, piece.start + room)
-                given.append(self._lease(piece, take.member, now_ns))
+                leases.append(self._lease(piece, take.member, now_ns))
                 room -= piece.end - piece.start
         if may_grow and self.ordered:
-            given += self._taken_in_order(take, room, commands.MAX_GRANTED_RANGES - len(given), now_ns)
+            leases += self._taken_in_order(take, room, commands.MAX_GRANTED_RANGES - len(leases), now_ns)
         elif may_grow and not self.is_full:
             start = self.frontier
             end = min(start + room, take.logEnd)
             if start < end:
-                given.append(self._lease(QueuePiece(start, end, PieceKind.BACK), take.member, now_ns))
-        if not given:
+                leases.append(self._lease(QueuePiece(start, end, PieceKind.BACK), take.member, now_ns))
+        if not leases:
             self.leases -= 1
         return [
             pb.GrantedRange(start=p.start, end=p.end, lease=p.lease, deliveries=p.deliveries, dead=p.dead, reason=p.reason)
-            for p in sorted(given, key=lambda piece: piece.start)
+            for p in sorted(leases, key=lambda piece: piece.start)
         ]
 
     def _taken_in_order(self, take: pb.TakeRecords, room: int, ranges: int, now_ns: int) -> list[QueuePiece]:
@@ -328,9 +328,9 @@ class WorkQueue:
         A record that must wait for an earlier one of its key is stored without a lease. ``room``: maximum number of leased
         records. ``ranges``: maximum number of leased pieces.
         """
-        given: list[QueuePiece] = []
+        leases: list[QueuePiece] = []
         at, end = self.frontier, min(take.logEnd, take.keysFrom + len(take.keys))
-        while take.keysFrom <= at < end and room > 0 and len(given) < ranges:
+        while take.keysFrom <= at < end and room > 0 and len(leases) < ranges:
             if self.is_full or self._order.held_count >= commands.MAX_HELD:
                 break
             key, behind = take.keys[at - take.keysFrom], at + 1
@@ -338,12 +338,12 @@ class WorkQueue:
                 behind += 1
             piece = QueuePiece(at, behind, PieceKind.BACK, key=key)
             if key == NO_KEY or self._order.add(key, at):
-                given.append(self._lease(piece, take.member, now_ns))
+                leases.append(self._lease(piece, take.member, now_ns))
                 room -= behind - at
             else:
                 self._insert(piece)
             at = behind
-        return given
+        return leases
 
     def settle(
         self, settlement: pb.Settlement, member: str, now_ns: int, most_lost: int = commands.MAX_LOST_RANGES
@@ -397,8 +397,8 @@ class WorkQueue:
         if lease not in self._leased:
             return []
         pieces = self._pieces
-        found = [index for index in range(first, behind) if pieces[index].lease == lease]
-        return found if found and pieces[found[0]].member == member else []  # a lease has one member
+        indexes = [index for index in range(first, behind) if pieces[index].lease == lease]
+        return indexes if indexes and pieces[indexes[0]].member == member else []  # a lease has one member
 
     def _foreign_ranges(
         self, first: int, behind: int, own: list[int], kind: int, start: int, end: int, most: int
@@ -408,14 +408,14 @@ class WorkQueue:
         ``first``, ``behind``: the pieces to search, by index. ``own``: indexes of the pieces that the member owns. ``start``,
         ``end``: offsets of the settlement. ``kind``: its kind. For an ack, ranges that are done are left out.
         """
-        mine, found = set(own), list[tuple[int, int]]()
+        mine, foreign_ranges = set(own), list[tuple[int, int]]()
         for index in range(first, behind):
-            if len(found) >= most:
+            if len(foreign_ranges) >= most:
                 break
             piece = self._pieces[index]
             if index not in mine and (piece.kind is not PieceKind.DONE or kind != pb.SETTLE_ACK):
-                found.append((max(piece.start, start), min(piece.end, end)))
-        return found
+                foreign_ranges.append((max(piece.start, start), min(piece.end, end)))
+        return foreign_ranges
 
     def _settle_one(self, settlement: pb.Settlement, piece: QueuePiece, start: int, end: int, now_ns: int) -> None:
         self._cut(start)  # it may have been merged with the previous piece
@@ -452,11 +452,11 @@ class WorkQueue:
 
     def _lease(self, piece: QueuePiece, member: str, now_ns: int) -> QueuePiece:
         deliveries = piece.deliveries + (not piece.dead)
-        given = replace(
+        leased_piece = replace(
             piece, kind=PieceKind.OUT, deliveries=deliveries, lease=self.leases, due_ns=now_ns + self.wait_ns, member=member
         )
-        self._insert(given)
-        return given
+        self._insert(leased_piece)
+        return leased_piece
 
     # ---- pieces ----------------------------------------------------------------------------------------------------------
     def _index(self, offset: int) -> int:
@@ -511,20 +511,20 @@ class WorkQueue:
                     self._cut(piece.end)
                 self._insert(piece)
             return
-        made, fresh, done = self._pieces[max(first - 1, 0) : first], list[QueuePiece](), list[QueuePiece]()
+        pieces_after, fresh, done = self._pieces[max(first - 1, 0) : first], list[QueuePiece](), list[QueuePiece]()
         at, start = first, self._pieces[first].start
-        """All pieces before index ``at``, and the part of that piece below ``start``, are in ``made``."""
+        """All pieces before index ``at``, and the part of that piece below ``start``, are in ``pieces_after``."""
         for index, piece in changes:
             former = self._pieces[index]
             if index > at:
                 if start < self._pieces[at].end:
-                    made.append(self._rest(at, start, fresh))
-                made += self._pieces[at + 1 : index]
+                    pieces_after.append(self._rest(at, start, fresh))
+                pieces_after += self._pieces[at + 1 : index]
                 at, start = index, former.start
             if piece.start > start:
-                made.append(former.between(start, piece.start))
-                fresh.append(made[-1])
-            made.append(piece)
+                pieces_after.append(former.between(start, piece.start))
+                fresh.append(pieces_after[-1])
+            pieces_after.append(piece)
             fresh.append(piece)
             start = piece.end
             self._count(former, piece.start - piece.end)
@@ -532,10 +532,10 @@ class WorkQueue:
             if former.key and piece.kind is PieceKind.DONE:
                 done.append(former)
         if start < self._pieces[at].end:
-            made.append(self._rest(at, start, fresh))
-        made += self._pieces[behind : behind + 1]
-        joined = made[:1]
-        for piece in made[1:]:
+            pieces_after.append(self._rest(at, start, fresh))
+        pieces_after += self._pieces[behind : behind + 1]
+        joined = pieces_after[:1]
+        for piece in pieces_after[1:]:
             if joined[-1].continues(piece):
                 joined[-1] = joined[-1].between(joined[-1].start, piece.end)
             else:
@@ -649,7 +649,7 @@ class WorkQueue:
 
         ``with_holders``: include the members with leased records. This reads all pieces.
         """
-        held = self._order.held_count
+        held_count = self._order.held_count
         holders: dict[str, pb.QueueHolder] = {}
         if with_holders:
             most = heapq.nsmallest(commands.MAX_HOLDERS, self._out.items(), key=lambda out: (-out[1], out[0]))
@@ -667,10 +667,10 @@ class WorkQueue:
             acknowledgedBelow=self.prefix,
             takenBelow=self.frontier,
             out=self.out_count,
-            returned=back - self._dead_back - held,
+            returned=back - self._dead_back - held_count,
             dead=self._dead_back,
             acknowledged=self._records[PieceKind.DONE],
             ranges=len(self._pieces),
-            held=held,
+            held=held_count,
             holders=holders.values(),
         )

@@ -121,17 +121,17 @@ def _bytes_array(parts: Sequence[_ColumnPart], kind: pa.DataType) -> pa.Array:
             data.append(part.column.data[start:stop])
             size_bytes += stop - start
         row += rows
-    found = pa.Array.from_buffers(kind, count, [_validity(parts), pa.py_buffer(offsets), _one_buffer(data)])
-    return _to_text_array(found) if pa.types.is_string(kind) else found
+    array = pa.Array.from_buffers(kind, count, [_validity(parts), pa.py_buffer(offsets), _one_buffer(data)])
+    return _to_text_array(array) if pa.types.is_string(kind) else array
 
 
-def _to_text_array(found: pa.Array) -> pa.Array:
-    r"""Return the Arrow array of bytes ``found`` as an array of strings. A byte that is not UTF-8 becomes text such as ``\xe9``."""
+def _to_text_array(array: pa.Array) -> pa.Array:
+    r"""Return the Arrow array of bytes ``array`` as an array of strings. A byte that is not UTF-8 becomes text such as ``\xe9``."""
     try:
-        found.validate(full=True)
+        array.validate(full=True)
     except pa.ArrowInvalid:
-        return pa.array([_decode_text(entry) for entry in found.cast(pa.binary()).to_pylist()], pa.string())
-    return found
+        return pa.array([_decode_text(entry) for entry in array.cast(pa.binary()).to_pylist()], pa.string())
+    return array
 
 
 def _decode_text(entry: bytes | None) -> str | None:
@@ -235,13 +235,13 @@ def _subjects(group: Sequence[Rows]) -> pa.Array:
 
 
 def _only_subject(group: Sequence[Rows]) -> bytes | None:
-    found: set[bytes] = set()
+    subjects: set[bytes] = set()
     for rows in group:
         column = rows.batch.columns.subjects
         if column is not None and len(column.entries.ends) > 1:
             return None
-        found.add(bytes(column.entries.data) if column is not None else b"")
-    return found.pop() if len(found) == 1 else None
+        subjects.add(bytes(column.entries.data) if column is not None else b"")
+    return subjects.pop() if len(subjects) == 1 else None
 
 
 def _leader_epochs(group: Sequence[Rows]) -> pa.Array:

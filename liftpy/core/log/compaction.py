@@ -112,22 +112,22 @@ class CompactionFilter:
         purged = self._purge_mask(batch)
         if keep.all() and not purged.any():
             return keep
-        held = self._may_have_ids(batch)
-        if held is not None:
-            self._hold_for_ids(batch, held & (~keep | purged))
-            keep |= held
-            purged &= ~held
+        id_mask = self._may_have_ids(batch)
+        if id_mask is not None:
+            self._hold_for_ids(batch, id_mask & (~keep | purged))
+            keep |= id_mask
+            purged &= ~id_mask
         keep &= ~purged
         stays = self._mask_of_superseders(batch, newest, purged)
         keep |= stays
         if (stays & purged).any():
             self._hold_purges(batch, stays & purged, self.ids_held_until_ns)
         if newest is not None:
-            gone = np.flatnonzero(newest & batch.columns.keys.valid() & ~keep)  # type: ignore[union-attr]
-            if gone.size:
+            tombstones = np.flatnonzero(newest & batch.columns.keys.valid() & ~keep)  # type: ignore[union-attr]
+            if tombstones.size:
                 if self.deletes_start is None:
-                    self.deletes_start = int(batch.offsets()[gone[0]])
-                self.deletes_end = max(self.deletes_end, int(batch.offsets()[gone[-1]]) + 1)
+                    self.deletes_start = int(batch.offsets()[tombstones[0]])
+                self.deletes_end = max(self.deletes_end, int(batch.offsets()[tombstones[-1]]) + 1)
         return keep
 
     def _is_newest(self, batch: RecordBatch) -> Mask:
@@ -173,12 +173,12 @@ class CompactionFilter:
             return None
         return np.diff(headers.ends.astype(np.int64), prepend=0) > 0
 
-    def _hold_for_ids(self, batch: RecordBatch, held: Mask) -> None:
-        """Record that the records of ``batch`` in the mask ``held`` stay because of their message ids.
+    def _hold_for_ids(self, batch: RecordBatch, id_mask: Mask) -> None:
+        """Record that the records of ``batch`` in the mask ``id_mask`` stay because of their message ids.
 
         Newer records with the same keys or subjects then stay too.
         """
-        places = np.flatnonzero(held).tolist()
+        places = np.flatnonzero(id_mask).tolist()
         if not places:
             return
         window_ns = round(self.config.dedup_window_s * NS_PER_S)
@@ -189,12 +189,12 @@ class CompactionFilter:
         if batch.columns.subjects is not None:
             names, _ = _count_by_subject(batch.columns.subjects)
             self._held_subjects.update(names[index] for index in batch.columns.subjects.index[places].tolist() if names[index])
-        self._hold_purges(batch, held, batch.header.timestamp_ns + window_ns)
+        self._hold_purges(batch, id_mask, batch.header.timestamp_ns + window_ns)
 
-    def _hold_purges(self, batch: RecordBatch, held: Mask, until_ns: int) -> None:
-        """Record that a purge that matches one of the ``held`` records is not complete before ``until_ns`` (wall time)."""
+    def _hold_purges(self, batch: RecordBatch, id_mask: Mask, until_ns: int) -> None:
+        """Record that a purge that matches one of the ``id_mask`` records is not complete before ``until_ns`` (wall time)."""
         for purge, wanted in self._filters:
-            if bool((wanted.mask(batch) & (batch.offsets() < purge.end_offset) & held).any()):
+            if bool((wanted.mask(batch) & (batch.offsets() < purge.end_offset) & id_mask).any()):
                 self.held_until_ns[purge.number] = max(self.held_until_ns.get(purge.number, 0), until_ns)
 
     def _mask_of_superseders(self, batch: RecordBatch, newest: Mask | None, purged: Mask) -> Mask:
@@ -209,8 +209,10 @@ class CompactionFilter:
         """
         stays = np.zeros(batch.record_count, dtype=np.bool_)
         if self._held_keys and batch.columns.keys is not None:
-            held = np.fromiter((key in self._held_keys for key in batch.columns.keys.to_list()), np.bool_, batch.record_count)
-            stays |= held & (purged if newest is None else purged | newest)
+            key_mask = np.fromiter(
+                (key in self._held_keys for key in batch.columns.keys.to_list()), np.bool_, batch.record_count
+            )
+            stays |= key_mask & (purged if newest is None else purged | newest)
         if self._held_subjects and batch.columns.subjects is not None and purged.any():
             names, _ = _count_by_subject(batch.columns.subjects)
             of_entry = np.fromiter((name in self._held_subjects for name in names), np.bool_, len(names))
@@ -218,11 +220,11 @@ class CompactionFilter:
         return stays
 
     def _purge_mask(self, batch: RecordBatch) -> Mask:
-        gone = np.zeros(batch.record_count, dtype=np.bool_)
+        mask = np.zeros(batch.record_count, dtype=np.bool_)
         for purge, wanted in self._filters:
             if batch.base_offset < purge.end_offset:
-                gone |= wanted.mask(batch) & (batch.offsets() < purge.end_offset)
-        return gone
+                mask |= wanted.mask(batch) & (batch.offsets() < purge.end_offset)
+        return mask
 
 
 def _count_by_subject(subjects: DictionaryColumn) -> tuple[list[bytes], list[int]]:
@@ -379,20 +381,20 @@ class _Writer:
         self._write(batch.view if mask.all() else keep_records(batch, mask))
 
     def _fill(self, header: BatchHeader) -> None:
-        held = self._filler
-        extends = held is not None and held.leader_epoch == header.leader_epoch
-        if held is None or not extends or header.next_offset - held.base_offset > MAX_FILLER_OFFSETS:
+        filler = self._filler
+        extends = filler is not None and filler.leader_epoch == header.leader_epoch
+        if filler is None or not extends or header.next_offset - filler.base_offset > MAX_FILLER_OFFSETS:
             self._write_filler()
             self._filler = header
             return
-        timestamp_ns = max(held.timestamp_ns, header.timestamp_ns)
-        delta = header.last_offset - held.base_offset
-        self._filler = held._replace(timestamp_ns=timestamp_ns, last_offset_delta=delta)
+        timestamp_ns = max(filler.timestamp_ns, header.timestamp_ns)
+        delta = header.last_offset - filler.base_offset
+        self._filler = filler._replace(timestamp_ns=timestamp_ns, last_offset_delta=delta)
 
     def _write_filler(self) -> None:
-        held, self._filler = self._filler, None
-        if held is not None:
-            self._write(build_filler(held.base_offset, held.next_offset, held.leader_epoch, held.timestamp_ns))
+        filler, self._filler = self._filler, None
+        if filler is not None:
+            self._write(build_filler(filler.base_offset, filler.next_offset, filler.leader_epoch, filler.timestamp_ns))
 
     def _write(self, data: bytes | memoryview) -> None:
         position = self._segment.size_bytes

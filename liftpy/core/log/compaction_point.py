@@ -85,12 +85,12 @@ class CompactionHorizon:
 
         Return False if the stored horizon was already as high. Raises StorageError.
         """
-        held = self.value
-        raised = held
-        if horizon.end_offset > held.end_offset:
-            raised = Horizon(horizon.end_offset, max(held.leader_epoch, horizon.leader_epoch))
-        raised = raised._replace(deletes_end=max(held.deletes_end, horizon.deletes_end))
-        if raised == held:
+        current = self.value
+        raised = current
+        if horizon.end_offset > current.end_offset:
+            raised = Horizon(horizon.end_offset, max(current.leader_epoch, horizon.leader_epoch))
+        raised = raised._replace(deletes_end=max(current.deletes_end, horizon.deletes_end))
+        if raised == current:
             return False
         self._storage.replace(HORIZON_NAME, encode_horizon(raised))
         self.value = raised
@@ -108,7 +108,7 @@ class CompactionHorizon:
             self.value = value
 
 
-def deletes_end_after(held: Horizon, deletes_start: int | None, deletes_end: int) -> int:
+def deletes_end_after(horizon: Horizon, deletes_start: int | None, deletes_end: int) -> int:
     """Return the ``deletes_end`` of a horizon after a compaction. It rises whenever a tombstone is removed [D30].
 
     A tombstone stays while an older record of its key stays for its message id. So compaction may remove it after tombstones
@@ -122,8 +122,8 @@ def deletes_end_after(held: Horizon, deletes_start: int | None, deletes_end: int
     Returns:
         The new ``deletes_end``: offset (exclusive) below which tombstones may be missing.
     """
-    if deletes_start is not None and deletes_start < held.deletes_end:
-        return max(held.deletes_end + 1, deletes_end)
+    if deletes_start is not None and deletes_start < horizon.deletes_end:
+        return max(horizon.deletes_end + 1, deletes_end)
     return deletes_end
 
 

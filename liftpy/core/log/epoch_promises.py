@@ -44,37 +44,37 @@ def decode_promises(data: bytes | None) -> dict[str, int]:
 
     Reading stops at the first damaged frame. Raises UnknownFormatError for a journal of another version [S11].
     """
-    held: dict[str, int] = {}
+    epochs: dict[str, int] = {}
     if data is None or len(data) < _HEAD.size:
-        return held
+        return epochs
     magic, version = _HEAD.unpack_from(data)
     if magic != _MAGIC:
-        return held
+        return epochs
     if version != _VERSION:
         raise UnknownFormatError(
             f"The file promises (LeaderEpochs that this node must not go below) has format version {version}, "
             f"but this version reads {_VERSION}. Start the newer version of liftpy."
         )
     position = _HEAD.size
-    while (body := frame_at(data, position)) is not None and _add_promises(bytes(body), held):
+    while (body := frame_at(data, position)) is not None and _add_promises(bytes(body), epochs):
         position += FRAME_HEAD_BYTES + len(body)
-    return held
+    return epochs
 
 
 def _add_promises(body: bytes, held: dict[str, int]) -> bool:
     """Add the promises in the ``body`` of a frame to ``held`` (key -> LeaderEpoch). Return False, and add nothing, if it is invalid."""
-    found: list[tuple[str, int]] = []
+    entries: list[tuple[str, int]] = []
     position = 0
     try:
         while position < len(body):
             epoch, length = _PROMISE.unpack_from(body, position)
             position += _PROMISE.size + length
-            found.append((body[position - length : position].decode(), epoch))
+            entries.append((body[position - length : position].decode(), epoch))
     except (struct.error, UnicodeDecodeError):
         return False
     if position != len(body):
         return False
-    for key, epoch in found:
+    for key, epoch in entries:
         held[key] = max(epoch, held.get(key, 0))
     return True
 
@@ -99,10 +99,10 @@ class PromiseJournal:
         for name in names:
             if name.endswith(".tmp"):
                 storage.remove(name)
-        held = decode_promises(storage.load(PROMISES_NAME) if PROMISES_NAME in names else None)
+        epochs = decode_promises(storage.load(PROMISES_NAME) if PROMISES_NAME in names else None)
         for key, epoch in (others or {}).items():
-            held[key] = max(epoch, held.get(key, 0))
-        self._held = {key: epoch for key, epoch in held.items() if is_held(key)}
+            epochs[key] = max(epoch, epochs.get(key, 0))
+        self._held = {key: epoch for key, epoch in epochs.items() if is_held(key)}
         self._file: LogFile | None = None
         """The open file. None: the file must be rewritten before anything can be appended."""
         self._bound_bytes = 0
@@ -147,9 +147,9 @@ class PromiseJournal:
         self._held |= more
 
     def _rewrite_file(self, more: Mapping[str, int] | None = None) -> None:
-        held = self._held | dict(more or {})
-        data = _HEAD.pack(_MAGIC, _VERSION) + encode_promises(held)
-        if decode_promises(data) != held:
+        epochs = self._held | dict(more or {})
+        data = _HEAD.pack(_MAGIC, _VERSION) + encode_promises(epochs)
+        if decode_promises(data) != epochs:
             raise StorageError(
                 "The file promises (LeaderEpochs that this node must not go below) differs after the write, so "
                 "the old file remains. Check the disk."

@@ -58,10 +58,10 @@ class PartitionReport:
     @property
     def epochs(self) -> list[tuple[int, int]]:
         """(LeaderEpoch, offset of its first record) in ascending order, from a scan of the segments."""
-        found: list[tuple[int, int]] = []
+        epochs: list[tuple[int, int]] = []
         for segment in self.segments:
-            found += [entry for entry in segment.summary.epochs if not found or found[-1][0] != entry[0]]
-        return found
+            epochs += [entry for entry in segment.summary.epochs if not epochs or epochs[-1][0] != entry[0]]
+        return epochs
 
 
 def inspect(storage: Storage, tell: Callable[[int, int], None] | None = None) -> PartitionReport:
@@ -105,9 +105,9 @@ def _segment(storage: Storage, base: int, *, last: bool) -> SegmentReport:
     segment = Segment(base, file, base)
     torn, fault, position = False, "", file.size_bytes
     try:
-        found = walk(segment)
-        fault, position = found.fault, found.end
-        torn = bool(fault) and last and not found.valid_behind
+        contents = walk(segment)
+        fault, position = contents.fault, contents.end
+        torn = bool(fault) and last and not contents.valid_behind
     except UnknownFormatError as error:
         fault, position = str(error), segment.size_bytes
     summary = segment.summary()

@@ -356,11 +356,11 @@ class Log:
         """
         self._must_be_open()
         try:
-            found = first_offset_at(self.segments, timestamp_ns)
+            offset = first_offset_at(self.segments, timestamp_ns)
         except CorruptionError as error:
             self.handle_damage(error)
             raise
-        return self.log_end_offset if found is None else max(found, self.log_start_offset)
+        return self.log_end_offset if offset is None else max(offset, self.log_start_offset)
 
     def handle_damage(self, error: CorruptionError) -> None:
         """Handle damage that a read has found: remove the index of the segment, and report the damage to the replica (``on_damage``).
@@ -449,12 +449,12 @@ class Log:
 
     def _truncate_segment(self, segment: Segment, position: int) -> None:
         segment.file.truncate(position)
-        kept = Segment(segment.base_offset, segment.file, segment.base_offset, checked=segment.checked)
-        kept.size_bytes = position  # the scan of the remaining batches ends there
-        for at, header in list(kept.batches(0, position)):
-            kept.note(header, at)
-        kept.made_wall_ns = segment.made_wall_ns
-        self.segments[-1] = kept
+        prefix = Segment(segment.base_offset, segment.file, segment.base_offset, checked=segment.checked)
+        prefix.size_bytes = position  # the scan of the remaining batches ends there
+        for at, header in list(prefix.batches(0, position)):
+            prefix.note(header, at)
+        prefix.made_wall_ns = segment.made_wall_ns
+        self.segments[-1] = prefix
 
     def start_afresh(self, start_offset: int, deletes_end: int = 0) -> None:
         """Delete all records and begin an empty log at ``start_offset`` (inclusive).
@@ -520,7 +520,7 @@ class Log:
     def apply_retention(
         self,
         now_wall_ns: int,
-        held_from: int | None = None,
+        retain_from: int | None = None,
         hold_bytes: int = 0,
         may_drop: Callable[[int], bool] = lambda log_start_offset: True,
     ) -> bool:
@@ -538,12 +538,12 @@ class Log:
         """
         self._must_be_open()
         before, active, high = self.log_start_offset, self.segments[-1], self.high_watermark
-        given_up = is_too_old(active, self.config, high, now_wall_ns) or is_below(active, self.asked_start, high)
-        if given_up or self.cleaning.wants_seal(active, high + 1):
+        is_expired = is_too_old(active, self.config, high, now_wall_ns) or is_below(active, self.asked_start, high)
+        if is_expired or self.cleaning.wants_seal(active, high + 1):
             self.roll(now_wall_ns)  # the active segment of an idle stream also exceeds its age
         wanted = retained_start(self.segments, self.config, high, now_wall_ns)
-        asked = asked_start(self.segments, self.asked_start)
-        start = min(max(held_start(self.segments, wanted, held_from, hold_bytes), asked), high + 1)
+        requested_start = asked_start(self.segments, self.asked_start)
+        start = min(max(held_start(self.segments, wanted, retain_from, hold_bytes), requested_start), high + 1)
         if start > before and may_drop(start):
             self.drop_prefix(start)
         self.cleaning.note_bounds(self.log_start_offset, high + 1)

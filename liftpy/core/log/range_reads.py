@@ -55,24 +55,24 @@ def read_selected(
         OffsetOutOfRangeError, CorruptionError, LogClosedError: As in ``Log.read``.
     """
     most_bytes = min(max_bytes, room_bytes)
-    found: list[memoryview] = []
-    size_bytes, position, looked_subjects = 0, offset, 0
+    batches: list[memoryview] = []
+    size_bytes, position, subject_count = 0, offset, 0
     for batch in _batches_below(log, offset, end_offset) if backwards else _batches_from(log, offset, end_offset):
         data = _matching_part(batch, wanted)
         if data is not None:
-            if found and size_bytes + len(data) > most_bytes:
+            if batches and size_bytes + len(data) > most_bytes:
                 break
             if len(data) > room_bytes:
                 return _piece_of(data, room_bytes, offset, held)
-            found.append(data)
+            batches.append(data)
             size_bytes += len(data)
         position = max(batch.base_offset, log.log_start_offset) if backwards else batch.next_offset
-        looked_subjects += _count_subjects(batch) if wanted.subjects else 0
-        if looked_subjects >= LOOK_SUBJECTS:
+        subject_count += _count_subjects(batch) if wanted.subjects else 0
+        if subject_count >= LOOK_SUBJECTS:
             break
     if backwards:
-        found.reverse()
-    return Portion(tuple(found), size_bytes, position)
+        batches.reverse()
+    return Portion(tuple(batches), size_bytes, position)
 
 
 def read_narrow(
@@ -84,18 +84,18 @@ def read_narrow(
     reader already has.
     """
     most_bytes = min(max_bytes, room_bytes)
-    found: list[memoryview] = []
-    size_bytes = looked_bytes = 0
+    batches: list[memoryview] = []
+    size_bytes = scanned_bytes = 0
     position = offset
     for batch in _batches_from(log, offset, end_offset):
         data = narrow(batch, left_out)
-        if found and size_bytes + len(data) > most_bytes:
+        if batches and size_bytes + len(data) > most_bytes:
             break
         if len(data) > room_bytes:
             return _piece_of(data, room_bytes, offset, held)
-        found.append(data)
-        size_bytes, looked_bytes, position = size_bytes + len(data), looked_bytes + len(batch.view), batch.next_offset
-    return Portion(tuple(found), size_bytes, position, looked_bytes=looked_bytes)
+        batches.append(data)
+        size_bytes, scanned_bytes, position = size_bytes + len(data), scanned_bytes + len(batch.view), batch.next_offset
+    return Portion(tuple(batches), size_bytes, position, looked_bytes=scanned_bytes)
 
 
 def _count_subjects(batch: RecordBatch) -> int:
@@ -216,13 +216,15 @@ def measure(log: Log, start: int, end: int, *, every_bytes: int = 0, every_recor
     try:
         measured = _Range(reached, start, end)
         if every_bytes:
-            found = measured.by_bytes(every_bytes)
+            boundaries = measured.by_bytes(every_bytes)
         else:
-            found = measured.by_records(every_records) if every_records else []
+            boundaries = measured.by_records(every_records) if every_records else []
     except CorruptionError as error:
         log.handle_damage(error)
         raise
-    return RangeSize(measured.size_bytes, tuple(offset for offset, _ in found), tuple(position for _, position in found))
+    return RangeSize(
+        measured.size_bytes, tuple(offset for offset, _ in boundaries), tuple(position for _, position in boundaries)
+    )
 
 
 class _Range:
@@ -245,27 +247,27 @@ class _Range:
 
         All multiples of the step within one batch share a border.
         """
-        found: list[tuple[int, int]] = []
+        boundaries: list[tuple[int, int]] = []
         position = step
-        while position < self.size_bytes and len(found) < MAX_BOUNDARIES:
+        while position < self.size_bytes and len(boundaries) < MAX_BOUNDARIES:
             number = bisect_right(self._begins, position) - 1
             begin = self._begins[number]
             batch, at = _last_at(self._segments[number], position - begin)
             if batch.base_offset > self._start and begin + at > 0:
-                found.append((batch.base_offset, begin + at))
+                boundaries.append((batch.base_offset, begin + at))
             position = -(-(begin + at + batch.size_bytes) // step) * step
-        return found
+        return boundaries
 
     def by_records(self, step: int) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
+        boundaries: list[tuple[int, int]] = []
         before = self._start
-        while before + step < self._end and len(found) < MAX_BOUNDARIES:
+        while before + step < self._end and len(boundaries) < MAX_BOUNDARIES:
             border = self._last_above(before, before + step)
             if border is None:
                 break
-            found.append(border)
+            boundaries.append(border)
             before = border[0]
-        return found
+        return boundaries
 
     def _last_above(self, before: int, most: int) -> tuple[int, int] | None:
         """Return (offset, position) of the last batch that begins above the offset ``before`` and at or below the offset ``most``.
@@ -304,16 +306,16 @@ def _last_of_block(segment: Segment, number: int, wanted: Callable[[BatchHeader,
     """
     begin = segment.entries[number].position
     segment.check(begin, begin + 1)
-    found: tuple[BatchHeader, int] | None = None
+    newest: tuple[BatchHeader, int] | None = None
     for at, header in segment.batches(begin, segment.size_bytes):
-        if found is not None and not wanted(header, at):
+        if newest is not None and not wanted(header, at):
             break
-        found = (header, at)
-    if found is None:
+        newest = (header, at)
+    if newest is None:
         raise CorruptionError(
             f"{log_name(segment.base_offset)}: no batch at position {begin}. The segment is damaged: run `liftpy log verify`."
         )
-    return found
+    return newest
 
 
 MAX_FILES = 256
@@ -353,8 +355,8 @@ def spans_of(log: Log, start: int, end: int) -> list[FileSpan]:
         log.handle_damage(error)
         raise
     ends = [*(segment.size_bytes for segment in reached[:-1]), at + batch.size_bytes]
-    found = [FileSpan(s.base_offset, a, b) for s, a, b in zip(reached, begins, ends, strict=True)]
-    return [span for span in found if span.begin < span.end]
+    spans = [FileSpan(s.base_offset, a, b) for s, a, b in zip(reached, begins, ends, strict=True)]
+    return [span for span in spans if span.begin < span.end]
 
 
 # Selects the part of a log that fits into one message: whole batches, or a piece of a large one.
@@ -384,9 +386,9 @@ def read_portion(
     are part of this batch.
     """
     if held.position:
-        found = log.read_part(from_offset, held.position, room_bytes, end_offset=end_offset)
-        if found is not None and found[0].crc == held.crc:
-            header, data = found
+        part = log.read_part(from_offset, held.position, room_bytes, end_offset=end_offset)
+        if part is not None and part[0].crc == held.crc:
+            header, data = part
             return portion_of(Piece(header.crc, header.size_bytes, held.position, data), from_offset)
     read = log.read(from_offset, min(max_bytes, room_bytes), end_offset=end_offset)
     if read.size_bytes <= room_bytes:

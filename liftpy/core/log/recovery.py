@@ -50,9 +50,9 @@ def set_aside(storage: Storage, base_offset: int, why: str) -> None:
     ``why``: DAMAGED for a damaged segment, BEHIND for a valid one after it.
     """
     storage.remove(index_name(base_offset))
-    taken = set(storage.names())
+    names = set(storage.names())
     name = f"{log_name(base_offset)}.{why}"
-    number = next(n for n in range(len(taken) + 1) if f"{name}-{n}" not in taken)
+    number = next(n for n in range(len(names) + 1) if f"{name}-{n}" not in names)
     storage.rename(log_name(base_offset), f"{name}-{number}")
     storage.sync_folder()
 
@@ -154,8 +154,8 @@ def recover(storage: Storage, *, clean: bool = False) -> RecoveryResult:
         finish_splits(storage, names)
         names = storage.names()
     flush_failed = failed_flush(storage) if FLUSH_FAILED_NAME in names else ""
-    found = decode_checkpoint(storage.load(CHECKPOINT_NAME)) if CHECKPOINT_NAME in names else None
-    checkpoint = found or Checkpoint()
+    stored_checkpoint = decode_checkpoint(storage.load(CHECKPOINT_NAME)) if CHECKPOINT_NAME in names else None
+    checkpoint = stored_checkpoint or Checkpoint()
     bases = sorted(int(n[:-4]) for n in names if n.endswith(".log") and n[:-4].isdigit())
     _remove_stray_indexes(storage, names, bases)
     segments, walked, rebuilt, cut, damage = _segments(storage, bases, checkpoint.log_start_offset, clean)
@@ -180,7 +180,7 @@ def recover(storage: Storage, *, clean: bool = False) -> RecoveryResult:
         rebuilt_indexes=rebuilt,
         damage=tuple(damage),
         set_aside=quarantined_names(storage.names() if damage else names),
-        checkpoint_found=found is not None,
+        checkpoint_found=stored_checkpoint is not None,
         lost_committed=checkpoint.high_watermark >= log_end_offset,
         lost_flushed=clean and cut > 0,
         rewritten_bytes=rewritten_bytes,
@@ -221,19 +221,21 @@ def _segments(
             continue
         segment = None if last else _from_index(storage, base)
         if segment is None:
-            segment, found = _open_and_scan(storage, base)
+            segment, contents = _open_and_scan(storage, base)
             walked += segment.file.size_bytes
             rebuilt += not last
-            torn = found.fault and not found.valid_behind and (last or _is_torn(storage, base, bases[number + 1 :], clean))
+            torn = (
+                contents.fault and not contents.valid_behind and (last or _is_torn(storage, base, bases[number + 1 :], clean))
+            )
             if torn:
                 _remove_segments(storage, bases[number + 1 :])
                 last = True
-                cut += segment.file.size_bytes - found.end
-                segment.file.truncate(found.end)
-            elif found.fault:
-                damage.append(Damage(log_name(base), segment.next_offset, found.end, found.fault))
-                kept = _set_aside(storage, segment, found, bases[number + 1 :])
-                segments += [kept] if kept is not None else []
+                cut += segment.file.size_bytes - contents.end
+                segment.file.truncate(contents.end)
+            elif contents.fault:
+                damage.append(Damage(log_name(base), segment.next_offset, contents.end, contents.fault))
+                prefix = _set_aside(storage, segment, contents, bases[number + 1 :])
+                segments += [prefix] if prefix is not None else []
                 break
         gap = bool(segments) and segment.base_offset != segments[-1].next_offset
         if gap:
@@ -280,9 +282,9 @@ def _is_torn(storage: Storage, base: int, behind: list[int], clean: bool) -> boo
     if clean or decode_index(storage.load(index_name(base))) is not None:
         return False
     for later in behind:
-        segment, found = _open_and_scan(storage, later)
+        segment, contents = _open_and_scan(storage, later)
         segment.file.close()
-        if found.end or found.valid_behind:
+        if contents.end or contents.valid_behind:
             return False
     return True
 
@@ -299,21 +301,21 @@ def _remove_segment(storage: Storage, base: int) -> None:
     storage.sync_folder()
 
 
-def _set_aside(storage: Storage, segment: Segment, found: SegmentContents, later: list[int]) -> Segment | None:
+def _set_aside(storage: Storage, segment: Segment, contents: SegmentContents, later: list[int]) -> Segment | None:
     """Quarantine a damaged segment and all ``later`` ones. Return a new segment with its valid part. None: no part is valid.
 
-    ``found``: result of reading the damaged segment. ``later``: base offsets of the segments after it.
+    ``contents``: result of reading the damaged segment. ``later``: base offsets of the segments after it.
     """
     _quarantine_behind(storage, later)
     name = f"{log_name(segment.base_offset)}.tmp"
-    kept = storage.create(name)
-    for position in range(0, found.end, _COPY_BYTES):
-        kept.append([segment.file.read(position, min(_COPY_BYTES, found.end - position))])
-    kept.sync()
-    kept.close()
+    copy_file = storage.create(name)
+    for position in range(0, contents.end, _COPY_BYTES):
+        copy_file.append([segment.file.read(position, min(_COPY_BYTES, contents.end - position))])
+    copy_file.sync()
+    copy_file.close()
     segment.file.close()
     set_aside(storage, segment.base_offset, DAMAGED)
-    if not found.end:
+    if not contents.end:
         storage.remove(name)
         storage.sync_folder()
         return None
@@ -370,10 +372,10 @@ def failed_flush(storage: Storage) -> str:
 def finish_splits(storage: Storage, names: Iterable[str]) -> None:
     """Complete the split of a segment into two files, if a crash interrupted it. ``names``: files in the directory."""
     for name in names:
-        found = _TAIL.fullmatch(name)
-        if found is not None:
-            _cut(storage, found[1], storage.open(found[1]), int(found[2])).close()
-            storage.rename(name, log_name(int(found[3])))
+        match = _TAIL.fullmatch(name)
+        if match is not None:
+            _cut(storage, match[1], storage.open(match[1]), int(match[2])).close()
+            storage.rename(name, log_name(int(match[3])))
             storage.sync_folder()
 
 
@@ -469,10 +471,10 @@ def _split(storage: Storage, segment: Segment, position: int) -> list[Segment]:
     storage.rename(tail_name, log_name(base_offset))
     storage.sync_folder()
     tail = Segment(base_offset, storage.open(log_name(base_offset)), base_offset)
-    found = walk(tail)
-    if found.fault:
+    contents = walk(tail)
+    if contents.fault:
         raise StorageError(
-            f"{log_name(base_offset)}: the records cannot be read after the write: {found.fault}. Check the disk."
+            f"{log_name(base_offset)}: the records cannot be read after the write: {contents.fault}. Check the disk."
         )
     head = _head_of(segment, file, position, tail)
     seal(storage, head)

@@ -36,9 +36,9 @@ def is_too_old(segment: RetainedSegment, config: StreamConfig, high_watermark: i
     return bool(config.retention_age_s and segment.size_bytes and committed and segment.max_timestamp_ns < oldest_ns)
 
 
-def is_below(segment: RetainedSegment, asked_start: int, high_watermark: int) -> bool:
+def is_below(segment: RetainedSegment, requested_start: int, high_watermark: int) -> bool:
     """Return whether the whole segment is committed and below the requested log start. ``high_watermark``: inclusive."""
-    return bool(segment.size_bytes) and segment.next_offset <= min(asked_start, high_watermark + 1)
+    return bool(segment.size_bytes) and segment.next_offset <= min(requested_start, high_watermark + 1)
 
 
 def asked_start(segments: Sequence[RetainedSegment], wanted: int) -> int:
@@ -71,21 +71,21 @@ def retained_start(segments: Sequence[RetainedSegment], config: StreamConfig, hi
     return segments[-1].base_offset
 
 
-def held_start(segments: Sequence[RetainedSegment], wanted: int, held_from: int | None, most_bytes: int) -> int:
-    """Return the log start after retention, if a service still needs the record at ``held_from``. None: no service needs a record.
+def held_start(segments: Sequence[RetainedSegment], wanted: int, retain_from: int | None, most_bytes: int) -> int:
+    """Return the log start after retention, if a service still needs the record at ``retain_from``. None: no service needs a record.
 
     At most ``most_bytes`` below ``wanted``, the log start by the settings, stay for the service. Beyond this limit, retention
     wins.
 
-    Example: segments of 10 records and 1 MB begin at 0, 10, 20 and 30. ``wanted`` is 30 and ``held_from`` is 12. The log start
+    Example: segments of 10 records and 1 MB begin at 0, 10, 20 and 30. ``wanted`` is 30 and ``retain_from`` is 12. The log start
     becomes 10 if ``most_bytes`` is 2 MB, and 20 if it is 1 MB.
     """
-    start, held_bytes = wanted, 0
-    if held_from is None:
+    start, size_bytes = wanted, 0
+    if retain_from is None:
         return wanted
-    for segment in reversed([s for s in segments if s.base_offset < wanted and s.next_offset > held_from]):
-        held_bytes += segment.size_bytes
-        if held_bytes > most_bytes:
+    for segment in reversed([s for s in segments if s.base_offset < wanted and s.next_offset > retain_from]):
+        size_bytes += segment.size_bytes
+        if size_bytes > most_bytes:
             break
         start = segment.base_offset
     return start

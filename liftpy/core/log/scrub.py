@@ -109,7 +109,7 @@ def is_confirmed_damage(log: Log, segment: Segment, scan: Scan) -> bool:
 
     The result is False if ``segment`` is no longer part of the log. A confirmed damage is also reported to the log.
     """
-    return any(segment is held for held in log.segments) and not log.is_sound(scan.next_offset)
+    return any(segment is log_segment for log_segment in log.segments) and not log.is_sound(scan.next_offset)
 
 
 def freshly_sealed(log: Log) -> Segment | None:

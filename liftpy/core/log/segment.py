@@ -189,13 +189,13 @@ class Segment:
 
     def locate(self, offset: int) -> int:
         """Return the position of the batch that contains ``offset``, or of the next batch. If there is none, return ``size_bytes``."""
-        found = self.size_bytes
+        position_in_file = self.size_bytes
         for base_offset, next_offset, position in reversed(self.recent):
             if next_offset <= offset:
-                return found
+                return position_in_file
             if base_offset <= offset:
                 return position
-            found = position
+            position_in_file = position
         for position, header in self.batches(self.entry_at(offset), self.size_bytes):
             if header.next_offset > offset:
                 return position
@@ -284,12 +284,12 @@ def _check_order(segment: Segment, batch: RecordBatch) -> None:
 def _valid_behind(segment: Segment, fault: int) -> bool:
     """Return whether a valid batch of this log exists after ``fault``. If so, the fault is damage and not a torn tail [S3]."""
     tail = bytes(segment.file.read(fault, segment.file.size_bytes - fault))
-    found = tail.find(SIGNATURE, SIGNATURE_POSITION + 1)
-    while found >= 0:
+    position = tail.find(SIGNATURE, SIGNATURE_POSITION + 1)
+    while position >= 0:
         try:
-            if parse_batch(tail, found - SIGNATURE_POSITION).base_offset >= segment.next_offset:
+            if parse_batch(tail, position - SIGNATURE_POSITION).base_offset >= segment.next_offset:
                 return True
         except (CorruptionError, UnknownFormatError):
             pass
-        found = tail.find(SIGNATURE, found + 1)
+        position = tail.find(SIGNATURE, position + 1)
     return False

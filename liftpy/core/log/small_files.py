@@ -93,8 +93,8 @@ def open_small_file(magic: bytes, data: bytes | None) -> bytes | None:
         return None
     if _CRC.unpack_from(data, len(data) - _CRC.size)[0] != crc32c.crc32c(data[: -_CRC.size]):
         return None
-    found, version = _HEAD.unpack_from(data)
-    if found != magic:
+    stored_magic, version = _HEAD.unpack_from(data)
+    if stored_magic != magic:
         return None
     if version != _VERSION:
         raise UnknownFormatError(
@@ -177,8 +177,11 @@ class Checkpoints:
 
         If only the promised LeaderEpoch is new, nothing is written, because the journal of promises has it.
         """
-        said = self._checkpoint
-        if (checkpoint.high_watermark, checkpoint.log_start_offset) != (said.high_watermark, said.log_start_offset):
+        last_checkpoint = self._checkpoint
+        if (checkpoint.high_watermark, checkpoint.log_start_offset) != (
+            last_checkpoint.high_watermark,
+            last_checkpoint.log_start_offset,
+        ):
             self._storage.replace(CHECKPOINT_NAME, encode_checkpoint(checkpoint))
             self._checkpoint = checkpoint
 

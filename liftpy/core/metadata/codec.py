@@ -124,13 +124,13 @@ def apply_changed_fields(config: StreamConfig, wanted: pb.StreamConfig, changed:
         if name not in _ALTERABLE:
             raise ConfigError(f"{name!r} can't be changed any more: of a stream that is there, {_NAMED} can")
         setattr(whole, name, getattr(wanted, name))
-    found = CONFIG.from_pb(whole)
-    if found.is_cleaned != config.is_cleaned:
+    result = CONFIG.from_pb(whole)
+    if result.is_cleaned != config.is_cleaned:
         raise ConfigError(
             "max_per_subject neither begins nor ends with a stream that is there: readers and services would take the gaps that it "
             "makes for damage, or the other way round. Make another stream"
         )
-    return found
+    return result
 
 
 def report_to_pb(uid: str, partition: int, report: LeaderReport) -> pb.LeaderReported:

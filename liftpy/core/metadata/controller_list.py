@@ -78,19 +78,19 @@ def first_list(members: Iterable[str]) -> ControllerList:
     return ControllerList(tuple(sorted(members)))
 
 
-def well_formed(held: ControllerList) -> bool:
-    """Return whether the controller list ``held`` is valid.
+def well_formed(controllers: ControllerList) -> bool:
+    """Return whether the controller list ``controllers`` is valid.
 
     Voters are unique and ordered by id, at most one of them leaves, and the learner is not a voter.
     """
-    voters = held.voters
+    voters = controllers.voters
     try:
-        for node_id in held.members:
+        for node_id in controllers.members:
             check_name(node_id, "controller")
     except InvalidNameError:
         return False
     right = 0 < len(voters) <= MAX_CONTROLLERS and list(voters) == sorted(set(voters))
-    return right and held.learner not in voters and held.leaving in ("", *voters)
+    return right and controllers.learner not in voters and controllers.leaving in ("", *voters)
 
 
 def list_of(entry: bytes, index: int) -> ControllerList | None:
@@ -103,8 +103,8 @@ def list_of(entry: bytes, index: int) -> ControllerList | None:
         return None  # as the state machine would refuse it
     if not request.HasField("changeControllers") or request.changeControllers.after >= index:
         return None
-    held = replace(CONTROLLERS.from_pb(request.changeControllers.list), index=index)
-    return held if well_formed(held) else None
+    controllers = replace(CONTROLLERS.from_pb(request.changeControllers.list), index=index)
+    return controllers if well_formed(controllers) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,20 +141,20 @@ Planned = ControllerList | NoChange
 _ERROR = pb.ControlResponse
 
 
-def plan_change(asked: pb.ChangeControllers, view: GroupView, nodes: frozenset[str], fenced: frozenset[str]) -> Planned:
-    """Return the next controller list for the request ``asked``, a rejection, or the reason why no step is needed.
+def plan_change(change: pb.ChangeControllers, view: GroupView, nodes: frozenset[str], fenced: frozenset[str]) -> Planned:
+    """Return the next controller list for the request ``change``, a rejection, or the reason why no step is needed.
 
     ``nodes``: registered nodes. ``fenced``: those that do not run.
     """
     if view.blocked:  # first: an entry that is not committed may be of this very request
         return NoChange(_ERROR.UNAVAILABLE, view.blocked)
-    match asked.what:
+    match change.what:
         case pb.ChangeControllers.ADD:
-            plan = _plan_add(asked.node, view.now, nodes, fenced)
+            plan = _plan_add(change.node, view.now, nodes, fenced)
         case pb.ChangeControllers.REMOVE:
-            plan = _plan_remove(asked.node, view)
+            plan = _plan_remove(change.node, view)
         case pb.ChangeControllers.REPLACE:
-            plan = _plan_replace(asked.replaced, asked.node, view.now, nodes, fenced)
+            plan = _plan_replace(change.replaced, change.node, view.now, nodes, fenced)
         case _:
             plan = next_step(view) or NoChange(_ERROR.OK, "no change is under way")
     if isinstance(plan, ControllerList):

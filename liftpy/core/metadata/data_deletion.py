@@ -33,8 +33,8 @@ class DataDeletion:
         return key.uid in self._deleted_uids or self._moved_away(key, image)
 
     def _moved_away(self, key: PartitionKey, image: ClusterImage) -> bool:
-        found = image.find(key.stream, key.uid, key.partition)
-        return found is not None and self._node_id not in found[1].holders
+        location = image.find(key.stream, key.uid, key.partition)
+        return location is not None and self._node_id not in location[1].holders
 
     def deletion_denied(self, key: PartitionKey) -> None:
         """Record that the stream of ``key`` exists, by the answer of a controller. The image of this node was wrong."""
@@ -43,8 +43,8 @@ class DataDeletion:
 
 def question(key: PartitionKey) -> pb.ControlRequest:
     """Return the request to a controller that asks whether the data of ``key`` may be deleted."""
-    asked = pb.DescribeStream(name=key.stream, uid=key.uid, fromPartition=key.partition, maxBytes=1)
-    return pb.ControlRequest(describeStream=asked, linearizable=True)
+    description = pb.DescribeStream(name=key.stream, uid=key.uid, fromPartition=key.partition, maxBytes=1)
+    return pb.ControlRequest(describeStream=description, linearizable=True)
 
 
 def may_delete(response: pb.ControlResponse, key: PartitionKey, node_id: str) -> bool | None:

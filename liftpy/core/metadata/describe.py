@@ -32,12 +32,12 @@ _ITEM_BYTES = 6
 _NAMED = 10
 
 
-def page_bytes(asked_bytes: int, max_payload_bytes: int) -> int:
-    """Return the maximum size of a page in bytes, for a request that asks for ``asked_bytes`` (0: the default).
+def page_bytes(requested_bytes: int, max_payload_bytes: int) -> int:
+    """Return the maximum size of a page in bytes, for a request that asks for ``requested_bytes`` (0: the default).
 
     A page takes at most half of the maximum size of a message, ``max_payload_bytes``.
     """
-    return max(_MIN_PAGE_BYTES, min(asked_bytes or DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, max_payload_bytes // 2))
+    return max(_MIN_PAGE_BYTES, min(requested_bytes or DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, max_payload_bytes // 2))
 
 
 class _Room:
@@ -165,12 +165,12 @@ class ClusterPages:
 
     def add(self, page: pb.ClusterDescription) -> None:
         """Add the answer to ``request``. Raise ProtocolError if it has nothing new."""
-        asked, image = self._next, self.cluster.image
-        assert asked is not None
+        request, image = self._next, self.cluster.image
+        assert request is not None
         rest = list(page.image.streams)
-        if asked.fromPartition:
+        if request.fromPartition:
             self._continue(rest)
-        if not asked.afterNode and not asked.afterStream:
+        if not request.afterNode and not request.afterStream:
             self.cluster.CopyFrom(page)
         else:
             image.nodes.extend(page.image.nodes)

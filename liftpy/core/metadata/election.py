@@ -62,10 +62,10 @@ def begin(
     """
     reports = _answers(draft, stream, partition) | ({report.witness: report} if report else {}) if deposed else {}
     started = replace(partition, leader="", candidate="", passed_over=(), deposed=deposed, status=PartitionStatus.ELECTION)
-    told = (
+    start_reports = (
         {} if stream.commits_by_quorum else reports
     )  # a report from before the election does not promise to follow no other leader
-    return _conclude_if_all_reported(draft, stream, started, told)
+    return _conclude_if_all_reported(draft, stream, started, start_reports)
 
 
 def add_report(
@@ -75,10 +75,10 @@ def add_report(
 
     The election ends if all needed positions are known.
     """
-    told = _answers(draft, stream, partition)
+    answers = _answers(draft, stream, partition)
     if report is not None:
-        told[report.witness] = report
-    return _conclude_if_all_reported(draft, stream, partition, told)
+        answers[report.witness] = report
+    return _conclude_if_all_reported(draft, stream, partition, answers)
 
 
 def conclude(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
@@ -160,29 +160,29 @@ def offline(partition: PartitionState) -> PartitionState:
 
 
 def _conclude_if_all_reported(
-    draft: RecordBuilder, stream: StreamImage, partition: PartitionState, told: dict[str, LeaderReport]
+    draft: RecordBuilder, stream: StreamImage, partition: PartitionState, answers: dict[str, LeaderReport]
 ) -> PartitionState:
     candidates = eligible(draft, stream, partition)
     tellers = _nodes_whose_positions_count(draft, stream, partition)
-    heard = sum(node_id in told for node_id in tellers)
-    waiting = any(node_id not in told for node_id in candidates) or heard < _needed_reports(stream, partition)
+    answer_count = sum(node_id in answers for node_id in tellers)
+    waiting = any(node_id not in answers for node_id in candidates) or answer_count < _needed_reports(stream, partition)
     enough = len(candidates) >= _quorum_overlap(stream, partition) and len(tellers) >= _needed_reports(stream, partition)
     if waiting and enough and (len(candidates) > 1 or stream.commits_by_quorum):
         return partition
-    return _choose(draft, stream, partition, told)
+    return _choose(draft, stream, partition, answers)
 
 
 def _choose(
-    draft: RecordBuilder, stream: StreamImage, partition: PartitionState, told: dict[str, LeaderReport]
+    draft: RecordBuilder, stream: StreamImage, partition: PartitionState, answers: dict[str, LeaderReport]
 ) -> PartitionState:
     candidates = eligible(draft, stream, partition)
-    if stream.commits_by_quorum and not _may_decide(draft, stream, partition, told):
+    if stream.commits_by_quorum and not _may_decide(draft, stream, partition, answers):
         candidates = tuple(node_id for node_id in candidates if node_id == partition.last_leader)
     if not candidates:
         return offline(partition)
 
     def rank(node_id: str) -> tuple[int, int, bool, int, int]:
-        report = told.get(node_id)
+        report = answers.get(node_id)
         position = (report.last_epoch, report.newest_offset) if report else (-1, -2)
         another = node_id != partition.last_leader
         return -position[0], -position[1], another, draft.leader_count(node_id), partition.replicas.index(node_id)
@@ -190,10 +190,12 @@ def _choose(
     return propose(draft, partition, min(candidates, key=rank))
 
 
-def _may_decide(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, told: dict[str, LeaderReport]) -> bool:
-    heard = [node_id for node_id in _nodes_whose_positions_count(draft, stream, partition) if node_id in told]
-    eligible_heard = [node_id for node_id in heard if node_id not in partition.passed_over]
-    return len(heard) >= _needed_reports(stream, partition) and len(eligible_heard) >= _quorum_overlap(stream, partition)
+def _may_decide(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, answers: dict[str, LeaderReport]) -> bool:
+    reporters = [node_id for node_id in _nodes_whose_positions_count(draft, stream, partition) if node_id in answers]
+    eligible_reporters = [node_id for node_id in reporters if node_id not in partition.passed_over]
+    return len(reporters) >= _needed_reports(stream, partition) and len(eligible_reporters) >= _quorum_overlap(
+        stream, partition
+    )
 
 
 def _needed_reports(stream: StreamImage, partition: PartitionState) -> int:
@@ -223,8 +225,8 @@ def _answers(draft: RecordBuilder, stream: StreamImage, partition: PartitionStat
 
     Reports of ended processes are left out.
     """
-    held = draft.image.reports.get((stream.uid, partition.partition), ())
-    return {report.witness: report for report in held if _is_current(draft, report)}
+    current_reports = draft.image.reports.get((stream.uid, partition.partition), ())
+    return {report.witness: report for report in current_reports if _is_current(draft, report)}
 
 
 def _is_current(draft: RecordBuilder, report: LeaderReport) -> bool:
@@ -368,12 +370,12 @@ class ElectionTimers:
 
     def _silent(self, clock: _Clock) -> list[str]:
         key, partition, image = clock.key, clock.partition, self._image
-        found = image.find(key.stream, key.uid, key.partition) if image is not None else None
-        if found is None or image is None or partition.status is not PartitionStatus.ELECTION:
+        location = image.find(key.stream, key.uid, key.partition) if image is not None else None
+        if location is None or image is None or partition.status is not PartitionStatus.ELECTION:
             return []
         reports = image.reports.get((key.uid, key.partition), ())
         out = {partition.deposed, *partition.passed_over, *(report.witness for report in reports)}
-        return [node_id for node_id in found[0].may_lead(partition) if node_id not in out and image.is_live(node_id)]
+        return [node_id for node_id in location[0].may_lead(partition) if node_id not in out and image.is_live(node_id)]
 
     def _watch(self, stream: StreamImage, partition: PartitionState, now_ns: int) -> None:
         if partition.status is PartitionStatus.ONLINE:
@@ -466,11 +468,11 @@ class PreferredLeaders:
         if self._next_ns is None or now_ns < self._next_ns:
             return []
         self._next_ns = now_ns + self._every_ns
-        found, before = partitions_off_preferred_leader(image), self._seen
-        self._seen = frozenset(key for key, _ in found)
+        misplaced_leaders, before = partitions_off_preferred_leader(image), self._seen
+        self._seen = frozenset(key for key, _ in misplaced_leaders)
         if any(p.status is not PartitionStatus.ONLINE for stream in image.streams.values() for p in stream.partitions):
             return []
-        moves = [(key, node) for key, node in found if key in before][:MOVES_AT_ONCE]
+        moves = [(key, node) for key, node in misplaced_leaders if key in before][:MOVES_AT_ONCE]
         return [pb.ElectLeader(stream=key.stream, uid=key.uid, partition=key.partition, node=node) for key, node in moves]
 
     def next_deadline_ns(self) -> int | None:

@@ -83,10 +83,10 @@ class FailureReports:
         Return whether it must wait until the reported leader was asked. False: the report can be decided now.
         """
         report.stampNs, report.stampTerm, report.accusedAsked = now_ns, self._term, False
-        found = image.find(report.stream, report.uid, report.partition)
-        if found is None or report.leaderLacks or not _needs_questions(found[1], report):
+        location = image.find(report.stream, report.uid, report.partition)
+        if location is None or report.leaderLacks or not _needs_questions(location[1], report):
             return False
-        key = found[0].key(report.partition)
+        key = location[0].key(report.partition)
         case = self._cases.get(key)
         if case is not None and case.report.leaderEpoch == report.leaderEpoch:
             return True
@@ -96,8 +96,8 @@ class FailureReports:
 
     def take_leader_checks(self) -> list[LeaderCheck]:
         """Return the questions to send now to reported leaders and to reporting followers. Each question is returned once."""
-        asked, self._questions = self._questions, []
-        return asked
+        checks, self._questions = self._questions, []
+        return checks
 
     def record_testimony(self, question: LeaderCheck, testimony: ProbeResult) -> None:
         """Record the answer of a node to a question, or that NATS reported no responders for it."""

@@ -61,17 +61,17 @@ SPOKEN = level_range_of(FEATURES)
 """Feature levels that this version supports."""
 
 
-def refused_level(level: int, who: str, spoken: LevelRange) -> str:
-    """Return why the process ``who``, which supports the levels ``spoken``, cannot run at ``level``. '': it can."""
-    if level in spoken:
+def refused_level(level: int, who: str, supported: LevelRange) -> str:
+    """Return why the process ``who``, which supports the levels ``supported``, cannot run at ``level``. '': it can."""
+    if level in supported:
         return ""
-    what = "a newer version" if level > spoken.most else "an older version, or to finalize a newer level first"
-    return f"{UNSUPPORTED}the cluster is at feature level {level}, {who} speaks {spoken}: it needs {what}"
+    what = "a newer version" if level > supported.most else "an older version, or to finalize a newer level first"
+    return f"{UNSUPPORTED}the cluster is at feature level {level}, {who} speaks {supported}: it needs {what}"
 
 
-def check_level(image: ClusterImage, spoken: LevelRange) -> None:
-    """Raise IncompatibleVersionError if ``spoken``, the levels of this version, does not contain the feature level of the image."""
-    refused = refused_level(image.feature_level, "this version", spoken) if image.feature_level != NO_LEVEL else ""
+def check_level(image: ClusterImage, supported: LevelRange) -> None:
+    """Raise IncompatibleVersionError if ``supported``, the levels of this version, does not contain the feature level of the image."""
+    refused = refused_level(image.feature_level, "this version", supported) if image.feature_level != NO_LEVEL else ""
     if refused:
         raise IncompatibleVersionError(refused)
 

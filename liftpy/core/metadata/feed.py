@@ -312,8 +312,8 @@ class FeedSubscription:
             self._heads_below = 0
             return False
         if entry.index > entry.previousIndex:
-            taken = self._taken.get((entry.previousIndex, entry.index))
-            return taken is not None and taken != _digest(entry)
+            digest = self._taken.get((entry.previousIndex, entry.index))
+            return digest is not None and digest != _digest(entry)
         self._heads_below = self._heads_below + 1 if entry.index < self.image.index else 0
         return self._heads_below >= MAX_HEADS_BELOW
 
@@ -347,8 +347,8 @@ class FeedSubscription:
 
         If not, the entry is requested again later.
         """
-        held_bytes = sum(held.ByteSize() for held in self._waiting.values())
-        return len(self._waiting) < MAX_WAITING_ENTRIES and held_bytes + entry.ByteSize() <= MAX_WAITING_BYTES
+        waiting_bytes = sum(entry_waiting.ByteSize() for entry_waiting in self._waiting.values())
+        return len(self._waiting) < MAX_WAITING_ENTRIES and waiting_bytes + entry.ByteSize() <= MAX_WAITING_BYTES
 
     def _apply_waiting(self) -> None:
         while self.synced and self._waiting:

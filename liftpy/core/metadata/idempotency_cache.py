@@ -70,12 +70,12 @@ class IdempotencyCache:
         too_old = aged.age_ns - MAX_AGE_NS
         evicted = 0
         while oldest < self.next_sequence:
-            held = by_id[order[oldest]]
+            oldest_operation = by_id[order[oldest]]
             too_much = self.next_sequence - oldest >= MAX_OPERATIONS or size_bytes > MAX_SIZE_BYTES
-            if not too_much and (held.age_ns >= too_old or evicted >= _EVICT_AT_ONCE):
+            if not too_much and (oldest_operation.age_ns >= too_old or evicted >= _EVICT_AT_ONCE):
                 break
-            evicted, size_bytes = evicted + 1, size_bytes - _size_bytes(held)
-            by_id, order, oldest = by_id.delete(held.operation_id), order.delete(oldest), oldest + 1
+            evicted, size_bytes = evicted + 1, size_bytes - _size_bytes(oldest_operation)
+            by_id, order, oldest = by_id.delete(oldest_operation.operation_id), order.delete(oldest), oldest + 1
         return IdempotencyCache(
             by_id.set(operation.operation_id, aged),
             order.set(self.next_sequence, operation.operation_id),

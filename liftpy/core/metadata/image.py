@@ -69,7 +69,7 @@ class SubjectIndex:
 def _with_stream_at(branch: _Branch, tokens: list[str], name: str, partitions: int) -> _Branch:
     """Return the tree of subjects with the stream ``name`` at the subject ``tokens``. ``partitions`` 0: without it."""
     if not tokens:
-        others = tuple(held for held in branch.streams if held[0] != name)
+        others = tuple(entry for entry in branch.streams if entry[0] != name)
         return replace(branch, streams=tuple(sorted((*others, (name, partitions)))) if partitions else others)
     child = _with_stream_at(branch.below.get(tokens[0], _Branch()), tokens[1:], name, partitions)
     if child.streams or child.below:
@@ -111,10 +111,10 @@ def _of_numbers(branch: _Branch, tokens: list[str], partitions: int) -> Iterator
         return
     yield from (name for name, others in branch.streams if others > 1)
     if len(branch.below) > partitions:
-        found = [str(number) for number in range(1, partitions) if str(number) in branch.below]
+        numbers_below = [str(number) for number in range(1, partitions) if str(number) in branch.below]
     else:
-        found = sorted(key for key in branch.below if key not in (ANY, REST) and _is_number(key, partitions))
-    for key in (*found, ANY, REST):
+        numbers_below = sorted(key for key in branch.below if key not in (ANY, REST) and _is_number(key, partitions))
+    for key in (*numbers_below, ANY, REST):
         if key in branch.below:
             yield from (name for name, _ in branch.below[key].streams)
 
@@ -280,11 +280,11 @@ class StreamImage:
         """
         members = frozenset(isr)
         stands_still = len(members) < partition.min_isr(self.config) and not self.commits_by_quorum
-        kept = {*partition.isr, *partition.complete}.difference(members, lost, partition.incomplete) if stands_still else ()
+        complete = {*partition.isr, *partition.complete}.difference(members, lost, partition.incomplete) if stands_still else ()
         return replace(
             partition,
             isr=tuple(node for node in partition.replicas if node in members),
-            complete=tuple(node for node in partition.replicas if node in kept),
+            complete=tuple(node for node in partition.replicas if node in complete),
         )
 
     @property
@@ -391,10 +391,10 @@ class ClusterImage:
 
         ``uid``: uid of the stream. '': any stream that has the name now.
         """
-        found = self.streams.get(stream)
-        if found is None or (uid and found.uid != uid) or not 0 <= partition < len(found.partitions):
+        stream_image = self.streams.get(stream)
+        if stream_image is None or (uid and stream_image.uid != uid) or not 0 <= partition < len(stream_image.partitions):
             return None
-        return found, found.partitions[partition]
+        return stream_image, stream_image.partitions[partition]
 
     def partition_metadata(self, stream: StreamImage, partition: PartitionState) -> PartitionMetadata:
         return stream.partition_metadata(partition, self.default_quota, self.longest_lease_ns)
@@ -500,11 +500,13 @@ class ClusterImage:
             hosted = _host(_unhost(hosted, stream), (fresh,))
         if old.leader != changed.leader:
             counts = _count(counts, ((old.leader, -1), (changed.leader, 1)))
-        held = reports.get((stream.uid, number), ())
+        old_reports = reports.get((stream.uid, number), ())
         joined = set(changed.isr).difference(old.isr)
-        kept = () if _leadership(old) != _leadership(changed) else tuple(r for r in held if r.witness not in joined)
-        if len(kept) != len(held):
-            reports = reports.set((stream.uid, number), kept) if kept else reports.delete((stream.uid, number))
+        kept_reports = (
+            () if _leadership(old) != _leadership(changed) else tuple(r for r in old_reports if r.witness not in joined)
+        )
+        if len(kept_reports) != len(old_reports):
+            reports = reports.set((stream.uid, number), kept_reports) if kept_reports else reports.delete((stream.uid, number))
         return replace(
             self,
             streams=self.streams.set(stream.name, fresh),
@@ -527,9 +529,9 @@ def _host(hosted: Hosted, streams: Iterable[StreamImage]) -> Hosted:
             for node_id in partition.holders:
                 numbers.setdefault(node_id, {}).setdefault(stream.name, []).append(partition.partition)
     changed = hosted.mutate()
-    for node_id, found in numbers.items():
-        held = hosted.get(node_id, Map())
-        changed[node_id] = held.update({name: tuple(partitions) for name, partitions in found.items()})
+    for node_id, numbers_by_stream in numbers.items():
+        hosted_by_node = hosted.get(node_id, Map())
+        changed[node_id] = hosted_by_node.update({name: tuple(partitions) for name, partitions in numbers_by_stream.items()})
     return changed.finish()
 
 

@@ -107,9 +107,9 @@ def diff(old: ClusterImage, new: ClusterImage) -> ImageDiff:
             deleted.append(before)
         if after is not None:
             created.append(after)
-    gone = [PartitionChange(stream, partition, None) for stream in deleted for partition in stream.partitions]
+    deleted_partitions = [PartitionChange(stream, partition, None) for stream in deleted for partition in stream.partitions]
     come = [PartitionChange(stream, None, partition) for stream in created for partition in stream.partitions]
-    return ImageDiff(nodes, tuple(created), tuple(deleted), (*gone, *changed, *come), lease_changed)
+    return ImageDiff(nodes, tuple(created), tuple(deleted), (*deleted_partitions, *changed, *come), lease_changed)
 
 
 def _nodes(old: Map[str, NodeImage], new: Map[str, NodeImage]) -> Iterator[NodeChange]:

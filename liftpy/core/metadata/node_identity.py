@@ -40,10 +40,10 @@ class DirectoryIdentity:
     def next(self, nonce: int) -> DirectoryIdentity:
         """Return the identity of the directory for its next process. ``nonce``: nonce that this process has drawn."""
         earlier = (*self.earlier, self.nonce) if self.nonce else self.earlier
-        kept = earlier[-MAX_EARLIER_NONCES:]
-        if self.registered in earlier and self.registered not in kept:
-            kept = (self.registered, *kept[1:])
-        return replace(self, starts=self.starts + 1, nonce=nonce, earlier=kept)
+        nonces = earlier[-MAX_EARLIER_NONCES:]
+        if self.registered in earlier and self.registered not in nonces:
+            nonces = (self.registered, *nonces[1:])
+        return replace(self, starts=self.starts + 1, nonce=nonce, earlier=nonces)
 
     def after_registration(self) -> DirectoryIdentity:
         return replace(self, registered=self.nonce)

@@ -65,7 +65,7 @@ def movement_of(stream: StreamImage, partition: PartitionState) -> Movement | No
 def movements(image: ClusterImage) -> list[Movement]:
     """Return the current moves of all partitions, ordered by stream and partition."""
     places = ((image.streams[name], p) for name in sorted(image.streams) for p in image.streams[name].partitions)
-    return [found for stream, partition in places if (found := movement_of(stream, partition)) is not None]
+    return [movement for stream, partition in places if (movement := movement_of(stream, partition)) is not None]
 
 
 def offline_partitions_of(image: ClusterImage, node_id: str) -> list[tuple[StreamImage, PartitionState]]:

@@ -39,24 +39,24 @@ def replay(image: ClusterImage, record: Record) -> ClusterImage:
             check(stream.name not in image.streams, "R9", "stream", stream.name, "exists")
             return image.with_stream(stream)
         case StreamDeleted(name, uid):
-            held = image.streams.get(name)
-            check(held is not None and held.uid == uid, "M11", "delete of", name, uid)
+            existing = image.streams.get(name)
+            check(existing is not None and existing.uid == uid, "M11", "delete of", name, uid)
             return image.without_stream(name)
         case PartitionsAdded(stream_name, uid, partitions):
-            held = image.streams.get(stream_name)
-            check(held is not None and held.uid == uid, "M11", "more partitions of", stream_name, uid)
-            assert held is not None
+            existing = image.streams.get(stream_name)
+            check(existing is not None and existing.uid == uid, "M11", "more partitions of", stream_name, uid)
+            assert existing is not None
             numbers = [partition.partition for partition in partitions]
-            first = len(held.partitions)
+            first = len(existing.partitions)
             check(numbers == list(range(first, first + len(numbers))), "C1", "numbering", numbers, first)
             for partition in partitions:
                 check_partition(partition)
-            return image.with_partitions_added(held, partitions)
+            return image.with_partitions_added(existing, partitions)
         case StreamAltered(stream_name, uid, factor, config, version):
-            held = image.streams.get(stream_name)
-            check(held is not None and held.uid == uid, "M11", "other settings of", stream_name, uid)
-            assert held is not None
-            fresh = replace(held, replication_factor=factor)
+            existing = image.streams.get(stream_name)
+            check(existing is not None and existing.uid == uid, "M11", "other settings of", stream_name, uid)
+            assert existing is not None
+            fresh = replace(existing, replication_factor=factor)
             return image.with_altered(fresh if config is None else replace(fresh, config=config, config_version=version))
         case NodeChanged(node):
             return replace(image, nodes=image.nodes.set(node.node_id, node))
@@ -100,10 +100,10 @@ def replaying_all(image: ClusterImage, records: Iterable[Record]) -> Steps[Clust
 
 
 def _change_partition(image: ClusterImage, name: str, uid: str, changed: PartitionState) -> ClusterImage:
-    found = image.find(name, uid, changed.partition)
-    check(found is not None, "M5", "change of an unknown partition", name, uid, changed.partition)
-    assert found is not None
-    stream, old = found
+    location = image.find(name, uid, changed.partition)
+    check(location is not None, "M5", "change of an unknown partition", name, uid, changed.partition)
+    assert location is not None
+    stream, old = location
     check(changed.epoch > old.epoch and changed.leader_epoch >= old.leader_epoch, "C2", old, changed)
     check_partition(changed)
     return image.with_partition(stream, changed)
@@ -129,4 +129,4 @@ def check_partition(partition: PartitionState) -> None:
 
 
 def _with(reports: tuple[LeaderReport, ...], report: LeaderReport) -> tuple[LeaderReport, ...]:
-    return (*(held for held in reports if held.witness != report.witness), report)
+    return (*(earlier for earlier in reports if earlier.witness != report.witness), report)

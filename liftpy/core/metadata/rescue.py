@@ -36,7 +36,7 @@ def rescued_image(image: ClusterImage, voters: tuple[str, ...], now_ns: int) -> 
             partitions.append(_leaderless(partition, leader_epoch, epoch))
             epoch, leader_epoch = epoch + 1, leader_epoch + 1
         streams.append(replace(stream, partitions=tuple(partitions)))
-    begun = replace(  # of the image: a field that is new later is kept, not forgotten
+    new_image = replace(  # of the image: a field that is new later is kept, not forgotten
         image,
         index=index,
         time_ns=max(image.time_ns, now_ns),
@@ -58,7 +58,7 @@ def rescued_image(image: ClusterImage, voters: tuple[str, ...], now_ns: int) -> 
         waiting=empty.waiting,
         trail=empty.trail,
     )
-    return begun.with_streams(streams)
+    return new_image.with_streams(streams)
 
 
 def _leaderless(partition: PartitionState, leader_epoch: int, epoch: int) -> PartitionState:

@@ -139,18 +139,20 @@ class NodeSessions:
         if image.nodes is self._nodes:
             return
         self._nodes = image.nodes
-        for node_id in [held for held in self._sessions if held not in image.nodes]:
+        for node_id in [session for session in self._sessions if session not in image.nodes]:
             del self._sessions[node_id]
         for node_id in sorted(image.nodes):  # one order in all processes: an image's own is that of hashes
             node = image.nodes[node_id]
-            held = self._sessions.get(node_id)
-            if held is None or held.incarnation != node.incarnation:
+            session = self._sessions.get(node_id)
+            if session is None or session.incarnation != node.incarnation:
                 ends_ns, leased_ns = now_ns + self._longest_session_ns, now_ns + self._longest_lease_ns
                 self._sessions[node_id] = _NodeSession(node.incarnation, node.fenced, now_ns, ends_ns, ends_ns, leased_ns)
-            elif held.fenced != node.fenced:
-                held.fenced, held.proposed_ns, held.ending = node.fenced, _NEVER, False
+            elif session.fenced != node.fenced:
+                session.fenced, session.proposed_ns, session.ending = node.fenced, _NEVER, False
                 if node.fenced:
-                    held.heard_ns = _NEVER  # only a heartbeat from now on brings it back: it may have said itself that it stops
+                    session.heard_ns = (
+                        _NEVER  # only a heartbeat from now on brings it back: it may have said itself that it stops
+                    )
         self._earliest_ns = now_ns
 
     def heartbeat(self, node_id: str, incarnation: int, now_ns: int, confirmed_ns: int) -> LeaseAnswer:
@@ -271,8 +273,8 @@ class NodeSessions:
             proposals += self._settle(self._times, now_ns)
         for node_id in sorted(self._sessions):
             session = self._sessions[node_id]
-            heard = now_ns < session.deadline_ns and (session.heard_ns != _NEVER or not session.fenced)
-            alive = heard and not session.ending
+            is_current = now_ns < session.deadline_ns and (session.heard_ns != _NEVER or not session.fenced)
+            alive = is_current and not session.ending
             if alive != session.fenced:
                 if alive:
                     self._earliest_ns = min(self._earliest_ns, session.deadline_ns)

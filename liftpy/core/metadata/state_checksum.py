@@ -104,10 +104,10 @@ class AppliedDigests:
         self._found = {(who, index) for who, index in self._found if who != node_id}
 
     def _keep(self, node_id: str, index: int, digest: bytes) -> None:
-        held = self._held.setdefault(node_id, {})
-        held[index] = digest
-        while len(held) > KEPT:
-            del held[next(iter(held))]
+        digests = self._held.setdefault(node_id, {})
+        digests[index] = digest
+        while len(digests) > KEPT:
+            del digests[next(iter(digests))]
 
     def differs_from(self, agreed: Checkpoint) -> bool:
         """Return whether this member's image differs from that of a majority.
@@ -131,7 +131,7 @@ class AppliedDigests:
         self.agreed, self.halted = NONE, ""
         own_is_beside = False
         for index, own in self._held[self._node_id].items():
-            at = {node_id: held[index] for node_id, held in self._held.items() if node_id in names and index in held}
+            at = {node_id: digests[index] for node_id, digests in self._held.items() if node_id in names and index in digests}
             digest, count = Counter(at.values()).most_common(1)[0] if at else (own, 0)
             if count >= majority:
                 own_is_beside, self.halted = digest != own, ""
@@ -144,6 +144,6 @@ class AppliedDigests:
                 self._count({(node_id, index) for node_id in at})
         return own_is_beside
 
-    def _count(self, found: set[tuple[str, int]]) -> None:
-        self.found_count += len(found - self._found)
-        self._found = {(who, index) for who, index in self._found if index in self._held.get(who, ())} | found
+    def _count(self, mismatches: set[tuple[str, int]]) -> None:
+        self.found_count += len(mismatches - self._found)
+        self._found = {(who, index) for who, index in self._found if index in self._held.get(who, ())} | mismatches

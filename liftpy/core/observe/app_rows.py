@@ -53,14 +53,14 @@ def names_question(kind: str, name: str = "", limit: int = MOST_ROWS, match: str
     return {kind: {kind.removesuffix("s"): name, "limit": limit, **({"match": match} if match else {})}}
 
 
-def asked_name(said: object, field: str) -> tuple[str, int]:
-    """Return (name, limit) of a request, where ``said`` is the request and ``field`` the parameter with the name.
+def asked_name(query: object, field: str) -> tuple[str, int]:
+    """Return (name, limit) of a request, where ``query`` is the request and ``field`` the parameter with the name.
 
     Raises ValueError if one of them is invalid. The name '' stands for all.
     """
-    if not isinstance(said, dict) or not isinstance(said.get(field, ""), str):
+    if not isinstance(query, dict) or not isinstance(query.get(field, ""), str):
         raise ValueError(f"Invalid parameter {field}. Use a name, or an empty text for all.")
-    return said.get(field, ""), limit_of(said.get("limit", MOST_ROWS))
+    return query.get(field, ""), limit_of(query.get("limit", MOST_ROWS))
 
 
 def instance_row(stream: str, partition: int, figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,13 +85,13 @@ def instance_row(stream: str, partition: int, figures: Mapping[str, Any]) -> dic
 
 def service_totals(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return one row per service and stream with the totals of its instances. Services with problems come first."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    totals: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         one = _as_total(row)
         key = one["service"], one["stream"]
-        total = found.get(key)
+        total = totals.get(key)
         if total is None:
-            found[key] = one
+            totals[key] = one
             continue
         for name in ("instances", "leaders", "gone", "blocked", "output_backlog"):
             total[name] += one[name]
@@ -101,21 +101,21 @@ def service_totals(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         )
         total["versions"] = " ".join(sorted({*total["versions"].split(), *one["versions"].split()}))
         total["problem"] = total["problem"] or one["problem"]
-    return sorted(found.values(), key=_service_order)
+    return sorted(totals.values(), key=_service_order)
 
 
 def joined_groups(parts: Iterable[Mapping[str, Any]], limit: int) -> dict[str, Any]:
     """Combine the answers of a node's processes to a request for groups into one answer with at most ``limit`` rows."""
-    found: dict[str, list[Any]] = {"rows": [], "members": [], "positions": [], "history": []}
+    tables: dict[str, list[Any]] = {"rows": [], "members": [], "positions": [], "history": []}
     is_cut = False
     for part in parts:
         is_cut = is_cut or part.get("more") is True
-        for name, rows in found.items():
+        for name, rows in tables.items():
             rows += part.get(name, ())
-    found["rows"].sort(key=lambda row: (-row["lag_s"], row["group"]))
-    found["positions"].sort(key=lambda row: (-row["lag_records"], row["stream"], row["partition"]))
-    more = is_cut or any(len(rows) > limit for rows in found.values())
-    return {**{name: rows[:limit] for name, rows in found.items()}, "more": more}
+    tables["rows"].sort(key=lambda row: (-row["lag_s"], row["group"]))
+    tables["positions"].sort(key=lambda row: (-row["lag_records"], row["stream"], row["partition"]))
+    more = is_cut or any(len(rows) > limit for rows in tables.values())
+    return {**{name: rows[:limit] for name, rows in tables.items()}, "more": more}
 
 
 def joined_services(parts: Iterable[Mapping[str, Any]], limit: int, *, of_one: bool) -> dict[str, Any]:
@@ -149,16 +149,16 @@ def _instance_order(row: Mapping[str, Any]) -> tuple[bool, str, str, int, str]:
     return not row["problem"], row["service"], row["stream"], row["partition"], str(row.get("node", ""))
 
 
-def shown_groups(said: Mapping[str, object]) -> dict[str, Any]:
+def shown_groups(answers: Mapping[str, object]) -> dict[str, Any]:
     """Return the content of the page that lists the groups: groups with a problem first, then by lag, the largest first."""
     best: dict[str, dict[str, Any]] = {}
-    for node, row in _rows(said, "rows", _GROUP):
+    for node, row in _rows(answers, "rows", _GROUP):
         problem = _group_problem(row)
         other = best.get(row["group"])
         if other is None or row["members"] > other["members"]:
             best[row["group"]] = {**row, "coordinator": node, "problem": problem}
     rows = sorted(best.values(), key=lambda row: (not row["problem"], -row["lag_s"], -row["lag_records"], row["group"]))
-    return {"rows": rows[:MOST_ROWS], "count": len(rows), "more": len(rows) > MOST_ROWS or _has_more(said)}
+    return {"rows": rows[:MOST_ROWS], "count": len(rows), "more": len(rows) > MOST_ROWS or _has_more(answers)}
 
 
 def _group_problem(row: Mapping[str, Any]) -> str:
@@ -169,27 +169,27 @@ def _group_problem(row: Mapping[str, Any]) -> str:
     return ""
 
 
-def shown_group(said: Mapping[str, object]) -> dict[str, Any]:
+def shown_group(answers: Mapping[str, object]) -> dict[str, Any]:
     """Return the content of the page of one group: its row (None: not found), its members, its positions and its lag over time."""
-    groups = shown_groups(said)["rows"]
+    groups = shown_groups(answers)["rows"]
     own = groups[0] if groups else None
-    told = {node: one for node, one in said.items() if own is not None and node == own["coordinator"]}
-    positions = [row for _, row in _rows(told, "positions", _POSITION)]
+    own_answer = {node: one for node, one in answers.items() if own is not None and node == own["coordinator"]}
+    positions = [row for _, row in _rows(own_answer, "positions", _POSITION)]
     positions.sort(key=lambda row: (-row["lag_records"], row["stream"], row["partition"]))
-    members = sorted((row for _, row in _rows(told, "members", _MEMBER)), key=lambda row: row["member"])
-    history = sorted((row for _, row in _rows(told, "history", _LAG)), key=lambda row: row["at"])
-    return {"group": own, "members": members, "positions": positions, "history": history, "more": _has_more(told)}
+    members = sorted((row for _, row in _rows(own_answer, "members", _MEMBER)), key=lambda row: row["member"])
+    history = sorted((row for _, row in _rows(own_answer, "history", _LAG)), key=lambda row: row["at"])
+    return {"group": own, "members": members, "positions": positions, "history": history, "more": _has_more(own_answer)}
 
 
-def shown_services(said: Mapping[str, object]) -> dict[str, Any]:
+def shown_services(answers: Mapping[str, object]) -> dict[str, Any]:
     """Return the content of the page that lists the services, those with problems first."""
-    rows = service_totals(row for _, row in _rows(said, "rows", _SERVICE))
-    return {"rows": rows[:MOST_ROWS], "count": len(rows), "more": len(rows) > MOST_ROWS or _has_more(said)}
+    rows = service_totals(row for _, row in _rows(answers, "rows", _SERVICE))
+    return {"rows": rows[:MOST_ROWS], "count": len(rows), "more": len(rows) > MOST_ROWS or _has_more(answers)}
 
 
-def shown_service(said: Mapping[str, object]) -> dict[str, Any]:
+def shown_service(answers: Mapping[str, object]) -> dict[str, Any]:
     """Return the content of the page of one service: each of its instances, and its totals."""
-    rows = [{**row, "node": node} for node, row in _rows(said, "rows", _INSTANCE)]
+    rows = [{**row, "node": node} for node, row in _rows(answers, "rows", _INSTANCE)]
     rows.sort(key=_instance_order)
     totals = service_totals(rows)
     facts = {
@@ -197,20 +197,20 @@ def shown_service(said: Mapping[str, object]) -> dict[str, Any]:
         **{name: sum(row[name] for row in totals) for name in ("instances", "leaders", "gone", "blocked", "output_backlog")},
         "lag": max((row["lag"] for row in totals), default=None),
     }
-    return {"service": facts, "instances": rows[:MOST_ROWS], "more": len(rows) > MOST_ROWS or _has_more(said)}
+    return {"service": facts, "instances": rows[:MOST_ROWS], "more": len(rows) > MOST_ROWS or _has_more(answers)}
 
 
-def _has_more(said: Mapping[str, object]) -> bool:
-    return any(isinstance(one, dict) and one.get("more") is True for one in said.values())
+def _has_more(answers: Mapping[str, object]) -> bool:
+    return any(isinstance(one, dict) and one.get("more") is True for one in answers.values())
 
 
-def _rows(said: Mapping[str, object], name: str, wanted: Mapping[str, type]) -> Iterable[tuple[str, dict[str, Any]]]:
+def _rows(answers: Mapping[str, object], name: str, wanted: Mapping[str, type]) -> Iterable[tuple[str, dict[str, Any]]]:
     """Yield (node, row) for the rows in the list ``name`` of each node's answer. Rows with a value of a wrong type are left out.
 
-    ``said``: answer of each node, by node. ``wanted``: type of each value, by its name in a row.
+    ``answers``: answer of each node, by node. ``wanted``: type of each value, by its name in a row.
     """
-    for node, one in said.items():
+    for node, one in answers.items():
         rows = one.get(name) if isinstance(one, dict) else None
         for row in rows[:MOST_ROWS] if isinstance(rows, list) else ():
-            if (kept := checked_fields(row, wanted, optional=_OPTIONAL)) is not None:
-                yield node, kept
+            if (valid_row := checked_fields(row, wanted, optional=_OPTIONAL)) is not None:
+                yield node, valid_row

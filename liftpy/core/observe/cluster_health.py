@@ -62,10 +62,10 @@ def states(summaries: Mapping[str, NodeSummary | None]) -> dict[str, str]:
     """
     newest = newest_summary(one for one in summaries.values() if one is not None and one.nodes)
     known = newest.nodes if newest is not None else {}
-    found = {node: known.get(node, "live" if one is not None else "silent") for node, one in summaries.items()}
+    node_states = {node: known.get(node, "live" if one is not None else "silent") for node, one in summaries.items()}
     for node, state in known.items():
-        found.setdefault(node, state)
-    return {node: "silent" if state == "live" and summaries.get(node) is None else state for node, state in found.items()}
+        node_states.setdefault(node, state)
+    return {node: "silent" if state == "live" and summaries.get(node) is None else state for node, state in node_states.items()}
 
 
 def leader_of(summaries: Mapping[str, NodeSummary | None]) -> str:
@@ -124,15 +124,15 @@ def _nodes(summaries: Mapping[str, NodeSummary | None], answers: list[NodeSummar
     for word in (FENCED, "silent"):
         if names := [node for node, state in of.items() if state == word]:
             yield reason(word, who=_join_names(names))
-    for word, found in (
+    for word, nodes in (
         ("log-failed", [one.node for one in answers if one.failed]),
         ("damaged", [one.node for one in answers if one.damaged]),
         ("service-blocked", [one.node for one in answers if one.services_blocked]),
         ("disk-low", [one.node for one in answers if one.disk_free < DISK_LOW]),
         ("overloaded", [one.node for one in answers if one.queued >= QUEUED_HIGH]),
     ):
-        if found:
-            yield reason(word, who=_join_names(found))
+        if nodes:
+            yield reason(word, who=_join_names(nodes))
     lost = [one for one in answers if one.services_diverged]
     differing = [one for one in answers if one.differing_services]
     if differing and not lost:
@@ -229,20 +229,20 @@ def streams_question(after: tuple[int, str] = (-1, ""), limit: int = MOST_ROWS, 
     return {"streams": {"after": list(after), "limit": limit, **({"match": match} if match else {})}}
 
 
-def place_of(said: object) -> Place:
+def place_of(value: object) -> Place:
     """Return the start of the page in a request: (urgency, stream, partition) of the last partition of the page before.
 
     Raises ValueError if it is invalid.
     """
-    match said:
+    match value:
         case [int(rank), str(stream), int(partition)] if -1 <= rank <= FINE and -1 <= partition < 1 << 31:
             return rank, stream, partition
     raise ValueError("Invalid parameter 'after'. Use [urgency, stream, partition].")
 
 
-def match_in(said: Mapping[str, Any]) -> str:
-    """Return the search text that the request ``said`` contains, in lower case. Raises ValueError if it is invalid."""
-    match = said.get("match", "")
+def match_in(query: Mapping[str, Any]) -> str:
+    """Return the search text that the request ``query`` contains, in lower case. Raises ValueError if it is invalid."""
+    match = query.get("match", "")
     if not isinstance(match, str) or len(match) > MOST_MATCH:
         raise ValueError(f"Invalid parameter match. Use a text of at most {MOST_MATCH} characters.")
     return match.lower()
@@ -276,8 +276,8 @@ def _is_measure(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12
 
 
-def limit_of(said: object) -> int:
-    """Return ``said``, the maximum number of rows in a request, if it is in range. Otherwise raise ValueError."""
-    if type(said) is int and 1 <= said <= MOST_ROWS:
-        return said
+def limit_of(value: object) -> int:
+    """Return ``value``, the maximum number of rows in a request, if it is in range. Otherwise raise ValueError."""
+    if type(value) is int and 1 <= value <= MOST_ROWS:
+        return value
     raise ValueError(f"Invalid parameter limit. Use 1 to {MOST_ROWS}.")

@@ -167,6 +167,6 @@ class ClusterMonitor:
         return sum(rates) if rates else None
 
     def _sum_of(self, name: str) -> list[int]:
-        counts = [found for seen in self._seen.values() if (found := seen.counted(name))]
+        counts = [count for seen in self._seen.values() if (count := seen.counted(name))]
         width = max(map(len, counts), default=0)
         return [sum(one[number] for one in counts if number < len(one)) for number in range(width)]

@@ -72,24 +72,24 @@ def bands_of(counts: Sequence[float]) -> list[float]:
     return [counts[0] + counts[1], *counts[2:last], sum(counts[last:])]
 
 
-def join_histories(told: npt.NDArray[np.float32], *, over_time: bool = False) -> npt.NDArray[np.float32]:
+def join_histories(histories: npt.NDArray[np.float32], *, over_time: bool = False) -> npt.NDArray[np.float32]:
     """Combine the values of several nodes, or of several seconds of one node, into one value per series and moment.
 
-    ``told``: array [node or second, series, moment]. ``over_time``: True if its first axis has seconds, False for nodes. The
+    ``histories``: array [node or second, series, moment]. ``over_time``: True if its first axis has seconds, False for nodes. The
     result is an array [series, moment] with NaN where nothing is known.
     """
-    known = ~np.isnan(told[:, 0, :])
+    known = ~np.isnan(histories[:, 0, :])
     count = known.sum(axis=0)
-    made = np.where(known[:, None, :], np.nan_to_num(told), 0).sum(axis=0)
+    joined_values = np.where(known[:, None, :], np.nan_to_num(histories), 0).sum(axis=0)
     if over_time:
-        made /= np.maximum(count, 1)
-    largest = np.fmax.reduce(told, axis=0)  # NaN only where all values are NaN
-    made[_LARGEST] = largest[_LARGEST]
+        joined_values /= np.maximum(count, 1)
+    largest = np.fmax.reduce(histories, axis=0)  # NaN only where all values are NaN
+    joined_values[_LARGEST] = largest[_LARGEST]
     for place, part in ((_P50, 0.5), (_P99, 0.99)):
-        made[place] = _percentiles(made[_BANDS_AT:], part)
-    made[:, count == 0] = nan
-    found: npt.NDArray[np.float32] = made.astype(np.float32)
-    return found
+        joined_values[place] = _percentiles(joined_values[_BANDS_AT:], part)
+    joined_values[:, count == 0] = nan
+    result: npt.NDArray[np.float32] = joined_values.astype(np.float32)
+    return result
 
 
 def _percentiles(bands: npt.NDArray[np.float32], part: float) -> npt.NDArray[np.float32]:
@@ -101,11 +101,11 @@ def _percentiles(bands: npt.NDArray[np.float32], part: float) -> npt.NDArray[np.
     lower = np.array([0.0, *BAND_BOUNDS_S])
     below = np.cumsum(bands, axis=0, dtype=np.float64)
     wanted = below[-1] * part
-    found = np.minimum((below < wanted).sum(axis=0), len(BAND_BOUNDS_S))
+    band = np.minimum((below < wanted).sum(axis=0), len(BAND_BOUNDS_S))
     moments = np.arange(bands.shape[1])
-    within = bands[found, moments]
-    share = (wanted - (below[found, moments] - within)) / np.where(within > 0, within, 1)
-    value = lower[found] + (upper[found] - lower[found]) * share
+    within = bands[band, moments]
+    share = (wanted - (below[band, moments] - within)) / np.where(within > 0, within, 1)
+    value = lower[band] + (upper[band] - lower[band]) * share
     return np.where(below[-1] > 0, value, nan).astype(np.float32)
 
 
@@ -240,14 +240,14 @@ class HistoryRows:
         return {"step": self.step, "first": self.first, "count": self.count, "series": list(NAMES), "data": data}
 
 
-def rows_of(said: object) -> HistoryRows | None:
-    """Decode ``said``, the result of ``as_object`` of any version. Return None if it is invalid.
+def rows_of(value: object) -> HistoryRows | None:
+    """Decode ``value``, the result of ``as_object`` of any version. Return None if it is invalid.
 
     Unknown series are ignored. Missing ones are NaN.
     """
-    if not isinstance(said, dict):
+    if not isinstance(value, dict):
         return None
-    step, first, count, names, data = (said.get(name) for name in ("step", "first", "count", "series", "data"))
+    step, first, count, names, data = (value.get(name) for name in ("step", "first", "count", "series", "data"))
     if (
         type(step) is not int
         or step not in LENGTHS
@@ -264,13 +264,13 @@ def rows_of(said: object) -> HistoryRows | None:
         return None
     if len(raw) != 4 * count * len(names):
         return None
-    found = {}
+    columns = {}
     for number, name in enumerate(names):
         column = array("f", raw[4 * count * number : 4 * count * (number + 1)])
         if sys.byteorder == "big":
             column.byteswap()
-        found[str(name)] = column
-    return HistoryRows(step, first, tuple(found.get(name) or array("f", [nan]) * count for name in NAMES))
+        columns[str(name)] = column
+    return HistoryRows(step, first, tuple(columns.get(name) or array("f", [nan]) * count for name in NAMES))
 
 
 def question(step: int, after: int, node: str = "") -> dict[str, Any]:
@@ -278,11 +278,11 @@ def question(step: int, after: int, node: str = "") -> dict[str, Any]:
     return {"history": {"step": step, "after": after, **({"node": node} if node else {})}}
 
 
-def asked_rows(history: History, asked: object) -> HistoryRows | None:
-    """Return the rows of ``history`` for the request ``asked``. None: the request is invalid."""
-    if not isinstance(asked, dict):
+def asked_rows(history: History, query: object) -> HistoryRows | None:
+    """Return the rows of ``history`` for the request ``query``. None: the request is invalid."""
+    if not isinstance(query, dict):
         return None
-    step, after = asked.get("step"), asked.get("after", 0)
+    step, after = query.get("step"), query.get("after", 0)
     if type(step) is not int or step not in LENGTHS or type(after) is not int or not 0 <= after < 1 << 40:
         return None
     return history.rows(step, after)
@@ -303,12 +303,12 @@ def with_gaps(rows: HistoryRows, unknown: Sequence[tuple[float, float]]) -> Hist
 
 def of_cluster(histories: Sequence[History], step: int, after: int) -> HistoryRows:
     """Return the rows of the whole cluster: the values of all ``histories`` combined. NaN where no node knows a value."""
-    told = [rows for history in histories if (rows := history.rows(step, after, LENGTHS[step])).count]
-    if not told:
+    parts = [rows for history in histories if (rows := history.rows(step, after, LENGTHS[step])).count]
+    if not parts:
         return HistoryRows(step, after // step * step + step, tuple(array("f") for _ in SERIES))
-    first, end = min(rows.first for rows in told), max(rows.first + rows.count * step for rows in told)
-    laid = np.full((len(told), len(SERIES), (end - first) // step), nan, np.float32)
-    for number, rows in enumerate(told):
+    first, end = min(rows.first for rows in parts), max(rows.first + rows.count * step for rows in parts)
+    laid = np.full((len(parts), len(SERIES), (end - first) // step), nan, np.float32)
+    for number, rows in enumerate(parts):
         begins = (rows.first - first) // step
         for place, column in enumerate(rows.columns):
             laid[number, place, begins : begins + rows.count] = column

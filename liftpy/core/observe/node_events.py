@@ -78,7 +78,7 @@ class NodeEvents:
         number = max(time_ns // 1000, self._held[-1]["number"] + 1 if self._held else 0)
         moment = datetime.fromtimestamp(time_ns // 1_000_000 / 1000, UTC).isoformat(timespec="milliseconds")
         where = {"stream": key.stream, "partition": key.partition} if key is not None else {"stream": stream} if stream else {}
-        said = {"sender": sender, "detail": detail[:MOST_DETAIL_CHARS]}
+        texts = {"sender": sender, "detail": detail[:MOST_DETAIL_CHARS]}
         self._held.append(
             {
                 "index": self._index(),
@@ -88,7 +88,7 @@ class NodeEvents:
                 "kind": kind,
                 "node": self._node,
                 **where,
-                **{name: text for name, text in said.items() if text},
+                **{name: text for name, text in texts.items() if text},
             }
         )
 
@@ -97,8 +97,8 @@ class NodeEvents:
 
         The events have a number above ``number``, and are not older than ``since_ns`` (wall clock in ns since 1970).
         """
-        found = (one for one in self._held if one["number"] > number and one["time_ns"] >= since_ns)
-        events = list(islice(found, limit + 1))
+        later = (one for one in self._held if one["number"] > number and one["time_ns"] >= since_ns)
+        events = list(islice(later, limit + 1))
         return {"events": events[:limit], "more": len(events) > limit}
 
     def recent(self, kind: str, within_s: float) -> list[dict[str, Any]]:
@@ -106,18 +106,18 @@ class NodeEvents:
         return [one for one in self._held if one["kind"] == kind and one["time_ns"] >= since_ns]
 
 
-def checked_event(said: Any) -> dict[str, Any] | None:
-    """Check ``said``, an event from another node. Return it with only the known fields, or None if it is invalid."""
-    if not isinstance(said, dict) or not isinstance(said.get("kind"), str) or said["kind"] not in TEXTS:
+def checked_event(event: Any) -> dict[str, Any] | None:
+    """Check ``event``, an event from another node. Return it with only the known fields, or None if it is invalid."""
+    if not isinstance(event, dict) or not isinstance(event.get("kind"), str) or event["kind"] not in TEXTS:
         return None
-    numbers: dict[str, Any] = {name: said.get(name) for name in ("index", "number", "time_ns")}
+    numbers: dict[str, Any] = {name: event.get(name) for name in ("index", "number", "time_ns")}
     if not all(is_count(one) and one >= 0 for one in numbers.values()):
         return None
-    texts = {name: said[name] for name in ("node", "stream", "sender", "detail", "time") if name in said}
+    texts = {name: event[name] for name in ("node", "stream", "sender", "detail", "time") if name in event}
     if not all(isinstance(text, str) and len(text) <= MOST_DETAIL_CHARS for text in texts.values()) or "time" not in texts:
         return None
-    partition = {"partition": said["partition"]} if is_count(said.get("partition")) else {}
-    return {**numbers, "kind": said["kind"], **texts, **partition}
+    partition = {"partition": event["partition"]} if is_count(event.get("partition")) else {}
+    return {**numbers, "kind": event["kind"], **texts, **partition}
 
 
 def checked_events(said: Any) -> list[dict[str, Any]]:
@@ -219,11 +219,11 @@ class NodeWatch:
         if sample.groups is not None:
             self._check_groups(sample.groups, sample.now_s)
         self._check_damage(sample)
-        for kind, found, known in (
+        for kind, problems, known in (
             ("service_blocked", sample.blocked, before.blocked),
             ("service_differs", sample.differing, before.differing),
         ):
-            for (key, service), problem in found.items():
+            for (key, service), problem in problems.items():
                 if (key, service) not in known:
                     self.events.add(kind, key=key, detail=f"{service}: {problem}" if problem else service)
         for kind, is_now, was in (
@@ -267,16 +267,16 @@ class NodeWatch:
             known.at_s, known.lag_s = now_s, lag_s
 
     def _check_damage(self, sample: NodeSample) -> None:
-        for key, found in sample.damage.items():
+        for key, damage in sample.damage.items():
             if key not in self._damage:
-                self.events.add("damage_found", key=key, detail=_at(found.offset))
-            known = self._damage.get(key, found)
-            self._damage[key] = Damage(known.offset, found.source or known.source)
+                self.events.add("damage_found", key=key, detail=_at(damage.offset))
+            known = self._damage.get(key, damage)
+            self._damage[key] = Damage(known.offset, damage.source or known.source)
         for key in [key for key in self._damage if key not in sample.damage]:
-            found = self._damage.pop(key)
-            leader = found.source or self._leader_of(key)  # it may have become the leader since the last sample
+            damage = self._damage.pop(key)
+            leader = damage.source or self._leader_of(key)  # it may have become the leader since the last sample
             source = f"from {leader}" if leader else ""
-            self.events.add("damage_repaired", key=key, detail=" ".join(part for part in (_at(found.offset), source) if part))
+            self.events.add("damage_repaired", key=key, detail=" ".join(part for part in (_at(damage.offset), source) if part))
 
 
 def _at(offset: int) -> str:

@@ -63,9 +63,9 @@ def live(signs: HealthInput) -> list[Check]:
 
 def ready(signs: HealthInput) -> list[Check]:
     """Check by the state ``signs`` whether the node takes part in the cluster. Return the results."""
-    heard_s = signs.metadata_heard_s
-    late = heard_s is None or heard_s > signs.session_s
-    silence = "it has never been heard" if heard_s is None else f"nothing heard for {heard_s:.1f} s"
+    silence_s = signs.metadata_heard_s
+    late = silence_s is None or silence_s > signs.session_s
+    silence = "it has never been heard" if silence_s is None else f"nothing heard for {silence_s:.1f} s"
     opening = f"{signs.opening} are being opened" if signs.opening else "they are not opened yet"
     return [
         Check("registered", "" if signs.registered else "not registered with the metadata group yet"),

@@ -110,8 +110,8 @@ class NodeSummary:
 
     def encode(self) -> bytes:
         """Return the summary as JSON bytes. Fields with their default values are left out."""
-        said = {name: value for name, value in asdict(self).items() if name == "node" or value != _DEFAULTS[name]}
-        return json.dumps({"glance": said}, separators=(",", ":")).encode()
+        values = {name: value for name, value in asdict(self).items() if name == "node" or value != _DEFAULTS[name]}
+        return json.dumps({"glance": values}, separators=(",", ":")).encode()
 
 
 _MAPPINGS: dict[str, type] = {"nodes": str, "members": int}
@@ -131,15 +131,15 @@ _TEXTS = {
 _DEFAULTS: dict[str, Any] = {one.name: {} if one.name in _MAPPINGS else one.default for one in fields(NodeSummary)}
 
 
-def summary_from_json(said: object) -> NodeSummary | None:
-    """Return the summary in ``said``, a node's answer as decoded JSON. None: it is invalid. Unknown fields are ignored."""
-    found: dict[str, Any] = {}
-    if not isinstance(said, dict):
+def summary_from_json(document: object) -> NodeSummary | None:
+    """Return the summary in ``document``, a node's answer as decoded JSON. None: it is invalid. Unknown fields are ignored."""
+    values: dict[str, Any] = {}
+    if not isinstance(document, dict):
         return None
-    for name, value in said.items():
-        if name in _DEFAULTS and (kept := _checked_value(name, value)) is not None:
-            found[name] = kept
-    return NodeSummary(**found) if found.get("node") else None
+    for name, value in document.items():
+        if name in _DEFAULTS and (valid_value := _checked_value(name, value)) is not None:
+            values[name] = valid_value
+    return NodeSummary(**values) if values.get("node") else None
 
 
 def _checked_value(name: str, value: Any) -> Any:

@@ -35,7 +35,7 @@ def cluster_object(model: Model, newest: Mapping[str, float | None]) -> dict[str
     image = newest_summary(controllers)
     leader = glances.get(model.metadata_leader)
     states = [row.state for row in model.rows]
-    said = list(glances.values())
+    summaries = list(glances.values())
     return {
         "namespace": model.namespace,
         **model.verdict.as_object(),
@@ -51,29 +51,29 @@ def cluster_object(model: Model, newest: Mapping[str, float | None]) -> dict[str
         "partitions": {
             "offline": image.offline if image is not None else None,
             "electing": image.electing if image is not None else None,
-            "under_min_isr": sum(one.under_min_isr for one in said),
-            "under_replicated": sum(one.under_replicated for one in said),
-            "damaged": sum(one.failed for one in said),
-            "led": sum(one.leads for one in said),
+            "under_min_isr": sum(one.under_min_isr for one in summaries),
+            "under_replicated": sum(one.under_replicated for one in summaries),
+            "damaged": sum(one.failed for one in summaries),
+            "led": sum(one.leads for one in summaries),
         },
         "now": {
             **{f"{name}_s": _first(getattr(model, f"{name}_s"), newest.get(name)) for name in RATES},
             "ack_p50_s": _first(model.ack_p50_s, newest.get("ack_p50")),
             "ack_p99_s": _first(model.ack_p99_s, newest.get("ack_p99")),
-            "lag_s": max((one.lag_s for one in said), default=None),
-            "slowest": max(said, key=lambda one: one.lag_s).node if any(one.lag_s for one in said) else "",
+            "lag_s": max((one.lag_s for one in summaries), default=None),
+            "slowest": max(summaries, key=lambda one: one.lag_s).node if any(one.lag_s for one in summaries) else "",
         },
-        "feature": feature_object(said),
+        "feature": feature_object(summaries),
         "rows": [node_row(row) for row in model.rows],
     }
 
 
-def feature_object(said: Iterable[NodeSummary]) -> dict[str, Any]:
+def feature_object(summaries: Iterable[NodeSummary]) -> dict[str, Any]:
     """Return the feature levels for the status page: the finalized one, the one that all nodes support, and what to do.
 
-    ``said``: summaries of the nodes.
+    ``summaries``: summaries of the nodes.
     """
-    known = [one for one in said if one.feature_level]
+    known = [one for one in summaries if one.feature_level]
     level = max((one.feature_level for one in known), default=None)
     speaks = min((one.speaks for one in known), default=None)
     waits = level is not None and speaks is not None and speaks > level
@@ -83,14 +83,14 @@ def feature_object(said: Iterable[NodeSummary]) -> dict[str, Any]:
 def node_row(row: NodeRow) -> dict[str, Any]:
     """Return the row of a node for the table of nodes."""
     glance = row.glance
-    found: dict[str, Any] = {
+    cells: dict[str, Any] = {
         "node": row.node, "state": row.state, "leads_metadata": row.leads_metadata,
         **{f"{name}_s": getattr(row, f"{name}_s") for name in RATES},
         "ack_p50_s": row.ack_p50_s, "ack_p99_s": row.ack_p99_s, "loop_p99_s": row.loop_p99_s,
     }  # fmt: skip
     for name in _OF_GLANCE:
-        found[name] = getattr(glance, name) if glance is not None else None
-    return found
+        cells[name] = getattr(glance, name) if glance is not None else None
+    return cells
 
 
 _OF_GLANCE = (
@@ -99,22 +99,22 @@ _OF_GLANCE = (
 )  # fmt: skip
 
 
-def stream_rows(said: Mapping[str, object]) -> list[dict[str, Any]]:
+def stream_rows(answers: Mapping[str, object]) -> list[dict[str, Any]]:
     """Combine the partition rows of all nodes into one row for each partition, most urgent first.
 
     The row of the leader with the highest epoch wins. Without a leader, the most complete row wins. Invalid rows are ignored.
 
-    ``said``: answer of each node, by node.
+    ``answers``: answer of each node, by node.
     """
     best: dict[int, tuple[tuple[int, int, bool], dict[str, Any]]] = {}
-    for node, rows in said.items():
+    for node, rows in answers.items():
         for row in rows if isinstance(rows, list) else ():
-            if (kept := checked_row(row)) is None:
+            if (valid_row := checked_row(row)) is None:
                 continue
-            weight = (kept["epoch"], kept["role"] == "LEADER", bool(kept["role"]))
-            number = kept["partition"]
+            weight = (valid_row["epoch"], valid_row["role"] == "LEADER", bool(valid_row["role"]))
+            number = valid_row["partition"]
             if number not in best or weight > best[number][0]:
-                best[number] = weight, {**kept, "told_by": node}
+                best[number] = weight, {**valid_row, "told_by": node}
     return sorted((row for _, row in best.values()), key=lambda row: (row["urgency"], row["partition"]))
 
 
@@ -126,17 +126,17 @@ _ROW: dict[str, type] = {
 
 def checked_row(row: object) -> dict[str, Any] | None:
     """Check ``row``, a partition row from another node. Return it with only the known fields, or None if a type is wrong."""
-    kept = checked_fields(row, _ROW, most_chars=None)
-    if kept is None or not isinstance(row, dict):
+    values = checked_fields(row, _ROW, most_chars=None)
+    if values is None or not isinstance(row, dict):
         return None
     for name in ("isr", "replicas"):
         names = row.get(name)
         if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
             return None
-        kept[name] = " ".join(names)
-    if not 0 <= kept["urgency"] <= FINE:
+        values[name] = " ".join(names)
+    if not 0 <= values["urgency"] <= FINE:
         return None
-    return {**kept, "problem": PROBLEMS[kept["urgency"]]}
+    return {**values, "problem": PROBLEMS[values["urgency"]]}
 
 
 _STREAM_ROW: dict[str, type] = {
@@ -147,8 +147,8 @@ _STREAM_ROW: dict[str, type] = {
 
 def checked_stream(row: object) -> dict[str, Any] | None:
     """Check ``row``, a stream row from another node. Return it with only the known fields, or None if a type is wrong."""
-    kept = checked_fields(row, _STREAM_ROW, most_chars=None)
-    return {**kept, "problem": PROBLEMS[kept["urgency"]]} if kept is not None and 0 <= kept["urgency"] <= FINE else None
+    values = checked_fields(row, _STREAM_ROW, most_chars=None)
+    return {**values, "problem": PROBLEMS[values["urgency"]]} if values is not None and 0 <= values["urgency"] <= FINE else None
 
 
 def checked_streams(said: object) -> list[dict[str, Any]]:
@@ -157,12 +157,12 @@ def checked_streams(said: object) -> list[dict[str, Any]]:
     return [kept for row in (rows if isinstance(rows, list) else []) if (kept := checked_stream(row)) is not None]
 
 
-def stream_about(said: Iterable[object]) -> dict[str, Any]:
+def stream_about(answers: Iterable[object]) -> dict[str, Any]:
     """Return the description of a stream: subject, partitions, replicas, and settings that differ from the default.
 
-    ``said``: descriptions from several nodes. The first valid one is returned.
+    ``answers``: descriptions from several nodes. The first valid one is returned.
     """
-    for one in said:
+    for one in answers:
         match one:
             case {
                 "subject": str(subject),
@@ -216,11 +216,11 @@ def figure(kind: str, value: Any) -> str:
     return _age(value)
 
 
-def value_at(found: Any, path: str) -> Any:
-    """Return the value at a path such as ``a.b.c`` in ``found``, nested JSON objects. None: it does not exist."""
+def value_at(value: Any, path: str) -> Any:
+    """Return the value at a path such as ``a.b.c`` in ``value``, nested JSON objects. None: it does not exist."""
     for name in path.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
 def _round(value: float, digits: int) -> float:

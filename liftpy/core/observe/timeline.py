@@ -87,13 +87,13 @@ def marks(events: Iterable[Mapping[str, Any]], step: int) -> list[tuple[int, str
 
     Marks of one node within ``step`` seconds are combined into the most severe one.
     """
-    found: dict[tuple[int, str], tuple[int, int]] = {}
+    counts: dict[tuple[int, str], tuple[int, int]] = {}
     for event in events:
         at = int(event.get("time_ns", 0)) // 1_000_000_000 // step * step
         for node, mark in marks_of(event):
-            severity, count = found.get((at, node), (len(MARKS), 0))
-            found[at, node] = min(severity, MARKS.index(mark)), count + 1
-    newest = sorted(found.items())[-MOST_MARKS:]
+            severity, count = counts.get((at, node), (len(MARKS), 0))
+            counts[at, node] = min(severity, MARKS.index(mark)), count + 1
+    newest = sorted(counts.items())[-MOST_MARKS:]
     return [(at, node, MARKS[severity], count) for (at, node), (severity, count) in newest]
 
 
@@ -132,14 +132,14 @@ def group_in_words(group: list[_Event]) -> str:
     where = next(iter(streams)) if len(streams) == 1 else f"{len(streams):,} streams"
     kind = group[0]["kind"]
     if kind == "isr_changed":
-        left, came = _changed_members(group[0])
-        said = ", ".join([f"{node} left" for node in left] + [f"{node} is back" for node in came])
+        left, returned_nodes = _changed_members(group[0])
+        changes = ", ".join([f"{node} left" for node in left] + [f"{node} is back" for node in returned_nodes])
     else:
-        said = f"{group[0].get('was') or 'none'}"
+        changes = f"{group[0].get('was') or 'none'}"
         if kind != "partition_offline":
             to = Counter(str(event.get("now") or "none") for event in group)
-            said += " -> " + ", ".join(f"{node} ({count:,})" for node, count in sorted(to.items()))
-    return f"{len(group):,} partitions of {where}: {said}{_causes(group)}"
+            changes += " -> " + ", ".join(f"{node} ({count:,})" for node, count in sorted(to.items()))
+    return f"{len(group):,} partitions of {where}: {changes}{_causes(group)}"
 
 
 def _causes(group: list[_Event]) -> str:
@@ -159,8 +159,8 @@ def _group_key(event: _Event) -> tuple[str, ...] | None:
     if "stream" not in event or "partition" not in event:
         return None
     if kind == "isr_changed":
-        left, came = _changed_members(event)
-        return (kind, " ".join(left), " ".join(came))
+        left, returned_nodes = _changed_members(event)
+        return (kind, " ".join(left), " ".join(returned_nodes))
     return (kind, str(event.get("was") or "")) if kind in _LEADERS else None
 
 

@@ -87,14 +87,14 @@ def sampled_in(
         return ()
     begin = int(headers.ends[first - 1]) if first else 0
     behind = int(headers.ends[-1 if end is None else end - 1])
-    found: dict[TraceContext, None] = {}
+    contexts: dict[TraceContext, None] = {}
     for value in _sampled_values(headers, names, begin, behind, most * _PARSED_A_LINK):
         context = parse_traceparent(value)
         if context is not None and context.sampled:
-            found[context] = None
-            if len(found) == most:
+            contexts[context] = None
+            if len(contexts) == most:
                 break
-    return tuple(found)
+    return tuple(contexts)
 
 
 def _sampled_values(headers: HeadersColumn, names: bytes, begin: int, end: int, most: int) -> list[bytes]:
@@ -170,8 +170,8 @@ class NodeTraces:
         now_ns = self.now_ns()
         if self.budget.takes(1, now_ns):
             end_ns = self.wall_ns()
-            said: Attributes = {"messaging.system": "nats", "liftpy.node": self.node_id, **attributes}
-            self.put(SpanTree(Span(name, end_ns - max(0, now_ns - began_ns), end_ns, said, error)))
+            all_attributes: Attributes = {"messaging.system": "nats", "liftpy.node": self.node_id, **attributes}
+            self.put(SpanTree(Span(name, end_ns - max(0, now_ns - began_ns), end_ns, all_attributes, error)))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -368,20 +368,20 @@ class PartitionTraces:
         def wall_ns(at_ns: int) -> int:
             return one.appended_wall_ns + at_ns - one.appended_ns
 
-        begun, own = one.appended_wall_ns, self._attributes(one.leader_epoch)
-        children = [Span("flush", begun, wall_ns(one.flushed_ns), own)] if one.flushed_ns else []
+        appended_ns, own = one.appended_wall_ns, self._attributes(one.leader_epoch)
+        children = [Span("flush", appended_ns, wall_ns(one.flushed_ns), own)] if one.flushed_ns else []
         for replica, at_ns in one.replicated_ns.items():
-            children.append(Span(f"replicate {replica}", begun, wall_ns(at_ns), {**own, "liftpy.replica": replica}))
+            children.append(Span(f"replicate {replica}", appended_ns, wall_ns(at_ns), {**own, "liftpy.replica": replica}))
         if one.committed_ns:
-            children.append(Span("commit", begun, wall_ns(one.committed_ns), own))
+            children.append(Span("commit", appended_ns, wall_ns(one.committed_ns), own))
         if one.acked_ns:
             due_ns = min(one.flushed_ns if one.policy == AckPolicy.LEADER.value else one.committed_ns, one.acked_ns)
             children.append(
                 Span("ack", wall_ns(due_ns or one.acked_ns), wall_ns(one.acked_ns), {**own, "liftpy.ack_policy": one.policy})
             )
         end_ns = max(child.end_ns for child in children) if children else self._node.wall_ns()
-        start_ns = min(one.arrived_wall_ns, begun)
-        root = Span(f"append {self._name}", start_ns, max(end_ns, begun), one.attributes, error)
+        start_ns = min(one.arrived_wall_ns, appended_ns)
+        root = Span(f"append {self._name}", start_ns, max(end_ns, appended_ns), one.attributes, error)
         return SpanTree(root, tuple(children), one.contexts[0], one.contexts)
 
 

@@ -116,17 +116,17 @@ class PartitionShell(ABC):
     def _log_compacted(self, horizon: Horizon) -> None:
         self.feed(events.LogCompacted(**horizon._asdict()))
 
-    def apply_metadata(self, held: PartitionMetadata, incarnations: Mapping[str, int], announced: int) -> bool:
+    def apply_metadata(self, metadata: PartitionMetadata, incarnations: Mapping[str, int], announced: int) -> bool:
         """Pass the partition's new state in the metadata, or a new set of live nodes, to the log and the replica.
 
-        ``incarnations``: node id -> incarnation of each live node. ``announced``: number of changes that ``held`` contains
+        ``incarnations``: node id -> incarnation of each live node. ``announced``: number of changes that ``metadata`` contains
         (``Replica.announced``). Return True if records can be deleted now.
         """
-        self.log.config = held.config
-        self.ingest.settings_changed(held.config, held.partition_count)
-        self.feed(events.PartitionChanged(held=held, incarnations=incarnations, announced=announced))
+        self.log.config = metadata.config
+        self.ingest.settings_changed(metadata.config, metadata.partition_count)
+        self.feed(events.PartitionChanged(held=metadata, incarnations=incarnations, announced=announced))
         self.standby.review()
-        return self.log.apply_metadata(held.state)
+        return self.log.apply_metadata(metadata.state)
 
     @property
     def storage_failed(self) -> bool:

@@ -143,24 +143,24 @@ class RecentIds:
         ids, last_offset = batch.ids, batch.last_offset
         last_id = self.last_id if not batch.record_count else ids.get(last_offset, b"") if ids else b""
         time_ns = max(self._tail[-1].time_ns if self._tail else self._time_ns, batch.timestamp_ns)
-        taken = _BatchIds(last_offset, time_ns, self._now_ns() if ids else 0, last_id)
+        entry = _BatchIds(last_offset, time_ns, self._now_ns() if ids else 0, last_id)
         if ids and self.window_ns:
-            taken.ids, taken.offsets = tuple(ids.values()), tuple(ids)
-            self._note(taken)
-        self._tail.append(taken)
+            entry.ids, entry.offsets = tuple(ids.values()), tuple(ids)
+            self._note(entry)
+        self._tail.append(entry)
         if last_offset <= self._high_watermark:
             self._merge_committed()
-        if taken.ids and (excess_bytes := self.share.excess_bytes(taken.size_bytes)):
+        if entry.ids and (excess_bytes := self.share.excess_bytes(entry.size_bytes)):
             self._make_room(excess_bytes)
 
-    def _note(self, taken: _BatchIds) -> None:
+    def _note(self, entry: _BatchIds) -> None:
         by_id = self._by_id
-        known = by_id.keys() & taken.ids
+        known = by_id.keys() & entry.ids
         if known:
-            taken.before = {message_id: by_id[message_id] for message_id in known}
-        by_id.update(dict.fromkeys(taken.ids, taken))
-        taken.size_bytes = _BATCH_BYTES + size_of(taken.ids)
-        self.share.hold(self.share.size_bytes + taken.size_bytes)
+            entry.before = {message_id: by_id[message_id] for message_id in known}
+        by_id.update(dict.fromkeys(entry.ids, entry))
+        entry.size_bytes = _BATCH_BYTES + size_of(entry.ids)
+        self.share.hold(self.share.size_bytes + entry.size_bytes)
 
     def committed(self, high_watermark: int) -> None:
         if high_watermark > self._high_watermark:
@@ -170,13 +170,13 @@ class RecentIds:
     def _merge_committed(self) -> None:
         tail, high_watermark = self._tail, self._high_watermark
         committed_count = 0
-        for taken in tail:
-            if taken.last_offset > high_watermark:
+        for entry in tail:
+            if entry.last_offset > high_watermark:
                 break
             committed_count += 1
-            self._time_ns, self._last_id = taken.time_ns, taken.last_id
-            if taken.ids:
-                self._keep(taken)
+            self._time_ns, self._last_id = entry.time_ns, entry.last_id
+            if entry.ids:
+                self._keep(entry)
         del tail[:committed_count]
         self._expire(self._time_ns)
 
@@ -187,9 +187,9 @@ class RecentIds:
         self._kept.append(taken)
 
     def _expire(self, time_ns: int) -> None:
-        kept, until_ns = self._kept, time_ns - self.window_ns
-        while kept and kept[0].time_ns <= until_ns and not self._is_fresh(kept[0].known_ns):
-            self._forget(kept.popleft())
+        entries, until_ns = self._kept, time_ns - self.window_ns
+        while entries and entries[0].time_ns <= until_ns and not self._is_fresh(entries[0].known_ns):
+            self._forget(entries.popleft())
 
     def _is_fresh(self, known_ns: int) -> bool:
         return known_ns > self._now_ns() - self.window_ns
@@ -199,29 +199,29 @@ class RecentIds:
         kept = self._kept
         while self.size_bytes > until_bytes and kept:
             self._lose(kept.popleft())
-        for taken in self._tail:
+        for entry in self._tail:
             if self.size_bytes <= until_bytes:
                 break
-            self._lose(taken)
+            self._lose(entry)
 
-    def _lose(self, taken: _BatchIds) -> None:
-        if taken.ids and taken.time_ns > self._time_ns - self.window_ns:
-            self._lost_ns, self._lost_known_ns = taken.time_ns, taken.known_ns
-        self.forgotten += len(taken.ids)
-        self._forget(taken)
+    def _lose(self, entry: _BatchIds) -> None:
+        if entry.ids and entry.time_ns > self._time_ns - self.window_ns:
+            self._lost_ns, self._lost_known_ns = entry.time_ns, entry.known_ns
+        self.forgotten += len(entry.ids)
+        self._forget(entry)
 
-    def _forget(self, taken: _BatchIds) -> None:
-        for message_id in taken.ids:
-            if self._by_id.get(message_id) is taken:
+    def _forget(self, entry: _BatchIds) -> None:
+        for message_id in entry.ids:
+            if self._by_id.get(message_id) is entry:
                 del self._by_id[message_id]
-        self.share.hold(self.share.size_bytes - taken.size_bytes)
-        taken.ids, taken.offsets, taken.size_bytes, taken.before = (), (), 0, None
+        self.share.hold(self.share.size_bytes - entry.size_bytes)
+        entry.ids, entry.offsets, entry.size_bytes, entry.before = (), (), 0, None
 
     def cut(self, end_offset: int) -> None:
         while self._tail and self._tail[-1].last_offset >= end_offset:
-            taken = self._tail.pop()
-            before = taken.before or {}
-            self._forget(taken)
+            entry = self._tail.pop()
+            before = entry.before or {}
+            self._forget(entry)
             self._by_id.update({message_id: older for message_id, older in before.items() if older.ids})
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
@@ -231,8 +231,8 @@ class RecentIds:
         Format: the window, the log time, the last id, then one column per field of the batches and of the ids.
         """
         head = _HEAD.pack(self.window_ns, self._time_ns, len(self._last_id)) + self._last_id
-        kept = tuple(self._kept or ())
-        return lambda: [head, *_encode(kept)]
+        entries = tuple(self._kept or ())
+        return lambda: [head, *_encode(entries)]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
         """Load the ids from ``data``, the content of a state file for the log below ``end_offset``.
@@ -250,10 +250,10 @@ class RecentIds:
         self._high_watermark = end_offset - 1
         now_ns = self._now_ns()
         for last_offset, time_ns, ids, offsets in _decode(data[_HEAD.size + size_bytes :], end_offset):
-            taken = _BatchIds(last_offset, time_ns, now_ns, b"", ids, offsets)
+            entry = _BatchIds(last_offset, time_ns, now_ns, b"", ids, offsets)
             if self.window_ns:
-                self._note(taken)
-                self._keep(taken)
+                self._note(entry)
+                self._keep(entry)
         if excess_bytes := self.share.excess_bytes(0):
             self._make_room(excess_bytes)
 
@@ -263,13 +263,13 @@ class RecentIds:
 
         A record that is older than the deduplication window is not returned.
         """
-        taken = self._by_id.get(message_id)
-        if taken is None or (
-            taken.time_ns <= max(self._time_ns, now_wall_ns) - self.window_ns and not self._is_fresh(taken.known_ns)
+        entry = self._by_id.get(message_id)
+        if entry is None or (
+            entry.time_ns <= max(self._time_ns, now_wall_ns) - self.window_ns and not self._is_fresh(entry.known_ns)
         ):
             return None
-        last_index = len(taken.ids) - 1 - taken.ids[::-1].index(message_id)
-        return StoredId(taken.offsets[last_index], taken.last_offset)
+        last_index = len(entry.ids) - 1 - entry.ids[::-1].index(message_id)
+        return StoredId(entry.offsets[last_index], entry.last_offset)
 
     def may_hold(self, message_id: bytes, now_wall_ns: int) -> bool:
         """Return whether a record with ``message_id`` may exist, so that a publish at ``now_wall_ns`` must not be treated as new.
@@ -322,12 +322,12 @@ def size_of(ids: Iterable[bytes]) -> int:
     return sum(sizes) + _ID_BYTES * len(sizes)
 
 
-def _encode(kept: Sequence[_BatchIds]) -> list[bytes]:
-    """Return the encoded ids of these batches. Other code may remove the oldest ids from ``kept`` in the meantime."""
+def _encode(entries: Sequence[_BatchIds]) -> list[bytes]:
+    """Return the encoded ids of these batches. Other code may remove the oldest ids from ``entries`` in the meantime."""
     columns: tuple[list[bytes], ...] = ([], [], [], [], [], [])
     row_count = id_count = 0
-    for some in slices_of(kept):
-        rows = [(taken.last_offset, taken.time_ns, taken.ids, taken.offsets) for taken in some]
+    for some in slices_of(entries):
+        rows = [(entry.last_offset, entry.time_ns, entry.ids, entry.offsets) for entry in some]
         rows = [row for row in rows if row[2] and len(row[2]) == len(row[3])]
         ids = [message_id for row in rows for message_id in row[2]]
         row_count, id_count = row_count + len(rows), id_count + len(ids)
@@ -390,15 +390,15 @@ def ids_of(headers: HeadersColumn | None, names: bytes | None = None) -> dict[in
     """
     if headers is None or ID_NAME not in (bytes(headers.names.data) if names is None else names):
         return {}
-    found: dict[int, bytes] = {}
+    ids: dict[int, bytes] = {}
     pairs = list(_id_header_indexes(headers.names))
     records = np.searchsorted(headers.ends, pairs, side="right").tolist()
     ends, data = headers.values.ends, headers.values.data
     for pair, record in zip(pairs, records, strict=True):
         value = bytes(data[int(ends[pair - 1]) if pair else 0 : int(ends[pair])])
         if is_id(value):
-            found.setdefault(record, value)
-    return found
+            ids.setdefault(record, value)
+    return ids
 
 
 def _id_header_indexes(names: BytesColumn) -> Iterable[int]:

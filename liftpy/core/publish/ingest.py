@@ -239,28 +239,28 @@ class Ingest:
         """True if this leader accepts publishes, because it is subscribed to the data subject."""
         return self._listener is not None
 
-    def start(self, taken: FailoverBacklog | None = None) -> None:
+    def start(self, backlog: FailoverBacklog | None = None) -> None:
         """Accept publishes: subscribe to the data subject, because this replica leads.
 
-        ``taken``: messages of the standby buffer, which are stored first. The subscription of the standby buffer continues, so
+        ``backlog``: messages of the standby buffer, which are stored first. The subscription of the standby buffer continues, so
         that no message is missed. None: this node had no standby buffer.
         """
         if self._listener is not None:
             return
-        if taken is None:
+        if backlog is None:
             self._listen()
             return
-        hearing = taken.hearing
+        hearing = backlog.hearing
         assert hearing is not None
-        self._taken_over, self._listener, self.heard = taken, hearing, True
+        self._taken_over, self._listener, self.heard = backlog, hearing, True
         hearing.feed_to(self._message_arrived, self._record_dropped, self._on_standby_lost)
-        for stored, publishers in taken.known:
+        for stored, publishers in backlog.known:
             self._acks.add_again(stored, publishers, duplicate=False)
-        if taken.known:
-            self._feed(DuplicateReceived(last_offset=min(stored.last_offset for stored, _ in taken.known)))
-        if taken.fresh:
-            self._raw, taken.fresh_left = taken.fresh, len(taken.fresh)
-            self._raw_bytes = sum(map(message_size_bytes, taken.fresh))
+        if backlog.known:
+            self._feed(DuplicateReceived(last_offset=min(stored.last_offset for stored, _ in backlog.known)))
+        if backlog.fresh:
+            self._raw, backlog.fresh_left = backlog.fresh, len(backlog.fresh)
+            self._raw_bytes = sum(map(message_size_bytes, backlog.fresh))
             self._drain_soon()
 
     def _reject_or_delay(self, publishers: Publishers, unfit: Rejection, waits_ms: Sequence[int] | int = 0) -> None:
@@ -562,9 +562,9 @@ class Ingest:
             return
         token = self._next_token
         self._next_token += 1
-        asks = any(other.sequence is not None for other in columns.of_others.values())
+        has_sequence = any(other.sequence is not None for other in columns.of_others.values())
         in_hand = PendingBatch(
-            body, columns.publishers, columns.ids, asks, numbering=numbering, arrived_ns=self.counters.times.now_ns()
+            body, columns.publishers, columns.ids, has_sequence, numbering=numbering, arrived_ns=self.counters.times.now_ns()
         )
         self._tokens[token] = in_hand
         if columns.ids:
@@ -583,20 +583,20 @@ class Ingest:
         )
 
     # ---- producers -----------------------------------------------------------------------------------------------------
-    def _answer_producer(self, asked: ProducerRequest, publishers: Publishers) -> None:
+    def _answer_producer(self, request: ProducerRequest, publishers: Publishers) -> None:
         """Answer the request of a process to continue a producer with the producer's epoch and next sequence.
 
         The answer is sent when the state of the producer is committed.
         """
-        if asked.acked is not None and self._derived.has_lost(*asked.acked):
+        if request.acked is not None and self._derived.has_lost(*request.acked):
             self._refuse(publishers, RECORDS_LOST)
             return
-        given = self._registry.ask(asked)
-        if isinstance(given, Finding):
-            self._refuse(publishers, self._registry.why_not(given))
+        grant = self._registry.ask(request)
+        if isinstance(grant, Finding):
+            self._refuse(publishers, self._registry.why_not(grant))
             return
-        envelope_of(publishers).producer = given.as_pb
-        self._await_stored_ack(StoredId(-1, given.last_offset), publishers)
+        envelope_of(publishers).producer = grant.as_pb
+        self._await_stored_ack(StoredId(-1, grant.last_offset), publishers)
 
     def _judge_batch(self, claim: Claim, columns: MessageColumns) -> ProducerSequences | None:
         """Check a producer's batch. Return the sequence numbers of the records to append, and leave only these in ``columns``.
@@ -626,8 +626,8 @@ class Ingest:
             columns.batch, publishers.batch_records = published._replace(body=body), body.record_count
             columns.ids = {index - known: message_id for index, message_id in columns.ids.items() if index >= known}
         sequence = after(claim.base_sequence, known)
-        said = (claim.name, claim.position, claim.partitioning)
-        return ProducerSequences(claim.producer_id, claim.epoch, sequence, published.columns, known, *said)
+        origin = (claim.name, claim.position, claim.partitioning)
+        return ProducerSequences(claim.producer_id, claim.epoch, sequence, published.columns, known, *origin)
 
     def _forbids_only_stored(self, columns: MessageColumns) -> bool:
         """Return whether the stream's settings forbid only those records of a producer's batch that are stored already.
@@ -689,18 +689,18 @@ class Ingest:
 
         None as value: the other message is in progress, or is earlier in this batch.
         """
-        found: dict[int, StoredId | None] = {}
+        repeats: dict[int, StoredId | None] = {}
         seen: set[bytes] = set()
         if not self._derived.ids.window_ns or columns.batch is not None:
-            return found  # a whole batch is stored unchanged. Its expected offset makes sure that it is stored once
+            return repeats  # a whole batch is stored unchanged. Its expected offset makes sure that it is stored once
         for index, message_id in columns.ids.items():
             if self.reader.is_command(columns, index):
                 continue
             stored = None if message_id in self._pending_ids else self._derived.ids.find(message_id, now_wall_ns)
             if stored is not None or message_id in seen or message_id in self._pending_ids:
-                found[index] = stored
+                repeats[index] = stored
             seen.add(message_id)
-        return found
+        return repeats
 
     def _submit_without_repeats(
         self, repeats: dict[int, StoredId | None], columns: MessageColumns, messages: list[RawMessage]
@@ -840,8 +840,8 @@ class Ingest:
         ``numbering``: sequence numbers of a producer's batch. ``now_ns``: monotonic time.
         """
         publishers = columns.publishers
-        heard = self._taken_over is not None and self._taken_over.fresh_left > 0
-        forced = heard or (numbering is not None and numbering.first > 0)
+        has_backlog = self._taken_over is not None and self._taken_over.fresh_left > 0
+        forced = has_backlog or (numbering is not None and numbering.first > 0)
         waits_ms = quota.charge(messages, publishers.batch_records, now_ns, forced=forced)
         if waits_ms is None:
             return False

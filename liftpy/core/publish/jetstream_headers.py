@@ -105,18 +105,18 @@ def asks(block: bytes) -> bool:
 
 def rejection_before_sequence(headers: Headers, stream: str, partition: int) -> Rejection | None:
     """Return the rejection of a message because of headers that nats-server checks before the expected sequence. None: it passes."""
-    given = {
+    values = {
         name: value for name, value in reversed(headers) if name.startswith(_PREFIX) and value
     }  # if there are several, the first one counts
     for name, unfit in _FIRST.items():
-        if name == _INCR and name in given and not _INTEGER.fullmatch(given[name]):
+        if name == _INCR and name in values and not _INTEGER.fullmatch(values[name]):
             return _NO_INCR
-        if name in given and name != _TTL:
+        if name in values and name != _TTL:
             return unfit
-    expected = given.get(_EXPECTED_STREAM)
+    expected = values.get(_EXPECTED_STREAM)
     if expected is not None and expected not in (stream.encode(), stream_of(stream, partition).encode()):
         return _OTHER_STREAM
-    return _ttl_refused(given[_TTL]) if _TTL in given else None
+    return _ttl_refused(values[_TTL]) if _TTL in values else None
 
 
 def _ttl_refused(value: bytes) -> Rejection | None:
@@ -150,11 +150,11 @@ def expected_in(headers: Headers) -> PublishConditions | None:
 
     The condition on the last sequence of the stream is not included. If a header occurs several times, the first one counts.
     """
-    given = {name: value for name, value in reversed(headers) if name in (OF_SUBJECT, OF_SUBJECT_NAMED, LAST_MSG_ID)}
-    sequence, last_id = given.get(OF_SUBJECT), given.get(LAST_MSG_ID, b"")
+    values = {name: value for name, value in reversed(headers) if name in (OF_SUBJECT, OF_SUBJECT_NAMED, LAST_MSG_ID)}
+    sequence, last_id = values.get(OF_SUBJECT), values.get(LAST_MSG_ID, b"")
     if not sequence and not last_id:
         return None
-    subject = given.get(OF_SUBJECT_NAMED, b"").decode("utf-8", "surrogateescape")
+    subject = values.get(OF_SUBJECT_NAMED, b"").decode("utf-8", "surrogateescape")
     return PublishConditions(number_of(sequence) if sequence else None, subject, last_id)
 
 

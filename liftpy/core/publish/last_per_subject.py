@@ -259,11 +259,11 @@ class LastPerSubject:
             return
         if self.low is None:
             self._restart(batch.base_offset)
-        found = last_of_each(batch.stored) if batch.record_count else {}
-        size_bytes = _BATCH_BYTES + _size_bytes(found)
-        self._add_names(found)
-        self._tail.append((batch.last_offset, found, size_bytes))
-        self._over.update(found)
+        newest = last_of_each(batch.stored) if batch.record_count else {}
+        size_bytes = _BATCH_BYTES + _size_bytes(newest)
+        self._add_names(newest)
+        self._tail.append((batch.last_offset, newest, size_bytes))
+        self._over.update(newest)
         self._grow(size_bytes)
         if batch.last_offset <= self._high_watermark:
             self._merge_committed()
@@ -279,19 +279,19 @@ class LastPerSubject:
     def _merge_committed(self) -> None:
         tail, over = self._tail, self._over
         committed_count = 0
-        for last_offset, found, size_bytes in tail:
+        for last_offset, newest, size_bytes in tail:
             if last_offset > self._high_watermark:
                 break
             committed_count += 1
-            self._keep(found)
+            self._keep(newest)
             self._grow(-size_bytes)
-            for subject in [subject for subject, offset in found.items() if over[subject] == offset]:
+            for subject in [subject for subject, offset in newest.items() if over[subject] == offset]:
                 del over[subject]
         del tail[:committed_count]
 
-    def _keep(self, found: Mapping[str, int]) -> None:
-        self._grow(_size_bytes(found.keys() - self._kept.keys()))
-        self._kept.update(found)
+    def _keep(self, newest: Mapping[str, int]) -> None:
+        self._grow(_size_bytes(newest.keys() - self._kept.keys()))
+        self._kept.update(newest)
 
     def cut(self, end_offset: int) -> None:
         if self._began_at is not None and end_offset < self._began_at:
@@ -301,17 +301,17 @@ class LastPerSubject:
         while self._tail and self._tail[-1][0] >= end_offset:
             self._grow(-self._tail.pop()[2])
         self._over = {}
-        for _, found, _ in self._tail:
-            self._over.update(found)
+        for _, newest, _ in self._tail:
+            self._over.update(newest)
 
-    def read_below(self, low: int, found: Mapping[str, int]) -> None:
+    def read_below(self, low: int, newest: Mapping[str, int]) -> None:
         """Add the subjects of older records, which were read from offset ``low`` up to the part that the index already covers.
 
-        ``found``: subject -> its last offset in these records.
+        ``newest``: subject -> its last offset in these records.
         """
         self.low, self._names = low, None
         before_bytes = self.size_bytes
-        self._keep({subject: offset for subject, offset in found.items() if subject not in self._kept})
+        self._keep({subject: offset for subject, offset in newest.items() if subject not in self._kept})
         self._make_room(self.size_bytes - before_bytes)
 
     def _make_room(self, grown_bytes: int) -> None:
@@ -319,12 +319,12 @@ class LastPerSubject:
             return
         self._names = None
         start = self._log_start_offset()
-        kept = {subject: offset for subject, offset in self._kept.items() if offset >= start}
-        self._grow(-_size_bytes(self._kept.keys() - kept.keys()))
-        self._kept = kept
+        remaining = {subject: offset for subject, offset in self._kept.items() if offset >= start}
+        self._grow(-_size_bytes(self._kept.keys() - remaining.keys()))
+        self._kept = remaining
         room_bytes = self.share.bound_bytes * 7 // 8
         if self.size_bytes > room_bytes or self.share.excess_bytes(grown_bytes):
-            offsets = [*kept.values(), *self._over.values()]
+            offsets = [*remaining.values(), *self._over.values()]
             self._wants_bytes = min(2 * self.size_bytes, room_bytes) if self.size_bytes <= room_bytes else 0
             self._clear(None)
             self._full_until = int(np.median(offsets))
@@ -338,8 +338,8 @@ class LastPerSubject:
         if not self.wanted or not self._knows_all:
             state = _ASKED if self.wanted else _OFF
             return lambda: [state]
-        kept = dict(self._kept)
-        return lambda: [_READY, *_encode(kept)]
+        committed = dict(self._kept)
+        return lambda: [_READY, *_encode(committed)]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
         """Load the index from ``data``, the content of a state file for the log below ``end_offset``.
@@ -378,11 +378,11 @@ class LastPerSubject:
         """
         if not self._knows_all:
             return None
-        matches, over, kept = matcher(subject_filter), self._over, self._kept
+        matches, over, committed = matcher(subject_filter), self._over, self._kept
         first, end = self._range(subject_filter)
         names = self._names or []
-        found = (name for name in islice(names, first, end) if matches(name))
-        offset = max((over[name] if name in over else kept[name] for name in found), default=-1)
+        names_in_slice = (name for name in islice(names, first, end) if matches(name))
+        offset = max((over[name] if name in over else committed[name] for name in names_in_slice), default=-1)
         return offset if offset >= self._log_start_offset() else -1
 
     def count_checks(self, subject_filter: str) -> int:
@@ -406,23 +406,23 @@ class LastPerSubject:
             return 0, len(self._names)
         return bisect_left(self._names, begin), bisect_left(self._names, begin[:-1] + _AFTER_DOT)
 
-    def _add_names(self, found: Iterable[str]) -> None:
+    def _add_names(self, subjects: Iterable[str]) -> None:
         if self._names is None:
             return
-        for subject in found:
+        for subject in subjects:
             if subject not in self._kept and subject not in self._over:
                 insort(self._names, subject)
         if len(self._names) > MANY:
             self._names = None
 
 
-def _encode(kept: Mapping[str, int]) -> list[bytes]:
-    offsets, sizes, texts = pack_numbers(kept.values(), np.int64), list[bytes](), list[bytes]()
-    for some in slices_of(kept):
+def _encode(offsets_by_subject: Mapping[str, int]) -> list[bytes]:
+    offsets, sizes, texts = pack_numbers(offsets_by_subject.values(), np.int64), list[bytes](), list[bytes]()
+    for some in slices_of(offsets_by_subject):
         subjects = [subject.encode("utf-8", "surrogateescape") for subject in some]
         sizes += pack_numbers(map(len, subjects), np.uint32)
         texts += join_texts(subjects)
-    return [_COUNT.pack(len(kept)), *offsets, *sizes, *texts]
+    return [_COUNT.pack(len(offsets_by_subject)), *offsets, *sizes, *texts]
 
 
 def _decode(data: bytes, end_offset: int) -> dict[str, int]:
@@ -437,10 +437,10 @@ def _decode(data: bytes, end_offset: int) -> dict[str, int]:
     if at + int(sizes.sum(dtype=np.int64)) != len(data) or not within:
         raise CorruptionError("the saved subjects are inconsistent. The node reads the log instead.")
     subjects = (text.decode("utf-8", "surrogateescape") for text in cut_up(data, at, sizes))
-    found = dict(zip(subjects, numbers(offsets), strict=True))
-    if len(found) != count:
+    offsets_by_subject = dict(zip(subjects, numbers(offsets), strict=True))
+    if len(offsets_by_subject) != count:
         raise CorruptionError("the saved subjects are inconsistent. The node reads the log instead.")
-    return found
+    return offsets_by_subject
 
 
 def _size_bytes(subjects: Collection[str]) -> int:

@@ -359,7 +359,7 @@ class LogState:
         low = subjects.low
         assert low is not None
         at = begin = max(offset_about_bytes_before(log.segments, low, max_bytes), log.log_start_offset)
-        found: dict[str, int] = {}
+        newest: dict[str, int] = {}
         while at < low:
             result = log.read(at, max_bytes, end_offset=low)
             if not result.chunks:
@@ -367,9 +367,9 @@ class LogState:
             self.replayed_bytes += result.size_bytes
             for chunk in result.chunks:
                 for batch in split_batches(chunk, verify=False):
-                    found.update(last_of_each(batch))
+                    newest.update(last_of_each(batch))
             at = result.next_offset
-        subjects.read_below(begin, found)
+        subjects.read_below(begin, newest)
         return not subjects.lacks
 
     def _first_needed(self) -> int:
@@ -388,11 +388,15 @@ def _new_batch_of(batch: RecordBatch) -> NewBatch:
         columns = None if header.is_compacted else batch.columns
         stored_note = batch.columns.note if header.column_bits & Columns.NOTE.value else None
         note = ProducerNote() if stored_note is None else ProducerNote.decode(stored_note)
-        said = (header.producer_id, header.producer_epoch, header.base_sequence)
-        numbering = ProducerSequences(*said, columns, name=note.name, position=note.position, partitioning=note.partitioning)
-    ids, asks = headers_of(batch)
+        producer_fields = (header.producer_id, header.producer_epoch, header.base_sequence)
+        numbering = ProducerSequences(
+            *producer_fields, columns, name=note.name, position=note.position, partitioning=note.partitioning
+        )
+    ids, has_conditions = headers_of(batch)
     record_count = 0 if header.is_remains else header.record_count
-    return NewBatch(header.base_offset, header.last_offset, header.timestamp_ns, record_count, ids, numbering, batch, asks)
+    return NewBatch(
+        header.base_offset, header.last_offset, header.timestamp_ns, record_count, ids, numbering, batch, has_conditions
+    )
 
 
 def headers_of(batch: RecordBatch) -> tuple[Mapping[int, bytes], bool]:
@@ -403,22 +407,22 @@ def headers_of(batch: RecordBatch) -> tuple[Mapping[int, bytes], bool]:
         return _headers_of_few(batch)
     headers = batch.columns.headers
     names = b"" if headers is None else bytes(headers.names.data)
-    asks, found = _ASKS in names, ids_of(headers, names)
-    if not found:
-        return {}, asks
+    has_conditions, ids = _ASKS in names, ids_of(headers, names)
+    if not ids:
+        return {}, has_conditions
     offsets = batch.offsets()
-    return {int(offsets[record]): message_id for record, message_id in found.items()}, asks
+    return {int(offsets[record]): message_id for record, message_id in ids.items()}, has_conditions
 
 
 def _headers_of_few(batch: RecordBatch) -> tuple[Mapping[int, bytes], bool]:
-    ids, asks, base_offset = dict[int, bytes](), False, batch.base_offset
+    ids, has_conditions, base_offset = dict[int, bytes](), False, batch.base_offset
     for record, name, value in few_headers(batch.body(), batch.record_count, Columns(batch.header.column_bits)):
         if name == ID_NAME:
             if is_id(value):
                 ids.setdefault(base_offset + record, value)
         elif _ASKS in name:
-            asks = True
-    return ids, asks
+            has_conditions = True
+    return ids, has_conditions
 
 
 def derived_state(
@@ -427,7 +431,7 @@ def derived_state(
     stream: StreamConfig,
     node: ReplicationConfig,
     now_ns: Callable[[], int],
-    held: NodeStateMemory | None = None,
+    node_memory: NodeStateMemory | None = None,
 ) -> LogState:
     """Create the derived state of a partition. It is still empty. Also configure the compaction of ``log`` to keep what the state
     needs.
@@ -443,7 +447,7 @@ def derived_state(
     window_ns = round(stream.dedup_window_s * NS_PER_S)
     # compaction keeps the records that this state needs
     log.producer_expiry_ns = expiry_ns = round(node.producer_expiry_s * NS_PER_S)
-    producers = Producers(expiry_ns, max_producers(node.partition_producer_bytes), expiry_ns, held)
+    producers = Producers(expiry_ns, max_producers(node.partition_producer_bytes), expiry_ns, node_memory)
     return LogState(
         log,
         window_ns,
@@ -452,5 +456,5 @@ def derived_state(
         producers,
         subject=subject,
         partition_subject_index_bytes=node.partition_subject_index_bytes,
-        node=held,
+        node=node_memory,
     )

@@ -210,17 +210,17 @@ class MemoryBudget:
         wait_ns = max(self.waited_ns, self.late_ns // 2) if self.is_late or self.is_pressed else self.waited_ns
         return min(max(wait_ns // 1_000_000, LEAST_WAIT_MS), LONGEST_WAIT_MS)
 
-    def update(self, held: NodePublishMemory) -> None:
-        """Set the memory use of the node to ``held``, and compute how far the limits of its partitions shrink."""
+    def update(self, memory: NodePublishMemory) -> None:
+        """Set the memory use of the node to ``memory``, and compute how far the limits of its partitions shrink."""
         if not self.limit_bytes:
             return
         self.used_bytes = (
-            held.unread
-            + held.held_back
-            + held.uncommitted
-            + held.publishers
-            + min(held.standby, round(self.limit_bytes * STANDBY_SHARE))
-            + min(held.readers, round(self.limit_bytes * READERS_SHARE))
+            memory.unread
+            + memory.held_back
+            + memory.uncommitted
+            + memory.publishers
+            + min(memory.standby, round(self.limit_bytes * STANDBY_SHARE))
+            + min(memory.readers, round(self.limit_bytes * READERS_SHARE))
         )
         used_part = self.used_bytes / self.limit_bytes
         self.is_limited = used_part >= _FREE

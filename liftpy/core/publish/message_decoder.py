@@ -153,9 +153,11 @@ def _check(columns: ColumnSet) -> None:
     if columns.headers is not None:
         _check_sizes(columns.headers)
         names = {name.decode("utf-8", "surrogateescape") for name in _distinct_names(columns.headers)}
-        asked = first_refused(names)
-        if asked:
-            detail = f"{asked!r} within a published batch is not heeded; the offset that is expected stands beside the batch"
+        refused_name = first_refused(names)
+        if refused_name:
+            detail = (
+                f"{refused_name!r} within a published batch is not heeded; the offset that is expected stands beside the batch"
+            )
             raise InvalidBatchError(detail, RejectReason.UNSUPPORTED)
         wrong = next((name for name in sorted(names) if not may_be_enveloped(name)), None)
         if wrong is not None:
@@ -322,20 +324,20 @@ class MessageDecoder:
         self.touched()
         values: list[bytes | None] = [message[2] for message in messages]
         replies = [message[1] for message in messages]
-        asked: list[bytes] = []
+        requested_replies: list[bytes] = []
         fast_batches: list[int] = []
         if any(replies):
             replies, fast_batches = self._allowed_replies(replies)
             if self._policy is AckPolicy.NONE:
-                asked, replies, fast_batches = replies, [b""] * len(replies), []
+                requested_replies, replies, fast_batches = replies, [b""] * len(replies), []
         subjects = self._subjects(messages)
         columns = MessageColumns(
             values=values,
             publishers=Publishers(self._policy, replies),
             subjects=subjects,
         )
-        if any(asked):  # the node does not answer. A service that reads the record may answer
-            columns.replies = [reply.decode() if reply else None for reply in asked]
+        if any(requested_replies):  # the node does not answer. A service that reads the record may answer
+            columns.replies = [reply.decode() if reply else None for reply in requested_replies]
         magic = envelope.MAGIC
         self._alike = {}
         special = [i for i, m in enumerate(messages) if m[3] or m[2].startswith(magic)]
@@ -367,7 +369,7 @@ class MessageDecoder:
         return columns
 
     def _judge_by_settings(self, columns: MessageColumns, messages: Sequence[RawMessage]) -> None:
-        found: dict[int, Rejection] = {}
+        rejections: dict[int, Rejection] = {}
         most = self.max_message_bytes
         if columns.batch is not None:
             sizes = [largest_record_bytes(columns.batch.columns)]
@@ -376,16 +378,16 @@ class MessageDecoder:
         if 0 < most < max(sizes):
             for index, size_bytes in enumerate(sizes):
                 if size_bytes > most:
-                    found[index] = Rejection(
+                    rejections[index] = Rejection(
                         RejectReason.TOO_LARGE,
                         f"{_TOO_LARGE}: {size_bytes} bytes, this stream accepts {most}. Send smaller messages.",
                     )
         if self.wants_offsets:
             bound = columns.expected.keys() | columns.of_others.keys()
             if len(bound) < len(messages):
-                found.update((index, _NO_OFFSET) for index in range(len(messages)) if index not in bound)
-        if found:
-            columns.unfit_after_sequence = dict(sorted((found | columns.unfit_after_sequence).items()))
+                rejections.update((index, _NO_OFFSET) for index in range(len(messages)) if index not in bound)
+        if rejections:
+            columns.unfit_after_sequence = dict(sorted((rejections | columns.unfit_after_sequence).items()))
 
     def is_command(self, columns: MessageColumns, index: int) -> bool:
         """Return whether the record at ``index`` is a command for a replicated service.
@@ -403,10 +405,10 @@ class MessageDecoder:
         if len(replies) > 1 and self._inboxes.allows_all(replies, jetstream_headers.FAST_BATCH_REPLY):
             return replies, []
         allows = self._inboxes.allows
-        kept = [reply if reply and allows(reply) else b"" for reply in replies]
-        self.refused_replies += sum(1 for before, after in zip(replies, kept, strict=True) if before and not after)
+        allowed_replies = [reply if reply and allows(reply) else b"" for reply in replies]
+        self.refused_replies += sum(1 for before, after in zip(replies, allowed_replies, strict=True) if before and not after)
         suffix = jetstream_headers.FAST_BATCH_REPLY
-        return kept, [index for index, reply in enumerate(replies) if reply.endswith(suffix)]
+        return allowed_replies, [index for index, reply in enumerate(replies) if reply.endswith(suffix)]
 
     def _subjects(self, messages: Sequence[RawMessage]) -> list[str]:
         own = self._own_subject
@@ -434,7 +436,7 @@ class MessageDecoder:
             columns.unfit[index] = _TOO_MANY_HEADERS
             return
         headers = parse_headers(block) if block else []
-        asks = jetstream_headers.asks(block)
+        has_conditions = jetstream_headers.asks(block)
         if published is not None:
             unfit = self._why_not(published, headers)
             if unfit is not None:
@@ -442,8 +444,8 @@ class MessageDecoder:
                 return
             self._add_message(columns, index, published)
             headers += [(header.name, header.value) for header in published.headers]
-            asks = asks or bool(published.headers)
-        if asks and self._policy is not AckPolicy.NONE:
+            has_conditions = has_conditions or bool(published.headers)
+        if has_conditions and self._policy is not AckPolicy.NONE:
             unfit = jetstream_headers.rejection_before_sequence(headers, self._key.stream, self._key.partition)
             if unfit is not None:
                 columns.unfit[index] = unfit
@@ -490,15 +492,15 @@ class MessageDecoder:
         opened = form.opened
         for index in special:
             subject, _, payload, block = messages[index]
-            found = None if block else opened(payload)
-            if found is None and not block:
+            content = None if block else opened(payload)
+            if content is None and not block:
                 form = self._form_of(payload, form)
                 opened = form.opened
-                found = opened(payload)
-            if found is None:
+                content = opened(payload)
+            if content is None:
                 left.append(index)
                 continue
-            columns.values[index], message_id = found
+            columns.values[index], message_id = content
             if message_id:
                 columns.ids[index] = message_id
                 _column(columns, "headers")[index] = [(MESSAGE_ID, message_id)]
@@ -585,10 +587,12 @@ class MessageDecoder:
 
         A stream without answers stores batches for other streams as plain bytes.
         """
-        found = [index for index in special if messages[index][2][_KIND] == BATCH and messages[index][2].startswith(MAGIC)]
-        if found and self._policy is AckPolicy.NONE:
-            found = [index for index in found if self._decode_batch(messages[index]) is not None]
-        return found
+        batch_indexes = [
+            index for index in special if messages[index][2][_KIND] == BATCH and messages[index][2].startswith(MAGIC)
+        ]
+        if batch_indexes and self._policy is AckPolicy.NONE:
+            batch_indexes = [index for index in batch_indexes if self._decode_batch(messages[index]) is not None]
+        return batch_indexes
 
     def _decode_batch(self, message: RawMessage) -> tuple[client_pb2.BatchPublish, memoryview] | None:
         """Return header and record batch of a BatchPublish for this partition. None: the message is stored as plain bytes."""
@@ -626,9 +630,9 @@ class MessageDecoder:
             except InvalidBatchError as error:
                 columns.unfit[0] = Rejection(error.reason, str(error))
                 return
-            asked = (head.askedProducer, head.producerInstance, head.producerSequence)
+            request_fields = (head.askedProducer, head.producerInstance, head.producerSequence)
             acked = (head.producerAckedOffset, head.producerAckedEpoch) if head.HasField("producerAckedOffset") else None
-            columns.asked = ProducerRequest(*asked, note.name, note.position, acked)
+            columns.asked = ProducerRequest(*request_fields, note.name, note.position, acked)
         else:
             try:
                 note = _note(head)
@@ -699,12 +703,12 @@ def _note(head: client_pb2.BatchPublish) -> ProducerNote:
     if len(name.encode()) > MAX_NAME_BYTES:
         raise InvalidBatchError(f"The producer id has more than {MAX_NAME_BYTES} bytes. Use a shorter one.")
     if head.HasField("producerPosition"):
-        said = head.producerPosition
-        if not said.streamUid or len(said.streamUid.encode()) > MAX_UID_BYTES or said.offset < 0:
+        source = head.producerPosition
+        if not source.streamUid or len(source.streamUid.encode()) > MAX_UID_BYTES or source.offset < 0:
             raise InvalidBatchError(
                 "The source position needs a stream uid and an offset of 0 or more. Check the version of the client."
             )
-        position = SourcePosition(said.streamUid, said.partition, said.offset, said.generation)
+        position = SourcePosition(source.streamUid, source.partition, source.offset, source.generation)
     if not head.HasField("producerPartitioning"):
         return ProducerNote(name, position)
     partitioning = Partitioning(head.producerPartitioning.partitions, head.producerPartitioning.method)
@@ -743,12 +747,12 @@ def _claim(head: client_pb2.BatchPublish, published: DecodedBatch, note: Produce
 
 
 def _column(columns: MessageColumns, name: str) -> list[object]:
-    found = getattr(columns, name)
-    if found is None:
-        found = [None] * len(columns.values)
-        setattr(columns, name, found)
-    assert isinstance(found, list)
-    return found
+    column = getattr(columns, name)
+    if column is None:
+        column = [None] * len(columns.values)
+        setattr(columns, name, column)
+    assert isinstance(column, list)
+    return column
 
 
 _KIND = slice(TYPE_POSITION, TYPE_POSITION + 1)

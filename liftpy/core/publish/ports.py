@@ -47,8 +47,8 @@ def can_be_rejected_unread(headers: bytes, is_new: Callable[[bytes], bool]) -> b
     """
     if ID_NAME not in headers:
         return True
-    found = _ONE_ID(headers)
-    return found is not None and headers.count(ID_NAME) == 1 and is_new(found[1])
+    match = _ONE_ID(headers)
+    return match is not None and headers.count(ID_NAME) == 1 and is_new(match[1])
 
 
 class IngestShell(AckShell, Protocol):
@@ -70,8 +70,8 @@ class IngestShell(AckShell, Protocol):
             refuser: Rejects messages unread. None: no message is rejected unread.
         """
 
-    def when_subscribed(self, heard: Callable[[], None]) -> None:
-        """Call ``heard`` when the NATS server has processed all subscriptions made so far."""
+    def when_subscribed(self, on_subscribed: Callable[[], None]) -> None:
+        """Call ``on_subscribed`` when the NATS server has processed all subscriptions made so far."""
 
     def behind_read(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when all messages that were read together have been passed to their sinks."""

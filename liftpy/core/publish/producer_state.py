@@ -369,9 +369,9 @@ class Producers:
         """
         states, excess_bytes = self._states, self.share.excess_bytes(grown_bytes)
         while states and (len(states) > self.max_count or excess_bytes > 0):
-            gone = self._drop(next(iter(states)))
-            assert gone is not None
-            self._lost_ns = max(self._lost_ns, gone.time_ns)
+            dropped_state = self._drop(next(iter(states)))
+            assert dropped_state is not None
+            self._lost_ns = max(self._lost_ns, dropped_state.time_ns)
             self._lost_count += 1
             self.forgotten += 1
             excess_bytes -= STATE_BYTES
@@ -379,21 +379,21 @@ class Producers:
 
     def cut(self, end_offset: int) -> None:
         while self._tail and self._tail[-1].last_offset >= end_offset:
-            taken = self._tail.pop()
+            entry = self._tail.pop()
             self._time_ns = self._tail[-1].time_ns if self._tail else self._committed_ns
-            self._drop(taken.producer_id)
-            if taken.before is not None:
-                self._set_state(taken.producer_id, taken.before)
+            self._drop(entry.producer_id)
+            if entry.before is not None:
+                self._set_state(entry.producer_id, entry.before)
         self._states = _by_last_offset(self._states)
         self._count()
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self) -> Callable[[], Sequence[bytes]]:
         states = dict(self._states)
-        for taken in reversed(self._tail):
-            states.pop(taken.producer_id, None)
-            if taken.before is not None:
-                states[taken.producer_id] = taken.before
+        for entry in reversed(self._tail):
+            states.pop(entry.producer_id, None)
+            if entry.before is not None:
+                states[entry.producer_id] = entry.before
         head = _TIME.pack(self._committed_ns, len(states))
         return lambda: [head, *join_texts(_encode(producer_id, state) for producer_id, state in states.items())]
 
@@ -510,18 +510,18 @@ def _decode(data: bytes, at: int) -> tuple[int, ProducerState, int]:
     return producer_id, ProducerState(epoch, next_sequence, digest, tuple(batches), time_ns, *note), at
 
 
-def _merge_partitioning(before: Partitioning | None, said: Partitioning | None) -> Partitioning | None:
-    """Return the partitioning of a producer after a batch with the partitioning ``said``. ``before``: partitioning until then.
+def _merge_partitioning(before: Partitioning | None, other: Partitioning | None) -> Partitioning | None:
+    """Return the partitioning of a producer after a batch with the partitioning ``other``. ``before``: partitioning until then.
 
     None: it is not known, or they differ.
     """
-    if said is None or said == before:
+    if other is None or other == before:
         return before
-    if before is None or before.partitions != said.partitions:
+    if before is None or before.partitions != other.partitions:
         return None
-    if {before.method, said.method} == BY_KEY:
-        return said._replace(method=PartitioningMethod.KEY)
-    return said if said.partitions == 1 else None
+    if {before.method, other.method} == BY_KEY:
+        return other._replace(method=PartitioningMethod.KEY)
+    return other if other.partitions == 1 else None
 
 
 def _by_last_offset(states: dict[int, ProducerState]) -> dict[int, ProducerState]:
@@ -614,12 +614,12 @@ class ProducerGrant(NamedTuple):
     @property
     def as_pb(self) -> client_pb2.ProducerState:
         digest = b"" if self.digest is None else self.digest.encode()
-        told = client_pb2.ProducerState(epoch=self.epoch, nextSequence=self.next_sequence, digest=digest, known=self.known)
+        message = client_pb2.ProducerState(epoch=self.epoch, nextSequence=self.next_sequence, digest=digest, known=self.known)
         if self.position is not None:
-            told.position.CopyFrom(self.position.message())
+            message.position.CopyFrom(self.position.message())
         if self.partitioning is not None:
-            told.partitioning.CopyFrom(self.partitioning.message())
-        return told
+            message.partitioning.CopyFrom(self.partitioning.message())
+        return message
 
 
 class ProducerRequest(NamedTuple):
@@ -666,47 +666,47 @@ class ProducerRegistry:
     def __len__(self) -> int:
         return len(self._given)
 
-    def ask(self, asked: ProducerRequest) -> ProducerGrant | Finding:
+    def ask(self, request: ProducerRequest) -> ProducerGrant | Finding:
         """Open a producer for a process: return its epoch and next sequence. Return a Finding if the process may not continue it."""
-        producer_id, instance, sequence = asked[:3]
+        producer_id, instance, sequence = request[:3]
         state = self._producers.state_of(producer_id)
-        refused = self._refusal(state, asked)
+        refused = self._refusal(state, request)
         if refused is Finding.FULL:
             for known in (self._given, self._first, self._names):
                 known.pop(producer_id, None)
             self._share.hold(_GIVEN_BYTES * len(self._given))
         if refused is not None:
             return refused
-        given = self._given.pop(producer_id, None)
-        epoch = self._epoch_for(state, given, instance)
+        grant = self._given.pop(producer_id, None)
+        epoch = self._epoch_for(state, grant, instance)
         while len(self._given) >= self._producers.max_count:
-            gone = next(iter(self._given))  # the process asks again
-            del self._given[gone], self._first[gone], self._names[gone]
+            oldest_id = next(iter(self._given))  # the process asks again
+            del self._given[oldest_id], self._first[oldest_id], self._names[oldest_id]
         self._given[producer_id], self._first[producer_id] = (epoch, instance), sequence
         self._share.hold(_GIVEN_BYTES * len(self._given))
-        self._names[producer_id] = asked.name, _generation(asked)
+        self._names[producer_id] = request.name, _generation(request)
         if state is None:
             return ProducerGrant(epoch, sequence, None if sequence else RollingDigest(), False, -1)
-        said = (state.position, state.partitioning)
-        return ProducerGrant(epoch, state.next_sequence, state.digest, True, last_offset_of(state), *said)
+        stored_position = (state.position, state.partitioning)
+        return ProducerGrant(epoch, state.next_sequence, state.digest, True, last_offset_of(state), *stored_position)
 
-    def _refusal(self, state: ProducerState | None, asked: ProducerRequest) -> Finding | None:
-        if state is not None and (finding := conflict_with(state, asked.name, asked.position)) is not None:
+    def _refusal(self, state: ProducerState | None, request: ProducerRequest) -> Finding | None:
+        if state is not None and (finding := conflict_with(state, request.name, request.position)) is not None:
             return finding
-        if self._producers.has_another_plan(asked.position):
+        if self._producers.has_another_plan(request.position):
             return Finding.PLAN_CHANGED
-        name, generation = self._names.get(asked.producer_id, ("", 0))
-        if name and asked.name and name != asked.name:
+        name, generation = self._names.get(request.producer_id, ("", 0))
+        if name and request.name and name != request.name:
             return Finding.CONFLICT
-        if generation > _generation(asked):
+        if generation > _generation(request):
             return Finding.FENCED
         return Finding.FULL if state is None and self._producers.is_full else None
 
     @staticmethod
-    def _epoch_for(state: ProducerState | None, given: tuple[int, int] | None, instance: int) -> int:
-        if given is None:
+    def _epoch_for(state: ProducerState | None, grant: tuple[int, int] | None, instance: int) -> int:
+        if grant is None:
             return 0 if state is None else (state.epoch + 1) % _EPOCHS
-        epoch, holder = given
+        epoch, holder = grant
         is_stored = state is not None and epoch_distance(epoch, state.epoch) <= 0
         if holder == instance and not is_stored:
             return epoch  # the request arrived twice
@@ -717,14 +717,14 @@ class ProducerRegistry:
         """Check a producer's batch against the assigned epochs and the log. ``claim``: fields of the producer. ``columns``: of the
         batch.
         """
-        state, given = self._producers.state_of(claim.producer_id), self._given.get(claim.producer_id)
+        state, grant = self._producers.state_of(claim.producer_id), self._given.get(claim.producer_id)
         due = 0 if state is None else state.next_sequence
         ahead = 1 if state is None else epoch_distance(claim.epoch, state.epoch)
         if ahead < 0:
             return BatchCheck(Finding.FENCED, next_sequence=due)
-        if given is not None and given[1] != claim.instance:
+        if grant is not None and grant[1] != claim.instance:
             return BatchCheck(Finding.FENCED, next_sequence=due)
-        if ahead > 0 and (given is None or given[0] != claim.epoch):
+        if ahead > 0 and (grant is None or grant[0] != claim.epoch):
             return BatchCheck(Finding.UNKNOWN, next_sequence=due)
         if self._producers.has_another_plan(claim.position):
             return BatchCheck(Finding.PLAN_CHANGED, next_sequence=due)
@@ -751,8 +751,8 @@ class ProducerRegistry:
         return BatchCheck(Finding.FULL if self._producers.is_full else Finding.APPEND)
 
 
-def _generation(asked: ProducerRequest) -> int:
-    return 0 if asked.position is None else asked.position.generation
+def _generation(request: ProducerRequest) -> int:
+    return 0 if request.position is None else request.position.generation
 
 
 def last_offset_of(state: ProducerState) -> int:

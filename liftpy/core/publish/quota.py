@@ -123,17 +123,17 @@ class Quota:
         return tuple((kind, TokenBucket(rate, max(rate * BURST_S, 1.0))) for kind, rate in rates if rate)
 
 
-def quota_for(stream: StreamConfig, partitions: int, held: Quota | None) -> Quota | None:
+def quota_for(stream: StreamConfig, partitions: int, current: Quota | None) -> Quota | None:
     """Return the quota of one partition of ``stream``. None: the stream has no quota.
 
-    ``partitions``: number of partitions, among which the quota is divided. ``held``: current quota, which is returned if
+    ``partitions``: number of partitions, among which the quota is divided. ``current``: current quota, which is returned if
     nothing has changed.
     """
     if not stream.has_quota:
         return None
     share = max(partitions, 1)
     terms = (stream.quota_records_per_s / share, stream.quota_bytes_per_s / share), stream.quota_by_token
-    return held if held is not None and held.terms == terms else Quota(*terms)
+    return current if current is not None and current.terms == terms else Quota(*terms)
 
 
 def _charge_all(count: int, records: int, sizes: list[int], limits: Sequence[_Limit], forced: bool) -> list[int] | None:
@@ -169,9 +169,9 @@ def _cost_before(costs: _Floats, groups: _Indices) -> _Floats:
     order = np.argsort(groups, kind="stable")
     sums = np.cumsum(costs[order]) - costs[order]
     firsts = np.searchsorted(groups[order], np.arange(int(groups.max()) + 1))
-    found = np.empty(len(costs))
-    found[order] = sums - sums[firsts][groups[order]]
-    return found
+    costs_before = np.empty(len(costs))
+    costs_before[order] = sums - sums[firsts][groups[order]]
+    return costs_before
 
 
 def _waits(owed: _Floats, rate: float) -> _Floats:
@@ -180,5 +180,5 @@ def _waits(owed: _Floats, rate: float) -> _Floats:
 
 
 def _limit_waits(waits_ms: _Floats) -> list[int]:
-    found: list[int] = np.minimum(waits_ms, MAX_WAIT_MS).astype(np.int64).tolist()
-    return found
+    limited_ms: list[int] = np.minimum(waits_ms, MAX_WAIT_MS).astype(np.int64).tolist()
+    return limited_ms

@@ -225,16 +225,16 @@ class NewestRecords:
             self._equal.add(key)
             places.append(place)
 
-    def pop_match(self, key: Key, heard_ns: int) -> StoredId | None:
+    def pop_match(self, key: Key, receive_ns: int) -> StoredId | None:
         """Return the stored record that matches a buffered message. None: there is none. Each record matches one message only.
 
-        ``key``: recognition key of the message. ``heard_ns``: monotonic time of its arrival here.
+        ``key``: recognition key of the message. ``receive_ns``: monotonic time of its arrival here.
         """
         places = self._places.get(key)
         if places is None:
             return None
         is_one_of_many = key in self._equal
-        earliest_ns = heard_ns if is_one_of_many else heard_ns - self._credit_ns
+        earliest_ns = receive_ns if is_one_of_many else receive_ns - self._credit_ns
         while places:
             shown_ns, stored = places.popleft()
             if shown_ns >= earliest_ns:
@@ -365,12 +365,12 @@ class OffsetHistory:
 
     def at(self, at_ns: int) -> int:
         """Return the value at the monotonic time ``at_ns``. If that is before the history, return its oldest value."""
-        found = self._samples[0][1]
+        value = self._samples[0][1]
         for seen_ns, offset in self._samples:
             if seen_ns > at_ns:
                 break
-            found = offset
-        return found
+            value = offset
+        return value
 
     def above_ns(self, offset: int) -> int:
         """Return the monotonic time at which the value first exceeded ``offset``."""
@@ -429,8 +429,8 @@ class StandbyReplay:
     """Monotonic time until which the earlier leader may have rejected messages because of older settings."""
     counters: StandbyCounters = field(default_factory=StandbyCounters)
 
-    def run(self, blocks: list[Block], taken: FailoverBacklog) -> Generator[None, None, None]:
-        """Compare the messages in ``blocks`` with the log, and sort them into ``taken``.
+    def run(self, blocks: list[Block], backlog: FailoverBacklog) -> Generator[None, None, None]:
+        """Compare the messages in ``blocks`` with the log, and sort them into ``backlog``.
 
         Each step of the generator works on a limited number of messages or bytes of the log.
         """
@@ -444,11 +444,11 @@ class StandbyReplay:
         unheard_ns = yield from self._match_with_log(steps)
         yield from self._pass_over(steps, unheard_ns)
         for step in steps:
-            self._sort_step(step, taken)
+            self._sort_step(step, backlog)
             yield
 
-    def _decode_messages(self, messages: list[RawMessage], heard_ns: int) -> Iterator[_Step]:
-        """Decode messages that arrived at ``heard_ns``, and yield them in steps.
+    def _decode_messages(self, messages: list[RawMessage], receive_ns: int) -> Iterator[_Step]:
+        """Decode messages that arrived at ``receive_ns``, and yield them in steps.
 
         Whole batches and invalid messages are steps of their own, the messages between them are one step.
         """
@@ -456,7 +456,7 @@ class StandbyReplay:
         alone = columns.apart or sorted(columns.unfit.keys() | columns.unfit_after_sequence.keys())
         if len(messages) > 1 and alone:
             for piece in split_at(messages, alone):
-                yield from self._decode_messages(piece, heard_ns)
+                yield from self._decode_messages(piece, receive_ns)
             return
         keys: list[Key | None]
         if columns.unfit or columns.asked is not None or columns.claim is not None:
@@ -465,7 +465,7 @@ class StandbyReplay:
             keys = [(tuple(column_keys(columns.batch.columns, repeat(columns.subjects[0]))),)]
         else:
             keys = [*record_keys(columns.values, columns.keys, columns.headers, columns.subjects)]
-        yield _Step(heard_ns=heard_ns, messages=messages, columns=columns, keys=keys, stored=[None] * len(messages))
+        yield _Step(heard_ns=receive_ns, messages=messages, columns=columns, keys=keys, stored=[None] * len(messages))
 
     def _match_with_log(self, steps: list[_Step]) -> Generator[None, None, int]:
         """Search each message among the newest records of the log. Store the matches in ``steps``.
@@ -474,26 +474,26 @@ class StandbyReplay:
         """
         log = self.log
         whole = any(step.columns.batch is not None for step in steps)
-        found = NewestRecords(self.rules.credit_ns, self.ends.above_ns, whole_batches=whole)
+        newest = NewestRecords(self.rules.credit_ns, self.ends.above_ns, whole_batches=whole)
         first = min(self.ends.at(steps[0].heard_ns - self.rules.credit_ns), log.log_end_offset)
         offset = max(first, log.log_start_offset)
         while offset < log.log_end_offset:
             result = log.read(offset, _STEP_BYTES, end_offset=log.log_end_offset)
             for chunk in result.chunks:
                 for batch in split_batches(chunk, verify=False):
-                    found.add(batch)
+                    newest.add(batch)
             if result.next_offset <= offset:
                 break
             offset = result.next_offset
             yield
         for step in steps:
-            step.stored = [None if key is None else found.pop_match(key, step.heard_ns) for key in step.keys]
+            step.stored = [None if key is None else newest.pop_match(key, step.heard_ns) for key in step.keys]
             yield
-        self.counters.ambiguous += found.ambiguous
+        self.counters.ambiguous += newest.ambiguous
         # a record that retention or compaction has deleted cannot be recognized
-        gone = max(log.log_start_offset, log.horizon.end_offset)
-        gone_ns = self.ends.above_ns(gone - 1) if first < gone else -1
-        return max(found.latest_unheard_ns, gone_ns)
+        deleted_end = max(log.log_start_offset, log.horizon.end_offset)
+        deleted_ns = self.ends.above_ns(deleted_end - 1) if first < deleted_end else -1
+        return max(newest.latest_unheard_ns, deleted_ns)
 
     def _pass_over(self, steps: list[_Step], unheard_ns: int) -> Generator[None, None, None]:
         """Mark the messages in ``steps`` that the earlier leader missed, from the last one to the first one.
@@ -502,38 +502,38 @@ class StandbyReplay:
         """
         rules, later, last_ns = self.rules, set[bytes](), -1
         for step in reversed(steps):
-            passed, heard_ns, values = [], step.heard_ns, step.columns.values
+            passed, receive_ns, values = [], step.heard_ns, step.columns.values
             for index in range(len(step.messages) - 1, -1, -1):
                 origin = rules.origin(step.columns.publishers.replies[index], values[index])
                 if step.stored[index] is not None:
                     later.add(origin)
-                    last_ns = max(last_ns, heard_ns)
+                    last_ns = max(last_ns, receive_ns)
                     passed.append(False)
                 else:
-                    long_ago = last_ns - heard_ns >= rules.reordered_ns or unheard_ns - heard_ns > rules.gap_ns
+                    long_ago = last_ns - receive_ns >= rules.reordered_ns or unheard_ns - receive_ns > rules.gap_ns
                     passed.append(long_ago or (bool(origin) and origin in later))
             step.passed = passed[::-1]
             yield
 
-    def _sort_step(self, step: _Step, taken: FailoverBacklog) -> None:
+    def _sort_step(self, step: _Step, backlog: FailoverBacklog) -> None:
         counters, columns = self.counters, step.columns
         for index, stored in enumerate(step.stored):
             if stored is not None:
                 counters.recognised += 1
                 if stored.last_offset > self.answered_through and columns.publishers.replies[index]:
                     counters.answered += 1
-                    taken.known.append((stored, step.publishers(index)))
+                    backlog.known.append((stored, step.publishers(index)))
             elif step.is_from_producer or self._is_stored_by_id(step, index):
                 # if it repeats a stored message, its publisher gets the ack of that one
-                taken.fresh.append(step.messages[index])
+                backlog.fresh.append(step.messages[index])
             elif step.passed[index]:
                 counters.passed_over += 1
             elif step.is_bound(index) or (step.heard_ns < self.refused_until_ns and columns.publishers.replies[index]):
                 counters.undecided += 1
-                taken.undecided.append(step.messages[index])
+                backlog.undecided.append(step.messages[index])
             else:
                 counters.appended += 1
-                taken.fresh.append(step.messages[index])
+                backlog.fresh.append(step.messages[index])
 
     def _is_stored_by_id(self, step: _Step, index: int) -> bool:
         columns = step.columns
@@ -745,18 +745,18 @@ class Standby:
 
     def _sort(self, hearing: StandbySubscription) -> Generator[None, None, FailoverBacklog]:
         self._read()
-        taken, sorting = FailoverBacklog(hearing), self._make_replay()
-        yield from sorting.run(self.heard.take_all(self.now_ns()), taken)
+        backlog, sorting = FailoverBacklog(hearing), self._make_replay()
+        yield from sorting.run(self.heard.take_all(self.now_ns()), backlog)
         self._read()
         if self.heard.in_replay is None:
-            taken = FailoverBacklog(hearing)  # the buffer was cleared in the meantime
+            backlog = FailoverBacklog(hearing)  # the buffer was cleared in the meantime
         else:
             self.counters.add(sorting.counters)
             self.touched()
         for late in self.heard.blocks:
-            taken.fresh += late.messages
+            backlog.fresh += late.messages
         self._forget()
-        return taken
+        return backlog
 
     def _make_replay(self) -> StandbyReplay:
         leader, _, incarnation = self._leader

@@ -224,8 +224,8 @@ def state_names(storage: Storage) -> list[str]:
 def remove_states(storage: Storage, *, keep: str = "") -> None:
     """Remove all state files except ``keep`` ('': none is kept). A file that cannot be removed now is removed later."""
     with suppress(LiftError):
-        gone = [name for name in state_names(storage) if name != keep]
-        for name in gone:
+        obsolete_names = [name for name in state_names(storage) if name != keep]
+        for name in obsolete_names:
             storage.remove(name)
-        if gone:
+        if obsolete_names:
             storage.sync_folder()

@@ -79,17 +79,17 @@ class StateServer:
         self.given = 0
         """Number of states whose last piece was sent."""
 
-    def read_piece(self, asked: StatePieceRequest, most_bytes: int = PIECE_BYTES) -> StatePiece | None:
+    def read_piece(self, request: StatePieceRequest, most_bytes: int = PIECE_BYTES) -> StatePiece | None:
         """Return the piece of the state that a replica has requested, of at most ``most_bytes``.
 
         None: the state is not encoded yet, so the replica retries later.
         """
         derived = self._derived
         self._used_ns = self._now_ns()
-        is_held = bool(self._data) and not self._is_encoding
-        if is_held and asked.end_offset != self._end_offset and self._used_ns - self._made_ns < FRESH_NS:
-            asked = StatePieceRequest(self._end_offset)
-        elif not is_held or not asked.position or asked.end_offset != self._end_offset:
+        has_state = bool(self._data) and not self._is_encoding
+        if has_state and request.end_offset != self._end_offset and self._used_ns - self._made_ns < FRESH_NS:
+            request = StatePieceRequest(self._end_offset)
+        elif not has_state or not request.position or request.end_offset != self._end_offset:
             if self._is_encoding:
                 return None
             if derived.is_blank and derived.is_complete:
@@ -102,12 +102,12 @@ class StateServer:
             self._run(lambda: encode_parts(unwritten), lambda data: self._state_encoded(unwritten.end_offset, data))
             if self._is_encoding:
                 return None
-            asked = StatePieceRequest()
+            request = StatePieceRequest()
         if len(self._data) > MAX_STATE_BYTES:
             return StatePiece()
-        piece = self._data[asked.position : asked.position + most_bytes]
-        self.given += asked.position + len(piece) == len(self._data)
-        return StatePiece(self._end_offset, len(self._data), asked.position, piece)
+        piece = self._data[request.position : request.position + most_bytes]
+        self.given += request.position + len(piece) == len(self._data)
+        return StatePiece(self._end_offset, len(self._data), request.position, piece)
 
     def read_piece_below(self, end_offset: int, position: int, most_bytes: int) -> StatePiece | None:
         """Return a piece of the state below ``end_offset`` for a reader, such as a backup. None: the reader retries later.

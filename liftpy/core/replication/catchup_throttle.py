@@ -82,7 +82,7 @@ class CatchupThrottle:
         """Release a reserved turn that was not used. ``reserved_ns``: its expected duration."""
         self._free_ns -= reserved_ns
 
-    def flushed(self, size_bytes: int, backlog_bytes: int, asked_ns: int, now_ns: int, reserved_ns: int = 0) -> None:
+    def flushed(self, size_bytes: int, backlog_bytes: int, request_ns: int, now_ns: int, reserved_ns: int = 0) -> None:
         """End a turn, because the copied bytes are flushed. Compute from its length when the next turn may begin.
 
         Args:
@@ -96,12 +96,12 @@ class CatchupThrottle:
             self.release(reserved_ns)
             return
         bytes_ns = turn_ns = backlog_bytes * NS_PER_S // self.bytes_per_second
-        took_ns = round((now_ns - asked_ns) * backlog_bytes / size_bytes / self.share)
+        took_ns = round((now_ns - request_ns) * backlog_bytes / size_bytes / self.share)
         if took_ns > bytes_ns:
             most_ns = backlog_bytes * NS_PER_S // self.least_bytes_per_second if self.least_bytes_per_second else took_ns
             turn_ns = max(bytes_ns, min(took_ns, most_ns))
             self.yielded_ns += turn_ns - bytes_ns
-        self._free_ns = max(self._free_ns - reserved_ns, asked_ns) + turn_ns
+        self._free_ns = max(self._free_ns - reserved_ns, request_ns) + turn_ns
         self._turn_ns = turn_ns
 
 

@@ -64,10 +64,10 @@ class ParkedFetches:
         """
         if not self._waiting:
             return []
-        told = sorted((w for w in self._waiting.values() if w.end_offset < log_end_offset), key=lambda w: w.replica)
-        for waiter in told:
+        waiters = sorted((w for w in self._waiting.values() if w.end_offset < log_end_offset), key=lambda w: w.replica)
+        for waiter in waiters:
             del self._waiting[waiter.replica]
-        return told
+        return waiters
 
 
 class FetchHandler:
@@ -203,13 +203,13 @@ class FetchHandler:
 
         Record ``now_ns`` for each such follower as the time since which it lacks the HW.
         """
-        high_watermark, found = self._log.high_watermark, False
+        high_watermark, has_stale = self._log.high_watermark, False
         for replica, progress in self.followers.items():
             lacks = progress.told_high_watermark < high_watermark and self.waiters.of(replica) is not None
             if lacks and replica in self._shared.live:
                 progress.mark_stale(now_ns)
-                found = True
-        return found
+                has_stale = True
+        return has_stale
 
     def send_high_watermark_to_stale(self, before_ns: int, out: Effects) -> tuple[str, ...]:
         """Send the current HW to the live followers that have lacked it since ``before_ns`` or longer.
@@ -217,7 +217,7 @@ class FetchHandler:
         Return the live followers that need a notice instead, because they have no open fetch or have not fetched in this
         LeaderEpoch. The caller sends the notices.
         """
-        told = []
+        stale_replicas = []
         for replica, progress in self.followers.items():
             if replica not in self._shared.live:
                 continue
@@ -227,8 +227,8 @@ class FetchHandler:
                 self.send_high_watermark(replica, out)
             else:
                 progress.record_sent_high_watermark(self._log.high_watermark)
-                told.append(replica)
-        return tuple(told)
+                stale_replicas.append(replica)
+        return tuple(stale_replicas)
 
     def _is_stale(self, replica: str) -> bool:
         return self.followers[replica].owed_ns > 0 and self.waiters.of(replica) is not None

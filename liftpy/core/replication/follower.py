@@ -510,19 +510,19 @@ class FollowerRole(ReplicaRole):
             return nanoseconds(config.max_idle_wait_s)
         return nanoseconds(max(config.max_idle_wait_s, config.max_lag_time_s * QUIET_WAIT))
 
-    def _leave_quiet(self, heard_ns: int, now_ns: int, out: Effects) -> None:
+    def _leave_quiet(self, receive_ns: int, now_ns: int, out: Effects) -> None:
         """End the combined fetches of this partition: change from phase QUIET to IDLE.
 
-        ``heard_ns``: monotonic time of the last message from the leader. The leader is reported as silent only after a further
+        ``receive_ns``: monotonic time of the last message from the leader. The leader is reported as silent only after a further
         timeout.
         """
         if self.phase is not FollowerPhase.QUIET:
             return
         out.append(EndQuiescence())
         self._waits_for(FollowerPhase.IDLE)
-        self._quiet_rounds, self._heard_ns = 0, heard_ns
+        self._quiet_rounds, self._heard_ns = 0, receive_ns
         timeout_ns = self._leader_timeout_ns()
-        self.shared.deadlines.set(Deadline.LEADER, max(heard_ns + timeout_ns, now_ns + timeout_ns // 2), out)
+        self.shared.deadlines.set(Deadline.LEADER, max(receive_ns + timeout_ns, now_ns + timeout_ns // 2), out)
 
     def quiescence_ended(self, event: QuiescenceEnded, now_ns: int, out: Effects) -> None:
         """Send own fetches again, because the partition is no longer part of the combined fetches of this node.

@@ -124,9 +124,9 @@ class InflightLimits:
 
     def withdraw_answerable(self) -> list[PublishesReceived]:
         """Remove and return the delayed publishes whose publishers wait for an answer, in order."""
-        held = list(self._held)
-        events = [self.next() for _ in held]
-        for event, since_ns in held:
+        entries = list(self._held)
+        events = [self.next() for _ in entries]
+        for event, since_ns in entries:
             if event.is_plain:
                 self.hold(event, since_ns)
         return [event for event in events if not event.is_plain]
@@ -175,10 +175,10 @@ class Gate:
         self._full_ns = 0  # when it was full last
         self._stuck = False
 
-    def may_take(self, taken_bytes: int, blocked: bool, now_ns: int) -> bool:
+    def may_take(self, total_bytes: int, blocked: bool, now_ns: int) -> bool:
         """Return whether the node may process the next messages from its NATS connection.
 
-        ``taken_bytes``: bytes of all messages processed so far. ``blocked``: True if the node does not read from NATS, because
+        ``total_bytes``: bytes of all messages processed so far. ``blocked``: True if the node does not read from NATS, because
         its buffer is full.
         """
         node = self._node
@@ -191,14 +191,14 @@ class Gate:
         if not self._since_ns:
             self._released_ns = now_ns
         if not self._since_ns or not blocked:
-            self._since_ns, self._taken_bytes = now_ns + _PATIENCE_NS, taken_bytes
+            self._since_ns, self._taken_bytes = now_ns + _PATIENCE_NS, total_bytes
         if node.released_bytes != self._released_bytes:
             self._released_bytes, self._released_ns, self._stuck = node.released_bytes, now_ns, False
         self._stuck = self._stuck or now_ns - self._released_ns >= _STUCK_NS
         if now_ns - self._since_ns >= _NS_PER_S:
-            self._since_ns, self._taken_bytes = now_ns, taken_bytes
+            self._since_ns, self._taken_bytes = now_ns, total_bytes
         due_bytes = self.least_rate_bytes * (now_ns - self._since_ns) // _NS_PER_S
-        return self._stuck or taken_bytes - self._taken_bytes < due_bytes
+        return self._stuck or total_bytes - self._taken_bytes < due_bytes
 
     def cut_off(self) -> None:
         """Note that the NATS server closed the connection while the node did not read. The node then processes messages faster."""
@@ -261,23 +261,23 @@ class LoadShedding:
         self._blind_ns = 0  # of the time in which the server said nothing; 0: it speaks
         self._blind_bytes = 0
 
-    def record_pong(self, backlog_bytes: int, read_bytes: int, asked_ns: int) -> None:
+    def record_pong(self, backlog_bytes: int, read_bytes: int, ping_ns: int) -> None:
         """Record the server's answer to a PING.
 
         ``backlog_bytes``: bytes that the server had not sent yet. ``read_bytes``: total that the node had read at that time.
-        ``asked_ns``: monotonic time of the PING.
+        ``ping_ns``: monotonic time of the PING.
         """
-        if asked_ns <= self._heard_ns:
+        if ping_ns <= self._heard_ns:
             return
-        self.backlog_bytes, self._heard_bytes, self._heard_ns = backlog_bytes, read_bytes, asked_ns
+        self.backlog_bytes, self._heard_bytes, self._heard_ns = backlog_bytes, read_bytes, ping_ns
         if backlog_bytes < self.limit_bytes * _GATE_PARTS[0] // _GATE_PARTS[1]:
             self._mark = None
         elif self._mark is None:
-            self._mark = asked_ns, read_bytes + backlog_bytes
-        elif asked_ns - self._mark[0] >= _MEASURED_NS:
-            came_bytes = max(0, read_bytes + backlog_bytes - self._mark[1])
-            self._inflow_bytes = min(_MOST_INFLOW_BYTES, came_bytes * _NS_PER_S // (asked_ns - self._mark[0]))
-            self._mark = asked_ns, read_bytes + backlog_bytes
+            self._mark = ping_ns, read_bytes + backlog_bytes
+        elif ping_ns - self._mark[0] >= _MEASURED_NS:
+            inflow_bytes = max(0, read_bytes + backlog_bytes - self._mark[1])
+            self._inflow_bytes = min(_MOST_INFLOW_BYTES, inflow_bytes * _NS_PER_S // (ping_ns - self._mark[0]))
+            self._mark = ping_ns, read_bytes + backlog_bytes
 
     def due_bytes(self, is_full: bool, read_bytes: int, done_bytes: int, now_ns: int) -> int:
         """Return how many bytes the node must read now, so that the server does not close the connection.

@@ -426,18 +426,18 @@ class SlowFlushes:
 
     def fast(self, replicas: Iterable[str], now_ns: int) -> list[str]:
         """Return those of ``replicas`` that do not count as slow at ``now_ns`` and have had enough flushes for a comparison."""
-        found = []
+        fast_replicas = []
         for replica in replicas:
             usual_ns, limit_ns = self.usual_ns(replica), self._limit_ns(replica, now_ns)
             if usual_ns is None or self.is_slow(replica, now_ns):
                 continue
             if usual_ns < self._least_ns or limit_ns is None or usual_ns < limit_ns:
-                found.append(replica)
-        return found
+                fast_replicas.append(replica)
+        return fast_replicas
 
     def keep(self, replicas: Iterable[str]) -> None:
-        kept = frozenset(replicas)
-        for replica in [replica for replica in self._records if replica not in kept]:
+        replica_set = frozenset(replicas)
+        for replica in [replica for replica in self._records if replica not in replica_set]:
             del self._records[replica]
 
 

@@ -93,8 +93,8 @@ def majority_holds(
     """
     staying = [node for node in state.replicas if node != leaving]
     needed_offset = max(high_watermark, epoch_start_offset - 1)
-    told = [positions.get(node) for node in staying if node not in state.incomplete]
-    return sum(position is not None and position >= needed_offset for position in told) > len(staying) // 2
+    flushed_ends = [positions.get(node) for node in staying if node not in state.incomplete]
+    return sum(position is not None and position >= needed_offset for position in flushed_ends) > len(staying) // 2
 
 
 def heir(state: PartitionState, caught_up: Iterable[str]) -> str:
@@ -124,10 +124,10 @@ class PauseEnforcer:
     @property
     def refusal(self) -> RejectReason | None:
         """Reason for which all publishes are rejected now: the partition is paused or read-only. None: publishes are not rejected."""
-        held = self._shared.held
-        if held.config.read_only:
+        metadata = self._shared.held
+        if metadata.config.read_only:
             return RejectReason.READ_ONLY
-        return RejectReason.PAUSED if held.state.pause is Pause.UNTIL_RESUMED else None
+        return RejectReason.PAUSED if metadata.state.pause is Pause.UNTIL_RESUMED else None
 
     @property
     def sleeps(self) -> bool:
@@ -274,8 +274,8 @@ class LeaderRole(ReplicaRole):
             self.isr_change.record_new_epoch()
             self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
             if self._is_below_min_isr and self.intake.holds and self.may_refuse_for_now(now_ns):
-                held = self.intake.withdraw_answerable()
-                out.extend(RejectPublishes(token=event.token, reason=RejectReason.BELOW_MIN_ISR) for event in held)
+                withdrawn_events = self.intake.withdraw_answerable()
+                out.extend(RejectPublishes(token=event.token, reason=RejectReason.BELOW_MIN_ISR) for event in withdrawn_events)
         self._open_when_free(now_ns, out)
         self._advance(now_ns, out)
         self._release(out)
@@ -382,20 +382,20 @@ class LeaderRole(ReplicaRole):
         """Raise the HW to the offset that the commit policy allows. Then send the acks for committed records."""
         if not self.handler.may_send_acks(now_ns):
             return
-        held, log, positions = self.shared.held, self.log, self.handler.positions()
+        metadata, log, positions = self.shared.held, self.log, self.handler.positions()
         offset = min(
             new_high_watermark(
-                held.config.commit_policy,
+                metadata.config.commit_policy,
                 positions,
                 replicas=replicas,
-                isr=held.isr,
-                maximal_isr=self.isr_change.maximal(held.isr),
-                may_lead=held.may_lead,
-                min_isr=held.min_isr,
+                isr=metadata.isr,
+                maximal_isr=self.isr_change.maximal(metadata.isr),
+                may_lead=metadata.may_lead,
+                min_isr=metadata.min_isr,
                 epoch_start_offset=self.epoch_start_offset,
                 high_watermark=log.high_watermark,
             )
-            for replicas in self.isr_change.replica_sets(held.state.replicas)
+            for replicas in self.isr_change.replica_sets(metadata.state.replicas)
         )
         if offset > log.high_watermark:
             self.shared.raise_high_watermark(min(offset, log.flushed_newest_offset), out)
@@ -502,15 +502,15 @@ class LeaderRole(ReplicaRole):
         Followers that have not fetched in this epoch get NewLeadershipTerm. Followers at the log end get the HW, in the answer
         to a waiting fetch or as CommitPosition.
         """
-        log, told = self.log, self.handler.send_high_watermark_to_stale(now_ns - _NOTICE_DELAY_NS, out)
-        if any(self.handler.followers[replica].position is None for replica in told):
+        log, replicas = self.log, self.handler.send_high_watermark_to_stale(now_ns - _NOTICE_DELAY_NS, out)
+        if any(self.handler.followers[replica].position is None for replica in replicas):
             self._want_notice(now_ns + nanoseconds(self.shared.config.notice_interval_s), out)
         if (owed_ns := self.handler.stale_since_ns()) is not None:
             self._want_notice(owed_ns + _NOTICE_DELAY_NS, out)
-        if told:
+        if replicas:
             out.append(
                 SendNotice(
-                    replicas=told,
+                    replicas=replicas,
                     leader_epoch=self.leader_epoch,
                     epoch=self.shared.state.epoch,
                     epoch_start_offset=self.epoch_start_offset,
@@ -522,13 +522,13 @@ class LeaderRole(ReplicaRole):
     # ---- the ISR ---------------------------------------------------------------------------------------------------
     def _review_isr(self, now_ns: int, out: Effects) -> None:
         """Request from the metadata group the ISR that the lag policy requires. Only one request is open at a time."""
-        change, held, config = self.isr_change, self.shared.held, self.shared.config
+        change, metadata, config = self.isr_change, self.shared.held, self.shared.config
         if change.in_flight or now_ns < change.retry_at_ns or not self.shared.lease.is_current(now_ns):
             return
-        slow = to_keep_out(self.shared.node_id, held.isr, self.flushes.slow(now_ns))
+        slow = to_keep_out(self.shared.node_id, metadata.isr, self.flushes.slow(now_ns))
         wanted = isr.wanted_isr(
             self.shared.node_id,
-            held.isr,
+            metadata.isr,
             self.handler.followers,
             self.shared.live,
             high_watermark=self.log.high_watermark,
@@ -538,30 +538,30 @@ class LeaderRole(ReplicaRole):
             max_lag_ns=nanoseconds(config.max_lag_time_s),
             max_lag_records=config.max_lag_records,
             by_quorum=self._commits_by_quorum,
-            replica_count=len(held.state.replicas),
-            min_isr=held.min_isr,
+            replica_count=len(metadata.state.replicas),
+            min_isr=metadata.min_isr,
             slow_disks=slow,
         )
         followers, high_watermark = self.handler.followers, self.log.high_watermark
-        heirs = frozenset() if self._commits_by_quorum else held.isr | held.may_lead
+        heirs = frozenset() if self._commits_by_quorum else metadata.isr | metadata.may_lead
         lost = isr.have_lost(followers, heirs, high_watermark)
         evicted = self._may_go(wanted, now_ns)
         if evicted == self.shared.node_id:
             self._hand_over(now_ns, out)
             evicted = ""
         wanted -= {evicted}
-        if wanted == held.isr and not change.unsettled and not lost and not evicted:
+        if wanted == metadata.isr and not change.unsettled and not lost and not evicted:
             return
         if wanted == {self.shared.node_id} and not lost and self._may_be_disconnected(now_ns):
             return
         change.record_attempt(wanted, self._replicas_after(wanted, evicted))
         incarnations = tuple((replica, self.shared.live.get(replica, 0)) for replica in sorted(wanted))
-        left = tuple((replica, self.flushes.last_ns(replica)) for replica in sorted(slow & held.isr - wanted))
+        left = tuple((replica, self.flushes.last_ns(replica)) for replica in sorted(slow & metadata.isr - wanted))
         out.append(
             ProposeIsr(
                 isr=wanted,
                 leader_epoch=self.leader_epoch,
-                epoch=held.state.epoch,
+                epoch=metadata.state.epoch,
                 incarnations=incarnations,
                 lost=lost,
                 slow=left,
@@ -727,8 +727,8 @@ class LeaderRole(ReplicaRole):
     def _silent_ns(self, now_ns: int) -> int:
         """Return the time since the last request of any live follower, in nanoseconds. 0: fewer than two followers are live."""
         counted = self.shared.live.keys() & self.shared.state.replicas  # a learner may take its time
-        asked_ns = [p.last_asked_ns for replica, p in self.handler.followers.items() if replica in counted]
-        return now_ns - max(asked_ns) if len(asked_ns) > 1 else 0
+        request_times_ns = [p.last_asked_ns for replica, p in self.handler.followers.items() if replica in counted]
+        return now_ns - max(request_times_ns) if len(request_times_ns) > 1 else 0
 
     def _may_be_disconnected(self, now_ns: int) -> bool:
         """Return whether all live followers have been silent for some time, so that this leader itself may be disconnected.

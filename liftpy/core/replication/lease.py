@@ -141,15 +141,19 @@ class EarlierLeaders:
             seen = ended == self._ended + 1 == number
             suspects = {leader: incarnation} if seen else {node: live.get(node, 0) for node in state.replicas}
             until_ns = now_ns + (longest_lease_ns or self._lease_ns)
-            for node, held in suspects.items():
+            for node, node_incarnation in suspects.items():
                 if node != self._node_id:
                     known = self._suspects.get(node)
-                    until = until_ns if known is None or known[0] != held else max(until_ns, known[1])
-                    self._suspects[node] = (held, until)
+                    until = until_ns if known is None or known[0] != node_incarnation else max(until_ns, known[1])
+                    self._suspects[node] = (node_incarnation, until)
             self._ended = ended
         if online:
             self._last = (state.leaderships, state.leader, live.get(state.leader, 0))
-        self._suspects = {node: held for node, held in self._suspects.items() if live.get(node, 0) == held[0] != 0}
+        self._suspects = {
+            node: node_incarnation
+            for node, node_incarnation in self._suspects.items()
+            if live.get(node, 0) == node_incarnation[0] != 0
+        }
 
     def asked_by(self, replica: str) -> None:
         """Record that ``replica`` sent a request in the newest LeaderEpoch. It therefore no longer acts as an earlier leader."""

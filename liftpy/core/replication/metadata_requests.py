@@ -57,9 +57,9 @@ def request_of(effect: Request, key: PartitionKey, node_id: str, incarnation: in
         incarnation: Incarnation of the node's process.
     """
     name, own, ids, incarnations = _fields_of(cast(Any, type(effect)))
-    found: dict[str, Any] = {"stream": key.stream, "uid": key.uid, "partition": key.partition}
-    found |= dict.fromkeys(ids, node_id) | dict.fromkeys(incarnations, incarnation)
+    arguments: dict[str, Any] = {"stream": key.stream, "uid": key.uid, "partition": key.partition}
+    arguments |= dict.fromkeys(ids, node_id) | dict.fromkeys(incarnations, incarnation)
     for field, attribute in own.items():
         value = getattr(effect, attribute)
-        found[field] = sorted(value) if isinstance(value, frozenset) else dict(value) if isinstance(value, tuple) else value
-    return pb.ControlRequest(**cast(Any, {name: found}))
+        arguments[field] = sorted(value) if isinstance(value, frozenset) else dict(value) if isinstance(value, tuple) else value
+    return pb.ControlRequest(**cast(Any, {name: arguments}))

@@ -194,13 +194,13 @@ class CombinedFetches:
         return ReleasedFetches(still, link.heard_ns)
 
 
-def _still(asked: tuple[IdleFetch, ...], waiting: Mapping[PartitionKey, IdleFetch]) -> tuple[IdleFetch, ...]:
-    """Return those of the ``asked`` fetches that still wait. If all wait, return ``asked`` itself.
+def _still(fetches: tuple[IdleFetch, ...], waiting: Mapping[PartitionKey, IdleFetch]) -> tuple[IdleFetch, ...]:
+    """Return those of the ``fetches`` fetches that still wait. If all wait, return ``fetches`` itself.
 
     ``waiting``: partition -> its waiting fetch.
     """
-    still = tuple(fetch for fetch in asked if waiting.get(fetch.key) is fetch)
-    return asked if len(still) == len(asked) else still
+    still = tuple(fetch for fetch in fetches if waiting.get(fetch.key) is fetch)
+    return fetches if len(still) == len(fetches) else still
 
 
 def _pages(every: list[IdleFetch]) -> Iterable[tuple[IdleFetch, ...]]:

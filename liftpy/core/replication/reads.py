@@ -477,8 +477,8 @@ class Reads(Generic[Asker]):
         wanted = request.maxBytes or _DEFAULT_BYTES
         max_payload = self._shell.max_payload
         room = room_bytes(max_payload, min(_HEADER_ROOM_BYTES, max_payload // 4), wanted)
-        held = PartialBatch(request.position, request.batchCrc)
-        read = self._read_portion(request, offset, wanted, room, end_offset, held)
+        partial = PartialBatch(request.position, request.batchCrc)
+        read = self._read_portion(request, offset, wanted, room, end_offset, partial)
         head, piece = self._head(read.next_offset), read.piece
         head.lookedBytes = read.looked_bytes
         if is_selective(request) and read.next_offset != offset:
@@ -500,7 +500,7 @@ class Reads(Generic[Asker]):
         self._times.observe((self._shell.now_ns() - began_ns) / NS_PER_S)
 
     def _read_portion(
-        self, request: pb.ReadRequest, offset: int, max_bytes: int, room: int, end_offset: int, held: PartialBatch
+        self, request: pb.ReadRequest, offset: int, max_bytes: int, room: int, end_offset: int, partial: PartialBatch
     ) -> Portion:
         log = self._source.log
         if not is_selective(request):
@@ -508,10 +508,10 @@ class Reads(Generic[Asker]):
                 end_offset = min(end_offset, request.endOffset)
             left_out = request.leftOut & LEAVABLE
             if left_out:
-                return read_narrow(log, left_out, offset, max_bytes, room, end_offset=end_offset, held=held)
-            return read_portion(log, offset, max_bytes, room, end_offset=end_offset, held=held)
+                return read_narrow(log, left_out, offset, max_bytes, room, end_offset=end_offset, held=partial)
+            return read_portion(log, offset, max_bytes, room, end_offset=end_offset, held=partial)
         wanted, backwards = filter_of(request), request.backwards
-        return read_selected(log, wanted, offset, max_bytes, room, end_offset=end_offset, backwards=backwards, held=held)
+        return read_selected(log, wanted, offset, max_bytes, room, end_offset=end_offset, backwards=backwards, held=partial)
 
     def _end_offset(self, isolation: int) -> int:
         if isolation == pb.ReadRequest.UNCOMMITTED:

@@ -327,8 +327,8 @@ class Replica:
         role, shared = self._role, self._shared
         if not isinstance(role, LeaderRole) or not shared.held.has_standby:
             return ""
-        asked_ns = {replica: progress.last_asked_ns for replica, progress in role.handler.followers.items()}
-        return standby_successor_of(shared.node_id, shared.held.isr, shared.live, asked_ns)
+        request_times_ns = {replica: progress.last_asked_ns for replica, progress in role.handler.followers.items()}
+        return standby_successor_of(shared.node_id, shared.held.isr, shared.live, request_times_ns)
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
         """Return whether the last record that a reader has read, ``last_offset`` (inclusive) of ``last_epoch``, is in this log [R6]."""

@@ -307,13 +307,15 @@ class ReplicaRole:
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None: ...
 
 
-def standby_successor_of(node_id: str, isr: frozenset[str], live: Mapping[str, int], asked_ns: Mapping[str, int]) -> str:
+def standby_successor_of(
+    node_id: str, isr: frozenset[str], live: Mapping[str, int], request_times_ns: Mapping[str, int]
+) -> str:
     """Return the live ISR member that should lead instead of ``node_id``: the one with the latest request. '': there is none.
 
-    ``live``: node id -> its incarnation. ``asked_ns``: follower -> monotonic time of its last request.
+    ``live``: node id -> its incarnation. ``request_times_ns``: follower -> monotonic time of its last request.
     """
-    able = [replica for replica in sorted(asked_ns) if replica in isr and replica in live and replica != node_id]
-    return max(able, key=lambda replica: asked_ns[replica], default="")
+    able = [replica for replica in sorted(request_times_ns) if replica in isr and replica in live and replica != node_id]
+    return max(able, key=lambda replica: request_times_ns[replica], default="")
 
 
 def all_have_lost_it(known_servers: int, before: str, after: str) -> bool:

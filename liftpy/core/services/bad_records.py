@@ -227,6 +227,6 @@ def dead_letter_headers(service: str, source: str, error: str, record: Record) -
     own = tuple(
         (name, value) for name, value in record.headers if name[:5].lower() != "lift-" and not asked_for(name) and is_utf8(name)
     )
-    told = error.encode(errors="replace")[:MAX_ERROR_BYTES]
+    error_bytes = error.encode(errors="replace")[:MAX_ERROR_BYTES]
     ours = ((DEAD_LETTER_SERVICE, service.encode()), (DEAD_LETTER_SOURCE, f"{source}/{record.offset}".encode()))
-    return (*own, *ours, (DEAD_LETTER_ERROR, told))
+    return (*own, *ours, (DEAD_LETTER_ERROR, error_bytes))

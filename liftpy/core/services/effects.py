@@ -141,7 +141,7 @@ class PendingEffects:
                 )
                 name, payload, key = data[place : ends[0]], data[ends[0] : ends[1]], data[ends[1] : ends[2]]
                 place = ends[2]
-                found = Effect(
+                effect_entry = Effect(
                     number,
                     f"{self._source}/{number}",
                     name.decode(),
@@ -150,7 +150,7 @@ class PendingEffects:
                     offer == 1,
                     outputs,
                 )
-                self._add(found)
+                self._add(effect_entry)
         except (struct.error, UnicodeDecodeError):
             raise damaged_snapshot("its list of effects cannot be decoded") from None
         if self.encode() != data or any(effect.number >= self.count for effect in self):

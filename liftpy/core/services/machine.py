@@ -404,8 +404,8 @@ class ServiceMachine:
             source.emitted.clear()
         if source.asked:
             output_count = self.outbox.output_count if self.outbox is not None else 0
-            for asked in source.asked:
-                self.effects.add(asked.name, asked.payload, asked.key, is_offer=asked.is_offer, output_count=output_count)
+            for effect in source.asked:
+                self.effects.add(effect.name, effect.payload, effect.key, is_offer=effect.is_offer, output_count=output_count)
             source.asked.clear()
         if source.reply is not None:
             value, source.reply = source.reply, None
@@ -522,9 +522,9 @@ class ServiceMachine:
                 "Invalid header of an output. Header names must be unique and not empty. Lift-* and "
                 f"{EXPECTED_HEADER} are reserved."
             )
-        if asks := first_refused(names):
+        if reserved_name := first_refused(names):
             raise ServiceFailedError(
-                f"An output cannot have the header {asks!r}, because it would apply to the output stream. Remove it "
+                f"An output cannot have the header {reserved_name!r}, because it would apply to the output stream. Remove it "
                 "before you emit."
             )
         source.index += 1
@@ -551,16 +551,16 @@ class ServiceMachine:
         """Schedule a record that the LEADER appends to the service's own input."""
         self._ask("offer", _RequestedEffect("", value, key, is_offer=True))
 
-    def _ask(self, what: str, asked: _RequestedEffect) -> None:
+    def _ask(self, what: str, effect: _RequestedEffect) -> None:
         source = self._current_source(what)
-        if not self.effects.has_room(len(source.asked) + 1, sum(len(other.payload) for other in (asked, *source.asked))):
+        if not self.effects.has_room(len(source.asked) + 1, sum(len(other.payload) for other in (effect, *source.asked))):
             raise ServiceFailedError(
                 f"Too many pending effects and offers: at most {MAX_PENDING}, or {MAX_PENDING_BYTES} bytes. Wait for "
                 "results before you request more."
             )
-        if not isinstance(asked.payload, bytes) or len(asked.payload) + len(asked.key or b"") > MAX_OUTPUT_BYTES:
+        if not isinstance(effect.payload, bytes) or len(effect.payload) + len(effect.key or b"") > MAX_OUTPUT_BYTES:
             raise ServiceFailedError(f"Invalid {what}. It must be bytes of at most {MAX_OUTPUT_BYTES}.")
-        source.asked.append(asked)
+        source.asked.append(effect)
 
     def run_effect(self, effect: Effect) -> object:
         """Run ``on_effect`` of the service and return its result: bytes, None, or a coroutine.

@@ -276,18 +276,18 @@ class Outbox:
         number = max(self.emitted_end, record.offset)
         theirs = self._digest_in(record, number)
         self.outputs_committed(number)
-        said, key, value = _id_in(record), record.key, record.value or b""
+        output_id, key, value = _id_in(record), record.key, record.value or b""
         headers = tuple((name, content) for name, content in record.headers if name not in _OURS)
         before, digest_before = self._last_read
         chained = theirs and (number == 0 or (before == number - 1 and digest_before))
-        if chained and extend_digest(digest_before if number else b"", said, key, value, headers) != theirs:
+        if chained and extend_digest(digest_before if number else b"", output_id, key, value, headers) != theirs:
             raise DivergedError(
                 f"Output {number} differs from the stored output of another node. The callbacks of a service must be "
                 "deterministic. Check that they use no clock, random numbers or I/O"
             )
         if self._kept and self._kept[0].number == number:
             own = self._kept[0]
-            same = (self.id_of(own), own.key, own.value, sorted(own.headers)) == (said, key, value, sorted(headers))
+            same = (self.id_of(own), own.key, own.value, sorted(own.headers)) == (output_id, key, value, sorted(headers))
             if not same or (theirs and own.digest != theirs):
                 raise DivergedError(_difference_text(number))
             if theirs or self.compared_end == number:
@@ -315,16 +315,20 @@ class Outbox:
         Raises OutputConflictError if the record is not output ``number`` of this service.
         """
         headers = dict(record.headers)
-        said = _id_in(record)
+        output_id = _id_in(record)
         whose = headers.get(OUTPUT_SERVICE, b"").decode(errors="replace")
         if whose and self.service and whose != self.service:
             raise OutputConflictError(
                 f"Offset {record.offset} of the output stream was written by service {whose}, but this service is "
                 f"{self.service}. Each service needs its own output stream (--output-stream)."
             )
-        if record.offset != number or headers.get(OUTPUT_NUMBER) != b"%d" % number or not said.startswith(f"{self.source}/"):
+        if (
+            record.offset != number
+            or headers.get(OUTPUT_NUMBER) != b"%d" % number
+            or not output_id.startswith(f"{self.source}/")
+        ):
             raise OutputConflictError(
-                f"Offset {record.offset} of the output stream contains {said or 'a foreign record'}, not output "
+                f"Offset {record.offset} of the output stream contains {output_id or 'a foreign record'}, not output "
                 f"{number} of {self.source}. The output stream must be empty at the start and used by this service "
                 "only. Choose a new stream (--output-stream)."
             )
@@ -358,9 +362,9 @@ class Outbox:
 def extend_digest(digest: bytes, output_id: str, key: bytes | None, value: bytes, headers: Pairs) -> bytes:
     """Return the digest after one more output: BLAKE2b of the earlier digest and the output, 16 bytes."""
     named = output_id.encode()
-    told = b"".join(b"%b\0%d\0%b" % (name.encode(), len(content), content) for name, content in sorted(headers))
-    sizes = _SIZES.pack(len(named), 0 if key is None else len(key) + 1, len(told), len(value))
-    parts = b"".join((digest.ljust(DIGEST_SIZE_BYTES, b"\0"), sizes, named, key or b"", told, value))
+    header_bytes = b"".join(b"%b\0%d\0%b" % (name.encode(), len(content), content) for name, content in sorted(headers))
+    sizes = _SIZES.pack(len(named), 0 if key is None else len(key) + 1, len(header_bytes), len(value))
+    parts = b"".join((digest.ljust(DIGEST_SIZE_BYTES, b"\0"), sizes, named, key or b"", header_bytes, value))
     return hashlib.blake2b(parts, digest_size=DIGEST_SIZE_BYTES).digest()
 
 
@@ -461,9 +465,9 @@ def number_of(record: Record, source: str, service: str, route: Route) -> int:
 
     Raises OutputConflictError if this service did not write the record. ``source``: uid and partition of its input.
     """
-    said, number = record.header(OUTPUT_ID, b"") or b"", record.header(OUTPUT_NUMBER, b"") or b""
+    output_id, number = record.header(OUTPUT_ID, b"") or b"", record.header(OUTPUT_NUMBER, b"") or b""
     whose = record.header(OUTPUT_SERVICE)
-    if not said.startswith(f"{source}/".encode()) or whose not in (None, service.encode()) or not number.isdigit():
+    if not output_id.startswith(f"{source}/".encode()) or whose not in (None, service.encode()) or not number.isdigit():
         raise OutputConflictError(
             f"Offset {record.offset} of {route.stream} was not written by {service or 'this service'}. A stream "
             "of a route may be used by one service only. Choose a new stream (--route)."

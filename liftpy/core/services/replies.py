@@ -185,7 +185,7 @@ class AnswerTable:
 
 def decode_answers(data: bytes) -> AnswerTable:
     """Decode the result of ``AnswerTable.encode``. Raises CorruptionError if it is invalid."""
-    found: list[Answer] = []
+    answers_by_offset: list[Answer] = []
     place = 0
     try:
         while place < len(data):
@@ -193,10 +193,10 @@ def decode_answers(data: bytes) -> AnswerTable:
             place += _ENTRY.size
             name, value = data[place : place + id_size], data[place + id_size : place + id_size + value_size]
             place += id_size + value_size
-            found.append(Answer(offset, name.decode(), value))
+            answers_by_offset.append(Answer(offset, name.decode(), value))
     except (struct.error, UnicodeDecodeError):
         raise damaged_snapshot("its stored replies cannot be decoded") from None
-    answers = AnswerTable(found)
+    answers = AnswerTable(answers_by_offset)
     if place != len(data) or answers.encode() != data:
         raise damaged_snapshot("its stored replies do not match their counts")
     return answers

@@ -62,7 +62,7 @@ def check_class(service: type[Service]) -> None:
 def is_asynchronous(callback: object) -> bool:
     """Return whether the callback is a coroutine function or a generator."""
     return any(
-        asks(callback) for asks in (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+        is_kind(callback) for is_kind in (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     )
 
 
@@ -90,9 +90,9 @@ def _codes(bases: list[type], name: str) -> Iterator[CodeType]:
         if name not in vars(base):
             continue
         value = vars(base)[name]
-        found = inspect.unwrap(value) if callable(value) else value
-        found = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
-        code = getattr(found, "__code__", None)
+        code_object = inspect.unwrap(value) if callable(value) else value
+        code_object = code_object.fget if isinstance(code_object, property) else getattr(code_object, "__func__", code_object)
+        code = getattr(code_object, "__code__", None)
         if not isinstance(code, CodeType):
             return
         yield from _with_nested(code)
@@ -108,11 +108,11 @@ def _with_nested(code: CodeType) -> Iterator[CodeType]:
 
 
 # ---- parameters ----------------------------------------------------------------------------------------------------------
-def check_parameters(service: type[Service], given: Mapping[str, Any]) -> None:
-    """Check that ``__init__`` accepts the keywords ``given`` and needs no others. Raises ConfigError if not."""
+def check_parameters(service: type[Service], parameters: Mapping[str, Any]) -> None:
+    """Check that ``__init__`` accepts the keywords ``parameters`` and needs no others. Raises ConfigError if not."""
     signature = inspect.signature(service)
     try:
-        signature.bind(**given)
+        signature.bind(**parameters)
     except TypeError as error:
         takes = ", ".join(map(str, signature.parameters.values())) or "nothing"
         raise ConfigError(
@@ -120,17 +120,17 @@ def check_parameters(service: type[Service], given: Mapping[str, Any]) -> None:
         ) from None
 
 
-def parameters_digest(service: type[Service], given: Mapping[str, Any]) -> bytes:
-    """Return the digest of the parameters in ``given`` whose values differ from the defaults of ``__init__``. b"": none differs.
+def parameters_digest(service: type[Service], parameters: Mapping[str, Any]) -> bytes:
+    """Return the digest of the parameters in ``parameters`` whose values differ from the defaults of ``__init__``. b"": none differs.
 
     Raises ConfigError if they are not JSON or too large.
     """
     known = inspect.signature(service).parameters
-    told = {name: value for name, value in given.items() if name not in known or known[name].default != value}
-    if not told:
+    set_parameters = {name: value for name, value in parameters.items() if name not in known or known[name].default != value}
+    if not set_parameters:
         return b""
     try:
-        text = json.dumps(told, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        text = json.dumps(set_parameters, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"The parameters of {service.__name__} are not JSON: {error}. Use values that JSON supports."

@@ -268,15 +268,15 @@ class ServiceSessions:
             return self._end_session(hello, now_ns)
         session = self._sessions.get(hello.service)
         if session is None or session.instance != hello.instance:
-            gone = self._gone.pop(hello.service, None)
+            ended_service = self._gone.pop(hello.service, None)
             excused = session is not None and session.excused
-            known = session if session is not None else gone
+            known = session if session is not None else ended_service
             session = self._sessions[hello.service] = _ServiceSession(hello.service, hello.instance, inbox, 0, excused=excused)
             session.has_caught_up = known is not None and known.has_caught_up
         session.inbox, session.expires_ns = inbox, now_ns + self._session_ns
         session.hello = hello = _bounded(hello)
         session.problem = hello.problem
-        session.digests = {told.position: told.digest for told in hello.snapshots}
+        session.digests = {snapshot.position: snapshot.digest for snapshot in hello.snapshots}
         session.failing, session.snapshot_position = hello.failing, max(0, hello.snapshotPosition)
         if session.failing and self._gate is not None:
             self._gate.names -= {session.service}
@@ -298,8 +298,8 @@ class ServiceSessions:
         if order.stop_position != NO_STOP and ack.position >= order.stop_position:
             session.replayed_epoch = order.leader_epoch
             session.excused = False
-        told: list[Effect] = [self._join_log(session, view)] if self._send_order(session, view) else []
-        return [*told, *self._check_gate()]
+        effects: list[Effect] = [self._join_log(session, view)] if self._send_order(session, view) else []
+        return [*effects, *self._check_gate()]
 
     def _why_not(self, hello: pb.ServiceHello, now_ns: int) -> tuple[pb.ServiceRefusal.Reason, str] | None:
         try:
@@ -355,7 +355,7 @@ class ServiceSessions:
 
     def _forget(self, session: _ServiceSession, now_ns: int, ending: str) -> list[ServiceEnded]:
         del self._sessions[session.service]
-        gone = self._gone[session.service] = _EndedService(
+        ended_service = self._gone[session.service] = _EndedService(
             failed_at=session.position if session.failing else -1,
             snapshot_position=session.snapshot_position,
             position=session.position,
@@ -366,7 +366,7 @@ class ServiceSessions:
         )
         if len(self._gone) > MAX_SERVICES:
             del self._gone[next(iter(self._gone))]
-        return [] if ending == STOPPED else [ServiceEnded(session.service, ending, gone.reason)]
+        return [] if ending == STOPPED else [ServiceEnded(session.service, ending, ended_service.reason)]
 
     @property
     def expires_ns(self) -> int:
@@ -389,7 +389,7 @@ class ServiceSessions:
         It is the lowest snapshot position. Services that have ended also count.
         """
         here = [session.snapshot_position for session in self._sessions.values()]
-        return min((*here, *(gone.snapshot_position for gone in self._gone.values())), default=None)
+        return min((*here, *(ended_service.snapshot_position for ended_service in self._gone.values())), default=None)
 
     def snapshot_wanted(self, service: str, view: ReplicaView) -> list[Effect]:
         session = self._sessions.get(service)
@@ -408,8 +408,10 @@ class ServiceSessions:
         The next orders tell the service about them if it searches for a snapshot.
         """
         if service in self._sessions:
-            told = (pb.AgreedSnapshot(position=at, digest=digest, nodes=nodes) for at, (digest, nodes) in snapshots.items())
-            self._sessions[service].agreed = tuple(told)
+            snapshot_messages = (
+                pb.AgreedSnapshot(position=at, digest=digest, nodes=nodes) for at, (digest, nodes) in snapshots.items()
+            )
+            self._sessions[service].agreed = tuple(snapshot_messages)
 
     def versions(self) -> dict[str, int]:
         return {name: session.hello.version for name, session in self._sessions.items()}
@@ -436,8 +438,8 @@ class ServiceSessions:
         return [SendToService(session.inbox, refusal)]
 
     def states(self) -> dict[str, ServiceHealth]:
-        found = {name: ServiceHealth(gone.failed_at, False) for name, gone in self._gone.items()}
-        return found | {name: ServiceHealth(s.position, not s.failing) for name, s in self._sessions.items()}
+        health = {name: ServiceHealth(ended_service.failed_at, False) for name, ended_service in self._gone.items()}
+        return health | {name: ServiceHealth(s.position, not s.failing) for name, s in self._sessions.items()}
 
     # ---- events of the replica ---------------------------------------------------------------------------------------------
     def replay(self, view: ReplicaView, now_ns: int) -> list[Effect]:
@@ -609,9 +611,9 @@ class ServiceSessions:
     def recently_ended(self, now_ns: int) -> list[ServiceEnded]:
         """Return the services that ended without a request in the last ``shown_ns`` and did not come back, newest first."""
         return [
-            ServiceEnded(name, gone.ending, gone.reason)
-            for name, gone in reversed(self._gone.items())
-            if gone.ending != STOPPED and now_ns - gone.since_ns < self._shown_ns
+            ServiceEnded(name, ended_service.ending, ended_service.reason)
+            for name, ended_service in reversed(self._gone.items())
+            if ended_service.ending != STOPPED and now_ns - ended_service.since_ns < self._shown_ns
         ]
 
     def missing_services(self, high_watermark: int, now_ns: int) -> list[dict[str, object]]:
@@ -623,39 +625,39 @@ class ServiceSessions:
             {
                 "service": name,
                 "role": "GONE",
-                "position": gone.position,
-                "lag": max(0, high_watermark + 1 - gone.position),
-                "failing": gone.failed_at >= 0,
-                "snapshot": gone.snapshot_position,
-                "gone_s": round(max(0, now_ns - gone.since_ns) / NS_PER_S, 1),
-                "ending": gone.ending,
-                "problem": gone.reason,
+                "position": ended_service.position,
+                "lag": max(0, high_watermark + 1 - ended_service.position),
+                "failing": ended_service.failed_at >= 0,
+                "snapshot": ended_service.snapshot_position,
+                "gone_s": round(max(0, now_ns - ended_service.since_ns) / NS_PER_S, 1),
+                "ending": ended_service.ending,
+                "problem": ended_service.reason,
             }
-            for name, gone in self._gone.items()
+            for name, ended_service in self._gone.items()
         ]
 
 
 def _bounded(hello: pb.ServiceHello) -> pb.ServiceHello:
-    kept = pb.ServiceHello(figures=pb.ServiceFigures(**_NOTHING_YET))
+    bounded_hello = pb.ServiceHello(figures=pb.ServiceFigures(**_NOTHING_YET))
     if hello.HasField("figures"):
-        kept.ClearField("figures")
-    kept.MergeFrom(hello)
-    kept.DiscardUnknownFields()
-    kept.problem = hello.problem[:_MAX_PROBLEM]
-    del kept.snapshots[MAX_POSITIONS:]
-    return kept
+        bounded_hello.ClearField("figures")
+    bounded_hello.MergeFrom(hello)
+    bounded_hello.DiscardUnknownFields()
+    bounded_hello.problem = hello.problem[:_MAX_PROBLEM]
+    del bounded_hello.snapshots[MAX_POSITIONS:]
+    return bounded_hello
 
 
 def _figures_as_json(figures: pb.ServiceFigures) -> dict[str, object]:
     """Return the figures by their names in the status. A time is in seconds there, None: the event has not happened."""
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for field_name, name in _FIGURE_NAMES.items():
         value = getattr(figures, field_name)
         if name.endswith("_ms"):
-            found[name.removesuffix("ms") + "s"] = None if value < 0 else round(value / 1000, 3)
+            values[name.removesuffix("ms") + "s"] = None if value < 0 else round(value / 1000, 3)
         else:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 _FIGURE_NAMES = {name: re.sub(r"(?=[A-Z])", "_", name).lower() for name in pb.ServiceFigures.DESCRIPTOR.fields_by_name}

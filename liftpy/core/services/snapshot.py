@@ -317,7 +317,7 @@ class SnapshotSearch:
 
     def set_agreed(self, snapshots: Mapping[int, tuple[bytes, int]]) -> None:
         """Add the snapshots on which nodes agree, as the sidecar reports them: (digest, number of nodes) by position."""
-        known = self._agreed | {at: told for at, told in snapshots.items() if len(told[0]) == DIGEST_SIZE_BYTES and told[1] > 0}
+        known = self._agreed | {at: vote for at, vote in snapshots.items() if len(vote[0]) == DIGEST_SIZE_BYTES and vote[1] > 0}
         self._agreed = {at: known[at] for at in sorted(known)[-MAX_AGREED:]}
 
     def set_offers(self, node: str, offers: Iterable[SnapshotOffer]) -> None:
@@ -332,8 +332,8 @@ class SnapshotSearch:
 
     def best(self, reach: SnapshotRange) -> SnapshotOffer | None:
         """Return the offer to download next, within the bounds ``reach``. None: no offer is usable."""
-        found = [offer for offers in self._offers.values() for offer in offers if self._is_usable(offer, reach)]
-        return max(found, key=self._rank, default=None)
+        usable_offers = [offer for offers in self._offers.values() for offer in offers if self._is_usable(offer, reach)]
+        return max(usable_offers, key=self._rank, default=None)
 
     def _is_usable(self, offer: SnapshotOffer, reach: SnapshotRange) -> bool:
         digest, _ = self._agreed.get(offer.position, (b"", 0))
@@ -364,8 +364,8 @@ class SnapshotSearch:
         if not self._said:
             return "there is no other node to ask"
         agreed = ", ".join(str(at) for at in self._agreed if reach.lowest <= at <= reach.highest)
-        said = "; ".join(f"{node} {what}" for node, what in sorted(self._said.items()))
-        return f"{said}; sidecars agree on {f'those at {agreed}' if agreed else 'none'} from {reach.lowest} on"
+        answers = "; ".join(f"{node} {what}" for node, what in sorted(self._said.items()))
+        return f"{answers}; sidecars agree on {f'those at {agreed}' if agreed else 'none'} from {reach.lowest} on"
 
 
 # Checks whether the services on all nodes have the same state, by comparing their snapshots at the same position.
@@ -444,16 +444,16 @@ class StateComparison:
         """
         undecided = None
         for position, digest in self._told.get(own, {}).items():
-            said = {node: digests[position] for node, digests in self._told.items() if position in digests}
-            others = tuple(sorted(node for node, theirs in said.items() if theirs != digest))
+            reports = {node: digests[position] for node, digests in self._told.items() if position in digests}
+            others = tuple(sorted(node for node, theirs in reports.items() if theirs != digest))
             if not others:
                 continue
-            votes = Counter(said.values())
-            found = Difference(position, others, max(votes[said[node]] for node in others) > votes[digest])
-            if found.diverged:
-                return found
-            if votes[digest] == max(votes[said[node]] for node in others):
-                undecided = undecided or found
+            votes = Counter(reports.values())
+            difference = Difference(position, others, max(votes[reports[node]] for node in others) > votes[digest])
+            if difference.diverged:
+                return difference
+            if votes[digest] == max(votes[reports[node]] for node in others):
+                undecided = undecided or difference
         return undecided
 
     def agreed(self, own: str) -> dict[int, tuple[bytes, int]]:
@@ -461,10 +461,10 @@ class StateComparison:
 
         Positions without a majority are left out.
         """
-        told = [digests for node, digests in self._told.items() if node != own]
-        found = {}
-        for position in sorted({position for digests in told for position in digests} - {BEGINNING}):
-            votes = Counter(digests[position] for digests in told if position in digests).most_common(2)
+        reports = [digests for node, digests in self._told.items() if node != own]
+        votes_at = {}
+        for position in sorted({position for digests in reports for position in digests} - {BEGINNING}):
+            votes = Counter(digests[position] for digests in reports if position in digests).most_common(2)
             if len(votes) == 1 or votes[0][1] > votes[1][1]:
-                found[position] = votes[0]
-        return dict(list(found.items())[-MAX_POSITIONS:])
+                votes_at[position] = votes[0]
+        return dict(list(votes_at.items())[-MAX_POSITIONS:])

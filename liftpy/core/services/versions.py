@@ -121,7 +121,9 @@ class CodeVersions:
 
     def note_version(self, service: str, node: str, version: int, now_ns: int) -> None:
         if len(self._told) >= _MAX_TOLD and (service, node) not in self._told:
-            self._told = {who: told for who, told in self._told.items() if now_ns - told[1] <= _BELIEVED_S * NS_PER_S}
+            self._told = {
+                who: version_at for who, version_at in self._told.items() if now_ns - version_at[1] <= _BELIEVED_S * NS_PER_S
+            }
         if len(self._told) < _MAX_TOLD or (service, node) in self._told:
             self._told[service, node] = (version, now_ns)
 
@@ -130,5 +132,7 @@ class CodeVersions:
 
         0: some node has not reported its version recently.
         """
-        found = [self._told.get((service, node), (0, 0)) for node in nodes]
-        return min((version if now_ns - at_ns <= _BELIEVED_S * NS_PER_S else 0 for version, at_ns in found), default=0)
+        reported_versions = [self._told.get((service, node), (0, 0)) for node in nodes]
+        return min(
+            (version if now_ns - at_ns <= _BELIEVED_S * NS_PER_S else 0 for version, at_ns in reported_versions), default=0
+        )

@@ -186,7 +186,7 @@ class Record(NamedTuple):
             name: Name of the header. Upper and lower case differ.
             default: Value if there is no such header. Default None.
         """
-        return next((value for held, value in self.headers if held == name), default)
+        return next((value for header_name, value in self.headers if header_name == name), default)
 
     def header_values(self, name: str) -> list[bytes]:
         """Return the values of all headers with this name, in order.
@@ -194,7 +194,7 @@ class Record(NamedTuple):
         Args:
             name: Name of the header. Upper and lower case differ.
         """
-        return [value for held, value in self.headers if held == name]
+        return [value for header_name, value in self.headers if header_name == name]
 
 
 _Made = type("_Made", (tuple,), {"__slots__": (), "__new__": tuple.__new__})
@@ -789,15 +789,15 @@ def few_headers(body: memoryview, count: int, present: Columns) -> list[tuple[in
         raise CorruptionError(
             f"Damaged batch: its headers end beyond the batch: {error}. The node repairs it from another replica."
         ) from None
-    found, first = [], 0
+    pairs, first = [], 0
     for record, end in enumerate(ends):
         if not first <= end <= ends[-1]:
             raise CorruptionError(
                 "Damaged batch: the end positions of a column are not ascending. The node repairs it from another replica."
             )
-        found += [(record, names[pair], values[pair]) for pair in range(first, end)]
+        pairs += [(record, names[pair], values[pair]) for pair in range(first, end)]
         first = end
-    return found
+    return pairs
 
 
 def _texts(body: memoryview, position: int, count: int) -> tuple[list[bytes], int]:

@@ -29,12 +29,12 @@ def counter_name(error: LiftError) -> str:
 
 def by_reason(counters: Mapping[str, int]) -> dict[str, int]:
     """Return the number of rejected frames per reason, from all counters of a node. Prefixes such as ``metadata:`` stay."""
-    found = {}
+    counts = {}
     for name, count in counters.items():
         part, marker, reason = name.partition(REFUSED)
         if marker and part in ("", "metadata: "):
-            found[part + reason] = count
-    return found
+            counts[part + reason] = count
+    return counts
 
 
 def has_unknown_fields(message: Message) -> bool:

@@ -347,11 +347,11 @@ def run_end(replies: Sequence[bytes], start: int, end: int) -> int:
         return start + 1
     place, step = start + 1, 1
     while place < end:
-        found = list(replies[place : min(place + step, end)])
-        wanted = _names(inbox, number + place - start, len(found))
-        if found != wanted:
-            return place + list(map(eq, found, wanted)).index(False)
-        place, step = place + len(found), step * _FASTER
+        run = list(replies[place : min(place + step, end)])
+        wanted = _names(inbox, number + place - start, len(run))
+        if run != wanted:
+            return place + list(map(eq, run, wanted)).index(False)
+        place, step = place + len(run), step * _FASTER
     return end
 
 

@@ -35,18 +35,18 @@ class FieldBounds(NamedTuple):
 def bounds_of(kind: type[Message], field: str) -> FieldBounds:
     """Return the bounds of a number, or of the number of items of a list. ``field``: its name in the message ``kind``."""
     declared = kind.DESCRIPTOR.fields_by_name[field]
-    found = _option(declared, bounds_pb2.count if declared.is_repeated else bounds_pb2.bounds)
-    if found is None:
+    option = _option(declared, bounds_pb2.count if declared.is_repeated else bounds_pb2.bounds)
+    if option is None:
         raise TypeError(f"The field {field} of {kind.DESCRIPTOR.name} has no bounds.")
-    return _inclusive(found)
+    return _inclusive(option)
 
 
 def max_text_of(kind: type[Message], field: str) -> int:
     """Return the maximum size of a text in bytes, or in characters, as the .proto declares it."""
-    found = _option(kind.DESCRIPTOR.fields_by_name[field], bounds_pb2.text)
-    if found is None:
+    option = _option(kind.DESCRIPTOR.fields_by_name[field], bounds_pb2.text)
+    if option is None:
         raise TypeError(f"The field {field} of {kind.DESCRIPTOR.name} has no maximum size.")
-    return int(found.maxBytes or found.maxCharacters)
+    return int(option.maxBytes or option.maxCharacters)
 
 
 def checker(kind: type[M], error: Callable[[str], Exception]) -> Callable[[M], None]:
@@ -88,36 +88,36 @@ def _compiled(message: Descriptor, error: Callable[[str], Exception]) -> Callabl
 
 def _lines(message: Descriptor, field: FieldDescriptor, scope: dict[str, Any]) -> list[str]:
     """Return the statements that check one field. ``scope`` gets the functions that they call."""
-    value, found = f"message.{field.name}", []
+    value, lines = f"message.{field.name}", []
     count, bounds = _option(field, bounds_pb2.count), _option(field, bounds_pb2.bounds)
     identifier, text = _option(field, bounds_pb2.identifier), _option(field, bounds_pb2.text)
     if count is not None:
         low, high = _inclusive(count)
-        found += [
+        lines += [
             f"if not {low} <= len({value}) <= {high}:",
             f"    raise error(f'{message.name} has {{len({value})}} {field.name}. Use {low} to {high} of them.')",
         ]
     if bounds is not None:
         low, high = _inclusive(bounds)
         default = f"{value} and " if bounds.orZero else ""
-        found += [
+        lines += [
             f"if {default}not {low} <= {value} <= {high}:",
             f"    raise error(f'{field.name} = {{{value}}} is outside {low}..{high}. Choose a value in this range.')",
         ]
     if identifier is not None:
         default = f"{value} and " if identifier.orEmpty else ""
         what = identifier.of or field.name
-        found += [
+        lines += [
             f"if {default}not is_name({value}):",
             f"    raise error(f'Invalid {what} {{quote({value})}}. Use 1 to 64 of the characters A-Z a-z 0-9 _ -.')",
         ]
     if text is not None and text.maxBytes:
-        found += [
+        lines += [
             f"if len({value}.encode()) > {text.maxBytes}:",
             f"    raise error('The {field.name} is too long. Use at most {text.maxBytes} bytes.')",
         ]
     if text is not None and text.maxCharacters:
-        found += [
+        lines += [
             f"if len({value}) > {text.maxCharacters} or not {value}.isprintable():",
             f"    raise error('Invalid {field.name} name. Use at most {text.maxCharacters} printable characters.')",
         ]
@@ -126,7 +126,7 @@ def _lines(message: Descriptor, field: FieldDescriptor, scope: dict[str, Any]) -
         if check is not _nothing:
             scope[f"check_{field.name}"] = check
             if field.is_repeated:
-                found += [f"for item in {value}:", f"    check_{field.name}(item)"]
+                lines += [f"for item in {value}:", f"    check_{field.name}(item)"]
             else:
-                found += [f"if has({field.name!r}):", f"    check_{field.name}({value})"]
-    return found
+                lines += [f"if has({field.name!r}):", f"    check_{field.name}({value})"]
+    return lines

@@ -135,16 +135,16 @@ def _is_one_of(column: BytesColumn, wanted: Sequence[bytes]) -> Mask:
     ends = column.ends.astype(np.int64)
     lengths = np.diff(ends, prepend=0)
     data = np.frombuffer(column.data, dtype=np.uint8)
-    found = np.zeros(len(ends), dtype=np.bool_)
+    mask = np.zeros(len(ends), dtype=np.bool_)
     for length in {len(key) for key in wanted}:
         of_length = np.array([key for key in wanted if len(key) == length], dtype=f"S{length or 1}")
         places = np.flatnonzero(lengths == length)
         step = max(_BYTES_AT_ONCE // max(length, 1), 1)
         for first in range(0, len(places), step):
             some = places[first : first + step]
-            held = data[(ends[some] - length)[:, None] + np.arange(length)]
-            found[some] = np.isin(held.view(f"S{length}").ravel(), of_length) if length else True
-    return found & column.valid() if column.validity is not None else found
+            texts = data[(ends[some] - length)[:, None] + np.arange(length)]
+            mask[some] = np.isin(texts.view(f"S{length}").ravel(), of_length) if length else True
+    return mask & column.valid() if column.validity is not None else mask
 
 
 NOTHING_LEFT_OUT = Filter()

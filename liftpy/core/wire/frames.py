@@ -248,8 +248,8 @@ def encode_presence(wall_ns: int) -> bytes:
 def decode_presence(answer: bytes) -> int | None:
     """Return the wall clock in the answer of a probed node, in nanoseconds since 1970. None: the answer has none."""
     yes, _, digits = bytes(answer).partition(b" ")
-    told = yes == _YES and 0 < len(digits) <= _LONGEST and digits.isdigit()
-    return int(digits) if told else None
+    is_valid = yes == _YES and 0 < len(digits) <= _LONGEST and digits.isdigit()
+    return int(digits) if is_valid else None
 
 
 # Checks that a request or an answer is for its receiver, by the address inside it. Other messages are dropped.
@@ -287,18 +287,18 @@ def _uid_sum(uid: str) -> int:
     return crc32c.crc32c(uid.encode())
 
 
-def check_partition_address(message: Any, partition: int, **said: object) -> None:
-    """Raise MisdirectedError unless ``message`` has this ``partition`` and the values in ``said`` (field name -> value).
+def check_partition_address(message: Any, partition: int, **expected: object) -> None:
+    """Raise MisdirectedError unless ``message`` has this ``partition`` and the values in ``expected`` (field name -> value).
 
     Messages of older versions without a partition are accepted.
     """
     if not message.HasField("partition"):
         return
-    for name, value in {"partition": partition, **said}.items():
-        found = getattr(message, name)
-        if found != value:
+    for name, value in {"partition": partition, **expected}.items():
+        received = getattr(message, name)
+        if received != value:
             raise MisdirectedError(
-                f"Received a {type(message).__name__} for {name} {_short_text(found)}, expected {_short_text(value)}"
+                f"Received a {type(message).__name__} for {name} {_short_text(received)}, expected {_short_text(value)}"
             )
 
 
@@ -306,7 +306,7 @@ def _short_text(value: object) -> str:
     return quote(value) if isinstance(value, str) else str(value)
 
 
-def check_answer_address(found: bytes, expected: bytes) -> None:
-    """Raise MisdirectedError unless ``found``, the address in an answer, is ``expected``, the address of the request."""
-    if found != expected:
+def check_answer_address(received: bytes, expected: bytes) -> None:
+    """Raise MisdirectedError unless ``received``, the address in an answer, is ``expected``, the address of the request."""
+    if received != expected:
         raise MisdirectedError("Received the answer to another fetch request. It is dropped.")

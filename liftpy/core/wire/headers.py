@@ -66,17 +66,17 @@ def pairs_of(headers: HeadersLike | None) -> Pairs:
     """Return the headers that an application passes as (name, value) pairs. Raises ConfigError for invalid or reserved names."""
     if not headers:
         return ()
-    given = headers.items() if isinstance(headers, Mapping) else headers
+    items = headers.items() if isinstance(headers, Mapping) else headers
     try:
-        found = tuple((name, value.encode() if isinstance(value, str) else bytes(_as_bytes(value))) for name, value in given)
+        pairs = tuple((name, value.encode() if isinstance(value, str) else bytes(_as_bytes(value))) for name, value in items)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"Invalid headers: {error}. Use a mapping, or pairs of a name (str) and a value (str or bytes)."
         ) from error
-    for name, _ in found:
+    for name, _ in pairs:
         if not isinstance(name, str) or is_reserved(name):
             raise ConfigError(f"Invalid header name {name!r}. Names must not be empty, and Lift-* is reserved.")
-    return found
+    return pairs
 
 
 def _as_bytes(value: object) -> bytes | bytearray | memoryview:
@@ -97,12 +97,12 @@ def parse_headers(block: bytes) -> Headers:
 
     Malformed lines are ignored. Spaces before a value are removed, spaces behind it are kept, as nats-server does.
     """
-    found: Headers = []
+    headers: Headers = []
     for line in block.split(b"\r\n")[1:]:
         name, colon, value = line.partition(b":")
         if colon and name:
-            found.append((name.decode(*_TEXT), value.lstrip(b" \t")))
-    return found
+            headers.append((name.decode(*_TEXT), value.lstrip(b" \t")))
+    return headers
 
 
 def is_status(block: bytes, payload: bytes) -> bool:

@@ -44,11 +44,11 @@ class Names:
     def strings(self, values: Sequence[str]) -> tuple[str, ...]:
         if not values:
             return ()
-        made = tuple(values)
-        held = self._tuples.get(made)
-        if held is None:
-            held = self._tuples[made] = tuple(self.string(value) for value in made)
-        return held
+        key = tuple(values)
+        strings = self._tuples.get(key)
+        if strings is None:
+            strings = self._tuples[key] = tuple(self.string(value) for value in key)
+        return strings
 
 
 def wire_name(field: str) -> str:
@@ -135,8 +135,8 @@ class MessageCodec(Generic[T, M]):
             decoded.append(decode if self._is_positional else f"{field.name}={decode}")
         apart, local = ", **apart" if self._has_apart else "", ", **local" if self._has_local else ""
         to_pb = f"lambda value{apart}: message({', '.join(encoded)}{apart})"
-        made = f"kind({', '.join(decoded)}{local})"
-        from_pb = f"lambda given, names=None{local}: {'(names := names or Names()) and ' if 'names' in made else ''}{made}"
+        expression = f"kind({', '.join(decoded)}{local})"
+        from_pb = f"lambda given, names=None{local}: {'(names := names or Names()) and ' if 'names' in expression else ''}{expression}"
         both: tuple[Callable[..., M], Callable[..., T]] = eval(f"{to_pb}, {from_pb}", scope)
         return both
 

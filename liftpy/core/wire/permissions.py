@@ -170,14 +170,14 @@ def _subjects(scope: Scope, queried: tuple[str, ...], uses: list[PermissionRow])
         "jetstream": (scope.jetstream,) if scope.jetstream else (),
         "jetstream_inbox": (JETSTREAM_INBOX,) if scope.jetstream else (),
     }
-    found: dict[str, None] = {}
+    subjects: dict[str, None] = {}
     for use in uses:
         patterns = [use.pattern]
         for name, values in fills.items():
             place = "{" + name + "}"
             patterns = [p.replace(place, value) for p in patterns for value in (values if place in p else ("",))]
-        found |= dict.fromkeys(patterns)
-    return tuple(found)
+        subjects |= dict.fromkeys(patterns)
+    return tuple(subjects)
 
 
 def partition_subjects(subject: str, partitions: int) -> tuple[str, ...]:

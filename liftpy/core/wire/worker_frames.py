@@ -113,25 +113,25 @@ class FrameReader:
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Yield the frames that ``data`` completes. Raises ProtocolError for invalid bytes, and accepts nothing afterwards."""
-        held = self._held
-        held += data
-        while len(held) >= HEAD_BYTES:
-            (crc,) = _CRC.unpack_from(held)
-            length, kind, token = _REST.unpack_from(held, _CRC.size)
+        buffer = self._held
+        buffer += data
+        while len(buffer) >= HEAD_BYTES:
+            (crc,) = _CRC.unpack_from(buffer)
+            length, kind, token = _REST.unpack_from(buffer, _CRC.size)
             if length > most_bytes(kind):
                 raise ProtocolError(
                     f"Internal error: invalid frame length {length} between the processes of a node. Please report it."
                 )
             end = HEAD_BYTES + length
-            if len(held) < end:
+            if len(buffer) < end:
                 return
-            if crc32c.crc32c(bytes(held[_CRC.size : end])) != crc:
+            if crc32c.crc32c(bytes(buffer[_CRC.size : end])) != crc:
                 raise ProtocolError("Internal error: a frame between the processes of a node is damaged. Please report it.")
             try:
-                found = Frame(FrameKind(kind), token, bytes(held[HEAD_BYTES:end]))
+                frame = Frame(FrameKind(kind), token, bytes(buffer[HEAD_BYTES:end]))
             except ValueError:
                 raise ProtocolError(
                     f"Internal error: unknown frame kind {kind} between the processes of a node. Please report it."
                 ) from None
-            del held[:end]
-            yield found
+            del buffer[:end]
+            yield frame

@@ -87,8 +87,8 @@ def whole(spark: SparkSession, table: str, stream: str, options: Mapping[str, st
 
         whole(spark, "/data/orders", "orders").count()
     """
-    given = {**(options or {}), "stream": check_archived(stream)}
-    source = SourceOptions.parse(given)
+    settings = {**(options or {}), "stream": check_archived(stream)}
+    source = SourceOptions.parse(settings)
     views = Catalog(link_to(source.access), source).views()
     marks = {end_mark(*key) for key in views} | {uid_mark(stream, view.uid) for view in views.values()}
     state = state_of(table_at(table), marks)
@@ -98,7 +98,7 @@ def whole(spark: SparkSession, table: str, stream: str, options: Mapping[str, st
     columns = state.schema.names
     live = (
         spark.read.format("liftpy")
-        .options(**{**given, "columns": ",".join(columns), "startingOffsets": json.dumps(starts)})
+        .options(**{**settings, "columns": ",".join(columns), "startingOffsets": json.dumps(starts)})
         .load()
     )
     return _rows(spark, state.files, stream).select(*columns).unionByName(live)
@@ -156,9 +156,9 @@ class OrphanFiles:
 
 
 def orphans_among(
-    found: Iterable[DataFile], in_table: frozenset[str], marks: Mapping[str, int], age_s: float, *, only_added_to: bool
+    files: Iterable[DataFile], in_table: frozenset[str], marks: Mapping[str, int], age_s: float, *, only_added_to: bool
 ) -> OrphanFiles:
-    """Return which of the files in ``found`` belong to failed attempts and may be deleted.
+    """Return which of the files in ``files`` belong to failed attempts and may be deleted.
 
     Args:
         found: Files in the data directory.
@@ -167,22 +167,22 @@ def orphans_among(
         age_s: Minimum age of a file to delete, in seconds.
         only_added_to: True if no commit has removed files from the table.
     """
-    gone: list[DataFile] = []
+    orphans: list[DataFile] = []
     left = 0
-    for one in found:
+    for one in files:
         name = one.path.rpartition("/")[2]
         if is_temporary(name):
-            gone += [one] if one.age_s >= age_s else []
+            orphans += [one] if one.age_s >= age_s else []
             continue
         file = parse_file(name)
         if file is None or one.path in in_table:
             continue
         passed = file.end_offset <= marks.get(end_mark(file.stream, file.partition), 0)
         if passed and only_added_to and one.age_s >= age_s:
-            gone.append(one)
+            orphans.append(one)
         else:
             left += 1
-    return OrphanFiles(tuple(one.path for one in gone), sum(one.size_bytes for one in gone), left)
+    return OrphanFiles(tuple(one.path for one in orphans), sum(one.size_bytes for one in orphans), left)
 
 
 def find_orphans(table: Table, age_s: float = DEFAULT_AGE_S) -> OrphanFiles:
@@ -190,12 +190,12 @@ def find_orphans(table: Table, age_s: float = DEFAULT_AGE_S) -> OrphanFiles:
 
     It lists the files before it reads the table, so that a file of a new commit is not deleted.
     """
-    found = list(_list_files(table.root / DATA))
-    marks = {end_mark(file.stream, file.partition) for one in found if (file := parse_file(Path(one.path).name))}
+    files = list(_list_files(table.root / DATA))
+    marks = {end_mark(file.stream, file.partition) for one in files if (file := parse_file(Path(one.path).name))}
     state = table.state(marks)
     if state is None:
-        return orphans_among(found, frozenset(), {}, age_s, only_added_to=False)
-    return orphans_among(found, frozenset(state.files), state.marks, age_s, only_added_to=table.only_added_to())
+        return orphans_among(files, frozenset(), {}, age_s, only_added_to=False)
+    return orphans_among(files, frozenset(state.files), state.marks, age_s, only_added_to=table.only_added_to())
 
 
 def remove_orphans(orphans: OrphanFiles) -> None:
@@ -210,14 +210,14 @@ def remove_orphans(orphans: OrphanFiles) -> None:
 
 
 def _list_files(folder: Path) -> Iterable[DataFile]:
-    found = []
+    paths = []
     for path in folder.glob("*/*/*"):
         try:
-            found.append((str(path), path.stat()))
+            paths.append((str(path), path.stat()))
         except FileNotFoundError:
             continue
-    by_s = min(time.time(), max((stat.st_mtime for _, stat in found), default=0.0))
-    return [DataFile(path, by_s - stat.st_mtime, stat.st_size) for path, stat in found]
+    by_s = min(time.time(), max((stat.st_mtime for _, stat in paths), default=0.0))
+    return [DataFile(path, by_s - stat.st_mtime, stat.st_size) for path, stat in paths]
 
 
 COMPRESSIONS = ("zstd", "snappy", "lz4", "none")
@@ -422,19 +422,19 @@ def start_archive(
     from liftpy.spark.pipelines.archive_source import COMPRESSION, FORMAT, ROOT, ManifestDataSource
 
     table = table_at(plan.table, plan.kind)
-    given = plan.options()
+    settings = plan.options()
     remove_orphans(find_orphans(table, plan.orphan_age_s))
-    given |= _options_to_continue(plan, table, SourceOptions.parse(given))
+    settings |= _options_to_continue(plan, table, SourceOptions.parse(settings))
     tasks = plan.tasks or spark.sparkContext.defaultParallelism
-    given = {"minPartitions": str(tasks), **given, ROOT: str(table.root), COMPRESSION: plan.compression}
+    settings = {"minPartitions": str(tasks), **settings, ROOT: str(table.root), COMPRESSION: plan.compression}
     spark.dataSource.register(ManifestDataSource)
-    options = SourceOptions.parse({name: value for name, value in given.items() if name not in (ROOT, COMPRESSION)})
+    options = SourceOptions.parse({name: value for name, value in settings.items() if name not in (ROOT, COMPRESSION)})
     options.check_streaming()
     trigger: dict[str, Any] = {"availableNow": True} if once else {"processingTime": f"{plan.every_s} seconds"}
     with unwrap_spark_errors():
         return (
             spark.readStream.format(FORMAT)
-            .options(**given)
+            .options(**settings)
             .load()
             .writeStream.foreachBatch(_BatchCommitter(table, options, tell))
             .option("checkpointLocation", str(plan.checkpoint_folder))
@@ -527,6 +527,6 @@ def _options_to_continue(plan: ArchivePlan, table: Table, options: SourceOptions
     if plan.resumed:
         return {}
     views = Catalog(link_to(options.access), options).views()
-    found = _state(table, views)
-    starts = starts_after({key: view.uid for key, view in views.items()}, found.marks if found else {}, EARLIEST)
+    table_state = _state(table, views)
+    starts = starts_after({key: view.uid for key, view in views.items()}, table_state.marks if table_state else {}, EARLIEST)
     return {} if starts is None else {"startingOffsets": json.dumps(starts)}

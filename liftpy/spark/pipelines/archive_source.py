@@ -45,10 +45,10 @@ class ManifestDataSource(DataSource):
             return ManifestStreamReader(*split_options(dict(self.options.items())))
 
 
-def split_options(given: Mapping[str, str]) -> tuple[SourceOptions, WriterSettings]:
+def split_options(settings: Mapping[str, str]) -> tuple[SourceOptions, WriterSettings]:
     """Return (options of the source, settings of the files to write) from Spark's option map. Raises ConfigError."""
-    own = {name.lower(): value for name, value in given.items() if name.lower() in (ROOT, COMPRESSION)}
-    options = SourceOptions.parse({name: value for name, value in given.items() if name.lower() not in own})
+    own = {name.lower(): value for name, value in settings.items() if name.lower() in (ROOT, COMPRESSION)}
+    options = SourceOptions.parse({name: value for name, value in settings.items() if name.lower() not in own})
     options.check_streaming()
     return options, WriterSettings(own[ROOT], own.get(COMPRESSION, "zstd"))
 

@@ -61,26 +61,31 @@ def write_range(
         if final.exists():
             return _range_in_file(final, planned, name)
         final.parent.mkdir(parents=True, exist_ok=True)
-        begun = final.with_name(temporary(final.name, uuid.uuid4().hex))
+        temporary_path = final.with_name(temporary(final.name, uuid.uuid4().hex))
         try:
-            written = _write(begun, planned, batches, schema, writing, name.path)
+            written = _write(temporary_path, planned, batches, schema, writing, name.path)
             if not written.record_count:
                 return written
-            _publish(begun, final)
+            _publish(temporary_path, final)
         finally:
-            begun.unlink(missing_ok=True)
+            temporary_path.unlink(missing_ok=True)
         return _range_in_file(final, planned, name)
 
 
 def _write(
-    begun: Path, planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema: pa.Schema, writing: WriterSettings, path: str
+    temporary_path: Path,
+    planned: PlannedRange,
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    writing: WriterSettings,
+    path: str,
 ) -> ArchivedRange:
-    """Write the range to the temporary file ``begun``, flush it, and return the description of the file.
+    """Write the range to the temporary file ``temporary_path``, flush it, and return the description of the file.
 
     ``path``: final path of the file, below the directory of the table.
     """
     rows, oldest, newest = 0, 0, 0
-    with pq.ParquetWriter(begun, schema, compression=writing.compression, use_dictionary=_FEW_VALUES) as writer:
+    with pq.ParquetWriter(temporary_path, schema, compression=writing.compression, use_dictionary=_FEW_VALUES) as writer:
         for group in _groups(batches):
             writer.write_table(group, row_group_size=_ROW_GROUP_ROWS)
             rows += group.num_rows
@@ -100,7 +105,7 @@ def _write(
             newest_us=newest,
         )
         writer.add_key_value_metadata({_SAYS.decode(): json.dumps(asdict(written))})
-    _flush(begun)
+    _flush(temporary_path)
     return written
 
 
@@ -108,17 +113,17 @@ def write_file(final: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema
     """Write all rows to a new Parquet file ``final``, and return (number of rows, size in bytes). Without rows there is no file."""
     with _storage_errors(final):
         final.parent.mkdir(parents=True, exist_ok=True)
-        begun, rows = final.with_name(temporary(final.name, uuid.uuid4().hex)), 0
+        temporary_path, rows = final.with_name(temporary(final.name, uuid.uuid4().hex)), 0
         try:
-            with pq.ParquetWriter(begun, schema, compression=compression, use_dictionary=_FEW_VALUES) as writer:
+            with pq.ParquetWriter(temporary_path, schema, compression=compression, use_dictionary=_FEW_VALUES) as writer:
                 for group in _groups(batches):
                     writer.write_table(group, row_group_size=_ROW_GROUP_ROWS)
                     rows += group.num_rows
             if rows:
-                _flush(begun)
-                _publish(begun, final)
+                _flush(temporary_path)
+                _publish(temporary_path, final)
         finally:
-            begun.unlink(missing_ok=True)
+            temporary_path.unlink(missing_ok=True)
         return rows, final.stat().st_size if rows else 0
 
 
@@ -135,22 +140,22 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(group)
 
 
-def _publish(begun: Path, final: Path) -> None:
-    """Link the temporary file ``begun`` to its final name ``final``, unless another attempt has created that file."""
+def _publish(temporary_path: Path, final: Path) -> None:
+    """Link the temporary file ``temporary_path`` to its final name ``final``, unless another attempt has created that file."""
     try:
         with contextlib.suppress(FileExistsError):
-            os.link(begun, final)
+            os.link(temporary_path, final)
     except PermissionError:  # a file system without links: a rename replaces, but what is there has the same records
         if not final.exists():
-            begun.rename(final)
+            temporary_path.rename(final)
     _flush(final.parent)
 
 
 def _range_in_file(final: Path, planned: PlannedRange, name: FileName) -> ArchivedRange:
     """Return the description of the finished file ``final``. Raise StorageError if its content does not match its ``name``."""
-    said = (pq.read_metadata(final).metadata or {}).get(_SAYS)
+    range_json = (pq.read_metadata(final).metadata or {}).get(_SAYS)
     try:
-        written = ArchivedRange(**load_json(said or b""))
+        written = ArchivedRange(**load_json(range_json or b""))
     except (ValueError, TypeError):
         written = None
     expected = (planned.stream, planned.uid, planned.partition, planned.start_offset, planned.end_offset, name.path)

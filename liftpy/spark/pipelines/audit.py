@@ -129,20 +129,20 @@ class DroppedRecords:
     is_complete: bool = True
     ends: dict[str, CompactionProgress] = field(default_factory=dict)
 
-    def note(self, held: Mapping[str, ReplicaRecords]) -> None:
-        """Add the records of a range that at least one node lacks. ``held``: records of each node in this range."""
-        everything = np.unique(np.concatenate([own.offsets for own in held.values()]))
-        lacking = [np.setdiff1d(everything, own.offsets, assume_unique=True) for own in held.values()]
+    def note(self, replicas: Mapping[str, ReplicaRecords]) -> None:
+        """Add the records of a range that at least one node lacks. ``replicas``: records of each node in this range."""
+        everything = np.unique(np.concatenate([own.offsets for own in replicas.values()]))
+        lacking = [np.setdiff1d(everything, own.offsets, assume_unique=True) for own in replicas.values()]
         gaps = np.unique(np.concatenate(lacking))
         self.count += sum(map(len, lacking))
         if not len(gaps):
             return
-        rows = pa.concat_tables(_rows_at(own, gaps) for own in held.values())
+        rows = pa.concat_tables(_rows_at(own, gaps) for own in replicas.values())
         newest = rows.filter(rows["key"].is_valid()).group_by("key").aggregate([("offset", "max")])
         for key, offset in zip(newest["key"].to_pylist(), newest["offset_max"].to_pylist(), strict=True):
-            self._add(key, _gap_at(held, offset))
+            self._add(key, _gap_at(replicas, offset))
         alone = np.unique(rows.filter(rows["key"].is_null())["offset"].to_numpy())
-        self.keyless += [_gap_at(held, int(offset)) for offset in alone[: MAX_FINDINGS - len(self.keyless)]]
+        self.keyless += [_gap_at(replicas, int(offset)) for offset in alone[: MAX_FINDINGS - len(self.keyless)]]
 
     def learn_ends(self, node: str, ends: CompactionProgress) -> None:
         """Store the progress ``ends`` of the compaction on a node. Earlier progress is never lowered."""
@@ -182,16 +182,16 @@ class DroppedRecords:
         return REVIVED, gap.holding, f"the delete marker of its key may be gone: compaction has removed markers on {ends}"
 
 
-def _rows_at(held: ReplicaRecords, offsets: np.ndarray) -> pa.Table:
-    own = np.intersect1d(offsets, held.offsets, assume_unique=True)
-    return held.rows.take(np.searchsorted(held.offsets, own)).select(["offset", "key"])
+def _rows_at(replica: ReplicaRecords, offsets: np.ndarray) -> pa.Table:
+    own = np.intersect1d(offsets, replica.offsets, assume_unique=True)
+    return replica.rows.take(np.searchsorted(replica.offsets, own)).select(["offset", "key"])
 
 
-def _gap_at(held: Mapping[str, ReplicaRecords], offset: int) -> Gap:
-    rows = {node: own.at(offset) for node, own in held.items()}
+def _gap_at(replicas: Mapping[str, ReplicaRecords], offset: int) -> Gap:
+    rows = {node: own.at(offset) for node, own in replicas.items()}
     holding = tuple(sorted(node for node, row in rows.items() if row >= 0))
     lacking = tuple(sorted(rows.keys() - set(holding)))
-    value = held[holding[0]].rows["value"][rows[holding[0]]]
+    value = replicas[holding[0]].rows["value"][rows[holding[0]]]
     return Gap(offset, lacking, holding, not value.is_valid)
 
 
@@ -217,12 +217,12 @@ def lost_of(
         )
     except UnavailableError:
         return None
-    found = [
+    gaps = [
         (gap, f"its key is {key!r}", dropped.culprits(gap, has_key=True))
         for key, gap in last.items()
         if newest.get(key, -1) <= gap.offset
     ]
-    found += [
+    gaps += [
         (gap, "it has no key, so that compaction keeps it", dropped.culprits(gap, has_key=False)) for gap in dropped.keyless
     ]
     return [
@@ -230,7 +230,7 @@ def lost_of(
             stream=one.stream, uid=one.uid, partition=one.partition, offset=gap.offset, node=node, kind=kind,
             detail=f"{detail}; {why}" if why else detail,
         )
-        for gap, detail, (kind, nodes, why) in sorted(found)
+        for gap, detail, (kind, nodes, why) in sorted(gaps)
         for node in nodes
     ][:MAX_FINDINGS]  # fmt: skip
 
@@ -373,15 +373,15 @@ def audit(
     async def planned() -> list[tuple[StreamImage, PartitionAudit]]:
         transport = await link.transport(_METADATA_PATIENCE_S)
         streams = await wanted_streams(MetadataRequests(transport, link.subjects, _METADATA_PATIENCE_S), wanted)
-        found = [
+        pairs = [
             (stream, state)
             for stream in streams
             if internal or not wanted.pattern or not is_internal(stream.name)
             for state in stream.partitions
             if wanted.takes(stream.name, state.partition)
         ]
-        begun = await asyncio.gather(*(_comparable_range(transport, link.subjects, *each, patience_s) for each in found))
-        return [(stream, one) for (stream, _), one in zip(found, begun, strict=True)]
+        audits = await asyncio.gather(*(_comparable_range(transport, link.subjects, *each, patience_s) for each in pairs))
+        return [(stream, one) for (stream, _), one in zip(pairs, audits, strict=True)]
 
     plan = link.call(planned(), _METADATA_PATIENCE_S + 6 * patience_s)
     spans = [span for stream, one in plan for span in _spans(stream, one, patience_s)]
@@ -392,10 +392,10 @@ def audit(
         _add(by_key[key], done)
         dropped.setdefault(key, DroppedRecords()).add(done.dropped)
     for stream, one in plan:
-        gone = dropped.get((one.stream, one.partition))
-        if gone is not None and gone.count:
-            one.dropped = gone.count
-            lost = lost_of(link, stream, one, gone, patience_s)
+        dropped_here = dropped.get((one.stream, one.partition))
+        if dropped_here is not None and dropped_here.count:
+            one.dropped = dropped_here.count
+            lost = lost_of(link, stream, one, dropped_here, patience_s)
             one.dropped_checked = lost is not None
             one.findings += lost or ()
     return AuditReport([one for _, one in plan])
@@ -409,7 +409,7 @@ async def _comparable_range(
     It begins at the largest log start and ends at the smallest HW of these replicas.
     """
     nodes = tuple(dict.fromkeys((*state.holders, *state.isr)))
-    asked = {
+    reads = {
         node: ReplicaReads(
             transport,
             subjects,
@@ -417,7 +417,7 @@ async def _comparable_range(
         )
         for node in nodes
     }
-    found = PartitionAudit(
+    comparison = PartitionAudit(
         stream=stream.name,
         uid=stream.uid,
         partition=state.partition,
@@ -425,35 +425,38 @@ async def _comparable_range(
         replicas={node: ReplicaAudit(state="away") for node in nodes},
     )
     bounds: dict[str, Bounds] = {}
-    if state.leader in asked:
-        await _add_bounds(state.leader, asked[state.leader], -1, found, bounds)
+    if state.leader in reads:
+        await _add_bounds(state.leader, reads[state.leader], -1, comparison, bounds)
     high = bounds[state.leader].high_watermark if state.leader in bounds else -1
     await asyncio.gather(
         *(
-            _add_bounds(node, asked[node], high if node in state.isr else -1, found, bounds)
+            _add_bounds(node, reads[node], high if node in state.isr else -1, comparison, bounds)
             for node in nodes
             if node != state.leader
         )
     )
     in_sync = [bounds[node] for node in nodes if node in bounds and node in state.isr]
     if in_sync:
-        found.end_offset = min(one.end_offset for one in in_sync)
+        comparison.end_offset = min(one.end_offset for one in in_sync)
         for node, one in bounds.items():
-            if one.end_offset >= found.end_offset:
-                found.replicas[node].state = "compared"
+            if one.end_offset >= comparison.end_offset:
+                comparison.replicas[node].state = "compared"
             else:
-                found.replicas[node].state, found.replicas[node].detail = "behind", f"HW {one.high_watermark}, not in sync"
-        found.start_offset = max(bounds[node].log_start_offset for node in found.compared)
-        found.end_offset = max(found.end_offset, found.start_offset)
-    return found
+                comparison.replicas[node].state, comparison.replicas[node].detail = (
+                    "behind",
+                    f"HW {one.high_watermark}, not in sync",
+                )
+        comparison.start_offset = max(bounds[node].log_start_offset for node in comparison.compared)
+        comparison.end_offset = max(comparison.end_offset, comparison.start_offset)
+    return comparison
 
 
-async def _add_bounds(node: str, reads: ReplicaReads, high: int, found: PartitionAudit, bounds: dict[str, Bounds]) -> None:
-    """Ask the replica on ``node`` for its bounds, and store them in ``bounds`` and in the result ``found``.
+async def _add_bounds(node: str, reads: ReplicaReads, high: int, comparison: PartitionAudit, bounds: dict[str, Bounds]) -> None:
+    """Ask the replica on ``node`` for its bounds, and store them in ``bounds`` and in the result ``comparison``.
 
     ``high``: HW of the leader, inclusive. The call waits a moment if the replica does not know this HW yet.
     """
-    one = found.replicas[node]
+    one = comparison.replicas[node]
     try:
         bounds[node] = await reads.bounds()
         if bounds[node].high_watermark < high:
@@ -527,14 +530,14 @@ class _SpanComparison:
         A replica that becomes unreachable is left out from then on.
         """
         span = self._span
-        asked = {node: BatchBlocks(self._reads(node), span.start_offset, from_log_start=span.is_first) for node in span.nodes}
+        readers = {node: BatchBlocks(self._reads(node), span.start_offset, from_log_start=span.is_first) for node in span.nodes}
         for start in range(span.start_offset, span.end_offset, BLOCK_OFFSETS):
             end = min(start + BLOCK_OFFSETS, span.end_offset)
-            blocks = dict(zip(asked, await asyncio.gather(*(one.block(end) for one in asked.values())), strict=True))
+            blocks = dict(zip(readers, await asyncio.gather(*(one.block(end) for one in readers.values())), strict=True))
             for node, block in blocks.items():
                 self._note(node, block)
                 if block.away:
-                    del asked[node]
+                    del readers[node]
             await self._judge(_SpanPart(start, end, blocks))
         for reads in self._asked:
             self._found.dropped.learn_ends(reads.replica.node, CompactionProgress(reads.compacted_end, reads.deletes_end))
@@ -552,11 +555,11 @@ class _SpanComparison:
         if (node, offset, kind) not in self._known and len(self._found.findings) < MAX_FINDINGS:
             self._known.add((node, offset, kind))
             span = self._span
-            found = AuditFinding(
+            finding = AuditFinding(
                 stream=span.stream, uid=span.uid, partition=span.partition, offset=offset, node=node, kind=kind, detail=detail,
                 **more,  # type: ignore[arg-type]
             )  # fmt: skip
-            self._found.findings.append(found)
+            self._found.findings.append(finding)
 
     async def _judge(self, part: _SpanPart) -> None:
         """Compare the replicas in one part of the span by the digests of their batches, and add findings for differences.
@@ -586,40 +589,40 @@ class _SpanComparison:
         """
         batches: dict[str, list[RecordBatch]] = {node: [] for node in blocks}
         again = [BatchBlocks(self._reads(node), start, from_log_start=True).block(end, into=batches[node]) for node in blocks]
-        held: dict[str, ReplicaRecords] = {}
+        replicas: dict[str, ReplicaRecords] = {}
         cleaned = self._span.cleaned
         for node, block in zip(blocks, await asyncio.gather(*again), strict=True):
             cleaned = cleaned or block.compacted
             try:
                 if block.is_whole:
-                    held[node] = ReplicaRecords.of(batches[node], start, end)
+                    replicas[node] = ReplicaRecords.of(batches[node], start, end)
             except CorruptionError as error:
                 self._add_finding(DAMAGED, node, start, f"a batch in [{start}, {end}) does not unpack: {error}")
-        if len(held) < 2:
+        if len(replicas) < 2:
             return
-        reference = reference_of(held, self._span.leader)
+        reference = reference_of(replicas, self._span.leader)
         before = len(self._found.findings)
-        for node in held:
+        for node in replicas:
             if node != reference:
-                self._compare_two(held, reference, node, cleaned)
+                self._compare_two(replicas, reference, node, cleaned)
         if cleaned:
-            self._found.dropped.note(held)
+            self._found.dropped.note(replicas)
         if len(self._found.findings) == before and not cleaned:
-            self._compare_batches({node: batches[node] for node in held}, reference)
+            self._compare_batches({node: batches[node] for node in replicas}, reference)
 
-    def _compare_two(self, held: Mapping[str, ReplicaRecords], reference: str, node: str, cleaned: bool) -> None:
-        found = difference(held[reference], held[node])
-        for offset in found.differs:
-            self._add_record_finding(held, reference, offset)
+    def _compare_two(self, replicas: Mapping[str, ReplicaRecords], reference: str, node: str, cleaned: bool) -> None:
+        delta = difference(replicas[reference], replicas[node])
+        for offset in delta.differs:
+            self._add_record_finding(replicas, reference, offset)
         if not cleaned:
-            for offsets in (found.only_here, found.only_there):
+            for offsets in (delta.only_here, delta.only_there):
                 if len(offsets):
-                    self._add_record_finding(held, reference, int(offsets[0]))
+                    self._add_record_finding(replicas, reference, int(offsets[0]))
 
-    def _add_record_finding(self, held: Mapping[str, ReplicaRecords], reference: str, offset: int) -> None:
-        digests = {node: own.digest(offset) for node, own in held.items()}
+    def _add_record_finding(self, replicas: Mapping[str, ReplicaRecords], reference: str, offset: int) -> None:
+        digests = {node: own.digest(offset) for node, own in replicas.items()}
         expected, majority, others = deviants(digests, reference)
-        there = {node: own.at(offset) >= 0 for node, own in held.items()}
+        there = {node: own.at(offset) >= 0 for node, own in replicas.items()}
         expected_there = there[next(node for node, digest in digests.items() if digest == expected)]
         for node in others:
             kind = DIFFERS if there[node] and expected_there else SURPLUS if there[node] else MISSING

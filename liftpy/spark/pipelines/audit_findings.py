@@ -143,7 +143,7 @@ class AuditReport:
     @property
     def findings(self) -> list[AuditFinding]:
         """All differences, sorted by stream, partition and offset."""
-        return sorted(found for one in self.partitions for found in one.findings)
+        return sorted(finding for one in self.partitions for finding in one.findings)
 
     @property
     def first(self) -> AuditFinding | None:
@@ -244,21 +244,21 @@ def difference(here: ReplicaRecords, there: ReplicaRecords) -> RecordDifference:
     )
 
 
-def _rows(held: ReplicaRecords, wanted: NDArray[np.int64]) -> pa.Table:
-    return held.rows if len(wanted) == len(held.offsets) else held.rows.take(wanted)
+def _rows(replica: ReplicaRecords, wanted: NDArray[np.int64]) -> pa.Table:
+    return replica.rows if len(wanted) == len(replica.offsets) else replica.rows.take(wanted)
 
 
 def differing_rows(here: pa.Table, there: pa.Table) -> list[int]:
     """Return the numbers of the first MAX_ROWS rows that differ between two tables with an equal number of rows."""
-    found: list[int] = []
+    rows: list[int] = []
     begin = 0
-    while len(found) < MAX_ROWS:
+    while len(rows) < MAX_ROWS:
         row = first_difference(here.slice(begin), there.slice(begin))
         if row is None:
             break
-        found.append(begin + row)
+        rows.append(begin + row)
         begin += row + 1
-    return found
+    return rows
 
 
 def first_difference(here: pa.Table, there: pa.Table) -> int | None:
@@ -286,16 +286,16 @@ def first_other_batch(here: Sequence[RecordBatch], there: Sequence[RecordBatch])
 
 def digest_at(batches: Sequence[RecordBatch], offset: int) -> str:
     """Return the hexadecimal digest of the batch that begins at ``offset``. ABSENT: there is no such batch."""
-    found = next((batch for batch in batches if batch.base_offset == offset), None)
-    return ABSENT if found is None else hashlib.blake2b(found.view, digest_size=16).hexdigest()
+    match = next((batch for batch in batches if batch.base_offset == offset), None)
+    return ABSENT if match is None else hashlib.blake2b(match.view, digest_size=16).hexdigest()
 
 
-def reference_of(held: Mapping[str, ReplicaRecords], leader: str) -> str:
-    """Return the node whose records most replicas have. ``held``: records of each node in one range.
+def reference_of(replicas: Mapping[str, ReplicaRecords], leader: str) -> str:
+    """Return the node whose records most replicas have. ``replicas``: records of each node in one range.
 
     In a tie, return ``leader`` if it is one of these nodes, otherwise the first of them.
     """
-    shared = {node: sum(_same(own, other) for other in held.values()) for node, own in held.items()}
+    shared = {node: sum(_same(own, other) for other in replicas.values()) for node, own in replicas.items()}
     return max(shared, key=lambda node: (shared[node], node == leader))
 
 

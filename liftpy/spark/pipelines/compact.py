@@ -242,10 +242,10 @@ def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep]
         return Compacted(0, step.before.record_count, 0, -1)
     with unwrap_spark_errors():
         rows = _latest_of_each_key(_frame(spark, plan, step))
-        found = rows.mapInArrow(
+        file_rows = rows.mapInArrow(
             partial(write_part, str(table.root)), "path string, size_bytes long, record_count long"
         ).collect()
-    files = tuple(TableFile(row["path"], row["size_bytes"], row["record_count"]) for row in found)
+    files = tuple(TableFile(row["path"], row["size_bytes"], row["record_count"]) for row in file_rows)
     if step.has_gaps:
         check_deletes(_views(plan), step.read)
     marks = {end_mark(*key): end for key, end in step.ends.items()} | {uid_mark(plan.stream, step.uid): 1}
@@ -257,10 +257,10 @@ def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep]
 def _frame(spark: SparkSession, plan: CompactPlan, step: CompactStep) -> DataFrame:
     ends = dict.fromkeys(step.ends, LATEST) if step.has_gaps else step.ends
     between = {"startingOffsets": _offsets(step.cuts, step.uid), "endingOffsets": _offsets(ends, step.uid)}
-    given = {**plan.source, "columns": ",".join(COLUMNS), **between}
+    read_options = {**plan.source, "columns": ",".join(COLUMNS), **between}
     if step.has_gaps:
-        given["readFrom"] = "leader"  # the leader reports which delete markers its own log has removed
-    frame = spark.read.format("liftpy").options(**given).load(plan.stream)
+        read_options["readFrom"] = "leader"  # the leader reports which delete markers its own log has removed
+    frame = spark.read.format("liftpy").options(**read_options).load(plan.stream)
     if step.archive is not None and step.archive.files:
         rows = spark.read.parquet(*step.archive.files).where(f"stream = '{plan.stream}'")
         wanted = " or ".join(
@@ -274,10 +274,10 @@ def _frame(spark: SparkSession, plan: CompactPlan, step: CompactStep) -> DataFra
 
 
 def _offsets(ends: Mapping[tuple[str, int], int], uid: str) -> str:
-    found: dict[str, dict[str, int | str]] = {}
+    offsets: dict[str, dict[str, int | str]] = {}
     for (stream, partition), offset in ends.items():
-        found.setdefault(stream, {"uid": uid})[str(partition)] = offset
-    return json.dumps(found)
+        offsets.setdefault(stream, {"uid": uid})[str(partition)] = offset
+    return json.dumps(offsets)
 
 
 def _latest_of_each_key(frame: DataFrame) -> DataFrame:

@@ -76,7 +76,7 @@ def files_of(paths: Iterable[str], stream: str) -> dict[tuple[str, int], list[Ar
 
     Raises ConfigError if a path does not have the name of an archive file, and NotFoundError if the stream has no files.
     """
-    found: dict[tuple[str, int], list[ArchiveFile]] = {}
+    files: dict[tuple[str, int], list[ArchiveFile]] = {}
     for path in paths:
         name = parse_file(path.rpartition("/")[2])
         if name is None:
@@ -85,10 +85,10 @@ def files_of(paths: Iterable[str], stream: str) -> dict[tuple[str, int], list[Ar
                 "order of records is lost. Replay the stream itself, or write the sorted DataFrame with a writeId."
             )
         if name.stream == stream:
-            found.setdefault((stream, name.partition), []).append(ArchiveFile(name, path))
-    if not found:
+            files.setdefault((stream, name.partition), []).append(ArchiveFile(name, path))
+    if not files:
         raise NotFoundError(f"The table has no records of stream {stream}. Check --table and the stream name.")
-    return {key: sorted(own, key=lambda one: one.name.start_offset) for key, own in sorted(found.items())}
+    return {key: sorted(own, key=lambda one: one.name.start_offset) for key, own in sorted(files.items())}
 
 
 def views_of(files: Mapping[tuple[str, int], list[ArchiveFile]]) -> dict[tuple[str, int], PartitionView]:
@@ -341,7 +341,7 @@ def _send(
     return sent
 
 
-def with_partition_column(batch: pa.RecordBatch, kept: int, partitions: int) -> pa.Table:
+def with_partition_column(batch: pa.RecordBatch, partition: int, partitions: int) -> pa.Table:
     """Return the rows with a column ``partition``.
 
     Args:
@@ -352,8 +352,8 @@ def with_partition_column(batch: pa.RecordBatch, kept: int, partitions: int) -> 
     offsets = batch.column("offset")
     rows = as_binary(batch.drop_columns(["offset"]))
     check_rows(rows, stream="known", tombstones=True)
-    if kept >= 0:
-        return rows.append_column("partition", pa.repeat(pa.scalar(kept, pa.int32()), rows.num_rows))
+    if partition >= 0:
+        return rows.append_column("partition", pa.repeat(pa.scalar(partition, pa.int32()), rows.num_rows))
     in_turn = pa.array(offsets.to_numpy() % partitions, pa.int32())
     if "key" not in rows.column_names:
         return rows.append_column("partition", in_turn)

@@ -133,10 +133,10 @@ class ReplicaReads:
         Raises:
             Away: The replica does not answer, or does not know the complete state yet.
         """
-        end, held, patient_s = 0, bytearray(), time.monotonic() + self.replica.patience_s
+        end, state, patient_s = 0, bytearray(), time.monotonic() + self.replica.patience_s
         while True:
             request = client_pb2.ReadRequest(
-                boundsOnly=True, minHighWatermark=-1, asksState=True, stateEnd=end, statePosition=len(held)
+                boundsOnly=True, minHighWatermark=-1, asksState=True, stateEnd=end, statePosition=len(state)
             )
             head, _ = await self._patiently(request, -1, self.replica.patience_s)
             if head.stateLater:
@@ -146,24 +146,24 @@ class ReplicaReads:
                 continue
             if not head.stateBytes:
                 return (0, b"") if head.HasField("stateBytes") else None
-            if head.statePosition != len(held) or head.stateEnd != end:
-                held.clear()
+            if head.statePosition != len(state) or head.stateEnd != end:
+                state.clear()
                 if head.statePosition:
                     end = 0
                     continue
             end = head.stateEnd
-            held += head.stateData
-            if not head.stateData or len(held) > head.stateBytes or head.stateBytes > MAX_STATE_BYTES:
+            state += head.stateData
+            if not head.stateData or len(state) > head.stateBytes or head.stateBytes > MAX_STATE_BYTES:
                 raise ReplicaUnavailableError(
                     "The parts of the replica's saved producers and message ids have different sizes. Run the command again."
                 )
-            if len(held) < head.stateBytes:
+            if len(state) < head.stateBytes:
                 continue
-            if is_whole_state(bytes(held)):
-                return end, bytes(held)
+            if is_whole_state(bytes(state)):
+                return end, bytes(state)
             if time.monotonic() >= patient_s:
                 raise ReplicaUnavailableError("its state of producers and message ids cannot be read")
-            end, held = 0, bytearray()  # parts of two states: the node made a new one during the copy
+            end, state = 0, bytearray()  # parts of two states: the node made a new one during the copy
 
     async def batches(self, offset: int) -> tuple[list[RecordBatch], int]:
         """Return (whole batches, offset after the last one). The first batch contains ``offset``. Raises Damaged, Away."""
@@ -276,13 +276,13 @@ class BatchBlocks:
 
         ``into``: list to which the batches are added. None: they are not kept.
         """
-        found, digest = ReplicaBlock(end_offset=self._position), hashlib.blake2b(digest_size=DIGEST_BYTES)
+        block, digest = ReplicaBlock(end_offset=self._position), hashlib.blake2b(digest_size=DIGEST_BYTES)
         try:
             while True:
                 while self._held and self._held[0].base_offset < end:
                     batch = self._held.popleft()
                     digest.update(batch.view)
-                    _note(found, batch)
+                    _note(block, batch)
                     if into is not None:
                         into.append(batch)
                 if self._held or self._position >= end:
@@ -290,14 +290,14 @@ class BatchBlocks:
                 batches, self._position = await self._reads.batches(self._position)
                 self._held += [batch for batch in batches if batch.base_offset >= self._floor]
         except DamagedRecordsError as damaged:
-            found.damaged = damaged
+            block.damaged = damaged
         except ReplicaUnavailableError as away:
-            found.away = str(away)
-        if not found.is_whole:
+            block.away = str(away)
+        if not block.is_whole:
             self._held.clear()
             self._position = self._floor = end
-        found.digest, found.compacted = digest.hexdigest(), self._reads.compacted
-        return found
+        block.digest, block.compacted = digest.hexdigest(), self._reads.compacted
+        return block
 
 
 def _note(block: ReplicaBlock, batch: RecordBatch) -> None:

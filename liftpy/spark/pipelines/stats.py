@@ -139,14 +139,14 @@ class StatsReport:
 
     def streams(self) -> list[PartitionStats]:
         """Return the statistics of each stream, combined over all its partitions."""
-        found: dict[str, PartitionStats] = {}
+        stream_stats: dict[str, PartitionStats] = {}
         for one in self.partitions:
-            whole = found.get(one.stream)
+            whole = stream_stats.get(one.stream)
             if whole is None:
-                found[one.stream] = PartitionStats(one.stream, -1, _beside(one.measures))
+                stream_stats[one.stream] = PartitionStats(one.stream, -1, _beside(one.measures))
             else:
                 _join_beside(whole.measures, one.measures)
-        return list(found.values())
+        return list(stream_stats.values())
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
@@ -211,7 +211,7 @@ def stats(
         ranges, losses = plan_ranges(views, starts, ends, fail_on_data_loss=False)
         pieces = split_ranges(ranges, 0, max(PIECE_RECORDS, -(-most // MAX_PIECES) + 1))
         measure = partial(measure_range, access, width_ns, patience_s)
-        found = {
+        totals = {
             key: PartitionStats(
                 *key,
                 RangeStats(start_offset=start, end_offset=start, width_ns=width_ns or WIDTHS_NS[0], is_fixed=bool(width_ns)),
@@ -219,12 +219,12 @@ def stats(
             for key, start in sorted(starts.items())
         }
         for piece, measured in zip(pieces, spread(measure, pieces, spark=spark, tasks=tasks, tell=tell), strict=True):
-            one = found[piece.stream, piece.partition].measures
+            one = totals[piece.stream, piece.partition].measures
             if not one.records:
                 one.start_offset = piece.start_offset
             one.join(measured)
-    _as_wide(one.measures for one in found.values())
-    return StatsReport(list(found.values()), losses)
+    _as_wide(one.measures for one in totals.values())
+    return StatsReport(list(totals.values()), losses)
 
 
 def measure_range(access: Access, width_ns: int, patience_s: float, planned: PlannedRange) -> RangeStats:
@@ -233,7 +233,7 @@ def measure_range(access: Access, width_ns: int, patience_s: float, planned: Pla
     ``width_ns``: width of a time bucket in nanoseconds, 0: it grows with the range. ``patience_s``: time limit without an answer, in
     seconds.
     """
-    found = RangeStats(
+    range_stats = RangeStats(
         start_offset=planned.start_offset,
         end_offset=planned.end_offset,
         width_ns=width_ns or WIDTHS_NS[0],
@@ -242,9 +242,9 @@ def measure_range(access: Access, width_ns: int, patience_s: float, planned: Pla
     rules = FetchRules(patience_s=patience_s, fail_on_data_loss=False)
     for pieces in RangeReader(link_to(access), planned, rules, [RetryingRequests]).read():
         for piece in one_by_one(pieces):
-            found.add(piece)
-    found.finish()
-    return found
+            range_stats.add(piece)
+    range_stats.finish()
+    return range_stats
 
 
 def _as_wide(all_of_them: Iterable[RangeStats]) -> None:
@@ -265,10 +265,12 @@ def _as_wide(all_of_them: Iterable[RangeStats]) -> None:
 
 
 def _beside(one: RangeStats) -> RangeStats:
-    made = RangeStats(start_offset=one.start_offset, end_offset=one.start_offset, width_ns=one.width_ns, is_fixed=one.is_fixed)
-    made.first_ns = made.last_ns = one.first_ns
-    _join_beside(made, one)
-    return made
+    joined_stats = RangeStats(
+        start_offset=one.start_offset, end_offset=one.start_offset, width_ns=one.width_ns, is_fixed=one.is_fixed
+    )
+    joined_stats.first_ns = joined_stats.last_ns = one.first_ns
+    _join_beside(joined_stats, one)
+    return joined_stats
 
 
 def _join_beside(whole: RangeStats, one: RangeStats) -> None:

@@ -79,10 +79,10 @@ def table_at(root: str | Path, kind: str = "") -> Table:
 
 def state_of(table: Table, marks: Iterable[str] = ()) -> TableState:
     """Return the state of the table and its ``marks``. Raise NotFoundError if the table does not exist."""
-    found = table.state(marks)
-    if found is None:
+    state = table.state(marks)
+    if state is None:
         raise NotFoundError(f"No table in {table.root}. Check that this is the directory of the archive.")
-    return found
+    return state
 
 
 class DeltaDirectory(Table):
@@ -96,14 +96,14 @@ class DeltaDirectory(Table):
                 self._seen = None
                 return None
             table = self._seen = DeltaTable(str(self.root))
-            found = {mark: table.transaction_version(mark) for mark in marks}
+            versions = {mark: table.transaction_version(mark) for mark in marks}
             files = tuple(os.fspath(Path(uri.removeprefix("file://"))) for uri in table.file_uris())
             return TableState(
                 table.version(),
                 pa.schema(table.schema().to_arrow()),
                 tuple(sorted(files)),
                 table.count() if files else 0,
-                {mark: value for mark, value in found.items() if value is not None},
+                {mark: value for mark, value in versions.items() if value is not None},
             )
 
     def commit(self, commit: TableCommit, schema: pa.Schema, *, replace: bool = False) -> int:
@@ -260,21 +260,21 @@ class IcebergDirectory(Table):
         with _iceberg_errors(self.root):
             table = self._catalog().load_table(NAME)
             table.maintenance.expire_snapshots().older_than(datetime.fromtimestamp(before_s, UTC)).commit()
-            kept = {file for one in table.metadata.snapshots for file in _files(table, one.snapshot_id)}
+            used_files = {file for one in table.metadata.snapshots for file in _files(table, one.snapshot_id)}
             for file in (self.root / DATA).rglob("*.parquet"):
-                if str(file) not in kept and file.stat().st_mtime < before_s:
+                if str(file) not in used_files and file.stat().st_mtime < before_s:
                     file.unlink()
 
     def only_added_to(self) -> bool:
         with _iceberg_errors(self.root):
             snapshots = self._catalog().load_table(NAME).metadata.snapshots
-            kept = [one.summary is not None and one.summary.operation.value == "append" for one in snapshots]
-            return all(kept) and (not snapshots or snapshots[0].parent_snapshot_id is None)
+            appends = [one.summary is not None and one.summary.operation.value == "append" for one in snapshots]
+            return all(appends) and (not snapshots or snapshots[0].parent_snapshot_id is None)
 
 
 def _files(table: Any, snapshot: int | None = None) -> dict[str, int]:
-    found = [task.file for task in table.scan(snapshot_id=snapshot).plan_files()]
-    return {one.file_path.removeprefix("file://"): one.record_count for one in found}
+    tasks = [task.file for task in table.scan(snapshot_id=snapshot).plan_files()]
+    return {one.file_path.removeprefix("file://"): one.record_count for one in tasks}
 
 
 @contextmanager

@@ -181,7 +181,7 @@ def commit_of(
     if marks.get(batch_mark(query_id), -1) >= batch_id:
         return None
     ordered = sorted(ranges, key=lambda one: (one.stream, one.partition, one.start_offset))
-    found = {batch_mark(query_id): batch_id}
+    new_marks = {batch_mark(query_id): batch_id}
     for key, own in itertools.groupby(ordered, key=lambda one: one.key):
         end = marks.get(end_mark(*key))
         for one in own:
@@ -189,9 +189,11 @@ def commit_of(
                 check_uid(one.stream, one.uid, marks)
                 _check_follows(one, end, fail_on_data_loss=fail_on_data_loss)
             end = one.end_offset
-            found |= {end_mark(*key): end, uid_mark(one.stream, one.uid): 1}
-            marks = {**marks, **found}
-    return TableCommit(tuple(TableFile(one.path, one.size_bytes, one.record_count, one) for one in ordered if one.path), found)
+            new_marks |= {end_mark(*key): end, uid_mark(one.stream, one.uid): 1}
+            marks = {**marks, **new_marks}
+    return TableCommit(
+        tuple(TableFile(one.path, one.size_bytes, one.record_count, one) for one in ordered if one.path), new_marks
+    )
 
 
 def check_uid(stream: str, uid: str, marks: Mapping[str, int]) -> None:
@@ -293,11 +295,11 @@ def tag_of(uid: str, columns: Iterable[str]) -> str:
 
 def parse_file(name: str) -> FileName | None:
     """Return the parts of a file name that ``FileName.name`` made. None: ``name`` has another form."""
-    found = _FILE.fullmatch(name)
-    if found is None:
+    match = _FILE.fullmatch(name)
+    if match is None:
         return None
-    start, end = int(found[3]), int(found[4])
-    return FileName(found[1], int(found[2]), start, end, found[5]) if start < end else None
+    start, end = int(match[3]), int(match[4])
+    return FileName(match[1], int(match[2]), start, end, match[5]) if start < end else None
 
 
 def temporary(name: str, attempt: str) -> str:
@@ -307,8 +309,8 @@ def temporary(name: str, attempt: str) -> str:
 
 def is_temporary(name: str) -> bool:
     """Return whether the file ``name`` is one that is still being written, as ``temporary`` names it."""
-    found = _TEMPORARY.fullmatch(name)
-    return found is not None and parse_file(found[1]) is not None
+    match = _TEMPORARY.fullmatch(name)
+    return match is not None and parse_file(match[1]) is not None
 
 
 def check_archived(stream: str) -> str:

@@ -280,9 +280,9 @@ class MemoryCluster:
 
     async def _serve(self, factory: Callable[[], Service], name: str, stream: str, partition: int, **more: Any) -> None:
         settings = ServiceSettings(name, stream, _NODE, Path(), partition, **more)
-        made = MemoryService(await self._client(name), self._subjects, factory, settings)
-        self._services.append(made)
-        await made.begin()
+        service = MemoryService(await self._client(name), self._subjects, factory, settings)
+        self._services.append(service)
+        await service.begin()
 
     def serve_groups(self) -> None:
         """Wait until the coordinators of groups and queues run. They also start on first use."""
@@ -356,13 +356,13 @@ class MemoryCluster:
         return [node.node_id for node in self._nodes.values() if node.up]
 
     def _node(self, node: str) -> MemoryNode:
-        found = self._nodes.get(node)
-        if found is None:
+        memory_node = self._nodes.get(node)
+        if memory_node is None:
             raise ConfigError(
                 f"Node {node!r} does not exist in this cluster. Nodes: "
                 f"{', '.join(self._nodes) or 'none, the cluster is not running'}."
             )
-        return found
+        return memory_node
 
     def kill(self, node: str) -> None:
         """Kill a node. Its data stays for the next start. The metadata group learns of it at once.
@@ -370,12 +370,12 @@ class MemoryCluster:
         Args:
             node: Id of the node.
         """
-        found = self._node(node)
+        memory_node = self._node(node)
 
         def killed() -> None:
-            if found.up:
-                found.kill()
-                fence = pb.FenceNode(nodeId=node, incarnation=found.incarnation)
+            if memory_node.up:
+                memory_node.kill()
+                fence = pb.FenceNode(nodeId=node, incarnation=memory_node.incarnation)
                 assert self._group is not None
                 self._group.apply(pb.ControlRequest(fenceNode=fence))
 
@@ -390,11 +390,11 @@ class MemoryCluster:
         Raises:
             ConfigError: The node is running.
         """
-        found = self._node(node)
-        if found.up:
+        memory_node = self._node(node)
+        if memory_node.up:
             raise ConfigError(f"Node {node} is already running. Kill or stop it first.")
         assert self._group is not None
-        self._call(partial(found.start, self._group))
+        self._call(partial(memory_node.start, self._group))
 
     def leader(self, stream: str, partition: int = 0, *, other_than: str = "", timeout_s: float = WAIT_S) -> str:
         """Wait until a running node leads a partition and return its id.
@@ -475,10 +475,10 @@ class MemoryCluster:
         last: object = None
         while True:
             try:
-                found = condition()
-                if found:
-                    return found
-                last = found
+                result = condition()
+                if result:
+                    return result
+                last = result
             except ConfigError:
                 raise
             except LiftError as error:

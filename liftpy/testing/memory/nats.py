@@ -76,18 +76,18 @@ class Bus:
 
         With ``queue``, only one of the subscribers with this queue name gets each message.
         """
-        made = BusSubscription(self, next(self._numbers), _bytes(subject), sink, _bytes(queue))
-        self._subscriptions[made.number] = made
+        subscription = BusSubscription(self, next(self._numbers), _bytes(subject), sink, _bytes(queue))
+        self._subscriptions[subscription.number] = subscription
         self._known.clear()
-        return made
+        return subscription
 
     def forget(self, subscription: BusSubscription) -> None:
         if self._subscriptions.pop(subscription.number, None) is not None:
             self._known.clear()
 
     def _listeners(self, subject: bytes) -> tuple[list[BusSubscription], dict[bytes, list[BusSubscription]]]:
-        found = self._known.get(subject)
-        if found is None:
+        listeners = self._known.get(subject)
+        if listeners is None:
             plain: list[BusSubscription] = []
             queues: dict[bytes, list[BusSubscription]] = {}
             for subscription in self._subscriptions.values():
@@ -95,8 +95,8 @@ class Bus:
                     (queues.setdefault(subscription.queue, []) if subscription.queue else plain).append(subscription)
             if len(self._known) >= MAX_REMEMBERED:
                 self._known.clear()
-            found = self._known[subject] = (plain, queues)
-        return found
+            listeners = self._known[subject] = (plain, queues)
+        return listeners
 
     # ---- messages ------------------------------------------------------------------------------------------------------
     def publish(self, subject: bytes, reply: bytes, payload: bytes, block: bytes = b"") -> int:
@@ -253,9 +253,11 @@ class NatsSession:
             return -1
         reply = fields[1] if len(fields) == 3 else b""
         self._mine = True
-        heard = self._bus.publish(fields[0], reply, data[begin + header_bytes : stop], data[begin : begin + header_bytes])
+        has_listeners = self._bus.publish(
+            fields[0], reply, data[begin + header_bytes : stop], data[begin : begin + header_bytes]
+        )
         self._mine = False
-        if not heard and reply:
+        if not has_listeners and reply:
             self._bus.publish(reply, b"", b"", NOBODY)
         return stop + 2
 
@@ -265,8 +267,8 @@ class NatsSession:
     def _unsubscribe(self, number: bytes, after: int) -> None:
         if after and number in self._subscriptions:
             self._remaining[number] = after
-        elif (found := self._subscriptions.pop(number, None)) is not None:
-            found.close()
+        elif (subscription := self._subscriptions.pop(number, None)) is not None:
+            subscription.close()
 
     # ---- to the client ---------------------------------------------------------------------------------------------------
     def _deliver(self, number: bytes, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
@@ -323,8 +325,8 @@ class MemoryServer:
             self._sessions.pop(number, None)
             hang_up()
 
-        made = self._sessions[number] = NatsSession(self.bus, number, self.home.call_soon, say, gone)
-        return made
+        session = self._sessions[number] = NatsSession(self.bus, number, self.home.call_soon, say, gone)
+        return session
 
     def cut_all(self) -> None:
         """Close all connections, as a restart of nats-server does. Clients reconnect."""

@@ -197,8 +197,8 @@ class MemoryNode:
         self.beat()
 
     def _holds(self, key: PartitionKey, image: ClusterImage) -> bool:
-        found = image.find(key.stream, key.uid, key.partition)
-        return found is not None and self.node_id in found[1].holders
+        location = image.find(key.stream, key.uid, key.partition)
+        return location is not None and self.node_id in location[1].holders
 
     def _open(self, stream: StreamImage, number: int) -> MemoryReplica:
         key = stream.key(number)

@@ -192,8 +192,8 @@ class ActiveController:
                 here.batch.answers.append(answer_of(item.number, answer))
         if not rest.HasField("batch"):
             return here, None
-        told = self._forecast(rest, image, now_ns, confirmed_ns)
-        return (here, rest) if told is None else (merge_answers(here, told), None)
+        forecast = self._forecast(rest, image, now_ns, confirmed_ns)
+        return (here, rest) if forecast is None else (merge_answers(here, forecast), None)
 
     def _rejection(self, request: pb.ControlRequest, image: ClusterImage, now_ns: int) -> Rejection | None:
         if image.operations.get(request.operationId) is not None or self.is_logged(request.operationId):

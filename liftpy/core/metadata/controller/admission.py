@@ -307,8 +307,8 @@ def _internal_stream(arrival: RequestContext) -> str:
 
 def _subject_of_kind(arrival: RequestContext) -> str:
     acl, sender, request = arrival.acl, arrival.sender, arrival.request
-    asked_by = kind_of(request).asked_by
-    if asked_by is RequesterKind.READERS:
+    requester = kind_of(request).asked_by
+    if requester is RequesterKind.READERS:
         return ""
     if (acl is RequestAcl.NODE and request.HasField("batch")) or (acl is RequestAcl.ADMIN and request.batch.requests):
         each = (item.request for item in request.batch.requests)
@@ -316,7 +316,7 @@ def _subject_of_kind(arrival: RequestContext) -> str:
         return next((reason for reason in reasons if reason), "")
     if acl is RequestAcl.NODE:
         return _of_node(sender, request)
-    return "" if acl is RequestAcl.ADMIN and asked_by is RequesterKind.OPERATORS else _elsewhere(request, acl)
+    return "" if acl is RequestAcl.ADMIN and requester is RequesterKind.OPERATORS else _elsewhere(request, acl)
 
 
 def _pause_value(arrival: RequestContext) -> str:
@@ -497,15 +497,15 @@ def _level_of_the_node(facts: SessionFacts) -> Rejection | None:
 
 def _node_id_in_use(facts: SessionFacts) -> Rejection | None:
     """Reject a registration while another process uses the node id. The new process retries until the other process stops."""
-    asked = facts.request.registerNode
-    known = facts.image.nodes.get(asked.nodeId) if facts.request.HasField("registerNode") else None
-    if known is None or compare_processes(known, asked) in (ProcessRelation.SAME, ProcessRelation.OUTDATED):
+    request = facts.request.registerNode
+    known = facts.image.nodes.get(request.nodeId) if facts.request.HasField("registerNode") else None
+    if known is None or compare_processes(known, request) in (ProcessRelation.SAME, ProcessRelation.OUTDATED):
         return None
-    if not facts.sessions.may_still_run(asked.nodeId, facts.now_ns):
+    if not facts.sessions.may_still_run(request.nodeId, facts.now_ns):
         return None
     detail = (
         f"Node {known.node_id!r} runs already, as incarnation {known.incarnation} (start {known.start} of data directory "
-        f"{quote(known.folder_id)}). Start {asked.start} of data directory {quote(asked.folderId)} can register when that process "
+        f"{quote(known.folder_id)}). Start {request.start} of data directory {quote(request.folderId)} can register when that process "
         "has stopped. Give each node its own id."
     )
     response = error_response(facts.request, _ERROR.EXISTS, detail)

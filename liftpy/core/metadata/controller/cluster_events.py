@@ -131,10 +131,10 @@ class ClusterEvent:
     def as_object(self) -> dict[str, Any]:
         """Return the event as a JSON object without empty fields. ``time`` is UTC, RFC 3339, in milliseconds."""
         moment = datetime.fromtimestamp(self.time_ns // 1_000_000 / 1000, UTC).isoformat(timespec="milliseconds")
-        said = {
+        values = {
             one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("index", "number", "time_ns", "kind")
         }
-        shown = {name: value for name, value in said.items() if value not in ("", -1)}
+        shown = {name: value for name, value in values.items() if value not in ("", -1)}
         return {
             "index": self.index,
             "number": self.number,
@@ -209,10 +209,10 @@ def events_of(
     known = EventCauses() if causes is None else causes
     parts = [item.request for item in request.batch.requests] if request.HasField("batch") else [request]
     named, whole = _causes_in(parts, request.sender, before)
-    for number, (kind, said) in enumerate(
+    for number, (kind, values) in enumerate(
         chain(_request_events(before, request, parts, answer), _record_events(before, records, known, named, whole))
     ):
-        yield ClusterEvent(index=index, number=number, time_ns=request.timeNs, kind=kind, **said)
+        yield ClusterEvent(index=index, number=number, time_ns=request.timeNs, kind=kind, **values)
 
 
 _Found = tuple[str, dict[str, Any]]
@@ -238,13 +238,13 @@ def _request_events(
                 yield "service_ended", _service_details(part.reportService)
             continue
         name = part.WhichOneof("request") or ""
-        said: dict[str, Any] = {"request": name, "sender": request.sender, "operation_id": request.operationId.hex()}
-        said |= _subject_of_event(getattr(part, name))
+        values: dict[str, Any] = {"request": name, "sender": request.sender, "operation_id": request.operationId.hex()}
+        values |= _subject_of_event(getattr(part, name))
         if error == _ERRORS.OK:
-            yield "request", {**said, "outcome": "done"}
+            yield "request", {**values, "outcome": "done"}
         else:
             detail = detail[:MOST_DETAIL_CHARS]
-            yield "request", {**said, "outcome": "rejected", "error": pb.ControlResponse.Error.Name(error), "detail": detail}
+            yield "request", {**values, "outcome": "rejected", "error": pb.ControlResponse.Error.Name(error), "detail": detail}
 
 
 def _is_always_an_event(part: pb.ControlRequest) -> bool:
@@ -256,33 +256,33 @@ def _service_details(report: pb.ReportService) -> dict[str, Any]:
     return {"stream": report.stream, "partition": report.partition, "node": report.node, "detail": detail}
 
 
-def _subject_of_event(asked: Any) -> dict[str, Any]:
-    names = {one.name for one in asked.DESCRIPTOR.fields}
-    said: dict[str, Any] = {}
+def _subject_of_event(request: Any) -> dict[str, Any]:
+    names = {one.name for one in request.DESCRIPTOR.fields}
+    values: dict[str, Any] = {}
     for field in ("stream", "name"):
-        if field in names and isinstance(getattr(asked, field), str) and getattr(asked, field):
-            said["stream"] = getattr(asked, field)
+        if field in names and isinstance(getattr(request, field), str) and getattr(request, field):
+            values["stream"] = getattr(request, field)
             break
     if "partition" in names:
-        said["partition"] = asked.partition
+        values["partition"] = request.partition
     if "level" in names:
-        said["now"] = str(asked.level)
-    if isinstance(asked, pb.SetDefaultQuota | pb.SetSessionTimes):
-        said["now"] = ", ".join(f"{field.name} {value}" for field, value in asked.ListFields())
+        values["now"] = str(request.level)
+    if isinstance(request, pb.SetDefaultQuota | pb.SetSessionTimes):
+        values["now"] = ", ".join(f"{field.name} {value}" for field, value in request.ListFields())
     for field in ("nodeId", "node"):
-        if field in names and isinstance(getattr(asked, field), str) and getattr(asked, field):
-            said["node"] = getattr(asked, field)
+        if field in names and isinstance(getattr(request, field), str) and getattr(request, field):
+            values["node"] = getattr(request, field)
             break
-    return said
+    return values
 
 
-def _why_isr_changes(asked: pb.ChangeIsr, before: ClusterImage) -> str:
-    if asked.lost:
-        return f"{', '.join(asked.lost)} lost acknowledged records"
-    if asked.evicted:
-        return f"{asked.evicted} is not a replica any more"
-    held = _find_partition(before, asked.stream, asked.uid, asked.partition)
-    left = sorted(set(held.isr) - set(asked.isr)) if held is not None else []
+def _why_isr_changes(change: pb.ChangeIsr, before: ClusterImage) -> str:
+    if change.lost:
+        return f"{', '.join(change.lost)} lost acknowledged records"
+    if change.evicted:
+        return f"{change.evicted} is not a replica any more"
+    partition = _find_partition(before, change.stream, change.uid, change.partition)
+    left = sorted(set(partition.isr) - set(change.isr)) if partition is not None else []
     texts = {True: "is fenced", False: "fell behind the leader"}
     return ", ".join(f"{one} {texts[one not in before.nodes or before.nodes[one].fenced]}" for one in left)
 
@@ -296,29 +296,29 @@ def _causes_in(parts: Iterable[pb.ControlRequest], sender: str, before: ClusterI
     whole = ""
     for part in parts:
         name = part.WhichOneof("request") or ""
-        asked = getattr(part, name, None)
-        match asked:
+        request = getattr(part, name, None)
+        match request:
             case pb.GiveUpLeadership():
-                named[asked.stream, asked.partition] = asked.reason
+                named[request.stream, request.partition] = request.reason
             case pb.LeaveIsr():
-                named[asked.stream, asked.partition] = f"{asked.node}: {asked.reason}"
-            case pb.ReportLeader() if asked.leader:  # a report during an election has no leader, and says only a position
-                lacks = "lacks committed records" if asked.leaderLacks else f"cannot be reached by {asked.witness}"
-                named[asked.stream, asked.partition] = f"{asked.leader} {lacks}"
+                named[request.stream, request.partition] = f"{request.node}: {request.reason}"
+            case pb.ReportLeader() if request.leader:  # a report during an election has no leader, and says only a position
+                lacks = "lacks committed records" if request.leaderLacks else f"cannot be reached by {request.witness}"
+                named[request.stream, request.partition] = f"{request.leader} {lacks}"
             case pb.ChangeIsr():
-                named[asked.stream, asked.partition] = _why_isr_changes(asked, before)
+                named[request.stream, request.partition] = _why_isr_changes(request, before)
             case pb.PassOver():
-                named[asked.stream, asked.partition] = f"candidate {asked.candidate} made no progress"
+                named[request.stream, request.partition] = f"candidate {request.candidate} made no progress"
             case pb.ElectLeader():
-                named[asked.stream, asked.partition] = f"requested by {sender or 'an operator'}"
+                named[request.stream, request.partition] = f"requested by {sender or 'an operator'}"
             case pb.FenceNode():
                 times = before.session_times
                 silence = f"no heartbeat for {times.session_ms / 1000:g} s" if times is not None else "no heartbeat"
-                whole = f"{asked.nodeId} stopped" if sender == asked.nodeId else f"{asked.nodeId} sent {silence}"
+                whole = f"{request.nodeId} stopped" if sender == request.nodeId else f"{request.nodeId} sent {silence}"
             case pb.RegisterNode():
-                whole = f"{asked.nodeId} started"
+                whole = f"{request.nodeId} started"
             case pb.DrainNode():
-                whole = f"{asked.nodeId} stops"
+                whole = f"{request.nodeId} stops"
     return named, whole
 
 
@@ -358,7 +358,7 @@ def _record_events(
                     where = {"stream": stream_name, "partition": partition.partition}
                     place = (stream_name, partition.partition)
                     cause = named.get(place, whole) or causes.of(*place)
-                    yield from ((kind, {**where, **said}) for kind, said in _partition(old, partition, cause))
+                    yield from ((kind, {**where, **values}) for kind, values in _partition(old, partition, cause))
                     if partition.status is PartitionStatus.ONLINE:
                         causes.forget(*place)
                     elif cause:
@@ -375,27 +375,31 @@ def _record_events(
 
 
 def _find_partition(image: ClusterImage, stream: str, uid: str, partition: int) -> PartitionState | None:
-    held = image.streams.get(stream)
-    return held.partitions[partition] if held is not None and held.uid == uid and partition < len(held.partitions) else None
+    stream_image = image.streams.get(stream)
+    return (
+        stream_image.partitions[partition]
+        if stream_image is not None and stream_image.uid == uid and partition < len(stream_image.partitions)
+        else None
+    )
 
 
 def _node(old: NodeImage | None, new: NodeImage, cause: str) -> Iterator[_Found]:
-    said = {"node": new.node_id}
+    values = {"node": new.node_id}
     if old is None or old.incarnation != new.incarnation:
         was = _process(old) if old is not None else ""
-        yield "node_registered", {**said, "was": was, "now": _process(new)}
+        yield "node_registered", {**values, "was": was, "now": _process(new)}
         if old is not None and old.folder_id and new.folder_id != old.folder_id:
-            yield "data_directory_lost", {**said, "detail": "the node came back with another data directory"}
+            yield "data_directory_lost", {**values, "detail": "the node came back with another data directory"}
     if old is not None and old.incarnation == new.incarnation and old.fenced != new.fenced:
         yield (
-            ("node_fenced", {**said, "detail": cause.removeprefix(f"{new.node_id} ")})
+            ("node_fenced", {**values, "detail": cause.removeprefix(f"{new.node_id} ")})
             if new.fenced
-            else ("node_unfenced", said)
+            else ("node_unfenced", values)
         )
     if old is not None and old.leaving != new.leaving:
-        yield ("node_drain_started" if new.leaving else "node_drain_cancelled"), said
+        yield ("node_drain_started" if new.leaving else "node_drain_cancelled"), values
     if old is not None and (old.weight, old.rack) != (new.weight, new.rack):
-        yield "node_changed", {**said, "was": _place(old), "now": _place(new)}
+        yield "node_changed", {**values, "was": _place(old), "now": _place(new)}
 
 
 def _process(node: NodeImage) -> str:
@@ -460,20 +464,20 @@ class RecentEvents:
 
     def derive_events(self, most: int) -> list[ClusterEvent]:
         """Derive up to ``most`` further events from the queued entries, and return them."""
-        found: list[ClusterEvent] = []
-        while self._noted and len(found) < most:
+        new_events: list[ClusterEvent] = []
+        while self._noted and len(new_events) < most:
             index, events = self._noted[0]
-            found += islice(events, most - len(found))
-            if len(found) < most:
+            new_events += islice(events, most - len(new_events))
+            if len(new_events) < most:
                 self._noted.popleft()
                 self.index = index
-        for event in found:
+        for event in new_events:
             if len(self._held) == self._held.maxlen:
                 oldest = self._held[0]
                 self.begins, self.begins_ns = max(self.begins, oldest.index), max(self.begins_ns, oldest.time_ns)
                 self.lost += self.written is not None and oldest.place > self.written
             self._held.append(event)
-        return found
+        return new_events
 
     def restart_after_snapshot(self, index: int, time_ns: int) -> None:
         """Restart with an empty trail, because the image was loaded from a snapshot of ``time_ns``.
@@ -519,10 +523,10 @@ class EventStreamEnd:
 
 def place_in(record: bytes) -> tuple[int, int]:
     """Return the place of the event that a record of the event stream contains. Raise ValueError if the record is invalid."""
-    said = load_json(record)
-    if not isinstance(said, dict):
+    position = load_json(record)
+    if not isinstance(position, dict):
         raise ValueError("The value is not a cluster event: a field is missing or has the wrong type.")
-    return whole_number(said.get("index"), 0, 1 << 63), whole_number(said.get("number"), -1, 1 << 31)
+    return whole_number(position.get("index"), 0, 1 << 63), whole_number(position.get("number"), -1, 1 << 31)
 
 
 def last_place_of(records: Sequence[bytes | None]) -> tuple[int, int] | None:
@@ -570,32 +574,32 @@ class EventLog:
         if self.tail is None:
             return []
         place = self.tail.place
-        found = self._trail.events_after(place, 0, most)
-        gap = self._gap(place, found)
-        return [*gap, *(event.as_object() for event in found)][:most]
+        events = self._trail.events_after(place, 0, most)
+        gap = self._gap(place, events)
+        return [*gap, *(event.as_object() for event in events)][:most]
 
     def record_stored(self, events: list[dict[str, Any]], offset: int) -> None:
         """Remove ``events`` from the events to write, because they are stored in the stream. ``offset``: offset of the last one."""
         last = events[-1]
         self.set_tail(EventStreamEnd(offset, (last["index"], last["number"])))
 
-    def _gap(self, place: tuple[int, int], found: list[ClusterEvent]) -> list[dict[str, Any]]:
+    def _gap(self, place: tuple[int, int], events: list[ClusterEvent]) -> list[dict[str, Any]]:
         """Return one event that stands for all events after ``place`` that are not in memory any more. []: there are none.
 
-        ``found``: the events after ``place`` that are in memory.
+        ``events``: the events after ``place`` that are in memory.
         """
         begins = self._trail.begins
-        if begins > place[0] and not (found and found[0].place <= (begins, 0)):
-            number = found[0].number - 1 if found and found[0].index == begins else -1
+        if begins > place[0] and not (events and events[0].place <= (begins, 0)):
+            number = events[0].number - 1 if events and events[0].index == begins else -1
             end = (begins, number)
-        elif found and found[0].index == place[0] and found[0].number > place[1] + 1:
-            end = (place[0], found[0].number - 1)
+        elif events and events[0].index == place[0] and events[0].number > place[1] + 1:
+            end = (place[0], events[0].number - 1)
         else:
             return []
         about = ClusterEvent(
             index=end[0],
             number=end[1],
-            time_ns=self._trail.begins_ns or (found[0].time_ns if found else 0),
+            time_ns=self._trail.begins_ns or (events[0].time_ns if events else 0),
             kind=GAP,
             was=f"{place[0]}.{place[1]}",
             now=f"{end[0]}.{end[1]}",

@@ -38,12 +38,12 @@ def report_leader(draft: RecordBuilder, request: pb.ReportLeader) -> Decision:
     if partition.status is PartitionStatus.CANDIDATE_FOUND or partition.status is PartitionStatus.OFFLINE:
         return _stale(partition)
     report = _report(draft, request)
-    told = LeaderReported(stream.uid, partition.partition, report)
+    record = LeaderReported(stream.uid, partition.partition, report)
     if partition.status is PartitionStatus.ELECTION:
-        draft.add(told)
+        draft.add(record)
         return draft.store(stream, election.add_report(draft, stream, partition, report))
     if not (request.accusedAsked or _most_have_reported(draft, stream, partition, report)):
-        draft.add(told)
+        draft.add(record)
         return draft.store(stream, partition)
     return _depose(draft, stream, partition, report)
 
@@ -210,17 +210,17 @@ def _most_have_reported(draft: RecordBuilder, stream: StreamImage, partition: Pa
     if len(partition.isr) <= 2:
         return False
     witnesses = {report.witness}
-    for held in draft.image.reports.get((stream.uid, partition.partition), ()):
-        node = draft.node(held.witness)
-        current = node is not None and not node.fenced and node.incarnation == held.witness_incarnation
-        same = (held.leader, held.leader_epoch) == (partition.leader, partition.leader_epoch)
-        if current and same and held.witness in partition.isr and _within_window(held, report):
-            witnesses.add(held.witness)
+    for earlier in draft.image.reports.get((stream.uid, partition.partition), ()):
+        node = draft.node(earlier.witness)
+        current = node is not None and not node.fenced and node.incarnation == earlier.witness_incarnation
+        same = (earlier.leader, earlier.leader_epoch) == (partition.leader, partition.leader_epoch)
+        if current and same and earlier.witness in partition.isr and _within_window(earlier, report):
+            witnesses.add(earlier.witness)
     return 2 * len(witnesses) > len(partition.isr) - 1
 
 
-def _within_window(held: LeaderReport, report: LeaderReport) -> bool:
-    return held.stamp_term == report.stamp_term and abs(report.stamp_ns - held.stamp_ns) <= REPORT_WINDOW_NS
+def _within_window(earlier: LeaderReport, report: LeaderReport) -> bool:
+    return earlier.stamp_term == report.stamp_term and abs(report.stamp_ns - earlier.stamp_ns) <= REPORT_WINDOW_NS
 
 
 def _report(draft: RecordBuilder, request: pb.ReportLeader) -> LeaderReport:

@@ -45,47 +45,51 @@ class ReportedLevels:
 
     def of(self, image: ClusterImage, node_id: str) -> LevelRange | None:
         """Return the feature levels that the running process of a node supports. None: not known, or the node does not run."""
-        incarnation, spoken = self._of.get(node_id, (0, None))
+        incarnation, level_range = self._of.get(node_id, (0, None))
         node = image.nodes.get(node_id)
-        return spoken if node is not None and node.incarnation == incarnation and not node.fenced else None
+        return level_range if node is not None and node.incarnation == incarnation and not node.fenced else None
 
     def image_changed(self, image: ClusterImage) -> None:
         if len(self._of) > len(image.nodes):
-            self._of = {node_id: held for node_id, held in self._of.items() if node_id in image.nodes}
+            self._of = {node_id: entry for node_id, entry in self._of.items() if node_id in image.nodes}
 
 
 def levels_answer(
     request: pb.ControlRequest,
     image: ClusterImage,
-    heard: ReportedLevels,
+    reported_levels: ReportedLevels,
     controllers: Mapping[str, LevelRange | None],
     rules: Rules,
     times: SessionTimes,
 ) -> pb.ControlResponse | None:
     """Return the answer to SetFeatureLevel if the level cannot be set now, or for a dry run. None: the request may be logged.
 
-    ``heard``: levels of the nodes. ``controllers``: levels of the other members, by node. None: not known.
+    ``reported_levels``: levels of the nodes. ``controllers``: levels of the other members, by node. None: not known.
     """
-    asked = request.setFeatureLevel
-    held = image.operations.get(request.operationId)
-    if held is not None:
-        return pb.ControlResponse.FromString(repeated_answer(image, held))
-    level = asked.level or image.feature_level
-    reasons = _reasons_against(image, level, heard, controllers, rules)
-    if not asked.dryRun and not reasons:
-        _fill(asked, image, rules, times)
+    change = request.setFeatureLevel
+    operation = image.operations.get(request.operationId)
+    if operation is not None:
+        return pb.ControlResponse.FromString(repeated_answer(image, operation))
+    level = change.level or image.feature_level
+    reasons = _reasons_against(image, level, reported_levels, controllers, rules)
+    if not change.dryRun and not reasons:
+        _fill(change, image, rules, times)
         return None
-    response = _dry_run_answer(image, heard, reasons) if asked.dryRun else refuse(_ERROR.INVALID, "; ".join(reasons)).response
+    response = (
+        _dry_run_answer(image, reported_levels, reasons)
+        if change.dryRun
+        else refuse(_ERROR.INVALID, "; ".join(reasons)).response
+    )
     response.operationId, response.index = request.operationId, image.index
     return response
 
 
 def _reasons_against(
-    image: ClusterImage, level: int, heard: ReportedLevels, controllers: Mapping[str, LevelRange | None], rules: Rules
+    image: ClusterImage, level: int, reported_levels: ReportedLevels, controllers: Mapping[str, LevelRange | None], rules: Rules
 ) -> list[str]:
     """Return the reasons why ``level`` cannot be set now, as texts for operators. []: it can be set.
 
-    ``heard``: levels of the nodes. ``controllers``: levels of the other members, by node.
+    ``reported_levels``: levels of the nodes. ``controllers``: levels of the other members, by node.
     """
     own = level_range_of(rules.features)
     if level < own.least:
@@ -96,18 +100,18 @@ def _reasons_against(
         return []
     reasons = []
     for node_id in sorted(image.nodes):
-        spoken = heard.of(image, node_id)
-        if spoken is None:
+        level_range = reported_levels.of(image, node_id)
+        if level_range is None:
             reasons.append(f"node {node_id} does not run, or was not heard yet: start it, or remove it")
-        elif level not in spoken:
+        elif level not in level_range:
             reasons.append(
-                f"node {node_id} ({image.nodes[node_id].version or 'of an unknown version'}) speaks {spoken}, not {level}"
+                f"node {node_id} ({image.nodes[node_id].version or 'of an unknown version'}) speaks {level_range}, not {level}"
             )
-    for node_id, spoken in sorted(controllers.items()):
-        if spoken is None:
+    for node_id, level_range in sorted(controllers.items()):
+        if level_range is None:
             reasons.append(f"controller {node_id} is not connected: start it, or take it out of the controllers")
-        elif level not in spoken:
-            reasons.append(f"controller {node_id} speaks {spoken}, not {level}")
+        elif level not in level_range:
+            reasons.append(f"controller {node_id} speaks {level_range}, not {level}")
     if level < image.feature_level:
         if level != image.feature_level - 1:
             reasons.append(f"one level at a time: from {image.feature_level} to {image.feature_level - 1}")
@@ -115,13 +119,13 @@ def _reasons_against(
     return reasons
 
 
-def _dry_run_answer(image: ClusterImage, heard: ReportedLevels, reasons: list[str]) -> pb.ControlResponse:
+def _dry_run_answer(image: ClusterImage, reported_levels: ReportedLevels, reasons: list[str]) -> pb.ControlResponse:
     levels = pb.FeatureLevels(level=image.feature_level, reasons=reasons)
     for node_id in sorted(image.nodes):
-        spoken = heard.of(image, node_id)
+        level_range = reported_levels.of(image, node_id)
         row = levels.nodes.add(nodeId=node_id, version=image.nodes[node_id].version)
-        if spoken is not None:
-            spoken.write_to(row)
+        if level_range is not None:
+            level_range.write_to(row)
     return pb.ControlResponse(levels=levels)
 
 
@@ -142,15 +146,15 @@ def first_level_of_a_cluster(own: LevelRange, others: Mapping[str, LevelRange | 
     ``own``: levels of this controller. ``others``: levels of the other controllers, None without contact. ``waited``: True
     after the maximum wait for contact.
     """
-    silent = sorted(node_id for node_id, spoken in others.items() if spoken is None)
+    silent = sorted(node_id for node_id, level_range in others.items() if level_range is None)
     if silent and not waited:
         return f"the group is new, and its leader has not heard yet which feature levels {', '.join(silent)} speaks"
-    heard = {node_id: spoken or LevelRange(own.least, own.least) for node_id, spoken in others.items()}
-    ranges = [own, *heard.values()]
-    level = min(spoken.most for spoken in ranges)
-    if level < max(spoken.least for spoken in ranges):
-        said = ", ".join(f"{node_id} {spoken}" for node_id, spoken in sorted(heard.items()))
-        return f"the group is new, and its controllers speak no feature level in common: the leader {own}, {said}"
+    known_ranges = {node_id: level_range or LevelRange(own.least, own.least) for node_id, level_range in others.items()}
+    ranges = [own, *known_ranges.values()]
+    level = min(level_range.most for level_range in ranges)
+    if level < max(level_range.least for level_range in ranges):
+        range_texts = ", ".join(f"{node_id} {level_range}" for node_id, level_range in sorted(known_ranges.items()))
+        return f"the group is new, and its controllers speak no feature level in common: the leader {own}, {range_texts}"
     return level
 
 

@@ -74,9 +74,9 @@ def register_node(draft: RecordBuilder, request: pb.RegisterNode) -> Steps[Decis
     draft.add(NodeChanged(node))
     complete = known is None or has_all_acknowledged_records(known, request)
     detail = yield from after_registration(draft, node.node_id, complete)
-    held = draft.image.replica_counts.get(node.node_id, 0)
-    if 0 < node.partition_budget < held:
-        beyond = f"it holds {held} partitions, its limit of open files is enough for {node.partition_budget}: {_RAISE}"
+    replica_count = draft.image.replica_counts.get(node.node_id, 0)
+    if 0 < node.partition_budget < replica_count:
+        beyond = f"it holds {replica_count} partitions, its limit of open files is enough for {node.partition_budget}: {_RAISE}"
         detail = f"{beyond}; {detail}" if detail else beyond
     if how is ProcessRelation.OLDER_COPY:
         detail = f"its data folder is an older copy, or another one, than node {node.node_id!r} registered with; {detail}"

@@ -113,26 +113,28 @@ def pause_partitions(draft: RecordBuilder, request: pb.PausePartitions) -> Steps
 
     A partition in the requested state does not change.
     """
-    held = draft.find_stream(request.stream, request.uid)
-    asked_for = REQUESTED_PAUSES.get(request.pause)
-    if asked_for is None:
+    stream = draft.find_stream(request.stream, request.uid)
+    pause = REQUESTED_PAUSES.get(request.pause)
+    if pause is None:
         return refuse(pb.ControlResponse.INVALID, f"pause = {request.pause}: nobody asks for that")
-    if request.HasField("configVersion") and request.configVersion != held.config_version:
-        detail = f"the settings of {held.name!r} are at version {held.config_version}, not {request.configVersion}: look again"
+    if request.HasField("configVersion") and request.configVersion != stream.config_version:
+        detail = (
+            f"the settings of {stream.name!r} are at version {stream.config_version}, not {request.configVersion}: look again"
+        )
         return refuse(pb.ControlResponse.STALE, detail)
-    missing = sorted(number for number in set(request.partitions) if number >= len(held.partitions))
-    if missing or not held.partitions:
-        there = f"it has {len(held.partitions)}" if held.partitions else "it waits for nodes"
-        detail = f"there is no partition {held.name}/{missing[0] if missing else 0}: {there}"
+    missing = sorted(number for number in set(request.partitions) if number >= len(stream.partitions))
+    if missing or not stream.partitions:
+        there = f"it has {len(stream.partitions)}" if stream.partitions else "it waits for nodes"
+        detail = f"there is no partition {stream.name}/{missing[0] if missing else 0}: {there}"
         return refuse(pb.ControlResponse.NOT_FOUND, detail)
-    partitions = list(held.partitions)
+    partitions = list(stream.partitions)
     for place, number in enumerate(sorted(set(request.partitions)) or range(len(partitions))):
-        changed = _with_pause(partitions[number], asked_for)
+        changed = _with_pause(partitions[number], pause)
         if changed is not partitions[number]:
-            partitions[number] = draft.change(held, changed)
+            partitions[number] = draft.change(stream, changed)
         if place % PER_STEP == PER_STEP - 1:
             yield
-    return draft.done(pb.ControlResponse(stream=STREAM.to_pb(replace(held, partitions=tuple(partitions)))))
+    return draft.done(pb.ControlResponse(stream=STREAM.to_pb(replace(stream, partitions=tuple(partitions)))))
 
 
 def wake_partition(draft: RecordBuilder, request: pb.WakePartition) -> Decision:
@@ -142,8 +144,8 @@ def wake_partition(draft: RecordBuilder, request: pb.WakePartition) -> Decision:
     """
     stream, partition = draft.find_partition(request, f"of the id {request.uid!r}")
     current = (partition.leader, partition.leader_epoch, partition.pause.name, partition.pauses)
-    asked = (request.leader, request.leaderEpoch, Pause.of(request.pause).name, request.pauses)
-    if partition.status is not PartitionStatus.ONLINE or asked != current:
+    requested_state = (request.leader, request.leaderEpoch, Pause.of(request.pause).name, request.pauses)
+    if partition.status is not PartitionStatus.ONLINE or requested_state != current:
         detail = f"{partition.status.name}, (leader, LeaderEpoch, pause, pauses) is {current} now"
         return refuse(pb.ControlResponse.STALE, detail, partition)
     if partition.pause is Pause.ENDING:
@@ -155,12 +157,12 @@ def wake_partition(draft: RecordBuilder, request: pb.WakePartition) -> Decision:
     return draft.done(pb.ControlResponse(partition=PARTITION.to_pb(partition)))
 
 
-def _with_pause(partition: PartitionState, asked_for: Pause) -> PartitionState:
-    if asked_for is Pause.ENDING:
+def _with_pause(partition: PartitionState, pause: Pause) -> PartitionState:
+    if pause is Pause.ENDING:
         return replace(partition, pause=Pause.ENDING) if partition.pause.takes_nothing else partition
-    if partition.pause is asked_for:
+    if partition.pause is pause:
         return partition
-    return replace(partition, pause=asked_for, pauses=partition.pauses + 1)
+    return replace(partition, pause=pause, pauses=partition.pauses + 1)
 
 
 def _wake(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
@@ -207,10 +209,10 @@ def purge_records(draft: RecordBuilder, request: pb.PurgeRecords) -> Decision:
     if not wanted:
         detail = "a purge names subjects or keys; to give up everything below an offset, truncate the stream"
         return refuse(pb.ControlResponse.INVALID, detail, partition)
-    wish = Purge(number=draft.next_epochs(), subjects=wanted.subjects, keys=wanted.keys, end_offset=request.endOffset)
-    changed = with_purge(partition, wish)
+    purge = Purge(number=draft.next_epochs(), subjects=wanted.subjects, keys=wanted.keys, end_offset=request.endOffset)
+    changed = with_purge(partition, purge)
     if changed is None:
-        return refuse(pb.ControlResponse.INVALID, _no_room(partition, wish), partition)
+        return refuse(pb.ControlResponse.INVALID, _no_room(partition, purge), partition)
     if changed is partition:
         return Decision((), pb.ControlResponse(partition=PARTITION.to_pb(partition)))
     return draft.store(stream, changed)
@@ -226,10 +228,10 @@ def report_purged(draft: RecordBuilder, request: pb.ReportPurged) -> Decision:
     return draft.store(stream, with_report(partition, request.node, request.number))
 
 
-def _no_room(partition: PartitionState, wish: Purge) -> str:
+def _no_room(partition: PartitionState, new: Purge) -> str:
     waits = sorted({node for purge in partition.purges for node in waits_for(partition, purge)})
-    if wish.size_bytes > MAX_PURGE_BYTES:
-        return f"the subjects and keys of a purge have at most {MAX_PURGE_BYTES} bytes, not {wish.size_bytes}: purge in several turns"
+    if new.size_bytes > MAX_PURGE_BYTES:
+        return f"the subjects and keys of a purge have at most {MAX_PURGE_BYTES} bytes, not {new.size_bytes}: purge in several turns"
     return (
         f"{len(partition.purges)} purges are under way, of at most {MAX_PURGES} and {MAX_PURGE_BYTES} bytes of subjects and keys: they "
         f"wait for {', '.join(waits)}. Try again when they are done"

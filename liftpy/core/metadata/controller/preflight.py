@@ -52,9 +52,9 @@ def answer_without_log(image: ClusterImage, request: pb.ControlRequest, now_ns: 
     wrong = refusal(pb.ControlRequest(operationId=request.operationId)) if request.operationId else None
     if wrong is not None:
         return wrong.response
-    held = image.operations.get(request.operationId)
-    if held is not None:
-        return pb.ControlResponse.FromString(repeated_answer(image, held))
+    operation = image.operations.get(request.operationId)
+    if operation is not None:
+        return pb.ControlResponse.FromString(repeated_answer(image, operation))
     if request.HasField("batch"):
         return _batch(image, request.batch, now_ns, rules)
     return _try_decision(image, request, now_ns, rules)

@@ -369,11 +369,11 @@ class QuorumMember:
         if absent:
             self._duties.record_no_responders(node_id)
 
-    def question_answered(self, question: LeaderCheck, said: ProbeResult | None) -> None:
-        """Record a node's answer to a question about a reported leader. ``said`` None: the answer is missing or invalid."""
+    def question_answered(self, question: LeaderCheck, result: ProbeResult | None) -> None:
+        """Record a node's answer to a question about a reported leader. ``result`` None: the answer is missing or invalid."""
         self._asking.discard(question)
-        if said is not None:
-            self._duties.record_testimony(question, said)
+        if result is not None:
+            self._duties.record_testimony(question, result)
 
     # ---- requests ------------------------------------------------------------------------------------------------------
     def request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | ProposedEntry | None:
@@ -416,9 +416,9 @@ class QuorumMember:
 
     def _controllers_answer(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
         """Return the answer to a request to change the controllers, if it needs no log entry. None: it needs one."""
-        held = self._log.image.operations.get(request.operationId)
-        if held is not None:
-            return pb.ControlResponse.FromString(repeated_answer(self._log.image, held))
+        operation = self._log.image.operations.get(request.operationId)
+        if operation is not None:
+            return pb.ControlResponse.FromString(repeated_answer(self._log.image, operation))
         plan = self._plan(request)
         return None if isinstance(plan, ControllerList) else plan
 
@@ -514,10 +514,10 @@ def leader_to_ask_first(image: ClusterImage, request: pb.ControlRequest) -> tupl
     Only a planned transfer of a leadership needs this. None: no node must be asked.
     """
     move = request.electLeader
-    found = image.find(move.stream, move.uid, move.partition) if request.HasField("electLeader") else None
-    if found is None or move.unclean:
+    location = image.find(move.stream, move.uid, move.partition) if request.HasField("electLeader") else None
+    if location is None or move.unclean:
         return None
-    stream, partition = found
+    stream, partition = location
     wanted = move.node or partition.replicas[0]
     if partition.status is not PartitionStatus.ONLINE or wanted == partition.leader or wanted not in partition.isr:
         return None

@@ -36,8 +36,8 @@ def reassign(draft: RecordBuilder, request: pb.Reassign) -> Decision:
     if wrong:
         return refuse(pb.ControlResponse.INVALID, wrong, partition)
     reason = MoveReason.of(request.movedFor)
-    kept = partition if partition.joining in wanted else replace(partition, joining="", copy_epoch=0)
-    changed = finish_reached_target(stream, replace(kept, target=wanted, moved_for=reason))
+    base = partition if partition.joining in wanted else replace(partition, joining="", copy_epoch=0)
+    changed = finish_reached_target(stream, replace(base, target=wanted, moved_for=reason))
     if reason is MoveReason.REBALANCED and not changed.target and draft.rules.elections:
         # only the order is another one: leaderships are what is evened out, and the planner moves them, some at a time
         changed = finish_reached_target(stream, replace(changed, moved_for=MoveReason.LEADERSHIPS))
@@ -128,7 +128,7 @@ def _why_not(draft: RecordBuilder, partition: PartitionState, wanted: tuple[str,
             return f"node {node_id!r} " + (
                 "is not live" if node.fenced else "is leaving (liftpy node drain): it is given nothing"
             )
-        held = draft.image.replica_counts.get(node_id, 0)
-        if node.partition_budget and held >= node.partition_budget:
-            return f"no room on {node_id!r}: it holds {held} of {node.partition_budget} replicas"
+        replica_count = draft.image.replica_counts.get(node_id, 0)
+        if node.partition_budget and replica_count >= node.partition_budget:
+            return f"no room on {node_id!r}: it holds {replica_count} of {node.partition_budget} replicas"
     return ""

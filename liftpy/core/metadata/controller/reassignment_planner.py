@@ -98,8 +98,8 @@ class ReassignmentPlanner:
             places.clear()
         self._down_since_ns.clear()
         self._names.clear()
-        for asked in (self._proposed, self._transfers, self._begun):
-            asked.clear()
+        for table in (self._proposed, self._transfers, self._begun):
+            table.clear()
         self._earliest_ns = now_ns
         self.image_changed(image, now_ns)
 
@@ -132,7 +132,7 @@ class ReassignmentPlanner:
         self._scan(image)
         step = _PlanningStep(image, now_ns, self._nodes_to_replace(image, now_ns))
         self._forget(image, now_ns)
-        found: list[Proposed] = [
+        proposals: list[Proposed] = [
             *self._cancellations(step),
             *self._copies(step),
             *self._leaderships(step),
@@ -140,7 +140,7 @@ class ReassignmentPlanner:
         ]
         self._earliest_ns = now_ns + PLAN_EVERY_NS
         self._plan_at_ns = self._next_plan_ns(step)
-        return found
+        return proposals
 
     # ---- what there is -----------------------------------------------------------------------------------------------
     def _scan(self, image: ClusterImage) -> None:
@@ -148,18 +148,18 @@ class ReassignmentPlanner:
         if touched is None:
             for places in self._lists:
                 places.clear()
-            found = [(s, p) for s in image.streams.values() for p in s.partitions if _moves(p)]
-            for stream, partition in sorted(found, key=lambda place: place[1].epoch):
+            all_moving = [(s, p) for s in image.streams.values() for p in s.partitions if _moves(p)]
+            for stream, partition in sorted(all_moving, key=lambda place: place[1].epoch):
                 self._add_to_list(stream, partition)
             return
         streams = [image.streams[name] for name in touched.intersection(image.streams)]
         moving = [(s, p) for s in streams for p in s.partitions if _moves(p)]
         still = {(s.uid, p.partition) for s, p in moving}
-        looked_at = {uid for uid, name in self._names.items() if name in touched}
+        touched_uids = {uid for uid, name in self._names.items() if name in touched}
         for places in self._lists:
-            for key in [key for key in places if key[0] in looked_at and key not in still]:
+            for key in [key for key in places if key[0] in touched_uids and key not in still]:
                 del places[key]
-        for uid in looked_at.difference(stream.uid for stream in streams):
+        for uid in touched_uids.difference(stream.uid for stream in streams):
             del self._names[uid]
         for stream, partition in sorted(moving, key=lambda place: place[1].epoch):
             self._add_to_list(stream, partition)
@@ -194,7 +194,7 @@ class ReassignmentPlanner:
             for key, (epoch, at_ns) in self._proposed.items()
             if now_ns - at_ns < REPEAT_AFTER_NS and _epoch(image, self._names.get(key[0]), key) == epoch
         }
-        self._begun = {key: begun for key, begun in self._begun.items() if key in self._proposed}
+        self._begun = {key: start for key, start in self._begun.items() if key in self._proposed}
         self._transfers = {
             key: epoch
             for key, epoch in self._transfers.items()
@@ -266,9 +266,11 @@ class ReassignmentPlanner:
         spare.sort(key=lambda node_id: node_id not in partition.isr)
         for number, node_id in enumerate(target):
             if node_id in replicas and step.must_be_replaced(node_id):
-                kept = [n for n in target if n != node_id]
+                remaining = [n for n in target if n != node_id]
                 other = spare.pop(0) if spare else None
-                other = other or self._destination_nodes(step).choose(kept, replicas, strictly=stream.placement == RACK_STRICT)
+                other = other or self._destination_nodes(step).choose(
+                    remaining, replicas, strictly=stream.placement == RACK_STRICT
+                )
                 target[number] = other or node_id
         to_come = [node_id for node_id in target if node_id not in replicas]
         to_come.sort(key=lambda node_id: node_id == partition.joining)
@@ -294,8 +296,8 @@ class ReassignmentPlanner:
                 yield _cancel_request(place)
             return
         lost = partition.next_learner
-        kept = [node_id for node_id in partition.target if node_id != lost]
-        other = self._destination_nodes(step).choose(kept, partition.replicas, strictly=stream.placement == RACK_STRICT)
+        remaining = [node_id for node_id in partition.target if node_id != lost]
+        other = self._destination_nodes(step).choose(remaining, partition.replicas, strictly=stream.placement == RACK_STRICT)
         if other is not None and self._propose(step, place):
             yield _reassign(place, tuple(other if n == lost else n for n in partition.target), partition.moved_for)
 
@@ -342,7 +344,7 @@ class ReassignmentPlanner:
 
     def _leaderships_of_gone(self, step: _PlanningStep) -> Iterator[Proposed]:
         room = TRANSFERS_AT_ONCE - len(self._transfers)
-        given: Counter[str] = Counter()
+        new_leaders: Counter[str] = Counter()
         for node_id in step.gone:
             if not (step.image.is_live(node_id) and step.image.leader_counts.get(node_id)):
                 continue
@@ -353,8 +355,8 @@ class ReassignmentPlanner:
                     return
                 if not to or not self._propose(step, place):
                     continue
-                heir = min(to, key=lambda n: (step.image.leader_counts.get(n, 0) + given[n], partition.replicas.index(n)))
-                given[heir] += 1
+                heir = min(to, key=lambda n: (step.image.leader_counts.get(n, 0) + new_leaders[n], partition.replicas.index(n)))
+                new_leaders[heir] += 1
                 room -= 1
                 self._transfers[stream.uid, partition.partition] = partition.epoch
                 self.counters["leaderships_moved_from_drained_nodes"] += 1
@@ -386,20 +388,20 @@ class ReassignmentPlanner:
         target = list(partition.replicas)
         for number, node_id in enumerate(partition.replicas):
             if step.must_be_replaced(node_id):
-                kept = [n for n in target if n != node_id and not step.must_be_replaced(n)]
-                other = self._destination_nodes(step).choose(kept, target, strictly=stream.placement == RACK_STRICT)
+                remaining = [n for n in target if n != node_id and not step.must_be_replaced(n)]
+                other = self._destination_nodes(step).choose(remaining, target, strictly=stream.placement == RACK_STRICT)
                 target[number] = other or node_id
         return tuple(target)
 
     def _destination_nodes(self, step: _PlanningStep) -> DestinationNodes:
         if step.destinations is None:
             places = (*self._waiting.values(), *self._copying.values(), *self._finishing.values())
-            held = Counter(dict(step.image.replica_counts))
+            replica_counts = Counter(dict(step.image.replica_counts))
             for _, partition in places:
                 for node_id, change in replicas_to_come(partition):
-                    held[node_id] += change
+                    replica_counts[node_id] += change
             step.destinations = DestinationNodes(
-                [node for node in facts_of(step.image) if not step.must_be_replaced(node.node_id)], held
+                [node for node in facts_of(step.image) if not step.must_be_replaced(node.node_id)], replica_counts
             )
         return step.destinations
 
@@ -467,8 +469,8 @@ def _cancel_request(place: _Place) -> pb.Reassign:
 
 
 def _find(image: ClusterImage, name: str | None, key: _Key) -> PartitionState | None:
-    found = image.find(name, *key) if name is not None else None
-    return found[1] if found is not None else None
+    location = image.find(name, *key) if name is not None else None
+    return location[1] if location is not None else None
 
 
 def _epoch(image: ClusterImage, name: str | None, key: _Key) -> int:

@@ -182,7 +182,7 @@ class RequestBatcher:
             return None
         self.batch_count += 1
         self.sent_count += len(self._out)
-        return batch_of([wish.request for wish in self._out])
+        return batch_of([entry.request for entry in self._out])
 
     def batch_answered(self, response: pb.ControlResponse | None) -> None:
         """Pass the answers to the last batch to the callbacks of its requests. ``response`` None: no answer arrived."""
@@ -197,9 +197,9 @@ class RequestBatcher:
             each = {0: response}
         else:
             each = {a.number: pb.ControlResponse(error=a.error, detail=a.detail) for a in response.batch.answers}
-        for number, wish in enumerate(out):
-            given = each.get(number)
-            wish.on_answer(None if given is None or given.error in _UNKNOWN else given)
+        for number, entry in enumerate(out):
+            answer = each.get(number)
+            entry.on_answer(None if answer is None or answer.error in _UNKNOWN else answer)
 
     def drop(self) -> None:
         """Drop all waiting requests without calling their callbacks, because the node stops."""

@@ -45,33 +45,33 @@ def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Deci
 
 def set_session_times(draft: RecordBuilder, request: pb.SetSessionTimes) -> Decision:
     """Set the session and lease times of the cluster that the request names. Without a change, do nothing."""
-    held = _session_times_in_effect(draft)
+    current = _session_times_in_effect(draft)
     try:
         check_session_times(request.sessionMs, request.leaseMs)
     except ConfigError as error:
         return refuse(pb.ControlResponse.INVALID, str(error))
-    if (request.sessionMs, request.leaseMs) == (held.session_ms, held.lease_ms):
-        return _session_times_response(draft, held)
-    if request.change != held.change:
-        return refuse(pb.ControlResponse.STALE, f"the session times were changed meanwhile: {held.words}")
-    if not held.is_settled:
-        longest_s = held.longest_session_ns / NS_PER_S
-        detail = f"the change before is not settled yet, which takes {longest_s:g} s of one metadata leader: {held.words}"
+    if (request.sessionMs, request.leaseMs) == (current.session_ms, current.lease_ms):
+        return _session_times_response(draft, current)
+    if request.change != current.change:
+        return refuse(pb.ControlResponse.STALE, f"the session times were changed meanwhile: {current.words}")
+    if not current.is_settled:
+        longest_s = current.longest_session_ns / NS_PER_S
+        detail = f"the change before is not settled yet, which takes {longest_s:g} s of one metadata leader: {current.words}"
         return refuse(pb.ControlResponse.STALE, detail)
-    changed = held.changed(request.sessionMs, request.leaseMs)
+    changed = current.changed(request.sessionMs, request.leaseMs)
     draft.add(SessionTimesSet(changed))
     return _session_times_response(draft, changed)
 
 
 def settle_session_times(draft: RecordBuilder, request: pb.SettleSessionTimes) -> Decision:
     """Stop using the session times from before the last change, because no session and no lease with them can exist any more."""
-    held = _session_times_in_effect(draft)
-    if request.change != held.change:
-        return refuse(pb.ControlResponse.STALE, f"the session times were changed meanwhile: {held.words}")
-    if not held.is_settled:
-        held = held.settled()
-        draft.add(SessionTimesSet(held))
-    return _session_times_response(draft, held)
+    current = _session_times_in_effect(draft)
+    if request.change != current.change:
+        return refuse(pb.ControlResponse.STALE, f"the session times were changed meanwhile: {current.words}")
+    if not current.is_settled:
+        current = current.settled()
+        draft.add(SessionTimesSet(current))
+    return _session_times_response(draft, current)
 
 
 def _session_times_response(draft: RecordBuilder, times: SessionTimes) -> Decision:
@@ -91,7 +91,7 @@ def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Deci
     Raise IncompatibleVersionError if this version does not support the level. Otherwise this controller would decide differently
     from the others.
     """
-    image, spoken = draft.image, level_range_of(draft.features)
+    image, supported = draft.image, level_range_of(draft.features)
     if request.level == image.feature_level:
         return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level} already"))
     unchecked = _nodes_without_check(draft, request)
@@ -100,9 +100,9 @@ def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Deci
     if request.level < image.feature_level - 1:
         detail = f"one level at a time: from {image.feature_level} to {image.feature_level - 1}"
         return refuse(pb.ControlResponse.INVALID, detail)
-    if request.level not in spoken or feature_of(request.level, draft.features) is None:
+    if request.level not in supported or feature_of(request.level, draft.features) is None:
         raise IncompatibleVersionError(
-            f"{UNSUPPORTED}the feature level becomes {request.level}, but this version supports {spoken}. Start a "
+            f"{UNSUPPORTED}the feature level becomes {request.level}, but this version supports {supported}. Start a "
             "newer version on this node."
         )
     reasons = downgrade_obstacles(image, draft.features) if request.level < image.feature_level else []

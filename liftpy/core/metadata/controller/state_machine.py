@@ -166,11 +166,11 @@ class ClusterFsm:
             decision = decide(image, request, image.time_ns, self.rules)
             return _ApplyResult(image, (), _finish(decision.response, request.operationId, image.index))
         if changes_nothing(request):  # a dry run
-            looked = yield from deciding_on(RecordBuilder(image, image.time_ns, self.rules), request)
-            return _ApplyResult(image, (), _finish(looked.response, request.operationId, image.index))
-        held = image.operations.get(request.operationId)
-        if held is not None:
-            return _ApplyResult(image, (), repeated_answer(image, held))
+            dry_run = yield from deciding_on(RecordBuilder(image, image.time_ns, self.rules), request)
+            return _ApplyResult(image, (), _finish(dry_run.response, request.operationId, image.index))
+        operation = image.operations.get(request.operationId)
+        if operation is not None:
+            return _ApplyResult(image, (), repeated_answer(image, operation))
         if image.feature_level == NO_LEVEL and not request.HasField("setFeatureLevel"):
             raise IncompatibleVersionError(
                 f"{UNSUPPORTED}this version ({self.spoken}) cannot apply entry {image.index} of the metadata log, because the cluster "
@@ -235,8 +235,8 @@ def _without_partitions(response: pb.ControlResponse, answer: bytes) -> bytes:
 def repeated_answer(image: ClusterImage, done: Operation) -> bytes:
     """Return the stored answer of the operation ``done``, for a repeated request. It has the current state of its stream."""
     response = pb.ControlResponse.FromString(done.response)
-    held = image.streams.get(response.stream.name) if response.HasField("stream") else None
-    if held is None or held.uid != response.stream.uid:
+    stream = image.streams.get(response.stream.name) if response.HasField("stream") else None
+    if stream is None or stream.uid != response.stream.uid:
         return done.response
-    response.stream.CopyFrom(STREAM.to_pb(held))
+    response.stream.CopyFrom(STREAM.to_pb(stream))
     return response.SerializeToString(deterministic=True)

@@ -53,11 +53,11 @@ def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decis
     enough nodes, the stream waits and has no partitions yet.
     """
     try:
-        held = draft.image.streams.get(request.name)
-        config = _check_config(draft, request, held)
-        if held is not None:
-            existing = refuse(pb.ControlResponse.EXISTS, f"stream {request.name!r} exists, attached to {held.subject!r}")
-            existing.response.stream.CopyFrom(STREAM.to_pb(held))
+        current = draft.image.streams.get(request.name)
+        config = _check_config(draft, request, current)
+        if current is not None:
+            existing = refuse(pb.ControlResponse.EXISTS, f"stream {request.name!r} exists, attached to {current.subject!r}")
+            existing.response.stream.CopyFrom(STREAM.to_pb(current))
             return existing
         wanted = _partitions_to_place(draft, request)
         placed = yield from _placed_or_waits(draft, wanted)
@@ -91,29 +91,29 @@ def place_stream(draft: RecordBuilder, request: pb.PlaceStream) -> Steps[Decisio
 
     Nothing changes if there are still too few nodes, or if the stream does not wait anymore.
     """
-    held = draft.image.streams.get(request.name)
-    if held is None or held.uid != request.uid:
+    unplaced = draft.image.streams.get(request.name)
+    if unplaced is None or unplaced.uid != request.uid:
         return refuse(pb.ControlResponse.NOT_FOUND, f"there is no stream {request.name!r} of the id {request.uid!r}")
-    if not held.waiting:
+    if not unplaced.waiting:
         return draft.done()
     try:
-        placed = yield from place_on_image(draft, waiting_for(held, draft.placement_index))
+        placed = yield from place_on_image(draft, waiting_for(unplaced, draft.placement_index))
     except ConfigError as error:
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
-    draft.add(PartitionsAdded(held.name, held.uid, _accept_placement(draft, placed)))
+    draft.add(PartitionsAdded(unplaced.name, unplaced.uid, _accept_placement(draft, placed)))
     return draft.done()
 
 
 def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Decision]:
     """Add partitions to a stream. Replicas of existing partitions do not move."""
-    held = _find_stream(draft, request.name, request.uid)
-    if held.waiting:
+    stream = _find_stream(draft, request.name, request.uid)
+    if stream.waiting:
         detail = f"stream {request.name!r} waits for nodes: partitions are added when it has some"
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, detail)
     try:
-        wanted = _wanted_more(draft, request, held)
+        wanted = _wanted_more(draft, request, stream)
         if wanted is None:
-            return draft.done(pb.ControlResponse(stream=STREAM.to_pb(held), detail=AS_MANY))
+            return draft.done(pb.ControlResponse(stream=STREAM.to_pb(stream), detail=AS_MANY))
         placed = yield from place_on_image(draft, wanted)
     except (NoRoomError, NotEnoughNodesError) as error:
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
@@ -122,30 +122,30 @@ def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Dec
     if request.dryRun:
         return Decision((), pb.ControlResponse(plan=plan_of(draft.image, wanted, placed)))
     added = _accept_placement(draft, placed, wanted.first)
-    draft.add(PartitionsAdded(held.name, held.uid, added))
-    more = replace(held, partitions=(*held.partitions, *added))
+    draft.add(PartitionsAdded(stream.name, stream.uid, added))
+    more = replace(stream, partitions=(*stream.partitions, *added))
     return draft.done(pb.ControlResponse(stream=STREAM.to_pb(more), detail="; ".join(placed.notes)))
 
 
 def delete_stream(draft: RecordBuilder, request: pb.DeleteStream) -> Decision:
     """Delete the stream with the name and uid in the request. Without a uid, delete the stream that has the name now [M11]."""
-    held = _find_stream(draft, request.name, request.uid)
-    draft.add(StreamDeleted(held.name, held.uid))
-    return draft.done(pb.ControlResponse(detail=held.uid))
+    stream = _find_stream(draft, request.name, request.uid)
+    draft.add(StreamDeleted(stream.name, stream.uid))
+    return draft.done(pb.ControlResponse(detail=stream.uid))
 
 
 def _find_stream(draft: RecordBuilder, name: str, uid: str) -> StreamImage:
     """Return the stream, as ``draft.find_stream`` does. The text for another uid differs, and controllers store it."""
-    held = draft.find_stream(name, "")
-    if uid not in ("", held.uid):
-        raise RejectedError(pb.ControlResponse.NOT_FOUND, f"stream {name!r} is {held.uid} now; {uid} is gone")
-    return held
+    stream = draft.find_stream(name, "")
+    if uid not in ("", stream.uid):
+        raise RejectedError(pb.ControlResponse.NOT_FOUND, f"stream {name!r} is {stream.uid} now; {uid} is gone")
+    return stream
 
 
-def _check_config(draft: RecordBuilder, request: pb.CreateStream, held: StreamImage | None) -> StreamConfig:
+def _check_config(draft: RecordBuilder, request: pb.CreateStream, current: StreamImage | None) -> StreamConfig:
     """Check the request for a new stream and return its settings. Raise ConfigError for errors that do not depend on the nodes.
 
-    ``held``: existing stream of this name, None if there is none.
+    ``current``: existing stream of this name, None if there is none.
     """
     image = draft.image
     check_name(request.name, "stream name")
@@ -156,7 +156,7 @@ def _check_config(draft: RecordBuilder, request: pb.CreateStream, held: StreamIm
     if request.firstLeaderEpoch > MAX_FIRST_LEADER_EPOCH:
         raise ConfigError(f"first LeaderEpoch = {request.firstLeaderEpoch} is above {MAX_FIRST_LEADER_EPOCH}")
     config = CONFIG.from_pb(request.config)
-    if held is None:
+    if current is None:
         if len(image.streams) >= MAX_STREAMS:
             raise ConfigError(f"there are {MAX_STREAMS} streams already: delete some first")
         _check_overlap(image, image.answering, request.subject, _count(request), config)
@@ -186,8 +186,8 @@ def _check_overlap(image: ClusterImage, answering: SubjectIndex, subject: str, c
         return
     name = answering.overlapping(subject, count)
     if name:
-        held = image.streams[name]
-        of = f"{held.subject!r} ({held.partition_count} partitions)" if held.partition_count > 1 else f"{held.subject!r}"
+        other = image.streams[name]
+        of = f"{other.subject!r} ({other.partition_count} partitions)" if other.partition_count > 1 else f"{other.subject!r}"
         raise ConfigError(
             f"{OVERLAP} (err_code {OVERLAP_ERR_CODE}): {subject!r} with {of} of {name!r}; "
             "choose another subject, or the ack policy none, with which a stream answers nobody"
@@ -228,30 +228,30 @@ def waiting_for(stream: StreamImage, start: int) -> PlacementRequest:
     )
 
 
-def _wanted_more(draft: RecordBuilder, request: pb.AddPartitions, held: StreamImage) -> PlacementRequest | None:
+def _wanted_more(draft: RecordBuilder, request: pb.AddPartitions, stream: StreamImage) -> PlacementRequest | None:
     """Return the partitions to place for a request to add partitions. None: the request adds none.
 
-    ``held``: the stream. Raise ConfigError if the request is invalid.
+    ``stream``: the stream. Raise ConfigError if the request is invalid.
     """
-    first, assignment = len(held.partitions), assignment_from_pb(request.manual)
+    first, assignment = len(stream.partitions), assignment_from_pb(request.manual)
     total = request.partitions or first + len(assignment)
-    policy = MANUAL if assignment else request.placement or held.placement
+    policy = MANUAL if assignment else request.placement or stream.placement
     if total == first:
         return None
     if total < first:
-        raise ConfigError(f"stream {held.name!r} has {first} partitions: they can become more, not fewer")
+        raise ConfigError(f"stream {stream.name!r} has {first} partitions: they can become more, not fewer")
     if policy == MANUAL and total != first + len(assignment):
         raise ConfigError(
-            f"stream {held.name!r} was placed by hand: assign its partitions {first} to {total - 1}, or name a placement"
+            f"stream {stream.name!r} was placed by hand: assign its partitions {first} to {total - 1}, or name a placement"
         )
-    _check_count(held.subject, total)
-    others = draft.image.answering.without_stream(held.name, held.subject) if held.answers else draft.image.answering
-    _check_overlap(draft.image, others, held.subject, total, held.config)
+    _check_count(stream.subject, total)
+    others = draft.image.answering.without_stream(stream.name, stream.subject) if stream.answers else draft.image.answering
+    _check_overlap(draft.image, others, stream.subject, total, stream.config)
     return PlacementRequest(
         policy=policy,
-        stream=held.name,
+        stream=stream.name,
         partitions=total - first,
-        replication_factor=held.replica_count,
+        replication_factor=stream.replica_count,
         start=draft.placement_index,
         first=first,
         assignment=assignment,
@@ -285,11 +285,11 @@ def _existing_stream_text(
 ) -> str:
     if isinstance(placed, NotEnoughNodesError):
         return f"{INSUFFICIENT_NODES}: {placed}; it is placed when they come"
-    said = list(placed.notes)
+    notes = list(placed.notes)
     if not request.replicationFactor and policy != MANUAL:
         fewer = stream.replication_factor < DEFAULT_REPLICATION_FACTOR
-        said.append(f"replication factor {stream.replication_factor}" + (": there are no more live nodes" if fewer else ""))
-    return "; ".join(said)
+        notes.append(f"replication factor {stream.replication_factor}" + (": there are no more live nodes" if fewer else ""))
+    return "; ".join(notes)
 
 
 def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decision]:
@@ -299,38 +299,40 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
 
     New replicas go to the least loaded nodes on other racks. The least useful replicas are removed.
     """
-    held = draft.find_stream(request.name, request.uid)
+    current = draft.find_stream(request.name, request.uid)
     factor = request.replicationFactor
     if not (1 <= factor <= MAX_REPLICAS or (not factor and request.changed)):
         return refuse(pb.ControlResponse.INVALID, f"replication factor = {factor} is outside 1..{MAX_REPLICAS}")
     try:
-        stream = _with_settings(held, request)
+        stream = _with_settings(current, request)
     except ConfigError as error:
         return refuse(pb.ControlResponse.INVALID, stored_text(error))
-    if request.HasField("configVersion") and request.configVersion != held.config_version:
-        detail = f"the settings of {held.name!r} are at version {held.config_version}, not {request.configVersion}: look again"
+    if request.HasField("configVersion") and request.configVersion != current.config_version:
+        detail = (
+            f"the settings of {current.name!r} are at version {current.config_version}, not {request.configVersion}: look again"
+        )
         return refuse(pb.ControlResponse.STALE, detail)
-    partitions = (yield from _change_replication_factor(draft, held, factor)) if factor else list(held.partitions)
-    stream = replace(stream, replication_factor=factor or held.replication_factor, partitions=tuple(partitions))
+    partitions = (yield from _change_replication_factor(draft, current, factor)) if factor else list(current.partitions)
+    stream = replace(stream, replication_factor=factor or current.replication_factor, partitions=tuple(partitions))
     if request.dryRun:
         return Decision((), pb.ControlResponse(stream=STREAM.to_pb(stream)))
-    if _rejection_rules_differ(held.config, stream.config):
+    if _rejection_rules_differ(current.config, stream.config):
         partitions = [_with_reset_standby_buffers(partition) for partition in partitions]
-    if stream.config != held.config:
-        draft.add(StreamAltered(held.name, held.uid, stream.replication_factor, stream.config, stream.config_version))
-    elif stream.replication_factor != held.replication_factor:
-        draft.add(StreamAltered(held.name, held.uid, stream.replication_factor))
+    if stream.config != current.config:
+        draft.add(StreamAltered(current.name, current.uid, stream.replication_factor, stream.config, stream.config_version))
+    elif stream.replication_factor != current.replication_factor:
+        draft.add(StreamAltered(current.name, current.uid, stream.replication_factor))
     for number, changed in enumerate(partitions):
-        if changed != held.partitions[number]:
-            partitions[number] = draft.change(held, changed)
+        if changed != current.partitions[number]:
+            partitions[number] = draft.change(current, changed)
         if number % PER_STEP == PER_STEP - 1:
             yield
     return draft.done(pb.ControlResponse(stream=STREAM.to_pb(replace(stream, partitions=tuple(partitions)))))
 
 
-def _with_settings(held: StreamImage, request: pb.AlterStream) -> StreamImage:
-    config = apply_changed_fields(held.config, request.config, request.changed)
-    return replace(held, config=config, config_version=held.config_version + (config != held.config))
+def _with_settings(current: StreamImage, request: pb.AlterStream) -> StreamImage:
+    config = apply_changed_fields(current.config, request.config, request.changed)
+    return replace(current, config=config, config_version=current.config_version + (config != current.config))
 
 
 def _rejection_rules_differ(old: StreamConfig, new: StreamConfig) -> bool:
@@ -350,21 +352,21 @@ def _with_reset_standby_buffers(partition: PartitionState) -> PartitionState:
     return replace(partition, pause=pause, pauses=partition.pauses + 1)
 
 
-def _change_replication_factor(draft: RecordBuilder, held: StreamImage, factor: int) -> Steps[list[PartitionState]]:
+def _change_replication_factor(draft: RecordBuilder, stream: StreamImage, factor: int) -> Steps[list[PartitionState]]:
     facts = facts_of(draft.image)
     on = Counter({node.node_id: node.replicas for node in facts})
-    for partition in held.partitions:
+    for partition in stream.partitions:
         for node_id, step in replicas_to_come(partition):
             on[node_id] += step
     takers = DestinationNodes(facts, on)
     partitions: list[PartitionState] = []
-    for partition in held.partitions:
+    for partition in stream.partitions:
         wanted = partition.target or partition.replicas
-        target = with_replication_factor(wanted, factor, takers, partition.leader or wanted[0], partition.isr, held.placement)
+        target = with_replication_factor(wanted, factor, takers, partition.leader or wanted[0], partition.isr, stream.placement)
         if target is None:
-            raise RejectedError(pb.ControlResponse.NOT_ENOUGH_NODES, _why_no_node(held, partition, factor, takers))
+            raise RejectedError(pb.ControlResponse.NOT_ENOUGH_NODES, _why_no_node(stream, partition, factor, takers))
         changed = replace(partition, target=target, moved_for=MoveReason.FACTOR)
-        partitions.append(partition if target == wanted else finish_reached_target(held, changed))
+        partitions.append(partition if target == wanted else finish_reached_target(stream, changed))
         if len(partitions) % PER_STEP == 0:
             yield
     return partitions
@@ -385,9 +387,9 @@ RETENTION_BYTES = 64 * 1024 * 1024
 
 def open_groups(draft: RecordBuilder, request: pb.OpenGroups) -> Steps[Decision]:
     """Return the internal stream of consumer groups, and create it if needed. All readers may request it."""
-    held = draft.image.streams.get(GROUPS_STREAM)
-    if held is not None:
-        return draft.done(pb.ControlResponse(stream=STREAM.to_pb(held)))
+    stream = draft.image.streams.get(GROUPS_STREAM)
+    if stream is not None:
+        return draft.done(pb.ControlResponse(stream=STREAM.to_pb(stream)))
     config = StreamConfig(segment_bytes=SEGMENT_BYTES, retention_bytes=RETENTION_BYTES)
     wanted = pb.CreateStream(
         name=GROUPS_STREAM,
@@ -471,7 +473,7 @@ class UnplacedStreams:
         self._proposed_ns = {
             uid: at_ns for uid, at_ns in self._proposed_ns.items() if uid in uids and now_ns - at_ns < AGAIN_AFTER_NS
         }
-        nodes, found = facts_of(image), list[pb.PlaceStream]()
+        nodes, requests = facts_of(image), list[pb.PlaceStream]()
         enough: dict[tuple[str, int], bool] = {}
         for stream in streams:
             if stream.uid in self._proposed_ns:
@@ -484,12 +486,12 @@ class UnplacedStreams:
                     enough[kind] = False
             if not enough[kind]:
                 continue
-            if len(found) == AT_ONCE:
+            if len(requests) == AT_ONCE:
                 self._look_at_ns = self._earliest_ns
                 break
             self._proposed_ns[stream.uid] = now_ns
-            found.append(pb.PlaceStream(name=stream.name, uid=stream.uid))
-        return found
+            requests.append(pb.PlaceStream(name=stream.name, uid=stream.uid))
+        return requests
 
     def next_deadline_ns(self) -> int | None:
         return self._look_at_ns if self._image is not None else None

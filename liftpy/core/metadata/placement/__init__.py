@@ -147,8 +147,8 @@ def _within_budgets(policy: Policy, row: _Row, nodes: list[NodeFacts], wanted: P
             if not full:
                 raise
             raise NoRoomError(_no_room(full)) from None
-        given = Counter(node for partition in replicas for node in partition)
-        over = [node for node in candidates if given[node.node_id] > node.room(given[node.node_id])]
+        counts = Counter(node for partition in replicas for node in partition)
+        over = [node for node in candidates if counts[node.node_id] > node.room(counts[node.node_id])]
         if not over:
             return replicas
         full += over

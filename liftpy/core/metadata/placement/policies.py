@@ -176,12 +176,12 @@ def row_of(nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
         racks.setdefault(node.rack, []).append(node)
     rows = [racks[name] for name in sorted(racks, key=lambda name: (-len(racks[name]), name))]
     columns = len(rows[0])
-    taken: dict[str, NodeFacts] = {}
+    first_nodes: dict[str, NodeFacts] = {}
     for diagonal in range(columns):
         for number, row in enumerate(rows):
             node = row[(number + diagonal) % columns % len(row)]
-            taken.setdefault(node.node_id, node)
-    return list(taken.values())
+            first_nodes.setdefault(node.node_id, node)
+    return list(first_nodes.values())
 
 
 def _window(row: Sequence[NodeFacts], at: int, factor: int) -> Replicas:
@@ -368,7 +368,7 @@ def _shape(wanted: PlacementRequest) -> Iterator[Defect]:
 
 
 def _nodes(nodes: dict[str, NodeFacts], wanted: PlacementRequest) -> Iterator[Defect]:
-    given: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for number, entry in enumerate(wanted.assignment):
         for node_id in in_order(list(set(entry.replicas))):
             node = nodes.get(node_id)
@@ -379,8 +379,8 @@ def _nodes(nodes: dict[str, NodeFacts], wanted: PlacementRequest) -> Iterator[De
                 yield Defect(number, f"node id: {node_id} is not live, in {_at(entry)}: --allow-offline takes it all the same")
             if node.leaving:
                 yield Defect(number, f"node id: {node_id} is being drained, in {_at(entry)}: give it to another one")
-            given[node_id] += 1
-            if given[node_id] > node.room(given[node_id]):
+            counts[node_id] += 1
+            if counts[node_id] > node.room(counts[node_id]):
                 yield Defect(number, f"no room on node id: {node_id} in {_at(entry)}: it takes {node.budget} partitions")
 
 

@@ -114,16 +114,16 @@ class MovePlan:
     held: Mapping[str, int]
     """Node id -> number of its replicas after the plan, in order."""
 
-    def targets(self, held: Mapping[Key, Replicas]) -> dict[Key, Replicas]:
+    def targets(self, replica_sets: Mapping[Key, Replicas]) -> dict[Key, Replicas]:
         """Return the partitions that the plan changes, with their replicas after it.
 
-        ``held``: replicas of each partition before it, as they were passed to ``plan_moves``.
+        ``replica_sets``: replicas of each partition before it, as they were passed to ``plan_moves``.
         """
         targets: dict[Key, Replicas] = {}
         for move in self.moves:
             key = (move.stream, move.partition)
-            targets[key] = tuple(move.into if n == move.out else n for n in targets.get(key, held[key]))
-        return {key: target for key, target in targets.items() if target != held[key]}
+            targets[key] = tuple(move.into if n == move.out else n for n in targets.get(key, replica_sets[key]))
+        return {key: target for key, target in targets.items() if target != replica_sets[key]}
 
 
 def shares_of(total: float, takers: Sequence[NodeFacts], most: Mapping[str, float]) -> dict[str, float]:
@@ -149,25 +149,25 @@ def bounds_of(share: float) -> tuple[int, int]:
     return floor(share + _ROUNDING), ceil(share - _ROUNDING)
 
 
-def plan_moves(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], leaving: Collection[str] = ()) -> MovePlan:
+def plan_moves(nodes: Sequence[NodeFacts], replica_sets: Mapping[Key, Replicas], leaving: Collection[str] = ()) -> MovePlan:
     """Return the moves that balance the number of replicas on ``nodes``.
 
-    ``held``: replicas of each partition, preferred leader first. Nodes that are not live neither give nor take replicas,
+    ``replica_sets``: replicas of each partition, preferred leader first. Nodes that are not live neither give nor take replicas,
     except nodes in ``leaving``, which give all their replicas away.
     """
-    gone = frozenset(leaving) | {node.node_id for node in nodes if node.leaving}
-    return _ReplicaBalancer(sort_by_id(nodes), held, gone).plan()
+    leaving_nodes = frozenset(leaving) | {node.node_id for node in nodes if node.leaving}
+    return _ReplicaBalancer(sort_by_id(nodes), replica_sets, leaving_nodes).plan()
 
 
 class _ReplicaBalancer:
-    def __init__(self, nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], leaving: frozenset[str]) -> None:
+    def __init__(self, nodes: Sequence[NodeFacts], replica_sets: Mapping[Key, Replicas], leaving: frozenset[str]) -> None:
         self._nodes = {node.node_id: node for node in nodes}
-        self._replicas = dict(held)
+        self._replicas = dict(replica_sets)
         self._leaving = leaving
         self._takers = [n for n in nodes if n.takes and n.weight > 0 and n.node_id not in leaving]
         self._on: dict[str, list[Key]] = {node.node_id: [] for node in nodes}
-        for key in sorted(held):
-            for node_id in held[key]:
+        for key in sorted(replica_sets):
+            for node_id in replica_sets[key]:
                 self._on.setdefault(node_id, []).append(key)
         self._count = {node_id: len(keys) for node_id, keys in self._on.items()}
         self._low: dict[str, int] = {}
@@ -235,8 +235,8 @@ class _ReplicaBalancer:
         number of replicas per node.
         """
         passed: list[tuple[float, int]] = []
-        found: str | None = None
-        while queue and found is None:
+        taker: str | None = None
+        while queue and taker is None:
             _, number = heappop(queue)
             node = self._takers[number]
             n, count = node.node_id, self._count[node.node_id]
@@ -246,11 +246,11 @@ class _ReplicaBalancer:
                 and n not in self._replicas[key]
                 and _keeps_racks(self._nodes, self._replicas[key], out, n)
             ):
-                found, count = n, count + 1
+                taker, count = n, count + 1
             passed.append((count / node.weight, number))
         for entry in passed:
             heappush(queue, entry)
-        return found
+        return taker
 
     def _move(self, key: Key, out: str, into: str) -> None:
         replicas = self._replicas[key]
@@ -270,11 +270,11 @@ class DestinationNodes:
     ``held``: number of replicas of each node, including those that move to the node, without those that leave it.
     """
 
-    def __init__(self, nodes: Sequence[NodeFacts], held: Mapping[str, int]) -> None:
+    def __init__(self, nodes: Sequence[NodeFacts], replica_counts: Mapping[str, int]) -> None:
         self._nodes = {node.node_id: node for node in nodes}
         self._order = [node for node in nodes if node.takes and node.weight > 0]
         self._number = {node.node_id: number for number, node in enumerate(self._order)}
-        self._held = Counter(held)
+        self._held = Counter(replica_counts)
         self._has_racks = any(node.rack for node in nodes)
         self._queue = [(self._load(node.node_id), number) for number, node in enumerate(self._order)]
         """Heap of (load, node). A changed load adds another entry. An entry with an outdated load is dropped when it is read."""
@@ -288,32 +288,32 @@ class DestinationNodes:
         node = self._nodes.get(node_id)
         return node.rack if node is not None else ""
 
-    def choose(self, kept: Collection[str], never: Collection[str] = (), *, strictly: bool = False) -> str | None:
+    def choose(self, remaining: Collection[str], never: Collection[str] = (), *, strictly: bool = False) -> str | None:
         """Choose the node for one more replica of a partition, and count the replica there. None: no node may take it.
 
-        ``kept``: nodes with the other replicas. ``never``: excluded nodes. ``strictly``: True to require a rack that the other
+        ``remaining``: nodes with the other replicas. ``never``: excluded nodes. ``strictly``: True to require a rack that the other
         replicas do not have.
         """
-        racks = {self.rack(node_id) for node_id in kept} if self._has_racks else set[str]()
+        racks = {self.rack(node_id) for node_id in remaining} if self._has_racks else set[str]()
         passed: list[tuple[float, int]] = []
-        second = found = ""
-        while self._queue and not found:
+        second = choice = ""
+        while self._queue and not choice:
             load, number = heappop(self._queue)
             node = self._order[number]
             if load != self._load(node.node_id) or (load, number) in passed[-1:]:
                 continue
             passed.append((load, number))
-            if node.node_id in kept or node.node_id in never or self._is_full(node):
+            if node.node_id in remaining or node.node_id in never or self._is_full(node):
                 continue
             if not self._has_racks or node.rack not in racks:
-                found = node.node_id
+                choice = node.node_id
             second = second or node.node_id
-        found = found or ("" if strictly else second)
+        choice = choice or ("" if strictly else second)
         for entry in passed:
             heappush(self._queue, entry)
-        if found:
-            self._count(found, 1)
-        return found or None
+        if choice:
+            self._count(choice, 1)
+        return choice or None
 
     def replica_to_remove(self, replicas: Replicas, leader: str, isr: Collection[str]) -> str:
         """Return the replica to remove first from a partition with too many replicas. ``replicas`` has at least two."""
@@ -322,9 +322,9 @@ class DestinationNodes:
         def rank(node_id: str) -> tuple[bool, bool, float, int]:
             return node_id not in isr, racks[self.rack(node_id)] > 1, self._load(node_id), replicas.index(node_id)
 
-        gone = max((node_id for node_id in replicas if node_id != leader), key=rank)
-        self._count(gone, -1)
-        return gone
+        surplus_node = max((node_id for node_id in replicas if node_id != leader), key=rank)
+        self._count(surplus_node, -1)
+        return surplus_node
 
     def _load(self, node_id: str) -> float:
         node = self._nodes.get(node_id)
@@ -378,31 +378,32 @@ class LeadershipPlan:
     led: Mapping[str, int]
     """Node id -> number of partitions that the node leads after the plan."""
 
-    def targets(self, held: Mapping[Key, Replicas]) -> dict[Key, Replicas]:
+    def targets(self, replica_sets: Mapping[Key, Replicas]) -> dict[Key, Replicas]:
         """Return the replicas of the partitions that the plan changes, new leader first.
 
-        ``held``: replicas of each partition, as they were passed to ``plan_leaderships``.
+        ``replica_sets``: replicas of each partition, as they were passed to ``plan_leaderships``.
         """
         return {
-            (t.stream, t.partition): (t.into, *(n for n in held[t.stream, t.partition] if n != t.into)) for t in self.transfers
+            (t.stream, t.partition): (t.into, *(n for n in replica_sets[t.stream, t.partition] if n != t.into))
+            for t in self.transfers
         }
 
 
-def plan_leaderships(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas]) -> LeadershipPlan:
-    """Return the transfers that balance the leaderships. ``held``: replicas of each partition, preferred leader first."""
-    return _LeadershipBalancer(sort_by_id(nodes), held).plan()
+def plan_leaderships(nodes: Sequence[NodeFacts], replica_sets: Mapping[Key, Replicas]) -> LeadershipPlan:
+    """Return the transfers that balance the leaderships. ``replica_sets``: replicas of each partition, preferred leader first."""
+    return _LeadershipBalancer(sort_by_id(nodes), replica_sets).plan()
 
 
 class _LeadershipBalancer:
-    def __init__(self, nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas]) -> None:
+    def __init__(self, nodes: Sequence[NodeFacts], replica_sets: Mapping[Key, Replicas]) -> None:
         self._nodes = [node.node_id for node in nodes]
         takers = {node.node_id: node for node in nodes if node.takes and node.weight > 0}
-        self._held = {key: [n for n in replicas if n in takers] for key, replicas in held.items()}
-        self._leader = {key: replicas[0] for key, replicas in held.items()}
+        self._held = {key: [n for n in replicas if n in takers] for key, replicas in replica_sets.items()}
+        self._leader = {key: replicas[0] for key, replicas in replica_sets.items()}
         self._led: dict[str, dict[Key, None]] = {node_id: {} for node_id in (*self._nodes, *sorted(set(self._leader.values())))}
         most = dict.fromkeys(takers, 0)
         total = 0
-        for key in sorted(held):
+        for key in sorted(replica_sets):
             self._led[self._leader[key]][key] = None
             total += bool(self._held[key])
             for node_id in self._held[key]:
@@ -448,24 +449,24 @@ class _LeadershipBalancer:
 
         Return False if there is no such path.
         """
-        came: dict[str, tuple[str, Key]] = {}
+        origins: dict[str, tuple[str, Key]] = {}
         queue = deque([source])
         while queue:
             giver = queue.popleft()
             for key in self._led[giver]:
                 for node_id in self._held[key]:
-                    if node_id in (source, giver) or node_id in came:
+                    if node_id in (source, giver) or node_id in origins:
                         continue
-                    came[node_id] = (giver, key)
+                    origins[node_id] = (giver, key)
                     if wanted(node_id):
-                        self._follow(source, node_id, came)
+                        self._follow(source, node_id, origins)
                         return True
                     queue.append(node_id)
         return False
 
-    def _follow(self, source: str, node_id: str, came: Mapping[str, tuple[str, Key]]) -> None:
+    def _follow(self, source: str, node_id: str, origins: Mapping[str, tuple[str, Key]]) -> None:
         while node_id != source:
-            giver, key = came[node_id]
+            giver, key = origins[node_id]
             del self._led[giver][key]
             self._led[node_id][key] = None
             self._leader[key] = node_id
@@ -490,27 +491,29 @@ class SizePlan:
     """Partition -> its replicas after the plan, for changed partitions."""
 
 
-def plan_sizes(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], sizes_bytes: Mapping[Key, int]) -> SizePlan:
+def plan_sizes(nodes: Sequence[NodeFacts], replica_sets: Mapping[Key, Replicas], sizes_bytes: Mapping[Key, int]) -> SizePlan:
     """Return the moves that balance the bytes on the nodes.
 
-    ``held``: replicas of each partition, preferred leader first. ``sizes_bytes``: size of each partition. A partition whose
+    ``replica_sets``: replicas of each partition, preferred leader first. ``sizes_bytes``: size of each partition. A partition whose
     size is not known stays.
     """
-    return _SizeBalancer(sort_by_id(nodes), held, sizes_bytes).plan()
+    return _SizeBalancer(sort_by_id(nodes), replica_sets, sizes_bytes).plan()
 
 
 class _SizeBalancer:
-    def __init__(self, nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], sizes_bytes: Mapping[Key, int]) -> None:
+    def __init__(
+        self, nodes: Sequence[NodeFacts], replica_sets: Mapping[Key, Replicas], sizes_bytes: Mapping[Key, int]
+    ) -> None:
         self._nodes = {node.node_id: node for node in nodes}
         self._takers = {node.node_id: node for node in nodes if node.takes and node.weight > 0}
-        self._before = held
-        self._replicas = dict(held)
+        self._before = replica_sets
+        self._replicas = dict(replica_sets)
         self._sizes = sizes_bytes
         self._bytes = Counter(dict.fromkeys(self._nodes, 0))
         self._count: Counter[str] = Counter()
         self._on: dict[str, list[tuple[int, bool, Key]]] = {node_id: [] for node_id in self._nodes}
         """Node id -> its replicas as (bytes, True for a follower, partition), in ascending order."""
-        for key, replicas in held.items():
+        for key, replicas in replica_sets.items():
             for node_id in replicas:
                 self._count[node_id] += 1
                 if key in sizes_bytes:
@@ -549,14 +552,14 @@ class _SizeBalancer:
         )
 
     def _fill(self) -> None:
-        given_up: set[str] = set()
+        excluded_nodes: set[str] = set()
         while True:
-            poor = next((n for above, n in self._poorest if n not in given_up), "")
+            poor = next((n for above, n in self._poorest if n not in excluded_nodes), "")
             if not poor or -self._above(poor) <= self._slack:
                 return
             rich = (n for above, n in self._poorest[: -_TAKERS_TRIED - 1 : -1] if above > self._above(poor))
             if not any(self._gives_excess(n, poor) for n in rich):
-                given_up.add(poor)
+                excluded_nodes.add(poor)
 
     def _gives_excess(self, giver: str, taker: str) -> bool:
         entry = self._best(giver, taker, self._above(giver), -self._above(taker))
