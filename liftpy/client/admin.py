@@ -1033,9 +1033,9 @@ class Admin(NodeRequests):
             options = ReadOptions(patience_s=ready_s, answer_timeout_s=1.0)
             await self._streams.reader(stream.name, partition, options).bounds(stream.uid)
         except NotAllowedError:
-            await self._led_as_nodes_say(stream, partition, ready_s)
+            await self._check_leader_status(stream, partition, ready_s)
 
-    async def _led_as_nodes_say(self, stream: StreamImage, partition: int, ready_s: float) -> None:
+    async def _check_leader_status(self, stream: StreamImage, partition: int, ready_s: float) -> None:
         before = json.dumps({"after": [stream.name, partition - 1]}).encode()
         async for attempt in retry_attempts(ready_s):
             with attempt:
@@ -1050,12 +1050,12 @@ class Admin(NodeRequests):
                     )
 
 
-_Asked = tuple[ReplicaMove, cluster_pb2.ControlRequest]
+_MoveRequest = tuple[ReplicaMove, cluster_pb2.ControlRequest]
 
 
-def _batches(moves: Iterable[ReplicaMove]) -> Iterator[list[_Asked]]:
+def _batches(moves: Iterable[ReplicaMove]) -> Iterator[list[_MoveRequest]]:
     """Divide the requests to move replicas into lists that are small enough for one metadata entry."""
-    batch: list[_Asked] = []
+    batch: list[_MoveRequest] = []
     size_bytes = 0
     for move in moves:
         request = cluster_pb2.ControlRequest(

@@ -1,4 +1,4 @@
-"""``ClientHome``: the methods of ``Client`` that consumers of several partitions, groups, queues and cursors call."""
+"""``ClientMethods``: the methods of ``Client`` that consumers of several partitions, groups, queues and cursors call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from liftpy.client.stream_directory import StreamDirectory
 from liftpy.client.stream_info import StreamInfo
 
 
-class ClientHome(Protocol):
+class ClientMethods(Protocol):
     """Methods of ``Client`` that a ManyConsumer, a group member, a queue worker and a cursor use."""
 
     admin: Admin

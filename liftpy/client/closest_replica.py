@@ -23,9 +23,9 @@ from pathlib import Path
 from liftpy.core.base.partition import PartitionState
 from liftpy.errors import LiftError
 
-LOOK_EVERY_S = 30.0
+CHECK_EVERY_S = 30.0
 """Interval at which a reader outside its rack requests the current replicas from the metadata group, in seconds."""
-_LOOK_S = 1.0
+_CHECK_INTERVAL_S = 1.0
 """Time that a reader waits for the answer of the metadata group, in seconds."""
 AWAY_S = 10.0
 """Time for which a failed replica is not chosen, in seconds."""
@@ -54,7 +54,7 @@ class ReplicaSelector:
         """Nodes of ``_near`` on the reader's host."""
         self._away_until: dict[str, float] = {}
         """Node of ``_near`` -> time until which it is not chosen."""
-        self._look_at = 0.0
+        self._next_check_s = 0.0
 
     async def instead_of(self, node: str) -> str:
         """Return the id of a close replica that has not failed recently, if possible ``node``.
@@ -63,10 +63,10 @@ class ReplicaSelector:
         """
         now = asyncio.get_running_loop().time()
         fit = self._fit(now)
-        if not fit and now >= self._look_at:
-            self._look_at = now + LOOK_EVERY_S
+        if not fit and now >= self._next_check_s:
+            self._next_check_s = now + CHECK_EVERY_S
             with contextlib.suppress(LiftError, TimeoutError):
-                await asyncio.wait_for(self._refresh(), _LOOK_S)
+                await asyncio.wait_for(self._refresh(), _CHECK_INTERVAL_S)
             fit = self._fit(now)
         return node if node in fit or not fit else secrets.choice(fit)
 

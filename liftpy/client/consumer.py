@@ -52,7 +52,7 @@ from liftpy.errors import (
 )
 from liftpy.nats.transport import NoRespondersError, Transport
 
-_SAY_EVERY_S = 1.0
+_LOG_PERIOD_S = 1.0
 
 
 class EventKind(Enum):
@@ -109,7 +109,7 @@ class ReadEventEmitter:
         self._on_event = on_event
         self._stream = stream
         self._partition = partition
-        self._say_at = 0.0
+        self._next_log_s = 0.0
         self._node = ""
 
     def emit(
@@ -123,8 +123,8 @@ class ReadEventEmitter:
             self._on_event(event)
         except Exception as error:
             now = time.monotonic()
-            if now >= self._say_at:
-                self._say_at = now + _SAY_EVERY_S
+            if now >= self._next_log_s:
+                self._next_log_s = now + _LOG_PERIOD_S
                 logger.error("on_event has failed at %s: %r", event, error, exc_info=error)
 
     def report_answer(self, node: str, records: int, size_bytes: int, took_s: float) -> None:
@@ -240,7 +240,7 @@ class PartitionReader:
         self.partition = partition
         self.options = options
         self.node = options.node
-        self._teller = ReadEventEmitter(options.on_event, stream, partition)
+        self._event_emitter = ReadEventEmitter(options.on_event, stream, partition)
         self._has_warned = False
         self._max_bytes = min(options.max_bytes, transport.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
 
@@ -291,7 +291,7 @@ class PartitionReader:
         try:
             return await self._fetch_from(asked, progress, opinion, max_bytes)
         except LiftError as error:
-            self._teller.emit(EventKind.FAILED, asked, detail=f"{error.code}: {error}")
+            self._event_emitter.emit(EventKind.FAILED, asked, detail=f"{error.code}: {error}")
             if self._nearest is not None:
                 self._nearest.note_failure(asked)
             raise
@@ -336,7 +336,7 @@ class PartitionReader:
         if self._nearest is not None and progress.node != node:  # the asked replica was silent, and another one answered
             self._nearest.note_failure(node)
         records = sum(piece.record_count for piece in slices)
-        self._teller.report_answer(progress.node, records, len(answer), time.perf_counter() - start_s)
+        self._event_emitter.report_answer(progress.node, records, len(answer), time.perf_counter() - start_s)
         return slices
 
     def _report_bad_batch(self, error: CorruptionError) -> None:
@@ -501,7 +501,7 @@ class PartitionReader:
                 done.discard(again)
                 if done:
                     break
-                self._teller.emit(EventKind.RECONNECTED if renewed else EventKind.SILENT, node)
+                self._event_emitter.emit(EventKind.RECONNECTED if renewed else EventKind.SILENT, node)
                 patience_s = _HEDGE_S
             answer: bytes = (done or await _first(requests)).pop().result()
             return answer

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from liftpy.client.client_home import ClientHome
+from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.coordinator import GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.positions import Position, Start, Until, check_offset
@@ -34,7 +34,7 @@ class Cursor:
                 await cursor.commit(record.offset + 1)
     """
 
-    def __init__(self, client: ClientHome, name: str, stream: str) -> None:
+    def __init__(self, client: ClientMethods, name: str, stream: str) -> None:
         self.name = check_name(name, "cursor")
         self.stream = check_name(stream, "stream")
         self._client = client

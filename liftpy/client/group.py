@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, Self
 
 from liftpy.client.batch_view import BatchSlice
-from liftpy.client.client_home import ClientHome
+from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumed import ConsumedRecord, GroupBatch, records_of
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.coordinator import GroupRejectedError, ask_coordinator, name_of
@@ -112,7 +112,7 @@ class Group:
     """
 
     def __init__(
-        self, client: ClientHome, name: str, streams: Sequence[str], instance: str, options: GroupOptions,
+        self, client: ClientMethods, name: str, streams: Sequence[str], instance: str, options: GroupOptions,
         on_assigned: Hook | None, on_revoked: Hook | None,
     ) -> None:  # fmt: skip
         self.name = check_name(name, "group")
@@ -128,16 +128,16 @@ class Group:
         self._leaving: dict[PartitionKey, int] = {}
         """Partitions to release after the application has finished their batches, with their generations."""
         self._ready: deque[tuple[_PartitionFetcher, BatchSlice]] = deque()
-        self._handed: GroupBatch | None = None
+        self._current_batch: GroupBatch | None = None
         """The batch that an iteration returned last, as a whole or record by record."""
         self._records: Iterator[ConsumedRecord] | None = None
-        """Remaining records of ``_handed``. None: the iteration returned it as a whole."""
+        """Remaining records of ``_current_batch``. None: the iteration returned it as a whole."""
         self._unread: GroupBatch | None = None
         """Batch whose records cannot be decoded. It stays the next one, so no record after it is delivered."""
         self._record: ConsumedRecord | None = None
-        """The record of ``_handed`` that an iteration returned last. It is finished when the next one is requested."""
+        """The record of ``_current_batch`` that an iteration returned last. It is finished when the next one is requested."""
         self._past: ConsumedRecord | None = None
-        """The finished record before ``_record``. None: ``_record`` is the first record of ``_handed``."""
+        """The finished record before ``_record``. None: ``_record`` is the first record of ``_current_batch``."""
         self._in_hand: Counter[tuple[PartitionKey, int]] = Counter()
         """(Partition, generation) -> number of parts that were taken and are not finished."""
         self._done: dict[PartitionKey, tuple[int, int]] = {}
@@ -147,7 +147,7 @@ class Group:
         self._news, self._wake, self._beat_soon = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._error: Exception | None = None
         self._closed = False
-        self._looked_s = -math.inf
+        self._last_check_s = -math.inf
         self._at_open: dict[str, pb.KnownStream] = {}
         """Streams that existed when the member joined. ``start="new"`` applies only to these."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -226,7 +226,7 @@ class Group:
             LiftError: Every error of reading a partition.
         """
         while (record := self.next_fetched()) is None:
-            if self._is_held_back():
+            if self._must_wait_for_heartbeat():
                 self.counters["held_back"] += 1
                 self._news.clear()
                 await self._news.wait()
@@ -236,7 +236,7 @@ class Group:
             if part is None:
                 raise StopAsyncIteration
             self._records = records_of(part.key.stream, part.key.partition, part.slice)
-            self._handed, self._unread = part, None
+            self._current_batch, self._unread = part, None
         return record
 
     def next_fetched(self) -> ConsumedRecord | None:
@@ -245,7 +245,7 @@ class Group:
         Returns:
             The record. None at the end of the batch, or if this member may not deliver the record now.
         """
-        part, records, machine = self._handed, self._records, self._machine
+        part, records, machine = self._current_batch, self._records, self._machine
         if part is None or records is None or machine is None or not machine.may_deliver(part.key, now_ns()):
             return None
         record = next(records, None)
@@ -253,9 +253,9 @@ class Group:
             self._past, self._record = self._record, record
         return record
 
-    def _is_held_back(self) -> bool:
+    def _must_wait_for_heartbeat(self) -> bool:
         """Return whether the member must wait for a heartbeat answer before it may return more records of the current batch."""
-        part, machine = self._handed, self._machine
+        part, machine = self._current_batch, self._machine
         if part is None or self._records is None or machine is None or self._error is not None:
             return False
         return self.generation_of(part.key) == part.generation and not machine.may_deliver(part.key, now_ns())
@@ -284,12 +284,12 @@ class Group:
         if part is None:
             self._finish()
             part = self._unread or await self.take()
-        self._handed, self._unread = part, None
+        self._current_batch, self._unread = part, None
         return part
 
     def _rest_of_batch(self) -> GroupBatch | None:
         """Return those records of the current batch that the iteration over records has not returned. None: there are none."""
-        part, record, records = self._handed, self._record, self._records
+        part, record, records = self._current_batch, self._record, self._records
         self._records = self._record = self._past = None
         if part is None or records is None or self.generation_of(part.key) != part.generation:
             return None
@@ -380,7 +380,7 @@ class Group:
                 print(record.value)
                 await group.commit()
         """
-        part, record = self._handed, self._record
+        part, record = self._current_batch, self._record
         if self._records is None or part is None or (record is not None and record.offset == part.slice.last_offset):
             self._finish()
         else:
@@ -398,12 +398,12 @@ class Group:
 
     def _note_finished(self, record: ConsumedRecord | None) -> None:
         """Mark all records of the current batch up to ``record`` (inclusive) as finished, so that they can be committed."""
-        part = self._handed
+        part = self._current_batch
         if part is not None and record is not None and self.generation_of(part.key) == part.generation:
             self._done[part.key] = (record.offset + 1, record.leader_epoch)
 
     def _finish(self) -> None:
-        part, self._handed = self._handed, None
+        part, self._current_batch = self._current_batch, None
         self._records = self._record = self._past = None
         if part is not None:
             self.finished(part)
@@ -474,7 +474,7 @@ class Group:
                     self._pass_over()
                     self._note_finished(self._past)
                     await self._try_commit(machine, self._done)
-                if time.monotonic() - self._looked_s >= _STREAMS_S:
+                if time.monotonic() - self._last_check_s >= _STREAMS_S:
                     await self._refresh_streams(machine)
                 longest_s = _AGAIN_S if self._leaving and not self._in_hand else 1.0
                 await _wait(self._wake, max(0.0, min(longest_s, commit_at_s - time.monotonic())))
@@ -507,7 +507,10 @@ class Group:
                 for table in (self._leaving, self._done, self._committed):
                     table.pop(event.key, None)
                 self._in_hand.pop((event.key, event.generation), None)
-                if self._handed is not None and (self._handed.key, self._handed.generation) == (event.key, event.generation):
+                if self._current_batch is not None and (self._current_batch.key, self._current_batch.generation) == (
+                    event.key,
+                    event.generation,
+                ):
                     self._records = iter(())  # another member receives the rest
                 self.counters["lost"] += 1
                 revoked_keys.append(event.key)
@@ -588,7 +591,7 @@ class Group:
 
     # ---- streams and their readers -----------------------------------------------------------------------------------------
     async def _known_streams(self) -> list[pb.KnownStream]:
-        self._looked_s = time.monotonic()
+        self._last_check_s = time.monotonic()
         streams = {
             stream.name: stream
             for stream in await self._client.admin.list_streams()
@@ -639,7 +642,7 @@ class Group:
                     logger.debug("group %s: %s", self.name, error)
                     await asyncio.sleep(_AGAIN_S)
                 except NotFoundError:
-                    self._looked_s = -math.inf  # the stream was deleted, or created again
+                    self._last_check_s = -math.inf  # the stream was deleted, or created again
                     self._wake.set()
                     return
         except Exception as error:  # the iteration raises the error, so that the application decides

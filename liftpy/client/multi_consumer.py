@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
 from liftpy.client.batch_view import BatchSlice
-from liftpy.client.client_home import ClientHome
+from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumed import ConsumedBatch, ConsumedRecord, records_of
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.iteration import Iteration, ResultIterator
@@ -30,7 +30,7 @@ MAX_PARTITIONS = 4096
 AHEAD_BYTES = 64 * 1024 * 1024
 """Maximum read-ahead over all partitions, in bytes as sent. Each partition has at least ``LEAST_BYTES``."""
 LEAST_BYTES = 64 * 1024
-LOOK_EVERY_S = 5.0
+CHECK_EVERY_S = 5.0
 """Interval of the search for new streams and partitions, in seconds."""
 _IDLE_S = 0.1
 _WILD = frozenset("*?[")
@@ -105,7 +105,7 @@ class ManyConsumer:
 
     def __init__(
         self,
-        client: ClientHome,
+        client: ClientMethods,
         names: Iterable[str],
         start: Start,
         until: Until,
@@ -129,7 +129,7 @@ class ManyConsumer:
         self._coming: dict[asyncio.Task[BatchSlice | None], Place] = {}
         self._paused: set[Place] = set()
         self._ended: set[Place] = set()
-        self._look_at = 0.0
+        self._next_check_s = 0.0
         self._begun = False
         """True if the partitions at the start of the read were listed."""
         self._waiting = False
@@ -182,9 +182,9 @@ class ManyConsumer:
         self._paused.difference_update(places)
 
     async def _refresh_partitions(self) -> None:
-        """List the partitions and start to read the new ones. Do nothing if the last call was less than ``LOOK_EVERY_S`` ago."""
+        """List the partitions and start to read the new ones. Do nothing if the last call was less than ``CHECK_EVERY_S`` ago."""
         now = asyncio.get_running_loop().time()
-        if now < self._look_at:
+        if now < self._next_check_s:
             return
         first = not self._begun  # also True if an earlier call has failed or was canceled
         streams = await self._client.admin.list_streams(internal=True)
@@ -212,7 +212,7 @@ class ManyConsumer:
                 keys=self._keys,
                 options=bounded_ahead(self._options, ahead),
             )
-        self._begun, self._look_at = True, now + LOOK_EVERY_S
+        self._begun, self._next_check_s = True, now + CHECK_EVERY_S
         # resolve the start "new" now, not at the first read
         await asyncio.gather(*(self._readers[place].begin() for place in new))
 
@@ -255,7 +255,7 @@ class ManyConsumer:
                         return None
                     await asyncio.sleep(_IDLE_S)  # all partitions are paused, or there are none yet
                     continue
-                done, _ = await asyncio.wait(going, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(going, timeout=CHECK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
                 if self._closes != closes:
                     return None
                 if not done:

@@ -170,7 +170,7 @@ class PartitionQueue:
 
     @property
     def asks(self) -> bool:
-        """True if the queue needs a producer epoch from the leader. Call ``begin`` or ``begin_again`` with one."""
+        """True if the queue needs a producer epoch from the leader. Call ``begin`` or ``begin_new_epoch`` with one."""
         return self._asks
 
     def begin(
@@ -187,7 +187,7 @@ class PartitionQueue:
         if not next_sequence:  # a new epoch that begins at sequence 0 also resets the state in the log
             self._digest = RollingDigest()
 
-    def begin_again(self, epoch: int) -> None:
+    def begin_new_epoch(self, epoch: int) -> None:
         """Continue with a new producer ``epoch``, because the log has no record of the last epoch.
 
         Unanswered batches are sent again with equal sequence numbers.

@@ -33,7 +33,7 @@ from liftpy.errors import (
     PublishRejectedError,
     UnavailableError,
 )
-from liftpy.nats.transport import Transport, nobody_there
+from liftpy.nats.transport import Transport, is_no_responders
 
 _Ack = client_pb2.Ack
 _REFUSALS = {
@@ -365,7 +365,7 @@ class PartitionSender:
                 "partitions. Use the same number in both, or another producer id."
             )
             raise PublishRejectedError(text, "DIVERGED_PRODUCER")
-        self.lane.begin_again(state.epoch)
+        self.lane.begin_new_epoch(state.epoch)
 
     def _is_of_the_round(self, state: client_pb2.ProducerState) -> bool:
         source = self._context.source
@@ -493,7 +493,7 @@ class PartitionSender:
     def process_answer(self, sequence: int, attempt: int, message: Any) -> None:
         """Process the answer to an attempt to store the batch that begins at ``sequence``."""
         now = asyncio.get_running_loop().time()
-        if nobody_there(message):
+        if is_no_responders(message):
             error = UnavailableError(
                 f"No responders on {self.addressing.address.subject}. {self._stream} may have no leader: check "
                 f"`liftpy status --stream {self._stream}`."

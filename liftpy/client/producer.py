@@ -162,7 +162,7 @@ class Producer:
         """Why partitions of repeated records cannot be chosen again: of all records, and of keyless records. '': they can."""
         self._tasks: list[asyncio.Task[None]] = []
         self._subscription: Any = None
-        self._has_begun = False
+        self._has_started = False
         """True if a batch that contains the last single record is open."""
         self._yielding = 0
         """Number of ``send`` calls that yield to other tasks. A later ``send`` waits for them."""
@@ -315,7 +315,7 @@ class Producer:
             await producer.send_many(values)
             await producer.flush()
         """
-        self._transport.must_be_at_home()
+        self._transport.check_event_loop()
         waiting = []
         for course in self._courses:
             course.lane.hurry()
@@ -336,7 +336,7 @@ class Producer:
         Records that were sent without an ack fail with OutcomeUnknownError and may be stored. Records that were not
         sent fail with ClientClosedError.
         """
-        self._transport.must_be_at_home()
+        self._transport.check_event_loop()
         self._fail(ClientClosedError(f"Producer {self.name} is closed. Open a new producer."))
         for unwatch in self._unwatch:
             unwatch()
@@ -388,7 +388,7 @@ class Producer:
             ack = await receipt
         """
         self._must_go_on()
-        if self._has_begun or self._yielding:
+        if self._has_started or self._yielding:
             await self._let_others_go()
             self._must_go_on()
         if self._source is not None:
@@ -414,7 +414,7 @@ class Producer:
         ticket, index = course.lane.add(value, key, pairs, size_bytes, self._loop.time())
         course.awake.set()
         if ticket is not course.newest:
-            course.newest, self._has_begun = ticket, True
+            course.newest, self._has_started = ticket, True
         return Receipt(ticket, index)
 
     async def _let_others_go(self) -> None:
@@ -424,7 +424,7 @@ class Producer:
             await asyncio.sleep(0)
         finally:
             self._yielding -= 1
-        self._has_begun = False
+        self._has_started = False
 
     async def send_many(
         self,

@@ -109,7 +109,7 @@ class ReadProgress:
     """Filter of subjects and keys. Nodes do not send records that do not match, and the position moves past them."""
     left_out: int = 0
     """Bit set of the columns that the reader does not need (``liftpy.core.wire.filters``). Older nodes send them anyway."""
-    looked_bytes: int = field(init=False, default=0)
+    scanned_bytes: int = field(init=False, default=0)
     """Size in the log of the batches that the last answer covers, in bytes. 0 if the node sent the batches as stored."""
     committed: bool = True
     """True if only committed records are read. False: the leader sends uncommitted records, too, which may be lost."""
@@ -188,7 +188,7 @@ class ReadProgress:
         if self.wanted and not head.selected:
             text = f"Node {head.node} does not support filters, because it runs an older version. Upgrade it, or read without a filter."
             raise NotServedError(text, head.leader)
-        self.looked_bytes = head.lookedBytes
+        self.scanned_bytes = head.lookedBytes
         self._learn_compaction(head)
         if not head.compacted:
             self.compacted = False

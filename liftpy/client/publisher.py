@@ -48,7 +48,7 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.nats.cancellation import end_tasks
-from liftpy.nats.transport import SILENT_S, Transport, nobody_there, unsubscribe
+from liftpy.nats.transport import SILENT_S, Transport, is_no_responders, unsubscribe
 
 _Ack = client_pb2.Ack
 _AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.QUOTA, _Ack.BELOW_MIN_ISR})
@@ -209,7 +209,7 @@ class Publisher:
         uid, window_s = address.uid, address.window_s if msg_id or new_id else 0.0
         if type(value) is bytes and value and not (msg_id or headers) and key is None and expected_last is None:
             template = self._made
-            if template is None or template.made_for != (uid, ack):
+            if template is None or template.uid_and_policy != (uid, ack):
                 template = self._made = FastEnvelope(self._stream, self._partition, uid, ack, runs=True)
             payload = template.envelope(value, new_id)
         else:
@@ -366,7 +366,7 @@ class Publisher:
                 await publisher.send(value)
             await publisher.flush()
         """
-        self._transport.must_be_at_home()
+        self._transport.check_event_loop()
         waiting = [message.answer for message in self._in_flight.values() if not message.answer.done()]
         if waiting:
             await asyncio.wait(waiting)
@@ -375,7 +375,7 @@ class Publisher:
             self._has_posted = False
             self._raise_denied()
         unseen, self._unseen = self._unseen, None
-        if unseen is not None and not _was_looked_at(unseen):
+        if unseen is not None and not _is_retrieved(unseen):
             unseen.result()
 
     async def close(self) -> None:
@@ -384,7 +384,7 @@ class Publisher:
         Messages in flight fail with OutcomeUnknownError. Senders that wait for room get ClientClosedError. Call
         ``flush`` first to wait for acks.
         """
-        self._transport.must_be_at_home()
+        self._transport.check_event_loop()
         self._end("the publisher was closed before the ack came")
         for unwatch in self._unwatch:
             unwatch()
@@ -490,7 +490,7 @@ class Publisher:
         token = message.subject.rpartition(".")[2]
         number = int(token) if token.isascii() and token.isdigit() and len(token) <= MAX_DIGITS else -1
         waiting = self._in_flight.get(number)
-        if waiting is not None and nobody_there(message):
+        if waiting is not None and is_no_responders(message):
             text = f"No responders on {self._addressing.address.subject}. {self._stream} may have no leader: check `liftpy status`."
             self._addressing.doubt()
             self._send_again(number, waiting, UnavailableError(text))
@@ -499,12 +499,12 @@ class Publisher:
             ack = frames.decode(message.data, _Ack)
         except ProtocolError as error:
             if waiting is not None:
-                self._not_ours(f"an answer on {self._addressing.address.subject} is not a liftpy ack ({error})")
+                self._count_foreign_answer(f"an answer on {self._addressing.address.subject} is not a liftpy ack ({error})")
             return
         if waiting is None and not (ack.recordCount > 1 and number >= 0):
             return  # the message has its ack. Other messages of a run may wait for this one
         if (ack.stream, ack.partition) != (self._stream, self._partition):
-            self._not_ours(f"an ack on {self._addressing.address.subject} came from {ack.stream!r}/{ack.partition}")
+            self._count_foreign_answer(f"an ack on {self._addressing.address.subject} came from {ack.stream!r}/{ack.partition}")
             if ack.ackError == _Ack.WRONG_STREAM and waiting is not None:
                 waiting.refusal = PublishRejectedError(
                     f"Another stream, {ack.stream}/{ack.partition}, stores this subject: {ack.detail}. Check `liftpy stream "
@@ -514,7 +514,7 @@ class Publisher:
             return
         other = bool(waiting is not None and waiting.uid and ack.streamUid and ack.streamUid != waiting.uid)
         if other and ack.ackError != _Ack.WRONG_STREAM:
-            self._not_ours(
+            self._count_foreign_answer(
                 f"an ack on {self._addressing.address.subject} came from an older stream of this name, {ack.streamUid}"
             )
         elif ack.ackError == _Ack.OK:
@@ -579,7 +579,7 @@ class Publisher:
         for message in self._in_flight.values():
             message.give_up = max(message.give_up, min(give_up, message.overload_give_up))
 
-    def _not_ours(self, why: str) -> None:
+    def _count_foreign_answer(self, why: str) -> None:
         """Count an ack that does not come from the addressed partition, and continue to wait for the right one [A9]."""
         self.foreign_answers += 1
         self._transport.counters["acks by somebody else"] += 1
@@ -656,7 +656,7 @@ class Publisher:
         if answer.done():
             return
         answer.set_exception(error)
-        if self._unseen is None or _was_looked_at(self._unseen):
+        if self._unseen is None or _is_retrieved(self._unseen):
             self._unseen = answer
         else:
             answer.exception()  # it counts as looked at: one error is enough for flush()
@@ -763,6 +763,6 @@ class Publisher:
             await self._send_to_nats(number, message)
 
 
-def _was_looked_at(failed: asyncio.Future[PublishAck]) -> bool:
+def _is_retrieved(failed: asyncio.Future[PublishAck]) -> bool:
     """Return whether the application has read the error of the future ``failed``."""
     return not getattr(failed, "_log_traceback", True)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
-from liftpy.client.client_home import ClientHome
+from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.coordinator import GroupRejectedError, ask_coordinator
 from liftpy.client.group import now_ns as _now_ns
@@ -132,7 +132,7 @@ class KeyDigests:
 logger = logging.getLogger("liftpy.client")
 
 _COMMAND_S = 10.0
-_LOOK_NS = 100_000_000
+_CHECK_NS = 100_000_000
 """Time between two checks without a result, in nanoseconds."""
 _STREAM_NS = 30_000_000_000
 """Interval at which a worker lists the partitions of the stream, in nanoseconds. ``_ASK_AGAIN_S`` if there are none yet."""
@@ -146,11 +146,11 @@ _LEAVE_S = 2.0
 _HEADER = "Dead-Letter-"
 _TEXT = ("utf-8", "surrogateescape")
 """Encoding of a subject: each byte that is not UTF-8 becomes a lone surrogate."""
-_BURY_S = 5.0
+_DLQ_S = 5.0
 """Maximum time to store one dead letter, in seconds."""
-_BURY_AGAIN_S = 5.0
+_DLQ_RETRY_S = 5.0
 """Time after which a record is delivered again if it could not be stored as a dead letter, in seconds."""
-_BURY_AT_ONCE_S = 0.25
+_DLQ_ATTEMPT_S = 0.25
 """Time that a take without other records waits until dead letters are stored, in seconds."""
 _LONGEST_TAKE_S = 1e9
 _MAX_SUBJECT = 256
@@ -348,7 +348,7 @@ class Queue:
                 await job.ack()
     """
 
-    def __init__(self, client: ClientHome, stream: str, group: str, options: QueueOptions) -> None:
+    def __init__(self, client: ClientMethods, stream: str, group: str, options: QueueOptions) -> None:
         self.stream = check_name(stream, "stream")
         self.name = check_name(group, "group")
         self._client, self._options = client, options
@@ -357,7 +357,7 @@ class Queue:
         self._places: deque[_QueuePartition] = deque()
         self._at_open: set[PartitionKey] = set()
         """Partitions that existed when the queue was opened. ``start="new"`` applies only to these."""
-        self._look_at_ns = 0
+        self._next_check_ns = 0
         """Monotonic time of the next check for new partitions, in nanoseconds."""
         self._ready: deque[Job] = deque()
         """Fetched jobs that are not delivered yet."""
@@ -400,7 +400,7 @@ class Queue:
         self._places = deque(known.get(key) or _QueuePartition(self._log_of(key)) for key in keys)
         for place in known.keys() - set(keys):
             known[place].log.close()
-        self._look_at_ns = _now_ns() + (_STREAM_NS if keys else round(_ASK_AGAIN_S * 1e9))
+        self._next_check_ns = _now_ns() + (_STREAM_NS if keys else round(_ASK_AGAIN_S * 1e9))
 
     def _log_of(self, key: PartitionKey) -> QueueLog:
         return QueueLog(self._client._streams.reader(key.stream, key.partition, self._options.read), key, self._options.read)
@@ -545,7 +545,7 @@ class Queue:
         Raises GroupRejectedError if no partition has records and the coordinator rejected a request.
         """
         refused: GroupRejectedError | None = None
-        if _now_ns() >= self._look_at_ns:
+        if _now_ns() >= self._next_check_ns:
             await self._refresh_partitions()
         for _ in range(len(self._places)):
             if not self._places:
@@ -592,7 +592,7 @@ class Queue:
         return False
 
     async def _refresh_partitions(self) -> None:
-        self._look_at_ns = _now_ns() + round(_ASK_AGAIN_S * 1e9)
+        self._next_check_ns = _now_ns() + round(_ASK_AGAIN_S * 1e9)
         try:
             await self._refresh_stream()
         except (UnavailableError, OutcomeUnknownError) as error:  # the worker continues with the known partitions
@@ -612,7 +612,7 @@ class Queue:
             return  # a partition was not asked yet
         now_ns = _now_ns()
         at_ns = min(
-            [until_ns, max(self._look_at_ns, now_ns), *(max(place.again_ns, now_ns + _LOOK_NS) for place in self._places)]
+            [until_ns, max(self._next_check_ns, now_ns), *(max(place.again_ns, now_ns + _CHECK_NS) for place in self._places)]
         )
         watches = {place.log.watch() for place in self._places if not place.log.has_more}
         wait_s = max(0.0, (at_ns - now_ns) / 1e9)
@@ -701,17 +701,19 @@ class Queue:
             self.counters["gone or dead"] += sum(part.end - part.start for part in done)
             self._settlements.settle([settlement(pb.SETTLE_ACK, key, done)])
         if dead:
-            burial = asyncio.create_task(self._bury_all(key, dead, over_ns), name=f"dead letters of {self.name}")
+            burial = asyncio.create_task(self._add_all_dead_letters(key, dead, over_ns), name=f"dead letters of {self.name}")
             self._burials.add(burial)
             burial.add_done_callback(self._burials.discard)
             if not fetched_jobs:
-                await asyncio.wait((burial,), timeout=_BURY_AT_ONCE_S)
+                await asyncio.wait((burial,), timeout=_DLQ_ATTEMPT_S)
         return fetched_jobs
 
-    async def _bury_all(self, key: PartitionKey, dead: Sequence[tuple[pb.GrantedRange, Sequence[Job]]], over_ns: int) -> None:
+    async def _add_all_dead_letters(
+        self, key: PartitionKey, dead: Sequence[tuple[pb.GrantedRange, Sequence[Job]]], over_ns: int
+    ) -> None:
         """Store records as dead letters, in order, and then ack them.
 
-        After a failure, the remaining records return to the queue for ``_BURY_AGAIN_S`` seconds. ``over_ns``: time at which the ack
+        After a failure, the remaining records return to the queue for ``_DLQ_RETRY_S`` seconds. ``over_ns``: time at which the ack
         wait of the records ends.
         """
         left = deque((part, job) for part, jobs in dead for job in jobs)
@@ -719,7 +721,7 @@ class Queue:
         try:
             while left:
                 part, job = left[0]
-                await self._bury(part, job, min(_BURY_S, (over_ns - _now_ns()) / 1e9))
+                await self._add_dead_letters(part, job, min(_DLQ_S, (over_ns - _now_ns()) / 1e9))
                 stored.append(left.popleft()[1])
             self.problem = ""
         except LiftError as error:
@@ -728,14 +730,14 @@ class Queue:
                 f"queue {self.name}: the record at {key.stream}/{key.partition} offset {left[0][1].record.offset} is not stored in the "
                 f"dead-letter stream {self._options.dead_letters}: {error.code}: {error}"
             )
-            logger.warning("%s; retrying in %g s", self.problem, _BURY_AGAIN_S)
+            logger.warning("%s; retrying in %g s", self.problem, _DLQ_RETRY_S)
         finally:
             self.counters["gone or dead"] += len(stored)
-            settlements = [(pb.SETTLE_ACK, stored, 0.0), (pb.SETTLE_NACK, [job for _, job in left], _BURY_AGAIN_S)]
+            settlements = [(pb.SETTLE_ACK, stored, 0.0), (pb.SETTLE_NACK, [job for _, job in left], _DLQ_RETRY_S)]
             for kind, jobs, delay_s in settlements:
                 self._begin_settling(kind, jobs, delay_s=delay_s)
 
-    async def _bury(self, part: pb.GrantedRange, job: Job, timeout_s: float) -> None:
+    async def _add_dead_letters(self, part: pb.GrantedRange, job: Job, timeout_s: float) -> None:
         """Publish the record of ``job`` to the stream for dead letters. Raises the errors of a publish.
 
         ``part``: grant of the record, with the number of deliveries. A message id prevents duplicates.

@@ -24,7 +24,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire.batch import Record
 from liftpy.errors import LiftError, OffsetOutOfRangeError
 
-HELD_BYTES = 8 * 1024 * 1024
+READ_BUFFER_BYTES = 8 * 1024 * 1024
 """Maximum size of cached records of one partition, in bytes. The newest answer does not count."""
 _RECORD_COST_BYTES = 100
 """Approximate memory of a record in Python, in bytes."""
@@ -166,7 +166,7 @@ class QueueLog:
         self.end_offset = max(self.end_offset, progress.high_watermark + 1)
         self._held.extend(spans)
         self._held_bytes += sum(one.cost_bytes for one in spans)
-        while self._held_bytes > HELD_BYTES and len(self._held) > len(spans):
+        while self._held_bytes > READ_BUFFER_BYTES and len(self._held) > len(spans):
             self._held_bytes -= self._held.popleft().cost_bytes
         return spans
 

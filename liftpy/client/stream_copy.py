@@ -25,7 +25,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from liftpy.client.client_home import ClientHome
+from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumed import GroupBatch
 from liftpy.client.partition_sender import ManyReceipt, ProducerOptions, Source
 from liftpy.client.producer import Producer
@@ -41,7 +41,7 @@ Transform = Callable[[Record], Iterable[tuple[bytes | None, bytes | None]]]
 MOST_IN_HAND = 32
 """Maximum number of source batches without acks, over all partitions of a member."""
 _AGAIN_S = 0.25
-_LOOK_S = 0.5
+_CHECK_INTERVAL_S = 0.5
 """Interval at which an idle producer checks that its member still owns the partition, in seconds."""
 _ANOTHERS = ("PRODUCER_FENCED", "DIVERGED_PRODUCER", "OUT_OF_ORDER")
 _NOT_NOW = ("PAUSED", "READ_ONLY")
@@ -71,7 +71,7 @@ class GroupCopy:
     """
 
     def __init__(
-        self, client: ClientHome, group: CopySource, target: str, transform: Transform, *,
+        self, client: ClientMethods, group: CopySource, target: str, transform: Transform, *,
         partition_for: PartitionFor | None, options: ProducerOptions | None, session_s: float,
     ) -> None:  # fmt: skip
         self.client, self.group, self.target, self.transform = client, group, target, transform
@@ -204,7 +204,7 @@ class _PartitionCopy:
                 acknowledged.add_done_callback(lambda _: self._news.set())
                 self._receipts.append(acknowledged)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(_CHECK_INTERVAL_S):
                     await self._news.wait()
             while self._receipts and self._receipts[0].done():
                 self._receipts.popleft().result()

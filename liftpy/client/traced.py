@@ -33,7 +33,7 @@ from liftpy.client.producer import Producer
 from liftpy.client.progress import ErrorConfirmation, ReadProgress
 from liftpy.client.publisher import Publisher
 from liftpy.core.observe.trace_context import SpanBudget, TraceContext, has_traceparent, sampled_context_in, with_context
-from liftpy.core.observe.tracing import MOST_READ_LINKS, names_one, sampled_in
+from liftpy.core.observe.tracing import MOST_READ_LINKS, has_trace_context, sampled_in
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.batch_columns import Columns, HeadersColumn
 from liftpy.core.wire.headers import HeadersLike, Pairs, pairs_of
@@ -310,7 +310,7 @@ def _record_deliveries(
         items = unfold(piece)
         if not spans.can_receive():
             headers = _headers_of(piece)
-            if headers is not None and names_one(headers):
+            if headers is not None and has_trace_context(headers):
                 spans.not_received()
             return items
         created = contexts_of(piece)

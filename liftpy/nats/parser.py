@@ -382,7 +382,7 @@ class StrictConnection(Client):
 
         In these, ``writelines`` ignores the limit of the write buffer.
         """
-        self._leave_made()
+        self._close_old_connection()
         self._closed_in_handshake = False
         transport: Any = self._transport
         transport.writelines = lambda messages: transport.write(b"".join(messages))
@@ -412,7 +412,7 @@ class StrictConnection(Client):
         why = ". It may reject the client certificate, for example because it has expired" if self._wants_tls else ""
         return Error(f"{how}: the server closed the connection during the handshake{why}")
 
-    def _leave_made(self) -> None:
+    def _close_old_connection(self) -> None:
         """Close the transport of a connection whose first write failed. Otherwise nats-py would still read from it."""
         old_connection, self._made = self._made, None
         if old_connection is None:

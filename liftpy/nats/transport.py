@@ -201,10 +201,10 @@ class Transport:
         Raises ConfigError in another event loop or thread than that of the constructor.
         """
         if self.closed or asyncio.get_running_loop() is not self._loop:
-            self.must_be_at_home()
+            self.check_event_loop()
             raise ClientClosedError("The client is closed. Open a new client.")
 
-    def must_be_at_home(self) -> None:
+    def check_event_loop(self) -> None:
         """Raise ConfigError if the caller is in another event loop or thread than that of the constructor."""
         if asyncio.get_running_loop() is not self._loop:
             raise ConfigError(
@@ -321,7 +321,7 @@ class Transport:
                     f"No answer on {subject} within {timeout_s:g} s. The request may have been applied. Check `liftpy "
                     "health`, then retry."
                 ) from None
-        if nobody_there(answer):
+        if is_no_responders(answer):
             raise NoRespondersError(
                 f"No responders on {subject}. Check that a liftpy node is connected to this NATS server: --nats, "
                 "--namespace and `liftpy health`."
@@ -480,7 +480,7 @@ class Transport:
 
     def end(self) -> None:
         """Close the transport: requests that wait get ClientClosedError. The connection itself stays open."""
-        self.must_be_at_home()
+        self.check_event_loop()
         self.closed = True
         if self._check is not None:
             self._check.cancel()
@@ -629,6 +629,6 @@ class Answers:
                 answer.set_exception(error)
 
 
-def nobody_there(message: Any) -> bool:
+def is_no_responders(message: Any) -> bool:
     """Return whether ``message`` is the answer "no responders" of the NATS server."""
     return bool(message.headers) and not message.data and message.headers.get("Status") == _NO_RESPONDERS

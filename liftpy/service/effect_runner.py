@@ -30,10 +30,10 @@ from liftpy.service.settings import ServiceSettings
 
 logger = logging.getLogger("liftpy.service")
 
-_LOOK_S = 0.01
+_CHECK_INTERVAL_S = 0.01
 _SOON_S = 0.05
 """Precision of timers in seconds. It is also the interval at which an effect checks the outputs that it waits for."""
-_IDLE_LOOK_S = 30.0
+_IDLE_CHECK_S = 30.0
 """Interval of checks in seconds when no event wakes the runner."""
 _APPLIED_WITHIN_S = 10.0
 """Time in seconds after which a result that was appended, but is not in the state, is appended again."""
@@ -82,7 +82,7 @@ class EffectRunner:
                 if machine is not None and self._instance.leads and not machine.failed:
                     self._begin(machine)
                     await self._tick(machine)
-                    await asyncio.sleep(_LOOK_S)  # the limit for the number of checks, however often it is woken
+                    await asyncio.sleep(_CHECK_INTERVAL_S)  # the limit for the number of checks, however often it is woken
                     if self._tries:
                         continue
                 else:
@@ -97,14 +97,14 @@ class EffectRunner:
     def _rest_s(self, machine: ServiceMachine | None) -> float:
         """Return how long ``run`` waits before it checks for new effects and due timers, in seconds."""
         if machine is None or not self._instance.leads:
-            return _IDLE_LOOK_S
+            return _IDLE_CHECK_S
         if len(machine.effects):
             return _SOON_S
         if not self._settings.tick_interval_s or machine.next_timer_ns is None:
-            return _IDLE_LOOK_S
+            return _IDLE_CHECK_S
         due_s = (machine.next_timer_ns - time.time_ns()) / NS_PER_S
         allowed_s = self._ticked_s + self._settings.tick_interval_s - time.monotonic()
-        return min(max(due_s, allowed_s, _SOON_S), _IDLE_LOOK_S)
+        return min(max(due_s, allowed_s, _SOON_S), _IDLE_CHECK_S)
 
     def _cancel_all(self) -> None:
         for one in self._tries.values():

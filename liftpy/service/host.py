@@ -49,7 +49,7 @@ logger = logging.getLogger("liftpy.service")
 _Reason = pb.ServiceRefusal.Reason
 _READ_PATIENCE_S = 2.0
 _CANCEL_AGAIN_S = 0.1
-_UNHEARD_HELLOS = 5
+_MAX_UNANSWERED_HELLOS = 5
 """Number of hellos without an answer after which the host uses the other subject. The node may have an older version."""
 _ASK_S = 0.25
 """Interval of hellos in seconds while the service is not registered."""
@@ -102,7 +102,7 @@ class ServiceHost:
         self._greeted = False
         """True after the first JoinLog. Later hellos of this host do not replace another instance."""
         self._order: pb.JoinLog | None = None
-        self._heard_s = 0.0
+        self._last_contact_s = 0.0
         """Monotonic time of the last JoinLog, in seconds."""
         self._unheard = 0
         """Number of hellos since the last answer of the node."""
@@ -151,7 +151,7 @@ class ServiceHost:
             await self._run()
         except DivergedError:
             if self._keeper is not None:
-                self._keeper.set_aside_diverged(self._diverged_at)
+                self._keeper.quarantine_diverged(self._diverged_at)
             raise
         finally:
             lock.close()
@@ -262,7 +262,7 @@ class ServiceHost:
             self._spawn(self._queries.run())
 
     def _machine_started(self, machine: ServiceMachine, snapshot: Snapshot | None) -> None:
-        machine.at_home = self._at_home
+        machine.is_apply_thread = self._at_home
         machine.on_work = self._wake
         self._replies.restart()
         self.machine, machine.replies = machine, self._replies
@@ -314,7 +314,7 @@ class ServiceHost:
             raise NotFoundError(f"Stream {order.stream} was deleted and created again. Restart the service.")
         if self._feeder is not None and (self._order is None or order.ackId != self._order.ackId):
             self._feeder.ask_again()
-        self._order, self._heard_s, self._greeted, self._refusal = order, time.monotonic(), True, ""
+        self._order, self._last_contact_s, self._greeted, self._refusal = order, time.monotonic(), True, ""
         self._joined.set()
         if self.machine is not None:
             self._apply_order()
@@ -324,7 +324,7 @@ class ServiceHost:
             return
         if refusal.reason == _Reason.REPLACED and self._greeted:
             # the old order is no longer valid, and the next hello registers again
-            self._greeted, self._heard_s = False, -math.inf
+            self._greeted, self._last_contact_s = False, -math.inf
             if self.machine is not None:
                 self._apply_order()
         if refusal.reason == _Reason.WRONG_STREAM:
@@ -359,8 +359,8 @@ class ServiceHost:
         An order of a node in the same process is always valid.
         """
         if self._say is not None:
-            return self._heard_s > -math.inf
-        return time.monotonic() - self._heard_s < order.leaseMs / 1000
+            return self._last_contact_s > -math.inf
+        return time.monotonic() - self._last_contact_s < order.leaseMs / 1000
 
     async def _decide(self, failing: FailedUnit) -> None:
         """Append the decision to skip the unit of ``failing``, which this service cannot apply, to the log.
@@ -468,7 +468,7 @@ class ServiceHost:
     async def _heartbeats(self) -> None:
         while True:
             self._unheard += 1
-            if self._unheard % _UNHEARD_HELLOS == 0:
+            if self._unheard % _MAX_UNANSWERED_HELLOS == 0:
                 self._unbound = not self._unbound
             await self._try_to_send(self._hello())
             await asyncio.sleep(0)  # first process an answer that is here already: this process was suspended, not its node
@@ -538,7 +538,7 @@ class ServiceHost:
             fetching=fetching,
             fetchedBytes=self._fetcher.fetched_bytes if self._fetcher is not None else 0,
             givenBytes=self._keeper.given_bytes if self._keeper is not None else 0,
-            snapshotPosition=self._keeper.held_from() if self._keeper is not None and machine is not None else 0,
+            snapshotPosition=self._keeper.retain_from() if self._keeper is not None and machine is not None else 0,
         )
 
     def _figures(self) -> pb.ServiceFigures:

@@ -154,7 +154,7 @@ class Emitter:
         self._address = Destination(self._stream, "", self._partition, "")
         """Address of the output stream. It has no subject until the stream was found."""
         self._wake = asyncio.Event()
-        self._must_look = True
+        self._must_check = True
         """True if the end of the output stream must be read before an output is sent."""
         self._shorter_since_s: float | None = None
         """Monotonic time in seconds since which the output stream ends below the written offset. None: it does not."""
@@ -168,7 +168,7 @@ class Emitter:
 
     def reread_end(self) -> None:
         """Read the end of the output stream before the next output is sent, because the role has changed."""
-        self._must_look = True
+        self._must_check = True
         self._wake.set()
 
     async def run(self) -> None:
@@ -179,7 +179,7 @@ class Emitter:
                 await self._turn()
                 self.problem = ""
             except OutputMismatchError as error:
-                self._must_look, self.problem = True, f"outputs: {error.code}: {error}"
+                self._must_check, self.problem = True, f"outputs: {error.code}: {error}"
                 self._instance.outputs_disproven()
             except (DivergedError, ConfigError, StreamReplacedError) as error:
                 self._instance.fail(error)
@@ -194,7 +194,7 @@ class Emitter:
                         self._partition,
                         problem,
                     )
-                self._must_look, self.problem = True, problem
+                self._must_check, self.problem = True, problem
                 await asyncio.sleep(
                     min(self._wait_s, self._settings.emit_poll_interval_s) if again else self._settings.emit_poll_interval_s
                 )
@@ -207,7 +207,7 @@ class Emitter:
     async def _turn(self) -> None:
         if not self._address.subject:
             await self._open()
-        if self._must_look or not self._instance.leads:
+        if self._must_check or not self._instance.leads:
             await self._learn()
         if self._instance.leads and not self._outbox.must_rewind:
             await self._send()
@@ -256,7 +256,7 @@ class Emitter:
             await self._read_outputs(outbox.emitted_end, end, outbox.check_output)
             outbox.outputs_committed(end)  # the last outputs may have been purged
             self._instance.outputs_written()
-        self._must_look = self._shorter_since_s is not None
+        self._must_check = self._shorter_since_s is not None
         if not outbox.known:
             outbox.known = True
             self._instance.outputs_known()
@@ -294,7 +294,7 @@ class Emitter:
     # ---- writing -----------------------------------------------------------------------------------------------------------
     async def _send(self) -> None:
         outbox = self._outbox
-        while self._instance.leads and not self._must_look:
+        while self._instance.leads and not self._must_check:
             outputs = outbox.read(outbox.emitted_end, self._settings.emit_window)
             if not outputs:
                 return

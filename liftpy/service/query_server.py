@@ -40,11 +40,11 @@ logger = logging.getLogger("liftpy.service")
 
 _GROUP = "queries"
 _BEHIND = "the state here is behind the log"
-_LOOK_S = 0.005
-_JOIN_LOOK_S = 0.1
+_CHECK_INTERVAL_S = 0.005
+_JOIN_CHECK_S = 0.1
 _COUNT_AGAIN_S = 10.0
 """Maximum age in seconds of the known number of partitions. Partitions may be added."""
-_IDLE_LOOK_S = 30.0
+_IDLE_CHECK_S = 30.0
 """Interval of checks in seconds when no event wakes the server."""
 _ASKING = ReadOptions(patience_s=1.0, answer_timeout_s=0.5)
 _HEADERS_BYTES = 1024
@@ -99,7 +99,7 @@ class QueryServer:
         while True:
             await self._count_partitions()
             while not (self._instance.is_fed and self._instance.has_caught_up):
-                await asyncio.sleep(_JOIN_LOOK_S)
+                await asyncio.sleep(_JOIN_CHECK_S)
             subscription = await self._transport.connection.subscribe(
                 self._subject, queue=_GROUP, cb=self._guard.callback(self._message_arrived)
             )
@@ -144,12 +144,12 @@ class QueryServer:
                 if not len(self._pending):
                     self._arrival.clear()
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(_IDLE_LOOK_S):
+                        async with asyncio.timeout(_IDLE_CHECK_S):
                             await self._arrival.wait()
                 elif placing is not None:
-                    await asyncio.wait((placing,), timeout=_LOOK_S)
+                    await asyncio.wait((placing,), timeout=_CHECK_INTERVAL_S)
                 else:
-                    await asyncio.sleep(_LOOK_S)
+                    await asyncio.sleep(_CHECK_INTERVAL_S)
         finally:
             if placing is not None:
                 placing.cancel()

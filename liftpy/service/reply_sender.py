@@ -18,8 +18,8 @@ from liftpy.service.settings import ServiceSettings
 
 logger = logging.getLogger("liftpy.service")
 
-_LOOK_S = 0.002
-_IDLE_LOOK_S = 30.0
+_CHECK_INTERVAL_S = 0.002
+_IDLE_CHECK_S = 30.0
 """Interval of checks in seconds when no event wakes the sender."""
 _MAX_TURN = 256
 """Maximum number of replies in one turn of the event loop."""
@@ -47,7 +47,7 @@ class Replier:
 
     async def run(self) -> None:
         """Send the stored replies while this service is LEADER, forever."""
-        self._buffer.on_kept = self.wake
+        self._buffer.on_answer_added = self.wake
         while True:
             self._woken.clear()
             sent = 0
@@ -65,10 +65,10 @@ class Replier:
             if sent:
                 await asyncio.sleep(0)
             elif self._instance.leads and len(self._buffer):  # the outputs of its record are not written yet
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_CHECK_INTERVAL_S)
             else:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), _IDLE_LOOK_S)
+                    await asyncio.wait_for(self._woken.wait(), _IDLE_CHECK_S)
 
     async def _send(self, reply: Reply) -> None:
         """Send one reply to the inbox of the command's sender. Raises UnavailableError if it must be sent again later."""

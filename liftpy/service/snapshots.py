@@ -441,7 +441,7 @@ class SnapshotKeeper:
         """Quarantine the snapshots at or above the offset ``first_wrong``, because their states have diverged."""
         await asyncio.to_thread(self._store.set_aside, lambda snapshot: snapshot.position >= first_wrong)
 
-    def set_aside_diverged(self, position: int | None = None) -> None:
+    def quarantine_diverged(self, position: int | None = None) -> None:
         """Quarantine the snapshots that may be wrong after the state has diverged.
 
         These are the snapshots at or above ``position``, and those whose outputs were not compared with the output stream.
@@ -473,7 +473,7 @@ class SnapshotKeeper:
             self.stored_count, self.state_bytes, self.saved_s = self.stored_count + 1, len(whole.state), time.monotonic()
             self.digests = [*self.digests[1 - _TOLD :], (stored_snapshot.position, stored_snapshot.digest)]
 
-    def held_from(self) -> int:
+    def retain_from(self) -> int:
         """Return the position of the newest snapshot whose outputs were compared. The log must be kept from there. 0: there is none."""
         good = self._compare()
         return good[-1].position if good else 0
@@ -521,10 +521,10 @@ class SnapshotKeeper:
             await self.save(machine.snapshot())
 
 
-_MAX_HELD = 8
+_MAX_OPEN_SNAPSHOTS = 8
 """Maximum number of open snapshots. At the limit, the least recently used one is closed."""
-_HELD_S = 60.0
-_LOOK_S = 5.0
+_OPEN_SNAPSHOT_S = 60.0
+_CHECK_INTERVAL_S = 5.0
 _MAX_WAITING = 64
 """Maximum number of waiting requests. NATS drops further ones, and their senders retry."""
 
@@ -532,7 +532,7 @@ _MAX_WAITING = 64
 class SnapshotServer:
     """Sends the snapshots of one service process to other nodes that request them, in pieces.
 
-    A snapshot that was offered stays readable for ``_HELD_S``, even if the store deletes its file.
+    A snapshot that was offered stays readable for ``_OPEN_SNAPSHOT_S``, even if the store deletes its file.
     """
 
     def __init__(
@@ -563,10 +563,10 @@ class SnapshotServer:
         )
         try:
             while True:
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_CHECK_INTERVAL_S)
                 now_s = time.monotonic()
                 self._release(
-                    [digest for digest, open_snapshot in self._held.items() if now_s - open_snapshot.used_s >= _HELD_S]
+                    [digest for digest, open_snapshot in self._held.items() if now_s - open_snapshot.used_s >= _OPEN_SNAPSHOT_S]
                 )
         finally:
             await unsubscribe(subscription)
@@ -635,7 +635,7 @@ class SnapshotServer:
     def _hold(self, snapshot: StoredSnapshot) -> OpenSnapshot | None:
         """Open the offered snapshot ``snapshot``, so that it stays readable during a download. None: its file no longer exists.
 
-        Above ``_MAX_HELD`` open snapshots, close the least recently used one.
+        Above ``_MAX_OPEN_SNAPSHOTS`` open snapshots, close the least recently used one.
         """
         open_snapshot = self._held.pop(snapshot.digest, None)
         if open_snapshot is None:
@@ -645,7 +645,7 @@ class SnapshotServer:
                 return None
         open_snapshot.used_s = time.monotonic()
         self._held[snapshot.digest] = open_snapshot
-        self._release(list(self._held)[:-_MAX_HELD])
+        self._release(list(self._held)[:-_MAX_OPEN_SNAPSHOTS])
         return open_snapshot
 
     def _release(self, digests: list[bytes]) -> None:

@@ -113,7 +113,7 @@ STREAMS_AGE_S = 5.0
 _KNOWN_PATIENCE_S = 2.0
 """Time to look for leaders with the cached list of replicas, before the metadata group is asked again, in seconds."""
 _BEHIND_WAIT_S = 0.1
-_VOUCHED = 4
+_MAX_CONFIRMATIONS = 4
 _ANY = OffsetSpec()
 _FROM_BOUNDS = (
     "uid", "leader", "leader_epoch", "log_start_offset", "end_offset", "compacted", "end_epoch", "deletes_end"
@@ -180,7 +180,7 @@ class Catalog:
         self._streams: tuple[float, tuple[StreamImage, ...]] | None = None
         self._views: tuple[float, BoundsRequest, Views] | None = None
         self._watch = BoundsWatch(self._ask_again, clock) if watches else None
-        self._vouched: deque[StreamOffsets] = deque(maxlen=_VOUCHED)
+        self._confirmations: deque[StreamOffsets] = deque(maxlen=_MAX_CONFIRMATIONS)
 
     def views(
         self,
@@ -218,10 +218,10 @@ class Catalog:
         self._views = (now_s, request, views)
         return views
 
-    def vouch(self, offsets: StreamOffsets) -> None:
+    def add_confirmation(self, offsets: StreamOffsets) -> None:
         """Store that the leaders have confirmed the records before ``offsets`` since the watch began."""
-        if not any(_same(offsets, one) for one in self._vouched):
-            self._vouched.append(offsets)
+        if not any(_same(offsets, one) for one in self._confirmations):
+            self._confirmations.append(offsets)
 
     def _watched_views(self, known: Sequence[StreamOffsets]) -> Views | None:
         """Return the state of each partition from the watch. None: the leaders must be asked.
@@ -232,7 +232,7 @@ class Catalog:
         streams_s = None if self._streams is None else self._clock() - self._streams[0]
         if watched is None or streams_s is None or streams_s > STREAMS_AGE_S:
             return None
-        return watched if all(any(_same(one, other) for other in self._vouched) for one in known) else None
+        return watched if all(any(_same(one, other) for other in self._confirmations) for one in known) else None
 
     async def _ask_again(self, view: PartitionView, wait_s: float) -> PartitionView:
         transport = await self._link.transport(_KNOWN_PATIENCE_S)
@@ -292,8 +292,8 @@ class Catalog:
         views = await self._views_in_time(request)
         if self._watch is not None:
             self._watch.follow({} if any(view.cut_at is not None for view in views.values()) else views)
-            self._vouched.clear()
-            self._vouched.extend(request.known)
+            self._confirmations.clear()
+            self._confirmations.extend(request.known)
         return views
 
     async def _views_in_time(self, request: BoundsRequest) -> Views:

@@ -262,7 +262,7 @@ def check_uids(known: Mapping[str, str], now: Mapping[str, str]) -> None:
 
     ``known``: earlier uid of each stream. ``now``: current uid of each stream.
     """
-    for stream in sorted(made_again(known, now)):
+    for stream in sorted(find_recreated_streams(known, now)):
         raise NotFoundError(
             f"Stream {stream} was deleted and created again: the offsets belong to uid {known[stream]}, the uid "
             f"is now {now[stream]}. Use a new checkpoint and a new output. To read the new stream from its "
@@ -270,7 +270,7 @@ def check_uids(known: Mapping[str, str], now: Mapping[str, str]) -> None:
         )
 
 
-def made_again(known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+def find_recreated_streams(known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
     """Return the names of the streams that were deleted and created again.
 
     ``known``: earlier uid of each stream. ``now``: current uid of each stream.
@@ -283,7 +283,7 @@ def without(offsets: Mapping[tuple[str, int], int], streams: set[str]) -> Bounds
     return {key: offset for key, offset in offsets.items() if key[0] not in streams}
 
 
-def never_back(end: Bounds, start: Mapping[tuple[str, int], int]) -> Bounds:
+def raise_to_start(end: Bounds, start: Mapping[tuple[str, int], int]) -> Bounds:
     """Return the end ``end`` of a micro-batch, raised to ``start`` where it is lower, with all partitions of ``start``.
 
     Spark does not check that offsets only grow.

@@ -493,7 +493,7 @@ _OF_TABLES = ("provider", "owner", "external", "is_managed_location", "location"
 """Properties that Spark's catalog gives each table. Spark passes them to a source as if they were options."""
 
 
-class GivenOptions:
+class UserOptions:
     """Texts of the options that a user set, by their known names.
 
     Args:
@@ -556,7 +556,7 @@ def _spelled(name: str, known: Mapping[str, Option]) -> str:
     raise ConfigError(f"Unknown option {quote(name)}{wrong}{did_you_mean(name, known) or '.'} {names}")
 
 
-def _check_taker(parsed: object, taker: str, known: Mapping[str, Option]) -> None:
+def _check_query_kind(parsed: object, taker: str, known: Mapping[str, Option]) -> None:
     others: dict[str, list[Option]] = {}
     for option in known.values():
         if option.field and taker not in option.takers:
@@ -608,10 +608,10 @@ def access_of(given: Mapping[str, str]) -> Access:
     Raises:
         ConfigError: An option is unknown or invalid, or only one of ``nats.user`` and ``nats.passwordFile`` is set.
     """
-    return _access(GivenOptions(given, _SOURCE))
+    return _access(UserOptions(given, _SOURCE))
 
 
-def _access(options: GivenOptions) -> Access:
+def _access(options: UserOptions) -> Access:
     access = Access(**options.fields("connection"))
     if bool(access.user) != bool(access.password_file):
         raise ConfigError("nats.user and nats.passwordFile belong together. Set both, or neither.")
@@ -661,7 +661,7 @@ class Selection:
         return not self.partitions or (stream, partition) in self.partitions
 
 
-def _selection(options: GivenOptions) -> Selection:
+def _selection(options: UserOptions) -> Selection:
     ways = [name for name, option in _SOURCE.items() if option.table == "streams" and name in options]
     if len(ways) != 1:
         text = "Set exactly one of the options stream, subscribe, subscribePattern and assign"
@@ -724,7 +724,7 @@ class SourceOptions:
             ConfigError: An option is unknown, missing or invalid, or two options contradict each other.
             InvalidNameError: An option contains an invalid name.
         """
-        options = GivenOptions(given, _SOURCE, (_PATH,))
+        options = UserOptions(given, _SOURCE, (_PATH,))
         options.value("isolation")
         read_from = options.value("readFrom")
         return cls(
@@ -746,11 +746,11 @@ class SourceOptions:
                 "startingOffsets cannot be latest (or -1) in a batch query, because it would read nothing. Use "
                 "earliest or offsets."
             )
-        _check_taker(self, BATCH_QUERY, _SOURCE)
+        _check_query_kind(self, BATCH_QUERY, _SOURCE)
 
     def check_streaming(self) -> None:
         """Raise ConfigError if an option is set that streaming queries do not accept."""
-        _check_taker(self, STREAMING_QUERY, _SOURCE)
+        _check_query_kind(self, STREAMING_QUERY, _SOURCE)
         if 0 < self.max_records_per_trigger < self.min_records_per_trigger:
             raise ConfigError(
                 "minOffsetsPerTrigger is more than maxOffsetsPerTrigger. Decrease the first, or increase the second."
@@ -762,7 +762,7 @@ class SourceOptions:
         return self.recreated_earliest or not self.fail_on_data_loss
 
 
-def _position(options: GivenOptions, which: str) -> OffsetSpec | None:
+def _position(options: UserOptions, which: str) -> OffsetSpec | None:
     """Return the start or the end of a query. None: no option sets it. ``which``: "starting" or "ending".
 
     Options take effect in this order: one time for all partitions, times of partitions, offsets.
@@ -776,7 +776,7 @@ def _position(options: GivenOptions, which: str) -> OffsetSpec | None:
     return spec
 
 
-def _chosen_columns(options: GivenOptions) -> tuple[str, ...]:
+def _chosen_columns(options: UserOptions) -> tuple[str, ...]:
     include_headers, topic = options.value("includeHeaders"), options.value("topicColumn")
     if "columns" not in options:
         return default_columns(include_headers=include_headers, topic=topic)
@@ -819,7 +819,7 @@ class SinkOptions:
             ConfigError: An option is unknown or invalid.
             InvalidNameError: The stream has an invalid name.
         """
-        options = GivenOptions(given, _SINK, SPARKS_OWN)
+        options = UserOptions(given, _SINK, SPARKS_OWN)
         return cls(
             access=_access(options),
             by_content=options.value("order") == "content",
@@ -829,4 +829,4 @@ class SinkOptions:
 
     def check_streaming(self) -> None:
         """Raise ConfigError if an option is set that only batch writes accept."""
-        _check_taker(self, STREAMING_WRITE, _SINK)
+        _check_query_kind(self, STREAMING_WRITE, _SINK)

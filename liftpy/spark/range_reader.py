@@ -575,7 +575,7 @@ class PipelinedRequests:
         self._retrying = RetryingRequests(reader)
         self._key = (reader.planned.uid, reader.planned.partition, reader.rules.left_out)
         self._guess = _guess_of(self._key)
-        self._asked_to = reader.position
+        self._request_end = reader.position
         self._flying: deque[_Request] = deque()
         self._timeout_s = min(ANSWER_S, reader.rules.patience_s)
 
@@ -612,7 +612,7 @@ class PipelinedRequests:
             yield self._retried(min(request.end, before + self._guess.span_records()))
             self._cancel(line)  # it is likely that the others bring nothing, too
         if not self._flying:
-            self._asked_to = self._reader.position
+            self._request_end = self._reader.position
 
     def _cancel(self, line: BlockingConnection) -> None:
         line.forget([request.answer for request in self._flying])
@@ -624,10 +624,10 @@ class PipelinedRequests:
         ``max_bytes``: maximum size of an answer, in bytes.
         """
         end, known = self._reader.planned.end_offset, bool(self._guess.bytes_per_record)
-        while len(self._flying) < (IN_FLIGHT if known else 1) and self._asked_to < end:
-            to = min(self._asked_to + self._guess.span_records(max_bytes * _FULL), end) if known else end
-            self._flying.append(self._ask(line, self._asked_to, to, max_bytes))
-            self._asked_to = to
+        while len(self._flying) < (IN_FLIGHT if known else 1) and self._request_end < end:
+            to = min(self._request_end + self._guess.span_records(max_bytes * _FULL), end) if known else end
+            self._flying.append(self._ask(line, self._request_end, to, max_bytes))
+            self._request_end = to
 
     def _ask(self, line: BlockingConnection, start: int, end: int, max_bytes: int) -> _Request:
         planned, subjects, request_id = self._reader.planned, self._reader.link.subjects, secrets.randbits(_ID_BITS)
@@ -666,7 +666,7 @@ class PipelinedRequests:
             pieces = progress.accept(answer)
         except LiftError:  # RetryingRequests raises the error if it lasts
             return []
-        self._guess.learn(pieces, progress.looked_bytes)
+        self._guess.learn(pieces, progress.scanned_bytes)
         self._reader.node = progress.node
         return self._reader.accept(pieces, progress.next_offset)
 

@@ -72,7 +72,7 @@ _COUNTS_WHEN_ADAPTIVE = (
     "spark.sql.adaptive.coalescePartitions.initialPartitionNum",
 )
 _SLOWEST_BYTES_S = 100_000
-_LOOK_S = 600.0
+_CHECK_INTERVAL_S = 600.0
 _FIX_COUNT = (
     f"To keep the number of tasks constant, set {ADAPTIVE_STREAMING}=false (for batch writes {ADAPTIVE}=false) or use "
     'repartition(8, "key"). Do not change spark.sql.shuffle.partitions and minPartitions'
@@ -360,7 +360,7 @@ def check_tasks(link: ProcessConnection, options: SinkOptions, messages: Sequenc
         )
 
     with with_error_code():
-        surplus = link.call(ask(), 4 * options.patience_s + _LOOK_S)
+        surplus = link.call(ask(), 4 * options.patience_s + _CHECK_INTERVAL_S)
     if surplus is not None:
         raise SourceError(
             (
@@ -390,9 +390,9 @@ def summary(messages: Iterable[WriterCommitMessage | None]) -> str:
 # them again.
 
 
-_LOOK_BYTES = 4 << 20
+_SCAN_BYTES = 4 << 20
 """Maximum number of bytes to read from a partition in search of records of an earlier run."""
-_LOOK_AGAIN_BYTES = 256 << 20
+_RESCAN_BYTES = 256 << 20
 
 
 class Range(NamedTuple):
@@ -542,7 +542,7 @@ async def surplus_task(
     for one in (sent_range for task in sent for sent_range in task.ranges):
         key = (one.stream, one.partition)
         starts[key] = min(one.start_offset, starts.get(key, one.start_offset))
-    most_bytes = _LOOK_AGAIN_BYTES if any(task.known for task in sent) else _LOOK_BYTES
+    most_bytes = _RESCAN_BYTES if any(task.known for task in sent) else _SCAN_BYTES
     for name in sorted({stream for stream, _ in starts} | ({options.stream} - {""})):
         known = await requests.stream(name)
         for place in known.partitions:

@@ -44,7 +44,16 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import ConfigError, DataLossError, LiftError, UnavailableError
 from liftpy.spark.catalog import BOUNDS_AGE_S, Catalog
 from liftpy.spark.failures import with_error_code
-from liftpy.spark.offsets import Bounds, OffsetSpec, StreamOffsets, check_uids, made_again, never_back, share_out, without
+from liftpy.spark.offsets import (
+    Bounds,
+    OffsetSpec,
+    StreamOffsets,
+    check_uids,
+    find_recreated_streams,
+    raise_to_start,
+    share_out,
+    without,
+)
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import (
     PlannedRange,
@@ -204,11 +213,11 @@ class LiftReader(DataSourceReader):
         ending = (options.ending or OffsetSpec("latest")).as_of(now_ns)
         with with_error_code():
             catalog = Catalog(link_to(options.access), options)
-            views = catalog.views(starting=starting, ending=ending, known=_epochs_given_by_user((starting, ending)))
+            views = catalog.views(starting=starting, ending=ending, known=_select_user_epochs((starting, ending)))
             _check_spec_uids((starting, ending), views)
             starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
             if starting.moving or ending.moving:
-                ends = never_back(ends, starts)  # nothing was stamped between the two times
+                ends = raise_to_start(ends, starts)  # nothing was stamped between the two times
             ranges, losses = plan_ranges(views, starts, ends, fail_on_data_loss=options.fail_on_data_loss)
             facts = catalog.measure([about(planned) for planned in ranges])
             keys = [(planned.stream, planned.partition) for planned in ranges]
@@ -255,7 +264,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _resolved_start(self) -> StreamOffsets:
         """Return the position at which a query starts now, from the option startingOffsets."""
         starting = (self.options.starting or OffsetSpec("latest")).as_of(time.time_ns())
-        views = self._open_catalog().views(starting=starting, known=_epochs_given_by_user((starting,)))
+        views = self._open_catalog().views(starting=starting, known=_select_user_epochs((starting,)))
         _check_spec_uids((starting,), views)
         starts = resolve_starts(starting, views)
         ends = _ends(views).next_offsets  # a start that is gone fails here, not with the first rows
@@ -276,14 +285,14 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             start_at = StreamOffsets.from_json(start)
             end = self._target or _ends(self._views_from(start_at))
             starts = without(start_at.next_offsets, self._made_again(start_at.uids, end.uids))
-            ends = never_back(end.next_offsets, starts)
+            ends = raise_to_start(end.next_offsets, starts)
             if self._too_few(starts, ends):
                 return start_at.to_json()
             uids = {**start_at.uids, **end.uids}
             if not isinstance(limit, ReadAllAvailable):
                 ends = self._apply_limit(limit, self._with_added(starts, ends), ends, uids)
             end_offsets = StreamOffsets(ends, uids, self._epochs_at(ends, start_at, end), self._began(start_at, ends))
-            self._open_catalog().vouch(end_offsets)
+            self._open_catalog().add_confirmation(end_offsets)
             return end_offsets.to_json()
 
     def _began(self, start_at: StreamOffsets, ends: Bounds) -> Bounds:
@@ -357,7 +366,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _made_again(self, known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
         if not self.options.accept_recreated:
             check_uids(known, now)
-        return made_again(known, now)
+        return find_recreated_streams(known, now)
 
     def _with_added(self, starts: Bounds, ends: Bounds) -> Bounds:
         """Return ``starts`` with the log starts of partitions that only ``ends`` has, because they were added to the stream.
@@ -487,7 +496,7 @@ def _ends(views: Views) -> StreamOffsets:
     return StreamOffsets(ends, _uids(views), {key: view.end_epoch for key, view in views.items()})
 
 
-def _epochs_given_by_user(specs: tuple[OffsetSpec, ...]) -> list[StreamOffsets]:
+def _select_user_epochs(specs: tuple[OffsetSpec, ...]) -> list[StreamOffsets]:
     """Return the positions in ``specs`` for which the user gave LeaderEpochs of records that were read before.
 
     Leaders check whether these records still exist [R6].

@@ -55,7 +55,7 @@ from liftpy.errors import CorruptionError, IncompatibleVersionError, LiftError, 
 from liftpy.nats.cancellation import end_tasks
 from liftpy.spark.pipelines.replica_reads import DamagedRecordsError, ReplicaAddress, ReplicaReads, ReplicaUnavailableError
 from sidecar.backup.inspect import read_image
-from sidecar.backup.store import DEFAULT_BYTES_PER_S, BackupPace, Store
+from sidecar.backup.store import DEFAULT_BYTES_PER_S, BackupRateLimit, Store
 from sidecar.runtime.tasks import start_attended
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ AGAIN_S = 0.5
 """Pause in seconds before all replicas of a partition are tried again."""
 _MOVED = 5
 """Number of times that the copy of a partition starts again, because retention or compaction removed the next records."""
-_LEAST_PAST_S = 60.0
+_MIN_EXTRA_S = 60.0
 """Minimum time limit for the records of a compacted partition after its barrier, in seconds.
 
 The limit is twice the time that the copy up to the barrier took.
@@ -166,11 +166,11 @@ class _BackupRun:
     written_bytes: int = 0
     copied_count: int = 0
     deleted: set[str] = field(default_factory=set)
-    pace: BackupPace = field(default_factory=lambda: BackupPace(0))
+    pace: BackupRateLimit = field(default_factory=lambda: BackupRateLimit(0))
 
     async def run(self) -> BackupResult:
         began_s = time.monotonic()
-        self.pace = BackupPace(self.options.bytes_per_s)
+        self.pace = BackupRateLimit(self.options.bytes_per_s)
         earlier = await asyncio.to_thread(self.store.backup_ids)
         self.id = new_backup_id(datetime.now(UTC), earlier[-1] if earlier else "")
         self.step("begin")
@@ -499,7 +499,7 @@ class _PartitionCopying:
             try:
                 copy = await self._read_partition(start, bounds.high_watermark, chain, reusable)
                 return replace(copy, state=state, knows_dropped=barrier.knows_dropped)
-            except _TombstonesGoneError:
+            except _DeletedTombstonesError:
                 before = None
             except _RecordsDeletedError:
                 bounds_now = await self._home.client.bounds(self._stream.name, self._number)
@@ -520,7 +520,7 @@ class _PartitionCopying:
         """
         try:
             batches = await self._batches(last.end - 1)
-        except (_RecordsDeletedError, _TombstonesGoneError):
+        except (_RecordsDeletedError, _DeletedTombstonesError):
             return False
         return any(batch.next_offset == last.end and batch.leader_epoch == last.last_epoch for batch in batches)
 
@@ -541,7 +541,7 @@ class _PartitionCopying:
                     high_watermark = max(high_watermark, min(compacted_end - 1, committed))
                 if position > barrier:
                     now_s = time.monotonic()
-                    latest_s = latest_s or now_s + max(_LEAST_PAST_S, 2 * (now_s - began_s))
+                    latest_s = latest_s or now_s + max(_MIN_EXTRA_S, 2 * (now_s - began_s))
                     if now_s > latest_s:
                         raise UnavailableError(
                             f"{self._stream.name}/{self._number}: compaction runs faster than the backup copies records. Increase "
@@ -604,7 +604,7 @@ class _PartitionCopying:
     def _learn_compaction(self, reads: ReplicaReads, node: str, offset: int) -> None:
         """Update the compaction offsets from ``reads``, the last answer of the replica on ``node``.
 
-        The backup has read all records below ``offset``. Raises _TombstonesGoneError if the replica may have removed a
+        The backup has read all records below ``offset``. Raises _DeletedTombstonesError if the replica may have removed a
         tombstone that the backup has not read yet.
         """
         self._compacted_end = max(self._compacted_end, reads.compacted_end)
@@ -614,14 +614,14 @@ class _PartitionCopying:
         self._deletes_end = reads.deletes_end if self._deletes_end is None else min(self._deletes_end, reads.deletes_end)
         self._answered, self._last_deletes_end = node, reads.deletes_end
         if reads.deletes_end > max(known, offset):
-            raise _TombstonesGoneError
+            raise _DeletedTombstonesError
 
 
 class _RecordsDeletedError(Exception):
     """Raised if retention has deleted records that the backup needs."""
 
 
-class _TombstonesGoneError(Exception):
+class _DeletedTombstonesError(Exception):
     """Raised if a log has removed tombstones that were not read. Records in the backup may be deleted ones."""
 
 

@@ -261,7 +261,7 @@ STALLED_S = 120.0
 """Time without any change after which a restore fails, in seconds."""
 ABANDONED_S = 600.0
 """Time in seconds after which a stopped helper counts as abandoned. A running restore stops its helper for a few seconds."""
-_LOOK_S = 0.2
+_CHECK_INTERVAL_S = 0.2
 _CREATED_TOGETHER = 1000
 """Maximum number of partitions per request to create them on the helper. Each needs about 30 bytes of 64 KiB."""
 
@@ -617,7 +617,7 @@ class Restore:
         counters = (await self._client.admin.describe_cluster(linearizable=True)).image.counters
         return first_leader_epoch(self._manifest, counters.next_leader_epoch)
 
-    def _wish_on_helper(self, numbers: range, later_policy: str = "") -> PlacementOptions:
+    def _place_on_helper(self, numbers: range, later_policy: str = "") -> PlacementOptions:
         assignment = tuple((number, (self._helper_id,)) for number in numbers)
         return PlacementOptions(policy=MANUAL, assignment=assignment, allow_offline=True, later_policy=later_policy)
 
@@ -628,14 +628,14 @@ class Restore:
             stream_restore.into,
             stream_restore.subject,
             config=self._closed_config(stream_restore.config),
-            placement=self._wish_on_helper(range(min(count, _CREATED_TOGETHER)), stream_restore.placement or DEFAULT_POLICY),
+            placement=self._place_on_helper(range(min(count, _CREATED_TOGETHER)), stream_restore.placement or DEFAULT_POLICY),
             ready_s=0,
             first_leader_epoch=first_epoch,
         )
         one.image = created.image
         for first in range(_CREATED_TOGETHER, count, _CREATED_TOGETHER):
             numbers = range(first, min(count, first + _CREATED_TOGETHER))
-            placement = self._wish_on_helper(numbers)
+            placement = self._place_on_helper(numbers)
             grown = await self._client.admin.add_partitions(stream_restore.into, uid=one.uid, placement=placement, ready_s=0)
             one.image = grown.image
         if any(partition.leader_epoch < first_epoch for partition in one.image.partitions):
@@ -712,4 +712,4 @@ class Restore:
                     f"{what}: no progress for {STALLED_S:g} s. Check `liftpy status` and the logs of the nodes, then "
                     "start the restore again."
                 )
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_INTERVAL_S)

@@ -51,7 +51,7 @@ class StagedLog:
     Attributes:
         digest: Digest of all batches.
         records: Number of records without control records.
-        asked_end: Requested end, if compaction made the log end later.
+        requested_end: Requested end, if compaction made the log end later.
         state: Producers and message ids. None: none.
         state_left_out: Why the state is missing. '': it is not.
     """
@@ -61,7 +61,7 @@ class StagedLog:
     digest: str
     records: int
     size_bytes: int
-    asked_end: int | None = None
+    requested_end: int | None = None
     state: State | None = None
     state_left_out: str = ""
 

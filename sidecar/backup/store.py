@@ -162,7 +162,7 @@ DEFAULT_BYTES_PER_S = 50 * 1024 * 1024
 """Default of ``backup_bytes_per_s``, the rate at which a backup reads from the cluster."""
 
 
-class BackupPace:
+class BackupRateLimit:
     """Rate limit of a backup. ``bytes_per_s`` 0: no limit."""
 
     def __init__(self, bytes_per_s: int) -> None:

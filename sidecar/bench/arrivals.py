@@ -36,7 +36,7 @@ class Arrivals:
         return {"acked": self.count, "cpu_s": time.process_time(), **quantiles(self.times_ns, "end_")}
 
 
-async def read_ours(port: int, stream: str, arrivals: Arrivals) -> None:
+async def read_liftpy(port: int, stream: str, arrivals: Arrivals) -> None:
     """Read batches of new records with liftpy forever, and add their number and ages to ``arrivals``."""
     async with connect(f"nats://127.0.0.1:{port}") as client:
         consumer = client.consume(stream, start="new")
@@ -83,7 +83,7 @@ async def run(port: int, stream: str, system: str) -> dict[str, float]:
         SystemExit: The system under test ended the reading.
     """
     arrivals, loop = Arrivals(), asyncio.get_running_loop()
-    reading = start_attended((read_ours if system == "liftpy" else read_jetstream)(port, stream, arrivals))
+    reading = start_attended((read_liftpy if system == "liftpy" else read_jetstream)(port, stream, arrivals))
     is_over = asyncio.Event()
     loop.add_reader(sys.stdin, is_over.set)
     waiting = start_attended(is_over.wait())

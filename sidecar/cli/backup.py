@@ -233,7 +233,7 @@ def restore(
     manifest = store.newest(backup_id)
     image = read_image(store, manifest)
     names = [stream.name for stream in manifest.streams] if everything else [name or into]
-    stream_restores = [_wish(image, manifest, one, into or one, subject, replicas) for one in names]
+    stream_restores = [_plan_stream_restore(image, manifest, one, into or one, subject, replicas) for one in names]
     options = RestoreOptions(
         target=target,
         until=until_of(until_text),
@@ -255,9 +255,9 @@ def restore(
         ends = ", ".join(f"{log.start}..{log.end - 1}" if log.end > log.start else "empty" for log in one.logs)
         click.echo(f"{one.wish.into}: uid {one.uid}, offsets {ends}")
         for number, log in enumerate(one.logs):
-            if log.asked_end is not None:
+            if log.requested_end is not None:
                 click.echo(
-                    f"{one.wish.into}/{number} ends at offset {log.end - 1} instead of {log.asked_end - 1} (--until), because the "
+                    f"{one.wish.into}/{number} ends at offset {log.end - 1} instead of {log.requested_end - 1} (--until), because the "
                     "stream is compacted, and the backup lacks the records that the records in between replaced",
                     err=True,
                 )
@@ -284,7 +284,9 @@ def _print_states_left_out(reasons: Mapping[str, str]) -> None:
         )
 
 
-def _wish(image: ClusterImage, manifest: Manifest, name: str, into: str, subject: str, replicas: int) -> StreamRestore:
+def _plan_stream_restore(
+    image: ClusterImage, manifest: Manifest, name: str, into: str, subject: str, replicas: int
+) -> StreamRestore:
     if name not in image.streams or name not in {stream.name for stream in manifest.streams}:
         raise NotFoundError(f"Backup {manifest.backup} has no stream {name!r}. `liftpy backup list --json` shows the streams.")
     was = image.streams[name]

@@ -33,7 +33,7 @@ _FIELDS = re.compile(r"(?<![\w/.-])(" + "|".join(name for name in _CREDENTIALS i
 
 
 @contextlib.contextmanager
-def _named_as_given(options: Mapping[str, str | None], *, has_file: bool = False) -> Iterator[None]:
+def _name_credential_sources(options: Mapping[str, str | None], *, has_file: bool = False) -> Iterator[None]:
     """In ConfigErrors of this block, name each credential as the user gave it: option, variable, setting in a file, or context."""
 
     def source(match: re.Match[str]) -> str:
@@ -232,7 +232,7 @@ def credential_options(function: F) -> F:
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
         credential_values = {name: kwargs.pop(name) for name in _NODE_CREDENTIALS}
-        with _named_as_given(credential_values, has_file=True):
+        with _name_credential_sources(credential_values, has_file=True):
             return function(*args, credentials=credentials_from(credential_values), **kwargs)
 
     return add_credential_options(command)  # type: ignore[return-value]
@@ -258,7 +258,7 @@ def connection_options(function: F) -> F:
         option_values = {
             name: value if (value := kwargs.pop(name)) is not None else before.get(name) for name in SHARED_OPTIONS
         }
-        with _named_as_given(option_values):
+        with _name_credential_sources(option_values):
             return function(*args, target=target_of(option_values), **kwargs)
 
     return add_shared_options(command)  # type: ignore[return-value]

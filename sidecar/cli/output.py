@@ -86,7 +86,7 @@ class Progress:
         self.count = 0
         """Number of units that are done."""
         self._what, self._unit, self._total = what, unit, total
-        self._tells_interruption = tells_interruption
+        self._shows_interruption = tells_interruption
         self._is_shown = is_shown
         self._bar: Any = None
         self._line_at_s = 0.0
@@ -131,14 +131,14 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._bar is not None:
             self._bar.stop()
-        if self._tells_interruption and kind is not None:
+        if self._shows_interruption and kind is not None:
             import asyncio  # late: a health probe has no time for it
 
             if kind is asyncio.CancelledError:
                 click.echo(f"{self.count} {self._unit} in {self._what}", err=True)
 
 
-_LOOK_S = 0.2
+_CHECK_INTERVAL_S = 0.2
 """Time between two checks whether the reader of a pipe has closed it, in seconds."""
 
 
@@ -152,7 +152,7 @@ async def wait_for_closed_pipe(output: TextIO) -> None:
         if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind):
             watched.register(output.fileno(), 0)
     while not any(event & (select.POLLERR | select.POLLHUP) for _, event in watched.poll(0)):
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_CHECK_INTERVAL_S)
     raise BrokenPipeError
 
 

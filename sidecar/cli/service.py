@@ -153,7 +153,7 @@ EXIT_UNAVAILABLE = 3
 """``liftpy service``: no answer from NATS or the cluster. Restart."""
 EXIT_DATA = 65
 """EX_DATAERR: a service can't apply a record, or its output stream is not its own. No restart."""
-EXIT_PLACE_TAKEN = 69
+EXIT_IN_USE = 69
 """EX_UNAVAILABLE: another process of the service has its place. No restart."""
 EXIT_DIVERGED = 70
 """EX_SOFTWARE: a service's state is not that of the other nodes. No restart."""
@@ -178,7 +178,7 @@ TABLE: tuple[tuple[int, tuple[type[LiftError], ...], bool, str], ...] = (
         "starts too late",
     ),
     (
-        EXIT_PLACE_TAKEN,
+        EXIT_IN_USE,
         (FencedError, DataDirectoryLockedError),
         False,
         "another process of this service uses this node or this directory",

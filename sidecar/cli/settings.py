@@ -22,7 +22,7 @@ from sidecar.cli.output import table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
-_LOOK_S = 0.2
+_CHECK_INTERVAL_S = 0.2
 _SETTLES_WITHIN_S = 30.0
 
 
@@ -161,7 +161,7 @@ async def _wait_until_settled(client: Client, times: SessionTimes) -> SessionTim
                 f"The new times are set, but not yet in use everywhere: {times.words}. "
                 "The change continues. Do not repeat the command. Check it with: liftpy settings node-session"
             )
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_CHECK_INTERVAL_S)
         times = await client.admin.session_times() or times
     return times
 

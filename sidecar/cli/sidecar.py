@@ -17,7 +17,7 @@ from sidecar.cli.help import ConnectionOption, HelpCommand
 from sidecar.cli.options import add_credential_options, jetstream_option
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, count_restart, never_again, pause_s
-from sidecar.runtime.settings import GivenSettings, restarted_environment, restarts_in_a_row, unknown_variables
+from sidecar.runtime.settings import SettingsLoader, restarted_environment, restarts_in_a_row, unknown_variables
 from sidecar.runtime.tasks import run_loop
 
 logger = logging.getLogger("liftpy.node")
@@ -81,7 +81,7 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
            does not support the feature level of the cluster.
       130  interrupted before the start was complete
     """
-    sources = GivenSettings(config, flags)
+    sources = SettingsLoader(config, flags)
     settings = sources.load()
     LOGS.configure(settings.log_level, settings.log_format, settings.node_id)
     for name, nearest in unknown_variables().items():

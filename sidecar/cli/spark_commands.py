@@ -1,7 +1,7 @@
 """Commands of ``liftpy spark``: archive, replay, compact, audit and stats.
 
 ``archive``, ``replay`` and ``compact`` run as Spark jobs. ``audit`` and ``stats`` read in this process, or with ``--master`` in
-the executors of Spark. ``SparkPlace`` and the functions before the commands say where Spark runs and how its tasks reach the cluster.
+the executors of Spark. ``SparkTarget`` and the functions before the commands say where Spark runs and how its tasks reach the cluster.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
-class SparkPlace:
+class SparkTarget:
     """Spark master and Spark settings of a command."""
 
     master: str
@@ -119,20 +119,20 @@ def _add_spark_options(function: F, master: Callable[[Any], Any]) -> F:
             raise click.UsageError(f"Invalid value for --conf: {lacking[0]}. Use NAME=VALUE.")
         if settings and not master:
             raise click.UsageError("--conf is a setting of Spark, so it needs --master.")
-        return function(*args, place=SparkPlace(master, settings) if master else None, **kwargs)
+        return function(*args, place=SparkTarget(master, settings) if master else None, **kwargs)
 
     command = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Spark setting. May be repeated.")(command)
     return master(command)  # type: ignore[no-any-return]
 
 
 def spark_options(function: F) -> F:
-    """Add the options --master and --conf to a command. The command gets ``place: SparkPlace``."""
+    """Add the options --master and --conf to a command. The command gets ``place: SparkTarget``."""
     text = "Spark master: local[N] (this machine, N cores) or a cluster such as spark://host:7077."
     return _add_spark_options(function, click.option("--master", default="local[*]", show_default=True, help=text))
 
 
 @contextmanager
-def source_options(target: Target, place: SparkPlace) -> Iterator[dict[str, str]]:
+def source_options(target: Target, place: SparkTarget) -> Iterator[dict[str, str]]:
     """Yield options of the format ``liftpy`` that reach ``target``.
 
     A password or token is in a private file of this user during the context, because a Spark plan must contain no secret.
@@ -159,7 +159,7 @@ def source_options(target: Target, place: SparkPlace) -> Iterator[dict[str, str]
 
 
 def optional_spark_options(function: F) -> F:
-    """Add the options --master and --conf to a command. The command gets ``place: SparkPlace``, None without --master."""
+    """Add the options --master and --conf to a command. The command gets ``place: SparkTarget``, None without --master."""
 
     text = "Read in the executors of this Spark master, local[N] or spark://host:7077.  [default: read here, without Spark]"
     return _add_spark_options(function, click.option("--master", default="", metavar="MASTER", help=text))
@@ -178,9 +178,9 @@ table_format_option = click.option(
 
 
 @contextmanager
-def open_target(target: Target, place: SparkPlace | None, name: str) -> Iterator[tuple[Access, SparkSession | None]]:
+def open_target(target: Target, place: SparkTarget | None, name: str) -> Iterator[tuple[Access, SparkSession | None]]:
     """Yield (access to the cluster ``target``, Spark session or None). The session stops at the end of the block."""
-    with source_options(target, place or SparkPlace("local", {})) as options:
+    with source_options(target, place or SparkTarget("local", {})) as options:
         session = None if place is None else place.session(name)
         try:
             yield access_of(options), session
@@ -248,7 +248,7 @@ def open_target(target: Target, place: SparkPlace | None, name: str) -> Iterator
 def archive(
     streams: tuple[str, ...], table: str, kind: str | None, once: bool, checkpoint: str, columns: str, start: str, compression: str,
     every_s: float, batch_records: int, orphan_age_s: float, accept_loss: bool, dry_run: bool, as_json: bool,
-    place: SparkPlace, target: Target,
+    place: SparkTarget, target: Target,
 ) -> None:  # fmt: skip
     """Archive STREAMS into a table, each record exactly once. After a failure, run the command again: it resumes.
 
@@ -335,7 +335,7 @@ def _show_archive_plan(plan: ArchivePlan, *, as_json: bool) -> None:
 @connection_options
 def replay(
     stream: str, target_stream: str, name: str, table: str, start: str, end: str, partitions: str, rate: float, accept_loss: bool,
-    dry_run: bool, as_json: bool, place: SparkPlace, target: Target,
+    dry_run: bool, as_json: bool, place: SparkTarget, target: Target,
 ) -> None:  # fmt: skip
     """Write the records of STREAM, or of its archive in --table, to the stream TARGET. Each record is written once, in order.
 
@@ -414,7 +414,7 @@ def _show_replayed(done: list[ShareDone], took_s: float, *, as_json: bool) -> No
 @spark_options
 @connection_options
 def compact(
-    stream: str, output: str, table: str, kind: str | None, rebuild: bool, dry_run: bool, as_json: bool, place: SparkPlace,
+    stream: str, output: str, table: str, kind: str | None, rebuild: bool, dry_run: bool, as_json: bool, place: SparkTarget,
     target: Target,
 ) -> None:  # fmt: skip
     """Write the latest record of each key of STREAM to a table. A tombstone deletes its key.
@@ -461,7 +461,7 @@ EVERY_STREAM = ".*"
 @connection_options
 @internal_option
 def audit(
-    streams: tuple[str, ...], timeout_s: float, tasks: int, as_json: bool, place: SparkPlace | None, target: Target
+    streams: tuple[str, ...], timeout_s: float, tasks: int, as_json: bool, place: SparkTarget | None, target: Target
 ) -> int:
     """Compare the committed records of all replicas of STREAMS, and print the first difference. Without STREAMS, compare all streams.
 
@@ -553,7 +553,7 @@ _STATS_COLUMNS = (
 @connection_options
 def stats(
     streams: tuple[str, ...], start: str, until: str, every_s: float | None, plot: Path | None, timeout_s: float, tasks: int,
-    as_json: bool, place: SparkPlace | None, target: Target,
+    as_json: bool, place: SparkTarget | None, target: Target,
 ) -> None:  # fmt: skip
     """Show rates, sizes, gaps, and distinct keys and subjects of STREAMS over time, for each partition and in total."""
     if plot is not None and (problem := plot_problem()):

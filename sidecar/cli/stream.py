@@ -58,7 +58,7 @@ from sidecar.cli.stream_settings import (
 )
 from sidecar.runtime.settings import Target
 
-_LOOK_EVERY_S = 0.5
+_CHECK_EVERY_S = 0.5
 _COUNT_S = 10.0
 """Time to count the records that would be deleted, over all partitions, in seconds."""
 F = TypeVar("F", bound=Callable[..., Any])
@@ -234,7 +234,7 @@ async def _wait_for_purges(client: Client, name: str, numbers: set[int], timeout
                 f"The purge of stream {name} did not finish on {who} within {timeout_s:g} s (--timeout). It continues in the "
                 f"background: `liftpy stream show {name}` shows the progress."
             )
-        await asyncio.sleep(_LOOK_EVERY_S)
+        await asyncio.sleep(_CHECK_EVERY_S)
 
 
 @stream.command(name="delete-records", example="liftpy stream delete-records orders --before -24h --dry-run")

@@ -35,7 +35,7 @@ AHEAD_RECORDS = 40_000
 STALL_S = 60.0
 SPARK_START_S = 120.0
 SPARK_JOB_S = 180.0
-_LOOK_S = 0.1
+_CHECK_INTERVAL_S = 0.1
 
 Show = Callable[["Positions"], None]
 
@@ -98,7 +98,7 @@ async def _watch(client: Client, publisher: LineProcess, flights: range, nodes: 
                 raise UnavailableError(
                     f"No progress for {STALL_S:g} s: {at}. The machine may be overloaded: run the demo again."
                 )
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_INTERVAL_S)
         return time.monotonic() - started
     finally:
         counting.cancel()
@@ -305,7 +305,7 @@ async def _until_in_sync(client: Client, stream: str) -> None:
 
 _STOP_TIMEOUT_S = 20.0
 _ABANDON_TIMEOUT_S = 1.0
-_LAST_WORDS_BYTES = 2000
+_LAST_OUTPUT_BYTES = 2000
 
 
 def _import_path() -> str:
@@ -357,7 +357,7 @@ class LineProcess:
         async for line in self._process.stdout:
             yield line.decode(errors="replace").rstrip()
         if await self._process.wait() != 0:
-            raise LiftError(f"The {self.name} process of the demo failed: {self.last_words()}")
+            raise LiftError(f"The {self.name} process of the demo failed: {self.read_last_output()}")
 
     async def expect(self, wanted: str, timeout_s: float) -> None:
         """Read output until the line ``wanted``. Raises UnavailableError after ``timeout_s`` seconds, and LiftError at its end."""
@@ -371,10 +371,10 @@ class LineProcess:
                 f"The {self.name} process of the demo did not print {wanted!r} within {timeout_s:g} s. The machine "
                 "may be overloaded: run the demo again."
             ) from None
-        raise LiftError(f"The {self.name} process of the demo ended before it printed {wanted!r}: {self.last_words()}")
+        raise LiftError(f"The {self.name} process of the demo ended before it printed {wanted!r}: {self.read_last_output()}")
 
-    def last_words(self) -> str:
-        return self._log.read_bytes()[-_LAST_WORDS_BYTES:].decode(errors="replace").strip() or "it said nothing"
+    def read_last_output(self) -> str:
+        return self._log.read_bytes()[-_LAST_OUTPUT_BYTES:].decode(errors="replace").strip() or "it said nothing"
 
     async def __aenter__(self) -> LineProcess:
         return self
@@ -408,5 +408,5 @@ class LineProcess:
         assert self._process.stdout is not None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ABANDON_TIMEOUT_S):
-                while await self._process.stdout.read(_LAST_WORDS_BYTES):
+                while await self._process.stdout.read(_LAST_OUTPUT_BYTES):
                     pass

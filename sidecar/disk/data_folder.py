@@ -281,7 +281,7 @@ class DataDirectory:
         return DirectoryStorage(path, self.maps, self._folders)
 
     # ---- marks of existing logs ---------------------------------------------------------------------------------------------
-    def held_logs(self) -> frozenset[str]:
+    def list_marked_logs(self) -> frozenset[str]:
         """Return the names of the logs that this node has created and not deleted, as ``<stream>-<uid>/<partition>``.
 
         Their files may be missing.
@@ -291,7 +291,7 @@ class DataDirectory:
             names = os.listdir(marks_folder) if marks_folder.exists() else []
         return frozenset("/".join(name.rsplit(".", 1)) for name in names)
 
-    def mark_held(self, name: str) -> None:
+    def mark_log(self, name: str) -> None:
         """Store durably that the node has the log ``name`` (``<stream>-<uid>/<partition>``).
 
         The node may acknowledge a record of the log only after this call [S17].
@@ -306,7 +306,7 @@ class DataDirectory:
             os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640))
             sync_folder(marks_folder)
 
-    def unmark_held(self, name: str) -> None:
+    def unmark_log(self, name: str) -> None:
         """Remove the mark of the log ``name``, which will be deleted or has moved to another node."""
         mark = self.path / "held" / _mark_of(name)
         with storage_errors("remove", mark):
@@ -320,7 +320,7 @@ class DataDirectory:
         The directory is renamed first, so that it is removed completely or not at all.
         """
         path = self.partition_path(key)
-        self.unmark_held(key.folder)
+        self.unmark_log(key.folder)
         with storage_errors("remove", path):
             if path.exists():
                 doomed = path.with_name(f"{path.name}.deleted")

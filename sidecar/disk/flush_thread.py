@@ -132,8 +132,8 @@ SLOW_S = 1.0
 Publishers then begin to time out, and commits of every stream with this replica in its ISR wait.
 """
 WARN_EVERY_S = 10.0
-KEPT_OF_NODE = 2048
-KEPT_OF_PARTITION = 128
+SAMPLES_OF_NODE = 2048
+SAMPLES_OF_PARTITION = 128
 
 
 class FlushTimes:
@@ -141,7 +141,7 @@ class FlushTimes:
 
     __slots__ = ("_at", "_kept", "_ring", "count")
 
-    def __init__(self, kept: int = KEPT_OF_PARTITION) -> None:
+    def __init__(self, kept: int = SAMPLES_OF_PARTITION) -> None:
         self._kept = kept
         self._ring = array("f")
         self._at = 0
@@ -172,7 +172,7 @@ class NodeFlushTimes(FlushTimes):
     __slots__ = ("_counters", "_log_limit", "_times")
 
     def __init__(self, counters: Counter[str], times: Histogram | None = None) -> None:
-        super().__init__(KEPT_OF_NODE)
+        super().__init__(SAMPLES_OF_NODE)
         self._times = times or Histogram()
         self._counters = counters
         self._log_limit = LogRateLimit(WARN_EVERY_S)

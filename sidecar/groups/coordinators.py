@@ -60,12 +60,12 @@ from sidecar.transport.credentials import Keys
 EVERY_S = 2.0
 SLICE_S, PAUSE_S = 0.002, 0.05
 ASKS = 20
-ASKED_AT_ONCE = 8
+REQUESTS_AT_ONCE = 8
 PATIENCE_S = 1.0
-LOOK_FAILED = "group_check_failed"
+CHECK_FAILED = "group_check_failed"
 _AGE_BYTES = 4096
 """Requested size of a read for the age of one record, in bytes. A larger batch is sent anyway."""
-_LOOKED_AT_ONCE = 64
+_GROUPS_PER_STEP = 64
 """Number of positions between two checks of the clock."""
 
 BoundsOf = Callable[[PartitionKey], tuple[int, int] | None]
@@ -109,7 +109,7 @@ class GroupLags:
                 lag = GroupLag()
                 for key, position in read_positions(group):
                     count += 1
-                    if count % _LOOKED_AT_ONCE == 0 and time.monotonic() - began > SLICE_S:
+                    if count % _GROUPS_PER_STEP == 0 and time.monotonic() - began > SLICE_S:
                         await asyncio.sleep(PAUSE_S)
                         began = time.monotonic()
                     self._measure_partition(key, read, elsewhere if leads else None)
@@ -180,7 +180,7 @@ class GroupLags:
                 if key in unread:
                     await self._ask_for_age(reader, key, unread[key])
 
-        await asyncio.gather(*(some() for _ in range(ASKED_AT_ONCE)))
+        await asyncio.gather(*(some() for _ in range(REQUESTS_AT_ONCE)))
 
     async def _ask_for_age(self, reader: PartitionReader, key: PartitionKey, offset: int) -> None:
         """Read the record at ``offset`` and store its age. If no replica answers, the next check asks again."""
@@ -228,7 +228,7 @@ class LocalReader(PartitionReader):
         timeout_s = wait_s + self.options.answer_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                return await reads.asked_here(frames.seal(request))
+                return await reads.answer_local_read(frames.seal(request))
         except TimeoutError:
             raise RequestTimeoutError(
                 f"The coordinator {self._key} on this node did not answer within {timeout_s:g} s. Retry."
@@ -414,7 +414,7 @@ class GroupCoordinators:
             try:
                 await self.lags.measure(self._states(), None if self._connection is None else Transport(self._connection))
             except Exception:  # a failed measurement of lags stops no coordinator
-                self._counters[LOOK_FAILED] += 1
+                self._counters[CHECK_FAILED] += 1
             await asyncio.sleep(EVERY_S)
 
     def _states(self) -> Iterator[tuple[GroupCoordinator, bool]]:

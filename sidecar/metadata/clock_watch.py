@@ -25,12 +25,12 @@ from sidecar.transport.liveness import QUESTION
 
 logger = logging.getLogger("liftpy.node")
 
-_LOOK_EVERY_NS = NS_PER_S
+_CHECK_EVERY_NS = NS_PER_S
 _UNSURE_EVERY_S = 1.0
 """Interval of comparisons until another node has answered, in seconds."""
 _PATIENCE_S = 60.0
 """Time for which the clock must be untrusted before it is reported, in seconds. Other nodes may not have started yet."""
-HELD_BACK = "clock_skew_unknown"
+CLOCK_WAITS = "clock_skew_unknown"
 
 
 class ClockWatch:
@@ -49,7 +49,7 @@ class ClockWatch:
         self._counters = counters
         self._began = time.monotonic()
         self._task: asyncio.Task[None] | None = None
-        self._seen = (0, -_LOOK_EVERY_NS, NO_AGE_NS)
+        self._seen = (0, -_CHECK_EVERY_NS, NO_AGE_NS)
         """Last check: (offset of the wall clock, time of the check, its result)."""
         self._said = False
 
@@ -63,7 +63,7 @@ class ClockWatch:
         """
         wall_ns, now_ns = time.time_ns(), clock.now_ns()
         age_time_ns = self._check_clock(wall_ns, now_ns)
-        self._counters[HELD_BACK] += age_time_ns == NO_AGE_NS
+        self._counters[CLOCK_WAITS] += age_time_ns == NO_AGE_NS
         return wall_ns if age_time_ns != NO_AGE_NS else NO_AGE_NS
 
     def stamp_ns(self) -> int:
@@ -77,7 +77,7 @@ class ClockWatch:
 
     def _check_clock(self, wall_ns: int, now_ns: int) -> int:
         offset_ns, at_ns, age_time_ns = self._seen
-        if abs(wall_ns - now_ns - offset_ns) > NS_PER_S or now_ns - at_ns >= _LOOK_EVERY_NS:
+        if abs(wall_ns - now_ns - offset_ns) > NS_PER_S or now_ns - at_ns >= _CHECK_EVERY_NS:
             return self._compare(wall_ns, now_ns)
         return age_time_ns
 

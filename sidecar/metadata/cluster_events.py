@@ -119,7 +119,7 @@ class EventsHandler:
     def answer(self, question: bytes) -> dict[str, Any]:
         """Return the answer to ``question``, limited to one message. An invalid question gets an answer with the field ``error``."""
         try:
-            place, since_ns, count = asked_of(question)
+            place, since_ns, count = decode_events_request(question)
         except ValueError as error:
             return {"error": f'{error}; asked for as {{"after": [index, number], "since_ns": 0, "count": {MOST_ANSWERED}}}'}
         while True:
@@ -137,7 +137,7 @@ class EventsHandler:
             count //= 2
 
 
-def asked_of(question: bytes) -> tuple[tuple[int, int], int, int]:
+def decode_events_request(question: bytes) -> tuple[tuple[int, int], int, int]:
     """Parse a question for cluster events, ``{"after": [index, number], "since_ns": wall clock, "count": 500}``.
 
     Each field may be missing. Return (after, since_ns, count): the place after which the events begin, the earliest time in
@@ -160,7 +160,7 @@ def asked_of(question: bytes) -> tuple[tuple[int, int], int, int]:
 
 logger = logging.getLogger("liftpy.metadata")
 
-LOOK_S = 0.2
+CHECK_PERIOD_S = 0.2
 MOST_WRITTEN_AT_ONCE = 64
 """Maximum number of events that are published to the stream at a time."""
 _AGAIN_S, _LONGEST_AGAIN_S = 0.5, 10.0
@@ -227,18 +227,18 @@ class EventWriter:
                 await client.close()
 
     async def _run(self) -> None:
-        wait_s = LOOK_S
+        wait_s = CHECK_PERIOD_S
         while True:
             await asyncio.sleep(wait_s)
-            wait_s = max(LOOK_S, min(wait_s, _LONGEST_AGAIN_S))
+            wait_s = max(CHECK_PERIOD_S, min(wait_s, _LONGEST_AGAIN_S))
             if not self._leads():
                 self._events.resign()
-                wait_s = LOOK_S
+                wait_s = CHECK_PERIOD_S
                 continue
             try:
                 while self._leads() and self._events.has_events_to_write and self._image().nodes:
                     await self._write()
-                wait_s = LOOK_S
+                wait_s = CHECK_PERIOD_S
             except (LiftError, nats.errors.Error, OSError, TimeoutError, ValueError) as error:
                 self._events.forget_tail()
                 self.counters[FAILED] += 1

@@ -318,7 +318,7 @@ class Forwarder:
             self._listener.close()
         self._sent.clear()
 
-    async def until_decided(
+    async def request_until_decided(
         self, request: pb.ControlRequest, timeout_s: float, here: DecideHere | None = None
     ) -> pb.ControlResponse:
         """Send ``request`` to the metadata leader until it is decided or ``timeout_s`` seconds are over. Return the response.

@@ -120,7 +120,7 @@ class FeedSubscriber(MetadataGroup):
         return {what: count for what, count in totals.items() if count}
 
     def distrust(self) -> None:
-        self._subscription.start_again()
+        self._subscription.resynchronize()
 
     async def start(self) -> None:
         self._subscriptions.append(await self._connection.subscribe(self._subjects.feed(), cb=self._entry_arrived))
@@ -144,7 +144,7 @@ class FeedSubscriber(MetadataGroup):
         self._forwarder.send_heartbeat(request, arrived)
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        response = await self._forwarder.until_decided(request, timeout_s)
+        response = await self._forwarder.request_until_decided(request, timeout_s)
         self._leader = response.metadataLeader or self._leader
         return response
 

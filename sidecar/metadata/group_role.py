@@ -49,14 +49,14 @@ from sidecar.transport.credentials import Keys, PermissionWatch
 
 logger = logging.getLogger("liftpy.metadata")
 
-_LOOK_S = 0.1
+_CHECK_INTERVAL_S = 0.1
 """Time between a change of the image and the check of the role, in seconds."""
-_LOOK_WITHOUT_CHANGE_S = 0.5
+_CHECK_WITHOUT_CHANGE_S = 0.5
 """Time between two checks of the role without a change of the image, in seconds."""
 _ASK_TIMEOUT_S = 0.3
 _ASK_TIMES = 3
 """Number of requests for a running group. NATS reports at once if there are no responders."""
-_SAY_EVERY_S = 60.0
+_LOG_PERIOD_S = 60.0
 STORAGE_AGAIN_S = 5.0
 """Time after which a node tries again to become a controller after a storage error, in seconds."""
 FEED_TIMEOUT_S = 15.0
@@ -105,11 +105,11 @@ class GroupRole:
         """True if the node stops. Then the backend no longer changes."""
         self.decides = False
         """True if the image is certainly committed: the node is a controller and has not followed the feed in this process."""
-        self._look_due = asyncio.Event()
+        self._check_due = asyncio.Event()
         self._image_changed = False
         """True if the image changed since the last check of the role."""
         self._said: tuple[str, ...] = ()
-        self._say_at = 0.0
+        self._next_log_s = 0.0
         self._task: asyncio.Task[None] | None = None
 
     # ---- life ----------------------------------------------------------------------------------------------------------
@@ -198,8 +198,8 @@ class GroupRole:
 
     async def _follow_role(self) -> None:
         while True:
-            if await self._is_image_changed(_LOOK_WITHOUT_CHANGE_S):
-                await asyncio.sleep(_LOOK_S)
+            if await self._is_image_changed(_CHECK_WITHOUT_CHANGE_S):
+                await asyncio.sleep(_CHECK_INTERVAL_S)
             self._warn_if_settings_differ()
             current = self.current
             if self._stays:
@@ -214,12 +214,12 @@ class GroupRole:
 
     async def _is_image_changed(self, wait_s: float) -> bool:
         """Wait at most ``wait_s`` seconds for a change of the image. Return whether there was one."""
-        timer = asyncio.get_running_loop().call_later(wait_s, self._look_due.set)
+        timer = asyncio.get_running_loop().call_later(wait_s, self._check_due.set)
         try:
-            await self._look_due.wait()
+            await self._check_due.wait()
         finally:
             timer.cancel()
-        self._look_due.clear()
+        self._check_due.clear()
         changed, self._image_changed = self._image_changed, False
         return changed
 
@@ -277,7 +277,7 @@ class GroupRole:
             self._fatal(error)
             return
         self._failure = error
-        self._look_due.set()
+        self._check_due.set()
 
     async def _replace_failed_member(self, member: RaftMember, error: Exception) -> None:
         """Follow the feed, because the disk of the member failed. Stop the node if no controller sends the feed in time."""
@@ -313,7 +313,7 @@ class GroupRole:
                 raise self._failure
             if fresh.image.index >= self.image.index:
                 return
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_INTERVAL_S)
 
     def _use_backend(self, fresh: RaftMember | FeedSubscriber) -> None:
         """Make ``fresh`` the current backend. The watchers get its image as one change."""
@@ -328,8 +328,8 @@ class GroupRole:
         now = self.controllers
         if not now.index or now.voters == tuple(sorted(self._settings.controllers)):
             return
-        if now.voters != self._said or time.monotonic() >= self._say_at:
-            self._said, self._say_at = now.voters, time.monotonic() + _SAY_EVERY_S
+        if now.voters != self._said or time.monotonic() >= self._next_log_s:
+            self._said, self._next_log_s = now.voters, time.monotonic() + _LOG_PERIOD_S
             logger.warning(
                 (
                     "controllers in the settings differ from the metadata log settings=%s log=%s: using the log. Correct "
@@ -346,7 +346,7 @@ class GroupRole:
 
     def _show(self, before: ClusterImage, image: ClusterImage) -> None:
         self._image_changed = True
-        self._look_due.set()
+        self._check_due.set()
         for watcher in self._watchers:
             watcher(before, image)
 

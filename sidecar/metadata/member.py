@@ -71,8 +71,8 @@ _LEADER = 2
 _TRANSFER_TIMEOUT_S = 2.0
 _HAND_OVER_TIMEOUT_S = 1.5
 _JOIN_ATTEMPT_S = 1.0
-_SAY_AFTER_S = 2.0
-_SAY_EVERY_S = 10.0
+_LOG_AFTER_S = 2.0
+_LOG_PERIOD_S = 10.0
 """Interval at which a slow start logs what it waits for, in seconds."""
 
 
@@ -178,12 +178,12 @@ class RaftMember(MetadataGroup):
         now = time.monotonic()
         if now - self._listens_since > UNLED_S and (self._asking is None or self._asking.done()):
             since, self._listens_since = self._listens_since, now
-            if not self._log.hears_a_leader(since):
+            if not self._log.has_leader_contact(since):
                 self._asking = spawn(self._ask_who_they_are(), "asking who the controllers are")
 
     async def _ask_who_they_are(self) -> None:
         request = pb.ControlRequest(describeCluster=pb.DescribeCluster(maxBytes=1), linearizable=True)
-        if self._log.process_leader_description(await self._forwarder.until_decided(request, _JOIN_ATTEMPT_S)):
+        if self._log.process_leader_description(await self._forwarder.request_until_decided(request, _JOIN_ATTEMPT_S)):
             logger.warning("controller removed node=%s index=%d", self.node_id, self._log.core.dismissed_at)
 
     def _frame_received(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -266,7 +266,7 @@ class RaftMember(MetadataGroup):
         """Request barriers until one is applied. It ends the probation of this member."""
         self._member.catching_up()
         probation = self._log.probation
-        say_at = time.monotonic() + _SAY_AFTER_S
+        say_at = time.monotonic() + _LOG_AFTER_S
         while not self._driver.stopped and self.is_member:
             turn = probation.turn
             if await self.barrier(_JOIN_ATTEMPT_S):
@@ -274,7 +274,7 @@ class RaftMember(MetadataGroup):
                 if probation.over:
                     break
             if time.monotonic() >= say_at:
-                say_at = time.monotonic() + _SAY_EVERY_S
+                say_at = time.monotonic() + _LOG_PERIOD_S
                 logger.warning("controller waits node=%s reason=%s", self.node_id, self.waits_for())
         self._member.caught_up()
 
@@ -360,7 +360,7 @@ class RaftMember(MetadataGroup):
         return None if isinstance(decided, ProposedEntry) else self._with_members(decided)
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        return await self._forwarder.until_decided(request, timeout_s, self._decide_here)
+        return await self._forwarder.request_until_decided(request, timeout_s, self._decide_here)
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:
         response = await self.propose(pb.ControlRequest(barrier=pb.Barrier()), timeout_s)
@@ -406,7 +406,7 @@ class RaftMember(MetadataGroup):
 # It also sends a controller's questions to nodes over NATS. The core decides when to ask, and what the answers mean.
 
 
-STEP_ASIDE_TIMEOUT_S = 0.8
+TRANSFER_REQUEST_TIMEOUT_S = 0.8
 _MOST_QUESTIONS = 3
 """Maximum number of questions to a node that sends answers which cannot be decoded."""
 
@@ -433,13 +433,15 @@ async def ask_accused(connection: Client, subjects: Subjects, question: LeaderCh
     return ProbeResult.SERVES if testimony.serves else ProbeResult.DOES_NOT
 
 
-async def ask_to_step_aside(connection: Client, subjects: Subjects, node_id: str, request: replication_pb2.StepAside) -> None:
+async def request_leadership_transfer(
+    connection: Client, subjects: Subjects, node_id: str, request: replication_pb2.StepAside
+) -> None:
     """Request that the node ``node_id`` stops accepting publishes of a partition before its leadership is transferred.
 
-    Wait for its answer for at most ``STEP_ASIDE_TIMEOUT_S``. An answer about another leadership is ignored, and the request
+    Wait for its answer for at most ``TRANSFER_REQUEST_TIMEOUT_S``. An answer about another leadership is ignored, and the request
     is repeated.
     """
-    deadline = time.monotonic() + STEP_ASIDE_TIMEOUT_S
+    deadline = time.monotonic() + TRANSFER_REQUEST_TIMEOUT_S
     try:
         for _ in range(_MOST_QUESTIONS):
             left_s = deadline - time.monotonic()
@@ -529,7 +531,7 @@ class ControllerActions:
         """Append the request of ``order`` to the log, wait until it is applied on this member, and return the answer."""
         leader_address = leader_to_ask_first(self._log.image, order.request)
         if leader_address is not None:
-            await ask_to_step_aside(self._connection, self._subjects, *leader_address)
+            await request_leadership_transfer(self._connection, self._subjects, *leader_address)
         entry = self._member.entry(order, time.time_ns(), MAX_APPEND_BYTES - 1)  # the library puts a byte in front
         if not isinstance(entry, bytes):
             return entry

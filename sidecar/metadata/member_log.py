@@ -26,7 +26,7 @@ from sidecar.disk.files import make_folder
 from sidecar.quorum.journal import GroupJournal, LogControllers
 from sidecar.quorum.library import Node, RaftCore, settings
 from sidecar.quorum.peer_sessions import Peer
-from sidecar.quorum.probation import MARKER, Probation, mark_diverged, set_aside_diverged
+from sidecar.quorum.probation import MARKER, Probation, mark_diverged, quarantine_diverged
 from sidecar.quorum.rescue import rescue_event
 from sidecar.quorum.snapshot_file import (
     SnapshotFile,
@@ -107,7 +107,7 @@ class MemberLog:
         self._feed = feed
         self._events = events
         self._folder = opened.folder
-        opened.instruments.divergences += set_aside_diverged(opened.folder)
+        opened.instruments.divergences += quarantine_diverged(opened.folder)
         make_folder(opened.folder)
         self.journal = self._open_journal(opened.flush, opened.instruments)
         self._by_log = by_log = LogControllers(opened.joins or first_list(opened.members))
@@ -172,12 +172,12 @@ class MemberLog:
             self._events.note_entry(index, events)
         return answer
 
-    def work_ahead(self, entry: bytes, index: int) -> bool:
+    def precompute(self, entry: bytes, index: int) -> bool:
         """Compute a part of the decision on the next entry ahead of ``apply``. Return True when the decision is complete.
 
         The library calls it until it returns True.
         """
-        return self.fsm.work_ahead(entry, index)
+        return self.fsm.precompute(entry, index)
 
     def _mark_diverged(self, index: int) -> None:
         """Store in the directory that this member's image differs from that of a majority, since entry ``index``."""
@@ -251,9 +251,9 @@ class MemberLog:
         removed = core.controllers.index <= core.raftCommitIndex and not core.controllers.names(self.node_id)
         return not (removed or core.dismissed_at)
 
-    def hears_a_leader(self, since: float) -> bool:
+    def has_leader_contact(self, since: float) -> bool:
         """Return whether this member leads, or has received a message of a leader since the monotonic time ``since``."""
-        return self.leads or self.transport.leader_heard_at >= since
+        return self.leads or self.transport.leader_contact_s >= since
 
     def process_leader_description(self, response: pb.ControlResponse) -> bool:
         """Process ``response``, the leader's description of the group. Return whether this node was removed from the group.

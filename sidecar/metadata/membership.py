@@ -57,7 +57,7 @@ _WAIT_FOR_TICK = 1.2
 _ID_BYTES = 16
 
 
-class HeartbeatPace(NamedTuple):
+class HeartbeatTimes(NamedTuple):
     """Heartbeat interval and session time of a node."""
 
     every_s: float
@@ -71,7 +71,7 @@ class Heartbeats:
     sends it. ``answered``: called with each answer, on the event loop of the creator. ``pace``: interval and session time.
     """
 
-    def __init__(self, role: GroupRole, heartbeat: pb.Heartbeat, pace: HeartbeatPace, answered: Answered) -> None:
+    def __init__(self, role: GroupRole, heartbeat: pb.Heartbeat, pace: HeartbeatTimes, answered: Answered) -> None:
         self.pace = pace
         self._role = role
         self._heartbeat = heartbeat
@@ -154,7 +154,7 @@ logger = logging.getLogger("liftpy.membership")
 
 _REGISTER_TIMEOUT_S = 5.0
 _REGISTER_RETRY_S = 0.2
-_TAKEN_RETRY_S = 0.05
+_CONFLICT_RETRY_S = 0.05
 _ANNOUNCE_EVERY = 25
 _IMAGE_WAIT_S = 0.02
 
@@ -250,7 +250,7 @@ class Membership:
                         f"{response.detail} Stop the other process, or start this one with another --node-id and its own "
                         "--data."
                     )
-                await asyncio.sleep(_TAKEN_RETRY_S)
+                await asyncio.sleep(_CONFLICT_RETRY_S)
                 continue
             if attempt % _ANNOUNCE_EVERY == 0:
                 logger.warning(
@@ -313,10 +313,10 @@ class Membership:
                 current.settled().words,
             )
 
-    def _pace(self, image: ClusterImage) -> HeartbeatPace:
+    def _pace(self, image: ClusterImage) -> HeartbeatTimes:
         own, times = self._settings.replication, image.session_times
         session_s = own.session_s if times is None else times.session_ms / 1000
-        return HeartbeatPace(heartbeat_every_s(own.heartbeat_interval_s, times), session_s)
+        return HeartbeatTimes(heartbeat_every_s(own.heartbeat_interval_s, times), session_s)
 
     @property
     def session_s(self) -> float:

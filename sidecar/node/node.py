@@ -80,7 +80,7 @@ from sidecar.runtime.components import Component, close_all, close_of, no_step, 
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.memory import make_collections_rare, memory_bytes, retain_freed_memory
 from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, exit_after, momentary, never_again
-from sidecar.runtime.settings import GivenSettings, NodeSettings, supervisor_of, was_open_nats_reported
+from sidecar.runtime.settings import NodeSettings, SettingsLoader, supervisor_of, was_open_nats_reported
 from sidecar.runtime.supervisor import Supervisor
 from sidecar.runtime.tasks import fatal_on, spawn, start_attended
 from sidecar.runtime.timers import Timers
@@ -115,7 +115,7 @@ class Node:
     ``share``: the part of the partitions that this process hosts. ``again``: sources of the settings, for a reload.
     """
 
-    def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: GivenSettings | None = None) -> None:
+    def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: SettingsLoader | None = None) -> None:
         self.reloading = SettingsReloader(settings, again, self._live_parts, self._prove)
         self.share = share or WorkerShare(0, settings.workers)
         self.settings = settings = divided_settings(settings) if share is None else settings
@@ -136,7 +136,7 @@ class Node:
         self.supervisor = Supervisor(*supervisor_of())
         self.status.answers.settings = self.reloading.setting_rows
         self.status.on_reload = lambda: self.reloading.reload_after_signal(self.supervisor)
-        self._metadata_heard = MetadataContact()
+        self._metadata_contact = MetadataContact()
         self._opened = False
         """True if the partitions of the metadata image at the start are open."""
         self._inboxes = InboxRule(settings.inbox_prefixes)
@@ -167,7 +167,7 @@ class Node:
         self._scrub: Scrub | None = None
         self._flush_times = NodeFlushTimes(self.counters, self.instruments.flushes)
         self._flush_place = FlushScheduler()
-        self._flush_beside = FlushThread(self._flush_place)
+        self._flush_runner = FlushThread(self._flush_place)
         self._jetstream: JetStreamHandler | None = None
         self._services: ServiceHandler | None = None
         self._coordinators = GroupCoordinators(
@@ -230,7 +230,7 @@ class Node:
             Component("loop watch", self._loop_watch.start, self._loop_watch.close),
             Component("tracing", self._tracing.start, self._tracing.close),
             Component("supervisor", self._start_supervisor),
-            Component("flush thread", close=self._flush_beside.close),
+            Component("flush thread", close=self._flush_runner.close),
             Component("disk threads", close=lambda: self._pool.shutdown(wait=False, cancel_futures=True)),
             Component("data directory", self._open_folder, close_of(self._folder)),
             Component("node file", self._open_identity, self._end_cleanly),
@@ -373,7 +373,7 @@ class Node:
                 )
                 lost.append(name)
             else:
-                folder.unmark_held(name)
+                folder.unmark_log(name)
         return lost
 
     def _keep_unknown(self, folder: DataDirectory, group: MetadataGroup, promises: Promises) -> None:
@@ -413,7 +413,7 @@ class Node:
             hung_flush_s=self.settings.replication.hung_flush_s,
             registered=self.incarnation > 0,
             nats=self._links is not None and self._links.are_up,
-            metadata_heard_s=self._metadata_heard.age_s,
+            metadata_silence_s=self._metadata_contact.age_s,
             session_s=self._membership.session_s if self._membership else self.settings.replication.session_s,
             opening=self.partitions.opening_count if self.partitions is not None else 0,
             opened=self._opened,
@@ -487,7 +487,7 @@ class Node:
             heard=self._memory.heard,
             room=self._memory.room,
             derived=NodeStateMemory(times.node_dedup_state_bytes),
-            copy_pace=pace_of(times),
+            copy_limit=pace_of(times),
             clocks=ClockWatch(settings.node_id, bus, self.subjects, group, self.counters),
             drops=self._drops,
             subjects=self.subjects,
@@ -503,7 +503,7 @@ class Node:
             touched=counts.touched,
             flush_times=self._flush_times,
             reads=self._read_tools(links),
-            flush_beside=self._flush_beside,
+            flush_runner=self._flush_runner,
             instruments=self.instruments,
             tracing=self._tracing,
             fatal=self.fatal,
@@ -607,7 +607,7 @@ class Node:
             services.record_states(report)
 
     def _lease_granted(self, sent_ns: int, lease_ns: int) -> None:
-        self._metadata_heard.now()
+        self._metadata_contact.now()
         if self.partitions is not None:
             self.partitions.heartbeat_answered(sent_ns, lease_ns)
         self._workers.heartbeat_answered(sent_ns, lease_ns)
@@ -754,7 +754,7 @@ class PublishMemory:
 
 
 async def run_node(
-    settings: NodeSettings, say_ready: Callable[[dict[str, Any]], None], again: GivenSettings | None = None
+    settings: NodeSettings, say_ready: Callable[[dict[str, Any]], None], again: SettingsLoader | None = None
 ) -> int:
     """Run one node until SIGTERM (transfers leaderships first) or SIGINT (stops at once). Return the exit code.
 

@@ -149,7 +149,7 @@ class SettingsReloader:
         parts = self._parts()
         if parts.partitions is not None:
             parts.partitions.counts.labels.patterns = settings.metrics_streams
-            parts.partitions.copy_pace.change(settings.replication)
+            parts.partitions.copy_limit.change(settings.replication)
         if parts.scrub is not None:
             parts.scrub.change_rate(settings.scrub_bytes_per_s)
         parts.dashboard_hostnames(settings.dashboard_hostnames)

@@ -78,7 +78,7 @@ class WorkerNode(Node):
         self._said = setup
         self._relayed = RelayedGroup(channel.send)
         self._begun: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._told_to_stop = asyncio.Event()
+        self._stop_requested = asyncio.Event()
         self._synced = ReplicaSyncCheck()
         self._quiet_guard = RequestGuard("quiet fetches", self.counters)
         self._marks: WorkerMarks | None = None
@@ -196,7 +196,7 @@ class WorkerNode(Node):
             case FrameKind.BEGIN:
                 self._begun.set_result(frame.token)
             case FrameKind.QUIET:
-                self._quiet_guard.call(lambda: self._quiet_asked(frame))
+                self._quiet_guard.call(lambda: self._process_quiet_fetches(frame))
             case FrameKind.ASK:
                 guard = RequestGuard("status of a worker", self.counters, lambda token, _: self._status_arrived(int(token), {}))
                 spawn(guard.run(self._send_status(frame), b"%d" % frame.token), "telling the node of its status")
@@ -208,9 +208,9 @@ class WorkerNode(Node):
             case FrameKind.CLOSE_SUBJECTS:
                 spawn(self._close_subjects(frame.token / 1000), "handing over")
             case FrameKind.STOP:
-                self._told_to_stop.set()
+                self._stop_requested.set()
 
-    def _quiet_asked(self, frame: Frame) -> None:
+    def _process_quiet_fetches(self, frame: Frame) -> None:
         if self._quiet is not None:
             question = replication_pb2.QuietFetches.FromString(frame.body)
             answer = replication_pb2.QuietFetchesAnswer(over=self._quiet.over(question), count=len(question.fetches))
@@ -255,7 +255,7 @@ class WorkerNode(Node):
         """Run until the first process stops or ends. Return the exit code."""
         starting = start_attended(self.start())
         starting.add_done_callback(self._start_ended)
-        await self._told_to_stop.wait()
+        await self._stop_requested.wait()
         await end_tasks([starting, self._signing])
         await self.stop()
         self._channel.send(FrameKind.STOPPED, int(self.was_clean))

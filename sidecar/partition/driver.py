@@ -28,12 +28,12 @@ from sidecar.runtime import clock
 logger = logging.getLogger("liftpy.driver")
 
 MAX_QUEUE = 65_536
-STORY_STEPS = 64
+RECENT_STEPS = 64
 """Number of steps that one partition keeps for error reports, about 50 KB for a busy partition."""
-ALL_STORY_STEPS = 8192
+RECENT_STEPS_OF_NODE = 8192
 """Maximum number of stored steps over all partitions of a process. Above it, each partition stores fewer steps."""
 _FEWEST_STEPS = 8
-"""Number of steps that a partition always keeps. With more than 1,024 partitions, they are more than ALL_STORY_STEPS."""
+"""Number of steps that a partition always keeps. With more than 1,024 partitions, they are more than RECENT_STEPS_OF_NODE."""
 _MOST_OF_A_STEP = 500
 """Maximum length of a printed step, in characters."""
 
@@ -57,12 +57,12 @@ class _StoryLimit:
 
     def __init__(self) -> None:
         self._drivers: WeakSet[ReplicaDriver] = WeakSet()
-        self.steps = STORY_STEPS
+        self.steps = RECENT_STEPS
 
     def add(self, driver: ReplicaDriver) -> None:
         """Lower the limit for all drivers, because there is another one. Raise it if drivers are gone."""
         self._drivers.add(driver)
-        self.steps = min(STORY_STEPS, max(ALL_STORY_STEPS // len(self._drivers), _FEWEST_STEPS))
+        self.steps = min(RECENT_STEPS, max(RECENT_STEPS_OF_NODE // len(self._drivers), _FEWEST_STEPS))
 
 
 _story_limit = _StoryLimit()

@@ -39,7 +39,7 @@ from sidecar.partition.recovery import LogReplay
 from sidecar.partition.replication import FetchClient, ReplicationHandler
 from sidecar.partition.services import PartitionServices
 from sidecar.runtime import clock
-from sidecar.runtime.logs import CHATTER, WarningLogRateLimit
+from sidecar.runtime.logs import INFO_LOG_LIMIT, WarningLogRateLimit
 from sidecar.runtime.timers import Timer, Timers
 from sidecar.transport.liveness import Probes
 from sidecar.transport.notify import Notifications
@@ -146,7 +146,7 @@ class Executor(PartitionShell):
         logger.warning("log discarded partition=%s: fetching it again from=%d", self.key, effect.start_offset)
         super().reset_log(effect)
 
-    def run_alone(self, work: Callable[[], None]) -> None:
+    def run_without_flush(self, work: Callable[[], None]) -> None:
         """Run ``work``, which changes files of the log. If a slow flush is running, run it after the flush.
 
         So the event loop does not wait. The replica gets no event until then.
@@ -285,7 +285,7 @@ class Executor(PartitionShell):
         self._t.timers.set(timer, effect.at_ns)
 
     def role_changed(self, effect: do.RoleChanged) -> None:
-        CHATTER.info(
+        INFO_LOG_LIMIT.info(
             logger,
             "replica role changed partition=%s role=%s phase=%s epoch=%d",
             self.key,

@@ -126,7 +126,7 @@ ROLES = tuple(role.value for role in RoleName)
 _LEADER, _FOLLOWER, _QUIET = RoleName.LEADER, RoleName.FOLLOWER, FollowerPhase.QUIET  # an enum takes its time to find them
 AT_ONCE = 32
 """Number of partitions that are read between two checks of the clock."""
-TAKEN_AT_ONCE = 1024
+ROWS_PER_STEP = 1024
 """Number of partitions that are taken out of ``touched`` at once."""
 _leaves = attrgetter(
     "ingest.counters", "reads", "acks", "log", "replica", "derived", "derived.ids", "derived.producers", "derived.subjects",
@@ -244,11 +244,11 @@ class IncrementalFigures:
             self._relabel()
         unread, touched = self._unread, self._touched
         updated_count = 0
-        while keys := list(islice(touched, TAKEN_AT_ONCE)):
+        while keys := list(islice(touched, ROWS_PER_STEP)):
             unread.update(dict.fromkeys(keys))
             touched.difference_update(keys)
             updated_count += len(keys)
-            if len(keys) < TAKEN_AT_ONCE or updated_count > len(self._rows):
+            if len(keys) < ROWS_PER_STEP or updated_count > len(self._rows):
                 break  # the rest was changed in the meantime
             yield
         rest = len(unread)

@@ -331,7 +331,7 @@ class StateFileMatch(NamedTuple):
     left_out: int = 0
 
 
-def found_state(log: Log, key: PartitionKey) -> StateFileMatch:
+def load_state_file(log: Log, key: PartitionKey) -> StateFileMatch:
     """Return the newest state file that fits ``log``. Log and delete all other state files.
 
     It may run in any thread. Raises StorageError.

@@ -104,7 +104,7 @@ class Housekeeping:
                     continue
                 worker.report_purged()
             if worker.set_aside and self._partitions.has_everything(worker):
-                await _in_daemon_thread(worker.drop_set_aside)
+                await _in_daemon_thread(worker.delete_quarantined_files)
                 worker.touched()
             if number % _AT_ONCE == _AT_ONCE - 1:
                 await asyncio.sleep(0)

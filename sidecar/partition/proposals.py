@@ -22,7 +22,7 @@ from liftpy.core.services.sessions import ServiceEnded
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.nats.cancellation import end_tasks
 from sidecar.metadata.group import MetadataGroup
-from sidecar.runtime.logs import CHATTER
+from sidecar.runtime.logs import INFO_LOG_LIMIT
 from sidecar.runtime.tasks import spawn
 
 logger = logging.getLogger("liftpy.proposals")
@@ -42,13 +42,13 @@ class Proposals:
         self._group = group
         self._node_id = node_id
         self._incarnation = incarnation
-        self._wishes = RequestBatcher()
+        self._batcher = RequestBatcher()
         self._sending: asyncio.Task[None] | None = None
         self._closed = False
 
     @property
     def counters(self) -> Counter[str]:
-        requests = self._wishes
+        requests = self._batcher
         return Counter(
             {
                 "requests to the metadata group": requests.sent_count,
@@ -67,9 +67,9 @@ class Proposals:
         def answered(response: pb.ControlResponse | None) -> None:
             accepted = None if response is None else response.error == pb.ControlResponse.OK
             if accepted:
-                CHATTER.info(logger, "ISR changed partition=%s isr=%s", key, ", ".join(sorted(effect.isr)))
+                INFO_LOG_LIMIT.info(logger, "ISR changed partition=%s isr=%s", key, ", ".join(sorted(effect.isr)))
             else:
-                CHATTER.info(
+                INFO_LOG_LIMIT.info(
                     logger, "ISR not changed partition=%s reason=%s", key, "no answer" if response is None else response.detail
                 )
             feed(IsrChangeAnswered(epoch=effect.epoch, accepted=accepted))
@@ -96,7 +96,7 @@ class Proposals:
         self._ask(key, self._request(key, effect))
 
     def wake_partition(self, key: PartitionKey, effect: do.WakePartition) -> None:
-        CHATTER.info(logger, "pause ended partition=%s pause=%s", key, effect.pause.name)
+        INFO_LOG_LIMIT.info(logger, "pause ended partition=%s pause=%s", key, effect.pause.name)
         self._ask(key, self._request(key, effect))
 
     def report_promotion(self, key: PartitionKey, effect: do.ReportPromotion) -> None:
@@ -144,16 +144,16 @@ class Proposals:
     ) -> None:
         if self._closed:
             return
-        self._wishes.put(key, request, answered)
+        self._batcher.put(key, request, answered)
         if self._sending is None or self._sending.done():
             self._sending = spawn(self._send(), "proposals")
 
     async def _send(self) -> None:
         await asyncio.sleep(_GATHER_S)
-        while (batch := self._wishes.next_batch()) is not None:
-            self._wishes.batch_answered(await self._group.propose(batch, _TIMEOUT_S))
+        while (batch := self._batcher.next_batch()) is not None:
+            self._batcher.batch_answered(await self._group.propose(batch, _TIMEOUT_S))
 
     async def close(self) -> None:
         self._closed = True
-        self._wishes.drop()
+        self._batcher.drop()
         await end_tasks([self._sending])

@@ -107,7 +107,7 @@ class ReadSubjects:
         self._own.close()
         self._reads.close()
 
-    async def asked_here(self, payload: bytes) -> bytes:
+    async def answer_local_read(self, payload: bytes) -> bytes:
         """Return the answer to a read request that comes from this process. ``payload``: encoded request.
 
         Use a timeout, because an answer may not come.

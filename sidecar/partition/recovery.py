@@ -81,7 +81,7 @@ class RecoveredLogs:
             await loop.run_in_executor(pool, folder.finish_deletions)
         paths = await loop.run_in_executor(pool, _logs_in, folder.path / "streams")
         self.names = frozenset(f"{path.parent.name}/{path.name}" for path in paths)
-        self._held = await loop.run_in_executor(pool, folder.held_logs)
+        self._held = await loop.run_in_executor(pool, folder.list_marked_logs)
         self.missing = sorted(self._held - self.names) if share.number == 0 else []
         paths = [path for path in paths if share.holds_folder(f"{path.parent.name}/{path.name}")]
         self._count = len(paths)
@@ -110,7 +110,7 @@ class RecoveredLogs:
             )
             self.damaged.append(name)
         elif name not in self._held and recovery.segments:
-            folder.mark_held(name)  # an earlier version has made it
+            folder.mark_log(name)  # an earlier version has made it
         if recovery.report.flush_failed:
             self.suspect.append(name)
             text = "log suspect log=%s reason=%s rewritten_bytes=%d: these bytes were perhaps not on the disk"
@@ -163,9 +163,9 @@ class LogReplay:
         """Scheduled slice of the background replay. None: none is scheduled."""
         self._closed = False
         self.touched: Callable[[], None] = lambda: None
-        derived.on_lacking = self._read_beside
+        derived.on_lacking = self._read_missing_records
         if derived.lacks:
-            self._read_beside()
+            self._read_missing_records()
 
     def run(self, then: Callable[[], None]) -> None:
         """Replay the log to its end, then call ``then``. That may happen before this call returns.
@@ -190,7 +190,7 @@ class LogReplay:
             self._beside.cancel()
             self._beside = None
 
-    def _read_beside(self, pause_s: float = _PAUSE_LEAST_S) -> None:
+    def _read_missing_records(self, pause_s: float = _PAUSE_LEAST_S) -> None:
         if self._beside is None and not self._closed:
             self._beside = asyncio.get_running_loop().call_later(pause_s, self._read_some)
 
@@ -198,10 +198,10 @@ class LogReplay:
         self._beside = None
         began_ns, wait = clock.now_ns(), self._derived.index_wait
         try:
-            complete = self._derived.read_beside()
+            complete = self._derived.read_missing_records()
             self.touched()
             while not complete and wait and clock.now_ns() - began_ns < _URGENT_SLICE_NS:
-                complete = self._derived.read_beside()
+                complete = self._derived.read_missing_records()
                 self.touched()
         except LiftError as error:
             self._failed(
@@ -210,7 +210,7 @@ class LogReplay:
             return
         if not complete:
             factor = _URGENT_PAUSE_FACTOR if wait else _PAUSE_FACTOR
-            self._read_beside(max(_PAUSE_LEAST_S, factor * (clock.now_ns() - began_ns) / NS_PER_S))
+            self._read_missing_records(max(_PAUSE_LEAST_S, factor * (clock.now_ns() - began_ns) / NS_PER_S))
 
     def _go_on(self) -> None:
         self._handle = None

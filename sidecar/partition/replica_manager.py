@@ -47,7 +47,7 @@ _STOPS_AT_ONCE = 64
 _OPENED_AT_ONCE = 32
 """Maximum number of partitions that are opened or stopped at a time. Others wait."""
 _POLL_S = 0.005
-_ASIDE_S = 0.5
+_TRANSFER_WAIT_S = 0.5
 """Maximum time for which a leader answers its publishers before a planned transfer, in seconds."""
 _BACK_AFTER_S = 2.0
 """Time after which a leader accepts publishes again if its planned transfer did not happen, in seconds."""
@@ -87,7 +87,7 @@ class Partitions:
         self._data_path_is_up = True
         self._closing = False
         """True while the node transfers its leaderships before its stop. No partition is opened."""
-        self._aside: dict[PartitionKey, asyncio.Task[None]] = {}
+        self._leadership_transfers: dict[PartitionKey, asyncio.Task[None]] = {}
         """Partition -> task of its planned leadership transfer."""
         self._garbage = GarbageCollection()
         self.counts = counts or NoNodeCounts()
@@ -105,8 +105,8 @@ class Partitions:
         return self._node.clocks
 
     @property
-    def copy_pace(self) -> CatchupThrottle:
-        return self._node.copy_pace
+    def copy_limit(self) -> CatchupThrottle:
+        return self._node.copy_limit
 
     @property
     def derived(self) -> NodeStateMemory:
@@ -433,18 +433,18 @@ class Partitions:
         if worker is None or (worker.key.uid, worker.leader_epoch) != (uid, leader_epoch) or not worker.leads:
             done()
             return
-        earlier = self._aside.get(worker.key)
+        earlier = self._leadership_transfers.get(worker.key)
         if earlier is not None:
             earlier.cancel()
-        self._aside[worker.key] = spawn(self._step_aside(worker, done), f"stepping aside from {worker.key}")
+        self._leadership_transfers[worker.key] = spawn(self._step_aside(worker, done), f"stepping aside from {worker.key}")
 
     async def _step_aside(self, worker: PartitionWorker, done: Callable[[], None]) -> None:
-        await self._quiet([worker], _ASIDE_S)
+        await self._quiet([worker], _TRANSFER_WAIT_S)
         done()
         await asyncio.sleep(_BACK_AFTER_S)
-        del self._aside[worker.key]
+        del self._leadership_transfers[worker.key]
         if not self._closing:
-            worker.ingest.come_back()
+            worker.ingest.resubscribe()
 
     def went_past(self, key: PartitionKey) -> None:
         """Transfer the leadership of ``key`` when the node's connections are restored, because this leader missed publishes.
@@ -453,24 +453,24 @@ class Partitions:
         """
         worker = self._workers.get(key)
         if worker is not None and not self._closing:
-            earlier = self._aside.get(key)
+            earlier = self._leadership_transfers.get(key)
             if earlier is not None:
                 earlier.cancel()
-            self._aside[key] = spawn(self._went_past(worker), f"what went past {key}")
+            self._leadership_transfers[key] = spawn(self._went_past(worker), f"what went past {key}")
 
     async def _went_past(self, worker: PartitionWorker) -> None:
         while not self._node.links.are_up:
             await asyncio.sleep(_POLL_S)
-        del self._aside[worker.key]
+        del self._leadership_transfers[worker.key]
         if self._closing:
             return
-        if self._node.links.ingest.all_have_lost_it or not worker.hand_over_what_went_past():
-            worker.ingest.come_back()
+        if self._node.links.ingest.all_have_lost_it or not worker.transfer_after_lost_publishes():
+            worker.ingest.resubscribe()
 
     def publishes_lost(self) -> None:
         """Report to all partitions that this node leads that the connection for publishes was lost."""
         for worker in list(self._leading.values()):
-            worker.ingest.link_lost()
+            worker.ingest.process_link_loss()
 
     async def _quiet(self, leading: list[PartitionWorker], timeout_s: float) -> None:
         for worker in leading:
@@ -494,7 +494,7 @@ class Partitions:
         self._deferred.clear()
         for retry in self._retries.values():
             retry.cancel()
-        await end_tasks([*self._aside.values(), *self._later])
+        await end_tasks([*self._leadership_transfers.values(), *self._later])
         for task in list(self._busy.values()):
             task.cancel()
         await asyncio.gather(*self._busy.values(), return_exceptions=True)

@@ -164,11 +164,11 @@ class ReplicationHandler:
 
     def _offset_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if envelope.is_of(payload, MessageType.STATE_REQUEST):
-            self._state_asked(reply, payload)
+            self._process_state_request(reply, payload)
         else:
             self._epoch_query_arrived(reply, payload)
 
-    def _state_asked(self, reply: bytes, payload: bytes) -> None:
+    def _process_state_request(self, reply: bytes, payload: bytes) -> None:
         try:
             request = frames.decode(payload, pb.StateRequest)
             check_partition_address(request, self._key.partition, streamUid=self._key.uid)
@@ -415,7 +415,7 @@ class FetchClient:
         )
         self._send(self._offset_subject, request_id, frames.seal(request))
 
-    def _state_came(self, request_id: int, answer: pb.StateResponse) -> events.Event | None:
+    def _process_state_piece(self, request_id: int, answer: pb.StateResponse) -> events.Event | None:
         waiting = self._waiting
         if self.taker is None or waiting is None or waiting[0].request_id != request_id:
             self._counters[counter_name(MisdirectedError("received the answer to a state request that is not pending"))] += 1
@@ -452,7 +452,7 @@ class FetchClient:
     def _answer_arrived(self, request_id: int, payload: bytes, headers: bytes) -> None:
         if headers and is_status(headers, payload):
             if self.taker is not None:
-                self.taker.nobody_listens()
+                self.taker.note_no_responders()
             self._feed(events.RequestFailed(request_id=request_id, reason="nobody listens"))
             return
         try:
@@ -462,7 +462,7 @@ class FetchClient:
             if kind is MessageType.STATE_RESPONSE:
                 answer = frames.parse(body, pb.StateResponse)
                 check_partition_address(answer, self._key.partition, streamUid=self._key.uid, requestId=request_id)
-                event = self._state_came(request_id, answer)
+                event = self._process_state_piece(request_id, answer)
             else:
                 event = self._event(request_id, kind, body)
         except DamagedBatchError as error:
@@ -502,7 +502,7 @@ class FetchClient:
 
         Return the event for the replica: FetchAnswered with the last piece, FetchPieceArrived before.
         """
-        if not self._assembly.is_asked(request_id):
+        if not self._assembly.is_outstanding(request_id):
             return events.FetchPieceArrived(
                 request_id=request_id, leader_epoch=answer.leader_epoch
             )  # the core ignores an answer that it does not wait for [D16]

@@ -41,7 +41,7 @@ _REST = 19
 """Pause after each piece of work, as a multiple of its duration. The thread uses at most 5 % of a core."""
 _REST_SEALED = 4
 _STORE_EVERY_S = 10.0
-_LOOK_EVERY_S = 1.0
+_CHECK_EVERY_S = 1.0
 _FILE = "scrub"
 _MAGIC = b"LFSC"
 T = TypeVar("T")
@@ -137,11 +137,11 @@ class Scrub:
         while True:
             try:
                 if not self._bytes_per_s or not (await self._one_that_was_sealed() or await self._one_in_order()):
-                    await asyncio.sleep(_LOOK_EVERY_S)
+                    await asyncio.sleep(_CHECK_EVERY_S)
             except LiftError as error:  # a segment or a whole partition is gone, or the disk has no room for the progress
                 self._counters["scrub_interrupted"] += 1
                 logger.debug("scrub interrupted error=%s: continuing", error)
-                await asyncio.sleep(_LOOK_EVERY_S)
+                await asyncio.sleep(_CHECK_EVERY_S)
 
     async def _one_that_was_sealed(self) -> bool:
         for worker in self._healthy():

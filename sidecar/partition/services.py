@@ -204,12 +204,12 @@ class PartitionServices:
         """Process an ack of a service: it has taken its role, or has replayed the log."""
         self._carry_out(self._sessions.ack(ack, self._view()))
 
-    def held_from(self) -> int | None:
+    def retain_from(self) -> int | None:
         """Return the offset of the first record that is in no snapshot of some service. Retention keeps the records from there on.
 
         None: there are no services.
         """
-        return self._sessions.held_from()
+        return self._sessions.retain_from()
 
     def snapshot_wanted(self, service: str) -> None:
         self._carry_out(self._sessions.snapshot_wanted(service, self._view()))

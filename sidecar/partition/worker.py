@@ -22,7 +22,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments, PublishTimes
 from liftpy.core.base.partition import PartitionMetadata, PartitionState
 from liftpy.core.log.log import Log
-from liftpy.core.log.recovery import OpenReport, drop_set_aside
+from liftpy.core.log.recovery import OpenReport, delete_quarantined_files
 from liftpy.core.observe.tracing import SWITCHED, PartitionTraces
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
@@ -48,7 +48,7 @@ from sidecar.metadata.identity import NodeFile, WorkerMarks
 from sidecar.partition.deletions import Deletions
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.executor import Executor, Tools, trace
-from sidecar.partition.flushing import Flusher, StateCheckpoints, StateFileMatch, found_state, read_state_file
+from sidecar.partition.flushing import Flusher, StateCheckpoints, StateFileMatch, load_state_file, read_state_file
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiescence import FetchCombiner
@@ -57,7 +57,7 @@ from sidecar.partition.recovery import LogReplay, RecoveredLogs
 from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationHandler
 from sidecar.partition.services import PartitionServices
 from sidecar.runtime import clock
-from sidecar.runtime.logs import CHATTER
+from sidecar.runtime.logs import INFO_LOG_LIMIT
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.timers import Timers
 from sidecar.tracing.node_tracing import Tracing
@@ -83,7 +83,7 @@ class NodeTools:
     lease: Lease
     heard: NodeStandbyMemory
     derived: NodeStateMemory
-    copy_pace: CatchupThrottle
+    copy_limit: CatchupThrottle
     clocks: ClockWatch
     drops: Drops
     subjects: Subjects
@@ -102,7 +102,7 @@ class NodeTools:
     reads: ReadTools
     """Read tools with the inboxes of applications."""
     flush_times: NodeFlushTimes
-    flush_beside: FlushThread
+    flush_runner: FlushThread
     instruments: Instruments
     tracing: Tracing
     fatal: Callable[[Exception], None]
@@ -278,7 +278,7 @@ class PartitionWorker:
     def _flusher(self, node: NodeTools) -> Flusher:
         took = partial(node.flush_times.flushed, self.key)
         return Flusher(
-            self.log, self.config.flush, node.pool, node.timers, self._log_flushed, self._flush_failed, took, node.flush_beside
+            self.log, self.config.flush, node.pool, node.timers, self._log_flushed, self._flush_failed, took, node.flush_runner
         )
 
     def _standby(self, node: NodeTools, own_subject: str) -> Standby:
@@ -293,7 +293,7 @@ class PartitionWorker:
             heard=StandbyBuffer(node.heard, bounds.standby_bytes, round(bounds.standby_age_s * NS_PER_S)),
             now_ns=clock.now_ns,
             wall_ns=node.clocks.stamp_ns,
-            rules=StandbyReplayRules(doubt_ns=round(bounds.lease_s * NS_PER_S)),
+            rules=StandbyReplayRules(uncertainty_ns=round(bounds.lease_s * NS_PER_S)),
             on_lost=self._standby_lost,
             on_unreadable=self._standby_unreadable,
         )
@@ -434,7 +434,7 @@ class PartitionWorker:
             self._node.went_past(self.key)
         return bool(heir)
 
-    def hand_over_what_went_past(self) -> bool:
+    def transfer_after_lost_publishes(self) -> bool:
         """Transfer the leadership to a standby follower, because this leader missed publishes.
 
         Return False if no standby follower has received them. Then this replica continues to lead.
@@ -455,7 +455,7 @@ class PartitionWorker:
             return
 
         def retain() -> None:
-            before, retain_from = self.log.log_start_offset, self.services.held_from()
+            before, retain_from = self.log.log_start_offset, self.services.retain_from()
             try:
                 hold_bytes = self._node.settings.replication.service_log_retention_bytes
                 self.log.apply_retention(now_wall_ns, retain_from, hold_bytes, self.states.may_drop)
@@ -489,13 +489,13 @@ class PartitionWorker:
         if self.state is not None and self.state.purges and not self.executor.storage_failed:
             self._node.proposals.report_purged(self.key, self.state, self.log.cleaning.purged)
 
-    def drop_set_aside(self) -> None:
+    def delete_quarantined_files(self) -> None:
         """Delete the files that recovery has quarantined. Call it outside the event loop.
 
         It is safe when this replica is in sync again without an unclean election.
         """
         try:
-            removed = drop_set_aside(self.log.storage)
+            removed = delete_quarantined_files(self.log.storage)
         except StorageError as error:
             logger.warning("quarantined files not removed partition=%s error=%s: retrying", self.key, error)
             return
@@ -555,7 +555,7 @@ def count_isr(instruments: Instruments, node_id: str, before: PartitionState | N
 def _replica(node: NodeTools, key: PartitionKey) -> Replica:
     node_id = node.settings.node_id
     seed = zlib.crc32(f"{node_id} {key}".encode())
-    config, pace = node.settings.replication, node.copy_pace
+    config, pace = node.settings.replication, node.copy_limit
     return Replica(node_id, node.incarnation, config, seed, node.intake, _REQUEST_ID_BASE, pace, node.lease)
 
 
@@ -577,10 +577,10 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
             storage, config, now_wall_ns=time.time_ns(), clean=clean, recovered=recovered, promised_epoch=promised
         )
         if recovered is None or not recovered.segments:
-            node.folder.mark_held(key.folder)
+            node.folder.mark_log(key.folder)
         if recovered is not None and not recovered.has_states:
             return log, report, StateFileMatch(), None
-        state_match = found_state(log, key)
+        state_match = load_state_file(log, key)
         own_subject = data_subject(subject, key.partition)
         return log, report, state_match, read_state_file(state_match, log, own_subject, config, node.settings.replication)
 
@@ -588,7 +588,7 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
         log, report, state_match, derived = open_log()
     else:
         log, report, state_match, derived = await asyncio.get_running_loop().run_in_executor(node.pool, open_log)
-    CHATTER.info(
+    INFO_LOG_LIMIT.info(
         logger,
         "partition opened partition=%s log_start=%d newest_offset=%d hw=%d",
         key,

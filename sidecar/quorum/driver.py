@@ -25,7 +25,7 @@ REST_S = 0.3
 
 It is longer than the interval of a leader's append messages, so that a follower ticks when a frame arrives.
 """
-_PAST_S = 0.001
+_TIMER_SLACK_S = 0.001
 """Time by which a timer fires after its deadline, in seconds. The event loop rounds times to milliseconds."""
 MAX_INBOX_FRAMES = 65_536
 MAX_INBOX_BYTES = 64 << 20
@@ -33,7 +33,7 @@ MAX_INBOX_BYTES = 64 << 20
 _FRAMES_PER_TICK = 2_000
 LATE_TICK_S = 0.05
 """Delay of a tick from which it is counted as late, in seconds."""
-_TICKS_KEPT = 1200
+_MAX_TICKS = 1200
 """Number of tick delays that are kept, for one to three minutes."""
 
 Answer = tuple[bytes | None, int]
@@ -71,12 +71,12 @@ def time_to_next_tick_s(core: RaftCore, transport: SessionTransport, duty_s: flo
     ticks at its own election deadline, so that two followers seldom start an election at the same time. ``duty_s``: time
     until the next duty of the member.
     """
-    duty_s = max(duty_s, _PAST_S)
+    duty_s = max(duty_s, _TIMER_SLACK_S)
     if core.leads:
-        return min(max(core.until_append_s(), 0.0) + _PAST_S, REST_S, duty_s)
-    rest_s = REST_S if transport.hears_a_leader(REST_S) else TICK_S
+        return min(max(core.until_append_s(), 0.0) + _TIMER_SLACK_S, REST_S, duty_s)
+    rest_s = REST_S if transport.has_leader_contact(REST_S) else TICK_S
     election_s = core.until_election_s()
-    return min(rest_s, election_s + _PAST_S if election_s > 0 else rest_s, duty_s)
+    return min(rest_s, election_s + _TIMER_SLACK_S if election_s > 0 else rest_s, duty_s)
 
 
 class GroupDriver:
@@ -114,7 +114,7 @@ class GroupDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
         """Latest time of the next tick, by the clock of the event loop."""
-        self.lateness = FlushTimes(_TICKS_KEPT)
+        self.lateness = FlushTimes(_MAX_TICKS)
         """Delays of the last ticks, in seconds. A delay shows a busy CPU, a blocked interpreter, or a long tick."""
         self.late_tick_count = 0
         self._scheduled = False

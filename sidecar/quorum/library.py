@@ -185,7 +185,7 @@ class StateMachine(Protocol):
     def apply(self, entry: bytes, index: int) -> bytes:
         """Apply one entry and return its answer. It never raises."""
 
-    def work_ahead(self, entry: bytes, index: int) -> bool:
+    def precompute(self, entry: bytes, index: int) -> bool:
         """Compute a part of the decision on the next entry ahead of ``apply``, so that ``apply`` takes less time.
 
         Return whether the decision is complete.
@@ -691,7 +691,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         if not is_applied(command, index):
             return True
         try:
-            return self._machine.work_ahead(bytes(command[1:]), index)
+            return self._machine.precompute(bytes(command[1:]), index)
         except BaseException as error:
             self.failure = error
             return True

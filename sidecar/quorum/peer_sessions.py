@@ -51,8 +51,8 @@ TERM_REACH = 1 << 24
 A member without contact needs months of elections to exceed it, but a single forged frame could. The limit grows with
 each second in which the peer sends only such terms, so that no peer is excluded forever.
 """
-_SAY_EVERY_S = 1.0
-_SAY_LIST_EVERY_S = 10.0
+_LOG_PERIOD_S = 1.0
+_LOG_LIST_EVERY_S = 10.0
 
 _FRAME = struct.Struct("<BBQQQQ")
 """Frame header: kind, flags, sender's epoch, receiver's epoch, sequence number, sender's term."""
@@ -92,9 +92,9 @@ class Peer:
     """Time when a hello was due but not needed."""
     said: bytes = b""
     """Content of the last hello to the peer, without the term."""
-    said_count: int = 0
+    sent_hello_count: int = 0
     """Number of hellos in this session with that content."""
-    heard_tail: bytes = b""
+    last_hello_tail: bytes = b""
     """Data after the frame of the last hello of the peer."""
     strangers: dict[int, float] = field(default_factory=dict)
     """Epoch of a hello that does not name this member's epoch -> time of the answer, oldest first."""
@@ -138,9 +138,9 @@ class PeerSessions:
     peers: dict[str, Peer] = field(init=False)
     first: tuple[str, ...] = field(init=False)
     """Controller list of the settings."""
-    _term_log_limit: LogRateLimit = field(default_factory=lambda: LogRateLimit(_SAY_EVERY_S))
+    _term_log_limit: LogRateLimit = field(default_factory=lambda: LogRateLimit(_LOG_PERIOD_S))
     """Time of the last log line about a term that is too high."""
-    _list_log_limit: LogRateLimit = field(default_factory=lambda: LogRateLimit(_SAY_LIST_EVERY_S))
+    _list_log_limit: LogRateLimit = field(default_factory=lambda: LogRateLimit(_LOG_LIST_EVERY_S))
 
     def __post_init__(self) -> None:
         self.peers = {i: Peer(i, self.draw() | 1) for i in self.peer_ids}
@@ -201,7 +201,7 @@ class PeerSessions:
         Only a hello describes the directory, so a changed hello is sent at once.
         """
         flows = peer.up and now - peer.data_at <= _DATA_FLOWS_S and now - peer.hello_at <= SELDOM_HELLO_S
-        if flows and peer.said_count >= _REPEATED_HELLOS and peer.said == self._hello_content(peer):
+        if flows and peer.sent_hello_count >= _REPEATED_HELLOS and peer.said == self._hello_content(peer):
             peer.no_hello_at = now
             return
         self._hello(peer, now)
@@ -244,8 +244,8 @@ class PeerSessions:
                 self.counters[f"{REFUSED}hellos"] += 1
                 return
             peer.is_new, peer.heard, peer.term = bool(flags & _NEW), True, term
-            if peer.heard_tail != frame[_FRAME.size :]:  # the peer may need the next hello to this one's answer
-                peer.heard_tail, peer.said_count = frame[_FRAME.size :], 0
+            if peer.last_hello_tail != frame[_FRAME.size :]:  # the peer may need the next hello to this one's answer
+                peer.last_hello_tail, peer.sent_hello_count = frame[_FRAME.size :], 0
             self._hello_received(peer, epoch, own, now)
 
     def _answer_stranger(self, peer: Peer, epoch: int, now: float) -> None:
@@ -311,9 +311,9 @@ class PeerSessions:
         known = known or peer.epoch
         peer.hello_at = now
         content = self._hello_content(peer)
-        peer.said_count = peer.said_count + 1 if peer.up and content == peer.said else 0
+        peer.sent_hello_count = peer.sent_hello_count + 1 if peer.up and content == peer.said else 0
         peer.said = content
-        if is_to_stranger or peer.said_count < _REPEATED_HELLOS:  # before the hello, which may begin the session
+        if is_to_stranger or peer.sent_hello_count < _REPEATED_HELLOS:  # before the hello, which may begin the session
             head = _FRAME.pack(_MEMBERS, 0, peer.own_epoch, known, self.by_log(), self.term())
             self.outbox.append((peer.node_id, head + self._list))
         flags = _NEW if self.is_new() else 0
@@ -369,7 +369,7 @@ class PeerSessions:
     def _end(self, peer: Peer, why: str) -> None:
         was_up = peer.up
         peer.up, peer.own_epoch, peer.sent, peer.received, peer.parts = False, self.draw() | 1, 0, 0, None
-        peer.no_hello_at, peer.said_count = -1e9, 0
+        peer.no_hello_at, peer.sent_hello_count = -1e9, 0
         if was_up:
             self.counters[f"sessions ended: {why}"] += 1
             self.changed(peer.node_id, False)

@@ -361,7 +361,7 @@ def mark_diverged(folder: Path, index: int) -> None:
     replace_file(folder / MARK, f"{index}\n".encode())
 
 
-def set_aside_diverged(folder: Path) -> bool:
+def quarantine_diverged(folder: Path) -> bool:
     """Quarantine the directory if it is marked as diverged. Return whether it was. Raises OSError."""
     if not (folder / MARK).exists():
         return False

@@ -76,7 +76,7 @@ class RaftMessageChecks:
         if not first <= previous < last or self._term_at(previous) != message["prevLogTerm"]:
             self._handler(node, message)
             return True
-        self._strip_held(message, last)
+        self._strip_known_entries(message, last)
         if not message["entries"] and message["prevLogIdx"] < last:
             self._beat(node, message, min(message["commit_index"], message["prevLogIdx"]))
             self._acknowledge(node, message["prevLogIdx"])
@@ -84,7 +84,7 @@ class RaftMessageChecks:
         self._handler(node, message)
         return True
 
-    def _strip_held(self, message: Message, last: int) -> None:
+    def _strip_known_entries(self, message: Message, last: int) -> None:
         entries, count = message["entries"], 0
         while count < len(entries) and entries[count][1] <= last and self._term_at(entries[count][1]) == entries[count][2]:
             count += 1

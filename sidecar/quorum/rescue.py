@@ -184,16 +184,16 @@ def rescue(
         written[node] = home / "raft"
     for node, target in written.items():
         if node in directory_of:
-            _set_raft_aside(target)
+            _quarantine_raft_directory(target)
         (target.parent / _NEW).rename(target)
         sync_folder(target.parent)
     for path, node_id in ids.items():
         if node_id not in voters:
-            _set_raft_aside(path / "raft")
+            _quarantine_raft_directory(path / "raft")
     return written
 
 
-def _set_raft_aside(raft: Path) -> None:
+def _quarantine_raft_directory(raft: Path) -> None:
     if raft.exists():
         raft.rename(raft.with_name(BEFORE))
         sync_folder(raft.parent)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.core.metadata.feature_range import UNSAID, LevelRange
+from liftpy.core.metadata.feature_range import DEFAULT_LEVELS, LevelRange
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.state_checksum import NONE, AppliedDigests, Checkpoint
 from liftpy.core.wire.decode_errors import REFUSED
@@ -80,7 +80,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         """Leader -> timestamp of its newest append message in this session."""
         self._confirmed: dict[str, tuple[int, int]] = {}
         """Follower -> (term, sending time in nanoseconds) of the newest append message that it has answered."""
-        self._leader_heard_at = self._transfer_asked_at = -1e9
+        self._leader_contact_s = self._transfer_request_s = -1e9
         self._not_forwarded: list[tuple[Node, int | None]] = []
         """Commands that the library wants to forward to another leader, because this member lost the leadership.
 
@@ -136,7 +136,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         if message["type"] == "append_entries":
             message = {**message, "sent_ns": self._stamp(), "checkpoint": self.checkpoints.agreed}
         elif message["type"] == "request_vote":
-            message = {**message, "transfer": self._clock() - self._transfer_asked_at < _TRANSFER_S}
+            message = {**message, "transfer": self._clock() - self._transfer_request_s < _TRANSFER_S}
         elif message["type"] == "next_node_idx":
             message = {**message, "applied_index": self._core.raftLastApplied}
             message["levels"], message["checkpoint"] = self._spoken, self.checkpoints.newest
@@ -193,19 +193,19 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
             self._compare(sender, message["checkpoint"] if message["success"] else NONE)
             self._process_answer(sender, message, term)
         elif message["type"] == "append_entries" and message["term"] >= self._core.raftCurrentTerm:
-            self._leader_heard_at, self._echoes[sender] = self._clock(), message["sent_ns"]
+            self._leader_contact_s, self._echoes[sender] = self._clock(), message["sent_ns"]
             self._core.pre_vote.end()
             if self.checkpoints.differs_from(message.get("checkpoint", NONE)):
                 self.diverged(message["checkpoint"][0])
         elif message["type"] == "timeout_now" and sender == self._core.leader_id:
-            self._transfer_asked_at = self._clock()
+            self._transfer_request_s = self._clock()
         return self._hardening.deliver(self._nodes[sender], message, term)
 
     def _process_report(self, sender: str, answer: Message) -> None:
         """Process the report of the follower ``sender``: its applied index, digest and feature levels."""
         self.applied[sender] = answer["applied_index"]
         least, most = answer["levels"]
-        self.levels[sender] = LevelRange(least, most or least) if least else UNSAID
+        self.levels[sender] = LevelRange(least, most or least) if least else DEFAULT_LEVELS
 
     def _compare(self, sender: str, checkpoint: Checkpoint) -> None:
         """As the leader, compare the image digest that ``sender`` reports with those of the other members.
@@ -217,9 +217,9 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         if not core.leads:
             return
         checkpoints.record_report(sender, checkpoint)
-        before, beside = checkpoints.found_count, checkpoints.compare_reports(core.controllers.voters)
-        if checkpoints.found_count > before:
-            self.sessions.counters[DIVERGENCES] += checkpoints.found_count - before
+        before, beside = checkpoints.mismatch_count, checkpoints.compare_reports(core.controllers.voters)
+        if checkpoints.mismatch_count > before:
+            self.sessions.counters[DIVERGENCES] += checkpoints.mismatch_count - before
             logger.error(
                 "images of controllers differ problem=%s",
                 checkpoints.halted or f"one differs from a majority, near index {checkpoints.newest[0]}",
@@ -230,7 +230,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
     def _may_vote_again(self, request: Message) -> bool:
         """Return whether this member may answer the vote request. For VOTE_AGAIN_S after a leader's message, it may not."""
         assert self._core is not None
-        quiet = self._clock() - self._leader_heard_at
+        quiet = self._clock() - self._leader_contact_s
         return bool(request["transfer"]) or self._core.leads or quiet >= VOTE_AGAIN_S
 
     def _pre_vote(self, sender: str, question: Message) -> None:
@@ -242,7 +242,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         assert core is not None
         granted = may_grant(
             leads=core.leads,
-            quiet_s=self._clock() - self._leader_heard_at,
+            quiet_s=self._clock() - self._leader_contact_s,
             quiet_needed_s=VOTE_AGAIN_S,
             turn_is_late=core.turn_is_late,
             own=(core.log.last_term, core.log.last_index),
@@ -269,13 +269,13 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         self._confirmed[sender] = (term, max(sent_ns, before_ns if of_term == term else 0))
 
     @property
-    def leader_heard_at(self) -> float:
+    def leader_contact_s(self) -> float:
         """Monotonic time of the last message of a leader, in seconds. Without one, it is a time in the distant past."""
-        return self._leader_heard_at
+        return self._leader_contact_s
 
-    def hears_a_leader(self, within_s: float) -> bool:
+    def has_leader_contact(self, within_s: float) -> bool:
         """Return whether a leader has sent a message within the last ``within_s`` seconds."""
-        return self._clock() - self._leader_heard_at <= within_s
+        return self._clock() - self._leader_contact_s <= within_s
 
     def confirmed_ns(self) -> int:
         """As the leader, return the monotonic time in ns until which a majority certainly votes for no other leader."""

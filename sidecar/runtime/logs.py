@@ -355,7 +355,7 @@ class InfoLogRateLimit:
         logger.info(text, *arguments)
 
 
-CHATTER = InfoLogRateLimit()
+INFO_LOG_LIMIT = InfoLogRateLimit()
 
 
 class WarningLogRateLimit:

@@ -59,7 +59,7 @@ _REPLICATION_PREFIX = _PREFIX + "REPLICATION_"
 _RESTARTS = _PREFIX + "RESTARTS_IN_A_ROW"
 """Variable with the number of consecutive restarts, for the next process of the node. It is no setting."""
 _MAX_RESTARTS = 1_000
-_OPEN_NATS_SAID = _PREFIX + "OPEN_NATS_SAID"
+_OPEN_NATS_NOTICE = _PREFIX + "OPEN_NATS_SAID"
 """Variable that `liftpy dev` sets so that only one node warns about a NATS server without authorization."""
 _NOT_OF_DEV = frozenset(
     _PREFIX + name
@@ -231,7 +231,7 @@ def address_of(listen: str) -> tuple[str, int]:
     return host, int(port)
 
 
-class GivenSettings:
+class SettingsLoader:
     """The sources of a node's settings: file, environment and flags.
 
     ``flags``: value of each setting on the command line, None if it was not given. ``sources``: source of each setting (``flag``,
@@ -379,11 +379,11 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> dict[str, 
     """Return the unknown ``LIFTPY_*`` variables, each with the most similar known name. '': none is similar."""
     known = {_PREFIX + f.name.upper() for cls in (NodeSettings, Credentials) for f in fields(cls) if f.name not in SECTIONS}
     known |= {_REPLICATION_PREFIX + f.name.upper() for f in fields(ReplicationConfig)}
-    known |= {_PREFIX + "CONTEXT", _RESTARTS, _OPEN_NATS_SAID}
+    known |= {_PREFIX + "CONTEXT", _RESTARTS, _OPEN_NATS_NOTICE}
     suggestions = {}
     for name in sorted(environment):
         if name.startswith(_PREFIX) and environment[name] and name not in known and not _KUBERNETES.fullmatch(name):
-            endings = {other.removeprefix(_PREFIX): other for other in sorted(known - {_RESTARTS, _OPEN_NATS_SAID})}
+            endings = {other.removeprefix(_PREFIX): other for other in sorted(known - {_RESTARTS, _OPEN_NATS_NOTICE})}
             near = difflib.get_close_matches(name.removeprefix(_PREFIX)[:_MAX_SHOWN], endings, n=1, cutoff=_CLOSE)
             suggestions[name] = endings[near[0]] if near else ""
     return suggestions
@@ -398,12 +398,12 @@ def supervisor_of(environment: Mapping[str, str] = os.environ) -> tuple[str, flo
 
 def was_open_nats_reported(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether another process has warned that this NATS server has no authorization."""
-    return bool(environment.get(_OPEN_NATS_SAID))
+    return bool(environment.get(_OPEN_NATS_NOTICE))
 
 
 def quiet_environment() -> dict[str, str]:
     """Return the environment variables that keep a node from warning about a NATS server without authorization."""
-    return {_OPEN_NATS_SAID: "1"}
+    return {_OPEN_NATS_NOTICE: "1"}
 
 
 def worker_environment() -> dict[str, str]:

@@ -18,7 +18,7 @@ from sidecar.runtime.tasks import spawn
 
 logger = logging.getLogger("liftpy.node")
 
-_LOOK_S = 0.25
+_CHECK_INTERVAL_S = 0.25
 _MORE_TIME_S = 30
 """Extension of the time limit in seconds for each step of progress before the node is ready."""
 
@@ -63,7 +63,7 @@ class Supervisor:
             if self._watchdog_s and now - barked_at >= self._watchdog_s / 3 and all(check.ok for check in live()):
                 barked_at = now
                 self.notify("WATCHDOG=1")
-            await asyncio.sleep(min(_LOOK_S, self._watchdog_s / 6) if self._watchdog_s else _LOOK_S)
+            await asyncio.sleep(min(_CHECK_INTERVAL_S, self._watchdog_s / 6) if self._watchdog_s else _CHECK_INTERVAL_S)
 
     def _until_ready(self, checks: list[Check], doing: str) -> bool:
         if all(check.ok for check in checks):

@@ -25,9 +25,9 @@ from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.base.worker_assignment import WHOLE
 from liftpy.core.log.log import Log
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.observe.app_rows import asked_name, instance_row, joined_groups, joined_services
+from liftpy.core.observe.app_rows import decode_name_query, instance_row, joined_groups, joined_services
 from liftpy.core.observe.cluster_health import FINE, MOST_ROWS, Place, limit_of, match_in, place_of, urgency
-from liftpy.core.observe.history import History, asked_rows
+from liftpy.core.observe.history import History, select_rows
 from liftpy.core.observe.node_events import NodeEvents
 from liftpy.core.observe.timeline import FILTERS, fits
 from liftpy.core.wire.batch import RecordBatch, split_batches
@@ -54,7 +54,7 @@ FAILED = b'{"error":"the node failed at this request: its log says why"}'
 """Answer after an unexpected error."""
 MOST_WAITING = 64
 """Maximum number of waiting callers. Further ones get no answer."""
-NOT_TOLD_OF_NODES = ("records_read",)
+HIDDEN_NODE_KINDS = ("records_read",)
 """Kinds of node events that only operators may read, because they name people and keys."""
 MOST_NODE_EVENTS = 200
 """Maximum number of events of a node in one answer."""
@@ -108,7 +108,7 @@ class PageAnswers:
         self._reporter = reporter
         self._gather = gather
         self._most_bytes = most_bytes
-        self._rested = AnswerRateLimit(now, guard)
+        self._answer_limit = AnswerRateLimit(now, guard)
         self._summaries: dict[str, tuple[StreamImage, dict[str, Any]]] = {}
         """Stream name -> (its image, summary of the stream). It is used again while the image is unchanged."""
 
@@ -125,7 +125,7 @@ class PageAnswers:
         if kind == "history":
             of = query.get("node", "") if isinstance(query, dict) else ""
             history = self._history if of == "" else self.kept(of) if isinstance(of, str) else None
-            rows = asked_rows(history, query) if history is not None else None
+            rows = select_rows(history, query) if history is not None else None
             answer(_encode(kind, rows.as_object() if rows is not None else None))
         elif kind == "node_events":
             answer(_encode(kind, _node_events(self.node_events, query)))
@@ -142,7 +142,7 @@ class PageAnswers:
                 "settings": self._settings,
             }
             make = makers[kind]
-            self._rested.ask(payload, lambda: self._make_answer(kind, make, reporter, query), answer)
+            self._answer_limit.ask(payload, lambda: self._make_answer(kind, make, reporter, query), answer)
         return True
 
     async def answer(self, payload: bytes) -> bytes:
@@ -258,7 +258,7 @@ def _node_events(events: NodeEvents | None, query: Any) -> dict[str, Any] | None
     if type(after) is not int or type(since_ns) is not int:
         return None
     page = events.after(after, since_ns, MOST_NODE_EVENTS)
-    return {**page, "events": [one for one in page["events"] if one["kind"] not in NOT_TOLD_OF_NODES]}
+    return {**page, "events": [one for one in page["events"] if one["kind"] not in HIDDEN_NODE_KINDS]}
 
 
 async def _groups(reporter: Reporter, query: Any) -> dict[str, Any]:
@@ -267,7 +267,7 @@ async def _groups(reporter: Reporter, query: Any) -> dict[str, Any]:
     Without a name, return the groups that this node coordinates. With a name, return one group with its members and
     positions.
     """
-    (name, limit), match = asked_name(query, "group"), match_in(query)
+    (name, limit), match = decode_name_query(query, "group"), match_in(query)
     if not name:
         rows = [row async for row in _in_slices(reporter.group_rows()) if match in row["group"].lower()]
         return joined_groups([{"rows": rows}], limit)
@@ -279,7 +279,7 @@ async def _services(reporter: Reporter, query: Any) -> dict[str, Any]:
 
     Without a name, return totals of the services on this node. With a name, return each instance of this service.
     """
-    (name, limit), match = asked_name(query, "service"), match_in(query)
+    (name, limit), match = decode_name_query(query, "service"), match_in(query)
     rows = []
     async for worker in _in_slices(list(reporter.partitions)):
         if not is_internal(worker.key.stream):
@@ -302,7 +302,7 @@ async def _events(reporter: Reporter, query: Any) -> dict[str, Any] | None:
         return None
     last = answer["events"][-1] if answer["events"] else None
     after = [last["index"], last["number"]] if last is not None else None
-    return {**answer, "events": [event for event in answer["events"] if event["kind"] != NOT_TOLD], "after": after}
+    return {**answer, "events": [event for event in answer["events"] if event["kind"] != HIDDEN_KIND], "after": after}
 
 
 async def _in_slices(items: Iterable[T]) -> AsyncIterator[T]:
@@ -431,15 +431,15 @@ class AnswerRateLimit:
 
 # Reads the stream of events for a page, newest first, from this node's own replica.
 #
-# The node reads committed events backwards in steps of ``STEP``, and at most ``MOST_LOOKED_AT`` for one request. The next
+# The node reads committed events backwards in steps of ``STEP``, and at most ``MAX_SCANNED_RECORDS`` for one request. The next
 # request continues there.
 
 
 STEP = 500
-MOST_LOOKED_AT = 20_000
+MAX_SCANNED_RECORDS = 20_000
 SKEW_NS = 60 * NS_PER_S
 """Maximum difference between the clocks of the metadata leader and the stream's leader, in nanoseconds."""
-NOT_TOLD = "request"
+HIDDEN_KIND = "request"
 """Kind of events that pages do not show, because they are about users. Only operators see them (`liftpy events`)."""
 _READ_BYTES = 256 * 1024
 EventPlace = tuple[int, int]
@@ -515,7 +515,7 @@ async def _search_events(log: Log, end: int, question: StoredEventsRequest) -> d
         end = min(end, question.below)
     matching_events: list[dict[str, Any]] = []
     last: tuple[int, int, int] | None = None
-    lowest = end - MOST_LOOKED_AT
+    lowest = end - MAX_SCANNED_RECORDS
     began = time.monotonic()
     while end > max(log.log_start_offset, lowest):
         batches = _between(log, max(log.log_start_offset, end - STEP), end)
@@ -537,7 +537,7 @@ def _is_wanted(event: dict[str, Any], question: StoredEventsRequest) -> bool:
         return False
     if question.until_ns and event["time_ns"] >= question.until_ns:
         return False
-    return event["kind"] != NOT_TOLD and fits(event, question.only)
+    return event["kind"] != HIDDEN_KIND and fits(event, question.only)
 
 
 def _between(log: Log, start: int, end: int) -> list[RecordBatch]:

@@ -61,15 +61,15 @@ EVERY_S = 1.0
 TIMEOUT_S = 0.9
 """Time to wait for the answer of a node, in seconds. A slower node has no data for that second."""
 FRESH_S = 0.9
-LOOKED_AT_S = 3.0
+VIEW_TIMEOUT_S = 3.0
 """Time for which a list is requested after a viewer last wanted it, in seconds."""
-FORGOTTEN_S = 60.0
+UNUSED_DATA_S = 60.0
 """Time without viewers after which all data is dropped, in seconds."""
 KEEP_EVERY_S, MOST_KEPT = 10.0, 16
 """Interval for storing the history of other nodes without viewers in seconds, and maximum number of these nodes."""
-KEPT_FOR_S = LENGTHS[TENS] * TENS
+HISTORY_S = LENGTHS[TENS] * TENS
 """Maximum age of stored history, in seconds. Older parts could not be shown."""
-MOST_FOUND = 50
+MAX_SEARCH_ROWS = 50
 """Maximum number of search results of each kind."""
 MOST_EVENTS = 4000
 EVENTS_BACK_S = 4 * 3600
@@ -80,7 +80,7 @@ _MOST_KEEPERS = 8
 _TAIL_S = 5
 """Overlap of the history that is sent each second, in seconds. Nodes answer at different times."""
 _MARKS_TAIL_S = 30
-MOST_ASKED = 4
+MAX_NODES_ASKED = 4
 """Maximum number of nodes that are asked for the stream of events."""
 NEWEST: tuple[int, ...] = (1 << 63, 0)
 """Place behind all events, for a page that begins with the newest event."""
@@ -107,7 +107,7 @@ class _Answers:
     def __init__(self, question: dict[str, Any]) -> None:
         self.question = question
         self.wanted_s = 0.0
-        self.was_told = False
+        self.has_answers = False
         self.said: dict[str, Any] = {}
 
 
@@ -125,7 +125,7 @@ class _List(_Answers):
 
     def update(self, now_s: float, answers: dict[str, Any]) -> None:
         """Store the answers of the nodes, and compute the rates since the last ones. ``answers``: answer of each node, by node."""
-        self.was_told = True
+        self.has_answers = True
         self.said = {node: one for node, one in answers.items() if isinstance(one, dict)}
         if self.stream:
             rows = stream_rows({node: one.get("rows") for node, one in self.said.items()})[:MOST_ROWS]
@@ -188,25 +188,25 @@ class ClusterPoller:
         self._task: asyncio.Task[None] | None = None
         self.viewers = 0
         self._looked = asyncio.Event()
-        self._wanted_s = self._looked_s = -FORGOTTEN_S
+        self._wanted_s = self._last_check_s = -UNUSED_DATA_S
         self._named: list[str] = []
         self.seq = 0
         self._histories: dict[str, History] = {}
-        self._ask_kept_s: dict[str, float] = {}
+        self._next_history_s: dict[str, float] = {}
         """Silent node -> time when other nodes are asked again for its stored history."""
         self._forget()
 
     def _forget(self) -> None:
         self._watching = ClusterMonitor(self._namespace)
-        oldest = self._wall() - KEPT_FOR_S if self._own is not None else math.inf
+        oldest = self._wall() - HISTORY_S if self._own is not None else math.inf
         self._histories = {node: one for node, one in self._histories.items() if one.newest > oldest}
-        self._ask_kept_s = {}
+        self._next_history_s = {}
         self._glances: dict[str, NodeSummary | None] = {}
         self._lists: dict[tuple[str, str, Place], _List] = {}
         self._streams: dict[tuple[int, str], _Answers] = {}
         self._questions: dict[tuple[str, str], _Answers] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
-        self.events_told = True
+        self.has_event_answers = True
         """True if a controller has reported its events."""
         self._place = (0, -1)
         self._numbers: dict[str, int] = {}
@@ -240,7 +240,7 @@ class ClusterPoller:
         if self._task is None or self._task.done():
             self._task = spawn(self._watch(), "asking nodes for a page")
         async with self._looking:
-            if not all(one.was_told for one in wanted) or self._now() - self._looked_s > FRESH_S:
+            if not all(one.has_answers for one in wanted) or self._now() - self._last_check_s > FRESH_S:
                 await self._poll()
 
     def _find(self, held: dict[_Key, _Wanted], key: _Key, make: Callable[[], _Wanted]) -> _Wanted:
@@ -260,8 +260,8 @@ class ClusterPoller:
         return self._find(self._questions, (kind, name), lambda: _Answers(names_question(kind, name)))
 
     async def _watch(self) -> None:
-        """Refresh the data each second while there are viewers. Without viewers, drop the data after ``FORGOTTEN_S``."""
-        while self.viewers or self._now() - self._wanted_s < FORGOTTEN_S:
+        """Refresh the data each second while there are viewers. Without viewers, drop the data after ``UNUSED_DATA_S``."""
+        while self.viewers or self._now() - self._wanted_s < UNUSED_DATA_S:
             await asyncio.sleep(EVERY_S - self._wall() % EVERY_S + 0.1)  # nodes sample at the full second
             if self.viewers:
                 async with self._looking:
@@ -300,12 +300,12 @@ class ClusterPoller:
                 self._named = nodes = await self._asker.node_ids()
         nodes = nodes[:MOST_NODES]
         now_s = self._now()
-        summaries = dict(zip(nodes, await asyncio.gather(*map(self._ask_glance, nodes)), strict=True))
+        summaries = dict(zip(nodes, await asyncio.gather(*map(self._request_summary, nodes)), strict=True))
         self._glances = summaries
         self._watching.add_summaries(now_s, summaries)
-        _drop_old(self._lists, now_s - LOOKED_AT_S)
-        _drop_old(self._streams, now_s - LOOKED_AT_S)
-        _drop_old(self._questions, now_s - LOOKED_AT_S)
+        _drop_old(self._lists, now_s - VIEW_TIMEOUT_S)
+        _drop_old(self._streams, now_s - VIEW_TIMEOUT_S)
+        _drop_old(self._questions, now_s - VIEW_TIMEOUT_S)
         answering = [node for node in nodes if summaries[node] is not None]
         await asyncio.gather(
             *(self._ask_history(node) for node in answering),
@@ -316,7 +316,7 @@ class ClusterPoller:
             self._ask_node_events(answering),
             self._ask_streams(answering),
         )
-        self._looked_s = self._now()
+        self._last_check_s = self._now()
         self.seq += 1
         round_done, self._looked = self._looked, asyncio.Event()
         round_done.set()
@@ -328,7 +328,7 @@ class ClusterPoller:
             return (await self._asker.ask_node(node, json.dumps(message).encode(), TIMEOUT_S)).get(kind)
         return None
 
-    async def _ask_glance(self, node: str) -> NodeSummary | None:
+    async def _request_summary(self, node: str) -> NodeSummary | None:
         with suppress(LiftError):
             return summary_from_json((await self._asker.ask_node(node, ASKED, TIMEOUT_S)).get("glance"))
         return None
@@ -354,9 +354,9 @@ class ClusterPoller:
     async def _fetch_history(self, node: str, answering: list[str]) -> None:
         """If this node has no copy of the history of ``node``, which does not answer, get one from other nodes."""
         now_s = self._now()
-        if node in self._histories or now_s < self._ask_kept_s.get(node, now_s):
+        if node in self._histories or now_s < self._next_history_s.get(node, now_s):
             return
-        self._ask_kept_s[node] = now_s + KEEP_EVERY_S
+        self._next_history_s[node] = now_s + KEEP_EVERY_S
         own = self._own[0] if self._own is not None else ""
         for other in [one for one in answering if one != own][:_MOST_KEEPERS]:
             history = History()
@@ -373,7 +373,7 @@ class ClusterPoller:
     async def _ask_question(self, wanted: _Answers, answering: list[str]) -> None:
         answers = await asyncio.gather(*(self._ask(node, wanted.question) for node in answering))
         wanted.said = {node: one for node, one in zip(answering, answers, strict=True) if one is not None}
-        wanted.was_told = True
+        wanted.has_answers = True
 
     async def _ask_streams(self, answering: list[str]) -> None:
         leader = self._watching.model().metadata_leader
@@ -387,7 +387,7 @@ class ClusterPoller:
                     more = answer.get("more") is True and rows
                     next_after = [rows[-1]["urgency"], rows[-1]["stream"]] if more else None
                     streams.said = {"rows": rows, "after": next_after, "count": answer.get("count")}
-                    streams.was_told = True
+                    streams.has_answers = True
                 else:
                     done = False
             if done:
@@ -401,7 +401,7 @@ class ClusterPoller:
                 answer = await self._ask(node, {"events": {"after": list(self._place), "since_ns": since_ns}})
                 if not isinstance(answer, dict) or not isinstance(answer.get("events"), list):
                     break
-                self.events_told = True
+                self.has_event_answers = True
                 self.events.extend(event for event in answer["events"] if _is_event(event))
                 match answer.get("after"):
                     case [int(index), int(number)]:
@@ -410,7 +410,7 @@ class ClusterPoller:
                     return
             else:
                 return
-        self.events_told = bool(self.events)
+        self.has_event_answers = bool(self.events)
 
     async def _ask_node_events(self, answering: list[str]) -> None:
         """Request the events that the nodes have seen by themselves, and add them to the cluster events in order of time."""
@@ -466,14 +466,14 @@ class ClusterPoller:
         return self._object(shown_service(answers) if service else shown_services(answers))
 
     async def search(self, text: str) -> dict[str, Any]:
-        """Return the nodes, streams, groups and services whose name contains ``text``, at most ``MOST_FOUND`` of each."""
+        """Return the nodes, streams, groups and services whose name contains ``text``, at most ``MAX_SEARCH_ROWS`` of each."""
         known = [node for node, one in self._glances.items() if one is not None]
         leader = self._watching.model().metadata_leader
         first = leader if leader in known else next(iter(known), "")
-        streams = await self._ask(first, streams_question(limit=MOST_FOUND, match=text)) if text and first else None
+        streams = await self._ask(first, streams_question(limit=MAX_SEARCH_ROWS, match=text)) if text and first else None
         groups, services = {}, {}
         if text:
-            questions = [names_question(kind, "", MOST_FOUND, text) for kind in ("groups", "services")]
+            questions = [names_question(kind, "", MAX_SEARCH_ROWS, text) for kind in ("groups", "services")]
             answers = await asyncio.gather(*(self._ask(node, question) for question in questions for node in known))
             groups, services = (
                 dict(zip(known, answers[: len(known)], strict=True)),
@@ -483,10 +483,10 @@ class ClusterPoller:
         return self._object(
             {
                 "text": text,
-                "nodes": nodes[:MOST_FOUND],
-                "streams": checked_streams(streams)[:MOST_FOUND],
-                "groups": shown_groups(groups)["rows"][:MOST_FOUND],
-                "services": shown_services(services)["rows"][:MOST_FOUND],
+                "nodes": nodes[:MAX_SEARCH_ROWS],
+                "streams": checked_streams(streams)[:MAX_SEARCH_ROWS],
+                "groups": shown_groups(groups)["rows"][:MAX_SEARCH_ROWS],
+                "services": shown_services(services)["rows"][:MAX_SEARCH_ROWS],
             }
         )
 
@@ -523,7 +523,7 @@ class ClusterPoller:
         page = {
             "events": events,
             "count": len(events),
-            "told": self.events_told or stored_page is not None,
+            "told": self.has_event_answers or stored_page is not None,
             "kept": stored_page is not None,
         }
         return self._object({**page, "older": older})
@@ -535,7 +535,7 @@ class ClusterPoller:
         known = [node for node, one in self._glances.items() if one is not None]
         known.sort(key=lambda node: not self._glances[node].is_controller)  # type: ignore[union-attr]
         requested_nodes: set[str] = set()
-        while known and len(requested_nodes) < MOST_ASKED:
+        while known and len(requested_nodes) < MAX_NODES_ASKED:
             node = known.pop(0)
             requested_nodes.add(node)
             answer = await self._ask(node, {"events": {"kept": behind, "limit": limit}})

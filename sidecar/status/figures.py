@@ -120,7 +120,7 @@ class Figures:
             self.put(name, figure, self._bounded.of(name, value.lower().replace(" ", "_")))
 
 
-_HELD = {
+_JOURNAL_METRICS = {
     "journal_entries": "metadata_journal_entries",
     "journal_bytes": "metadata_journal_memory_bytes",
     "window_operations": "metadata_operations",
@@ -219,7 +219,7 @@ class NodeFigures:
         journal = group.held
         figures.put("metadata_journal_bytes", journal.get("journal_file_bytes", 0))
         figures.put("metadata_compactions_total", self._compactions.of(journal.get("compactions", 0)))
-        for name, metric in _HELD.items():
+        for name, metric in _JOURNAL_METRICS.items():
             if name in journal:
                 figures.put(metric, journal[name])
             else:
@@ -351,7 +351,7 @@ def _disk(figures: Figures, reporter: Reporter) -> None:
         ("open_files", "open"), ("open_files_limit", "limit"), ("open_maps", "maps"), ("partition_budget", "partition_budget"),
     ):  # fmt: skip
         figures.put(name, descriptors.get(key, 0))
-    copies, derived = reporter.partitions.copy_pace, reporter.partitions.derived
+    copies, derived = reporter.partitions.copy_limit, reporter.partitions.derived
     figures.put("replica_copy_bytes_total", copies.copied_bytes)
     figures.put("replica_copy_backlog_bytes_total", copies.backlog_bytes)
     figures.put("copy_throttle_rate_seconds_total", copies.waited_ns / 1e9)

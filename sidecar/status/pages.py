@@ -27,7 +27,7 @@ from liftpy.core.observe import node_events
 from liftpy.core.observe.cluster_health import DEGRADED, FIRST, MOST_MATCH, OK, Place, match_in, place_of
 from liftpy.core.observe.history import LENGTHS
 from liftpy.core.observe.page_model import figure, value_at
-from liftpy.core.observe.timeline import FILTERS, group_events, group_in_words
+from liftpy.core.observe.timeline import FILTERS, group_events, summarize_group
 from liftpy.errors import ConfigError
 from sidecar.status.cluster_poller import ClusterPoller, place_before
 from sidecar.status.http import HTML, JSON, TEXT, EventStreamResponse, http
@@ -109,7 +109,7 @@ LAG_PLOTS = (("group_lag", "Lag"), ("group_age", "Age of the first unread record
 def cluster_page(shown: dict[str, Any]) -> str:
     """Return the HTML page ``/`` with the cluster. ``shown``: data of the page."""
     body = (
-        f"{_at_a_glance(shown)}{_timeline()}{_plots('')}"
+        f"{_render_overview(shown)}{_timeline()}{_plots('')}"
         f"{_section('Nodes', _table('nodes', 'cluster.rows', NODE_COLUMNS, shown))}"
         f"{_section('Streams, worst first', _table('streams', 'page.streams.rows', STREAM_COLUMNS, shown) + _further(shown, 'page.streams.after'))}"
     )
@@ -263,7 +263,7 @@ def event_row(group: list[dict[str, Any]]) -> dict[str, Any]:
     moment = datetime.fromtimestamp(event["time_ns"] / 1e9, UTC)
     place = f"{event.get('index')}.{event.get('number')}"
     kind = str(event.get("kind", "?")).replace("_", " ")
-    text = group_in_words(group) if len(group) > 1 else event_text(event, named=False)
+    text = summarize_group(group) if len(group) > 1 else event_text(event, named=False)
     at = event["time_ns"] // NS_PER_S
     return {"time": moment.strftime("%Y-%m-%d %H:%M:%S"), "at": at, "place": place, "kind": kind, "text": text}
 
@@ -293,7 +293,7 @@ def _page(title: str, view: str, body: str, shown: dict[str, Any]) -> str:
     )
 
 
-def _at_a_glance(shown: dict[str, Any]) -> str:
+def _render_overview(shown: dict[str, Any]) -> str:
     cluster = shown["cluster"]
     reasons = "".join(
         f'<li class="{"stops" if reason["stops"] else "todo"}"><b>{html.escape(reason["word"])}</b> <span>{html.escape(reason["text"])}</span> '
@@ -486,7 +486,7 @@ def _inline(text: str) -> str:
 
 
 _KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "LICENSE": TEXT}
-_KEPT_S = 3600
+_CACHE_S = 3600
 _VENDORED = "uPlot"
 Fields = Mapping[str, str]
 
@@ -507,7 +507,7 @@ class Site:
     def __init__(self, viewing: ClusterPoller, records: RecordsBrowser | None = None) -> None:
         self._viewing = viewing
         self._records = records
-        self._live_made: dict[tuple[tuple[str, str], ...], tuple[int, bytes]] = {}
+        self._live_bodies: dict[tuple[tuple[str, str], ...], tuple[int, bytes]] = {}
         """Query -> (second, data of a live page). It is shared by viewers of the same page."""
 
     def respond(self, path: str, query: bytes) -> Awaitable[bytes | EventStreamResponse] | bytes | None:
@@ -618,12 +618,12 @@ class Site:
         viewing.viewers += 1
         try:
             while True:
-                seq, body = self._live_made.get(fields, (-1, b""))
+                seq, body = self._live_bodies.get(fields, (-1, b""))
                 if comes or seq != viewing.seq:
                     shown = await view()  # a new viewer also restarts the polling, which may have ended
                     body = json.dumps(viewing.live(shown, node)).encode()
-                    current_bodies = {key: one for key, one in self._live_made.items() if one[0] == viewing.seq}
-                    self._live_made = {**current_bodies, fields: (viewing.seq, body)}
+                    current_bodies = {key: one for key, one in self._live_bodies.items() if one[0] == viewing.seq}
+                    self._live_bodies = {**current_bodies, fields: (viewing.seq, body)}
                 comes = False
                 yield body
                 await viewing.wait_for_refresh()
@@ -641,7 +641,7 @@ def _static(name: str) -> bytes | None:
     body = static().get(name)
     if body is None:
         return None
-    max_age_s = _KEPT_S if name.startswith(_VENDORED) else 0
+    max_age_s = _CACHE_S if name.startswith(_VENDORED) else 0
     return http("200 OK", _KINDS[name.rpartition(".")[2]], body, kept_s=max_age_s)
 
 
@@ -654,18 +654,18 @@ def _event_filters(fields: Fields) -> dict[str, str]:
 
 
 def _after(fields: Fields) -> Place:
-    return place_of(asked_place(fields["after"])) if "after" in fields else FIRST
+    return place_of(decode_place(fields["after"])) if "after" in fields else FIRST
 
 
 def _streams_after(fields: Fields) -> tuple[int, str]:
     if "after" not in fields:
         return -1, ""
-    match asked_place(fields["after"]):
+    match decode_place(fields["after"]):
         case [int(rank), str(name)]:
             return rank, name
     raise ValueError("Invalid parameter 'after'. Use [urgency, name].")
 
 
-def asked_place(text: str) -> object:
+def decode_place(text: str) -> object:
     """Decode ``text``, the value of the query parameter ``?after=``, as JSON. Raises ValueError if it is invalid."""
     return load_json(text.encode())

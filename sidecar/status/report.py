@@ -118,7 +118,7 @@ class Reporter:
             "scrub": self.scrub(),
             "clock": self.clock(),
             "descriptors": self.descriptors(),
-            "copies": _copies(self.partitions.copy_pace),
+            "copies": _copies(self.partitions.copy_limit),
             "derived": _derived_state_memory(self.partitions.derived),
             "flush_times": self._flush_times.report(),
             "flush_place": self.flush_place.report(),

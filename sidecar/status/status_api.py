@@ -35,7 +35,7 @@ from liftpy.core.observe.cluster_health import why_offline
 from liftpy.core.observe.history import History
 from liftpy.core.observe.node_events import SHOWN_S, NodeEvents, NodeWatch, repair_texts
 from liftpy.core.observe.node_health import text_lines
-from liftpy.core.observe.node_summary import ASKED as GLANCE_ASKED
+from liftpy.core.observe.node_summary import ASKED as SUMMARY_REQUEST
 from liftpy.core.observe.node_summary import (
     DRAINED,
     FENCED,
@@ -139,7 +139,7 @@ class StatusHandler:
         """Directories of streams that the cluster does not know. None: the node is still starting."""
         self._gathering = 0
         self._figures: NodeFigures | None = None
-        self._glances = SummaryHandler(self._glance, guard=self._guard)
+        self._glances = SummaryHandler(self._encode_summary, guard=self._guard)
         self.health: Health | None = None
         self.history = History()
         self.events = NodeEvents(settings.node_id, time.time_ns, self._metadata_index)
@@ -184,8 +184,8 @@ class StatusHandler:
         node = self._settings.node_id
         for subject, handler in {
             subjects.status(node): self._request_arrived,
-            subjects.control_level(node): self._level_asked,
-            subjects.control_settings(node): self._reload_asked,
+            subjects.control_level(node): self._process_level_request,
+            subjects.control_settings(node): self._process_reload_request,
         }.items():
             bus.listen(subject, self._guard.handler(handler))
         own = self._settings.node_id
@@ -215,7 +215,7 @@ class StatusHandler:
             answer(encode_presence(time.time_ns()))  # no report, because these requests may be frequent
         elif payload == ASKED and self.health is not None:
             answer(json.dumps(self.health.report()).encode())
-        elif payload == GLANCE_ASKED and self.reporter is not None:
+        elif payload == SUMMARY_REQUEST and self.reporter is not None:
             self._glances.ask(answer)
         elif self.answers.ask(payload, answer):
             pass
@@ -225,11 +225,11 @@ class StatusHandler:
             sending = self._send_whole(self.whole, payload, answer, self._most_bytes())
             spawn(self._guard.run(sending, reply), "a status page")
 
-    def _level_asked(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+    def _process_level_request(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if self._is_inbox(reply):
             self._answer(reply, json.dumps(_change_level(payload, self.on_level)).encode())
 
-    def _reload_asked(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+    def _process_reload_request(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if self._is_inbox(reply):
             spawn(self._guard.run(self._reload(reply, payload), reply), "reading the settings again")
 
@@ -314,7 +314,7 @@ class StatusHandler:
     ) -> None:
         self._gathering += 1
         try:
-            page = await whole.page(_asked_after(payload), PAGE_PARTITIONS)
+            page = await whole.page(_decode_page_start(payload), PAGE_PARTITIONS)
         finally:
             self._gathering -= 1
         send(_within(page, limit_bytes))
@@ -327,16 +327,16 @@ class StatusHandler:
 
     async def answer(self, asked: bytes) -> bytes:
         """Return the answer to the status request ``asked``, or b'' if there is none yet."""
-        if asked == GLANCE_ASKED and self.reporter is not None:
+        if asked == SUMMARY_REQUEST and self.reporter is not None:
             result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
             self._glances.ask(lambda answer: None if result.done() else result.set_result(answer))
             return await result
         return await self.answers.answer(asked)
 
-    async def _glance(self) -> bytes:
+    async def _encode_summary(self) -> bytes:
         assert self.reporter is not None
         watch = self._watcher.watch if self._watcher is not None else None
-        return glance_at(await self._gather(self.reporter), self.reporter, watch).encode()
+        return summarize_node(await self._gather(self.reporter), self.reporter, watch).encode()
 
     async def _metrics(self, reporter: Reporter, wanted: bool) -> bytes:
         """Return the HTTP answer to ``/metrics``. ``wanted``: True to include the body.
@@ -444,7 +444,7 @@ class NodeStatusRequester:
 
 def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
     """Return the status of the node as JSON, with as many partitions as fit into ``limit_bytes``."""
-    return _within(reporter.page(_asked_after(payload), PAGE_PARTITIONS), limit_bytes)
+    return _within(reporter.page(_decode_page_start(payload), PAGE_PARTITIONS), limit_bytes)
 
 
 def _within(page: dict[str, Any], limit_bytes: int) -> bytes:
@@ -454,7 +454,7 @@ def _within(page: dict[str, Any], limit_bytes: int) -> bytes:
     return body
 
 
-def _asked_after(payload: bytes) -> tuple[str, int]:
+def _decode_page_start(payload: bytes) -> tuple[str, int]:
     """Return the (stream, partition) after which a list of partitions begins, from the request ``{"after": [stream, partition]}``.
 
     Any other payload is a request for the start of the list.
@@ -541,7 +541,7 @@ _TOTALS = {
 """Field of a node's summary -> metric whose values are added up."""
 
 
-def glance_at(figures: Figures, reporter: Reporter, watch: NodeWatch | None = None) -> NodeSummary:
+def summarize_node(figures: Figures, reporter: Reporter, watch: NodeWatch | None = None) -> NodeSummary:
     """Return the summary of a node, built from its metric values ``figures``."""
     group, image = reporter.group, reporter.group.image
 

@@ -20,7 +20,7 @@ from sidecar.runtime.settings import NodeSettings
 if TYPE_CHECKING:
     from sidecar.tracing.exporting import Exporter, SpanThread
 
-LOOK_EVERY_S = 1.0
+CHECK_EVERY_S = 1.0
 DROPPED = "spans dropped"
 """Name of the counter of spans above the limits, or not delivered."""
 
@@ -85,13 +85,13 @@ class Tracing:
             self._thread, self._settings = None, settings
             self._stop_looking()
             ending.end()
-            asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._count, ending)
+            asyncio.get_running_loop().call_later(CHECK_EVERY_S, self._count, ending)
         if settings.trace != "off":
             self.start()
             partitions()
 
     def _schedule_export(self) -> None:
-        self._looking = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._export_due)
+        self._looking = asyncio.get_running_loop().call_later(CHECK_EVERY_S, self._export_due)
 
     def _stop_looking(self) -> None:
         if self._looking is not None:

@@ -4,7 +4,7 @@ Publishing, subscribing and receiving are synchronous. ``WriteCoalescer`` sends 
 this module and the parsers use private names of nats-py. ``check_nats_py`` stops the node if nats-py does not have them.
 
 Limits: at most ``send_buffer_bytes`` wait to be sent per connection. Above this limit, and while disconnected, replication
-traffic is dropped and counted (the protocol repeats it). Acks are kept up to ``_KEPT_BYTES``.
+traffic is dropped and counted (the protocol repeats it). Acks are kept up to ``_ACK_BUFFER_BYTES``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sidecar.transport.parser import Sink, SinkParser
 logger = logging.getLogger("liftpy.nats")
 
 SEND_BUFFER_BYTES = 64 * 1024 * 1024
-_KEPT_BYTES = 2 * 1024 * 1024
+_ACK_BUFFER_BYTES = 2 * 1024 * 1024
 _LEFT_BYTES = 256 * 1024
 """Maximum number of bytes to receive while the reading task is busy. Above it, the socket is not read."""
 _CONNECT_TIMEOUT_S = 5
@@ -46,9 +46,9 @@ _RECONNECT_WAIT_S = 0.1
 _RETIRE_TIMEOUT_S = 1.0
 _LONGEST_HEARING_S = 16.0
 _PING_INTERVAL_S = 2
-_SAY_EVERY_S = 1.0
+_LOG_PERIOD_S = 1.0
 _SHOWN_BYTES = 200
-_MOST_TOLD = 8
+_MAX_LOGGED_PROBLEMS = 8
 _PRIVATE = (
     "_pending", "_pending_data_size", "_flush_queue", "_subs", "_sid", "_ps", "_status", "_flusher_task", "_transport",
     "_server_info",
@@ -101,8 +101,8 @@ class Problems:
         self.told: set[str] | None = None
 
     def is_news(self) -> bool:
-        """Return whether to log the last problem. Each one is logged once, and at most ``_MOST_TOLD`` until the reconnect."""
-        if self.told is None or self.last in self.told or len(self.told) >= _MOST_TOLD:
+        """Return whether to log the last problem. Each one is logged once, and at most ``_MAX_LOGGED_PROBLEMS`` until the reconnect."""
+        if self.told is None or self.last in self.told or len(self.told) >= _MAX_LOGGED_PROBLEMS:
             return False
         self.told.add(self.last)
         return True
@@ -193,7 +193,7 @@ class BusConnection(StrictConnection):
         """
         size_bytes = len(headers) + sum(map(len, pieces))
         connected = self._is_up
-        if self.unsent_bytes + size_bytes > (self._send_buffer_bytes if connected else _KEPT_BYTES if keep else 0):
+        if self.unsent_bytes + size_bytes > (self._send_buffer_bytes if connected else _ACK_BUFFER_BYTES if keep else 0):
             self.errors["send_buffer_full" if connected else "dropped_disconnected"] += 1
             return False
         if size_bytes > self._max_payload:
@@ -216,7 +216,7 @@ class BusConnection(StrictConnection):
         """
         joined = b"".join(lines)
         size_bytes = len(joined)
-        if self.unsent_bytes + size_bytes > (self._send_buffer_bytes if self._is_up else _KEPT_BYTES):
+        if self.unsent_bytes + size_bytes > (self._send_buffer_bytes if self._is_up else _ACK_BUFFER_BYTES):
             self.errors["acks_dropped"] += len(lines)
             return
         if self._is_up:
@@ -345,7 +345,7 @@ class BusConnection(StrictConnection):
         if self._outlet is not None:
             self._outlet.let_go()
 
-    def behind_read(self, callback: Callable[[], None]) -> None:
+    def call_after_read(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when all messages that were read together have been passed to their sinks.
 
         The callback can then process these messages together.
@@ -366,9 +366,9 @@ class BusConnection(StrictConnection):
                 error,
                 exc_info=error,
             )
-            asyncio.get_running_loop().call_later(_SAY_EVERY_S, self._may_say)
+            asyncio.get_running_loop().call_later(_LOG_PERIOD_S, self._reset_failing)
 
-    def _may_say(self) -> None:
+    def _reset_failing(self) -> None:
         self._failing = False
 
     def retire(self, listeners: Sequence[Listener]) -> None:

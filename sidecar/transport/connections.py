@@ -140,7 +140,7 @@ class StandbySubscription:
 
     def __init__(self, standby: StandbyLink, subject: str, sink: Sink, on_dropped: Callable[[int], None]) -> None:
         self._standby = standby
-        self._sink, self._given_up = sink, on_dropped
+        self._sink, self._on_dropped = sink, on_dropped
         self.subject = subject
         self._listener: Listener | None = None
         self.lost: Callable[[], None] | None = None
@@ -148,7 +148,7 @@ class StandbySubscription:
         self.is_denied = False
 
     def subscribe(self, link: IngestConnection) -> None:
-        self._listener = link.listen(self.subject, self._sink, given_up=self._given_up)
+        self._listener = link.listen(self.subject, self._sink, given_up=self._on_dropped)
 
     def feed_to(self, sink: Sink, on_dropped: Callable[[int], None], lost: Callable[[], None]) -> None:
         """Pass the messages to another sink from now on, because the follower has become the leader.
@@ -156,7 +156,7 @@ class StandbySubscription:
         ``on_dropped``: called with the number of messages dropped unread. ``lost``: called when the connection is lost or the
         subscription is denied.
         """
-        self._sink, self._given_up, self.lost = sink, on_dropped, lost
+        self._sink, self._on_dropped, self.lost = sink, on_dropped, lost
         if self._listener is not None:
             self._listener.feed_to(sink, on_dropped)
         if self.is_denied:
@@ -171,12 +171,12 @@ class StandbySubscription:
         if self.lost is not None:
             asyncio.get_running_loop().call_soon(self.lost)
 
-    def behind_read(self, callback: Callable[[], None]) -> None:
+    def call_after_read(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when all messages that were read together have been passed to their sinks."""
         if self._standby.link is None:
             asyncio.get_running_loop().call_soon(callback)
         else:
-            self._standby.link.behind_read(callback)
+            self._standby.link.call_after_read(callback)
 
     def soon(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)

@@ -98,7 +98,7 @@ async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, creden
 async def _ignore(_: object) -> None: ...
 
 
-_MAX_SAID = 64
+_MAX_REPORTED_DENIALS = 64
 """Maximum number of denied subjects that the log names. Others are only counted."""
 
 
@@ -130,6 +130,6 @@ class PermissionWatch:
         if self._is_starting and subject.startswith(f"{self._namespace}."):
             self._is_starting = False
             self._fatal(error)
-        elif len(self._said) < _MAX_SAID and (is_publish, subject) not in self._said:
+        elif len(self._said) < _MAX_REPORTED_DENIALS and (is_publish, subject) not in self._said:
             self._said.add((is_publish, subject))
             logger.error("NATS permission denied error=%s", error)

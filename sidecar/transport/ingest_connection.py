@@ -143,7 +143,7 @@ _GIVING_UP_NS = 8_000_000
 """Maximum time per turn for dropping messages, in nanoseconds."""
 _FULL_PARTS = 16
 """Divisor of the buffer size. If less than this part is free, the buffer counts as full."""
-_LOOK_AGAIN_S = 0.005
+_RECHECK_S = 0.005
 _STILL_THERE_S = 0.5
 _LARGE_BYTES = 32 * 1024
 """Size of a read above which the socket probably has more data."""
@@ -331,7 +331,7 @@ class IngestConnection(BusConnection):
             return True
         if self._is_full():
             return False
-        return self._arrived_bytes < self._due_to or not self.overflow.leaves_alone(self._arrived_bytes, clock.now_ns())
+        return self._arrived_bytes < self._due_to or not self.overflow.can_stop_reading(self._arrived_bytes, clock.now_ns())
 
     def _connection_lost(self) -> None:
         self._end_thread()
@@ -411,7 +411,7 @@ class IngestConnection(BusConnection):
                 await self._process_some()
                 await asyncio.sleep(0)
             else:
-                await asyncio.sleep(_LOOK_AGAIN_S)
+                await asyncio.sleep(_RECHECK_S)
 
     async def _idle(self) -> None:
         """Wait until data arrives. When a burst has ended, let the event loop read the socket again."""
@@ -471,7 +471,7 @@ class IngestConnection(BusConnection):
     def _record_server_report(self, read_bytes: int, stats: ConnectionStats) -> None:
         if (stats.server_id, stats.client_id) == self._identity() and not stats.reason:
             self.cuts.record_server_report(stats)
-            self.overflow.record_pong(stats.backlog_bytes, read_bytes, stats.asked_ns)
+            self.overflow.record_pong(stats.backlog_bytes, read_bytes, stats.request_ns)
 
     async def _leave_out(self, due_bytes: int) -> None:
         end_ns, done_bytes = time.thread_time_ns() + _GIVING_UP_NS, 0
@@ -553,7 +553,7 @@ class ConnectionStats:
     """Statistics of a connection, as its NATS server reports them.
 
     Attributes:
-        asked_ns: Monotonic time of the request.
+        request_ns: Monotonic time of the request.
         server_id: Id of the server.
         client_id: Id of the connection on this server.
         backlog_bytes: Bytes that the server has buffered for the connection.
@@ -561,7 +561,7 @@ class ConnectionStats:
         reason: Reason why the connection was closed. '': it is open.
     """
 
-    asked_ns: int
+    request_ns: int
     server_id: str
     client_id: int
     backlog_bytes: int
@@ -638,7 +638,7 @@ def _parse_stats(payload: bytes, request_ns: int, server_id: str, client_id: int
 
 READ_BYTES = 4 * 1024 * 1024
 """Maximum size of a read. A busy loop releases the interpreter only once in 5 ms."""
-_SOCKET_LOOK_AGAIN_S = 0.05
+_SOCKET_RECHECK_S = 0.05
 _LITTLE_BYTES = 64 * 1024
 _GATHER_S = 0.001
 """Wait after a read with less than ``_LITTLE_BYTES``, so that the next read brings more with one thread switch."""
@@ -684,7 +684,7 @@ class SocketThread:
         try:
             while not self._stopping:
                 if not self._has_room():
-                    self._room.wait(_SOCKET_LOOK_AGAIN_S)
+                    self._room.wait(_SOCKET_RECHECK_S)
                     self._room.clear()
                     continue
                 ready.poll()

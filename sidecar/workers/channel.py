@@ -40,7 +40,7 @@ class Channel:
         self._unsent_bytes = 0
         self._counting = threading.Lock()
         self._turned = time.monotonic()
-        self._asked_loop = False
+        self._has_loop_request = False
         self._session_s = 0.0
         self._frames = FrameReader()
         self._early: list[Frame] = []
@@ -127,9 +127,9 @@ class Channel:
     def _run_on_loop(self, on_loop: OnLoop) -> None:
         if time.monotonic() - self._turned < self._session_s:
             self.send(FrameKind.PONG)
-        if not self._asked_loop:
-            self._asked_loop = True
+        if not self._has_loop_request:
+            self._has_loop_request = True
             on_loop(self._loop_turned, Frame(FrameKind.PING, 0, b""))
 
     def _loop_turned(self, _: Frame) -> None:
-        self._asked_loop, self._turned = False, time.monotonic()
+        self._has_loop_request, self._turned = False, time.monotonic()

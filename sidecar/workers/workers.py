@@ -73,7 +73,7 @@ class Workers:
         self._image = ClusterImage()
         self._beating: asyncio.Task[None] | None = None
         self._proposals: set[asyncio.Task[None]] = set()
-        self._has_begun = False
+        self._has_started = False
         config = settings.replication
         most_silent = max(3, round(config.session_s / config.heartbeat_interval_s))
         self.handles = [
@@ -121,7 +121,7 @@ class Workers:
         self._group = group
         self._image = group.image
         image = encode(FrameKind.IMAGE, 0, encode_snapshot(self._image, operations=False))
-        self._has_begun = True
+        self._has_started = True
         for handle in self.handles:
             handle.send_bytes(image)
             handle.send(FrameKind.BEGIN, incarnation)
@@ -144,7 +144,7 @@ class Workers:
 
     def heartbeat_answered(self, sent_ns: int, lease_ns: int) -> None:
         """Tell the workers that a heartbeat of the node was answered. Each worker extends its leases by its own clock."""
-        if self._has_begun:
+        if self._has_started:
             for handle in self.handles:
                 handle.send(FrameKind.HEARD, sent_ns, LEASE.pack(lease_ns))
 
@@ -225,7 +225,7 @@ def _with_signs(own: HealthInput, signs: dict[str, Any]) -> HealthInput:
         hung_flush_s=own.hung_flush_s,
         registered=own.registered,
         nats=own.nats and signs.get("nats", False),
-        metadata_heard_s=own.metadata_heard_s,
+        metadata_silence_s=own.metadata_silence_s,
         session_s=own.session_s,
         opening=own.opening + signs.get("opening", 0),
         opened=own.opened and signs.get("opened", False),

@@ -247,7 +247,7 @@ def test_bench_reader_stopped_during_a_slow_close_returns_its_measurements(monke
             for _ in range(20):  # turns of the loop in which the input is still readable
                 await asyncio.sleep(0)
 
-    monkeypatch.setattr(arrivals, "read_ours", reads_and_closes_slowly)
+    monkeypatch.setattr(arrivals, "read_liftpy", reads_and_closes_slowly)
     read_end, write_end = os.pipe()
     errors: list[dict[str, object]] = []
 

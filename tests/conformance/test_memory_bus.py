@@ -73,7 +73,7 @@ def test_memory_bus_calls_after_read_callbacks_after_all_messages_that_arrive_to
 
     def arrived(subject: bytes, *_: bytes) -> None:
         seen.append(subject.decode())
-        bus.behind_read(lambda: seen.append("behind"))
+        bus.call_after_read(lambda: seen.append("behind"))
 
     bus.listen(">", arrived)
     bus.together(lambda: [bus.publish(name, b"", b"") for name in (b"a", b"b")])

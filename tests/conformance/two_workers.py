@@ -84,7 +84,7 @@ class Bus:
     def release(self) -> None:
         """That was all of a step."""
 
-    def behind_read(self, callback: Callable[[], None]) -> None:
+    def call_after_read(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
 
     def when_subscribed(self, heard: Callable[[], None]) -> None:
@@ -197,13 +197,13 @@ class WorkerNode:
             clocks=SimpleNamespace(time_of_age_ns=time.time_ns, stamp_ns=time.time_ns),
             settings=SimpleNamespace(node_id=node_id, replication=CONFIG), incarnation=incarnation,
             links=SimpleNamespace(ingest=bus, replication=bus, standby=None), intake=NodeInflight(),
-            lease=self.lease, copy_pace=CatchupThrottle(), heard=NodeStandbyMemory(1 << 20),
+            lease=self.lease, copy_limit=CatchupThrottle(), heard=NodeStandbyMemory(1 << 20),
             derived=NodeStateMemory(),
             drops=SimpleNamespace(count=lambda *a: None), subjects=subjects, tracing=SimpleNamespace(of=lambda key: None),
             reads=ReadTools(bus, subjects, InboxRule(("_INBOX.",)), self.timers, counters),
             node_inboxes=inboxes, router=router, notifications=notifications, quiet=quiet,
             probes=SimpleNamespace(ask=lambda *a: None), proposals=self.asked, timers=self.timers, pool=pool,
-            counters=counters, flush_times=NodeFlushTimes(counters), flush_beside=FlushThread(Place()), fatal=self.errors.append,
+            counters=counters, flush_times=NodeFlushTimes(counters), flush_runner=FlushThread(Place()), fatal=self.errors.append,
             instruments=Instruments(), room=MemoryBudget(), repair=lambda why: None, step_aside=lambda *a: None,
             promises=Promises(PromiseJournal(self.promises), pool, counters, self.errors.append),
         )  # fmt: skip

@@ -41,7 +41,7 @@ from liftpy.client import (
     Source,
 )
 from liftpy.testing.memory import MemoryCluster, memory_cluster
-from sidecar.runtime.settings import GivenSettings
+from sidecar.runtime.settings import SettingsLoader
 from tests.docs.commands_said import said, wrong_with
 from tests.docs.pages import Block, blocks, pages
 from tests.examples.bank import Bank
@@ -91,7 +91,7 @@ def test_docs_toml_blocks_load_as_node_settings(tmp_path: Path) -> None:
     for block in found:
         path = tmp_path / "node.toml"
         path.write_text(block.text)
-        assert GivenSettings(path, {}, {}).load().node_id, block.at
+        assert SettingsLoader(path, {}, {}).load().node_id, block.at
 
 
 # ---- Python: it compiles, and what it names exists ------------------------------------------------------------------------

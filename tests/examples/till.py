@@ -17,7 +17,7 @@ from liftpy.service import Effect, Record, Service
 
 NS_PER_S = 1_000_000_000
 LATE_S = 0.3
-_LOOK_S = 0.02
+_CHECK_INTERVAL_S = 0.02
 
 
 class Till(Service):
@@ -46,7 +46,7 @@ class Till(Service):
         with (self._folder / "begun").open("a") as begun:
             begun.write(f"{effect.id} {os.getpid()}\n")
         while (self._folder / "hold").exists():
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_INTERVAL_S)
         return b"charged by %d" % os.getpid()
 
     def on_effect_result(self, effect: Effect, result: bytes) -> None:

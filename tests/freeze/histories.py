@@ -87,7 +87,7 @@ def _service_history(seed: int) -> str:
         state = [
             sessions.report(50),
             sessions.missing_services(50, now_ns),
-            sessions.held_from(),
+            sessions.retain_from(),
             with_recorded_names(repr(sessions.states())),
         ]
         found.update(

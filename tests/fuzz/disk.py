@@ -25,7 +25,7 @@ from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.probation import DirectoryLineage
 from sidecar.quorum.rescue import RESCUED, rescue_event
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
-from sidecar.runtime.settings import GivenSettings
+from sidecar.runtime.settings import SettingsLoader
 from tests.fuzz import meanings
 from tests.fuzz.decoder import FOLDER, Decoder, damaged_json
 from tests.fuzz.metadata import _IMAGE
@@ -143,7 +143,7 @@ def _progress(data: bytes) -> Any:
 def _settings(data: bytes) -> Any:
     path = FOLDER / "liftpy.toml"
     path.write_bytes(data)
-    return GivenSettings(path, {}, {}).load()
+    return SettingsLoader(path, {}, {}).load()
 
 
 def _mend_snapshot_file(data: bytes) -> bytes:

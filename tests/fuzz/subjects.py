@@ -51,7 +51,7 @@ _DEADLINE_S = 120.0
 _MAX_LINE = 3_000
 _WHERE_HEARD = ("raft", "inbox", "feed", "notify")
 """Rows whose frames go to the very subject on which one was heard, where a node waits."""
-_LOOK_S = 2.0
+_CHECK_INTERVAL_S = 2.0
 
 JS_REQUESTS = (
     "INFO", "STREAM.NAMES", "STREAM.LIST", f"STREAM.INFO.{STREAM}", f"STREAM.MSG.GET.{STREAM}", f"STREAM.MSG.GET.{STREAM}:1",
@@ -295,7 +295,7 @@ class Fuzz:
 
         while has_more() and not self._cluster.ended_nodes():
             if time.monotonic() >= look_at:  # inboxes of coordinators come and go
-                look_at = time.monotonic() + _LOOK_S
+                look_at = time.monotonic() + _CHECK_INTERVAL_S
                 inboxes = [subject for subject in await self._listened(sniffer) if subject.startswith("_INBOX_")]
                 found = [("inbox of coordinators", subject.replace("*", "17")) for subject in sorted(inboxes)]
                 rows += [row for row in found if row not in rows]

@@ -19,7 +19,7 @@ from liftpy.config import FlushPolicy
 from liftpy.core.base.ids import check_data_subject, check_name, check_publisher_subject
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.metadata.controller import cluster_events
-from liftpy.core.observe.history import History, asked_rows
+from liftpy.core.observe.history import History, select_rows
 from liftpy.core.observe.node_events import NodeEvents
 from liftpy.core.observe.trace_context import parse_traceparent
 from liftpy.core.observe.tracing import traced_in
@@ -44,7 +44,7 @@ from tests.fuzz.mutate import bytes_of
 def asked_for_a_page(payload: bytes) -> object:
     """The question, and of a history what it asks for: that is made where the message arrives."""
     question = answers.question_of(payload)
-    return asked_rows(History(), question[1]) if question is not None and question[0] == "history" else question
+    return select_rows(History(), question[1]) if question is not None and question[0] == "history" else question
 
 
 def _kept(data: bytes) -> list[dict[str, Any]]:
@@ -290,9 +290,9 @@ def decoders() -> list[Decoder]:
         Decoder(
             "status question",
             _STATUS_ASKED,
-            status_desk._asked_after,
+            status_desk._decode_page_start,
             make=damaged_json,
-            covers=("sidecar.status.status_api:_asked_after",),
+            covers=("sidecar.status.status_api:_decode_page_start",),
         ),
         Decoder(
             "directories to remove",
@@ -331,10 +331,10 @@ def decoders() -> list[Decoder]:
         Decoder(
             "place in a page's list",
             [b'[3, "s", 7]', b'[3, "s"]'],
-            lambda d: page_site.asked_place(d.decode("utf-8", "replace")),
+            lambda d: page_site.decode_place(d.decode("utf-8", "replace")),
             (ValueError,),
             make=damaged_json,
-            covers=("sidecar.status.pages:asked_place",),
+            covers=("sidecar.status.pages:decode_place",),
         ),
         Decoder(
             "question for a page",
@@ -379,10 +379,10 @@ def decoders() -> list[Decoder]:
         Decoder(
             "question for events",
             [b'{"after": [7, 3], "since_ns": 1700000000000000000, "count": 20}', b""],
-            events_desk.asked_of,
+            events_desk.decode_events_request,
             (ValueError,),
             make=damaged_json,
-            covers=("sidecar.metadata.cluster_events:asked_of",),
+            covers=("sidecar.metadata.cluster_events:decode_events_request",),
         ),
         Decoder(
             "server's word on connections",

@@ -68,7 +68,7 @@ class Controllers:
         forwarder = Forwarder(operator, Subjects("t"), "operator")
         forwarder._subject = Subjects("t").control_admin()
         try:
-            return await forwarder.until_decided(request, timeout_s)
+            return await forwarder.request_until_decided(request, timeout_s)
         finally:
             await operator.close()
 

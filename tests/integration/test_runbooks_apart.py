@@ -14,7 +14,7 @@ from liftpy.client import Client, connect
 from liftpy.client.placement_plans import PlacementOptions
 from liftpy.config import StreamConfig
 from liftpy.errors import LiftError
-from sidecar.metadata.clock_watch import HELD_BACK
+from sidecar.metadata.clock_watch import CLOCK_WAITS
 from tests import fork_server
 from tests.integration.apart import Apart
 from tests.integration.conftest import Bench, close_bench, open_bench
@@ -88,7 +88,7 @@ async def test_leader_with_a_clock_ten_years_ahead_deletes_no_records_by_age(gro
         return [(await bench.replica(name, stream))["log_start_offset"] for name in ("n1", "n2", "n3")]
 
     async def held_back() -> int:
-        return int((await bench.client.admin.node_status("n2"))["counters"].get(HELD_BACK, 0))
+        return int((await bench.client.admin.node_status("n2"))["counters"].get(CLOCK_WAITS, 0))
 
     await bench.until(doubts, "all clocks are trusted")
     before = await held_back()

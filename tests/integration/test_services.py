@@ -28,7 +28,7 @@ from liftpy.service import Outbox
 from liftpy.service.output_writer import Emitter
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli.dashboard import ClusterSite
-from sidecar.cli.service import EXIT_CONFIG, EXIT_DIVERGED, EXIT_PLACE_TAKEN, store_now
+from sidecar.cli.service import EXIT_CONFIG, EXIT_DIVERGED, EXIT_IN_USE, store_now
 from sidecar.cli.status import gather
 from sidecar.dev.cluster import DevCluster
 from tests import fork_server
@@ -247,7 +247,7 @@ async def test_services_have_equal_states_after_leader_and_service_kills(run: An
     leading = await bench.until(service.leads, "a service leads again")
     first_one = service.processes[leading]
     service.start(leading)  # a second copy, by mistake
-    assert await asyncio.to_thread(service.processes[leading].wait, 20) == EXIT_PLACE_TAKEN
+    assert await asyncio.to_thread(service.processes[leading].wait, 20) == EXIT_IN_USE
     assert first_one.poll() is None
     first_one.terminate()
     assert await asyncio.to_thread(first_one.wait, 10) == 0
@@ -421,7 +421,7 @@ async def test_service_process_runs_one_instance_per_partition(run: Any) -> None
             await bench.until(lambda n=node, p=partition: known(p, n), f"{node} has an instance over {partition}")
     first = service.processes["n1"]
     service.start("n1")  # a second one, by mistake
-    assert await asyncio.to_thread(service.processes["n1"].wait, 60) == EXIT_PLACE_TAKEN
+    assert await asyncio.to_thread(service.processes["n1"].wait, 60) == EXIT_IN_USE
     assert first.poll() is None
     first.terminate()
     assert await asyncio.to_thread(first.wait, 60) == 0

@@ -125,16 +125,16 @@ def put_back_times(replica: Replica) -> None:
         if role.phase is not FollowerPhase.IDLE:
             role._idle_request_id = 0
         if role.phase is not FollowerPhase.RECONCILING:
-            role._asked_epoch, role._asks_for_horizon = 0, False
+            role._requested_epoch, role._is_horizon_query = 0, False
         if role.phase is not FollowerPhase.FLUSHING:
             role._leader_high_watermark = -1
         return
     if not isinstance(role, LeaderRole | CandidateRole):
         return
     for progress in role.handler.followers.values():
-        progress.caught_up_ns = progress.last_fetch_ns = progress.last_asked_ns = progress.last_request_ns = NOW
-        progress.mark_ns, progress.progressed_ns, progress.told_high_watermark = NOW, 0, -2
-        progress.doubted_ns, progress.owed_ns = None, 0
+        progress.caught_up_ns = progress.last_fetch_ns = progress.last_contact_ns = progress.last_request_ns = NOW
+        progress.mark_ns, progress.progressed_ns, progress.sent_high_watermark = NOW, 0, -2
+        progress.doubted_ns, progress.notice_since_ns = None, 0
         # It may have been at the log end for a moment: who joins the ISR must be safe without that.
         progress.was_caught_up = progress.position is not None
         progress.mark_end_offset, progress.log_end_offset_at_last_fetch = -1, 0
@@ -391,9 +391,13 @@ class Shell:
             )
         )  # fmt: skip
 
-    def _query_came(self, _: str, src: str, dst: str, rid: int, asked_epoch: int, epoch: int) -> None:
+    def _query_came(self, _: str, src: str, dst: str, rid: int, requested_epoch: int, epoch: int) -> None:
         self._asker = src, rid
-        self.feed(ev.EpochQueryReceived(token=1, replica=src, asked_epoch=asked_epoch, current_epoch=epoch, stream_uid=KEY.uid))
+        self.feed(
+            ev.EpochQueryReceived(
+                token=1, replica=src, requested_epoch=requested_epoch, current_epoch=epoch, stream_uid=KEY.uid
+            )
+        )
 
     def _fetched_came(
         self, _: str, src: str, dst: str, rid: int, epoch: int, hw: int, base: int, records: tuple[Record, ...]
@@ -464,7 +468,7 @@ class Shell:
         self.sent.append(("fetch", cell.name, "*", *request))
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
-        self.sent.append(("query", self.cell.name, "*", effect.request_id, effect.asked_epoch, effect.current_epoch))
+        self.sent.append(("query", self.cell.name, "*", effect.request_id, effect.requested_epoch, effect.current_epoch))
 
     def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
         name, rid = self._asker

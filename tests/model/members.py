@@ -108,7 +108,7 @@ class Machine:
         self.applied = (*self.applied, (index, entry))
         return b"done"
 
-    def work_ahead(self, entry: bytes, index: int) -> bool:
+    def precompute(self, entry: bytes, index: int) -> bool:
         return True
 
     def snapshot(self) -> bytes:
@@ -165,7 +165,7 @@ _LINEAGE = ("nonce", "earlier", "missed", "known", "_known_as", "_doubts", "_cha
 _PROBATION = ("over", "turn", "has_been_member")
 _PEER = ("up", "is_new", "heard", "term", "trusted", "epoch")
 _TRANSPORT = (
-    "_clock", "sessions", "applied", "_stamp", "_echoes", "_confirmed", "_leader_heard_at", "_transfer_asked_at", "_not_forwarded",
+    "_clock", "sessions", "applied", "_stamp", "_echoes", "_confirmed", "_leader_contact_s", "_transfer_request_s", "_not_forwarded",
     "_nodes", "_core", "_hardening", "_probation", "_node_id", "_spoken", "levels", "checkpoints", "diverged",
 )  # fmt: skip
 
@@ -274,7 +274,7 @@ class Member:
         log.transport._hardening._snapshots = {name: bytearray(parts) for name, parts in snapshots}  # type: ignore[union-attr]
         log.transport.levels = {}  # for operators only; and an image without a digest makes no checkpoints
         log.transport._echoes, log.transport._confirmed = {}, {}
-        log.transport._leader_heard_at = log.transport._transfer_asked_at = -math.inf  # whoever asks for a vote has waited
+        log.transport._leader_contact_s = log.transport._transfer_request_s = -math.inf  # whoever asks for a vote has waited
         log.transport.sessions.outbox.clear()
         cast(Machine, log.fsm).applied = applied
         log.journal._descriptor = disk.open("journal", disk.O_WRONLY)

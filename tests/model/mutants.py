@@ -119,7 +119,7 @@ def silence_is_death() -> Patches:
 
     def lead(self: NodeSessions, image: Any, now_ns: int) -> None:
         real(self, image, now_ns)
-        self._anybody_heard = True
+        self._has_heartbeats = True
         for session in self._sessions.values():
             session.deadline_ns = now_ns
 

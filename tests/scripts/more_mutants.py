@@ -216,7 +216,7 @@ def lagging_says_cut() -> Patches:
 
 
 def negative_ack_before_the_heirs_have_joined() -> Patches:
-    return [method(FetchHandler, "heirs_have_joined", True)]
+    return [method(FetchHandler, "has_all_successors", True)]
 
 
 def negative_ack_when_the_isr_has_joined() -> Patches:
@@ -224,7 +224,7 @@ def negative_ack_when_the_isr_has_joined() -> Patches:
         isr = self._shared.state.isr
         return all(p.position is not None for replica, p in self.followers.items() if replica in isr)
 
-    return [method(FetchHandler, "heirs_have_joined", property(joined))]
+    return [method(FetchHandler, "has_all_successors", property(joined))]
 
 
 def positions_of_the_isr_only() -> Patches:
@@ -483,7 +483,7 @@ def quiet_follower_forgets_its_leader() -> Patches:
 
 
 def idle_leader_looks_no_more() -> Patches:
-    return [method(LeaderRole, "_next_look_ns", lambda self, now_ns: now_ns + 3_600_000_000_000)]
+    return [method(LeaderRole, "_compute_next_check_ns", lambda self, now_ns: now_ns + 3_600_000_000_000)]
 
 
 def emptied_log_forgets_its_epoch() -> Patches:

@@ -51,7 +51,7 @@ class FakeBus:
         self.sinks[subject] = sink
         return FakeListener(self, subject)
 
-    def behind_read(self, callback: Callable[[], None]) -> None:
+    def call_after_read(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
 
     def when_subscribed(self, heard: Callable[[], None]) -> None:

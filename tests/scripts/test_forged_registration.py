@@ -10,7 +10,7 @@ Shows C12, S15, L1.
 from __future__ import annotations
 
 from liftpy.config import NS_PER_S
-from liftpy.core.metadata.sessions import PLACE_KEPT_S
+from liftpy.core.metadata.sessions import REGISTRATION_HOLD_S
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import registration
 from tests.scripts.stage import Stage
@@ -100,7 +100,7 @@ def test_forged_registration_of_a_paused_node_is_rejected_until_well_after_its_s
         answers = forge(s, c)
         s.until(lambda: bool(answers))
         assert answers[0].error == pb.ControlResponse.EXISTS
-        s.run(PLACE_KEPT_S - (s.cluster.clock.now_ns - silent_ns) / NS_PER_S + 0.5)
+        s.run(REGISTRATION_HOLD_S - (s.cluster.clock.now_ns - silent_ns) / NS_PER_S + 0.5)
         answers = forge(s, c)
         s.until(lambda: bool(answers))
         assert answers[0].error == pb.ControlResponse.OK

@@ -95,7 +95,7 @@ def test_leader_of_a_recreated_stream_rejects_fetches_of_replicas_of_the_old_str
         assert isinstance(refusal, SendFetchRefusal)
         assert refusal.reason is ev.RefusalReason.WRONG_STREAM
         query = ev.EpochQueryReceived(
-            token=100, replica=s.followers[0], asked_epoch=1, current_epoch=s.leader_epoch, stream_uid="000001-another"
+            token=100, replica=s.followers[0], requested_epoch=1, current_epoch=s.leader_epoch, stream_uid="000001-another"
         )
         (refusal,) = leader.replica.step(query, s.cluster.clock.now_ns)
         assert isinstance(refusal, SendFetchRefusal)

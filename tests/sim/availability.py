@@ -76,7 +76,7 @@ class Availability:
 
     def _asked_ns(self, key: PartitionKey) -> int:
         """Return since when a publisher with ack ALL has waited and retried."""
-        asked = [each.asked_ns for each in self._cluster.publishers if each.key == key and each.asked_ns is not None]
+        asked = [each.request_ns for each in self._cluster.publishers if each.key == key and each.request_ns is not None]
         return min(asked, default=self._cluster.clock.now_ns)
 
     def _grace_s(self) -> float:

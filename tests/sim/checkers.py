@@ -336,10 +336,12 @@ class Checkers:
     def epoch_answered(self, replica: Copy, request: EpochRequest, effect: do.SendEpochAnswer) -> None:
         """A leader answers `.offset` as a scan of its log would [D12, D27]."""
         shadow = self.shadow(replica)
-        known = [(e, last) for e, last in zip(shadow.epochs, shadow.lasts, strict=True) if e <= request.asked_epoch]
+        known = [(e, last) for e, last in zip(shadow.epochs, shadow.lasts, strict=True) if e <= request.requested_epoch]
         epoch, last = known[-1] if known else (0, -1)
         answer = (effect.leader_epoch, effect.last_offset)
-        check(answer == (epoch, last), "D27", self._where(replica), "answers", answer, "for", request.asked_epoch, "not", last)
+        check(
+            answer == (epoch, last), "D27", self._where(replica), "answers", answer, "for", request.requested_epoch, "not", last
+        )
 
     # ---- acks ----------------------------------------------------------------------------------------------------------------
     def rejected(self, replica: Copy, message_id: int) -> None:
@@ -417,13 +419,13 @@ class Checkers:
                 seen.add(last_offset)
                 self._batch_acknowledged(replica, ghost, key, effect)
 
-    def taken_over(self, replica: Copy, heard: Sequence[RawMessage], claim: FailoverBacklog, begun_at: int) -> None:
+    def taken_over(self, replica: Copy, heard: Sequence[RawMessage], claim: FailoverBacklog, buffer_start: int) -> None:
         """Check a takeover: the standby buffer lost no message that the old leader had not processed, and stored none twice
         [A3, A4]."""
         ghost, shadow, where = self.ghost(replica.key), self.shadow(replica), self._where(replica)
         spans = [(key[1], ghost.spans[key][1]) for key in zip(shadow.epochs, shadow.lasts, strict=True)]
         stored = {message_id for _, ids in spans for message_id in ids}
-        later = {message_id for last_offset, ids in spans if last_offset >= begun_at for message_id in ids}
+        later = {message_id for last_offset, ids in spans if last_offset >= buffer_start for message_id in ids}
         newest = {self.cluster.publishes[message_id][0]: message_id for message_id in sorted(stored)}
         taken = [value_in(message) for message in (*claim.fresh, *claim.undecided)]
         unheard = later - set(map(value_in, heard))

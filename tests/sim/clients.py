@@ -63,7 +63,7 @@ class SimPublisher:
         """Publishes that were acknowledged with policy ALL."""
         self.asked_all = 0
         """Number of publishes with ack policy ALL."""
-        self.asked_ns: int | None = None
+        self.request_ns: int | None = None
         """Time of the first publish with ack policy ALL since the last such ack. None: no such publish."""
         self._number = 0
         self._rng = random.Random(f"{cluster.seed}/{name}")
@@ -91,7 +91,7 @@ class SimPublisher:
             self.cluster.network.publish(self.name, self.subject, message)
             return number
         if policy is AckPolicy.ALL:
-            self.asked_all, self.asked_ns = self.asked_all + 1, self.asked_ns or self.cluster.clock.now_ns
+            self.asked_all, self.request_ns = self.asked_all + 1, self.request_ns or self.cluster.clock.now_ns
         self.waiting[number] = set(range(count))
         self.cluster.network.request(self.name, self.subject, message, lambda answer: self._answered(number, policy, answer))
         self.cluster.clock.after(PUBLISH_TIMEOUT_NS, lambda: self._timed_out(number))
@@ -140,7 +140,7 @@ class SimPublisher:
             if left:
                 return
             if policy is AckPolicy.ALL:
-                self.acked_all, self.asked_ns = self.acked_all + 1, None
+                self.acked_all, self.request_ns = self.acked_all + 1, None
         self.cluster.counters["publish refused" if ack.reason else "publish acknowledged"] += 1
         self._done(number, ack)
 
@@ -465,7 +465,7 @@ class SimProducer(SimPublisher):
         elif state.known and state.nextSequence != lane.unanswered[0]:
             self._begin()  # another has gone on
         else:
-            lane.begin_again(state.epoch)
+            lane.begin_new_epoch(state.epoch)
             self.cluster.counters["producer: told another epoch"] += 1
         self._send()
 
@@ -604,7 +604,7 @@ class SimRepeater(SimPublisher):
         publish = Publish(self.name, number, (message_id,), AckPolicy.ALL, ())
         message = (publish.inbox(0), b"%d" % message_id, block)
         publish = Publish(self.name, number, (message_id,), AckPolicy.ALL, (message,))
-        self.asked_all, self.asked_ns = self.asked_all + 1, self.asked_ns or self.cluster.clock.now_ns
+        self.asked_all, self.request_ns = self.asked_all + 1, self.request_ns or self.cluster.clock.now_ns
         self.waiting[number] = {0}
         self.cluster.network.request(
             self.name, self.subject, publish, lambda answer: self._answered(number, AckPolicy.ALL, answer)

@@ -51,7 +51,7 @@ from tests.sim.plan import (
 )
 from tests.sim.sim_replica import SimReplica
 
-_LOOK_NS = 5 * MS
+_CHECK_NS = 5 * MS
 _LOOKS_S = 3.0
 """Sessions: by then it has ended, or something else has happened."""
 _STILL, _ASLEEP = 0.35, 0.7
@@ -106,7 +106,7 @@ def session_ends(cluster: Cluster, fault: Fault) -> bool:
         return False
     process = leader.process
     session_s, lease_s = _times(cluster)
-    looks = int(_LOOKS_S * session_s * S) // _LOOK_NS
+    looks = int(_LOOKS_S * session_s * S) // _CHECK_NS
     group.cut.add(leader.host)
 
     def stand_still() -> None:
@@ -127,12 +127,12 @@ def session_ends(cluster: Cluster, fault: Fault) -> bool:
         elif left and not (process.dead or cluster.healed):
             if left % 4 == 0:
                 _publish(cluster, leader, AckPolicy.LEADER)
-            cluster.clock.after(_LOOK_NS, partial(look, left - 1))
+            cluster.clock.after(_CHECK_NS, partial(look, left - 1))
             return
         ends()
         cluster.clock.after(fault.for_ns, partial(group.cut.discard, leader.host))
 
-    cluster.clock.after(_LOOK_NS, partial(look, looks))
+    cluster.clock.after(_CHECK_NS, partial(look, looks))
     return True
 
 
@@ -147,7 +147,7 @@ def times_change(cluster: Cluster, fault: Fault) -> bool:
     if fault.for_ns % 3:
         session_ends(cluster, fault)
     if fault.for_ns % 5 < 2:
-        cluster.clock.after(_LOOK_NS * (1 + fault.for_ns % 40), partial(_another_leads, cluster))
+        cluster.clock.after(_CHECK_NS * (1 + fault.for_ns % 40), partial(_another_leads, cluster))
     return group.image.session_times is not held
 
 
@@ -178,7 +178,7 @@ def hw_stalls(cluster: Cluster, fault: Fault) -> bool:
             cluster.counters["segments above HW"] += 1
             expire()
         elif cluster.clock.now_ns < until_ns:
-            cluster.clock.after(_LOOK_NS, look)
+            cluster.clock.after(_CHECK_NS, look)
 
     def expire() -> None:
         age_s = leader.log.config.retention_age_s
@@ -187,7 +187,7 @@ def hw_stalls(cluster: Cluster, fault: Fault) -> bool:
             cluster.crash(leader.node_id, power=True)
             cluster.clock.after(fault.for_ns, cluster.nodes[leader.node_id].start)
 
-    cluster.clock.after(_LOOK_NS, look)
+    cluster.clock.after(_CHECK_NS, look)
     cluster.clock.at(until_ns + fault.for_ns, partial(network.cuts.difference_update, held))
     return True
 

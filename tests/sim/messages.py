@@ -169,7 +169,7 @@ class EpochRequest:
     """LeaderEpochOffsetRequest in the simulation."""
 
     replica: str
-    asked_epoch: int
+    requested_epoch: int
     current_epoch: int
     uid: str
 

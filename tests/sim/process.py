@@ -177,7 +177,7 @@ class Process:
         return self.node.host
 
     @property
-    def copy_pace(self) -> CatchupThrottle:
+    def copy_limit(self) -> CatchupThrottle:
         """Copy throttle of its learners."""
         return self.leaving.pace
 

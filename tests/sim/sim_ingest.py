@@ -99,7 +99,7 @@ class SimIngest:
             StateServer(self.derived, owner, replica.now_ns),
             StateFetcher(self.derived, replica.log, owner),
         )
-        self.derived.first_look_bytes = 0  # these logs are too short for a first look to leave anything
+        self.derived.first_read_bytes = 0  # these logs are too short for a first look to leave anything
         self.ingest = Ingest(
             shell=self,
             subject=replica.subject,
@@ -131,7 +131,7 @@ class SimIngest:
             now_ns=replica.now_ns,
             wall_ns=self._wall_ns,
             rules=StandbyReplayRules(
-                doubt_ns=round(replica.process.config.lease_s * NS_PER_S),
+                uncertainty_ns=round(replica.process.config.lease_s * NS_PER_S),
                 credit_ns=_LATE_NS,
                 reordered_ns=_LATE_NS,
                 gap_ns=0,
@@ -157,7 +157,7 @@ class SimIngest:
             self._cluster.counters[f"standby: {name.replace('_', ' ')}"] += getattr(self.standby.counters, name) - count
         if taken is not None:
             messages = [message for block in self._heard.looked_at for message in block.messages]
-            self._cluster.checkers.taken_over(self._replica, messages, taken, self.standby.begun_at)
+            self._cluster.checkers.taken_over(self._replica, messages, taken, self.standby.buffer_start)
         self.ingest.start(taken)
 
     def store_state(self) -> None:
@@ -196,7 +196,7 @@ class SimIngest:
         """Handle a lost or restored connection for publishes."""
         if not is_up:
             self._on_standby_lost()
-            self.ingest.link_lost()
+            self.ingest.process_link_loss()
         elif self._left:
             self._left, heir = False, self._replica.replica.standby_to_lead_next()
             if heir:
@@ -204,7 +204,7 @@ class SimIngest:
                 self._replica.step_aside(
                     do.StepAside(leader_epoch=epoch, toward=heir, reason="publishes may have gone past it")
                 )
-            self._replica.later(_BACK_AFTER_NS if heir else 0, self.ingest.come_back)
+            self._replica.later(_BACK_AFTER_NS if heir else 0, self.ingest.resubscribe)
 
     def _may_leave(self) -> bool:
         self._left = bool(self._replica.replica.standby_to_lead_next())
@@ -213,13 +213,13 @@ class SimIngest:
     def _read_soon(self) -> None:
         if not self._reading:
             self._reading = True
-            self._replica.later(_LOOK_BACK_NS, self._read_beside)
+            self._replica.later(_LOOK_BACK_NS, self._read_missing_records)
 
-    def _read_beside(self) -> None:
+    def _read_missing_records(self) -> None:
         self._reading = False
         if not (self._replica.failed or self._replica.log.closed):
             with suppress(LiftError):  # damage: the replica has been told
-                if not self.derived.read_beside(_LOOK_BACK_BYTES):
+                if not self.derived.read_missing_records(_LOOK_BACK_BYTES):
                     self._read_soon()
 
     def _wall_ns(self) -> int:
@@ -271,7 +271,7 @@ class SimIngest:
         """Call ``heard`` when all publishers know the subscription."""
         self._replica.later(self._cluster.network.noise.interest_ns, heard)
 
-    def behind_read(self, callback: Callable[[], None]) -> None:
+    def call_after_read(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` after the messages of one Publish."""
         if self._reads:
             self._behind.append(callback)
@@ -349,7 +349,7 @@ class _Subscribed:
     def __init__(self, shell: SimIngest, subject: str) -> None:
         self._shell = shell
         self._subject = subject
-        self.behind_read = shell.behind_read
+        self.call_after_read = shell.call_after_read
 
     def soon(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` after messages that have arrived."""

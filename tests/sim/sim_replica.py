@@ -210,7 +210,7 @@ class SimReplica(PartitionShell, Asking):
             process.config,
             seed,
             process.intake,
-            copy_pace=process.copy_pace,
+            copy_limit=process.copy_limit,
             lease=process.lease,
         )
         self.counters = cluster.counters
@@ -339,7 +339,7 @@ class SimReplica(PartitionShell, Asking):
         """Start a flush, as the flush policy says."""
         self.commit.appended()
 
-    def run_alone(self, work: Callable[[], None]) -> None:
+    def run_without_flush(self, work: Callable[[], None]) -> None:
         """Run ``work`` after the running flush, which ends at once."""
         self.commit.alone(work)
 
@@ -532,7 +532,9 @@ class SimReplica(PartitionShell, Asking):
         self._waiting = None if question is None else effect
         if question is not None:
             asked = StateRequest(self.node_id, self.key.uid, question)
-            self._request(f"{self.subject}.offset", asked, effect.request_id, lambda answer: self._state_came(effect, answer))
+            self._request(
+                f"{self.subject}.offset", asked, effect.request_id, lambda answer: self._process_state_piece(effect, answer)
+            )
             return
         request = received_from(
             FetchRequest, effect, replica=self.node_id, incarnation=self.process.incarnation, uid=self.key.uid,
@@ -553,16 +555,16 @@ class SimReplica(PartitionShell, Asking):
         self.process.confirmed.add(effect.token)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
-        request = EpochRequest(self.node_id, effect.asked_epoch, effect.current_epoch, self.key.uid)
+        request = EpochRequest(self.node_id, effect.requested_epoch, effect.current_epoch, self.key.uid)
         self._request(f"{self.subject}.offset", request, effect.request_id)
 
-    def _state_came(self, effect: do.SendFetch, answer: Any) -> None:
+    def _process_state_piece(self, effect: do.SendFetch, answer: Any) -> None:
         """Process the leader's state before a fetch. Answers to earlier requests are ignored."""
         if self.process.dead or self.gone or self._waiting is not effect:
             return
         self._waiting = None
         if answer is NO_RESPONDERS:
-            self.publishers.taker.nobody_listens()
+            self.publishers.taker.note_no_responders()
             self.feed(ev.RequestFailed(request_id=effect.request_id, reason="no responders"))
             return
         try:
@@ -598,7 +600,7 @@ class SimReplica(PartitionShell, Asking):
         self.publishers.taker.fetch_answered()
         data = memoryview(answer.batches)
         if answer.piece is not None:
-            whole = self._assembly.add_piece(answer.piece) if self._assembly.is_asked(request_id) else None
+            whole = self._assembly.add_piece(answer.piece) if self._assembly.is_outstanding(request_id) else None
             if whole is None:
                 self.feed(ev.FetchPieceArrived(request_id=request_id, leader_epoch=answer.leader_epoch))
                 return

@@ -16,7 +16,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from liftpy.core.metadata.node_identity import EarlierProcessCheck, EarlierProcessSign, EarlierProcessStep
-from liftpy.core.metadata.sessions import PLACE_KEPT_S
+from liftpy.core.metadata.sessions import REGISTRATION_HOLD_S
 from tests.sim.clock import MS, S
 from tests.sim.network import NO_RESPONDERS
 from tests.sim.process import SimNode
@@ -30,7 +30,7 @@ _ASK_EVERY_NS = 100 * MS
 _ASKS_FIRST = 0.5
 """Share of twins that ask for their predecessor. The others are of an older version, and a later check must stop them."""
 _OF_A_DISK = ("flips at rest", "flips while it runs", "failed flush", "full", "short write")
-_LONGER_NS, _LONGER_FROM = round((PLACE_KEPT_S + 1.0) * S), 0.5
+_LONGER_NS, _LONGER_FROM = round((REGISTRATION_HOLD_S + 1.0) * S), 0.5
 """From this draw on, the original is away until another process may replace it, and the twin stays."""
 _MEANWHILE = ("goes on", "is killed", "restarts", "stands still", "sleeps", "is cut off", "loses its session")
 

@@ -113,7 +113,7 @@ class Life(Protocol):
         """Replicas by partition."""
 
     @property
-    def copy_pace(self) -> CatchupThrottle:
+    def copy_limit(self) -> CatchupThrottle:
         """Copy throttle of its learners."""
 
     @property
@@ -258,8 +258,8 @@ class Witness(Protocol):
     def acknowledged(self, replica: Copy, acked: list[tuple[int, int]], effect: do.SendAcks) -> None:
         """Check positive acks."""
 
-    def taken_over(self, replica: Copy, heard: Sequence[RawMessage], taken: FailoverBacklog, begun_at: int) -> None:
-        """Check a takeover of the standby buffer since the log end ``begun_at`` (exclusive)."""
+    def taken_over(self, replica: Copy, heard: Sequence[RawMessage], taken: FailoverBacklog, buffer_start: int) -> None:
+        """Check a takeover of the standby buffer since the log end ``buffer_start`` (exclusive)."""
 
     def deletes(self, process: Life, key: PartitionKey) -> None:
         """Check the deletion of a partition that moved away."""

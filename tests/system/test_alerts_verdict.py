@@ -39,7 +39,7 @@ def judged(fault: str, prometheus: Firing) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_LOOK_S", 0.001)
+    monkeypatch.setattr(command, "_CHECK_INTERVAL_S", 0.001)
     monkeypatch.setattr(command, "_PATIENCE_S", 0.05)
 
 

@@ -19,7 +19,7 @@ from sidecar.cli.sidecar import sidecar as command
 from sidecar.dev.nats_server import find_nats_server
 from sidecar.node.node import HARD_STOP_S
 from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR
-from sidecar.runtime.settings import GivenSettings, NodeSettings
+from sidecar.runtime.settings import NodeSettings, SettingsLoader
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 OVERLAYS = sorted(path.name for path in (DEPLOY / "k8s" / "overlays").iterdir())
@@ -117,7 +117,7 @@ def test_kubernetes_environment_gives_valid_node_settings(overlay: str) -> None:
             environment[one["name"]] = value.replace("$(POD_IP)", "10.0.0.7")
         flags = command.make_context("sidecar", list(node["args"][1:])).params
         flags = {name: value for name, value in flags.items() if name not in ("config", "as_json")}
-        settings = GivenSettings(None, flags, environment).load()
+        settings = SettingsLoader(None, flags, environment).load()
         assert settings.node_id == pod
         assert settings.is_controller
         assert len(settings.controllers) == 3

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from sidecar.cli.dashboard import dashboard
-from sidecar.runtime.settings import GivenSettings
+from sidecar.runtime.settings import SettingsLoader
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 CHART = DEPLOY / "helm" / "liftpy"
@@ -99,7 +99,7 @@ def test_helm_chart_settings_are_settings_of_a_node() -> None:
         "LIFTPY_DATA": "/data",
         "LIFTPY_PROBE_LISTEN": "10.0.0.1:8224",
     }
-    node = GivenSettings(None, {}, environment).load()
+    node = SettingsLoader(None, {}, environment).load()
     assert node.replication.session_s == 5
     assert node.controllers == tuple(f"liftpy-{number}" for number in range(5))
 

@@ -46,7 +46,7 @@ SLOW_NS = 2 * NS_PER_S
 NO_AGE_NS = 0
 """Wall time that is used while the clock is not trusted. No record is too old by it."""
 
-_UNTOLD = "no other node has told its time"
+_NO_TIME_REPORTS = "no other node has told its time"
 
 
 class _ReportedTime(NamedTuple):
@@ -68,7 +68,7 @@ class ClockTrust:
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
-        self.why = _UNTOLD
+        self.why = _NO_TIME_REPORTS
         """Reason of the doubt at the last check. '': the clock is trusted."""
         self.is_wrong = False
         """True if the clock is in doubt because it jumped or others disagree, and not because answers are missing."""
@@ -156,7 +156,7 @@ class ClockTrust:
         another time later.
         """
         is_new = self._trusted_ns is None
-        why = _UNTOLD if is_new and is_one_of_many else self._clock_jump_text(offset_ns)
+        why = _NO_TIME_REPORTS if is_new and is_one_of_many else self._clock_jump_text(offset_ns)
         if why and (self._jumped is None or abs(offset_ns - self._jumped[0]) > BOUND_NS):
             self._jumped = offset_ns, now_ns
         if why and self._jumped is not None and now_ns - self._jumped[1] < HOLD_NS:

@@ -235,7 +235,7 @@ MAX_QUEUE_RANGES = 20_000
 """Maximum number of ranges in the state of one queue. At the limit the queue delivers no new records until some are settled."""
 MAX_KEYS = bounds_of(pb.TakeRecords, "keys").high
 """Maximum number of new record keys that one take sends."""
-MAX_HELD = 10_000
+MAX_BLOCKED_RECORDS = 10_000
 """Maximum number of records of one queue that wait for an earlier record with their key.
 
 At the limit the queue delivers no new records until some of them are free.

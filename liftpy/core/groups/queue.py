@@ -309,7 +309,7 @@ class WorkQueue:
                 leases.append(self._lease(piece, take.member, now_ns))
                 room -= piece.end - piece.start
         if may_grow and self.ordered:
-            leases += self._taken_in_order(take, room, commands.MAX_GRANTED_RANGES - len(leases), now_ns)
+            leases += self._lease_in_order(take, room, commands.MAX_GRANTED_RANGES - len(leases), now_ns)
         elif may_grow and not self.is_full:
             start = self.frontier
             end = min(start + room, take.logEnd)
@@ -322,7 +322,7 @@ class WorkQueue:
             for p in sorted(leases, key=lambda piece: piece.start)
         ]
 
-    def _taken_in_order(self, take: pb.TakeRecords, room: int, ranges: int, now_ns: int) -> list[QueuePiece]:
+    def _lease_in_order(self, take: pb.TakeRecords, room: int, ranges: int, now_ns: int) -> list[QueuePiece]:
         """Take new records of an ordered queue, as far as the request has their keys. Return the leased pieces.
 
         A record that must wait for an earlier one of its key is stored without a lease. ``room``: maximum number of leased
@@ -331,7 +331,7 @@ class WorkQueue:
         leases: list[QueuePiece] = []
         at, end = self.frontier, min(take.logEnd, take.keysFrom + len(take.keys))
         while take.keysFrom <= at < end and room > 0 and len(leases) < ranges:
-            if self.is_full or self._order.held_count >= commands.MAX_HELD:
+            if self.is_full or self._order.held_count >= commands.MAX_BLOCKED_RECORDS:
                 break
             key, behind = take.keys[at - take.keysFrom], at + 1
             while key == NO_KEY and behind < min(end, at + room) and take.keys[behind - take.keysFrom] == NO_KEY:

@@ -59,9 +59,9 @@ class CompactionFilter:
 
     Tombstones then stay for twice ``delete_retention_s``, so that this replica does not need to fetch the whole log again.
     """
-    held_until_ns: dict[int, int] = field(default_factory=dict)
+    retain_until_ns: dict[int, int] = field(default_factory=dict)
     """Purge number -> wall time until which records of the purge stay, because they may have a message id."""
-    ids_held_until_ns: int = 0
+    retain_ids_until_ns: int = 0
     """Wall time until which some records stay only because of their message ids. 0: there are no such records."""
     deletes_end: int = 0
     """Exclusive: every removed record that was the newest of its key is below this offset."""
@@ -74,9 +74,9 @@ class CompactionFilter:
     _seen: dict[bytes, int] = field(default_factory=dict)
     """Subject -> number of its records that were checked."""
     _filters: list[tuple[Purge, Filter]] = field(init=False)
-    _held_keys: set[bytes | None] = field(default_factory=set)
+    _keys_to_retain: set[bytes | None] = field(default_factory=set)
     """Keys of records that stay only because of their message ids."""
-    _held_subjects: set[bytes] = field(default_factory=set)
+    _subjects_to_retain: set[bytes] = field(default_factory=set)
     """Subjects of records that stay only because of their message ids."""
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class CompactionFilter:
         stays = self._mask_of_superseders(batch, newest, purged)
         keep |= stays
         if (stays & purged).any():
-            self._hold_purges(batch, stays & purged, self.ids_held_until_ns)
+            self._hold_purges(batch, stays & purged, self.retain_ids_until_ns)
         if newest is not None:
             tombstones = np.flatnonzero(newest & batch.columns.keys.valid() & ~keep)  # type: ignore[union-attr]
             if tombstones.size:
@@ -182,20 +182,22 @@ class CompactionFilter:
         if not places:
             return
         window_ns = round(self.config.dedup_window_s * NS_PER_S)
-        self.ids_held_until_ns = max(self.ids_held_until_ns, batch.header.timestamp_ns + window_ns)
+        self.retain_ids_until_ns = max(self.retain_ids_until_ns, batch.header.timestamp_ns + window_ns)
         if batch.columns.keys is not None:
             keys = batch.columns.keys.to_list()
-            self._held_keys.update(keys[place] for place in places if keys[place] is not None)
+            self._keys_to_retain.update(keys[place] for place in places if keys[place] is not None)
         if batch.columns.subjects is not None:
             names, _ = _count_by_subject(batch.columns.subjects)
-            self._held_subjects.update(names[index] for index in batch.columns.subjects.index[places].tolist() if names[index])
+            self._subjects_to_retain.update(
+                names[index] for index in batch.columns.subjects.index[places].tolist() if names[index]
+            )
         self._hold_purges(batch, id_mask, batch.header.timestamp_ns + window_ns)
 
     def _hold_purges(self, batch: RecordBatch, id_mask: Mask, until_ns: int) -> None:
         """Record that a purge that matches one of the ``id_mask`` records is not complete before ``until_ns`` (wall time)."""
         for purge, wanted in self._filters:
             if bool((wanted.mask(batch) & (batch.offsets() < purge.end_offset) & id_mask).any()):
-                self.held_until_ns[purge.number] = max(self.held_until_ns.get(purge.number, 0), until_ns)
+                self.retain_until_ns[purge.number] = max(self.retain_until_ns.get(purge.number, 0), until_ns)
 
     def _mask_of_superseders(self, batch: RecordBatch, newest: Mask | None, purged: Mask) -> Mask:
         """Return which records of ``batch`` stay because they replace a record that is kept for its message id.
@@ -208,14 +210,14 @@ class CompactionFilter:
             purged: Mask of the records that a purge deletes.
         """
         stays = np.zeros(batch.record_count, dtype=np.bool_)
-        if self._held_keys and batch.columns.keys is not None:
+        if self._keys_to_retain and batch.columns.keys is not None:
             key_mask = np.fromiter(
-                (key in self._held_keys for key in batch.columns.keys.to_list()), np.bool_, batch.record_count
+                (key in self._keys_to_retain for key in batch.columns.keys.to_list()), np.bool_, batch.record_count
             )
             stays |= key_mask & (purged if newest is None else purged | newest)
-        if self._held_subjects and batch.columns.subjects is not None and purged.any():
+        if self._subjects_to_retain and batch.columns.subjects is not None and purged.any():
             names, _ = _count_by_subject(batch.columns.subjects)
-            of_entry = np.fromiter((name in self._held_subjects for name in names), np.bool_, len(names))
+            of_entry = np.fromiter((name in self._subjects_to_retain for name in names), np.bool_, len(names))
             stays |= of_entry[batch.columns.subjects.index] & purged
         return stays
 
@@ -432,7 +434,7 @@ class CompactionSchedule:
     """Numbers of the purges that are done in this log."""
     _seen_end_offset: int = 0
     """Exclusive: compaction has examined the records below this offset since the log was opened."""
-    _ids_held_until_ns: int = 0
+    _retain_ids_until_ns: int = 0
     """Wall time until which replaced records stay for their message ids. 0: none do."""
     _lacks_replicas: bool = False
     """True while a replica is copied or is not in the ISR."""
@@ -521,7 +523,7 @@ class CompactionSchedule:
         ends = [purge.end_offset for purge in due if purge.end_offset <= inputs[-1].next_offset]
         if min_dirty_ratio is None:
             return tuple(segment for segment in inputs if segment.base_offset < max(ends, default=0))
-        if 0 < self._ids_held_until_ns < now_wall_ns:
+        if 0 < self._retain_ids_until_ns < now_wall_ns:
             return inputs
         dirty_bytes = sum(s.size_bytes for s in inputs if s.next_offset > self._seen_end_offset)
         least_bytes = min_dirty_ratio * sum(s.size_bytes for s in inputs)
@@ -531,12 +533,12 @@ class CompactionSchedule:
         """Note that the files of the compaction ``run`` have replaced its inputs. Record the purges that are complete now."""
         end_offset = run.covered[-1].next_offset if run.covered else 0
         self._seen_end_offset = max(self._seen_end_offset, run.inputs[-1].next_offset)
-        self._ids_held_until_ns = run.rules.ids_held_until_ns
+        self._retain_ids_until_ns = run.rules.retain_ids_until_ns
         for purge in run.purges:
             if purge.end_offset > end_offset or purge not in self.purges:
                 continue
-            if purge.number in run.rules.held_until_ns:
-                self._not_before_ns[purge.number] = run.rules.held_until_ns[purge.number]
+            if purge.number in run.rules.retain_until_ns:
+                self._not_before_ns[purge.number] = run.rules.retain_until_ns[purge.number]
             else:
                 self.purged.add(purge.number)
 

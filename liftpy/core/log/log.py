@@ -32,7 +32,7 @@ from liftpy.core.log.reading import (
     without_earlier_offsets,
 )
 from liftpy.core.log.recovery import OpenReport, RecoveryResult, recover
-from liftpy.core.log.retention import asked_start, held_start, is_below, is_too_old, retained_start
+from liftpy.core.log.retention import asked_start, is_below, is_too_old, limit_retention_start, retained_start
 from liftpy.core.log.segment import Segment, index_name, log_name
 from liftpy.core.log.small_files import EPOCHS_NAME, STATE_PREFIX, Checkpoint, Checkpoints, encode_index
 from liftpy.core.log.storage import Bytes, Storage
@@ -117,7 +117,7 @@ class Log:
             segments.append(Segment(base, storage.create(log_name(base)), base, checked=True))
         log = cls(config, recovered)
         log.note_promise(promised_epoch)
-        log.segments[-1].made_wall_ns = now_wall_ns
+        log.segments[-1].created_wall_ns = now_wall_ns
         # the first flush of records makes the file name durable, because a node may create thousands of logs at once
         log._new_names = log.segments[-1].size_bytes == 0
         if recovered.report.lost_committed:
@@ -212,11 +212,11 @@ class Log:
         active = self.segments[-1]
         full = active.size_bytes + size_bytes > self.config.segment_bytes
         age_ns = int(self.config.segment_age_s * 1e9)
-        old = age_ns > 0 and now_wall_ns - active.made_wall_ns >= age_ns
+        old = age_ns > 0 and now_wall_ns - active.created_wall_ns >= age_ns
         if active.size_bytes > 0 and (full or old):
             self.roll(now_wall_ns)
         elif active.size_bytes == 0:
-            active.made_wall_ns = now_wall_ns
+            active.created_wall_ns = now_wall_ns
 
     def roll(self, now_wall_ns: int = 0) -> None:
         """Seal the active segment and begin another one.
@@ -230,7 +230,7 @@ class Log:
         file = self.storage.create(log_name(base))
         active.sealed = active.awaits_scrub = True
         self._unsynced.append(SealJob(active.file, index_name(active.base_offset), active.summary()))
-        self.segments.append(Segment(base, file, base, checked=True, made_wall_ns=now_wall_ns))
+        self.segments.append(Segment(base, file, base, checked=True, created_wall_ns=now_wall_ns))
         self._new_names = True
 
     # ---- flushing ----------------------------------------------------------------------------------------------------
@@ -453,7 +453,7 @@ class Log:
         prefix.size_bytes = position  # the scan of the remaining batches ends there
         for at, header in list(prefix.batches(0, position)):
             prefix.note(header, at)
-        prefix.made_wall_ns = segment.made_wall_ns
+        prefix.created_wall_ns = segment.created_wall_ns
         self.segments[-1] = prefix
 
     def start_afresh(self, start_offset: int, deletes_end: int = 0) -> None:
@@ -528,7 +528,7 @@ class Log:
 
         Args:
             now_wall_ns: Wall clock, in nanoseconds since 1970.
-            held_from: First offset that a service still needs. None: no service needs a record.
+            retain_from: First offset that a service still needs. None: no service needs a record.
             hold_bytes: Maximum size of the expired records that stay for services, in bytes.
             may_drop: Called with the new log start. Returns whether the log may start there now. If not, the caller retries
                 later.
@@ -543,7 +543,7 @@ class Log:
             self.roll(now_wall_ns)  # the active segment of an idle stream also exceeds its age
         wanted = retained_start(self.segments, self.config, high, now_wall_ns)
         requested_start = asked_start(self.segments, self.asked_start)
-        start = min(max(held_start(self.segments, wanted, retain_from, hold_bytes), requested_start), high + 1)
+        start = min(max(limit_retention_start(self.segments, wanted, retain_from, hold_bytes), requested_start), high + 1)
         if start > before and may_drop(start):
             self.drop_prefix(start)
         self.cleaning.note_bounds(self.log_start_offset, high + 1)

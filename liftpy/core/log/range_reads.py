@@ -1,6 +1,6 @@
 """Reads with a filter, with fewer columns, or backwards, over the log of one partition.
 
-An answer examines about LOOK_BYTES of the log at most, and about LOOK_SUBJECTS distinct subjects if it filters by
+An answer examines about SCAN_BYTES of the log at most, and about SCAN_SUBJECTS distinct subjects if it filters by
 subject. It says how far it got. So a filter that matches nothing costs no more than a normal read [A21]. A batch whose
 records all match is returned as it is. Otherwise the matching records are returned at their offsets in a new batch,
 after a check of the CRC-32C.
@@ -23,8 +23,8 @@ from liftpy.core.wire.chunking import NOTHING, PartialBatch, Piece
 from liftpy.core.wire.filters import Filter, keep_records, narrow
 from liftpy.errors import CorruptionError
 
-LOOK_BYTES = 1 << 20
-LOOK_SUBJECTS = 10_000
+SCAN_BYTES = 1 << 20
+SCAN_SUBJECTS = 10_000
 """Maximum number of distinct subjects that one answer examines. Each batch counts its own subjects. They take about 20 ms."""
 
 
@@ -68,7 +68,7 @@ def read_selected(
             size_bytes += len(data)
         position = max(batch.base_offset, log.log_start_offset) if backwards else batch.next_offset
         subject_count += _count_subjects(batch) if wanted.subjects else 0
-        if subject_count >= LOOK_SUBJECTS:
+        if subject_count >= SCAN_SUBJECTS:
             break
     if backwards:
         batches.reverse()
@@ -95,7 +95,7 @@ def read_narrow(
             return _piece_of(data, room_bytes, offset, held)
         batches.append(data)
         size_bytes, scanned_bytes, position = size_bytes + len(data), scanned_bytes + len(batch.view), batch.next_offset
-    return Portion(tuple(batches), size_bytes, position, looked_bytes=scanned_bytes)
+    return Portion(tuple(batches), size_bytes, position, scanned_bytes=scanned_bytes)
 
 
 def _count_subjects(batch: RecordBatch) -> int:
@@ -134,22 +134,22 @@ def _piece_of(data: memoryview, room_bytes: int, offset: int, held: PartialBatch
 
 
 def _batches_from(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
-    """Yield batches from the one that contains ``offset``, up to ``end_offset`` (exclusive) or about LOOK_BYTES. CRCs are checked."""
-    read = log.read(offset, LOOK_BYTES, end_offset=end_offset)
+    """Yield batches from the one that contains ``offset``, up to ``end_offset`` (exclusive) or about SCAN_BYTES. CRCs are checked."""
+    read = log.read(offset, SCAN_BYTES, end_offset=end_offset)
     for chunk in read.chunks:
         yield from _checked_batches(log, chunk)
 
 
 def _batches_below(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
-    """Yield batches below ``offset``, in descending order, up to about LOOK_BYTES. CRCs are checked.
+    """Yield batches below ``offset``, in descending order, up to about SCAN_BYTES. CRCs are checked.
 
     ``end_offset``: offset (exclusive) past which no batch reaches.
     """
     batches: list[RecordBatch] = []
     if offset > log.log_start_offset:
-        at = max(offset_about_bytes_before(log.segments, offset, LOOK_BYTES), log.log_start_offset)
+        at = max(offset_about_bytes_before(log.segments, offset, SCAN_BYTES), log.log_start_offset)
         while at < offset:
-            read = log.read(at, LOOK_BYTES, end_offset=end_offset)
+            read = log.read(at, SCAN_BYTES, end_offset=end_offset)
             if not read.chunks:
                 break
             for chunk in read.chunks:
@@ -366,7 +366,7 @@ def spans_of(log: Log, start: int, end: int) -> list[FileSpan]:
 class Portion:
     """Part of a log that fits into one message. ``chunks``: whole batches, or one piece of a large batch.
 
-    ``next_offset``: offset at which the reader continues. ``size_bytes``: size of all chunks. ``looked_bytes``: size of the
+    ``next_offset``: offset at which the reader continues. ``size_bytes``: size of all chunks. ``scanned_bytes``: size of the
     batches that were examined in the log.
     """
 
@@ -374,7 +374,7 @@ class Portion:
     size_bytes: int
     next_offset: int
     piece: Piece | None = None
-    looked_bytes: int = 0
+    scanned_bytes: int = 0
 
 
 def read_portion(

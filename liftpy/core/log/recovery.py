@@ -13,7 +13,7 @@ index.
 the report says so.
 
 Quarantined files are kept until the replica has the records again: ``<name>.log.damaged-<n>`` for damaged segments,
-``<name>.log.behind-<n>`` for good ones after them. ``drop_set_aside`` deletes them.
+``<name>.log.behind-<n>`` for good ones after them. ``delete_quarantined_files`` deletes them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from liftpy.core.log.small_files import (
 from liftpy.core.log.storage import LogFile, Storage
 from liftpy.errors import NoSpaceError, StorageError
 
-DAMAGED_KEPT = 3
-"""Number of damaged segments that ``drop_set_aside`` leaves as evidence. They are those with the highest offsets."""
+MAX_QUARANTINED_FILES = 3
+"""Number of damaged segments that ``delete_quarantined_files`` leaves as evidence. They are those with the highest offsets."""
 DAMAGED, BEHIND = "damaged", "behind"
 _NAME = re.compile(rf"\d+\.log\.({DAMAGED}|{BEHIND})-\d+")
 
@@ -62,11 +62,11 @@ def quarantined_names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if _NAME.fullmatch(name)))
 
 
-def drop_set_aside(storage: Storage) -> tuple[str, ...]:
-    """Remove quarantined files, except the last ``DAMAGED_KEPT`` damaged segments. Return the removed names."""
+def delete_quarantined_files(storage: Storage) -> tuple[str, ...]:
+    """Remove quarantined files, except the last ``MAX_QUARANTINED_FILES`` damaged segments. Return the removed names."""
     names = quarantined_names(storage.names())
     damaged = [name for name in names if f".{DAMAGED}-" in name]
-    removed = tuple(name for name in names if name not in damaged[-DAMAGED_KEPT:])
+    removed = tuple(name for name in names if name not in damaged[-MAX_QUARANTINED_FILES:])
     for name in removed:
         storage.remove(name)
     if removed:

@@ -71,7 +71,7 @@ def retained_start(segments: Sequence[RetainedSegment], config: StreamConfig, hi
     return segments[-1].base_offset
 
 
-def held_start(segments: Sequence[RetainedSegment], wanted: int, retain_from: int | None, most_bytes: int) -> int:
+def limit_retention_start(segments: Sequence[RetainedSegment], wanted: int, retain_from: int | None, most_bytes: int) -> int:
     """Return the log start after retention, if a service still needs the record at ``retain_from``. None: no service needs a record.
 
     At most ``most_bytes`` below ``wanted``, the log start by the settings, stay for the service. Beyond this limit, retention

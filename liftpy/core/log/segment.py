@@ -66,7 +66,7 @@ class Segment:
     """True if this process sealed the segment and has not read it back yet."""
     flushing_bytes: int = 0
     """Size of the file at the beginning of its last flush, in bytes."""
-    made_wall_ns: int = 0
+    created_wall_ns: int = 0
     """Wall clock of the first append by this process, for ``segment_age_s``. In nanoseconds."""
 
     def note(self, header: BatchHeader, position: int) -> None:

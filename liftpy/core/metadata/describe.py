@@ -40,7 +40,7 @@ def page_bytes(requested_bytes: int, max_payload_bytes: int) -> int:
     return max(_MIN_PAGE_BYTES, min(requested_bytes or DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, max_payload_bytes // 2))
 
 
-class _Room:
+class _PageBudget:
     """Number of bytes that a page still has room for. The first item always fits."""
 
     def __init__(self, limit_bytes: int) -> None:
@@ -63,13 +63,13 @@ def describe(image: ClusterImage, request: pb.DescribeCluster) -> pb.ControlResp
         page.image.sessionTimes.CopyFrom(TIMES.to_pb(image.session_times))
     if image.controllers.index:
         page.image.controllers.CopyFrom(CONTROLLERS.to_pb(image.controllers))
-    room = _Room(page_bytes(request.maxBytes, MAX_PAGE_BYTES * 2))
+    room = _PageBudget(page_bytes(request.maxBytes, MAX_PAGE_BYTES * 2))
     if request.afterStream or _add_nodes(page, image, request.afterNode, room):
         _add_streams(page, image, request, room)
     return pb.ControlResponse(index=image.index, cluster=page)
 
 
-def _add_nodes(page: pb.ClusterDescription, image: ClusterImage, after: str, room: _Room) -> bool:
+def _add_nodes(page: pb.ClusterDescription, image: ClusterImage, after: str, room: _PageBudget) -> bool:
     if not after:
         page.image.counters.CopyFrom(COUNTERS.to_pb(image.counters))
     for node_id in sorted(node_id for node_id in image.nodes if node_id > after):
@@ -81,7 +81,7 @@ def _add_nodes(page: pb.ClusterDescription, image: ClusterImage, after: str, roo
     return True
 
 
-def _add_streams(page: pb.ClusterDescription, image: ClusterImage, request: pb.DescribeCluster, room: _Room) -> None:
+def _add_streams(page: pb.ClusterDescription, image: ClusterImage, request: pb.DescribeCluster, room: _PageBudget) -> None:
     after = request.afterStream
     if request.fromPartition and after in image.streams:
         stream = image.streams[after]
@@ -93,7 +93,7 @@ def _add_streams(page: pb.ClusterDescription, image: ClusterImage, request: pb.D
             return
 
 
-def _add_stream(page: pb.ClusterDescription, stream: StreamImage, first: int, room: _Room) -> bool:
+def _add_stream(page: pb.ClusterDescription, stream: StreamImage, first: int, room: _PageBudget) -> bool:
     head = STREAM.to_pb(replace(stream, partitions=()))
     if not room.takes(head):
         page.more = True
@@ -104,7 +104,7 @@ def _add_stream(page: pb.ClusterDescription, stream: StreamImage, first: int, ro
     return not page.more
 
 
-def _add_partitions(described: pb.Stream, stream: StreamImage, first: int, room: _Room) -> int:
+def _add_partitions(described: pb.Stream, stream: StreamImage, first: int, room: _PageBudget) -> int:
     """Add the partitions of ``stream`` from number ``first`` on to ``described``, at least one.
 
     Return the number of the first partition that does not fit, or 0 if all partitions fit.
@@ -128,7 +128,7 @@ def describe_stream(image: ClusterImage, request: pb.DescribeStream) -> pb.Contr
         detail = f"stream {request.name!r} is {stream.uid} now; {quote(request.uid)} is gone"
         return pb.ControlResponse(index=image.index, error=pb.ControlResponse.NOT_FOUND, detail=detail)
     response = pb.ControlResponse(index=image.index, stream=STREAM.to_pb(replace(stream, partitions=())))
-    room = _Room(page_bytes(request.maxBytes, MAX_PAGE_BYTES * 2))
+    room = _PageBudget(page_bytes(request.maxBytes, MAX_PAGE_BYTES * 2))
     response.nextPartition = _add_partitions(response.stream, stream, request.fromPartition, room)
     return response
 
@@ -140,7 +140,7 @@ def cut_stream(response: pb.ControlResponse, limit_bytes: int) -> None:
     """
     if not response.HasField("stream") or response.stream.ByteSize() <= limit_bytes:
         return
-    room = _Room(limit_bytes)
+    room = _PageBudget(limit_bytes)
     count = 0
     for partition in response.stream.partitions:
         if not room.takes(partition):

@@ -22,7 +22,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 ANSWER_NS = 1_000_000_000
 """Maximum time for the answers to both questions, in nanoseconds. It is less than half the time before a follower reports."""
-_ASKED_FROM = 2
+_MIN_WITNESSES = 2
 """Largest ISR for which the metadata leader asks the reported leader. In a larger ISR, a majority of the followers decides."""
 
 
@@ -138,4 +138,4 @@ def _needs_questions(partition: PartitionState, report: pb.ReportLeader) -> bool
     current = (partition.leader, partition.leader_epoch) == (report.leader, report.leaderEpoch)
     witnesses = partition.isr if len(partition.isr) > 1 else partition.replicas
     may_witness = report.witness in witnesses and report.witness != partition.leader
-    return partition.status is PartitionStatus.ONLINE and current and len(partition.isr) <= _ASKED_FROM and may_witness
+    return partition.status is PartitionStatus.ONLINE and current and len(partition.isr) <= _MIN_WITNESSES and may_witness

@@ -34,7 +34,7 @@ class LevelRange:
         message.minLevel, message.maxLevel = self.least, self.most
 
 
-UNSAID = LevelRange(1, 1)
+DEFAULT_LEVELS = LevelRange(1, 1)
 """Range that is used for a message without one. No released version supports it, so the node is rejected.
 
 Controllers store the text of the rejection, which contains this range. The range must not change.
@@ -42,8 +42,8 @@ Controllers store the text of the rejection, which contains this range. The rang
 
 
 def level_range_in(message: LevelRangeMessage) -> LevelRange:
-    """Return the range of levels in ``message``, or ``UNSAID`` if it names none."""
-    return LevelRange(message.minLevel, message.maxLevel or message.minLevel) if message.minLevel else UNSAID
+    """Return the range of levels in ``message``, or ``DEFAULT_LEVELS`` if it names none."""
+    return LevelRange(message.minLevel, message.maxLevel or message.minLevel) if message.minLevel else DEFAULT_LEVELS
 
 
 @dataclass(frozen=True, slots=True)

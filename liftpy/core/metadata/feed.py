@@ -31,8 +31,8 @@ MAX_ENTRY_SIZE_BYTES = 256 * 1024
 _SMALLEST_MESSAGE_BYTES = 1024
 _OVERHEAD_BYTES = 512
 """Maximum size of the envelope and the other fields of a feed message, in bytes."""
-MAX_HELD_ENTRIES = 4096
-MAX_HELD_RECORDS = 65_536
+MAX_BUFFERED_ENTRIES = 4096
+MAX_BUFFERED_RECORDS = 65_536
 MAX_SNAPSHOTS = 2
 _MAX_STATE_SIZE_BYTES = 8192
 """Upper bound for one partition, one node, or one stream without its partitions, in bytes. Names have at most 64 characters."""
@@ -47,7 +47,7 @@ class FeedProducer:
     def __init__(self, index: int = 0) -> None:
         self._held: deque[tuple[int, int, tuple[Record, ...]]] = deque()
         """Applied entries as (index, previous index, records), without a gap up to ``index``. Entries and records are limited."""
-        self._held_records = 0
+        self._waiting_record_count = 0
         self._takes_bytes: int | None = None
         """Maximum size of a NATS message (max_payload of the server), in bytes. None: unknown."""
         self.index = index
@@ -61,7 +61,7 @@ class FeedProducer:
         before, self._takes_bytes = self._message_bytes, max(_SMALLEST_MESSAGE_BYTES, max_payload_bytes - _OVERHEAD_BYTES)
         if self._message_bytes < before:
             self._held.clear()
-            self._held_records = 0
+            self._waiting_record_count = 0
             self._drop_old_snapshots()
 
     @property
@@ -72,19 +72,19 @@ class FeedProducer:
         fed = tuple(record for record in records if not isinstance(record, OperationDone))
         if _is_oversize(fed, self._message_bytes):
             self._held.clear()  # a gap for everyone: it is cheaper as a snapshot
-            self._held_records = 0
+            self._waiting_record_count = 0
         else:
             self._held.append((index, self.index, fed))
-            self._held_records += len(fed)
+            self._waiting_record_count += len(fed)
         self.index = index
-        while self._held and (len(self._held) > MAX_HELD_ENTRIES or self._held_records > MAX_HELD_RECORDS):
-            self._held_records -= len(self._held.popleft()[2])
+        while self._held and (len(self._held) > MAX_BUFFERED_ENTRIES or self._waiting_record_count > MAX_BUFFERED_RECORDS):
+            self._waiting_record_count -= len(self._held.popleft()[2])
         self._drop_old_snapshots()
 
     def snapshot_loaded(self, index: int) -> None:
         """Drop the stored entries, because a snapshot replaced the image and they do not lead to it."""
         self._held.clear()
-        self._held_records = 0
+        self._waiting_record_count = 0
         self._snapshots.clear()
         self.index = self._published_index = index
 
@@ -274,7 +274,7 @@ class FeedSubscription:
     def entry_received(self, entry: pb.FeedEntry) -> bool:
         before = self.image
         if self._contradicts(entry):
-            self.start_again()
+            self.resynchronize()
         self.known_index = max(self.known_index, entry.index)
         self._apply_entry(entry)
         self._apply_waiting()
@@ -317,7 +317,7 @@ class FeedSubscription:
         self._heads_below = self._heads_below + 1 if entry.index < self.image.index else 0
         return self._heads_below >= MAX_HEADS_BELOW
 
-    def start_again(self) -> None:
+    def resynchronize(self) -> None:
         self.resync_count += 1
         self.synced = False
         self._heads_below = 0
@@ -335,7 +335,7 @@ class FeedSubscription:
             image = replay_all(self.image, [record_from_pb(record) for record in entry.records])
             check_level(image, self._spoken)
         except (LiftError, KeyError, ValueError):
-            self.start_again()
+            self.resynchronize()
             return
         self.image = replace(image, index=entry.index)
         self._taken[entry.previousIndex, entry.index] = _digest(entry)

@@ -76,7 +76,7 @@ def offline_partitions_of(image: ClusterImage, node_id: str) -> list[tuple[Strea
     return [place for place in image.partitions_of(node_id) if place[1].status is PartitionStatus.OFFLINE]
 
 
-def replicas_to_come(partition: PartitionState) -> Iterator[tuple[str, int]]:
+def yield_replica_changes(partition: PartitionState) -> Iterator[tuple[str, int]]:
     """Yield (node, change) for a partition: 1 for a node that will get a replica, -1 for a node that will lose one."""
     if not partition.target:
         return

@@ -12,7 +12,7 @@ times apply.
 
 If heartbeats are late, the metadata leader probes the node over NATS. If NATS reports no responders, the session of the
 node ends together with its lease. A process keeps its node id while it sends heartbeats, and until NATS reports no
-responders. A process on a suspended host keeps it for ``PLACE_KEPT_S``. After a start of all nodes, sessions wait up to
+responders. A process on a suspended host keeps it for ``REGISTRATION_HOLD_S``. After a start of all nodes, sessions wait up to
 ``COLD_START_S``, because opening thousands of logs takes time.
 """
 
@@ -35,7 +35,7 @@ _MISSED_AFTER_HEARTBEATS = 1.2
 """Silence after which a node is probed over NATS, as a multiple of the heartbeat interval."""
 _WANTED_NS = NS_PER_S
 """Time after a rejected registration for which the registered process is probed on NATS, in nanoseconds."""
-PLACE_KEPT_S = 5.0
+REGISTRATION_HOLD_S = 5.0
 """Time after the last heartbeat for which a fenced process keeps its node id, in seconds. No responders on NATS end it
 earlier.
 """
@@ -114,12 +114,12 @@ class NodeSessions:
         self._earliest_ns = 0
         self._began_ns = 0
         """Monotonic time when this node became the metadata leader."""
-        self._anybody_heard = False
+        self._has_heartbeats = False
         """True if this metadata leader has answered a heartbeat."""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
         self._leading = True
-        self._began_ns, self._anybody_heard = now_ns, False
+        self._began_ns, self._has_heartbeats = now_ns, False
         self._use_times(image.session_times, now_ns)
         self._sessions.clear()
         self._nodes = None
@@ -172,7 +172,7 @@ class NodeSessions:
         if session.incarnation != incarnation:
             detail = f"node {node_id!r} is incarnation {session.incarnation} now, not {incarnation}"
             return LeaseAnswer(False, error=pb.ControlResponse.FENCED, detail=detail)
-        if not self._anybody_heard:
+        if not self._has_heartbeats:
             self._extend_sessions(now_ns)
         session.heard_ns = session.beat_ns = now_ns
         session.absent = False
@@ -196,7 +196,7 @@ class NodeSessions:
         self._missed_ns = round(_MISSED_AFTER_HEARTBEATS * every_ns)
         self._late_ns = _LATE_AFTER_HEARTBEATS * every_ns
         self._retry_ns = self._session_ns // 2
-        self._place_kept_ns = max(round(PLACE_KEPT_S * NS_PER_S), self._longest_session_ns)
+        self._registration_hold_ns = max(round(REGISTRATION_HOLD_S * NS_PER_S), self._longest_session_ns)
         self._earliest_ns = now_ns
 
     def _extend_sessions(self, now_ns: int) -> None:
@@ -204,7 +204,7 @@ class NodeSessions:
 
         After a start of the whole cluster, the other nodes may need as long as the first one.
         """
-        self._anybody_heard = True
+        self._has_heartbeats = True
         took_ns = min(now_ns - self._began_ns, self._cold_start_ns)
         if took_ns > self._longest_session_ns:
             for session in self._sessions.values():
@@ -236,7 +236,7 @@ class NodeSessions:
         session.wanted_ns = now_ns
         if self.runs(node_id, now_ns):
             return True
-        return not session.absent and now_ns - max(session.beat_ns, session.began_ns) <= self._place_kept_ns
+        return not session.absent and now_ns - max(session.beat_ns, session.began_ns) <= self._registration_hold_ns
 
     def runs(self, node_id: str, now_ns: int) -> bool:
         session = self._sessions.get(node_id)
@@ -252,7 +252,7 @@ class NodeSessions:
         if session is None:
             return
         session.absent = True
-        if session.fenced or not self._anybody_heard:
+        if session.fenced or not self._has_heartbeats:
             return  # it may be starting, as all others are
         session.deadline_ns = min(session.deadline_ns, session.leased_ns + self._longest_lease_ns // _DRIFT_SHARE)
         self._earliest_ns = min(self._earliest_ns, session.deadline_ns)
@@ -264,7 +264,7 @@ class NodeSessions:
         """
         if not self._leading or now_ns < self._earliest_ns:
             return []
-        if not self._anybody_heard and now_ns - self._began_ns < self._cold_start_ns:
+        if not self._has_heartbeats and now_ns - self._began_ns < self._cold_start_ns:
             self._earliest_ns = self._began_ns + self._cold_start_ns
             return []
         proposals: list[pb.FenceNode | pb.UnfenceNode | pb.SettleSessionTimes] = []

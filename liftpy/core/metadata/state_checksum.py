@@ -79,7 +79,7 @@ class AppliedDigests:
         """Newest place where a majority has the digest of this member. Only the leader sets it."""
         self.halted = ""
         """Reason why the leader may decide nothing, as text. '': it may decide."""
-        self.found_count = 0
+        self.mismatch_count = 0
         """Number of times that the leader found a member with a different digest, once for each place."""
         self._found: set[tuple[str, int]] = set()
         """(member, index) of the differences that were already counted."""
@@ -145,5 +145,5 @@ class AppliedDigests:
         return own_is_beside
 
     def _count(self, mismatches: set[tuple[str, int]]) -> None:
-        self.found_count += len(mismatches - self._found)
+        self.mismatch_count += len(mismatches - self._found)
         self._found = {(who, index) for who, index in self._found if index in self._held.get(who, ())} | mismatches

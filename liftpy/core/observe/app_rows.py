@@ -16,9 +16,9 @@ from liftpy.core.observe.cluster_health import MOST_ROWS, checked_fields, limit_
 
 NO_MEMBERS = "no members"
 """Problem of a group that has records to read and no member."""
-NOT_TAKEN = "not taken"
-"""Problem of a queue whose first record has waited for ``NOT_TAKEN_S`` while no worker holds a record."""
-NOT_TAKEN_S = 30.0
+UNREAD_QUEUE = "not taken"
+"""Problem of a queue whose first record has waited for ``UNREAD_QUEUE_S`` while no worker holds a record."""
+UNREAD_QUEUE_S = 30.0
 
 _GROUP = {
     "group": str, "kind": str, "members": int, "partitions": int, "streams": str, "lag_records": int, "lag_s": float, "unknown": int,
@@ -53,7 +53,7 @@ def names_question(kind: str, name: str = "", limit: int = MOST_ROWS, match: str
     return {kind: {kind.removesuffix("s"): name, "limit": limit, **({"match": match} if match else {})}}
 
 
-def asked_name(query: object, field: str) -> tuple[str, int]:
+def decode_name_query(query: object, field: str) -> tuple[str, int]:
     """Return (name, limit) of a request, where ``query`` is the request and ``field`` the parameter with the name.
 
     Raises ValueError if one of them is invalid. The name '' stands for all.
@@ -164,8 +164,8 @@ def shown_groups(answers: Mapping[str, object]) -> dict[str, Any]:
 def _group_problem(row: Mapping[str, Any]) -> str:
     if row["kind"] == "group" and row["lag_records"] and not row["members"]:
         return NO_MEMBERS
-    if row["kind"] == "queue" and row["lag_s"] >= NOT_TAKEN_S and not row["in_flight"]:
-        return NOT_TAKEN
+    if row["kind"] == "queue" and row["lag_s"] >= UNREAD_QUEUE_S and not row["in_flight"]:
+        return UNREAD_QUEUE
     return ""
 
 

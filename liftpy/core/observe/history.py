@@ -278,7 +278,7 @@ def question(step: int, after: int, node: str = "") -> dict[str, Any]:
     return {"history": {"step": step, "after": after, **({"node": node} if node else {})}}
 
 
-def asked_rows(history: History, query: object) -> HistoryRows | None:
+def select_rows(history: History, query: object) -> HistoryRows | None:
     """Return the rows of ``history`` for the request ``query``. None: the request is invalid."""
     if not isinstance(query, dict):
         return None

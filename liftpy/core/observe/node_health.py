@@ -40,7 +40,7 @@ class HealthInput:
     """Time after which a flush is considered hung, in seconds."""
     registered: bool = False
     nats: bool = False
-    metadata_heard_s: float | None = None
+    metadata_silence_s: float | None = None
     """Time since the last answer of the metadata group, in seconds. None: it has never answered."""
     session_s: float = 0.0
     """Time without heartbeats after which a node is fenced, in seconds."""
@@ -63,7 +63,7 @@ def live(signs: HealthInput) -> list[Check]:
 
 def ready(signs: HealthInput) -> list[Check]:
     """Check by the state ``signs`` whether the node takes part in the cluster. Return the results."""
-    silence_s = signs.metadata_heard_s
+    silence_s = signs.metadata_silence_s
     late = silence_s is None or silence_s > signs.session_s
     silence = "it has never been heard" if silence_s is None else f"nothing heard for {silence_s:.1f} s"
     opening = f"{signs.opening} are being opened" if signs.opening else "they are not opened yet"

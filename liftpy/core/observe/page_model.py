@@ -88,12 +88,12 @@ def node_row(row: NodeRow) -> dict[str, Any]:
         **{f"{name}_s": getattr(row, f"{name}_s") for name in RATES},
         "ack_p50_s": row.ack_p50_s, "ack_p99_s": row.ack_p99_s, "loop_p99_s": row.loop_p99_s,
     }  # fmt: skip
-    for name in _OF_GLANCE:
+    for name in _SUMMARY_FIELDS:
         cells[name] = getattr(glance, name) if glance is not None else None
     return cells
 
 
-_OF_GLANCE = (
+_SUMMARY_FIELDS = (
     "leads", "replicas", "under_replicated", "under_min_isr", "failed", "lag_records", "lag_s", "disk_free", "queued", "uptime_s",
     "version", "incarnation", "is_controller", "applied", "nats_connected",
 )  # fmt: skip

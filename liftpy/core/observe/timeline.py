@@ -126,7 +126,7 @@ def group_events(events: Iterable[_Event]) -> list[list[_Event]]:
     return groups
 
 
-def group_in_words(group: list[_Event]) -> str:
+def summarize_group(group: list[_Event]) -> str:
     """Return a group of events as one line of text. The line does not contain their kind."""
     streams = {str(event["stream"]) for event in group}
     where = next(iter(streams)) if len(streams) == 1 else f"{len(streams):,} streams"

@@ -70,7 +70,7 @@ def may_have_context(batch: bytes) -> bool:
     return Columns.HEADERS in Columns(header.column_bits) and (header.codec is not Codec.NONE or batch.find(_NAME) >= 0)
 
 
-def names_one(headers: HeadersColumn) -> bool:
+def has_trace_context(headers: HeadersColumn) -> bool:
     """Return whether a header of these records may be a trace context. The function searches once in all header names."""
     return bytes(headers.names.data).find(_NAME) >= 0
 

@@ -82,7 +82,7 @@ class PartitionShell(ABC):
         """Start a flush of the appended records, or let the flush policy start it later."""
 
     @abstractmethod
-    def run_alone(self, work: Callable[[], None]) -> None:
+    def run_without_flush(self, work: Callable[[], None]) -> None:
         """Run ``work``, which changes files of the log, while no flush and no checkpoint runs."""
 
     @abstractmethod
@@ -194,7 +194,7 @@ class PartitionShell(ABC):
             self.log_was_cut(afresh=afresh)
             self.feed(events.LogTruncated(end_offset=self.log.log_end_offset))
 
-        self.run_alone(cut_and_report)
+        self.run_without_flush(cut_and_report)
 
     def log_was_cut(self, *, afresh: bool) -> None:
         """Update the parts that depend on the log, because it was truncated. ``afresh``: all records were deleted."""

@@ -275,7 +275,7 @@ class Ingest:
             for message in messages:
                 self._refuse(self.reader.read([message], self.wall_ns()).publishers, _UNDECIDED)
 
-    def link_lost(self) -> None:
+    def process_link_loss(self) -> None:
         """Process the loss of the connection for publishes: unsubscribe if standby followers receive the publishes instead.
 
         If the standby connection delivers the publishes to this leader, do nothing.
@@ -305,7 +305,7 @@ class Ingest:
         """Unsubscribe if standby followers receive the publishes. Return whether this node has unsubscribed.
 
         The standby followers then have messages that this node lacks, so this node must not store later ones. Either the caller
-        calls ``come_back`` later, or another node becomes leader.
+        calls ``resubscribe`` later, or another node becomes leader.
         """
         if self._listener is None or self._left or not self._may.leave():
             return False
@@ -325,13 +325,13 @@ class Ingest:
         self.heard = self.heard or listener is self._listener
 
     def leave(self) -> None:
-        """Unsubscribe from the data subject. Messages that still arrive are stored. Call ``stop`` or ``come_back`` later."""
+        """Unsubscribe from the data subject. Messages that still arrive are stored. Call ``stop`` or ``resubscribe`` later."""
         if self._listener is not None:
             self._listener.leave()
             self._left = True
             self._derived.index_wait.release(self._derived.subjects, everything=True)
 
-    def come_back(self) -> None:
+    def resubscribe(self) -> None:
         """Subscribe to the data subject again after ``leave``, if this replica still leads."""
         if self._left:
             assert self._listener is not None
@@ -473,7 +473,7 @@ class Ingest:
 
     def _drain_soon(self) -> None:
         self._drain_scheduled = True
-        (self._hearing or self._shell).behind_read(self._drain)
+        (self._hearing or self._shell).call_after_read(self._drain)
 
     def _check_messages(self, messages: list[RawMessage]) -> None:
         """Check messages and pass them to the replica. If the node is late, first reject those that have waited too long.

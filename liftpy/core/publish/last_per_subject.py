@@ -335,7 +335,7 @@ class LastPerSubject:
 
         Format: whether the index is in use. If it is complete, offsets and sizes as columns follow, then the subjects.
         """
-        if not self.wanted or not self._knows_all:
+        if not self.wanted or not self._has_all_subjects:
             state = _ASKED if self.wanted else _OFF
             return lambda: [state]
         committed = dict(self._kept)
@@ -364,11 +364,11 @@ class LastPerSubject:
         if offset is None:
             offset = self._kept.get(subject)
         if offset is None:
-            return -1 if self._knows_all else None
+            return -1 if self._has_all_subjects else None
         return offset if offset >= self._log_start_offset() else -1
 
     @property
-    def _knows_all(self) -> bool:
+    def _has_all_subjects(self) -> bool:
         return self.wanted and self.low is not None and not self.lacks
 
     def find_matching(self, subject_filter: str) -> int | None:
@@ -376,7 +376,7 @@ class LastPerSubject:
 
         -1: there is no such record. None: the answer is not known yet.
         """
-        if not self._knows_all:
+        if not self._has_all_subjects:
             return None
         matches, over, committed = matcher(subject_filter), self._over, self._kept
         first, end = self._range(subject_filter)
@@ -389,7 +389,7 @@ class LastPerSubject:
         """Return how many subjects ``find_matching`` compares with the filter: those that begin as the filter does before its
         wildcards.
         """
-        if not self._knows_all:
+        if not self._has_all_subjects:
             return 0
         first, end = self._range(subject_filter)
         return 1 + end - first + len(subject_filter) // _CHECK_BYTES

@@ -29,7 +29,7 @@ from liftpy.core.wire.producer_note import ProducerNote
 from liftpy.core.wire.subjects import has_wildcards, literal_prefix, matcher
 from liftpy.errors import CorruptionError, LiftError
 
-_ASKS = OF_SUBJECT.encode()
+_OF_SUBJECT_NAME = OF_SUBJECT.encode()
 REPLAY_BYTES = 64 * 1024
 """Maximum size in bytes of a slice of the log to replay. A larger batch is read as a whole. A slice takes less than 1 ms."""
 
@@ -57,9 +57,9 @@ class LogState:
         self._literal = not has_wildcards(subject)
         self._now_ns = now_ns
         self.on_lacking: Callable[[], None] = lambda: None
-        """Called when older records must be read. The caller then calls ``read_beside`` until nothing is missing."""
+        """Called when older records must be read. The caller then calls ``read_missing_records`` until nothing is missing."""
         self._is_behind = False  # fetched batches are processed when a replay has reached them
-        self.first_look_bytes = REPLAY_BYTES
+        self.first_read_bytes = REPLAY_BYTES
         """Number of bytes of the log that the first condition on a subject reads at once. 0: none."""
         self.ids = RecentIds(window_ns, max_bytes, now_ns, node)
         self.producers = Producers(0, max_producers(max_bytes), 0, node) if producers is None else producers
@@ -299,7 +299,7 @@ class LogState:
         """True if a part of the log must still be read in the background."""
         return self._is_behind or self.subjects.lacks
 
-    def read_beside(self, max_bytes: int = REPLAY_BYTES) -> bool:
+    def read_missing_records(self, max_bytes: int = REPLAY_BYTES) -> bool:
         """Read about ``max_bytes`` of the missing part of the log. A follower first reads forwards to the log end.
 
         Return whether nothing is missing now. Raises the errors of ``Log.read``.
@@ -325,10 +325,10 @@ class LogState:
             return log.newest_offset if subject == self._subject and log.log_end_offset > log.log_start_offset else -1
         if not subjects.wanted or subjects.is_full:
             subjects.want(self.end_offset)
-            until = self.replayed_bytes + self.first_look_bytes
+            until = self.replayed_bytes + self.first_read_bytes
             with suppress(LiftError):  # the next background read reports the damage
                 while subjects.lacks and self.replayed_bytes < until:
-                    self.index_backwards(self.first_look_bytes)
+                    self.index_backwards(self.first_read_bytes)
         return subjects.find(subject)
 
     def last_of_matching(self, subject_filter: str) -> int | None:
@@ -407,7 +407,7 @@ def headers_of(batch: RecordBatch) -> tuple[Mapping[int, bytes], bool]:
         return _headers_of_few(batch)
     headers = batch.columns.headers
     names = b"" if headers is None else bytes(headers.names.data)
-    has_conditions, ids = _ASKS in names, ids_of(headers, names)
+    has_conditions, ids = _OF_SUBJECT_NAME in names, ids_of(headers, names)
     if not ids:
         return {}, has_conditions
     offsets = batch.offsets()
@@ -420,7 +420,7 @@ def _headers_of_few(batch: RecordBatch) -> tuple[Mapping[int, bytes], bool]:
         if name == ID_NAME:
             if is_id(value):
                 ids.setdefault(base_offset + record, value)
-        elif _ASKS in name:
+        elif _OF_SUBJECT_NAME in name:
             has_conditions = True
     return ids, has_conditions
 

@@ -129,7 +129,7 @@ STANDBY_SHARE = 0.15
 READERS_SHARE = 0.10
 WAITING_PUBLISHER_BYTES = 200
 """Approximate memory of a publisher that waits for an ack, in bytes."""
-_MOST_LOOKS = 600
+_MAX_CHECKS = 600
 _APART_NS = 10_000_000
 _APART_PARTS = 100
 """Divisor of the oldest wait. The result is the interval of the checks, so longer waits need fewer checks."""
@@ -172,7 +172,7 @@ class MemoryBudget:
         self.limit_bytes = limit_bytes
         self.late_ns = round(late_s * NS_PER_S)
         self._lateness = QueueDelay(self.late_ns)
-        self._looks: deque[tuple[int, int]] = deque(maxlen=_MOST_LOOKS)
+        self._looks: deque[tuple[int, int]] = deque(maxlen=_MAX_CHECKS)
         """(number of bytes that had arrived, time of the check), for checks whose bytes are not all processed."""
         self.waited_ns = 0
         """Approximate wait of the oldest unprocessed publish, in nanoseconds."""

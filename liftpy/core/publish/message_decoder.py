@@ -504,7 +504,7 @@ class MessageDecoder:
             if message_id:
                 columns.ids[index] = message_id
                 _column(columns, "headers")[index] = [(MESSAGE_ID, message_id)]
-            policy = form.made_for[1]
+            policy = form.uid_and_policy[1]
             alike = self._alike.get((subject, policy, form.runs))
             self._policies(columns)[index] = policy
             self._envelopes(columns)[index] = alike or self._shared_envelope(subject, policy, form.runs, now_wall_ns)

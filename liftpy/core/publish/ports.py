@@ -73,7 +73,7 @@ class IngestShell(AckShell, Protocol):
     def when_subscribed(self, on_subscribed: Callable[[], None]) -> None:
         """Call ``on_subscribed`` when the NATS server has processed all subscriptions made so far."""
 
-    def behind_read(self, callback: Callable[[], None]) -> None:
+    def call_after_read(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when all messages that were read together have been passed to their sinks."""
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
@@ -92,7 +92,7 @@ class StandbySubscription(Subscription, Protocol):
         ``given_up``: called with the number of messages dropped unread. ``lost``: called when the connection is lost.
         """
 
-    def behind_read(self, callback: Callable[[], None]) -> None:
+    def call_after_read(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when all messages that were read together have been passed to their sinks."""
 
     def soon(self, callback: Callable[[], None]) -> None:

@@ -559,7 +559,7 @@ def _offset_of(state: ProducerState, sequence: int) -> int:
 # twice.
 
 
-_GIVEN_BYTES = 900
+_GRANT_BYTES = 900
 """Approximate memory of a producer with a granted epoch, in bytes. A name takes up to 255 bytes more."""
 _REFUSALS = {
     Finding.FENCED: Rejection(
@@ -674,7 +674,7 @@ class ProducerRegistry:
         if refused is Finding.FULL:
             for known in (self._given, self._first, self._names):
                 known.pop(producer_id, None)
-            self._share.hold(_GIVEN_BYTES * len(self._given))
+            self._share.hold(_GRANT_BYTES * len(self._given))
         if refused is not None:
             return refused
         grant = self._given.pop(producer_id, None)
@@ -683,7 +683,7 @@ class ProducerRegistry:
             oldest_id = next(iter(self._given))  # the process asks again
             del self._given[oldest_id], self._first[oldest_id], self._names[oldest_id]
         self._given[producer_id], self._first[producer_id] = (epoch, instance), sequence
-        self._share.hold(_GIVEN_BYTES * len(self._given))
+        self._share.hold(_GRANT_BYTES * len(self._given))
         self._names[producer_id] = request.name, _generation(request)
         if state is None:
             return ProducerGrant(epoch, sequence, None if sequence else RollingDigest(), False, -1)

@@ -9,7 +9,7 @@ the ack. When a new leader opens, it replays the buffered messages in order of a
 - A message with a condition is rejected, because the earlier leader may have rejected it already.
 - Any other message is accepted as a new message. Message ids are checked then.
 
-Records that the earlier leader committed in its last ``doubt_ns`` get a second ack with the same sequence, because the
+Records that the earlier leader committed in its last ``uncertainty_ns`` get a second ack with the same sequence, because the
 first one may be lost. The replay runs in slices. With standby, a leader rejects no publish for reasons of its own (too
 few replicas, overload, full disk), because a follower may store it as the next leader.
 """
@@ -248,7 +248,7 @@ class NewestRecords:
         self._unheard[stored.last_offset] = 0 if whole else count - 1, shown_ns
 
     @property
-    def latest_unheard_ns(self) -> int:
+    def latest_unmatched_ns(self) -> int:
         """Latest monotonic time at which the log got a record that matched no buffered message. -1: all records matched."""
         return max((shown_ns for count, shown_ns in self._unheard.values() if count > 0), default=-1)
 
@@ -313,9 +313,9 @@ def connection_of(reply: bytes, value: bytes | None) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandbyReplayRules:
-    """Settings for the replay of a standby buffer. ``doubt_ns``: length of a lease, used if the metadata does not contain it."""
+    """Settings for the replay of a standby buffer. ``uncertainty_ns``: length of a lease, used if the metadata does not contain it."""
 
-    doubt_ns: int
+    uncertainty_ns: int
     credit_ns: int = _CREDIT_NS
     reordered_ns: int = _REORDERED_NS
     gap_ns: int = _REORDERED_NS
@@ -493,7 +493,7 @@ class StandbyReplay:
         # a record that retention or compaction has deleted cannot be recognized
         deleted_end = max(log.log_start_offset, log.horizon.end_offset)
         deleted_ns = self.ends.above_ns(deleted_end - 1) if first < deleted_end else -1
-        return max(newest.latest_unheard_ns, deleted_ns)
+        return max(newest.latest_unmatched_ns, deleted_ns)
 
     def _pass_over(self, steps: list[_Step], unheard_ns: int) -> Generator[None, None, None]:
         """Mark the messages in ``steps`` that the earlier leader missed, from the last one to the first one.
@@ -577,7 +577,7 @@ class Standby:
     """Settings of the stream that make a leader reject publishes, and the number of pauses of the partition."""
     _altered_ns: int | None = None
     """Time when this replica learned of a change of settings. The leader may learn of it up to a lease later."""
-    _doubt_ns: int = field(init=False)
+    _uncertainty_ns: int = field(init=False)
     """The longest lease that any node may have, at the last ``review``."""
     _waits: int = 0
     """Number of ``replay`` calls. It tells a wait of an earlier call from the current one."""
@@ -588,7 +588,7 @@ class Standby:
     """High watermarks (inclusive) since the standby began to buffer, until the replica leads. It is not set before."""
 
     def __post_init__(self) -> None:
-        self._doubt_ns = self.rules.doubt_ns
+        self._uncertainty_ns = self.rules.uncertainty_ns
 
     def _begin(self) -> None:
         self._ends = OffsetHistory(self.now_ns(), self.log.log_end_offset, self._reach_ns)
@@ -596,16 +596,16 @@ class Standby:
 
     @property
     def _reach_ns(self) -> int:
-        return self.heard.age_ns + self.rules.credit_ns + self._doubt_ns
+        return self.heard.age_ns + self.rules.credit_ns + self._uncertainty_ns
 
     def review(self) -> None:
         """Start or stop buffering, as the role of the replica and the settings require. A new leader keeps its buffer until
         ``replay``.
         """
         replica = self.replica
-        doubt_ns = replica.longest_lease_ns or self.rules.doubt_ns
-        if doubt_ns != self._doubt_ns:
-            self._doubt_ns = doubt_ns
+        uncertainty_ns = replica.longest_lease_ns or self.rules.uncertainty_ns
+        if uncertainty_ns != self._uncertainty_ns:
+            self._uncertainty_ns = uncertainty_ns
             if self._hearing is not None:
                 self._ends.reach_ns = self._marks.reach_ns = self._reach_ns
         if not replica.stands_by:
@@ -638,14 +638,14 @@ class Standby:
         self.heard.clear()
 
     @property
-    def begun_at(self) -> int:
+    def buffer_start(self) -> int:
         """Log end (exclusive) at the time when this follower began to buffer, or at the oldest known time."""
         return self._ends.first
 
     # ---- as a follower -------------------------------------------------------------------------------------------------------
     def _message_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if not self._reading and self._hearing is not None:
-            self._hearing.behind_read(self._read)
+            self._hearing.call_after_read(self._read)
         self._reading.append((subject, reply, payload, headers))
 
     def _read(self) -> None:
@@ -768,7 +768,7 @@ class Standby:
             log=self.log,
             ids=self.ids,
             ends=self._ends,
-            answered_through=marks.last if lives else marks.at(marks.last_ns - self._doubt_ns),
+            answered_through=marks.last if lives else marks.at(marks.last_ns - self._uncertainty_ns),
             wall_ns=self.wall_ns(),
-            refused_until_ns=-1 if self._altered_ns is None else self._altered_ns + self._doubt_ns,
+            refused_until_ns=-1 if self._altered_ns is None else self._altered_ns + self._uncertainty_ns,
         )

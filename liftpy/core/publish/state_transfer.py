@@ -23,7 +23,7 @@ from liftpy.errors import LiftError
 
 ASKS = 10
 """Number of consecutive requests without an answer after which the replica fetches once."""
-_ASKS_AGAIN = 3
+_MAX_RETRIES_OF_STATE = 3
 """Number of requests for a state that follow a fetch with an answer."""
 _PROBES = 2
 """Number of answered fetches without an answered request, after which the replica continues without the state."""
@@ -60,7 +60,18 @@ class StateServer:
     ``run(work, then)`` calls ``work`` in any thread, and then ``then`` with its result on the thread of the replica.
     """
 
-    __slots__ = ("_data", "_derived", "_end_offset", "_is_encoding", "_made_ns", "_now_ns", "_of", "_run", "_used_ns", "given")
+    __slots__ = (
+        "_data",
+        "_derived",
+        "_encoded_ns",
+        "_end_offset",
+        "_is_encoding",
+        "_now_ns",
+        "_of",
+        "_run",
+        "_used_ns",
+        "given",
+    )
 
     def __init__(
         self,
@@ -74,7 +85,7 @@ class StateServer:
         self._now_ns = now_ns
         self._run = run
         self._end_offset, self._data = 0, b""
-        self._used_ns = self._made_ns = 0
+        self._used_ns = self._encoded_ns = 0
         self._is_encoding = False
         self.given = 0
         """Number of states whose last piece was sent."""
@@ -87,7 +98,7 @@ class StateServer:
         derived = self._derived
         self._used_ns = self._now_ns()
         has_state = bool(self._data) and not self._is_encoding
-        if has_state and request.end_offset != self._end_offset and self._used_ns - self._made_ns < FRESH_NS:
+        if has_state and request.end_offset != self._end_offset and self._used_ns - self._encoded_ns < FRESH_NS:
             request = StatePieceRequest(self._end_offset)
         elif not has_state or not request.position or request.end_offset != self._end_offset:
             if self._is_encoding:
@@ -118,7 +129,7 @@ class StateServer:
 
     def _state_encoded(self, end_offset: int, data: bytes) -> None:
         self._is_encoding, self._end_offset, self._data = False, end_offset, data
-        self._made_ns = self._now_ns()
+        self._encoded_ns = self._now_ns()
 
     def forget_unused(self) -> None:
         """Drop the encoded state if no replica has requested it for ``HOLD_NS`` nanoseconds."""
@@ -175,7 +186,7 @@ class StateFetcher:
             return None
         return StatePieceRequest(self._end_offset, len(self._pieces))
 
-    def nobody_listens(self) -> None:
+    def note_no_responders(self) -> None:
         """Note that NATS reported no responders for a request. This does not mean that the leader has an earlier version."""
         self._silent = 0
 
@@ -187,7 +198,7 @@ class StateFetcher:
         if not self.is_wanted or self._silent <= ASKS:
             return False
         self._probes += 1
-        self._silent = ASKS - _ASKS_AGAIN
+        self._silent = ASKS - _MAX_RETRIES_OF_STATE
         if self._probes >= _PROBES:
             self.is_wanted = False
             self.missed += 1

@@ -88,7 +88,7 @@ class CatchupThrottle:
         Args:
             size_bytes: Size of the copied batches.
             backlog_bytes: Part of ``size_bytes`` that the rate limits.
-            asked_ns: Monotonic time at which the learner sent its fetch.
+            request_ns: Monotonic time at which the learner sent its fetch.
             now_ns: Monotonic time at the end of the flush.
             reserved_ns: Expected duration that ``turn`` reserved. 0: no turn was reserved.
         """

@@ -259,7 +259,7 @@ class SendEpochQuery:
     """Id of the request, which the answer repeats. Ids grow."""
     leader: str
     """Node id of the leader, for logs only."""
-    asked_epoch: int
+    requested_epoch: int
     """LeaderEpoch whose end in the leader's log is requested."""
     current_epoch: int
     """LeaderEpoch in which this replica follows. Only the leader of this epoch answers."""

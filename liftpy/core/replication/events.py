@@ -164,7 +164,7 @@ class EpochQueryReceived:
     """Handle of the request. SendEpochAnswer or SendFetchRefusal names it in this step."""
     replica: str
     """Node id of the sender."""
-    asked_epoch: int
+    requested_epoch: int
     """LeaderEpoch whose end is requested."""
     current_epoch: int
     """LeaderEpoch that the sender follows."""

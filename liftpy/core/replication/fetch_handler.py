@@ -92,7 +92,7 @@ class FetchHandler:
             del self.followers[replica]
             self.waiters.forget(replica)
         for replica in others:
-            progress = self.followers.setdefault(replica, FollowerProgress(caught_up_ns=now_ns, last_asked_ns=now_ns))
+            progress = self.followers.setdefault(replica, FollowerProgress(caught_up_ns=now_ns, last_contact_ns=now_ns))
             progress.set_live(live.get(replica, 0), now_ns)
             progress.set_copy_epoch(state.copy_of(replica))
             progress.set_in_isr(replica in state.isr)
@@ -150,7 +150,7 @@ class FetchHandler:
         """Record at ``now_ns`` that ``replica`` sent a request in ``leader_epoch``, even if the request is rejected."""
         progress = self.followers.get(replica)
         if progress is not None:
-            progress.last_asked_ns = now_ns
+            progress.last_contact_ns = now_ns
         if leader_epoch == self._leader_epoch:
             self._shared.succession.asked_by(replica)
 
@@ -163,7 +163,7 @@ class FetchHandler:
         return progress.position if progress is not None else None
 
     @property
-    def heirs_have_joined(self) -> bool:
+    def has_all_successors(self) -> bool:
         """True if the current process of every node that may lead next has fetched in this LeaderEpoch."""
         heirs = self._shared.held.isr | self._shared.held.may_lead
         return all(progress.position is not None for replica, progress in self.followers.items() if replica in heirs)
@@ -205,7 +205,7 @@ class FetchHandler:
         """
         high_watermark, has_stale = self._log.high_watermark, False
         for replica, progress in self.followers.items():
-            lacks = progress.told_high_watermark < high_watermark and self.waiters.of(replica) is not None
+            lacks = progress.sent_high_watermark < high_watermark and self.waiters.of(replica) is not None
             if lacks and replica in self._shared.live:
                 progress.mark_stale(now_ns)
                 has_stale = True
@@ -221,7 +221,7 @@ class FetchHandler:
         for replica, progress in self.followers.items():
             if replica not in self._shared.live:
                 continue
-            if progress.position is not None and not (self._is_stale(replica) and progress.owed_ns <= before_ns):
+            if progress.position is not None and not (self._is_stale(replica) and progress.notice_since_ns <= before_ns):
                 continue
             if progress.position is not None and self.awaits_answer(replica):
                 self.send_high_watermark(replica, out)
@@ -231,11 +231,15 @@ class FetchHandler:
         return tuple(stale_replicas)
 
     def _is_stale(self, replica: str) -> bool:
-        return self.followers[replica].owed_ns > 0 and self.waiters.of(replica) is not None
+        return self.followers[replica].notice_since_ns > 0 and self.waiters.of(replica) is not None
 
     def stale_since_ns(self) -> int | None:
         """Return the monotonic time since which a live follower lacks the current HW. None: all live followers have it."""
-        owed = (progress.owed_ns for replica, progress in self.followers.items() if self._is_stale(replica) and progress.live)
+        owed = (
+            progress.notice_since_ns
+            for replica, progress in self.followers.items()
+            if self._is_stale(replica) and progress.live
+        )
         return min(owed, default=None)
 
     def send_high_watermark(self, replica: str, out: Effects) -> None:
@@ -291,7 +295,7 @@ class FetchHandler:
                 )
             )
             return
-        epoch, end_offset = log.epochs.end_offset_for(event.asked_epoch, log.log_end_offset)
+        epoch, end_offset = log.epochs.end_offset_for(event.requested_epoch, log.log_end_offset)
         last_offset = end_offset - 1 if epoch != NO_EPOCH else -1
         out.append(
             SendEpochAnswer(

@@ -162,9 +162,9 @@ class FollowerRole(ReplicaRole):
         self._met = False  # there has been a sign of this leader in this epoch
         self._leader_high_watermark = -1  # inclusive: of the last answer
         self._bad_offset: int | None = None  # of the last answer that was not what the leader wrote
-        self._asks_again = False  # while CUTTING: the logs may not agree yet
-        self._asked_epoch = 0  # of the outstanding epoch query
-        self._asks_for_horizon = False  # that query is about the horizon, not the log's end
+        self._has_next_query = False  # while CUTTING: the logs may not agree yet
+        self._requested_epoch = 0  # of the outstanding epoch query
+        self._is_horizon_query = False  # that query is about the horizon, not the log's end
         self._horizon_reached = False  # the leader holds what compaction here has seen
         self._deletes_end = (
             0  # exclusive: delete markers below it were gone from the leader's log when this one was empty [D30]
@@ -264,11 +264,14 @@ class FollowerRole(ReplicaRole):
         self._waits_for(FollowerPhase.RECONCILING)
         self.shared.deadlines.cancel(Deadline.FETCH, out)
         request_id = self._next_request(now_ns, out)
-        self._asks_for_horizon = lacks_superseding(self.log) and not self._horizon_reached
-        self._asked_epoch = self.log.horizon.leader_epoch if self._asks_for_horizon else self.log.epochs.latest_epoch
+        self._is_horizon_query = lacks_superseding(self.log) and not self._horizon_reached
+        self._requested_epoch = self.log.horizon.leader_epoch if self._is_horizon_query else self.log.epochs.latest_epoch
         out.append(
             SendEpochQuery(
-                request_id=request_id, leader=self.leader, asked_epoch=self._asked_epoch, current_epoch=self.leader_epoch
+                request_id=request_id,
+                leader=self.leader,
+                requested_epoch=self._requested_epoch,
+                current_epoch=self.leader_epoch,
             )
         )
 
@@ -278,16 +281,16 @@ class FollowerRole(ReplicaRole):
         """
         if event.request_id != self._request_id or self.phase is not FollowerPhase.RECONCILING:
             return
-        if event.current_epoch != self.leader_epoch or event.leader_epoch > self._asked_epoch:
+        if event.current_epoch != self.leader_epoch or event.leader_epoch > self._requested_epoch:
             self._retry_later(now_ns, out)
             return
         self._request_ended(out)
         self._leader_answered(now_ns)
-        if self._asks_for_horizon and reaches(self.log.horizon, event):
+        if self._is_horizon_query and reaches(self.log.horizon, event):
             self._horizon_reached = True
             self._ask(now_ns, out)
             return
-        cut = LogReset(event.log_start_offset) if self._asks_for_horizon else reconcile(self.log, event)
+        cut = LogReset(event.log_start_offset) if self._is_horizon_query else reconcile(self.log, event)
         if isinstance(cut, LogReset):
             self._start_afresh(cut.start_offset, out)
             return
@@ -296,7 +299,7 @@ class FollowerRole(ReplicaRole):
                 out.append(report_leader(self.shared, leader_lacks=True))
             self._retry_later(now_ns, out)
             return
-        self._asks_again = not cut.agreed
+        self._has_next_query = not cut.agreed
         if cut.end_offset < self.log.log_end_offset:
             self._waits_for(FollowerPhase.CUTTING)
             self.log.cut(cut.end_offset)
@@ -313,7 +316,7 @@ class FollowerRole(ReplicaRole):
         return end_offset <= self.log.high_watermark and not self.shared.state.unclean_elected
 
     def _start_afresh(self, start_offset: int, out: Effects, deletes_end: int = 0) -> None:
-        self._asks_again = False
+        self._has_next_query = False
         self._deletes_end = deletes_end
         self._waits_for(FollowerPhase.CUTTING)
         self.log.start_afresh(start_offset, deletes_end)
@@ -324,7 +327,7 @@ class FollowerRole(ReplicaRole):
             self._cut_done(now_ns, out)
 
     def _cut_done(self, now_ns: int, out: Effects) -> None:
-        if self._asks_again:
+        if self._has_next_query:
             self._ask(now_ns, out)
         else:
             self._fetch(now_ns, out)
@@ -340,7 +343,7 @@ class FollowerRole(ReplicaRole):
         log, most_bytes = self.log, self.shared.config.replication_max_bytes
         copy_epoch = self.shared.copy_epoch
         if copy_epoch:
-            self._copy = self._copy or LearnerCopy(self.shared.copy_pace)
+            self._copy = self._copy or LearnerCopy(self.shared.copy_limit)
             most_bytes = self._copy.asks(now_ns, most_bytes)
         out.append(
             SendFetch(
@@ -700,7 +703,7 @@ class FetchAssembly:
         self._request_id = effect.request_id
         return self._assembly.held
 
-    def is_asked(self, request_id: int) -> bool:
+    def is_outstanding(self, request_id: int) -> bool:
         return request_id == self._request_id
 
     def add_piece(self, piece: Piece) -> memoryview | None:

@@ -131,7 +131,7 @@ class InflightLimits:
                 self.hold(event, since_ns)
         return [event for event in events if not event.is_plain]
 
-    def withdraw_held_before(self, since_ns: int) -> list[PublishesReceived]:
+    def withdraw_older(self, since_ns: int) -> list[PublishesReceived]:
         """Remove and return the publishes that arrived at ``since_ns`` or earlier and are still delayed, in order."""
         old = []
         while self._held and self._held[0][1] <= since_ns:
@@ -252,7 +252,7 @@ class LoadShedding:
         self.backlog_bytes = 0
         """Bytes pending in the server, by its last answer."""
         self._heard_ns = 0  # when it was asked; 0: it has not said anything of this connection
-        self._heard_bytes = 0  # read by then
+        self._pong_read_bytes = 0  # read by then
         self._mark: tuple[int, int] | None = None  # (when, read and held) at the begin of what is measured
         self._inflow_bytes = 0  # a second, while publishers are held back
         self._full_ns = 0  # since when; 0: there is room
@@ -269,7 +269,7 @@ class LoadShedding:
         """
         if ping_ns <= self._heard_ns:
             return
-        self.backlog_bytes, self._heard_bytes, self._heard_ns = backlog_bytes, read_bytes, ping_ns
+        self.backlog_bytes, self._pong_read_bytes, self._heard_ns = backlog_bytes, read_bytes, ping_ns
         if backlog_bytes < self.limit_bytes * _GATE_PARTS[0] // _GATE_PARTS[1]:
             self._mark = None
         elif self._mark is None:
@@ -304,7 +304,7 @@ class LoadShedding:
         """Note that the node's buffer is less than half full, so that the node reads everything from the connection."""
         self._full_ns = self._since_ns = self._blind_ns = 0
 
-    def leaves_alone(self, read_bytes: int, now_ns: int) -> bool:
+    def can_stop_reading(self, read_bytes: int, now_ns: int) -> bool:
         """Return whether the node may stop reading for now, because the server has enough room for the bytes that arrive.
 
         ``read_bytes``: total of the bytes read from the connection. Any thread may call the method.
@@ -319,7 +319,7 @@ class LoadShedding:
         if not self._heard_ns:
             return 0
         come_bytes = self._inflow_bytes * (now_ns - self._heard_ns) // _NS_PER_S if self._mark is not None else 0
-        return self.backlog_bytes + come_bytes - (read_bytes - self._heard_bytes)
+        return self.backlog_bytes + come_bytes - (read_bytes - self._pong_read_bytes)
 
     def _due_without_counts(self, done_bytes: int, now_ns: int) -> int:
         if not self._blind_ns:

@@ -491,7 +491,7 @@ def successor(
 
 REACH_NS = 10 * NS_PER_S
 """Maximum distance of a request id from the last one, in addition to the time that has passed, in nanoseconds."""
-DOUBT_NS = 5 * NS_PER_S
+UNCERTAIN_ISR_NS = 5 * NS_PER_S
 """Time without valid requests after which the leader accepts a rejected request id of the follower, in nanoseconds."""
 
 
@@ -514,7 +514,7 @@ class FollowerProgress:
     in_isr: bool = False
     """True if the follower is in the ISR in the image."""
     last_fetch_ns: int = 0
-    last_asked_ns: int = 0
+    last_contact_ns: int = 0
     """Monotonic time of the follower's last request of any kind. Initially: the start of the leadership."""
     absences: int = 0
     """Number of consecutive probes without responders since the follower's last fetch."""
@@ -533,15 +533,15 @@ class FollowerProgress:
     """Arrival time of the follower's last request. A confirmed wait does not change it, but changes ``last_fetch_ns``."""
     doubted_ns: int | None = None
     """Arrival time of the first request whose id was rejected since the last valid one. None: there is none."""
-    told_high_watermark: int = -2
+    sent_high_watermark: int = -2
     """High watermark in the last answer or notice to the follower. -2: nothing was sent."""
-    owed_ns: int = 0
+    notice_since_ns: int = 0
     """Monotonic time since which the follower waits for an answer or for the current HW. 0: it does not wait."""
 
     def set_live(self, incarnation: int, now_ns: int) -> None:
         """Set the incarnation of the follower's registered process. 0: the follower's node is fenced or unknown."""
         if incarnation and not (self.live and incarnation == self.incarnation):
-            self.last_asked_ns = now_ns
+            self.last_contact_ns = now_ns
         self.live = incarnation > 0
         if incarnation:
             self.set_incarnation(incarnation)
@@ -575,14 +575,14 @@ class FollowerProgress:
         self.position = None
         self.was_caught_up = False
         self.progressed_ns, self.mark_end_offset = 0, -1
-        self.told_high_watermark, self.owed_ns = -2, 0
+        self.sent_high_watermark, self.notice_since_ns = -2, 0
 
     def record_sent_high_watermark(self, high_watermark: int) -> None:
-        self.told_high_watermark, self.owed_ns = high_watermark, 0
+        self.sent_high_watermark, self.notice_since_ns = high_watermark, 0
 
     def mark_stale(self, now_ns: int) -> None:
         """Note ``now_ns`` as the time since which the follower lacks the current HW. An earlier noted time stays."""
-        self.owed_ns = self.owed_ns or now_ns
+        self.notice_since_ns = self.notice_since_ns or now_ns
 
     def believes(self, request_id: int, now_ns: int) -> bool:
         """Return whether ``request_id`` is plausible as the id of the follower's next request: higher than the last one, but not
@@ -595,7 +595,7 @@ class FollowerProgress:
             return True
         if self.doubted_ns is None:
             self.doubted_ns = now_ns
-        return now_ns - self.doubted_ns > DOUBT_NS
+        return now_ns - self.doubted_ns > UNCERTAIN_ISR_NS
 
     def fetched(self, offset: int, request_id: int, leader_end_offset: int, now_ns: int) -> None:
         """Record a valid fetch, which acknowledges all records up to ``offset`` (inclusive).
@@ -623,5 +623,5 @@ class FollowerProgress:
     def still_waits(self, now_ns: int) -> None:
         """Record the waiting fetch of the follower as a new fetch at the log end. It keeps its request id."""
         self.caught_up_ns, self.was_caught_up = now_ns, True
-        self.last_fetch_ns = self.last_asked_ns = now_ns
+        self.last_fetch_ns = self.last_contact_ns = now_ns
         self.absences, self.probed = 0, False

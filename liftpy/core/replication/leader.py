@@ -106,7 +106,7 @@ def heir(state: PartitionState, caught_up: Iterable[str]) -> str:
     return next((node for node in state.target if node in ready and node in state.isr), "")
 
 
-SAID_BY_EVERY_LEADER = frozenset({RejectReason.READ_ONLY, RejectReason.PAUSED})
+REASONS_OF_ANY_LEADER = frozenset({RejectReason.READ_ONLY, RejectReason.PAUSED})
 _AGAIN_NS = 250_000_000
 """Pause before a repeated request to the metadata group, in nanoseconds."""
 
@@ -160,7 +160,7 @@ one.
 _ISR_RETRY_NS = 250_000_000
 """Pause after a rejected or unanswered ISR request, in nanoseconds."""
 _PROBE_AGAIN_NS = 100_000_000
-_ASIDE_AGAIN_NS = 10_000_000_000
+_TRANSFER_AGAIN_NS = 10_000_000_000
 """Pause between two attempts to transfer the leadership away from a slow disk, in nanoseconds."""
 _HAND_OVER_AGAIN_NS = 3_000_000_000
 """Pause between two attempts to transfer the leadership of a replica that moves away, in nanoseconds.
@@ -187,7 +187,7 @@ class LeaderRole(ReplicaRole):
         self.isr_change = IsrChange()
         self.flushes = SlowFlushes(shared.config)
         self._stays_until_ns = now_ns + (nanoseconds(shared.config.min_leadership_s) if shared.state.leaderships > 1 else 0)
-        self._asks_again_ns = 0  # the leadership is not handed over again before, while the replica moves away
+        self._next_transfer_ns = 0  # the leadership is not handed over again before, while the replica moves away
         self._waiting_end_offset = -1  # exclusive: the flushed end when a flush was first seen under way; -1: none was
         self._waiting_ns = 0  # since when
         self.intake = InflightLimits(shared.intake, shared.config)
@@ -319,7 +319,7 @@ class LeaderRole(ReplicaRole):
 
         Otherwise return an effect that drops them without an answer.
         """
-        may_tell = self.may_refuse(now_ns) if reason in SAID_BY_EVERY_LEADER else self.may_refuse_for_now(now_ns)
+        may_tell = self.may_refuse(now_ns) if reason in REASONS_OF_ANY_LEADER else self.may_refuse_for_now(now_ns)
         return (RejectPublishes if may_tell and not event.is_plain else DropPublishes)(token=event.token, reason=reason)
 
     def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None:
@@ -354,7 +354,7 @@ class LeaderRole(ReplicaRole):
         bound_ns, reason = nanoseconds(self.shared.held.config.min_isr_hold_timeout_s), RejectReason.PAUSED
         if bound_ns and (self._is_below_min_isr or self.pausing.sleeps):
             reason = RejectReason.BELOW_MIN_ISR if self._is_below_min_isr else reason
-            out += [self._no(old, reason, now_ns) for old in self.intake.withdraw_held_before(now_ns - bound_ns)]
+            out += [self._no(old, reason, now_ns) for old in self.intake.withdraw_older(now_ns - bound_ns)]
 
     def may_refuse(self, now_ns: int) -> bool:
         """Return whether a negative ack from this leader is certainly true [A2].
@@ -363,7 +363,7 @@ class LeaderRole(ReplicaRole):
         have stored the rejected message.
         """
         settled = self._commits_by_quorum and self.log.high_watermark >= self.epoch_start_offset
-        return self.shared.lease.is_current(now_ns) and (settled or self.handler.heirs_have_joined)
+        return self.shared.lease.is_current(now_ns) and (settled or self.handler.has_all_successors)
 
     def may_refuse_for_now(self, now_ns: int) -> bool:
         """Return whether publishers may get a negative ack for a reason of this node only, such as a full queue.
@@ -505,8 +505,8 @@ class LeaderRole(ReplicaRole):
         log, replicas = self.log, self.handler.send_high_watermark_to_stale(now_ns - _NOTICE_DELAY_NS, out)
         if any(self.handler.followers[replica].position is None for replica in replicas):
             self._want_notice(now_ns + nanoseconds(self.shared.config.notice_interval_s), out)
-        if (owed_ns := self.handler.stale_since_ns()) is not None:
-            self._want_notice(owed_ns + _NOTICE_DELAY_NS, out)
+        if (notice_since_ns := self.handler.stale_since_ns()) is not None:
+            self._want_notice(notice_since_ns + _NOTICE_DELAY_NS, out)
         if replicas:
             out.append(
                 SendNotice(
@@ -599,13 +599,13 @@ class LeaderRole(ReplicaRole):
 
         Repeat the request until it is granted.
         """
-        if now_ns < self._asks_again_ns:
+        if now_ns < self._next_transfer_ns:
             return
         lag_ns = nanoseconds(self.shared.config.max_lag_time_s)
         followers, live = self.handler.followers, self.shared.live
         toward = heir(self.shared.state, (r for r, p in followers.items() if r in live and now_ns - p.caught_up_ns < lag_ns))
         if toward:
-            self._asks_again_ns = now_ns + _HAND_OVER_AGAIN_NS
+            self._next_transfer_ns = now_ns + _HAND_OVER_AGAIN_NS
             out.append(StepAside(leader_epoch=self.leader_epoch, toward=toward, reason="the replica moves away"))
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
@@ -643,7 +643,7 @@ class LeaderRole(ReplicaRole):
         if late_ns > interval_ns:  # this process stood still: their fetches lie in its queues, they are not to blame
             for progress in self.handler.followers.values():
                 progress.caught_up_ns += late_ns
-                progress.last_asked_ns += late_ns
+                progress.last_contact_ns += late_ns
         if unreachable := self._why_unreachable(now_ns):
             out.append(GiveUpLeadership(leader_epoch=self.leader_epoch, reason=unreachable))
         self._check_own_flush(late_ns, interval_ns, now_ns)
@@ -652,9 +652,9 @@ class LeaderRole(ReplicaRole):
         self._review_isr(now_ns, out)
         if self.flushes.is_slow(self.shared.node_id, now_ns):
             self._step_aside(now_ns, out)
-        self.shared.deadlines.set(Deadline.LAG, max(now_ns + interval_ns, self._next_look_ns(now_ns)), out)
+        self.shared.deadlines.set(Deadline.LAG, max(now_ns + interval_ns, self._compute_next_check_ns(now_ns)), out)
 
-    def _next_look_ns(self, now_ns: int) -> int:
+    def _compute_next_check_ns(self, now_ns: int) -> int:
         """Return the earliest monotonic time at which a follower can lag too much or be silent for too long, in nanoseconds.
 
         0: check at every event, because a change is open. Idle partitions therefore need no regular checks.
@@ -667,7 +667,7 @@ class LeaderRole(ReplicaRole):
         if self.flushes.slow(now_ns) or self.pausing.is_over(self.intake):
             return 0
         lagging_ns = min(progress.caught_up_ns for progress in followers) + nanoseconds(self.shared.config.max_lag_time_s)
-        return min(lagging_ns + 1, max(progress.last_asked_ns for progress in followers) + self._silence_ns())
+        return min(lagging_ns + 1, max(progress.last_contact_ns for progress in followers) + self._silence_ns())
 
     def _schedule_lag_check(self, now_ns: int, out: Effects) -> None:
         self.shared.deadlines.set_earlier(Deadline.LAG, now_ns + self._lag_interval_ns, out)
@@ -702,7 +702,7 @@ class LeaderRole(ReplicaRole):
             max_lag_ns=nanoseconds(shared.config.max_lag_time_s),
         )
         if toward:
-            self._stays_until_ns = now_ns + _ASIDE_AGAIN_NS
+            self._stays_until_ns = now_ns + _TRANSFER_AGAIN_NS
             took_ms = [self.flushes.last_ns(replica) // 1_000_000 for replica in (shared.node_id, toward)]
             reason = f"a flush takes {took_ms[0]} ms here and {took_ms[1]} ms on {toward}"
             out.append(StepAside(leader_epoch=self.leader_epoch, toward=toward, reason=reason))
@@ -727,7 +727,7 @@ class LeaderRole(ReplicaRole):
     def _silent_ns(self, now_ns: int) -> int:
         """Return the time since the last request of any live follower, in nanoseconds. 0: fewer than two followers are live."""
         counted = self.shared.live.keys() & self.shared.state.replicas  # a learner may take its time
-        request_times_ns = [p.last_asked_ns for replica, p in self.handler.followers.items() if replica in counted]
+        request_times_ns = [p.last_contact_ns for replica, p in self.handler.followers.items() if replica in counted]
         return now_ns - max(request_times_ns) if len(request_times_ns) > 1 else 0
 
     def _may_be_disconnected(self, now_ns: int) -> bool:

@@ -61,14 +61,14 @@ REFUSED = MessageCodec(
 EPOCH_QUERY = MessageCodec(
     do.SendEpochQuery,
     pb.LeaderEpochOffsetRequest,
-    renamed={"asked_epoch": "leaderEpoch"},
+    renamed={"requested_epoch": "leaderEpoch"},
     apart=("replicaID", "streamUid", "partition"),
     local=("leader",),
 )
 EPOCH_QUERY_RECEIVED = MessageCodec(
     ev.EpochQueryReceived,
     pb.LeaderEpochOffsetRequest,
-    renamed={"asked_epoch": "leaderEpoch", "replica": "replicaID"},
+    renamed={"requested_epoch": "leaderEpoch", "replica": "replicaID"},
     apart=("partition", "requestId"),
     local=("token",),
 )

@@ -71,7 +71,7 @@ class _NodeFetches:
     """Turn -> ``fetches`` in pages of one question each. A missing turn must be computed again."""
     open: dict[int, CombinedFetchRequest] = field(default_factory=dict)
     """Questions of the last turn that have no answer yet."""
-    asked_ns: int = 0
+    request_ns: int = 0
     misses: int = 0
 
 
@@ -145,7 +145,7 @@ class CombinedFetches:
                 ended.append(self._end(link, list(link.fetches.values())))
                 continue
             pages = self._pages_to_check(link)
-            link.open, link.asked_ns = {}, now_ns
+            link.open, link.request_ns = {}, now_ns
             for page in pages:
                 question = CombinedFetchRequest(self._next_number, leader, page)
                 self._next_number += 1
@@ -173,7 +173,7 @@ class CombinedFetches:
         if link is None or link.open.pop(question.number, None) is None:
             return None
         if not link.open:
-            link.heard_ns, link.misses = link.asked_ns, 0
+            link.heard_ns, link.misses = link.request_ns, 0
         ended = [fetch for index, fetch in enumerate(question.fetches) if index in over]
         return self._end(link, ended) if ended else None
 

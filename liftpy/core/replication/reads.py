@@ -45,7 +45,7 @@ WAITING_COST_BYTES = 1500
 TOO_LARGE = f"{REFUSED}read request, too large"
 NOT_WAITED = "reader_not_waited"
 NOT_SERVED = "read_dropped"
-FILES_TOLD = "local_files_served"
+FILE_OFFERS = "local_files_served"
 _HEADER_ROOM_BYTES = 4096
 _DEFAULT_BYTES = 1024 * 1024
 _E = pb.ReadResponse
@@ -457,7 +457,7 @@ class Reads(Generic[Asker]):
             head.stateEnd, head.stateBytes, head.statePosition, head.stateData = piece
 
     def _add_files(self, request: pb.ReadRequest, files: PartitionFiles, head: pb.ReadResponse) -> None:
-        self._counters[FILES_TOLD] += 1
+        self._counters[FILE_OFFERS] += 1
         head.host, head.folder = files.host, files.folder
         for span in spans_of(self._source.log, request.offset, request.rangeEnd):
             head.fileBases.append(span.base_offset)
@@ -480,7 +480,7 @@ class Reads(Generic[Asker]):
         partial = PartialBatch(request.position, request.batchCrc)
         read = self._read_portion(request, offset, wanted, room, end_offset, partial)
         head, piece = self._head(read.next_offset), read.piece
-        head.lookedBytes = read.looked_bytes
+        head.lookedBytes = read.scanned_bytes
         if is_selective(request) and read.next_offset != offset:
             head.lookedEpoch = self._source.log.epochs.epoch_at(read.next_offset - (not request.backwards))
         if piece is not None and not request.HasField("position"):

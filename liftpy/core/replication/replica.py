@@ -193,7 +193,7 @@ class Replica:
         seed: int = 0,
         intake: NodeInflight | None = None,
         request_id_base: int = 0,
-        copy_pace: CatchupThrottle | None = None,
+        copy_limit: CatchupThrottle | None = None,
         lease: Lease | None = None,
     ) -> None:
         backoff = Backoff(nanoseconds(config.fetch_backoff_min_s), nanoseconds(config.fetch_backoff_max_s), seed)
@@ -203,7 +203,7 @@ class Replica:
         self._shared = ReplicaContext(node_id, incarnation, config, own_lease, backoff, succession)
         self._shared.request_id_base = request_id_base
         self._shared.intake = intake or self._shared.intake
-        self._shared.copy_pace = copy_pace or self._shared.copy_pace
+        self._shared.copy_limit = copy_limit or self._shared.copy_limit
         self._role: ReplicaRole = InactiveRole(self._shared)
         self._persisted_epoch = 0  # the highest LeaderEpoch that PersistLeaderEpoch is known to have stored
 
@@ -327,7 +327,7 @@ class Replica:
         role, shared = self._role, self._shared
         if not isinstance(role, LeaderRole) or not shared.held.has_standby:
             return ""
-        request_times_ns = {replica: progress.last_asked_ns for replica, progress in role.handler.followers.items()}
+        request_times_ns = {replica: progress.last_contact_ns for replica, progress in role.handler.followers.items()}
         return standby_successor_of(shared.node_id, shared.held.isr, shared.live, request_times_ns)
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:

@@ -139,7 +139,7 @@ class Backoff:
 
 Effects = list[Effect]
 
-NOTHING_HELD = PartitionMetadata(
+EMPTY_METADATA = PartitionMetadata(
     key=PartitionKey("", "", 0),
     config=StreamConfig(),
     state=PartitionState(partition=0, replicas=(), isr=(), leader="", leader_epoch=0, epoch=0, status=PartitionStatus.OFFLINE),
@@ -167,13 +167,13 @@ class ReplicaContext:
     """Node id -> incarnation of each registered node that is not fenced, by the last PartitionChanged."""
     intake: NodeInflight = field(default_factory=NodeInflight)
     """Totals over all partitions of the node."""
-    copy_pace: CatchupThrottle = field(default_factory=CatchupThrottle)
+    copy_limit: CatchupThrottle = field(default_factory=CatchupThrottle)
     """Throttle that all learners of the node share."""
     flush_ns: int = 0
     """Duration of the last flush of the log, in nanoseconds. 0: unknown."""
     data_path_down_ns: int | None = None
     """Monotonic time when the data path was lost. None: the data path works."""
-    held: PartitionMetadata = NOTHING_HELD
+    held: PartitionMetadata = EMPTY_METADATA
     """Partition by the last PartitionChanged. Epoch 0: there was no such event."""
     next_request_id: int = 1
     """Id of the next request.

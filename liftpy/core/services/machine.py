@@ -137,7 +137,7 @@ class ServiceMachine:
         """Version by which the machine applies records now."""
         self.failed = False
         """True if a callback has raised an error, so that the state may be incomplete."""
-        self.at_home: Callable[[], bool] = _yes
+        self.is_apply_thread: Callable[[], bool] = _yes
         """Returns whether the caller is the thread that applies records."""
         self.on_work: Callable[[], None] | None = None
         """Called after records were applied and effects or timers are waiting. None: no callback."""
@@ -593,7 +593,7 @@ class ServiceMachine:
         self._timers.cancel(name)
 
     def _current_source(self, what: str) -> _Source:
-        if self._source is None or not self.at_home():
+        if self._source is None or not self.is_apply_thread():
             raise ServiceFailedError(
                 f"{what} is allowed only in on_record and on_timer. In other callbacks the result would differ between nodes."
             )

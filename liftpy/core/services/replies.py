@@ -79,7 +79,7 @@ class ReplyBuffer:
         self._kept_bytes = 0
         self._sent = (0, -1)
         """(LeaderEpoch, offset) of the last record whose reply this node sent. (0, -1): none."""
-        self.on_kept: Callable[[], None] | None = None
+        self.on_answer_added: Callable[[], None] | None = None
         """Called for each stored reply, in the thread that adds it. None: no callback."""
 
     def __len__(self) -> int:
@@ -102,8 +102,8 @@ class ReplyBuffer:
             return
         self._kept.append(reply)
         self._kept_bytes += reply.size_bytes
-        if self.on_kept is not None:
-            self.on_kept()
+        if self.on_answer_added is not None:
+            self.on_answer_added()
         oldest_ns = reply.at_ns - _MAX_AGE_NS
         while len(self._kept) > 1 and (
             len(self._kept) > self._max_replies or self._kept_bytes > self._max_bytes or self._kept[0].at_ns < oldest_ns

@@ -47,7 +47,7 @@ MAX_SERVICES = 16
 STOPPED, FAILED, DIVERGED, SILENT = "stopped", "failed", "diverged", "silent"
 """How a service ended: on request, with an error, with a state that differs from other nodes, or without a last message."""
 _ENDINGS = {pb.ServiceHello.FAILED: FAILED, pb.ServiceHello.DIVERGED: DIVERGED}
-_IN_WORDS = {
+_ENDING_TEXTS = {
     STOPPED: "it was stopped",
     FAILED: "it failed",
     DIVERGED: "its state differs from those beside other nodes",
@@ -183,7 +183,7 @@ class _EndedService:
     @property
     def reason(self) -> str:
         """Text for operators: the reason why the service has ended. It is never ''."""
-        return self.problem or _IN_WORDS[self.ending]
+        return self.problem or _ENDING_TEXTS[self.ending]
 
 
 @dataclass(slots=True)
@@ -383,7 +383,7 @@ class ServiceSessions:
             return ()
         return session.instance, session.failing, session.hello.life, session.hello.version, session.digests
 
-    def held_from(self) -> int | None:
+    def retain_from(self) -> int | None:
         """Return the first offset (inclusive) that services still need, so that retention keeps it. None: there is no service.
 
         It is the lowest snapshot position. Services that have ended also count.
@@ -719,7 +719,7 @@ class ServicesHealth:
 
     grace_ns: int
     _reports: dict[str, _NodeReport] = field(default_factory=dict)
-    _ill_since_ns: dict[str, int] = field(default_factory=dict)
+    _failing_since_ns: dict[str, int] = field(default_factory=dict)
     _stays_until_ns: int = 0
 
     def record_states(self, node: str, services: Mapping[str, ServiceHealth], now_ns: int) -> None:
@@ -735,7 +735,7 @@ class ServicesHealth:
     @property
     def anybody_is_ill(self) -> bool:
         """True if a service on this node was unhealthy at the last call of ``unhealthy_services``."""
-        return bool(self._ill_since_ns)
+        return bool(self._failing_since_ns)
 
     def _forget_old(self, now_ns: int) -> None:
         for node in [n for n, report in self._reports.items() if now_ns - report.heard_ns > _BELIEVED_S * NS_PER_S]:
@@ -750,8 +750,8 @@ class ServicesHealth:
         self._forget_old(now_ns)
         elsewhere = {name for report in self._reports.values() for name in report.services}
         ill = [name for name in sorted(elsewhere | own.keys()) if name not in own or not own[name].well]
-        self._ill_since_ns = {name: self._ill_since_ns.get(name, now_ns) for name in ill}
-        return [name for name in ill if now_ns - self._ill_since_ns[name] >= self.grace_ns]
+        self._failing_since_ns = {name: self._failing_since_ns.get(name, now_ns) for name in ill}
+        return [name for name in ill if now_ns - self._failing_since_ns[name] >= self.grace_ns]
 
     def toward(self, own: Mapping[str, ServiceHealth], members: Iterable[str], now_ns: int) -> tuple[str, str]:
         """Return the node to which this leader should transfer the leadership, and the reason. ('', ''): it stays here.

@@ -273,7 +273,7 @@ MAX_OFFERS = 8
 MAX_AGREED = 64
 _CERTAIN = 2
 """Number of agreeing nodes that is preferred to a newer snapshot of fewer nodes."""
-_SAID_BYTES = 200
+_MAX_STATUS_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +328,7 @@ class SnapshotSearch:
 
     def note_answer(self, node: str, what: str) -> None:
         """Store a text about the answer of ``node``, which ``explain`` returns later."""
-        self._said[node] = what[:_SAID_BYTES]
+        self._said[node] = what[:_MAX_STATUS_CHARS]
 
     def best(self, reach: SnapshotRange) -> SnapshotOffer | None:
         """Return the offer to download next, within the bounds ``reach``. None: no offer is usable."""

@@ -31,7 +31,7 @@ FIRST = 1
 """Active version at the start of a log."""
 MAX_VERSION = 1 << 31
 _BELIEVED_S = 4.0
-_MAX_TOLD = 256
+_MAX_VERSION_REPORTS = 256
 _ACTIVE = struct.Struct("<I")
 
 
@@ -120,11 +120,11 @@ class CodeVersions:
     """(service, node) -> (version of its code, monotonic time of the report)."""
 
     def note_version(self, service: str, node: str, version: int, now_ns: int) -> None:
-        if len(self._told) >= _MAX_TOLD and (service, node) not in self._told:
+        if len(self._told) >= _MAX_VERSION_REPORTS and (service, node) not in self._told:
             self._told = {
                 who: version_at for who, version_at in self._told.items() if now_ns - version_at[1] <= _BELIEVED_S * NS_PER_S
             }
-        if len(self._told) < _MAX_TOLD or (service, node) in self._told:
+        if len(self._told) < _MAX_VERSION_REPORTS or (service, node) in self._told:
             self._told[service, node] = (version, now_ns)
 
     def lowest(self, service: str, nodes: Iterable[str], now_ns: int) -> int:

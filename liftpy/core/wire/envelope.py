@@ -240,7 +240,7 @@ class FastEnvelope:
     """
 
     def __init__(self, stream: str, partition: int, uid: str, ack: AckPolicy, *, runs: bool = False) -> None:
-        self.made_for = uid, ack
+        self.uid_and_policy = uid, ack
         """Uid and policy for which this object was made. Others need another object."""
         self.runs = runs
         if ack not in POLICIES:

@@ -303,7 +303,7 @@ EVENTS_STREAM = "_liftpy-events"
 """Internal stream of cluster events and operator requests."""
 RESERVED_NAMES = frozenset({"control", "feed", "inbox", "info", "notify", "raft", "service", "status"})
 """Tokens that follow the namespace in the protocol's own subjects. No stream may have one of these names."""
-PARTITION_WORDS = frozenset({"replicate", "offset", "read"})
+PARTITION_TOKENS = frozenset({"replicate", "offset", "read"})
 """Last tokens of the subjects of partitions. No node and no principal may have one of these names.
 
 Otherwise a user with the permission ``<ns>.*.*.read`` could publish for it on ``<ns>.control.node.read``.
@@ -315,7 +315,7 @@ def check_node_or_principal(name: str, what: str) -> str:
 
     ``what``: text that the error begins with, such as ``node``.
     """
-    if name in PARTITION_WORDS:
+    if name in PARTITION_TOKENS:
         raise InvalidNameError(f"{what} {name!r} is a word of the protocol's own subjects: choose another")
     return check_name(name, what)
 
@@ -328,7 +328,7 @@ def jetstream_api(domain: str, rest: str) -> str:
 def is_protocol_shaped(subject: str) -> bool:
     """Return whether the protocol of some liftpy cluster uses subjects like ``subject`` (no wildcards), in any namespace."""
     tokens = subject.split(".")
-    return len(tokens) > 1 and (tokens[1] in RESERVED_NAMES or (len(tokens) in (4, 5) and tokens[3] in PARTITION_WORDS))
+    return len(tokens) > 1 and (tokens[1] in RESERVED_NAMES or (len(tokens) in (4, 5) and tokens[3] in PARTITION_TOKENS))
 
 
 def has_wildcards(subject: str) -> bool:

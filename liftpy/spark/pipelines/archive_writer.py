@@ -29,7 +29,7 @@ ROW_GROUP_BYTES = 32 * 1024 * 1024
 _ROW_GROUP_ROWS = 1_000_000
 _FEW_VALUES = ["stream", "topic", "subject", "partition"]
 """Columns with few different values, which are written with a dictionary."""
-_SAYS = b"liftpy.archived"
+_RANGE_METADATA_KEY = b"liftpy.archived"
 _NO_SPACE = 28
 
 
@@ -104,7 +104,7 @@ def _write(
             oldest_us=oldest,
             newest_us=newest,
         )
-        writer.add_key_value_metadata({_SAYS.decode(): json.dumps(asdict(written))})
+        writer.add_key_value_metadata({_RANGE_METADATA_KEY.decode(): json.dumps(asdict(written))})
     _flush(temporary_path)
     return written
 
@@ -153,7 +153,7 @@ def _publish(temporary_path: Path, final: Path) -> None:
 
 def _range_in_file(final: Path, planned: PlannedRange, name: FileName) -> ArchivedRange:
     """Return the description of the finished file ``final``. Raise StorageError if its content does not match its ``name``."""
-    range_json = (pq.read_metadata(final).metadata or {}).get(_SAYS)
+    range_json = (pq.read_metadata(final).metadata or {}).get(_RANGE_METADATA_KEY)
     try:
         written = ArchivedRange(**load_json(range_json or b""))
     except (ValueError, TypeError):

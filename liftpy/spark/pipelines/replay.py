@@ -134,7 +134,7 @@ def pause_s(sent: int, rate: float, since_s: float) -> float:
 COLUMNS = ("key", "value", "headers", "offset")
 _PATIENCE_S = 120.0
 _SLOWEST_BYTES_S = 100_000
-_LOOK_EVERY_S = 2.0
+_CHECK_EVERY_S = 2.0
 _BATCH_ROWS = 16_384
 MAX_RECORDS = 1 << 32
 """Maximum number of records of a task, because producers number records with 32 bits."""
@@ -286,7 +286,7 @@ def _watch(plan: ReplayPlan, over: threading.Event, tell: Callable[[int], None])
         {**plan.source, "stream": plan.target, "startingOffsets": "earliest", "endingOffsets": "latest"}
     )
     catalog, before = Catalog(link_to(options.access), options), -1
-    while not over.wait(_LOOK_EVERY_S):
+    while not over.wait(_CHECK_EVERY_S):
         try:
             end = sum(view.end_offset for view in catalog.views().values())
         except LiftError:  # the tasks raise the error if it lasts

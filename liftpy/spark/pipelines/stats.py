@@ -26,7 +26,7 @@ from liftpy.core.wire.partitioner import hashes_of_column
 from liftpy.errors import ConfigError
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import with_error_code
-from liftpy.spark.offsets import OffsetSpec, never_back
+from liftpy.spark.offsets import OffsetSpec, raise_to_start
 from liftpy.spark.options import Access, Selection, SourceOptions
 from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, spread
 from liftpy.spark.planning import MAX_PIECES, PlannedRange, plan_ranges, resolve_ends, resolve_starts, split_ranges
@@ -145,7 +145,7 @@ class StatsReport:
             if whole is None:
                 stream_stats[one.stream] = PartitionStats(one.stream, -1, _beside(one.measures))
             else:
-                _join_beside(whole.measures, one.measures)
+                _add_partition_stats(whole.measures, one.measures)
         return list(stream_stats.values())
 
     def to_json(self) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def stats(
         options = SourceOptions(access=access, wanted=wanted, patience_s=patience_s)
         views = Catalog(link_to(access), options).views(starting=starting, ending=ending)
         starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
-        ends = never_back(ends, starts)
+        ends = raise_to_start(ends, starts)
         most = max((ends[key] - start for key, start in starts.items()), default=0)
         ranges, losses = plan_ranges(views, starts, ends, fail_on_data_loss=False)
         pieces = split_ranges(ranges, 0, max(PIECE_RECORDS, -(-most // MAX_PIECES) + 1))
@@ -269,11 +269,11 @@ def _beside(one: RangeStats) -> RangeStats:
         start_offset=one.start_offset, end_offset=one.start_offset, width_ns=one.width_ns, is_fixed=one.is_fixed
     )
     joined_stats.first_ns = joined_stats.last_ns = one.first_ns
-    _join_beside(joined_stats, one)
+    _add_partition_stats(joined_stats, one)
     return joined_stats
 
 
-def _join_beside(whole: RangeStats, one: RangeStats) -> None:
+def _add_partition_stats(whole: RangeStats, one: RangeStats) -> None:
     if one.records:
         whole.first_ns = min(whole.first_ns, one.first_ns) if whole.records else one.first_ns
         whole.last_ns = max(whole.last_ns, one.last_ns)

@@ -123,7 +123,7 @@ class Bus:
             self.publish(subject, b"", rest[: int(size)])
 
     def together(self, deliver: Callable[[], None]) -> None:
-        """Call ``deliver``, and after it all callbacks that were passed to ``behind_read`` during the call.
+        """Call ``deliver``, and after it all callbacks that were passed to ``call_after_read`` during the call.
 
         So the messages that it publishes count as one read of a socket.
         """
@@ -136,7 +136,7 @@ class Bus:
             for callback in behind:
                 callback()
 
-    def behind_read(self, callback: Callable[[], None]) -> None:
+    def call_after_read(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` after all messages of the current read of a socket were delivered."""
         if self._reading:
             self._behind.append(callback)

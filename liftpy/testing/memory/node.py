@@ -87,7 +87,7 @@ class MemoryNode:
         self.config = config
         self.inboxes = InboxRule(subjects.inbox_prefixes)
         self.counters: Counter[str] = Counter()
-        self.copy_pace = pace_of(config)
+        self.copy_limit = pace_of(config)
         self.now_ns: Callable[[], int] = time.monotonic_ns
         self.wall_ns: Callable[[], int] = time.time_ns
         self.promises: dict[PartitionKey, int] = {}
@@ -248,7 +248,7 @@ class MemoryReplica(PartitionShell):
         self.log = log
         seed = zlib.crc32(f"{node.node_id} {self.key}".encode())
         self.replica = Replica(
-            node.node_id, node.incarnation, node.config, seed, node.intake, copy_pace=node.copy_pace, lease=node.lease
+            node.node_id, node.incarnation, node.config, seed, node.intake, copy_limit=node.copy_limit, lease=node.lease
         )
         self.counters = node.counters
         self.state: PartitionState | None = None
@@ -336,7 +336,7 @@ class MemoryReplica(PartitionShell):
     def flush_appended(self) -> None:
         self.commit.appended()
 
-    def run_alone(self, work: Callable[[], None]) -> None:
+    def run_without_flush(self, work: Callable[[], None]) -> None:
         self.commit.alone(work)
 
     def named_leader(self) -> tuple[str, int, int]:
@@ -491,7 +491,7 @@ class MemoryReplica(PartitionShell):
             return  # it has another role
         leader, piece = self.node.serving_replica(self.key), None
         if leader is None or leader is self:
-            self.publishers.taker.nobody_listens()
+            self.publishers.taker.note_no_responders()
         else:
             piece = leader.read_state(question)
         try:
@@ -686,7 +686,7 @@ class MemoryPublishers:
         self._replica = replica
         self._bus = replica.node.bus
         self.send_lines = self._bus.send_lines
-        self.behind_read = self._bus.behind_read
+        self.call_after_read = self._bus.call_after_read
         node, log, core = replica.node, replica.log, replica.replica
         config, stream = node.config, log.config
         self.acks = PendingAcks(self, replica.key, replica.subject)
@@ -711,7 +711,7 @@ class MemoryPublishers:
             shell=self, subject=replica.subject, replica=core, log=log, ids=self.derived.ids,
             reader=MessageDecoder(replica.key, replica.subject, stream.ack_policy, node.inboxes, stream.codec),
             heard=StandbyBuffer(node.heard, config.standby_bytes, round(config.standby_age_s * NS_PER_S)),
-            now_ns=replica.now_ns, wall_ns=node.wall_ns, rules=StandbyReplayRules(doubt_ns=round(config.lease_s * NS_PER_S)),
+            now_ns=replica.now_ns, wall_ns=node.wall_ns, rules=StandbyReplayRules(uncertainty_ns=round(config.lease_s * NS_PER_S)),
         )  # fmt: skip
 
     def _count_dropped(self, reason: str, count: int) -> None:
@@ -720,12 +720,12 @@ class MemoryPublishers:
     def _read_soon(self) -> None:
         if not self._reading:
             self._reading = True
-            self._replica.later(self._read_beside)
+            self._replica.later(self._read_missing_records)
 
-    def _read_beside(self) -> None:
+    def _read_missing_records(self) -> None:
         self._reading = False
         try:
-            complete = self.derived.read_beside()
+            complete = self.derived.read_missing_records()
         except LiftError:
             return  # its log cannot be read: the next read raises the error
         if not complete:
@@ -775,7 +775,7 @@ class _StandbySubscription:
         self._replica = replica
         self._sink = sink
         self._subscription = bus.listen(subject, self._message_arrived)
-        self.behind_read = bus.behind_read
+        self.call_after_read = bus.call_after_read
 
     def _message_arrived(self, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
         self._sink(subject, reply, payload, block)

@@ -46,7 +46,7 @@ class Partitions(list[Any]):
     def __init__(self, workers: list[Any]) -> None:
         super().__init__(workers)
         self.counts, self.failed, self.standby_bytes = NodeCounts(), {}, 0
-        self.copy_pace, self.derived = CatchupThrottle(), NodeStateMemory()
+        self.copy_limit, self.derived = CatchupThrottle(), NodeStateMemory()
         for worker in workers:
             self.counts.begins(worker)
 

@@ -32,7 +32,7 @@ class Counting:
         """Answer with the index."""
         return b"%d" % index
 
-    def work_ahead(self, entry: bytes, index: int) -> bool:
+    def precompute(self, entry: bytes, index: int) -> bool:
         """There is none."""
         return True
 

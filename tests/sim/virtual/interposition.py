@@ -142,7 +142,7 @@ def adapt() -> None:
     import sidecar.node.node
     import sidecar.runtime.memory
 
-    sidecar.disk.flush_thread.FlushThread.run = _flush_beside  # type: ignore[method-assign]
+    sidecar.disk.flush_thread.FlushThread.run = _flush_runner  # type: ignore[method-assign]
     sidecar.disk.files.open_count = lambda: 64
     setattr(sidecar.node.node, "retain_freed_memory", lambda *_: None)  # noqa: B010  # it is no export of that module
     setattr(sidecar.node.node, "make_collections_rare", lambda: None)  # noqa: B010
@@ -152,7 +152,7 @@ def adapt() -> None:
     pysyncobj.node.Node.__hash__ = lambda node: zlib.crc32(str(node.id).encode())  # it keeps its peers in a set
 
 
-def _flush_beside(self: Any, work: Callable[[], int], within_s: float) -> Any:
+def _flush_runner(self: Any, work: Callable[[], int], within_s: float) -> Any:
     """Replace ``FlushThread.run``: the loop waits for a limited time, and the flush continues in its thread."""
     scheduler = scheduling.active
     assert scheduler is not None

@@ -12,7 +12,7 @@ from liftpy.errors import ConfigError
 from sidecar.node import node as running
 from sidecar.node.node import Node
 from sidecar.runtime.restarts import EXIT_NEVER_AGAIN
-from sidecar.runtime.settings import GivenSettings, NodeSettings, with_values
+from sidecar.runtime.settings import NodeSettings, SettingsLoader, with_values
 from tests.sim.virtual import scheduler as scheduling
 from tests.sim.virtual.disk import Disk, close_descriptors
 from tests.sim.virtual.loop import VirtualLoop
@@ -51,7 +51,7 @@ def begin(process: Process, work: Callable[[], Coroutine[Any, Any, Any]], ended:
     process.scheduler.run_as(process, start)
 
 
-class SettingsFile(GivenSettings):
+class SettingsFile(SettingsLoader):
     """The settings file of a node. A process reads it at its start and after SIGHUP."""
 
     def __init__(self, settings: NodeSettings) -> None:
@@ -110,7 +110,7 @@ class NodeProcess:
         begin(process, self._run, lambda task: self._returned(process, task))
 
     async def _run(self) -> int:
-        return await running.run_node(self.file.settings, self._ready, cast(GivenSettings, self.file))
+        return await running.run_node(self.file.settings, self._ready, cast(SettingsLoader, self.file))
 
     def _ready(self, _: dict[str, Any]) -> None:
         self.is_ready = True

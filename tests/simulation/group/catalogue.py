@@ -172,11 +172,11 @@ QUEUES = (
 
 ORDERED = (
     PlantedBug(
-        "new records of a key do not wait", "queue.WorkQueue._taken_in_order",
+        "new records of a key do not wait", "queue.WorkQueue._lease_in_order",
         "if key == NO_KEY or self._order.add(key, at):", "if self._order.add(key, at) or True:", 1, "Q7",
     ),
     PlantedBug(
-        "keyless records wait for each other", "queue.WorkQueue._taken_in_order",
+        "keyless records wait for each other", "queue.WorkQueue._lease_in_order",
         "if key == NO_KEY or self._order.add(key, at):", "if self._order.add(key or 99, at):", 1, "Q7",
     ),
     PlantedBug(
@@ -196,7 +196,7 @@ ORDERED = (
         "ordered=state.ordered", "ordered=False", 1, "G4",
     ),
     PlantedBug(
-        "keys are taken for those of other records", "queue.WorkQueue._taken_in_order",
+        "keys are taken for those of other records", "queue.WorkQueue._lease_in_order",
         "take.keys[at - take.keysFrom], at + 1", "take.keys[min(at - self.frontier, len(take.keys) - 1)], at + 1", 1, "Q7",
     ),
     PlantedBug(

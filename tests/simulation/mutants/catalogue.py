@@ -50,7 +50,7 @@ def _go(follower: FollowerRole, phase: FollowerPhase) -> None:
 def truncate_by_high_watermark() -> Patches:
     def ask(self: FollowerRole, now_ns: int, out: list) -> None:
         end_offset = self.log.high_watermark + 1
-        self._asks_again = False
+        self._has_next_query = False
         _go(self, FollowerPhase.CUTTING)
         if end_offset < self.log.log_end_offset:
             self.log.cut(end_offset)
@@ -68,7 +68,7 @@ def truncate_by_high_watermark_when_nobody_answers() -> Patches:
         end_offset = self.log.high_watermark + 1
         if self.phase is FollowerPhase.RECONCILING and end_offset < self.log.log_end_offset:
             self._request_ended(out)
-            self._asks_again = False
+            self._has_next_query = False
             _go(self, FollowerPhase.CUTTING)
             self.log.cut(end_offset)
             out.append(do.TruncateLog(end_offset=end_offset))
@@ -92,9 +92,9 @@ def minus_one_sentinel() -> Patches:
     """A leader without the asked epoch answers its own log end, as one that takes -1 for 'no later epoch' does."""
 
     def answer(self: FetchHandler, event: Any, now_ns: int, out: list) -> None:
-        epoch, end_offset = self._log.epochs.end_offset_for(event.asked_epoch, self._log.log_end_offset)
+        epoch, end_offset = self._log.epochs.end_offset_for(event.requested_epoch, self._log.log_end_offset)
         if epoch == 0:
-            epoch, end_offset = event.asked_epoch, self._log.log_end_offset
+            epoch, end_offset = event.requested_epoch, self._log.log_end_offset
         out.append(
             do.SendEpochAnswer(
                 token=event.token,

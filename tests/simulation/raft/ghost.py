@@ -125,11 +125,11 @@ class CheckedFsm(ClusterFsm):
         """Index of the entry that is to be applied next."""
         self._left = 0
 
-    def work_ahead(self, entry: bytes, index: int) -> bool:
+    def precompute(self, entry: bytes, index: int) -> bool:
         if self._working_on != index:
             self._working_on, self._left = index, self._steps()
         before = self.image
-        done = super().work_ahead(entry, index)
+        done = super().precompute(entry, index)
         if self.image is not before:
             raise Violation(f"M5: the work ahead on {index} shows before it is applied")
         self._left -= 1

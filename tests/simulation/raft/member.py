@@ -146,7 +146,7 @@ class SimMember:
         """As ``RaftMember``: who hears no leader asks whether the group goes on without it."""
         run = self.run_
         if run.changes and run.now - self._unled_since > UNLED_S:
-            unled, self._unled_since = not self.log.hears_a_leader(self._unled_since), run.now
+            unled, self._unled_since = not self.log.has_leader_contact(self._unled_since), run.now
             if not unled:
                 return
             request = pb.ControlRequest(describeCluster=pb.DescribeCluster(), linearizable=True)

@@ -124,7 +124,7 @@ def sessions_not_restarted_by_a_new_leader() -> Patches:
 
     def lead(self: NodeSessions, image: Any, now_ns: int) -> None:
         real(self, image, now_ns)
-        self._anybody_heard = True
+        self._has_heartbeats = True
         for session in self._sessions.values():
             session.deadline_ns = now_ns
 
@@ -191,7 +191,7 @@ def folder_that_went_back_is_believed() -> Patches:
 # ---- the log ---------------------------------------------------------------------------------------------------------
 def held_entries_cut() -> Patches:
     """A re-sent append cuts what is held already, as the library does."""
-    return [patch.object(RaftMessageChecks, "_strip_held", lambda *_: None)]
+    return [patch.object(RaftMessageChecks, "_strip_known_entries", lambda *_: None)]
 
 
 def conflicts_left_to_the_library() -> Patches:

@@ -302,4 +302,4 @@ class NodeProcess:
         else:
             self._sim.seen["folders kept against the image"] += 1
             self._departures.deletion_denied(key)
-            self.subscription.start_again()
+            self.subscription.resynchronize()

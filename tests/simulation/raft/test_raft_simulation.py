@@ -145,13 +145,13 @@ def test_raft_simulation_detects_metadata_that_is_visible_before_its_entry_is_ap
     ghost = Ghost()
     fsm = _begun(CheckedFsm(ghost, "a", lambda: 3))
     before = fsm.image
-    assert [fsm.work_ahead(_entry(1), 1) for _ in range(3)] == [False, False, True]
+    assert [fsm.precompute(_entry(1), 1) for _ in range(3)] == [False, False, True]
     assert fsm.image is before
     fsm.apply(_entry(1), 1)
     assert fsm.image.index == 1
-    early = patch.object(ClusterFsm, "work_ahead", lambda self, entry, index: setattr(self, "image", ClusterImage(index=9)))
+    early = patch.object(ClusterFsm, "precompute", lambda self, entry, index: setattr(self, "image", ClusterImage(index=9)))
     with early, pytest.raises(Violation, match="shows before it is applied"):
-        fsm.work_ahead(_entry(2), 2)
+        fsm.precompute(_entry(2), 2)
 
 
 def test_raft_simulation_detects_an_operation_applied_twice() -> None:

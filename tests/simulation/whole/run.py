@@ -29,7 +29,7 @@ from tests.simulation.raft.ghost import Violation
 from tests.simulation.raft.group_simulation import _virtual
 from tests.simulation.whole.group import Host, RaftGroup
 
-_LOOK_NS = S // 2
+_CHECK_NS = S // 2
 _QUIET_S = 4.0
 """Nobody is lost for good so soon after a change of the controllers was asked for: what the change comes to is not known."""
 _LONG_GRACE_S = 60.0
@@ -166,7 +166,7 @@ class WholeCluster(Cluster):
             or any(len({*held.voters} - {name}) < held.majority for held in group.run.lists())
         ):
             if not self.healed:
-                self.clock.after(_LOOK_NS, self._lose)
+                self.clock.after(_CHECK_NS, self._lose)
             return
         self.counters["a node is gone for good"] += 1
         self.counters["a controller is gone for good"] += one.names(name)
@@ -198,7 +198,7 @@ class WholeCluster(Cluster):
         for name, stream in sorted(image.streams.items()):
             if max(len(p.target or p.replicas) for p in stream.partitions) > room:
                 group.apply(pb.ControlRequest(alterStream=pb.AlterStream(name=name, replicationFactor=room)))
-        self.clock.after(2 * _LOOK_NS if not self.healed else _LOOK_NS, self._look_after)
+        self.clock.after(2 * _CHECK_NS if not self.healed else _CHECK_NS, self._look_after)
 
     # ---- the end -------------------------------------------------------------------------------------------------------
     def heal(self) -> None:

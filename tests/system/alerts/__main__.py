@@ -45,7 +45,7 @@ DISK_BYTES = 256 * 1024 * 1024
 _LARGE_BYTES = 4 * 1024 * 1024 * 1024
 """Size of the file system of the other nodes. The disk of this machine may be nearly full."""
 _SLOW_MS = 300
-_LOOK_S = 0.5
+_CHECK_INTERVAL_S = 0.5
 _PATIENCE_S = 120.0
 NAMES = {
     "kill": ({"NodeDown", "UnderReplicated"}, {"FailoverSlow"}),
@@ -99,7 +99,7 @@ class ServiceFaults:
         self.publish(b"1")
         deadline = time.monotonic() + _PATIENCE_S
         while "leader_epoch=" not in (self._folder / f"{node}.log").read_text() and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_INTERVAL_S)
 
     def publish(self, value: bytes) -> None:
         """Publish one command."""
@@ -226,7 +226,7 @@ class Rounds:
             if time.monotonic() > give_up_at:
                 self.wrong.append(f"{what}: not quiet again, {sorted(self._prometheus.firing())} fire")
                 return
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_INTERVAL_S)
 
     def strike(self, fault: str, begin: Callable[[], object], end: Callable[[], object]) -> None:
         """Have it happen until all that has to fire does; then put it right."""
@@ -240,7 +240,7 @@ class Rounds:
             self._prometheus.follow(self._cluster)  # a node that has restarted listens on another port
             for name in self._prometheus.firing() - seen.keys():
                 seen[name] = time.monotonic() - began
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_INTERVAL_S)
         end()
         self._prometheus.follow(self._cluster)
         self.quiet(fault)
@@ -285,7 +285,7 @@ def damage(cluster: DevCluster, url: str, node: str) -> None:
         while client.stream("d").partitions[0].leader != node and not has_found_it():
             with contextlib.suppress(LiftError):
                 client.admin.elect_leader("d", 0, node)
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_INTERVAL_S)
 
     async def read() -> None:
         async with connect(url) as client:

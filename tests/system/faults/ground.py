@@ -33,7 +33,7 @@ STREAM, SUBJECT = "faulted", "data.faulted"
 OUTPUT, OUTPUT_SUBJECT = "faulted-out", "data.outputs"
 REPLICAS, MIN_ISR = 3, 2
 _STATUS_TIMEOUT_S = 0.4
-_LOOK_EVERY_S = 0.04
+_CHECK_EVERY_S = 0.04
 _FRESH_S = 0.5
 _SUPERVISED_EVERY_S = 0.5
 DEADLINE_S = 60.0
@@ -194,7 +194,7 @@ class Ground:
             if answer:
                 self._told[name] = (time.monotonic(), answer)
                 self.history.append(self._combine())
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_CHECK_EVERY_S)
 
     def _combine(self) -> Seen:
         since = time.monotonic() - _FRESH_S
@@ -230,7 +230,7 @@ class Ground:
         while time.monotonic() < began + timeout_s:
             if self.history and self.history[-1].at > began and condition(self.history[-1]):
                 return self.history[-1]
-            await asyncio.sleep(_LOOK_EVERY_S / 4)
+            await asyncio.sleep(_CHECK_EVERY_S / 4)
         logs = {name: list(node.log)[-8:] for name, node in self.cluster.nodes.items()}
         raise TimeoutError(f"{what}: not within {timeout_s:g} s; last seen {self.history[-1:]}; logs {logs}")
 
@@ -268,7 +268,7 @@ class Ground:
                     written = [record.value async for record in self.client.consume(OUTPUT, until="end")]
                     log = read_log(self.folder(self.replicas[0]))
                     return await asyncio.to_thread(self.services.check, self.uid, log, written)
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_CHECK_EVERY_S)
         raise TimeoutError(f"the services have not applied {end_offset} records")
 
     async def _services_are_here(self) -> None:
@@ -277,7 +277,7 @@ class Ground:
         missing = list(self.replicas)
         while missing and time.monotonic() < deadline:
             missing = [name for name in missing if not (await self._status(name)).get("services")]
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_CHECK_EVERY_S)
         if missing:
             raise TimeoutError(f"no service has registered beside {missing}")
 
@@ -298,7 +298,7 @@ class Ground:
                 state = await self.client.admin.describe_cluster()
                 if state.metadata_leader and all(c.connected and c.lag <= 2 for c in state.controllers):
                     return str(state.metadata_leader)
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_CHECK_EVERY_S)
         raise TimeoutError("the metadata group is not whole")
 
     async def metadata_leader(self) -> str:

@@ -18,7 +18,7 @@ from liftpy.errors import LiftError
 from sidecar.dev.cluster import DevCluster
 
 STREAM = "flood"
-_LOOK_S = 0.2
+_CHECK_INTERVAL_S = 0.2
 _PATIENCE_S = 30.0
 """How long nothing may change after the last publisher has ended, before what is missing counts as lost."""
 _LIMIT_S = 900.0
@@ -90,7 +90,7 @@ async def _whole(client: Client, cluster: DevCluster) -> None:
         found = [r["partitions"] for r in await _reports(client, cluster)]
         if len(found) == len(cluster.nodes) and all(p and len(p[0]["isr"]) == 3 and p[0]["leader"] for p in found):
             return
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_CHECK_INTERVAL_S)
 
 
 async def _reports(client: Client, cluster: DevCluster) -> list[dict[str, Any]]:
@@ -127,7 +127,7 @@ async def _watch(
                 outcome.stored_in_s = round(changed - began, 2)
         if sending.done() and (outcome.lost <= 0 or time.monotonic() - changed > _PATIENCE_S):
             return
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_CHECK_INTERVAL_S)
 
 
 def dropped(report: dict[str, Any]) -> Counter[str]:

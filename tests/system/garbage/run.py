@@ -43,7 +43,7 @@ STARVED_FOR_S = 10.0
 """After the start of such a window what it caused is over: a session ends after 2 s, a lagging replica leaves the ISR after 5 s, an
 election follows. A change of a leader, an ISR or a term and a late ack are wrong at any other time. All else is always judged."""
 _PUBLISHERS = 4
-_LOOK_S = 0.25
+_CHECK_INTERVAL_S = 0.25
 _BLOCK = 50
 _WARM_ACKS = 2_000
 _DEADLINE_S = 60.0
@@ -344,7 +344,7 @@ class Run:
                     self._changed(f"metadata terms {sorted(out.terms)}, then {sorted(terms)}")
                 out.terms |= terms
             self._looks += 1
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_INTERVAL_S)
         self._close_window(begin, waited)
 
     def _close_window(self, begin: float, waited: dict[str, float]) -> tuple[float, dict[str, float]]:

@@ -30,7 +30,7 @@ SETTINGS = {"LIFTPY_REPLICATION_SESSION_S": "3", "LIFTPY_LOG_LEVEL": "error"}
 PATHS = ("/livez", "/readyz", "/readyz?synced")
 WELL = (200, 200, 200)
 STRUCK = "n2"
-_LOOK_S = 0.25
+_CHECK_INTERVAL_S = 0.25
 _PATIENCE_S = 90.0
 HANGS_ON_S = 8.0
 """A flush hangs for so much longer than it takes until that is said."""
@@ -153,13 +153,13 @@ class Table:
             if time.monotonic() - began > within_s:
                 found.wrong.append("not seen")
                 break
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_INTERVAL_S)
         found.after_s = time.monotonic() - began
         while time.monotonic() - began < stays_s:
             if not found.look(self.cluster):
                 found.wrong.append(f"something else was said after {time.monotonic() - began:.0f} s")
                 break
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_INTERVAL_S)
         end()
         found.wrong += [
             f"{node} said {said} meanwhile"
@@ -184,7 +184,7 @@ class Table:
         """A fault of the disk shows only where somebody writes."""
         wanted = self.load.count + _PUBLISHED
         while self.load.count < wanted:
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_INTERVAL_S)
 
     def _until_well(self, found: Seen) -> None:
         give_up_at = time.monotonic() + _PATIENCE_S
@@ -192,7 +192,7 @@ class Table:
             if time.monotonic() > give_up_at:
                 found.wrong.append(f"not well again: { {node: row(self.cluster, node) for node in self.cluster.nodes} }")
                 return
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_INTERVAL_S)
 
     # ---- the faults ----------------------------------------------------------------------------------------------------
     def all(self, away_s: float) -> None:

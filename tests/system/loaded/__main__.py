@@ -20,7 +20,7 @@ from sidecar.dev.cluster import DevCluster
 STREAM, PARTITIONS, PUBLISHERS = "loaded", 6, 4
 MAX_ACK_GAP_S = 3.0
 """Of one publisher."""
-_LOOK_S = 0.5
+_CHECK_INTERVAL_S = 0.5
 _PAUSE_S = 0.02
 """Between two messages of a publisher."""
 _READY_S = 60.0
@@ -118,7 +118,7 @@ async def _watch(client: Client, cluster: DevCluster, out: Outcome, until: float
             found = await client.admin.describe_cluster()
             out.terms |= {controller.term for controller in found.controllers}
             out.incarnations |= {node.incarnation for node in found.image.nodes.values()}
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_CHECK_INTERVAL_S)
 
 
 async def _until_whole(client: Client, cluster: DevCluster) -> None:

@@ -24,7 +24,7 @@ from tests.examples.processes import start_service
 
 COMMANDS, RECEIPTS = "bank", "receipts"
 _CODE = "tests.examples.bank:Bank"
-_LOOK_EVERY_S = 0.5
+_CHECK_EVERY_S = 0.5
 _PAUSE_S = 0.05
 _ANSWER_S = 10.0
 
@@ -121,4 +121,4 @@ class Banks:
                 if process.poll() is not None:
                     self.restarts += 1
                     self.start((node,))
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_CHECK_EVERY_S)

@@ -31,7 +31,7 @@ KEPT = 0.25
 """Of the peak: what is to be accepted of three times the peak."""
 _NICE = 10
 """Publishers and nodes share two processors here; where each has its own, or its weight, a flood does not take those of the nodes."""
-_LOOK_S = 0.5
+_CHECK_INTERVAL_S = 0.5
 _SHORTEST_S = 4.0
 
 
@@ -151,7 +151,7 @@ async def _watch(client: Client, cluster: DevCluster, out: Outcome) -> None:
             out.leaderships.add((partition.leader, partition.leader_epoch))
             found = await client.admin.describe_cluster()
             out.terms |= {controller.term for controller in found.controllers}
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_CHECK_INTERVAL_S)
 
 
 def _resident_mib(cluster: DevCluster) -> int:

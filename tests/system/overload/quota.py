@@ -18,7 +18,7 @@ from sidecar.dev.cluster import DevCluster
 QUOTA_PER_S, OFFERED_PER_S, NEIGHBOUR_PER_S = 1000, 3000, 1000
 SIZE_BYTES = 100
 _READY_S = 60.0
-_LOOK_S = 0.02
+_CHECK_INTERVAL_S = 0.02
 
 
 @dataclass
@@ -125,7 +125,7 @@ async def until_all_have(nodes: Sequence[str], index_of: Callable[[str], Awaitab
     async with asyncio.timeout(ready_s):
         for node in nodes:
             while await index_of(node) < wanted:
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_CHECK_INTERVAL_S)
 
 
 async def run(cluster: DevCluster, seconds: float, tolerance: float = 0.02) -> Outcome:

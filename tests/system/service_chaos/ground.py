@@ -87,7 +87,7 @@ class Ground:
         await asyncio.to_thread(self.cluster.stop)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def last_words(self) -> str:
+    def read_last_output(self) -> str:
         """Of the services, for the story."""
         return "\n".join(
             f"---- {log.stem}\n" + "\n".join(log.read_text().splitlines()[-12:]) for log in sorted(self.folder.glob("*.log"))

@@ -39,7 +39,7 @@ async def one_round(ground: Ground, number: int, faults: Sequence[Fault]) -> str
         await ground.check()
     except ViolationError as violation:
         struck = "; ".join([*notes, *(fault.name for fault in faults[len(notes) :])])
-        raise ViolationError(f"round {number}, {struck}: {violation}\n{ground.last_words()}") from violation
+        raise ViolationError(f"round {number}, {struck}: {violation}\n{ground.read_last_output()}") from violation
     again = f", {ground.restarts - restarts} started again" if ground.restarts > restarts else ""
     model = ground.model
     begins = (await ground.client.bounds(STREAM)).log_start_offset

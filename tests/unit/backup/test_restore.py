@@ -358,7 +358,7 @@ async def test_restore_treats_a_stream_as_open_if_the_open_request_has_no_answer
 async def test_restore_waits_for_replicas_across_a_metadata_leader_change(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restore_module, "_LOOK_S", 0.001)
+    monkeypatch.setattr(restore_module, "_CHECK_INTERVAL_S", 0.001)
     now = [0.0]
     monkeypatch.setattr(restore_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     world, looks = World(), 0

@@ -147,7 +147,7 @@ def test_restore_with_remaining_manual_steps_exits_with_4(
     image = ClusterImage(default_quota=QUOTA, session_times=TIMES)
     options: list[Any] = []
     monkeypatch.setattr(module, "read_image", lambda store, manifest: image)
-    monkeypatch.setattr(module, "_wish", lambda *_: None)
+    monkeypatch.setattr(module, "_plan_stream_restore", lambda *_: None)
     monkeypatch.setattr(module, "RestoreOptions", lambda **given: options.append(given))
     monkeypatch.setattr(module, "with_client", lambda target, work, **_: done)
     left = any(one.why for one in settings)

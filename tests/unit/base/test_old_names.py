@@ -23,7 +23,7 @@ from liftpy.service import Record, Service
 from liftpy.service.settings import ServiceSettings
 from liftpy.testing.memory import memory_cluster
 from sidecar.cli.main import liftpy, main
-from sidecar.runtime.settings import GivenSettings, NodeSettings, dev_environment
+from sidecar.runtime.settings import NodeSettings, SettingsLoader, dev_environment
 from tests.each import each
 
 
@@ -149,7 +149,7 @@ def test_settings_file_with_an_old_setting_name_is_rejected_with_the_new_name(tm
     path = tmp_path / "node.toml"
     path.write_text(f'node_id = "n1"\ndata = "/tmp"\n{section}\n{old} = 1\n')
     with pytest.raises(ConfigError, match=f"{old} was renamed. Use {SETTINGS[old]}"):
-        GivenSettings(path, {}, {}).load()
+        SettingsLoader(path, {}, {}).load()
 
 
 @pytest.mark.parametrize("name", ["LIFTPY_HOST_GROUPS", "LIFTPY_REPLICATION_COPY_SHARE"])
@@ -157,7 +157,7 @@ def test_environment_variable_with_an_old_name_is_rejected_with_the_new_name(nam
     prefix = "LIFTPY_REPLICATION_" if "REPLICATION" in name else "LIFTPY_"
     new = prefix + SETTINGS[name.removeprefix(prefix).lower()].upper()
     with pytest.raises(ConfigError, match=f"{name} was renamed. Use {new}"):
-        GivenSettings(None, {"node_id": "n1", "data": "/tmp"}, {name: "1"}).load()
+        SettingsLoader(None, {"node_id": "n1", "data": "/tmp"}, {name: "1"}).load()
     with pytest.raises(ConfigError, match=new):
         dev_environment({name: "1"})
 

@@ -20,7 +20,7 @@ from liftpy.spark.offsets import StreamOffsets, parse_spec
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.partition import scrub
 from sidecar.quorum.probation import DirectoryLineage
-from sidecar.status.status_api import _asked_after
+from sidecar.status.status_api import _decode_page_start
 from sidecar.transport.ingest_connection import _parse_stats
 
 DEEP = "[" * 100_000
@@ -51,7 +51,7 @@ def test_json_whole_number_of_another_json_value_raises_value_error(value: Any) 
 @cases("partition", ["1e999", "Infinity", DEEP, LONG, '"1"', "1.5", "true"])
 def test_status_request_with_an_invalid_partition_returns_the_first_page(partition: str) -> None:
     """It ended the handler with an error that was logged with a traceback, for each such frame."""
-    assert _asked_after(f'{{"after": ["orders", {partition}]}}'.encode()) == ("", -1)
+    assert _decode_page_start(f'{{"after": ["orders", {partition}]}}'.encode()) == ("", -1)
 
 
 @cases("number", ["1e999", "-1", DEEP, LONG, "true", "null"])

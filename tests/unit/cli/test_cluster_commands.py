@@ -29,7 +29,7 @@ from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
 from sidecar.cli.main import main
 from sidecar.status.figures import NodeFigures
-from sidecar.status.status_api import glance_at
+from sidecar.status.status_api import summarize_node
 from tests.flat_client import FlatClient
 from tests.unit.metadata.cluster_driver import Driver
 from tests.unit.status.test_metrics import a_reporter
@@ -580,7 +580,7 @@ def test_status_and_health_print_the_elect_command_for_a_partition_that_needs_an
         reporter = a_reporter([], cluster_watch=watch, incarnation=6, uptime_s=7.0, node_id=node)
         reporter.group.leader, reporter.group.image.nodes = "n1", nodes
         reporter.nats = lambda: {**a_reporter([]).nats(), "connected": True}
-        return summary_from_json(json.loads(glance_at(await NodeFigures(reporter).gather(), reporter).encode())["glance"])
+        return summary_from_json(json.loads(summarize_node(await NodeFigures(reporter).gather(), reporter).encode())["glance"])
 
     monkeypatch.setattr(FlatClient, "node_glance", lambda _, node, *rest: summary(node, *rest))
     cluster.set("orders", 1, status=PartitionStatus.OFFLINE, leader="", isr=("n2",), incomplete=("n2",))

@@ -118,7 +118,7 @@ def test_main_command_loads_each_listed_command_by_name() -> None:
 
 # ---- pipes -------------------------------------------------------------------------------------------------------------------
 async def test_closed_pipe_check_raises_broken_pipe_when_the_reader_closes_the_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_LOOK_S", 0.0)
+    monkeypatch.setattr(output, "_CHECK_INTERVAL_S", 0.0)
     read, write = os.pipe()
     with os.fdopen(write, "w") as out:
         watching = asyncio.ensure_future(output.wait_for_closed_pipe(out))
@@ -135,7 +135,7 @@ async def test_closed_pipe_check_raises_broken_pipe_when_the_reader_closes_the_p
 async def test_closed_pipe_check_of_an_output_file_never_ends(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "_LOOK_S", 0.0)
+    monkeypatch.setattr(output, "_CHECK_INTERVAL_S", 0.0)
     with (tmp_path / "out").open("w") if what == "file" else io.StringIO() as out:
         watching = asyncio.ensure_future(output.wait_for_closed_pipe(out))
         for _ in range(5):

@@ -118,7 +118,7 @@ def test_settings_default_quota_command_prints_changes_and_removes_the_default_q
 def test_settings_node_session_command_waits_until_the_new_session_time_is_settled(
     client: Asked, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOOK_S", 0)
+    monkeypatch.setattr(module, "_CHECK_INTERVAL_S", 0)
     words = ("settings", "node-session")
     assert run(capsys, *words) == (0, "session 2 s, lease 0.9 s\n", "")
     said = json.loads(run(capsys, *words, "--session", "5", "--no-wait", "--json")[1])

@@ -201,7 +201,7 @@ class Answered(Publisher):
     def _send_again(self, number: int, message: Any, error: Any) -> None:
         self.told.append(f"again {number}")
 
-    def _not_ours(self, why: str) -> None:
+    def _count_foreign_answer(self, why: str) -> None:
         self.told.append("not ours")
 
     def _messages_stored(self, number: int, ack: Any) -> None:

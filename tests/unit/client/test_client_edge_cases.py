@@ -455,7 +455,7 @@ async def test_stream_readiness_wait_ends_when_all_leaders_answer(may_read: bool
     async def as_nodes_say(stream: Any, partition: int, ready_s: float) -> None:
         asked.append(("nodes", stream.name, partition, ready_s))
 
-    made._streams, made._led_as_nodes_say = SimpleNamespace(reader=reader), as_nodes_say
+    made._streams, made._check_leader_status = SimpleNamespace(reader=reader), as_nodes_say
     stream: Any = SimpleNamespace(name="s", uid="u1")
     await made._wait_for_leader(stream, 3, 7.0)
     said = [("reader", "s", 3, 7.0), ("bounds", "u1")]

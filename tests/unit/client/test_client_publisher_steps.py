@@ -67,7 +67,7 @@ class Wire:
         if self.is_closed:
             raise ClientClosedError("The client is closed. Open a new client.")
 
-    def must_be_at_home(self) -> None:
+    def check_event_loop(self) -> None:
         pass
 
     def check_server(self) -> None:

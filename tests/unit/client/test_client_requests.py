@@ -142,11 +142,11 @@ async def test_admin_readiness_check_waits_for_the_status_of_the_leader_node() -
 
     admin.ask_node = page
     stream: Any = SimpleNamespace(name="s", uid="u1", partitions=[SimpleNamespace(leader="n1"), SimpleNamespace(leader="n2")])
-    await admin._led_as_nodes_say(stream, 1, 30.0)
+    await admin._check_leader_status(stream, 1, 30.0)
     assert (pages, asked) == ([], [("n2", b'{"after": ["s", 0]}', 1.0)] * 5)
     pages.append({})
     with pytest.raises(UnavailableError, match="n2 is not yet"):
-        await admin._led_as_nodes_say(stream, 1, 0.0)
+        await admin._check_leader_status(stream, 1, 0.0)
 
 
 async def test_client_bounds_and_offset_at_return_the_values_of_the_partition_reader() -> None:

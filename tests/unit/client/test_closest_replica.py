@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.client import closest_replica as nearest_module
 from liftpy.client import metadata_requests as requests_module
-from liftpy.client.closest_replica import AWAY_S, LOOK_EVERY_S, ReplicaSelector
+from liftpy.client.closest_replica import AWAY_S, CHECK_EVERY_S, ReplicaSelector
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.core.wire._pb import cluster_pb2
 from liftpy.errors import ConfigError, UnavailableError
@@ -73,7 +73,7 @@ async def test_nearest_replica_that_failed_is_skipped_until_a_delay_has_passed(t
     metadata.isr = ("n1", "n3")
     assert [await metadata.nearest.instead_of(node) for node in ("n1", "")] == ["n1", ""]
     assert metadata.looks == 1
-    time.now += LOOK_EVERY_S
+    time.now += CHECK_EVERY_S
     assert await metadata.nearest.instead_of("n1") in ("n2", "n3")  # both have had their rest: nothing to look up
     metadata.nearest.note_failure("n2")
     metadata.nearest.note_failure("n3")
@@ -101,12 +101,12 @@ async def test_nearest_replica_is_looked_up_again_after_a_delay(time: Time) -> N
         assert await metadata.nearest.instead_of("n4") == "n4"
     assert metadata.looks == 1
     metadata.racks["a"] = {"n2"}
-    time.now += LOOK_EVERY_S
+    time.now += CHECK_EVERY_S
     metadata.fails = True
     assert await metadata.nearest.instead_of("n4") == "n4"
     metadata.fails = False
     assert (await metadata.nearest.instead_of("n4"), metadata.looks) == ("n4", 2)
-    time.now += LOOK_EVERY_S
+    time.now += CHECK_EVERY_S
     assert (await metadata.nearest.instead_of("n4"), metadata.looks) == ("n2", 3)
 
 

@@ -91,7 +91,7 @@ async def test_consume_many_resumes_from_stored_positions_without_loss(
 
 
 async def test_consume_many_reads_a_new_stream_from_its_first_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(module, "CHECK_EVERY_S", 0.02)
     streams = Streams(orders=1)
     seen: dict[Place, int] = {}
     async with streams.many("orders", "new-*", start="new", until=None) as many, asyncio.timeout(20):

@@ -175,7 +175,7 @@ def test_consumer_with_any_filter_and_start_returns_the_records_of_a_naive_filte
         assert found == expected
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(range_reads, "LOOK_BYTES", 3000)
+        patch.setattr(range_reads, "SCAN_BYTES", 3000)
         asyncio.run(run())
 
 

@@ -25,7 +25,7 @@ from tests.each import each
 @each("runs", [True, False])
 def test_fast_envelope_encoder_writes_the_same_bytes_as_protobuf(uid: str, partition: int, ack: AckPolicy, runs: bool) -> None:
     ordinary = FastEnvelope("orders", partition, uid, ack, runs=runs)
-    assert ordinary.made_for == (uid, ack)
+    assert ordinary.uid_and_policy == (uid, ack)
     for value in (b"x", b"\0\1\2", b"a" * 127, b"a" * 128, b"b" * 16_384, b"c" * 70_000):
         for msg_id in ("", "m", "abc.17", "q" * 100):
             headers = headers_with_conditions(None, msg_id, None) if msg_id else None

@@ -278,7 +278,7 @@ def test_producer_partition_queue_unknown_to_the_leader_gets_a_new_epoch_and_res
     assert lane.asks
     assert (sent(lane, 9.0), lane.wake_at()) == ([], None)
     assert lane.unanswered == (0, RollingDigest())
-    lane.begin_again(5)
+    lane.begin_new_epoch(5)
     assert not lane.asks
     again = sent(lane, 9.0)
     assert [(p.sequence, values_of(p), p.digest) for p in again] == was

@@ -172,5 +172,5 @@ def test_producer_partition_queue_puts_records_of_one_source_position_into_one_b
     assert [parcel.names for parcel in sent] == [True, False, False, False]
     lane.acked(0, BatchResult(0, 1))
     assert lane.refused(3, 1, BatchRejection.UNKNOWN, 0.0)
-    lane.begin_again(1)
+    lane.begin_new_epoch(1)
     assert [parcel.names for parcel in lane._parcels] == [True, False, False]

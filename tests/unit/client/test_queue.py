@@ -38,7 +38,7 @@ def report_through(monkeypatch: pytest.MonkeyPatch, queue: Queue, report: Any) -
 
 @pytest.fixture
 async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
-    monkeypatch.setattr(module, "_LOOK_NS", 5_000_000)
+    monkeypatch.setattr(module, "_CHECK_NS", 5_000_000)
     monkeypatch.setattr(module, "_ASK_AGAIN_S", 0.05)
     async with memory_cluster() as cluster, cluster.client() as made:
         await asyncio.to_thread(cluster.serve_groups)
@@ -189,8 +189,8 @@ async def test_queue_with_a_missing_dead_letter_stream_delivers_other_records(
     client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, state: str
 ) -> None:
     """The dead letter is stored when the stream exists again."""
-    monkeypatch.setattr(module, "_BURY_AGAIN_S", 0.1)
-    monkeypatch.setattr(module, "_BURY_S", 1.0)
+    monkeypatch.setattr(module, "_DLQ_RETRY_S", 0.1)
+    monkeypatch.setattr(module, "_DLQ_S", 1.0)
     await fill(client, 4)
     options = QueueOptions(ack_wait_s=600, max_deliveries=2, dead_letters="dead")
     async with client.queue("jobs", "w", options=options) as queue:
@@ -268,17 +268,17 @@ async def test_queue_does_not_deliver_records_whose_lease_expired_while_the_host
 async def test_queue_ack_wait_starts_before_the_take_request(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(client, 1)
     async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=5)) as queue:
-        real, asked_ns = queue._send_command, list[int]()
+        real, request_ns = queue._send_command, list[int]()
 
         async def slow(**what: Any) -> Any:
-            asked_ns.append(module._now_ns())
+            request_ns.append(module._now_ns())
             answer = await real(**what)
             await asyncio.sleep(0.05)
             return answer
 
         report_through(monkeypatch, queue, slow)
         (job,) = await queue.take(1)
-        assert job.over_ns <= asked_ns[-1] + 5 * 10**9
+        assert job.over_ns <= request_ns[-1] + 5 * 10**9
 
 
 async def test_queue_dead_letter_stored_by_two_workers_has_one_message_id(
@@ -296,7 +296,7 @@ async def test_queue_dead_letter_stored_by_two_workers_has_one_message_id(
         (job,) = await queue.take(1)
         for lease in (4, 9):
             part = group_pb2.GrantedRange(start=0, end=1, lease=lease, deliveries=lease, dead=True)
-            await queue._bury(part, job, 5.0)
+            await queue._add_dead_letters(part, job, 5.0)
     assert ids[0] == ids[1]
 
 
@@ -577,7 +577,7 @@ async def test_queue_releases_prefetched_records_that_stay_unused(client: Client
 async def test_queue_take_without_records_waits_for_new_records_without_polling(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOOK_NS", 3_600_000_000_000)  # else it looks by itself
+    monkeypatch.setattr(module, "_CHECK_NS", 3_600_000_000_000)  # else it looks by itself
     monkeypatch.setattr(module, "_ASK_AGAIN_S", 3600.0)
     async with client.queue("jobs", "w", options=QueueOptions(read=ReadOptions(wait_s=30.0))) as queue:
         waiting = asyncio.create_task(queue.take(5, timeout_s=50))

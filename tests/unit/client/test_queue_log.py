@@ -59,7 +59,7 @@ async def offsets(log: QueueLog, start: int, end: int) -> list[int]:
 
 
 async def test_queue_log_cache_is_bounded_and_rereads_evicted_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HELD_BYTES", 10_000)
+    monkeypatch.setattr(module, "READ_BUFFER_BYTES", 10_000)
     reader = Reader()
     log = a_log(reader)
     for start in range(0, 40, 2):
@@ -71,7 +71,7 @@ async def test_queue_log_cache_is_bounded_and_rereads_evicted_records(monkeypatc
     assert len(reader.asked) == before, "it is here"
     assert await offsets(log, 0, 2) == [0, 1]
     assert len(reader.asked) == before + 1
-    monkeypatch.setattr(module, "HELD_BYTES", 1)
+    monkeypatch.setattr(module, "READ_BUFFER_BYTES", 1)
     assert await offsets(log, 4, 6) == [4, 5]
     assert len(log._held) == 1, "the newest answer is kept, however large"
 

@@ -18,7 +18,7 @@ ORDERED = QueueOptions(order_by_key=True, ack_wait_s=600)
 
 @pytest.fixture
 async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
-    monkeypatch.setattr(module, "_LOOK_NS", 5_000_000)
+    monkeypatch.setattr(module, "_CHECK_NS", 5_000_000)
     monkeypatch.setattr(module, "_ASK_AGAIN_S", 0.05)
     async with memory_cluster() as cluster, cluster.client() as made:
         await asyncio.to_thread(cluster.serve_groups)

@@ -276,7 +276,7 @@ class Watched:
 
 
 async def test_demo_publisher_sends_at_most_the_limit_of_uncommitted_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_steps, "_LOOK_S", 0.0)
+    monkeypatch.setattr(demo_steps, "_CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr(demo_steps, "AHEAD_RECORDS", 5)
     watched: Any = Watched(begun=10)
     shown: list[Positions] = []
@@ -290,7 +290,7 @@ async def test_demo_publisher_sends_at_most_the_limit_of_uncommitted_records(mon
 
 
 async def test_demo_watch_of_a_cluster_without_progress_raises_unavailable_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_steps, "_LOOK_S", 0.0)
+    monkeypatch.setattr(demo_steps, "_CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr(demo_steps, "STALL_S", 0.01)
     watched: Any = Watched()
     watched.stuck = True
@@ -299,7 +299,7 @@ async def test_demo_watch_of_a_cluster_without_progress_raises_unavailable_error
 
 
 async def test_demo_watch_ends_when_the_publisher_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_steps, "_LOOK_S", 0.0)
+    monkeypatch.setattr(demo_steps, "_CHECK_INTERVAL_S", 0.0)
     watched: Any = Watched()
 
     async def lines() -> AsyncIterator[str]:
@@ -446,7 +446,7 @@ async def test_demo_helper_process_that_fails_reports_its_last_output(tmp_path: 
     assert await anext(lines) == "one"
     with pytest.raises(LiftError, match=r"job process of the demo failed: x+\nlast words$"):
         await anext(lines)
-    assert len(job.last_words()) < 2000
+    assert len(job.read_last_output()) < 2000
 
 
 @pytest.mark.parametrize("hangs", [True, False])

@@ -14,7 +14,7 @@ from liftpy.core.base.instruments import Histogram
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
-from sidecar.disk.flush_thread import KEPT_OF_PARTITION, WARN_EVERY_S, FlushTimes, NodeFlushTimes
+from sidecar.disk.flush_thread import SAMPLES_OF_PARTITION, WARN_EVERY_S, FlushTimes, NodeFlushTimes
 from sidecar.partition.flushing import Flusher
 from sidecar.runtime.timers import Timers
 
@@ -22,16 +22,16 @@ from sidecar.runtime.timers import Timers
 def test_flush_time_quantiles_include_only_the_most_recent_flushes() -> None:
     times = FlushTimes()
     assert times.report() == {"p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
-    for _ in range(KEPT_OF_PARTITION):
+    for _ in range(SAMPLES_OF_PARTITION):
         times.add(5.0)
-    for number in range(1, KEPT_OF_PARTITION + 1):
+    for number in range(1, SAMPLES_OF_PARTITION + 1):
         times.add(number / 1000)
     found = times.report()
-    assert found["p50_ms"] == pytest.approx(KEPT_OF_PARTITION / 2, abs=1)
-    assert found["p99_ms"] == pytest.approx(KEPT_OF_PARTITION * 0.99, abs=1)
-    assert found["max_ms"] == pytest.approx(KEPT_OF_PARTITION, abs=0.1), "what is older is forgotten"
-    assert times.count == 2 * KEPT_OF_PARTITION
-    for _ in range(3 * KEPT_OF_PARTITION):
+    assert found["p50_ms"] == pytest.approx(SAMPLES_OF_PARTITION / 2, abs=1)
+    assert found["p99_ms"] == pytest.approx(SAMPLES_OF_PARTITION * 0.99, abs=1)
+    assert found["max_ms"] == pytest.approx(SAMPLES_OF_PARTITION, abs=0.1), "what is older is forgotten"
+    assert times.count == 2 * SAMPLES_OF_PARTITION
+    for _ in range(3 * SAMPLES_OF_PARTITION):
         times.add(0.002)
     assert times.report() == {"p50_ms": 2.0, "p99_ms": 2.0, "max_ms": 2.0}, "round and round"
 

@@ -121,7 +121,7 @@ async def test_group_lag_check_sends_a_bounded_number_of_requests(elsewhere: Els
     for looks in (1, 2):
         await lags.measure(coordinators((groups, True)), TRANSPORT)
         assert len(elsewhere.asked) == len({*elsewhere.asked}) == looks * ASKS
-    assert elsewhere.most_at_once == module.ASKED_AT_ONCE
+    assert elsewhere.most_at_once == module.REQUESTS_AT_ONCE
 
 
 async def test_group_lag_check_without_an_answer_uses_the_last_known_partition_end(elsewhere: Elsewhere) -> None:

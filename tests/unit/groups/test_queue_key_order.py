@@ -86,7 +86,7 @@ def test_ordered_work_queue_key_is_released_when_its_record_is_below_the_log_sta
 
 
 def test_ordered_work_queue_bounds_records_that_wait_for_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "MAX_HELD", 3)
+    monkeypatch.setattr(commands, "MAX_BLOCKED_RECORDS", 3)
     queue = WorkQueue("u", 0, ordered=True)
     keys = [1] * 6 + [0, 2]
     assert offsets(take(queue, keys)) == [0]

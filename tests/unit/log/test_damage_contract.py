@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from liftpy.core.log.log import EVERY_NS, MAX_ASKERS, Log, RecheckLimiter, RecheckResult
-from liftpy.core.log.recovery import DAMAGED, DAMAGED_KEPT, drop_set_aside, recover, set_aside
+from liftpy.core.log.recovery import DAMAGED, MAX_QUARANTINED_FILES, delete_quarantined_files, recover, set_aside
 from liftpy.core.log.scrub import Scan, freshly_sealed, scan_of
 from liftpy.core.log.segment import index_name, log_name
 from liftpy.core.log.storage import MemoryStorage
@@ -82,12 +82,12 @@ def test_recovery_flushes_the_valid_part_before_it_quarantines_the_rest() -> Non
 
 def test_quarantine_deletes_all_but_the_newest_damaged_files() -> None:
     storage = MemoryStorage()
-    for base in range(DAMAGED_KEPT + 3):
+    for base in range(MAX_QUARANTINED_FILES + 3):
         storage.create(log_name(base))
         storage.replace(index_name(base), b"x")
         set_aside(storage, base, DAMAGED)
         assert storage.load(index_name(base)) is None
-    removed = drop_set_aside(storage)
+    removed = delete_quarantined_files(storage)
     assert [int(name[:20]) for name in removed] == [0, 1, 2]
     assert [int(name[:20]) for name in storage.names()] == [3, 4, 5]
 

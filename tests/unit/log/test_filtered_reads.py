@@ -113,7 +113,7 @@ def test_filtered_read_returns_each_matching_record_once_in_order(
     if backwards:
         expected.reverse()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(range_reads, "LOOK_BYTES", look)
+        patch.setattr(range_reads, "SCAN_BYTES", look)
         assert read_all(log, wanted, start, max_bytes, room, log.log_end_offset, backwards=backwards) == expected
 
 
@@ -122,7 +122,7 @@ def test_filtered_read_scans_a_bounded_part_of_the_log_per_response(monkeypatch:
     looked: list[int] = []
     mask = Filter.mask
     monkeypatch.setattr(Filter, "mask", lambda self, batch: looked.append(batch.header.size_bytes) or mask(self, batch))
-    monkeypatch.setattr(range_reads, "LOOK_BYTES", 20_000)
+    monkeypatch.setattr(range_reads, "SCAN_BYTES", 20_000)
     for backwards, start in ((False, 0), (True, 200)):
         looked.clear()
         portion = read_selected(log, Filter(keys=(b"x",)), start, 1 << 20, 1 << 20, end_offset=200, backwards=backwards)
@@ -212,7 +212,7 @@ def test_column_read_returns_all_columns_except_the_omitted_columns(
                 continue
             data = bytes(whole)
         else:
-            assert portion.looked_bytes > 0
+            assert portion.scanned_bytes > 0
         for batch in split_batches(data):
             found += list(batch.records())
             at = batch.next_offset
@@ -233,6 +233,6 @@ def test_column_read_without_values_scans_up_to_a_megabyte_per_response() -> Non
         log.append(build_batch([b"x" * 1000] * 100, base_offset=base, leader_epoch=1))
     log.flush()
     portion = read_narrow(log, VALUES, 150, 1 << 20, 1 << 20, end_offset=4000)
-    assert 800_000 < portion.looked_bytes <= 1 << 20
+    assert 800_000 < portion.scanned_bytes <= 1 << 20
     assert portion.size_bytes < 10_000
     assert read_narrow(log, VALUES, 150, 1 << 20, 1 << 20, end_offset=450).next_offset == 400, "not the batch that ends at 500"

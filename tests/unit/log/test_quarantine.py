@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.recovery import DAMAGED_KEPT, drop_set_aside, quarantined_names, set_aside
+from liftpy.core.log.recovery import MAX_QUARANTINED_FILES, delete_quarantined_files, quarantined_names, set_aside
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 
@@ -40,9 +40,9 @@ def test_quarantine_renames_the_damaged_segment_and_all_later_segments() -> None
     assert report.set_aside, "they are known after the next start, too"
     assert not report.damage
     kept = {name: bytes(file.data) for name, file in storage.files.items() if ".behind-" not in name}
-    assert drop_set_aside(storage) == tuple(sorted(behind))
+    assert delete_quarantined_files(storage) == tuple(sorted(behind))
     assert {name: bytes(file.data) for name, file in storage.files.items()} == kept
-    assert drop_set_aside(storage) == ()
+    assert delete_quarantined_files(storage) == ()
     log.close()
 
 
@@ -54,9 +54,9 @@ def test_quarantine_of_repeated_damage_retains_a_bounded_number_of_files() -> No
         flip(storage, segments[-3])
         log, _ = Log.open(storage, SMALL)
         log.close()
-        drop_set_aside(storage)
+        delete_quarantined_files(storage)
     names = quarantined_names(storage.names())
-    assert 1 < len(names) <= DAMAGED_KEPT
+    assert 1 < len(names) <= MAX_QUARANTINED_FILES
     assert all(".damaged-" in name for name in names)
 
 

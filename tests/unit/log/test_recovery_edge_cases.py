@@ -6,7 +6,7 @@ import pytest
 
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import EVERY_NS, MAX_ASKERS, Log, RecheckLimiter
-from liftpy.core.log.recovery import BEHIND, drop_set_aside, recover, set_aside
+from liftpy.core.log.recovery import BEHIND, delete_quarantined_files, recover, set_aside
 from liftpy.core.log.segment import Segment, index_name, log_name, walk
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
@@ -135,9 +135,9 @@ def test_quarantine_drop_removes_files_and_flushes_the_directory() -> None:
     for number in range(2):
         storage.create(log_name(number))
         set_aside(storage, number, BEHIND)
-    assert len(drop_set_aside(storage)) == 2
+    assert len(delete_quarantined_files(storage)) == 2
     assert storage.crash().names() == []
-    assert drop_set_aside(storage) == ()
+    assert delete_quarantined_files(storage) == ()
 
 
 def test_log_offset_for_timestamp_in_damaged_bytes_raises_and_reports_damage() -> None:

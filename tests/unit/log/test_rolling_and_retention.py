@@ -9,7 +9,7 @@ import pytest
 from liftpy.config import StreamConfig
 from liftpy.core.log.compaction_point import NEVER
 from liftpy.core.log.log import Log
-from liftpy.core.log.retention import AT_ONCE, asked_start, held_start, is_below, retained_start
+from liftpy.core.log.retention import AT_ONCE, asked_start, is_below, limit_retention_start, retained_start
 from liftpy.core.log.segment import index_name, log_name
 from liftpy.core.log.small_files import Checkpoint
 from liftpy.core.log.storage import MemoryStorage
@@ -116,9 +116,9 @@ def test_log_retention_by_age_empties_a_fully_committed_log(committed: int, now_
     assert log.apply_retention(now_s * S) is False
 
 
-@pytest.mark.parametrize(("held_from", "hold_bytes", "start"), [(None, 0, 6), (5, 1 << 20, 2), (5, 10, 6), (6, 1 << 20, 6)])
+@pytest.mark.parametrize(("retain_from", "hold_bytes", "start"), [(None, 0, 6), (5, 1 << 20, 2), (5, 10, 6), (6, 1 << 20, 6)])
 def test_log_retention_does_not_delete_records_that_a_service_still_needs(
-    held_from: int | None, hold_bytes: int, start: int
+    retain_from: int | None, hold_bytes: int, start: int
 ) -> None:
     log = a_log(retention_records=1)
     for count in (2, 4, 1):
@@ -126,8 +126,8 @@ def test_log_retention_does_not_delete_records_that_a_service_still_needs(
         log.roll()
     log.flush()
     log.raise_high_watermark(6)
-    log.segments[-2].made_wall_ns = 0
-    assert log.apply_retention(0, held_from, hold_bytes)
+    log.segments[-2].created_wall_ns = 0
+    assert log.apply_retention(0, retain_from, hold_bytes)
     assert log.log_start_offset == start
 
 
@@ -159,17 +159,17 @@ def test_retained_start_is_the_lowest_offset_allowed_by_size_count_and_age_limit
 
 
 @each(
-    ("held_from", "most_bytes", "start"),
+    ("retain_from", "most_bytes", "start"),
     [(None, 1000, 30), (30, 1000, 30), (35, 1000, 30), (29, 1000, 20), (12, 1000, 10), (0, 1000, 0),
      (12, 200, 10), (12, 199, 20), (0, 200, 10), (0, 99, 30), (0, 0, 30)],
 )  # fmt: skip
 def test_retention_deletes_records_held_back_by_a_service_above_a_byte_limit(
-    held_from: int | None, most_bytes: int, start: int
+    retain_from: int | None, most_bytes: int, start: int
 ) -> None:
     """Retention would leave only the last of the four segments."""
     segments = [Held(10 * n) for n in range(4)]
-    assert held_start(segments, 30, held_from, most_bytes) == start
-    assert held_start(segments, 0, held_from, most_bytes) == 0
+    assert limit_retention_start(segments, 30, retain_from, most_bytes) == start
+    assert limit_retention_start(segments, 0, retain_from, most_bytes) == 0
 
 
 @pytest.mark.parametrize(

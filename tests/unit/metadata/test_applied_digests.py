@@ -32,12 +32,12 @@ def test_applied_digests_store_a_checkpoint_at_each_multiple_of_the_interval() -
 def test_applied_digests_with_a_majority_find_the_controller_that_differs() -> None:
     made = at(EVERY, D, b=D)
     assert not made.compare_reports(ABC)
-    assert (made.agreed, made.halted, made.found_count) == ((EVERY, D), "", 0)
+    assert (made.agreed, made.halted, made.mismatch_count) == ((EVERY, D), "", 0)
     made.record_report("c", (EVERY, E))
     assert not made.compare_reports(ABC)
-    assert (made.agreed, made.halted, made.found_count) == ((EVERY, D), "", 1)
+    assert (made.agreed, made.halted, made.mismatch_count) == ((EVERY, D), "", 1)
     assert not made.compare_reports(ABC)
-    assert made.found_count == 1, "once"
+    assert made.mismatch_count == 1, "once"
     follower = at(EVERY, E)
     assert follower.differs_from(made.agreed)
     assert not at(EVERY, D).differs_from(made.agreed)
@@ -107,7 +107,7 @@ def test_applied_digests_memory_is_bounded() -> None:
         made.record_report("b", (index, E))
         made.compare_reports(("a", "b"))
     assert [len(held) for held in made._held.values()] == [KEPT, KEPT]
-    assert made.found_count == 2 * 99
+    assert made.mismatch_count == 2 * 99
     assert len(made._found) <= 2 * KEPT + 2
     made.record_report("b", NONE)
     assert len(made._held["b"]) == KEPT

@@ -80,10 +80,10 @@ def test_apply_of_a_large_entry_in_steps_changes_the_image_only_at_the_end(kind:
     assert in_steps.entry(of_a_node(kind, in_steps)) == entry
     before = in_steps.fsm.image
     steps = 1
-    while not in_steps.fsm.work_ahead(entry, in_steps.index):
+    while not in_steps.fsm.precompute(entry, in_steps.index):
         steps += 1
         assert in_steps.fsm.image is before
-    assert in_steps.fsm.work_ahead(entry, in_steps.index)
+    assert in_steps.fsm.precompute(entry, in_steps.index)
     assert in_steps.fsm.image is before
     assert steps >= STREAMS * PARTITIONS // PER_STEP
     assert in_steps.fsm.apply(entry, in_steps.index) == in_one.fsm.apply(entry, in_one.index)
@@ -103,7 +103,7 @@ def test_apply_of_a_large_entry_in_steps_replays_a_bounded_number_of_records_per
 
     monkeypatch.setattr("liftpy.core.metadata.replay.replay", counting)
     replayed = []
-    while not driven.fsm.work_ahead(entry, driven.index):
+    while not driven.fsm.precompute(entry, driven.index):
         replayed.append(counted)
         counted = 0
     assert max(replayed) == PER_STEP
@@ -116,10 +116,10 @@ def test_apply_in_steps_discards_its_partial_result_on_a_snapshot_or_another_ent
     driven.apply(pb.ControlRequest(deleteStream=pb.DeleteStream(name="s7")))
     entry = driven.entry(of_a_node("fence", driven))
     another = driven.entry(of_a_node("drain", driven))
-    assert not driven.fsm.work_ahead(entry, driven.index)
+    assert not driven.fsm.precompute(entry, driven.index)
     driven.fsm.restore(snapshot)  # of what was before the deletion
     assert driven.fsm.apply(entry, driven.index) == other.fsm.apply(entry, driven.index)
     assert encode_snapshot(driven.fsm.image) == encode_snapshot(other.fsm.image)
-    driven.fsm.work_ahead(entry, driven.index + 1)
+    driven.fsm.precompute(entry, driven.index + 1)
     assert driven.fsm.apply(another, driven.index + 1) == other.fsm.apply(another, driven.index + 1)
     assert encode_snapshot(driven.fsm.image) == encode_snapshot(other.fsm.image)

@@ -13,7 +13,7 @@ from liftpy.core.metadata.controller.active_controller import ActiveController
 from liftpy.core.metadata.controller.feature_negotiation import ReportedLevels, levels_answer
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.describe import ClusterPages, describe
-from liftpy.core.metadata.feature_range import NO_LEVEL, UNSAID, LevelRange, level_range_in
+from liftpy.core.metadata.feature_range import DEFAULT_LEVELS, NO_LEVEL, LevelRange, level_range_in
 from liftpy.core.metadata.features import (
     FEATURES,
     SPOKEN,
@@ -105,7 +105,7 @@ def test_feature_level_that_all_nodes_support_is_finalized_in_the_image() -> Non
         (NEXT, {"b": LevelRange(7, 8)}, {}, "node b (1.2.3) speaks 7 to 8, not 6"),
         (NEXT, {}, {"c": None}, "controller c is not connected: start it, or take it out of the controllers"),
         (NEXT, {}, {"c": LevelRange(NOW, NOW)}, "controller c speaks 5, not 6"),
-        (NEXT, {}, {"c": UNSAID}, "controller c speaks 1, not 6"),
+        (NEXT, {}, {"c": DEFAULT_LEVELS}, "controller c speaks 1, not 6"),
         (7, {}, {}, "asked for is feature level 7, the metadata leader speaks 5 to 6: it needs a newer version"),
         (4, {}, {}, "there is no level before 5 that the metadata leader speaks"),
     ],
@@ -278,13 +278,13 @@ def test_registration_of_a_node_without_a_feature_range_is_rejected() -> None:
 
 
 def test_feature_range_contains_the_levels_between_its_minimum_and_maximum() -> None:
-    assert level_range_in(pb.RegisterNode()) == UNSAID
+    assert level_range_in(pb.RegisterNode()) == DEFAULT_LEVELS
     assert level_range_in(pb.RegisterNode(minLevel=2)) == LevelRange(2, 2)
     assert (str(LevelRange(1, 2)), str(LevelRange(2, 2))) == ("1 to 2", "2")
     assert [level in LevelRange(2, 3) for level in (1, 2, 3, 4)] == [False, True, True, False]
     assert refused_level(2, "x", LevelRange(1, 2)) == ""
     assert [feature.level for feature in FEATURES] == list(range(SPOKEN.least, SPOKEN.most + 1))
-    assert UNSAID.most < SPOKEN.least
+    assert DEFAULT_LEVELS.most < SPOKEN.least
     check_level(ClusterImage(), SPOKEN)
 
 

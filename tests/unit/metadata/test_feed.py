@@ -178,7 +178,7 @@ def test_metadata_feed_publishes_entries_applied_since_the_last_publication_in_o
 def test_metadata_feed_subscriber_behind_the_buffered_entries_fetches_a_snapshot(
     feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed_module, "MAX_HELD_ENTRIES", 2)
+    monkeypatch.setattr(feed_module, "MAX_BUFFERED_ENTRIES", 2)
     feed.register("d", "e", "f")
     feed.deliver([feed.producer.head()])
     feed.settle()

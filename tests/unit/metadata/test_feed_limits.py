@@ -22,11 +22,11 @@ def created(number: int, partitions: int = 1) -> StreamCreated:
 
 
 def test_metadata_feed_producer_bounds_the_buffered_entries_and_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "MAX_HELD_RECORDS", 10)
+    monkeypatch.setattr(feed, "MAX_BUFFERED_RECORDS", 10)
     producer = FeedProducer()
     for index in range(1, 30):
         producer.entry_applied(index, (created(index), created(index + 100)))
-        assert producer._held_records == sum(len(records) for _, _, records in producer._held) <= 10
+        assert producer._waiting_record_count == sum(len(records) for _, _, records in producer._held) <= 10
     assert [entry.previousIndex for entry in producer.take_entries()][:1] == [24]
     producer.snapshot_is_ready(29, b"image")
     producer.entry_applied(30, ())

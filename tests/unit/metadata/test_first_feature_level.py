@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from test_quorum_member import MAX_BYTES, Member
 
-from liftpy.core.metadata.controller.feature_negotiation import HEARD_WITHIN_NS, first_level_of_a_cluster
+from liftpy.core.metadata.controller.feature_negotiation import REPORT_MAX_AGE_NS, first_level_of_a_cluster
 from liftpy.core.metadata.controller.quorum_member import EntryOutcome, ProposedEntry
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import ControllerList, GroupView
-from liftpy.core.metadata.feature_range import UNSAID, LevelRange
+from liftpy.core.metadata.feature_range import DEFAULT_LEVELS, LevelRange
 from liftpy.core.metadata.image import ClusterImage, ClusterRules
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import BOTH as FEATURES
@@ -101,12 +101,12 @@ def test_new_cluster_with_a_silent_controller_waits_and_then_uses_the_oldest_fea
     made = new_group(n3=None)
     assert orders(made) == []
     assert "has not heard yet which feature levels n3 speaks" in refused(made, register())
-    assert orders(made, later_ns=HEARD_WITHIN_NS - 1) == []
+    assert orders(made, later_ns=REPORT_MAX_AGE_NS - 1) == []
     refused(made, register())
     made.log.view_ = replace(made.log.view_, levels={"n2": BOTH, "n3": BOTH})
     assert [order.request.setFeatureLevel.level for order in orders(made)] == [6]
     late = new_group(n3=None)
-    [birth] = orders(late, later_ns=HEARD_WITHIN_NS)
+    [birth] = orders(late, later_ns=REPORT_MAX_AGE_NS)
     assert birth.request.setFeatureLevel.level == 5
 
 
@@ -135,7 +135,7 @@ def test_metadata_leader_before_the_first_feature_level_logs_no_request() -> Non
         (LevelRange(6, 8), {"b": LevelRange(5, 7), "c": LevelRange(7, 9)}, 7),
         (BOTH, {"b": BOTH, "c": OLD}, 5),
         (BOTH, {"b": LevelRange(7, 8)}, "controllers speak no feature level in common: the leader 5 to 6, b 7 to 8"),
-        (BOTH, {"b": UNSAID}, "controllers speak no feature level in common: the leader 5 to 6, b 1"),
+        (BOTH, {"b": DEFAULT_LEVELS}, "controllers speak no feature level in common: the leader 5 to 6, b 1"),
     ],
 )
 def test_first_feature_level_is_the_newest_that_all_controllers_support(

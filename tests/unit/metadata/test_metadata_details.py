@@ -115,7 +115,7 @@ def test_metadata_feed_omits_records_of_finished_operations() -> None:
     producer.entry_applied(1, (created(1), OperationDone(Operation(b"o" * 16, 1, b"secret"))))
     (entry,) = producer.take_entries()
     assert [record.WhichOneof("record") for record in entry.records] == ["streamCreated"]
-    assert producer._held_records == 1
+    assert producer._waiting_record_count == 1
     assert producer.index == 1
 
 

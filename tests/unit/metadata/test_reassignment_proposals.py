@@ -11,7 +11,7 @@ from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStatus
 from liftpy.core.metadata.controller.reassignment_planner import PLAN_EVERY_NS, REPEAT_AFTER_NS, ReassignmentPlanner
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.reassignment_progress import Phase, movement_of, movements, replicas_to_come
+from liftpy.core.metadata.reassignment_progress import Phase, movement_of, movements, yield_replica_changes
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.metadata.small_images import a_partition, a_stream, an_image
 
@@ -428,7 +428,7 @@ def test_reassignment_planner_removes_ended_moves_of_a_changed_stream_from_its_m
 def test_reassignment_counts_current_replicas_and_target_nodes_as_replicas_to_come(
     more: dict[str, Any], found: list[tuple[str, int]]
 ) -> None:
-    assert list(replicas_to_come(a_partition(**more))) == found
+    assert list(yield_replica_changes(a_partition(**more))) == found
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_control_request_is_accepted_only_on_the_subject_of_its_kind() -> None:
         "beginCopy changeIsr concludeElection electLeader giveUpLeadership leaveIsr passOver purgeRecords reassign "
         "reportLeader reportPromotion reportPurged reportService truncateBefore wakePartition"
     )
-    assert those(lambda kind: kind.looked_at_first) == "changeControllers heartbeat registerNode reportLeader setFeatureLevel"
+    assert those(lambda kind: kind.has_preflight) == "changeControllers heartbeat registerNode reportLeader setFeatureLevel"
     assert {name: kind.asker for name, kind in REQUESTS.items() if kind.asker} == {
         "heartbeat": "nodeId", "registerNode": "nodeId", "fenceNode": "nodeId", "drainNode": "nodeId", "changeIsr": "leader",
         "leaveIsr": "node", "reportLeader": "witness", "reportPromotion": "candidate", "giveUpLeadership": "leader",

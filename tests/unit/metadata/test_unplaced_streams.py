@@ -13,7 +13,7 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.controller.active_controller import ActiveController
 from liftpy.core.metadata.controller.preflight import answer_without_log
-from liftpy.core.metadata.controller.streams import AGAIN_AFTER_NS, AT_ONCE, LOOK_EVERY_NS, NO_ROOM, why_it_waits
+from liftpy.core.metadata.controller.streams import AGAIN_AFTER_NS, AT_ONCE, CHECK_EVERY_NS, NO_ROOM, why_it_waits
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage
 from liftpy.core.metadata.placement import POLICIES
 from liftpy.core.metadata.placement.policies import HASHES_PER_STEP
@@ -114,7 +114,7 @@ class Leading:
     def due(self) -> list[str]:
         """Return the streams that the next check would place."""
         self.duties.image_changed(self.driver.fsm.image, self.now_ns)
-        self.now_ns += LOOK_EVERY_NS
+        self.now_ns += CHECK_EVERY_NS
         for node in self.driver.fsm.image.nodes.values():
             self.duties.answer(heartbeat(node.node_id, node.incarnation), self.driver.fsm.image, self.now_ns, self.now_ns)
         found = [request.placeStream.name for request in self.duties.take_due(self.now_ns) if request.HasField("placeStream")]
@@ -190,7 +190,7 @@ def test_create_stream_with_expensive_placement_is_logged_and_applied_in_steps()
     request.createStream.dryRun = True
     assert answer_without_log(driver.fsm.image, request, 0, driver.fsm.rules) is None
     entry, steps = request.SerializeToString(), 1
-    while not driver.fsm.work_ahead(entry, driver.index + 1):
+    while not driver.fsm.precompute(entry, driver.index + 1):
         steps += 1
     assert steps >= 300 * 100 // HASHES_PER_STEP
     plan = pb.ControlResponse.FromString(driver.fsm.apply(entry, driver.index + 1)).plan

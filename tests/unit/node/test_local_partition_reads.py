@@ -64,13 +64,13 @@ async def test_local_partition_read_is_answered_without_nats() -> None:
 async def test_local_partition_read_that_waits_is_answered_when_the_partition_closes() -> None:
     found = reads(Bus())
     request = pb.ReadRequest(stream="_groups", partition=0, waitMs=30_000, minHighWatermark=-1)
-    asking = asyncio.create_task(found.asked_here(frames.seal(request)))
+    asking = asyncio.create_task(found.answer_local_read(frames.seal(request)))
     await asyncio.sleep(0)
     assert found.waiting_count == 1
     found.close()
     head, _ = frames.decode_read_response(await asking)
     assert head.error == pb.ReadResponse.NO_SUCH_PARTITION
-    gone = asyncio.create_task(found.asked_here(frames.seal(request)))
+    gone = asyncio.create_task(found.answer_local_read(frames.seal(request)))
     await asyncio.sleep(0)
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):

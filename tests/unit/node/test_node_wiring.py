@@ -62,7 +62,7 @@ class Built:
             patch.setattr(sidecar.node.node, kind, self._maker(kind))
         self.node = node = Node(NodeSettings("n1", folder))
         node.incarnation = 7
-        for name in ("status", "_timers", "_drops", "_flush_times", "_flush_place", "_flush_beside", "_recovered"):
+        for name in ("status", "_timers", "_drops", "_flush_times", "_flush_place", "_flush_runner", "_recovered"):
             setattr(node, name, Part(name, self.told))
         self.bus, self.reads = Part("bus", self.told), Part("reads", self.told)
         self.links: Any = Part("links", self.told)

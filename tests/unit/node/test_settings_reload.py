@@ -21,7 +21,7 @@ from liftpy.nats.credentials import Credentials
 from sidecar.node import reload as module
 from sidecar.node.reload import LIVE, ReloadableParts, ReloadResult, SettingsReloader
 from sidecar.partition.figures import StreamLabels
-from sidecar.runtime.settings import GivenSettings, NodeSettings, flat, rows, with_values
+from sidecar.runtime.settings import NodeSettings, SettingsLoader, flat, rows, with_values
 from sidecar.workers.workers import divided_settings
 
 SETTINGS = NodeSettings("n1", Path("/x"))
@@ -50,7 +50,7 @@ class Told:
         self.said: list[str] = []
         self.labels = StreamLabels(())
         self.pace = pace_of(SETTINGS.replication)
-        self.partitions: Any = Held(counts=SimpleNamespace(labels=self.labels), copy_pace=self.pace)
+        self.partitions: Any = Held(counts=SimpleNamespace(labels=self.labels), copy_limit=self.pace)
         self.traced: list[str] = []
         self.missing: ConfigError | None = None
         self.tracing: Any = SimpleNamespace(check=self.check, apply_settings=self.trace)
@@ -209,7 +209,7 @@ async def test_settings_reload_reads_flags_environment_and_file_like_the_start(t
     file = tmp_path / "n1.toml"
     file.write_text('node_id = "n1"\ndata = "/x"\nlog_level = "info"\n')
     flags = {"rack": "flag"}
-    given = GivenSettings(file, flags, {"LIFTPY_WEIGHT": "2", "LIFTPY_REPLICATION_SESSION_S": "3"})
+    given = SettingsLoader(file, flags, {"LIFTPY_WEIGHT": "2", "LIFTPY_REPLICATION_SESSION_S": "3"})
     reloading = SettingsReloader(given.load(), given, told.parts, told.prove)
     file.write_text('node_id = "n1"\ndata = "/x"\nlog_level = "debug"\nrack = "c"\nnonsense = 1\n')
     with pytest.raises(ConfigError, match="nonsense"):

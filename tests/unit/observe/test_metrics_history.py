@@ -23,12 +23,12 @@ from liftpy.core.observe.history import (
     TENS,
     History,
     HistoryRows,
-    asked_rows,
     bands_of,
     join_histories,
     of_cluster,
     question,
     rows_of,
+    select_rows,
 )
 from liftpy.core.observe.node_summary import percentile
 from tests.each import each
@@ -150,7 +150,7 @@ def test_metrics_history_answer_is_bounded_and_the_next_continues_after_its_last
     rows = history.rows(TENS, 0)
     assert rows.count == MOST_ROWS
     assert history.rows(TENS, rows.first + (rows.count - 1) * TENS).first == rows.first + rows.count * TENS
-    assert asked_rows(history, question(SECONDS, 69_990)["history"]).count == 9  # type: ignore[union-attr]
+    assert select_rows(history, question(SECONDS, 69_990)["history"]).count == 9  # type: ignore[union-attr]
     for wrong in (
         None,
         7,
@@ -162,7 +162,7 @@ def test_metrics_history_answer_is_bounded_and_the_next_continues_after_its_last
         {"step": 1, "after": -1},
         {"step": 1, "after": True},
     ):
-        assert asked_rows(history, wrong) is None
+        assert select_rows(history, wrong) is None
 
 
 @each(

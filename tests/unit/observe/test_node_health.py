@@ -8,7 +8,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.observe.node_health import Check, HealthInput, ReplicaSyncCheck, live, ready, text_lines
 from tests.each import each
 
-WELL: dict[str, Any] = {"registered": True, "nats": True, "metadata_heard_s": 1.0, "session_s": 9.0, "opened": True}
+WELL: dict[str, Any] = {"registered": True, "nats": True, "metadata_silence_s": 1.0, "session_s": 9.0, "opened": True}
 A, B = PartitionKey("s", "u1", 0), PartitionKey("s", "u1", 1)
 
 
@@ -24,9 +24,9 @@ def failing(checks: list[Check]) -> list[str]:
         ({"longest_flush_s": 30.0}, ["flush"], []),
         ({"longest_flush_s": 29.0}, [], []),
         ({"longest_flush_s": 3.0, "hung_flush_s": 2.5}, ["flush"], []),
-        ({"nats": False, "metadata_heard_s": 9.5}, [], ["nats", "metadata"]),
-        ({"metadata_heard_s": 9.0}, [], []),
-        ({"metadata_heard_s": None}, [], ["metadata"]),
+        ({"nats": False, "metadata_silence_s": 9.5}, [], ["nats", "metadata"]),
+        ({"metadata_silence_s": 9.0}, [], []),
+        ({"metadata_silence_s": None}, [], ["metadata"]),
         ({"registered": False}, [], ["registered"]),
         ({"opened": False, "opening": 3}, [], ["partitions"]),
         ({"opening": 3}, [], []),

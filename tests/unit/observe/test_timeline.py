@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from liftpy.config import NS_PER_S
-from liftpy.core.observe.timeline import TOGETHER_NS, group_events, group_in_words
+from liftpy.core.observe.timeline import TOGETHER_NS, group_events, summarize_group
 
 
 def event(at_s: float, kind: str, partition: int = 0, stream: str = "s", **said: Any) -> dict[str, Any]:
@@ -28,8 +28,8 @@ def test_timeline_of_a_dead_node_groups_its_events_into_two_lines() -> None:
     told = a_node_dies()
     groups = group_events(reversed(told))
     assert [(group[0]["kind"], len(group)) for group in groups] == [("isr_changed", 12), ("election", 6), ("stream_created", 1)]
-    assert group_in_words(groups[0]) == "12 partitions of 2 streams: n3 left"
-    assert group_in_words(groups[1]) == "6 partitions of s: n3 -> n1 (4), n2 (2)"
+    assert summarize_group(groups[0]) == "12 partitions of 2 streams: n3 left"
+    assert summarize_group(groups[1]) == "6 partitions of s: n3 -> n1 (4), n2 (2)"
     assert sorted(map(repr, (one for group in groups for one in group))) == sorted(map(repr, told)), "nothing is left out"
     for group in groups:
         assert [one["time_ns"] for one in group] == sorted((one["time_ns"] for one in group), reverse=True)
@@ -38,14 +38,14 @@ def test_timeline_of_a_dead_node_groups_its_events_into_two_lines() -> None:
 def test_timeline_group_of_isr_changes_lists_replicas_that_joined_and_left() -> None:
     back = [event(1, "isr_changed", number, was="n1", now="n1 n2") for number in range(2)]
     both = [event(1, "isr_changed", number, was="n1 n3", now="n1 n2") for number in range(2)]
-    assert [group_in_words(group) for group in group_events([*back, *both])] == [
+    assert [summarize_group(group) for group in group_events([*back, *both])] == [
         "2 partitions of s: n2 is back",
         "2 partitions of s: n3 left, n2 is back",
     ]
     gone = [event(1, "partition_offline", number, was="n1") for number in range(1_200)]
-    assert [group_in_words(group) for group in group_events(gone)] == ["1,200 partitions of s: n1"]
+    assert [summarize_group(group) for group in group_events(gone)] == ["1,200 partitions of s: n1"]
     first = [event(1, "election", number, now="n1") for number in range(2)]
-    assert [group_in_words(group) for group in group_events(first)] == ["2 partitions of s: none -> n1 (2)"]
+    assert [summarize_group(group) for group in group_events(first)] == ["2 partitions of s: none -> n1 (2)"]
 
 
 def test_timeline_group_of_elections_names_the_most_frequent_cause() -> None:
@@ -55,11 +55,11 @@ def test_timeline_group_of_elections_names_the_most_frequent_cause() -> None:
         event(1, "election", number, was="n3", now="n1", detail=f"epoch 7, because {cause}")
         for number, cause in enumerate(causes)
     ]
-    assert group_in_words(elected[:2]) == f"2 partitions of s: n3 -> n1 (2), because {fenced}"
-    assert group_in_words(elected[:3]) == f"3 partitions of s: n3 -> n1 (3), because {fenced} (and 1 other cause)"
-    assert group_in_words(elected) == f"4 partitions of s: n3 -> n1 (4), because {fenced} (and 2 other causes)"
+    assert summarize_group(elected[:2]) == f"2 partitions of s: n3 -> n1 (2), because {fenced}"
+    assert summarize_group(elected[:3]) == f"3 partitions of s: n3 -> n1 (3), because {fenced} (and 1 other cause)"
+    assert summarize_group(elected) == f"4 partitions of s: n3 -> n1 (4), because {fenced} (and 2 other causes)"
     left = [event(1, "isr_changed", number, was="n1 n3", now="n1", detail="n3 is fenced") for number in range(2)]
-    assert group_in_words(left) == "2 partitions of s: n3 left, because n3 is fenced"
+    assert summarize_group(left) == "2 partitions of s: n3 left, because n3 is fenced"
 
 
 def test_timeline_shows_distant_or_different_events_in_separate_groups() -> None:
@@ -86,4 +86,4 @@ def test_timeline_does_not_group_unclean_elections_and_replica_changes() -> None
     ]
     groups = group_events([*alone, *requests, *odd])
     assert [len(group) for group in groups] == [1] * 7 + [2]
-    assert group_in_words(groups[-1]) == "2 partitions of 2 streams: ['n1'] -> 3 (1), {'n': 2} (1)"
+    assert summarize_group(groups[-1]) == "2 partitions of 2 streams: ['n1'] -> 3 (1), {'n': 2} (1)"

@@ -267,13 +267,13 @@ async def test_resign_request_resumes_publishes_after_a_delay_unless_the_node_st
         await until(lambda one=one: "done" in one.asked)
         if ends == "a while":
             await until(lambda one=one: one.asked == ["leave", "done", "back"])
-            assert node._aside == {}
+            assert node._leadership_transfers == {}
         elif ends == "a stop":
-            assert set(node._aside) == {KEY}
+            assert set(node._leadership_transfers) == {KEY}
             assert await node.stop()
             assert one.asked == ["leave", "done"]
         else:
-            first = node._aside[KEY]
+            first = node._leadership_transfers[KEY]
             node.step_aside(**asked, done=lambda one=one: one.asked.append("again"))
             await until(lambda one=one: one.asked == ["leave", "done", "leave", "again"])
             assert first.cancelled()
@@ -288,19 +288,19 @@ async def test_leader_that_lost_publishes_transfers_its_leadership() -> None:
     ):
         one = RecordingWorker(KEY, leads=True)
         node = partitions(one)
-        one.hand_over_what_went_past = lambda one=one, heir=heir: (one.asked.append("hands over"), heir)[1]  # type: ignore[attr-defined]
+        one.transfer_after_lost_publishes = lambda one=one, heir=heir: (one.asked.append("hands over"), heir)[1]  # type: ignore[attr-defined]
         links = node._node.links = SimpleNamespace(are_up=False, ingest=SimpleNamespace(all_have_lost_it=all_lost))  # type: ignore[misc]
         node.went_past(KEY)
-        first = node._aside[KEY]
+        first = node._leadership_transfers[KEY]
         node.went_past(KEY)
         await asyncio.sleep(0)
         assert (one.asked, first.cancelling()) == ([], 1)
         links.are_up = True
         await until(lambda one=one, asked=asked: one.asked == asked)
-        assert node._aside == {}
+        assert node._leadership_transfers == {}
         await node.stop()
         node.went_past(KEY)
-        assert node._aside == {}
+        assert node._leadership_transfers == {}
 
 
 async def test_leader_epoch_store_close_drops_a_store_requested_in_the_same_turn() -> None:

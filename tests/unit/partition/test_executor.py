@@ -14,7 +14,7 @@ from liftpy.core.replication import events
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.replication.phases import RoleName
 from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageError
-from sidecar.partition.driver import STORY_STEPS, ReplicaDriver, _StoryLimit
+from sidecar.partition.driver import RECENT_STEPS, ReplicaDriver, _StoryLimit
 from sidecar.partition.executor import Executor, Tools
 from sidecar.runtime.timers import Timer
 from tests.each import each
@@ -165,7 +165,7 @@ def test_replica_driver_exception_report_contains_the_last_steps(caplog: pytest.
     for n in range(100):
         driver.feed(f"event {n}")  # type: ignore[arg-type]
         driver.feed(events.LeaseChanged())
-    assert len(driver.story) == STORY_STEPS
+    assert len(driver.story) == RECENT_STEPS
     driver.feed("bug")  # type: ignore[arg-type]
     (record,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
     lines = record.getMessage().splitlines()
@@ -176,7 +176,7 @@ def test_replica_driver_exception_report_contains_the_last_steps(caplog: pytest.
 
 
 def test_replica_driver_on_a_node_with_many_partitions_stores_fewer_past_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.partition.driver.ALL_STORY_STEPS", 640)
+    monkeypatch.setattr("sidecar.partition.driver.RECENT_STEPS_OF_NODE", 640)
     monkeypatch.setattr("sidecar.partition.driver._story_limit", _StoryLimit())
     first = ReplicaDriver(KEY, Scripted({f"event {n}": [f"effect {n}"] for n in range(100)}), print)  # type: ignore[arg-type]
     first.execute = lambda effect: None

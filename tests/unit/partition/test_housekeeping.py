@@ -61,7 +61,7 @@ class FakeWorker:
     def touched(self) -> None:
         self.done.append("told")
 
-    def drop_set_aside(self) -> None:
+    def delete_quarantined_files(self) -> None:
         self.done.append("dropped")
 
     def log_was_closed(self, error: StorageError) -> None:

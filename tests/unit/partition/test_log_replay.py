@@ -84,7 +84,7 @@ async def test_log_replay_reads_backward_until_the_subject_index_is_complete() -
         )
     for fails in (False, True):
         derived = LogState(bench.log, 0, 1 << 20, lambda: 0, subject="s.>", partition_subject_index_bytes=1 << 20)
-        derived.first_look_bytes = 0
+        derived.first_read_bytes = 0
         replay = LogReplay(derived, bench.fed.append, bench.failed.append)
         while not derived.replay():
             pass
@@ -136,11 +136,11 @@ async def test_log_replay_background_read_stops_at_the_first_failure() -> None:
     bench = Bench()
     reads: list[int] = []
 
-    def read_beside() -> bool:
+    def read_missing_records() -> bool:
         reads.append(1)
         raise StorageError("the disk is gone")
 
-    bench.derived.read_beside = read_beside  # type: ignore[method-assign]
+    bench.derived.read_missing_records = read_missing_records  # type: ignore[method-assign]
     bench.derived.on_lacking()
     await until(lambda: bench.failed)
     assert bench.replay._beside is None, "the replica has been told, and the node comes back"

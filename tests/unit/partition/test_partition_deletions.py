@@ -191,7 +191,7 @@ async def test_unknown_stream_directories_are_deleted_only_when_a_controller_con
     name = f"s-{stream.uid}"
     for number in (0, 3):
         folder.partition_storage(PartitionKey("s", stream.uid, number)).replace("x", b"12345")
-        folder.mark_held(f"{name}/{number}")
+        folder.mark_log(f"{name}/{number}")
     behind = ClusterImage()  # of a node that has not heard of the stream yet
     unknown = asking.UnknownStreams([name, "gone"], folder, controllers, lambda: behind, forgotten.append)  # type: ignore[arg-type]
     assert unknown.names() == [name]
@@ -200,13 +200,13 @@ async def test_unknown_stream_directories_are_deleted_only_when_a_controller_con
     controllers.answer = lambda _: UNAVAILABLE
     assert "no controller confirms" in (await unknown.remove([name]))["error"]
     assert (unknown.names(), forgotten) == ([name], [])
-    assert folder.held_logs() == {f"{name}/0", f"{name}/3"}
+    assert folder.list_marked_logs() == {f"{name}/0", f"{name}/3"}
     controllers.answer = lambda response: response
     if restarted:  # the process ended within a removal
         folder.delete_partition(PartitionKey("s", stream.uid, 0))
     assert (await unknown.remove([name]))["removed"] == [name]
     assert sorted(forgotten) == [f"{name}/{number}" for number in ([3] if restarted else [0, 3])]
-    assert (unknown.names(), folder.held_logs(), list((tmp_path / "streams").iterdir())) == ([], frozenset(), [])
+    assert (unknown.names(), folder.list_marked_logs(), list((tmp_path / "streams").iterdir())) == ([], frozenset(), [])
 
 
 async def test_unknown_stream_directory_requested_twice_is_removed_once(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_partition_retention_reports_a_moved_log_start_to_the_replica(before: in
     log = SimpleNamespace(log_start_offset=before)
     held: list[Any] = []
     log.apply_retention = lambda now, *hold: (held.append(hold), setattr(log, "log_start_offset", after))
-    services, counters = SimpleNamespace(held_from=lambda: 5), Counter[str]()
+    services, counters = SimpleNamespace(retain_from=lambda: 5), Counter[str]()
     node = SimpleNamespace(
         settings=SimpleNamespace(replication=SimpleNamespace(service_log_retention_bytes=99)), counters=counters
     )
@@ -177,13 +177,13 @@ async def test_partition_state_file_is_decoded_in_a_thread(monkeypatch: pytest.M
         node: Any = SimpleNamespace(
             identity=SimpleNamespace(previous=SimpleNamespace(clean_stop=True)), pool=pool, counters=Counter(),
             instruments=Instruments(),
-            folder=SimpleNamespace(partition_path=lambda key: Path("there"), partition_storage=lambda key: "made", mark_held=str),
+            folder=SimpleNamespace(partition_path=lambda key: Path("there"), partition_storage=lambda key: "made", mark_log=str),
             recovered=SimpleNamespace(take=lambda path: None), promises=SimpleNamespace(epoch_of=lambda key: 0),
             settings=SimpleNamespace(replication="the bounds"),
         )  # fmt: skip
         for left_out in (1, 0):
             found = StateFileMatch(state, left_out)
-            monkeypatch.setattr(worker_module, "found_state", lambda *_, found=found: found)
+            monkeypatch.setattr(worker_module, "load_state_file", lambda *_, found=found: found)
             await worker_module.open_worker(node, KEY, "shop", config)
     of = (log, "shop.3", config, "the bounds")
     assert told == [

@@ -34,7 +34,7 @@ class RecordingWorker:
         self.is_in_sync = True
         self.executor = SimpleNamespace(storage_failed=False)
         self.ingest = SimpleNamespace(
-            leave=lambda: self.asked.append("leave"), come_back=lambda: self.asked.append("back"), idle=True
+            leave=lambda: self.asked.append("leave"), resubscribe=lambda: self.asked.append("back"), idle=True
         )
         self.replica = SimpleNamespace(serves=lambda epoch, now_ns: epoch == 4)
         self.feed = self.events.append

@@ -52,7 +52,7 @@ async def test_fetch_client_request_on_a_lost_connection_fails() -> None:
     bus.up = False
     client.send_fetch(FETCH, 5)
     assert fed == [events.RequestFailed(request_id=9, reason="not connected")]
-    client.send_epoch_query(do.SendEpochQuery(leader="n2", request_id=10, asked_epoch=1, current_epoch=2))
+    client.send_epoch_query(do.SendEpochQuery(leader="n2", request_id=10, requested_epoch=1, current_epoch=2))
     assert fed[1:] == [events.RequestFailed(request_id=10, reason="not connected")]
 
 

@@ -79,7 +79,7 @@ def test_replication_server_passes_an_epoch_query_on_as_event_with_all_fields() 
         leaderEpoch=21, currentEpoch=22, replicaID="n2", streamUid="u1", partition=3, requestId=23
     )
     assert leader.ask(request, OFFSET) == events.EpochQueryReceived(
-        token=1, replica="n2", asked_epoch=21, current_epoch=22, stream_uid="u1"
+        token=1, replica="n2", requested_epoch=21, current_epoch=22, stream_uid="u1"
     )
     assert leader.bench._tokens[1] == replication.ReplyDestination("liftpy.inbox.n2.4.23", None, 23)
 
@@ -260,7 +260,7 @@ def test_fetch_client_request_has_all_fields_of_its_effect() -> None:
     assert more.HasField("badOffset")
     assert (more.badOffset, more.flushMicros, more.maxBytes) == (0, 2, 1 << 20), "a flush is told rounded up"
     assert follower.fetch(flush_ns=1 << 62).flushMicros == (1 << 32) - 1
-    follower.client.send_epoch_query(do.SendEpochQuery(request_id=51, leader="n1", asked_epoch=52, current_epoch=53))
+    follower.client.send_epoch_query(do.SendEpochQuery(request_id=51, leader="n1", requested_epoch=52, current_epoch=53))
     subject, frame, reply = follower.sent.pop()
     assert (subject, reply) == (OFFSET, "liftpy.inbox.n2.1.51")
     assert frames.decode(frame, pb.LeaderEpochOffsetRequest) == pb.LeaderEpochOffsetRequest(

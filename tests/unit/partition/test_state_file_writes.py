@@ -18,7 +18,7 @@ from liftpy.core.publish.dedup_window import StoredId
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.state_file import StateCapture, state_names
 from liftpy.core.wire.batch import build_batch, parse_batch
-from sidecar.partition.flushing import Flusher, StateCheckpoints, StateFileMatch, found_state, read_state_file
+from sidecar.partition.flushing import Flusher, StateCheckpoints, StateFileMatch, load_state_file, read_state_file
 from sidecar.runtime.timers import Timers
 from tests.until import until
 
@@ -126,7 +126,7 @@ async def test_state_file_written_at_a_clean_stop_is_loaded_at_the_next_start(
     assert state_names(storage) == ["state-00000000000000000002"]
     storage.files["state-00000000000000000009"] = storage.files["high-watermark"]
     again = Bench(pool, storage)
-    found = found_state(again.log, KEY)
+    found = load_state_file(again.log, KEY)
     assert found.state is not None
     assert (found.left_out, again.derived.restore(found.state), again.derived.is_complete) == (1, True, True)
     assert again.derived.ids.find(b"a", 0) == StoredId(0, 0)
@@ -138,7 +138,7 @@ async def test_state_file_written_at_a_clean_stop_is_loaded_at_the_next_start(
     )
     assert read_state_file(StateFileMatch(), again.log, "s", StreamConfig(), ReplicationConfig()) is None
     assert again.derived.replayed_bytes == 0
-    assert found_state(again.log, PartitionKey("s", "u2", 0)) == StateFileMatch(None, 1)
+    assert load_state_file(again.log, PartitionKey("s", "u2", 0)) == StateFileMatch(None, 1)
     assert StateFileMatch() == (None, 0)
     (await again.states.close())()
     assert state_names(storage) == []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from liftpy.config import ReplicationConfig, StreamConfig
-from sidecar.metadata.member import STEP_ASIDE_TIMEOUT_S
+from sidecar.metadata.member import TRANSFER_REQUEST_TIMEOUT_S
 from sidecar.partition import replica_manager as partitions_module
 from sidecar.partition import scrub as scrub_module
 from sidecar.partition.housekeeping import Housekeeping
@@ -120,11 +120,11 @@ async def test_resign_request_waits_no_longer_than_the_timeout_of_its_requester(
         waits.append(seconds)
 
     node._node.links.wait_until_processed = settled
-    node._aside[KEY] = None
+    node._leadership_transfers[KEY] = None
     only_in(monkeypatch, partitions_module, "asyncio", sleep=rest)
     await node._step_aside(one, lambda: waits.append("done"))
     aside_s, done, back_s = waits
     assert done == "done"
     assert one.asked == ["leave", "back"]
-    assert 0.1 <= aside_s < 0.75 * STEP_ASIDE_TIMEOUT_S, "a slow disk's flush has its time, and the answer is in time"
-    assert STEP_ASIDE_TIMEOUT_S <= aside_s + back_s <= 1.5 * ReplicationConfig().session_s
+    assert 0.1 <= aside_s < 0.75 * TRANSFER_REQUEST_TIMEOUT_S, "a slow disk's flush has its time, and the answer is in time"
+    assert TRANSFER_REQUEST_TIMEOUT_S <= aside_s + back_s <= 1.5 * ReplicationConfig().session_s

@@ -60,7 +60,7 @@ class Bench:
     def when_subscribed(self, heard: Callable[[], None]) -> None:
         heard()
 
-    def behind_read(self, callback: Callable[[], None]) -> None:
+    def call_after_read(self, callback: Callable[[], None]) -> None:
         pass
 
     def send_lines(self, lines: Any) -> None:

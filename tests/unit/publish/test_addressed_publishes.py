@@ -45,7 +45,7 @@ class Bench:
     def listen(self, subject: str, sink: Any, given_up: Any = None, refuser: Any = None) -> Any:
         self.sink = sink
 
-    def behind_read(self, callback: Any) -> None:
+    def call_after_read(self, callback: Any) -> None:
         asyncio.get_running_loop().call_soon(callback)
 
     def when_subscribed(self, heard: Any) -> None:

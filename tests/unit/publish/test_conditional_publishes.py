@@ -190,7 +190,7 @@ async def test_conditional_publish_without_reply_that_fails_is_dropped_and_count
 async def an_indexing_bench() -> Bench:
     """302 records of as many subjects, of which the leader has indexed the last only."""
     bench = Bench()
-    bench.derived.first_look_bytes = 1
+    bench.derived.first_read_bytes = 1
     for number in range(302):
         bench.send(f"ev.{number}", payload=b"v" * 100)
         if number % 20 == 0 or number > 299:
@@ -207,7 +207,7 @@ async def test_conditional_publish_of_an_unindexed_subject_is_answered_after_ind
     assert bench.answers() == []
     assert not bench.ingest.idle
     assert await bench.says("ev.301", (OF, 302)) == 303
-    while not bench.derived.read_beside():
+    while not bench.derived.read_missing_records():
         pass
     assert bench.answers() == [304, wrong(304), wrong(304)]
     assert bench.ingest.idle
@@ -231,7 +231,7 @@ async def test_conditional_publish_above_the_indexing_wait_limit_is_rejected_wit
     bench = await an_indexing_bench()
     bench.send("ev.new", (OF, 0))
     await turn()
-    bench.derived.read_beside(1)
+    bench.derived.read_missing_records(1)
     (answer,) = bench.answers()
     assert answer[:2] == (503, 10008)
     assert "Try again" in answer[2]
@@ -249,7 +249,7 @@ async def test_conditional_publishes_waiting_for_the_index_are_rejected_when_the
     else:
         bench.ingest.stop()
     assert [answer[0] for answer in bench.answers()] == ([503] if left else [])
-    while not bench.derived.read_beside():
+    while not bench.derived.read_missing_records():
         pass
     assert bench.answers() == []
     assert bench.end == 302

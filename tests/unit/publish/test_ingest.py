@@ -46,7 +46,7 @@ class FakeBus:
         self.listened += 1
         return self
 
-    def behind_read(self, callback: Callable[[], None]) -> None:
+    def call_after_read(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
 
     def when_subscribed(self, heard: Callable[[], None]) -> None:
@@ -129,7 +129,7 @@ async def test_ingest_is_subscribed_only_after_the_server_confirms_its_current_s
     bench.bus.unheard[0]()
     assert bench.ingest.heard
     bench.ingest.leave()
-    bench.ingest.come_back()
+    bench.ingest.resubscribe()
     assert not bench.ingest.heard
 
 
@@ -272,15 +272,15 @@ async def test_ingest_skips_only_the_message_that_makes_the_decoder_raise(monkey
 
 async def test_ingest_that_unsubscribed_stores_messages_in_flight_and_resubscribes_once() -> None:
     bench = Bench()
-    bench.ingest.come_back()
+    bench.ingest.resubscribe()
     assert bench.bus.listened == 1, "it has not left"
     bench.ingest.leave()
     bench.publish(b"late", reply=b"_INBOX.a")
     assert not bench.ingest.idle
     await turn()
     assert bench.counts() == [1]
-    bench.ingest.come_back()
-    bench.ingest.come_back()
+    bench.ingest.resubscribe()
+    bench.ingest.resubscribe()
     assert (bench.bus.left, bench.bus.listened) == (1, 2)
     bench.publish(b"again")
     await turn()
@@ -291,10 +291,10 @@ async def test_ingest_that_unsubscribed_and_stopped_does_not_resubscribe() -> No
     bench = Bench()
     bench.ingest.leave()
     bench.ingest.stop()
-    bench.ingest.come_back()
+    bench.ingest.resubscribe()
     assert not bench.ingest.open
     bench.ingest.start()
-    bench.ingest.come_back()
+    bench.ingest.resubscribe()
     assert bench.bus.listened == 2
 
 
@@ -461,7 +461,7 @@ async def test_ingest_at_the_limit_of_unacked_publishers_still_stores_publishes_
 async def test_dropped_publishes_are_logged_at_most_once_a_second(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.transport.dropped_publishes._SAY_EVERY_S", 0.05)
+    monkeypatch.setattr("sidecar.transport.dropped_publishes._LOG_PERIOD_S", 0.05)
     drops = Drops()
     for _ in range(1000):
         drops.count("orders/0", "overloaded", 3)

@@ -197,7 +197,7 @@ async def test_ingest_that_resubscribes_closes_its_former_subscription() -> None
     bench.ingest._listener = Heard()  # type: ignore[assignment]
     bench.ingest.leave()
     assert closed == []
-    bench.ingest.come_back()
+    bench.ingest.resubscribe()
     assert closed == [1]
     assert bench.ingest._listener is bench.bus
     bench.publish(b"again")

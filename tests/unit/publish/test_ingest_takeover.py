@@ -98,7 +98,7 @@ async def test_ingest_takeover_that_unsubscribed_resubscribes_on_the_ingest_conn
     leader.ingest.leave()
     hearing.lost()
     assert (hearing.left, leader.bus.listened) == (1, 0), "it is leaving anyway"
-    leader.ingest.come_back()
+    leader.ingest.resubscribe()
     assert (hearing.sink, leader.bus.listened) == (None, 1)
     leader.ingest.stop()
     assert leader.bus.sink is None
@@ -112,9 +112,9 @@ async def test_ingest_takeover_with_a_lost_connection_accepts_nothing_until_it_r
             leader.ingest.stop()
             leader.ingest.start()
         link, listened = (hearing, 0) if by_standby else (leader.bus, 1)
-        lost = hearing.lost if by_standby else leader.ingest.link_lost
+        lost = hearing.lost if by_standby else leader.ingest.process_link_loss
         if by_standby:
-            leader.ingest.link_lost()
+            leader.ingest.process_link_loss()
             assert (hearing.left, leader.bus.left) == (0, 0), "it hears by the other one"
         leader.may_leave = True
         lost()
@@ -123,13 +123,13 @@ async def test_ingest_takeover_with_a_lost_connection_accepts_nothing_until_it_r
         link.sink(b"ev", b"", b"on its way", b"")
         await turn()
         assert leader.counts() == [1]
-        leader.ingest.come_back()
+        leader.ingest.resubscribe()
         assert leader.bus.listened == listened + 1
         leader.publish(b"later")
         await turn()
         assert leader.counts() == [1, 1]
         leader.ingest.stop()
-        leader.ingest.link_lost()
+        leader.ingest.process_link_loss()
         assert leader.bus.left == (0 if by_standby else 1), "it listens to nothing"
 
 

@@ -34,7 +34,7 @@ def a_batch(base: int, subjects: list[str], *, asks: bool = False, value: bytes 
 
 def a_state(log: Log, room: int = ROOM, subject: str = "s.>") -> LogState:
     state = LogState(log, 1, 1 << 20, lambda: 0, subject=subject, partition_subject_index_bytes=room)
-    state.first_look_bytes = 1
+    state.first_read_bytes = 1
     return state
 
 

@@ -49,7 +49,7 @@ class FakeSubscription:
     def soon(self, callback: Callable[[], None]) -> None:
         self.soon_calls.append(callback)
 
-    def behind_read(self, callback: Callable[[], None]) -> None:
+    def call_after_read(self, callback: Callable[[], None]) -> None:
         self.behind.append(callback)
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class Bench:
             replica=self.replica, log=self.log, ids=self.ids,  # type: ignore[arg-type]
             heard=StandbyBuffer(NodeStandbyMemory(node_bytes), bound_bytes, 10 * S),
             now_ns=lambda: self.now_ns, wall_ns=lambda: self.now_ns,
-            rules=StandbyReplayRules(doubt_ns=1500 * MS), on_lost=self.lost.append,
+            rules=StandbyReplayRules(uncertainty_ns=1500 * MS), on_lost=self.lost.append,
         )  # fmt: skip
         self.standby.review()
 

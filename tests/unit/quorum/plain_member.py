@@ -41,7 +41,7 @@ class Machine:
     held: set[str] = field(default_factory=set)
     """The operations in ``applied``."""
 
-    def work_ahead(self, entry: bytes, index: int) -> bool:
+    def precompute(self, entry: bytes, index: int) -> bool:
         """Prepare an entry in one step."""
         return True
 

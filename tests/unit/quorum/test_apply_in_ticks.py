@@ -21,7 +21,7 @@ class Machine:
         self.applied: list[tuple[bytes, int]] = []
         self.fails_at = 0
 
-    def work_ahead(self, entry: bytes, index: int) -> bool:
+    def precompute(self, entry: bytes, index: int) -> bool:
         self.steps += 1
         if self.fails_at and self.steps >= self.fails_at:
             raise ValueError(entry)

@@ -131,7 +131,7 @@ class _Raising:
         self.calls += 1
         raise ValueError(entry)
 
-    def work_ahead(self, entry: bytes, index: int) -> bool:
+    def precompute(self, entry: bytes, index: int) -> bool:
         return True
 
 

@@ -153,7 +153,7 @@ class Ticking:
             propose=lambda command, callback, *, change: self.done.append((command, callback)),
         )
         self.outbox: list[tuple[str, bytes]] = []
-        transport: Any = SimpleNamespace(sessions=SimpleNamespace(outbox=self.outbox), hears_a_leader=lambda _: False)
+        transport: Any = SimpleNamespace(sessions=SimpleNamespace(outbox=self.outbox), has_leader_contact=lambda _: False)
         self.fatal: list[Exception] = []
         nothing: Any = None
         core: Any = self.core
@@ -257,7 +257,7 @@ class Machine:
         self.ready = True
         self.fails: BaseException | None = None
 
-    def work_ahead(self, entry: bytes, index: int) -> bool:
+    def precompute(self, entry: bytes, index: int) -> bool:
         self.told.append(("ahead", entry, index))
         if self.fails is not None:
             raise self.fails

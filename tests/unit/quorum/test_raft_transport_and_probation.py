@@ -94,7 +94,7 @@ def test_raft_append_entries_marks_the_leader_alive_and_returns_its_timestamp_in
     bench = Told()
     bench.hear("b", APPEND)
     assert bench.told == ["a leader is heard"]
-    assert (bench.transport._leader_heard_at, bench.transport._echoes) == (100.0, {"b": 70})
+    assert (bench.transport._leader_contact_s, bench.transport._echoes) == (100.0, {"b": 70})
     bench.say({**APPEND, "entries": []})
     assert bench.sent[-1][1]["sent_ns"] == 1000
     bench.hear("b", {**NEXT, "applied_index": 5})

@@ -68,7 +68,7 @@ async def test_raft_timer_waits_until_the_next_append_election_or_tick_deadline(
     monkeypatch.setattr(driver_module, "tick_once", lambda *_: None)
     core: Any = SimpleNamespace(leads=leads, until_append_s=lambda: 0.06, until_election_s=lambda: election_s, behind=False)
     sessions = SimpleNamespace(outbox=[])
-    transport: Any = SimpleNamespace(hears_a_leader=lambda within_s: hears and within_s == REST_S, sessions=sessions)
+    transport: Any = SimpleNamespace(has_leader_contact=lambda within_s: hears and within_s == REST_S, sessions=sessions)
     nothing: Any = None
     duties = [1.0]
     driver = GroupDriver(core, transport, nothing, nothing, lambda: None, nothing, lambda: duties[0])

@@ -37,7 +37,7 @@ def test_candidate_appends_no_publish_before_its_epoch_is_durable_and_its_log_is
     candidate.heard()
     candidate.told(state("b", isr="bc", epoch=3, leader_epoch=2))
     assert not candidate.has(do.OpenSubject), "a was alive a moment ago, and may still speak"
-    candidate.step(ev.EpochQueryReceived(token=99, replica="a", asked_epoch=1, current_epoch=2, stream_uid=KEY.uid))
+    candidate.step(ev.EpochQueryReceived(token=99, replica="a", requested_epoch=1, current_epoch=2, stream_uid=KEY.uid))
     assert candidate.has(do.OpenSubject), "a asks in the new epoch: it has stepped down"
     assert not candidate.has(do.CloseSubject), "it serves on"
     assert candidate.replica.role == "LEADER"

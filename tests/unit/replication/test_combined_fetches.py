@@ -189,7 +189,7 @@ def test_combined_fetch_confirmed_by_the_leader_counts_as_a_fetch() -> None:
     leader = leader_with_a_quiet_follower()
     progress = leader.replica._role.handler.followers["b"]
     assert confirms(leader, asked(), after_s=3)
-    assert progress.caught_up_ns == progress.last_fetch_ns == progress.last_asked_ns == leader.now_ns
+    assert progress.caught_up_ns == progress.last_fetch_ns == progress.last_contact_ns == leader.now_ns
     assert (progress.position, progress.last_request_id) == (2, 80)
 
 

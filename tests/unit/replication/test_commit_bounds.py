@@ -142,4 +142,4 @@ def test_waiting_fetch_response_has_the_high_watermark_at_the_time_of_the_respon
     leader.publish(2)
     assert {effect.replica for effect in leader.out if isinstance(effect, do.AnswerParkedFetch)} <= {"b", "c"}
     followers = leader.replica._role.handler.followers  # type: ignore[attr-defined]
-    assert all(progress.told_high_watermark == leader.replica.high_watermark for progress in followers.values())
+    assert all(progress.sent_high_watermark == leader.replica.high_watermark for progress in followers.values())

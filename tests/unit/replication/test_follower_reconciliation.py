@@ -13,7 +13,7 @@ def test_restarted_follower_sends_an_epoch_query_before_its_first_fetch() -> Non
     follower = Stepped("b").opened(14, 5, ((1, 0), (3, 10)))
     follower.told(state(leader_epoch=5))
     query = follower.only(do.SendEpochQuery)
-    assert (query.asked_epoch, query.current_epoch) == (3, 5)
+    assert (query.requested_epoch, query.current_epoch) == (3, 5)
     assert not follower.has(do.SendFetch)
     follower.step(
         ev.NoticeReceived(leader="a", leader_epoch=5, epoch=1, epoch_start_offset=0, high_watermark=13, log_start_offset=0)
@@ -27,7 +27,7 @@ def test_restarted_follower_sends_an_epoch_query_before_its_first_fetch() -> Non
     assert not follower.has(do.SendFetch)
     follower.step(ev.LogTruncated(end_offset=10))
     query = follower.only(do.SendEpochQuery)
-    assert query.asked_epoch == 1
+    assert query.requested_epoch == 1
     follower.step(
         ev.EpochQueryAnswered(request_id=query.request_id, leader_epoch=1, last_offset=7, current_epoch=5, log_start_offset=0)
     )
@@ -189,14 +189,14 @@ def test_follower_with_a_compacted_log_first_queries_the_epoch_of_its_compaction
         follower.step(ev.LogCompacted(end_offset=10, leader_epoch=3))
         follower.told(state(leader_epoch=5))
         first = follower.only(do.SendEpochQuery)
-        assert (first.leader, first.asked_epoch, first.current_epoch) == ("a", 3, 5)
+        assert (first.leader, first.requested_epoch, first.current_epoch) == ("a", 3, 5)
         answer = ev.EpochQueryAnswered(
             request_id=first.request_id, leader_epoch=3, last_offset=9 if reached else 8, current_epoch=5, log_start_offset=2
         )
         follower.step(answer)
         if reached:
             second = follower.only(do.SendEpochQuery)
-            assert (second.asked_epoch, second.current_epoch) == (2, 5), "of its log's end"
+            assert (second.requested_epoch, second.current_epoch) == (2, 5), "of its log's end"
             assert second.request_id != first.request_id
         else:
             assert follower.only(do.ResetLog) == do.ResetLog(start_offset=2)

@@ -170,22 +170,22 @@ def test_epoch_query_of_another_leader_epoch_is_rejected() -> None:
     leader = Stepped("a").leads(end=5, hw=3)
     leader.publish(2)
     for asked, epoch, last in ((1, 1, 4), (2, 2, 6), (9, 2, 6), (0, 0, -1)):
-        leader.step(ev.EpochQueryReceived(token=1, replica="b", asked_epoch=asked, current_epoch=2, stream_uid=KEY.uid))
+        leader.step(ev.EpochQueryReceived(token=1, replica="b", requested_epoch=asked, current_epoch=2, stream_uid=KEY.uid))
         assert leader.only(do.SendEpochAnswer) == do.SendEpochAnswer(
             token=1, leader_epoch=epoch, last_offset=last, current_epoch=2, log_start_offset=0
         )
-    leader.step(ev.EpochQueryReceived(token=1, replica="b", asked_epoch=1, current_epoch=1, stream_uid=KEY.uid))
+    leader.step(ev.EpochQueryReceived(token=1, replica="b", requested_epoch=1, current_epoch=1, stream_uid=KEY.uid))
     assert leader.only(do.SendFetchRefusal).reason is RefusalReason.STALE_EPOCH
 
 
 def test_leader_with_an_empty_log_or_epoch_answers_epoch_queries_with_the_end_offset() -> None:
     empty = Stepped("a").leads()
-    empty.step(ev.EpochQueryReceived(token=1, replica="b", asked_epoch=1, current_epoch=2, stream_uid=KEY.uid))
+    empty.step(ev.EpochQueryReceived(token=1, replica="b", requested_epoch=1, current_epoch=2, stream_uid=KEY.uid))
     assert empty.only(do.SendEpochAnswer) == do.SendEpochAnswer(
         token=1, leader_epoch=0, last_offset=-1, current_epoch=2, log_start_offset=0
     )
     empty_epoch = Stepped("a").leads(end=5)
-    empty_epoch.step(ev.EpochQueryReceived(token=1, replica="b", asked_epoch=2, current_epoch=2, stream_uid=KEY.uid))
+    empty_epoch.step(ev.EpochQueryReceived(token=1, replica="b", requested_epoch=2, current_epoch=2, stream_uid=KEY.uid))
     assert empty_epoch.only(do.SendEpochAnswer) == do.SendEpochAnswer(
         token=1, leader_epoch=1, last_offset=4, current_epoch=2, log_start_offset=0
     )
@@ -375,7 +375,7 @@ def test_leader_that_sees_a_higher_leader_epoch_steps_down_and_drops_pending_ack
     assert leader.has(do.CloseSubject)
     assert leader.has(do.DropPendingAcks)
     assert leader.replica.role == "FOLLOWER"
-    assert leader.only(do.SendEpochQuery).asked_epoch == 2
+    assert leader.only(do.SendEpochQuery).requested_epoch == 2
     leader.publish()
     assert leader.sent() == [do.DropPublishes(token=leader.tokens)], "the new leader heard it too: no negative ack"
 

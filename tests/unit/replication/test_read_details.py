@@ -258,7 +258,7 @@ def test_range_query_returns_file_names_only_if_enabled_and_requested() -> None:
         assert (list(head.fileBases), list(head.fileBegins)) == (([0], [head.fileBegins[0]]) if told else ([], []))
         if told:
             assert head.fileEnds[0] - head.fileBegins[0] == head.rangeBytes
-        assert shell.counters[module.FILES_TOLD] == (1 if told else 0)
+        assert shell.counters[module.FILE_OFFERS] == (1 if told else 0)
         assert not shell.one(**asked)[0].host
         assert refused(shell, boundsOnly=True, offset=2, rangeEnd=9, asksFiles=True)[0] == E.OFFSET_OUT_OF_RANGE, (
             "not committed"

@@ -174,7 +174,7 @@ class Learner(Stepped):
 
     def __init__(self, config: ReplicationConfig) -> None:
         super().__init__("d")
-        self.replica = Replica("d", 1, config, seed=7, copy_pace=pace_of(config))
+        self.replica = Replica("d", 1, config, seed=7, copy_limit=pace_of(config))
         held = state()
         moved = replace(held.state, target=("a", "b", "d"), joining="d", copy_epoch=1)
         self.follows(replace(held, state=moved))
@@ -210,7 +210,7 @@ def test_learner_that_is_behind_waits_for_the_catchup_throttle_before_its_next_f
 def test_learner_replica_that_stops_releases_its_reserved_time_of_the_catchup_throttle() -> None:
     config = ReplicationConfig(copy_bytes_per_s=1_000_000)
     learner = Learner(config)
-    pace = learner.replica._shared.copy_pace
+    pace = learner.replica._shared.copy_limit
     learner.copies(0, 9, 99, size_bytes=100_000)
     assert pace.turn(learner.now_ns)[0] == learner.now_ns + 200 * MS
     pace.release(100 * MS)
@@ -219,7 +219,7 @@ def test_learner_replica_that_stops_releases_its_reserved_time_of_the_catchup_th
 
 
 def test_learner_progress_is_reset_by_a_new_copy_epoch() -> None:
-    progress = FollowerProgress(caught_up_ns=0, last_asked_ns=0)
+    progress = FollowerProgress(caught_up_ns=0, last_contact_ns=0)
     progress.set_copy_epoch(5)
     progress.fetched(40, 1, 41, 10)
     progress.set_copy_epoch(5)

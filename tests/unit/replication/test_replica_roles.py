@@ -15,7 +15,7 @@ from tests.unit.replication.test_combined_fetches import CONFIG, fetch
 
 def query(stepped: Stepped, asked: int = 1, current: int = 2, uid: str = KEY.uid) -> do.Effect:
     (answer,) = stepped.step(
-        ev.EpochQueryReceived(token=9, replica="c", asked_epoch=asked, current_epoch=current, stream_uid=uid)
+        ev.EpochQueryReceived(token=9, replica="c", requested_epoch=asked, current_epoch=current, stream_uid=uid)
     )
     return answer
 

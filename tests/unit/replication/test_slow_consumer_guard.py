@@ -32,8 +32,8 @@ class Server:
             if self.answer_ms is not None and ms % self.every_ms == 0:
                 answers.append((now_ns + self.answer_ms * MS, self.pending, self.read, now_ns))
             while answers and answers[0][0] <= now_ns:
-                _, pending, read, asked_ns = answers.pop(0)
-                self.overflow.record_pong(pending, read, asked_ns)
+                _, pending, read, request_ns = answers.pop(0)
+                self.overflow.record_pong(pending, read, request_ns)
             self.done = min(self.read, self.done + self.stored_each)
             self._step(now_ns)
             self.most = max(self.most, self.pending)
@@ -48,7 +48,7 @@ class Server:
             given_up = min(max(0, due - room), MIB)
             self.given_up += given_up
             self.done += given_up
-        if self.waiting < BUFFER // 2 or due or not self.overflow.leaves_alone(self.read, now_ns):
+        if self.waiting < BUFFER // 2 or due or not self.overflow.can_stop_reading(self.read, now_ns):
             size = min(self.pending, BUFFER - self.waiting, MIB)
             self.pending -= size
             self.read += size
@@ -93,11 +93,11 @@ def test_slow_consumer_guard_of_a_silent_server_reads_at_a_fixed_rate_doubled_pe
 def test_slow_consumer_guard_drops_the_bytes_above_the_server_limit() -> None:
     overflow = LoadShedding()
     overflow.record_pong(60 * MIB, 7, START_NS)
-    assert not overflow.leaves_alone(7, START_NS + 1)
+    assert not overflow.can_stop_reading(7, START_NS + 1)
     assert overflow.due_bytes(False, 7, 0, START_NS + 2) == 60 * MIB - LIMIT_BYTES
     assert overflow.due_bytes(True, 7 + 8 * MIB, 0, START_NS + 3) == 0
-    assert overflow.leaves_alone(7 + 8 * MIB, START_NS + 3)
-    assert not overflow.leaves_alone(7 + 8 * MIB, START_NS + FRESH_NS + 1), "that was long ago"
+    assert overflow.can_stop_reading(7 + 8 * MIB, START_NS + 3)
+    assert not overflow.can_stop_reading(7 + 8 * MIB, START_NS + FRESH_NS + 1), "that was long ago"
 
 
 def test_slow_consumer_guard_never_lets_a_server_write_exceed_its_deadline() -> None:

@@ -23,7 +23,7 @@ def heard(*words: tuple[int, int, int]) -> LoadShedding:
 def test_slow_consumer_guard_before_the_first_server_answer_assumes_an_unknown_backlog() -> None:
     overflow = LoadShedding()
     assert overflow.held_bytes(7, T) == 0
-    assert not overflow.leaves_alone(0, T), "who has said nothing may hold anything"
+    assert not overflow.can_stop_reading(0, T), "who has said nothing may hold anything"
 
 
 def test_slow_consumer_guard_extrapolates_the_server_backlog_at_the_measured_rate() -> None:
@@ -60,9 +60,9 @@ def test_slow_consumer_guard_with_a_small_server_backlog_reuses_the_last_rate() 
 
 def test_slow_consumer_guard_with_a_recent_answer_drops_nothing_up_to_the_limit() -> None:
     overflow = heard((LIMIT_BYTES, 5, 0))
-    assert overflow.leaves_alone(5, T + FRESH_NS)
-    assert not overflow.leaves_alone(5, T + FRESH_NS + 1)
-    assert not overflow.leaves_alone(4, T)
+    assert overflow.can_stop_reading(5, T + FRESH_NS)
+    assert not overflow.can_stop_reading(5, T + FRESH_NS + 1)
+    assert not overflow.can_stop_reading(4, T)
     assert overflow.due_bytes(False, 4, 0, T) == 1
 
 

@@ -60,7 +60,7 @@ def texts(tree: ast.Module) -> set[tuple[str, str]]:
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in _LOGGING:
                 continue
             base, given = ast.unparse(node.func.value), node.args
-            if base in ("CHATTER", "_seldom"):
+            if base in ("INFO_LOG_LIMIT", "_seldom"):
                 base, given = ast.unparse(given[0]), given[1:]
             if base in names and base not in {one.arg for one in function.args.args}:
                 text = given[0]

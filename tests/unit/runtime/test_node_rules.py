@@ -45,11 +45,11 @@ def a_link(name: str, number: int, *, connected: bool = True) -> Any:
 def a_reporter(tmp_path: Path, links: list[Any], failed: dict[str, str] | None = None) -> Reporter:
     class Partitions(list[Any]):
         failed: dict[str, str]
-        copy_pace: CatchupThrottle
+        copy_limit: CatchupThrottle
         derived: NodeStateMemory
 
     partitions = Partitions()
-    partitions.failed, partitions.copy_pace, partitions.derived = failed or {}, CatchupThrottle(), NodeStateMemory()
+    partitions.failed, partitions.copy_limit, partitions.derived = failed or {}, CatchupThrottle(), NodeStateMemory()
     group: Any = SimpleNamespace(
         leader="n1",
         image=SimpleNamespace(index=5, controllers=ControllerList(("n1", "n2"), "n3", "n2", 4)),

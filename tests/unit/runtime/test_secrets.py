@@ -19,7 +19,7 @@ from liftpy.errors import ConfigError, NotAllowedError, UnavailableError
 from liftpy.nats.transport import open_connection
 from liftpy.nats.urls import check_urls, without_secrets
 from sidecar.dev.nats_server import NatsServer
-from sidecar.runtime.settings import GivenSettings, NodeSettings, Target, target_from
+from sidecar.runtime.settings import NodeSettings, SettingsLoader, Target, target_from
 from tests.each import each
 
 SECRET = "s3cr3t"
@@ -88,12 +88,12 @@ def _everything(error: BaseException | None) -> str:
 def test_node_settings_repr_hides_secrets(tmp_path: Path) -> None:
     environment = {"LIFTPY_NATS": f"nats://bob:{SECRET}@h:1", "LIFTPY_NODE_ID": "n1", "LIFTPY_DATA": str(tmp_path)}
     for way in ({"LIFTPY_USER": "bob", "LIFTPY_PASSWORD": SECRET}, {"LIFTPY_TOKEN": SECRET}):
-        settings = GivenSettings(None, {}, {**environment, **way}).load()
+        settings = SettingsLoader(None, {}, {**environment, **way}).load()
         assert SECRET in settings.credentials.password + settings.credentials.token
         assert SECRET not in repr(settings)
         assert SECRET not in repr(target_from(None, None, {}, {**environment, **way}))
     with pytest.raises(ConfigError) as raised:
-        GivenSettings(None, {}, {**environment, "LIFTPY_PASSWORD": f"{SECRET}\x01", "LIFTPY_USER": "bob"}).load()
+        SettingsLoader(None, {}, {**environment, "LIFTPY_PASSWORD": f"{SECRET}\x01", "LIFTPY_USER": "bob"}).load()
     assert "password" in str(raised.value)
     assert SECRET not in str(raised.value)
 
@@ -135,7 +135,7 @@ def test_tls_or_credentials_setting_that_is_invalid_raises_with_the_setting_name
     given = text if "data = " in text else f'data = "{tmp_path}"\n{text}'
     file.write_text(f'node_id = "n1"\n{given}')
     with pytest.raises(ConfigError, match=name) as raised:
-        GivenSettings(file, {}, {}).load()
+        SettingsLoader(file, {}, {}).load()
     assert SECRET not in str(raised.value)
     assert len(str(raised.value)) < 400
 

@@ -10,7 +10,7 @@ import pytest
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from sidecar.runtime import settings
-from sidecar.runtime.settings import GivenSettings, NodeSettings, Target, address_of, target_from, unknown_variables
+from sidecar.runtime.settings import NodeSettings, SettingsLoader, Target, address_of, target_from, unknown_variables
 
 WHOLE = """
 node_id = "n1"
@@ -38,7 +38,7 @@ def load(
         assert folder is not None
         path = folder / "node.toml"
         path.write_text(text)
-    return GivenSettings(path, flags or {}, env or {}).load()
+    return SettingsLoader(path, flags or {}, env or {}).load()
 
 
 def test_settings_file_with_all_settings_is_loaded(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_settings_error_contains_the_name_of_the_wrong_setting(text: str, names:
 
 def test_settings_file_that_is_missing_raises_config_error() -> None:
     with pytest.raises(ConfigError, match="Cannot read"):
-        GivenSettings(Path("/nonexistent/node.toml"), {}, {}).load()
+        SettingsLoader(Path("/nonexistent/node.toml"), {}, {}).load()
 
 
 def test_settings_repr_hides_the_password() -> None:

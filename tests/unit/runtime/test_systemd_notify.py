@@ -43,7 +43,7 @@ class There:
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[There]:
     monkeypatch.chdir(tmp_path)  # the path of a socket is short
-    monkeypatch.setattr(module, "_LOOK_S", 0.002)
+    monkeypatch.setattr(module, "_CHECK_INTERVAL_S", 0.002)
     made = There(Path("notify"))
     yield made
     made.socket.close()

@@ -395,7 +395,7 @@ async def test_service_output_writer_append_error_raises_and_marks_no_output_as_
 ) -> None:
     sender: Any = Sender(Partition())
     sender.produce(6)
-    sender.outbox.known, sender.emitter._must_look = True, False
+    sender.outbox.known, sender.emitter._must_check = True, False
 
     async def write(batch: Any) -> None:
         if batch.first.number == 0:
@@ -410,10 +410,10 @@ async def test_service_output_writer_append_error_raises_and_marks_no_output_as_
 @pytest.mark.parametrize(("tell", "must_look"), [("wake", False), ("reread_end", True)])
 async def test_service_output_writer_that_sleeps_wakes_on_each_notification(tell: str, must_look: bool) -> None:
     sender: Any = Sender(Partition())
-    sender.emitter._must_look = False
+    sender.emitter._must_check = False
     sender.emitter._wake.clear()
     getattr(sender.emitter, tell)()
-    assert (sender.emitter._wake.is_set(), sender.emitter._must_look) == (True, must_look)
+    assert (sender.emitter._wake.is_set(), sender.emitter._must_check) == (True, must_look)
 
 
 @pytest.mark.parametrize("purged", [range(5, 8), range(6, 10), range(10)])

@@ -337,7 +337,7 @@ async def test_service_record_feeder_after_a_divergence_restores_only_compared_s
     await node.at(25)
     await node.stored(10, 20)
     node.outbox.compared_end = 10
-    node.keeper.set_aside_diverged()
+    node.keeper.quarantine_diverged()
     assert node.store.positions() == [10]
     await node.close()
 

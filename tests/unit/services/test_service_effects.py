@@ -184,7 +184,7 @@ def test_service_pending_effects_after_encode_and_decode_are_equal() -> None:
 
 def test_service_machine_rejects_effects_from_another_thread() -> None:
     machine = machine_of()
-    machine.at_home = lambda: False
+    machine.is_apply_thread = lambda: False
     with pytest.raises(ServiceFailedError, match="effect is"):
         machine.apply([record(0, b"a")])
 
@@ -332,7 +332,7 @@ async def test_service_effect_runner_limits_the_number_of_concurrent_handlers() 
 async def test_service_effect_runner_with_due_timers_appends_ticks_at_the_tick_interval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("liftpy.service.effect_runner._IDLE_LOOK_S", 0.001)
+    monkeypatch.setattr("liftpy.service.effect_runner._IDLE_CHECK_S", 0.001)
     bench = Bench(machine_of(), tick_interval_s=0.05)
     await asyncio.sleep(0.2)
     assert bench.writer.appended == [], "no timer is set"

@@ -206,7 +206,7 @@ def test_service_endpoint_ignores_an_ack_with_another_stream_uid(world: World) -
 
 def test_service_endpoint_forwards_a_snapshot_request_to_the_service(world: World) -> None:
     world.say(hello(snapshotPosition=4))
-    assert world.services.held_from() == 4
+    assert world.services.retain_from() == 4
     world.say(frames.encode(pb.SnapshotRequest(service="bank", stream="other")), b"")
     assert len(world.sent) == 1
     world.say(frames.encode(pb.SnapshotRequest(service="bank", stream="s")), b"")

@@ -87,7 +87,7 @@ def test_service_health_keeps_a_bounded_number_of_reports() -> None:
     for number in range(100):
         wellness.record_states(f"x{number}", {f"s{n}": WELL for n in range(100)}, 0)
     assert len(wellness.unhealthy_services({}, 0)) == 0
-    assert len(wellness._ill_since_ns) == MAX_REPORTED == len(wellness._reports)
+    assert len(wellness._failing_since_ns) == MAX_REPORTED == len(wellness._reports)
 
 
 def test_service_health_report_expires_after_4_seconds() -> None:
@@ -104,7 +104,7 @@ def test_service_health_report_expires_after_4_seconds() -> None:
     assert not wellness.knows(seconds(5) + 1)
     wellness.record_states("n2", {"bank": WELL}, 0)
     assert wellness.unhealthy_services({}, seconds(9)) == [], "what nobody says any more is no service"
-    assert wellness._ill_since_ns == {}
+    assert wellness._failing_since_ns == {}
 
 
 def test_service_health_reports_a_service_as_unhealthy_only_after_the_whole_grace_period() -> None:

@@ -313,7 +313,7 @@ async def test_service_host_without_a_recent_message_of_the_leader_node_writes_n
     assert not made._is_beside_the_leader()
     await bus.tell(order(bus, 2, leads=True))
     assert made._is_beside_the_leader()
-    made._heard_s -= 60.0
+    made._last_contact_s -= 60.0
     assert not made._is_beside_the_leader()
 
 
@@ -321,7 +321,7 @@ async def test_service_host_leader_without_messages_of_its_node_becomes_follower
     bus, made, _, _ = running
     await bus.tell(order(bus, 1, role=pb.SERVICE_LEADER))
     await bus.until(lambda: made.machine is not None and made.machine.role is Role.LEADER)
-    made._heard_s -= 60.0
+    made._last_contact_s -= 60.0
     await bus.until(lambda: made.machine.role is Role.FOLLOWER)
     await bus.tell(order(bus, 1, role=pb.SERVICE_LEADER))
     assert made.leads, "the same order again renews it"
@@ -409,10 +409,10 @@ async def test_service_output_writer_after_a_role_change_reads_the_output_stream
         if batch.first.number == 1:
             made.reread_end()
 
-    made._write, made._must_look = write, False
+    made._write, made._must_check = write, False
     await made._send()
     assert written == [0, 1]
-    made._must_look = False
+    made._must_check = False
     await made._send()
     assert (written, outbox.emitted_end) == ([0, 1, 2], 3)
 

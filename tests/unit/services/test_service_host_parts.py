@@ -192,13 +192,13 @@ async def test_service_host_after_a_state_rebuild_drops_earlier_replies(running:
     server._replies.add(Reply(1, "_INBOX.x", b""))
     machine = server.machine
     server._machine_started(machine, None)
-    assert (len(server._replies), machine.replies, machine.at_home) == (
+    assert (len(server._replies), machine.replies, machine.is_apply_thread) == (
         0,
         server._replies,
         server._at_home,
     )
-    assert machine.at_home()
-    assert not await asyncio.to_thread(machine.at_home)
+    assert machine.is_apply_thread()
+    assert not await asyncio.to_thread(machine.is_apply_thread)
 
 
 async def test_service_host_without_messages_for_one_lease_rejects_queries_and_decisions(

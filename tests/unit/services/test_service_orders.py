@@ -79,7 +79,7 @@ async def test_service_host_ignores_older_instructions_and_instructions_for_anot
 async def test_service_host_leads_until_its_lease_expires(
     host: Any, heard_ago_s: float, leads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host._order, host._heard_s = order(host, leaseMs=200), 1000.0
+    host._order, host._last_contact_s = order(host, leaseMs=200), 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0 + heard_ago_s)
     host._apply_order()
     assert host.leads is leads

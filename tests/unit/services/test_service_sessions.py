@@ -285,16 +285,16 @@ def test_service_sessions_report_the_failing_record_of_an_ended_service() -> Non
 
 def test_service_sessions_retain_the_log_from_the_oldest_snapshot_position_of_all_services() -> None:
     s = sessions()
-    assert s.held_from() is None
+    assert s.retain_from() is None
     s.hello(hello("bank", position=50, snapshotPosition=40), "_INBOX.a", FOLLOWS, 0)
     s.hello(hello("echo", position=50, snapshotPosition=30), "_INBOX.a", FOLLOWS, 0)
-    assert s.held_from() == 30
+    assert s.retain_from() == 30
     s.hello(hello("echo", position=50, snapshotPosition=30, leaving=True), "_INBOX.a", FOLLOWS, 0)
-    assert s.held_from() == 30
+    assert s.retain_from() == 30
     s.hello(hello("echo", 2, 50, snapshotPosition=50), "_INBOX.a", FOLLOWS, 0)
-    assert s.held_from() == 40
+    assert s.retain_from() == 40
     s.hello(hello("new", snapshotPosition=-7), "_INBOX.a", FOLLOWS, 0)
-    assert s.held_from() == 0
+    assert s.retain_from() == 0
 
 
 def test_service_sessions_snapshot_request_increments_the_request_number_in_the_order() -> None:
@@ -340,7 +340,7 @@ def test_service_sessions_report_the_fields_of_the_last_hello() -> None:
     assert s.digests() == {"bank": (9, {at: b"%d" % at for at in range(16)})}
     (row,) = s.report(9)
     assert (row["version"], row["active_version"], row["fetched_bytes"], row["given_bytes"], row["snapshot"]) == (4, 3, 5, 6, 8)
-    assert (s.versions(), s.held_from()) == ({"bank": 4}, 8)
+    assert (s.versions(), s.retain_from()) == ({"bank": 4}, 8)
     s.agree("bank", {40: (b"d", 2)})
     s.can_do("bank", 6)
     (order,) = joined(s.hello(hello(fetching=True), "_INBOX.b", FOLLOWS, 1))
@@ -348,7 +348,7 @@ def test_service_sessions_report_the_fields_of_the_last_hello() -> None:
     (tell,) = s.hello(hello(snapshotPosition=-5), "_INBOX.c", FOLLOWS, 2)
     assert isinstance(tell, SendToService)
     assert (tell.inbox, list(tell.message.agreed)) == ("_INBOX.c", []), "it looks for none any more"
-    assert (s.digests(), s.versions(), s.held_from()) == ({"bank": (0, {})}, {"bank": 0}, 0)
+    assert (s.digests(), s.versions(), s.retain_from()) == ({"bank": (0, {})}, {"bank": 0}, 0)
     s.agree("nobody", {})
     s.can_do("nobody", 1)
     assert len(s) == 1

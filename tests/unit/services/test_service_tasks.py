@@ -250,7 +250,7 @@ async def test_service_effect_runner_sleeps_until_the_next_timer_is_due(
 async def test_service_effect_runner_starts_a_new_effect_without_waiting_for_the_next_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(effect_runner, "_IDLE_LOOK_S", 3600.0)
+    monkeypatch.setattr(effect_runner, "_IDLE_CHECK_S", 3600.0)
     machine, ran = machine_of(), list[int]()
     instance: Any = SimpleNamespace(machine=machine, leads=True, emitted_end=None)
     settings = ServiceSettings("shop", "orders", "n1", Path("x"))
@@ -494,7 +494,7 @@ async def test_service_reply_sender_yields_between_replies_and_retries_a_failed_
 async def test_service_reply_sender_sends_a_new_reply_without_waiting_for_the_next_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("liftpy.service.reply_sender._IDLE_LOOK_S", 3600.0)
+    monkeypatch.setattr("liftpy.service.reply_sender._IDLE_CHECK_S", 3600.0)
     bus, buffer = Answers(), ReplyBuffer()
     running = asyncio.create_task(replier(bus, buffer).run())
     for offset in range(3):

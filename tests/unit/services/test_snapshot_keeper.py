@@ -95,17 +95,17 @@ async def test_service_snapshot_keeper_of_a_failed_service_stores_no_snapshot(wo
 
 
 async def test_service_snapshot_keeper_retains_the_log_from_the_newest_compared_snapshot(world: World) -> None:
-    assert world.keeper.held_from() == 0
+    assert world.keeper.retain_from() == 0
     for _ in range(3):
         world.apply(5)
         await world.keeper.keep(world.machine)
-    assert world.keeper.held_from() == 0
-    for compared_end, held_from in ((4, 0), (5, 5), (14, 10), (15, 15)):
+    assert world.keeper.retain_from() == 0
+    for compared_end, retain_from in ((4, 0), (5, 5), (14, 10), (15, 15)):
         world.outbox.compared_end = compared_end
-        assert world.keeper.held_from() == held_from
+        assert world.keeper.retain_from() == retain_from
     without = SnapshotKeeper(world.store, ServiceSettings("count", "in", "n1", Path("x")), None)
     await without.newest(lambda snapshot: snapshot.position < 15)
-    assert without.held_from() == 10
+    assert without.retain_from() == 10
 
 
 async def test_service_snapshot_keeper_after_a_failed_store_retains_the_whole_log(
@@ -119,7 +119,7 @@ async def test_service_snapshot_keeper_after_a_failed_store_retains_the_whole_lo
     world.apply(5)
     await world.keeper.keep(world.machine)
     assert "STORAGE" in world.keeper.problem
-    assert world.keeper.held_from() == 0
+    assert world.keeper.retain_from() == 0
 
 
 class Forgetful(Count):
@@ -144,4 +144,4 @@ async def test_service_snapshot_keeper_retains_the_log_if_a_snapshot_cannot_be_r
     await world.keeper.keep(world.machine)
     assert bool(world.keeper.problem) is forgetful
     assert world.store.positions() == ([] if forgetful else [3])
-    assert world.keeper.held_from() == (0 if forgetful else 3)
+    assert world.keeper.retain_from() == (0 if forgetful else 3)

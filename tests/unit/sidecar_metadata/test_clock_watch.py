@@ -17,7 +17,7 @@ from liftpy.core.base.clock_trust import NO_AGE_NS
 from liftpy.core.wire.frames import encode_presence
 from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata import clock_watch
-from sidecar.metadata.clock_watch import HELD_BACK, ClockWatch
+from sidecar.metadata.clock_watch import CLOCK_WAITS, ClockWatch
 from sidecar.status.metric_names import INCIDENTS
 from sidecar.transport.liveness import QUESTION
 from tests.until import until
@@ -72,13 +72,13 @@ async def test_clock_watch_requests_the_time_of_live_nodes_until_the_clock_is_tr
     monkeypatch.setattr(clock_watch, "ASK_EVERY_S", 0.001)
     watch = Watched("n3")
     assert watch.time_of_age_ns() == NO_AGE_NS, "nobody has told yet"
-    assert watch.counted == {HELD_BACK: 1}
+    assert watch.counted == {CLOCK_WAITS: 1}
     watch.start()
     await until(lambda: len(watch.others.asked) >= 3)
     await watch.close()
     assert set(watch.others.asked) == {("ns.status.n2", QUESTION)}
     assert abs(watch.time_of_age_ns() - time.time_ns()) < 60 * NS_PER_S
-    assert watch.counted == {HELD_BACK: 1}
+    assert watch.counted == {CLOCK_WAITS: 1}
     asked = len(watch.others.asked)
     await asyncio.sleep(0)
     assert len(watch.others.asked) == asked
@@ -99,8 +99,8 @@ async def test_clock_watch_logs_a_clock_jump_once(caplog: pytest.LogCaptureFixtu
         "wall clock not trusted reason=2 of 2 other clocks differ by more than 60 s: pausing age-based retention",
         "wall clock trusted: resuming age-based retention",
     ]
-    assert watch.counted[HELD_BACK] == 3
-    assert HELD_BACK in INCIDENTS
+    assert watch.counted[CLOCK_WAITS] == 3
+    assert CLOCK_WAITS in INCIDENTS
 
 
 async def test_clock_watch_while_nodes_start_waits_without_a_warning(
@@ -142,4 +142,4 @@ async def test_clock_watch_after_a_clock_jump_returns_the_time_of_the_other_node
     assert abs(watch.stamp_ns() - time.time_ns()) < 5 * NS_PER_S
     own.wall_s = 5
     assert abs(watch.stamp_ns() - 5 * NS_PER_S - time.time_ns()) < NS_PER_S, "its own again"
-    assert watch.counted[HELD_BACK] == 0
+    assert watch.counted[CLOCK_WAITS] == 0

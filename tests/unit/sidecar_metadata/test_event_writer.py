@@ -34,7 +34,7 @@ class World:
         self.connection = SimpleNamespace(is_closed=False)
         self.trail = a_trail(*counts)
         self.log = EventLog(self.trail)
-        monkeypatch.setattr(module, "LOOK_S", 0.001)
+        monkeypatch.setattr(module, "CHECK_PERIOD_S", 0.001)
         monkeypatch.setattr(module, "_AGAIN_S", 0.002)
         monkeypatch.setattr(module, "Transport", lambda connection: SimpleNamespace(connection=connection))
         monkeypatch.setattr(module, "Client", lambda transport, subjects, owns_connection: FakeClient(self, transport))

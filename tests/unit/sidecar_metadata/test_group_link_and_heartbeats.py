@@ -100,7 +100,7 @@ class Beating:
         monkeypatch.setattr(membership, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(membership, "clock", SimpleNamespace(now_ns=lambda: round(self.now * NS)))
         self.beat = pb.Heartbeat(nodeId="n1", incarnation=2)
-        role, pace = cast(Any, SimpleNamespace(current=self.group)), membership.HeartbeatPace(0.5, 3.0)
+        role, pace = cast(Any, SimpleNamespace(current=self.group)), membership.HeartbeatTimes(0.5, 3.0)
         self.beats = membership.Heartbeats(role, self.beat, pace, lambda *what: self.answered.append(what))
         self.beats._home = cast(
             Any, SimpleNamespace(call_soon_threadsafe=lambda call, *given: self.home.append((call, *given)))

@@ -13,7 +13,7 @@ from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.subjects import Subjects
-from sidecar.metadata.member import STEP_ASIDE_TIMEOUT_S, ask_accused, ask_to_step_aside
+from sidecar.metadata.member import TRANSFER_REQUEST_TIMEOUT_S, ask_accused, request_leadership_transfer
 from tests.each import each
 
 QUESTION = LeaderCheck(PartitionKey("orders", "uid-1", 2), 7, "n2")
@@ -81,10 +81,10 @@ async def test_leadership_transfer_request_to_a_node_is_repeated_until_a_valid_a
     given = iter(answers)
 
     async def request(subject: str, payload: bytes, timeout: float) -> Any:
-        assert 0 < timeout <= STEP_ASIDE_TIMEOUT_S
+        assert 0 < timeout <= TRANSFER_REQUEST_TIMEOUT_S
         bus.answer = next(given)
         return await Bus.request(bus, subject, payload, timeout)
 
     bus.request = request
-    await ask_to_step_aside(bus, Subjects(), "n2", ASIDE)
+    await request_leadership_transfer(bus, Subjects(), "n2", ASIDE)
     assert bus.asked == [("liftpy.notify.n2", frames.seal(ASIDE))] * asked

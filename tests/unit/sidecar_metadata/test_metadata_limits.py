@@ -91,7 +91,7 @@ async def test_request_forwarder_timeout_after_sending_returns_an_unknown_outcom
     monkeypatch.setattr(control, "clock", SimpleNamespace(now_ns=lambda: len(bus.asked) * S // 10))
     made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
     request = pb.ControlRequest(barrier=pb.Barrier(), operationId=b"this very one...")
-    response = await made.until_decided(request, 0.3)  # three requests of 0.1 s each, however long they took
+    response = await made.request_until_decided(request, 0.3)  # three requests of 0.1 s each, however long they took
     assert response.error == error
     assert len(bus.asked) == 3
     assert {asked.operationId for asked in bus.asked} == {b"this very one..."}
@@ -105,7 +105,7 @@ async def test_request_forwarder_request_sent_before_a_leader_change_returns_an_
     made.leader_is("n1", 1)
     now = [0]
     monkeypatch.setattr(control, "clock", SimpleNamespace(now_ns=lambda: now[0]))
-    deciding = asyncio.create_task(made.until_decided(BARRIER, 1000.0))
+    deciding = asyncio.create_task(made.request_until_decided(BARRIER, 1000.0))
     await turns(lambda: bus.asked)
     waits_for = made._changed
     for same in ("n1", ""):

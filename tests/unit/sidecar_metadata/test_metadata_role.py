@@ -91,7 +91,7 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_role, "_LOOK_S", 0.001)
+    monkeypatch.setattr(group_role, "_CHECK_INTERVAL_S", 0.001)
     monkeypatch.setattr(group_role, "RaftMember", Member)
 
 

@@ -64,7 +64,7 @@ def taken_in(incarnation: int = 7, index: int = 5) -> pb.ControlResponse:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_REGISTER_RETRY_S", "_TAKEN_RETRY_S", "_IMAGE_WAIT_S"):
+    for name in ("_REGISTER_RETRY_S", "_CONFLICT_RETRY_S", "_IMAGE_WAIT_S"):
         monkeypatch.setattr(membership_module, name, 0.001)
 
 
@@ -339,11 +339,11 @@ async def test_metadata_feed_subscriber_barrier_waits_for_the_index_of_the_answe
     node: Any = FeedSubscriber("n9", Bus(), Subjects("ns"))  # type: ignore[arg-type]
     answers = [pb.ControlResponse(error=OK, index=4, metadataLeader="n2"), pb.ControlResponse(error=UNAVAILABLE, index=0)]
 
-    async def until_decided(request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+    async def request_until_decided(request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
         assert request.HasField("barrier")
         return answers.pop(0)
 
-    node._forwarder = SimpleNamespace(until_decided=until_decided)
+    node._forwarder = SimpleNamespace(request_until_decided=request_until_decided)
     waiting = asyncio.ensure_future(node.barrier(3600))
     for _ in range(3):
         await asyncio.sleep(0.002)
@@ -442,7 +442,7 @@ async def test_request_forwarder_finished_request_leaves_no_task(way: str) -> No
 
     forwarder = Forwarder(Asked(), Subjects("ns"), "n1")  # type: ignore[arg-type]
     before = asyncio.all_tasks()
-    deciding = asyncio.ensure_future(forwarder.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0))
+    deciding = asyncio.ensure_future(forwarder.request_until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0))
     for _ in range(3):
         await asyncio.sleep(0)
     forwarder.leader_is("n2", 2)

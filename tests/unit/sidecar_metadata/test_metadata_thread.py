@@ -24,7 +24,7 @@ from sidecar.dev.nats_server import NatsServer
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.metadata.group_role import MetadataConnection
 from sidecar.metadata.group_thread import GroupThread, _read_consistently
-from sidecar.metadata.membership import HeartbeatPace, Heartbeats, Membership
+from sidecar.metadata.membership import Heartbeats, HeartbeatTimes, Membership
 from sidecar.runtime.settings import NodeSettings
 from tests.until import until
 
@@ -84,7 +84,7 @@ async def test_metadata_thread_sends_heartbeats_while_the_event_loop_of_the_node
     assert (await _register(group)).error == pb.ControlResponse.OK
     beats: list[tuple[int, pb.ControlResponse]] = []
     heartbeat = pb.Heartbeat(nodeId="n1", incarnation=1)
-    running = Heartbeats(group.role, heartbeat, HeartbeatPace(0.02, 5.0), lambda *answer: beats.append(answer))
+    running = Heartbeats(group.role, heartbeat, HeartbeatTimes(0.02, 5.0), lambda *answer: beats.append(answer))
     task = asyncio.run_coroutine_threadsafe(running.run(), group.loop)
     async with asyncio.timeout(30):
         while not beats:
@@ -105,7 +105,7 @@ async def test_metadata_thread_sends_no_heartbeats_after_the_node_loop_is_blocke
     await _register(group)
     beats: list[int] = []
     heartbeat = pb.Heartbeat(nodeId="n1", incarnation=1)
-    running = Heartbeats(group.role, heartbeat, HeartbeatPace(0.02, 0.2), lambda sent_ns, _: beats.append(sent_ns))
+    running = Heartbeats(group.role, heartbeat, HeartbeatTimes(0.02, 0.2), lambda sent_ns, _: beats.append(sent_ns))
     task = asyncio.run_coroutine_threadsafe(running.run(), group.loop)
     async with asyncio.timeout(30):
         while not beats:

@@ -92,7 +92,7 @@ class Driven:
 @pytest.fixture
 async def driven(monkeypatch: pytest.MonkeyPatch) -> Driven:
     monkeypatch.setattr(membership, "_REGISTER_RETRY_S", 0.0)
-    monkeypatch.setattr(membership, "_TAKEN_RETRY_S", 0.0)
+    monkeypatch.setattr(membership, "_CONFLICT_RETRY_S", 0.0)
     return Driven()
 
 
@@ -171,17 +171,17 @@ async def test_node_membership_lease_begins_at_the_send_time_of_the_heartbeat(dr
     answered_ns: list[int] = []
 
     def answer(request: pb.ControlRequest) -> Response | None:
-        if not driven.heard and clock.now_ns() < asked_ns[-1] + 20_000_000:
+        if not driven.heard and clock.now_ns() < request_ns[-1] + 20_000_000:
             return None
         answered_ns.append(clock.now_ns())
         return Response(index=10)
 
-    asked_ns = [clock.now_ns()]
+    request_ns = [clock.now_ns()]
     driven.group.answer = answer
     driven.member.incarnation = 7
     driven.member.start()
     await until(lambda: bool(driven.heard))
-    assert asked_ns[0] <= driven.heard[0] < answered_ns[0] - 10_000_000
+    assert request_ns[0] <= driven.heard[0] < answered_ns[0] - 10_000_000
     assert {request.heartbeat.incarnation for request in driven.group.asked} == {7}
     await driven.member.close()
 

@@ -49,7 +49,7 @@ async def test_request_forwarder_repeats_unanswered_requests_after_a_leader_chan
     bus = Bus(silent=1)
     made = forwarder(bus)
     made.leader_is("n1", 4)
-    deciding = asyncio.create_task(made.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 3600.0))
+    deciding = asyncio.create_task(made.request_until_decided(pb.ControlRequest(barrier=pb.Barrier()), 3600.0))
     await bus.arrived.wait()
     made.leader_is("n1", 4)  # nothing new
     made.leader_is("", 5)  # nobody to ask
@@ -71,7 +71,7 @@ async def test_request_forwarder_ignores_an_answer_to_another_request_and_retrie
             return answer
 
     bus = Mixed(silent=0)
-    response = await forwarder(bus).until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0)
+    response = await forwarder(bus).request_until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0)
     assert response.error == pb.ControlResponse.OK
     assert len(bus.asked) == 2
     assert bus.asked[0].operationId == bus.asked[1].operationId == response.operationId
@@ -153,7 +153,7 @@ async def test_request_forwarder_does_not_repeat_a_request_after_an_earlier_lead
     made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
     made.leader_is("n1", 1)
     made.leader_is("n2", 2)
-    response = await made.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0)
+    response = await made.request_until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0)
     assert (response.error, len(bus.asked), bus.subject) == (pb.ControlResponse.OK, 1, "space.control.node.n1")
     assert 0 < bus.timeout <= control.ATTEMPT_NS / NS
     assert len(bus.asked[0].operationId) == 16
@@ -179,7 +179,7 @@ async def test_request_forwarder_error_distinguishes_sent_from_unsent_requests(
             raise error
 
     made = Forwarder(Failing(0), Subjects("space"), "n1")  # type: ignore[arg-type]
-    response = await made.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 0.05)
+    response = await made.request_until_decided(pb.ControlRequest(barrier=pb.Barrier()), 0.05)
     assert (response.error, response.detail) == (outcome, detail)
 
 
@@ -193,6 +193,6 @@ async def test_request_forwarder_on_the_metadata_leader_decides_locally_with_the
 
     bus = Bus(silent=0)
     made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
-    response = await made.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0, here)
+    response = await made.request_until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0, here)
     assert (response.index, bus.asked) == (2, [])
     assert 59 < given[1] < given[0] <= 60

@@ -17,11 +17,11 @@ from liftpy.nats.credentials import Credentials
 from liftpy.spark.options import Access
 from sidecar.cli import output
 from sidecar.cli.main import main
-from sidecar.cli.spark_commands import SparkPlace, source_options
+from sidecar.cli.spark_commands import SparkTarget, source_options
 from sidecar.runtime.settings import Target
 from tests.sim.fake_node import FakeNode
 
-HERE = SparkPlace("local[2]", {})
+HERE = SparkTarget("local[2]", {})
 
 
 def run(access: Access, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -87,10 +87,10 @@ def test_spark_command_deletes_its_secret_files_at_the_end() -> None:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     assert not file.exists()
-    with pytest.raises(ConfigError, match="on other machines"), source_options(target, SparkPlace("spark://h:7077", {})):
+    with pytest.raises(ConfigError, match="on other machines"), source_options(target, SparkTarget("spark://h:7077", {})):
         pass
     by_file = Target(("nats://a:1",), "ns", Credentials(creds_file="/etc/reader.creds"))
-    with source_options(by_file, SparkPlace("spark://h:7077", {})) as options:
+    with source_options(by_file, SparkTarget("spark://h:7077", {})) as options:
         assert options == {"nats": "nats://a:1", "namespace": "ns", "nats.creds": "/etc/reader.creds"}
 
 
@@ -125,7 +125,7 @@ def test_spark_command_shows_the_tasks_of_the_running_stages(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spark = RunningSpark()
-    monkeypatch.setattr(SparkPlace, "session", lambda place, name: spark)
+    monkeypatch.setattr(SparkTarget, "session", lambda place, name: spark)
     monkeypatch.setattr(output, "LINE_EVERY_S", 0.0)
     with HERE.open_session("liftpy spark archive", is_shown=True):
         assert spark.was_asked.wait(20)

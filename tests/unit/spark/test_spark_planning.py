@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftpy.errors import ConfigError, DataLossError, NotFoundError, OffsetOutOfRangeError
-from liftpy.spark.offsets import OffsetSpec, StreamOffsets, check_uids, never_back, parse_spec, share_out
+from liftpy.spark.offsets import OffsetSpec, StreamOffsets, check_uids, parse_spec, raise_to_start, share_out
 from liftpy.spark.planning import (
     PartitionView,
     PlannedRange,
@@ -77,7 +77,7 @@ def test_spark_stream_offsets_of_a_recreated_stream_are_rejected() -> None:
 
 
 def test_spark_planned_offsets_never_decrease_and_contain_all_earlier_partitions() -> None:
-    assert never_back({("s", 0): 3, ("s", 1): 9, ("s", 2): 1}, {("s", 0): 5, ("s", 1): 9, ("s", 9): 4}) == {
+    assert raise_to_start({("s", 0): 3, ("s", 1): 9, ("s", 2): 1}, {("s", 0): 5, ("s", 1): 9, ("s", 9): 4}) == {
         ("s", 0): 5, ("s", 1): 9, ("s", 2): 1, ("s", 9): 4,
     }  # fmt: skip
 

@@ -14,7 +14,7 @@ from liftpy.client.progress import ReadProgress
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import ConfigError, DataLossError, ProtocolError
 from liftpy.spark.catalog import _view_of
-from liftpy.spark.offsets import never_back
+from liftpy.spark.offsets import raise_to_start
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.range_reader import FetchRules, _after_loss, _Span, check_pieces
@@ -43,7 +43,7 @@ def piece(base: int, count: int, epoch: int, deltas: list[int] | None = None) ->
     ],
 )
 def test_spark_planned_range_end_is_never_below_its_start(end: Any, start: Any, found: Any) -> None:
-    assert never_back(end, start) == found
+    assert raise_to_start(end, start) == found
 
 
 @pytest.mark.parametrize(("ending_at", "end"), [(None, None), (3, 3), (20, 20), (21, 20), (99, 20)])

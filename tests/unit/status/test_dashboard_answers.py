@@ -202,7 +202,7 @@ def test_dashboard_streams_answer_lists_the_worst_first_and_recomputes_only_chan
     rest = asked(the_answers(reporter), streams_question((last["urgency"], last["stream"])))
     assert [row["stream"] for row in rest["rows"]] == ["c"]
     before = len(made)
-    answers._rested = AnswerRateLimit()
+    answers._answer_limit = AnswerRateLimit()
     asked(answers, streams_question())
     assert len(made) == before
 
@@ -432,7 +432,7 @@ def test_dashboard_streams_answer_has_the_numbers_of_the_newest_cluster_image() 
     streams = reporter.group.image.streams
     streams["a"] = a_cluster(a=(a_state(0, ("n1",)),)).group.image.streams["a"]
     del streams["b"]
-    answers._rested = AnswerRateLimit()
+    answers._answer_limit = AnswerRateLimit()
     (row,) = asked(answers, streams_question())["rows"]
     assert (row["stream"], row["under_min_isr"]) == ("a", 1)
     assert set(answers._summaries) == {"a"}

@@ -16,7 +16,7 @@ import pytest
 
 from liftpy.config import NS_PER_S
 from liftpy.core.observe.app_rows import NO_MEMBERS, instance_row, joined_services
-from liftpy.core.observe.history import NAMES, History, asked_rows
+from liftpy.core.observe.history import NAMES, History, select_rows
 from liftpy.core.observe.node_summary import ASKED, NodeSummary
 from liftpy.core.observe.page_model import figure, value_at
 from liftpy.core.observe.timeline import MARKS, MOST_MARKS, fits, marks, marks_of
@@ -24,7 +24,7 @@ from liftpy.errors import UnavailableError
 from sidecar.cli.dashboard import together
 from sidecar.status import cluster_poller, pages
 from sidecar.status import http as serving
-from sidecar.status.cluster_poller import FORGOTTEN_S, ClusterPoller
+from sidecar.status.cluster_poller import UNUSED_DATA_S, ClusterPoller
 from sidecar.status.http import EventStreamResponse, HttpServer, http
 from sidecar.status.pages import NODE_COLUMNS, Site, as_html, names, runbook, static
 from tests.each import each
@@ -88,7 +88,7 @@ class Cluster:
         self.asked.append((node, kind))
         if kind == "history":
             kept = self.keepers.get((node, said["node"])) if "node" in said else self.histories[node]
-            rows = asked_rows(kept, said) if kept is not None else None
+            rows = select_rows(kept, said) if kept is not None else None
             return {"history": rows.as_object() if rows is not None else None}
         if kind == "partitions":
             rows = [a_partition(number, stream=self.stream) for number in range(2)]
@@ -388,7 +388,7 @@ async def test_dashboard_polls_nodes_only_while_viewed_and_once_for_all_viewers(
     assert cluster.asked.count(("n1", "glance")) == 2
     assert cluster.asked.count(("n1", "events")) + cluster.asked.count(("n2", "events")) == 2, "one controller"
     assert made._task is not None
-    clock.go_on(FORGOTTEN_S)
+    clock.go_on(UNUSED_DATA_S)
     async with asyncio.timeout(10):
         await made._task
     assert made.cluster()["cluster"]["rows"] == [], "and then all is forgotten"
@@ -429,7 +429,7 @@ async def test_dashboard_stream_lists_are_polled_while_viewed_and_bounded(
         await body(site, "/", f"after=%5B{number}%2C%22s%22%5D".encode())
         clock.go_on(0.1)
     assert [place[0] for place in made._streams] == [5, 6, 7]
-    clock.go_on(cluster_poller.LOOKED_AT_S)
+    clock.go_on(cluster_poller.VIEW_TIMEOUT_S)
     cluster.asked.clear()
     await body(site, "/")
     assert [place[0] for place in made._streams] == [-1], "nobody looks at the others any more"
@@ -536,7 +536,7 @@ async def test_dashboard_live_updates_are_cached_for_one_poll() -> None:
         await anext(live.events)
         await live.events.aclose()
         made.seq += 1
-    assert len(site._live_made) == 1
+    assert len(site._live_bodies) == 1
 
 
 async def test_dashboard_live_updates_of_the_same_page_share_one_object(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,13 +87,13 @@ def test_events_request_with_filters_returns_only_matching_events(only: dict[str
 
 
 def test_events_request_for_an_old_time_starts_its_scan_at_this_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_LOOKED_AT", 100)
+    monkeypatch.setattr(module, "MAX_SCANNED_RECORDS", 100)
     reporter = a_reporter(a_store(2000))
     assert indices(asked(reporter, until_ns=200 * S))[:2] == [199, 198], "within a minute of it, by the batches' stamps"
 
 
 def test_events_request_scans_a_bounded_number_of_records_and_returns_its_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_LOOKED_AT", 100)
+    monkeypatch.setattr(module, "MAX_SCANNED_RECORDS", 100)
     monkeypatch.setattr(module, "STEP", 30)
     reporter, found, before = a_reporter(a_store(400)), [], None
     for questions in range(1, 10):  # noqa: B007

@@ -6,7 +6,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.observe.node_health import HealthInput
 from sidecar.status.health import Health
 
-WELL = HealthInput(registered=True, nats=True, metadata_heard_s=0.1, session_s=3.0, opened=True)
+WELL = HealthInput(registered=True, nats=True, metadata_silence_s=0.1, session_s=3.0, opened=True)
 
 
 def test_health_check_synced_fails_while_a_worker_process_is_not_in_sync() -> None:

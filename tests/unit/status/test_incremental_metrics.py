@@ -95,7 +95,7 @@ class History:
 @each("seed", range(40))
 def test_metrics_updated_incrementally_equal_a_full_scan(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "AT_ONCE", 2)
-    monkeypatch.setattr(figures, "TAKEN_AT_ONCE", 3)
+    monkeypatch.setattr(figures, "ROWS_PER_STEP", 3)
     history, now_ns = History(seed), clock.now_ns()
     for number in range(400):
         history.step()
@@ -120,7 +120,7 @@ def test_metrics_gathering_reads_only_changed_partitions() -> None:
 
 def test_metrics_gathering_of_many_changed_partitions_yields_between_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "AT_ONCE", 1)
-    monkeypatch.setattr(figures, "TAKEN_AT_ONCE", 4)
+    monkeypatch.setattr(figures, "ROWS_PER_STEP", 4)
     counts = NodeCounts()
     workers = [a_worker("s", number) for number in range(10)]
     for worker in workers:

@@ -121,7 +121,7 @@ class Held(list[Any]):
         super().__init__(workers)
         self.counts = NodeCounts(StreamLabels(streams), AllOfThem(self))
         self.failed: dict[Any, str] = {}
-        self.copy_pace, self.derived = CatchupThrottle(copied_bytes=31), NodeStateMemory()
+        self.copy_limit, self.derived = CatchupThrottle(copied_bytes=31), NodeStateMemory()
 
     @property
     def standby_bytes(self) -> int:
@@ -166,7 +166,7 @@ def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -
 
 
 def gathered(reporter: Any) -> Figures:
-    with patch.object(figures_module, "MOST_S", 60.0), patch.object(by_change, "TAKEN_AT_ONCE", 1 << 20):
+    with patch.object(figures_module, "MOST_S", 60.0), patch.object(by_change, "ROWS_PER_STEP", 1 << 20):
         return asyncio.run(NodeFigures(reporter).gather())
 
 
@@ -266,7 +266,7 @@ def test_metrics_of_a_node_have_the_values_of_their_sources() -> None:
 
 def test_metrics_of_throttled_copies_are_in_seconds() -> None:
     reporter = a_reporter([])
-    reporter.partitions.copy_pace.waited_ns, reporter.partitions.copy_pace.yielded_ns = 2_500_000_000, 1_250_000_000
+    reporter.partitions.copy_limit.waited_ns, reporter.partitions.copy_limit.yielded_ns = 2_500_000_000, 1_250_000_000
     found = shown(gathered(reporter))
     assert (found["copy_throttle_rate_seconds_total",], found["copy_throttle_load_seconds_total",]) == (2.5, 1.25)
 

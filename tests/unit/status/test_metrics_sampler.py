@@ -105,7 +105,7 @@ def test_metrics_sampler_yields_between_slices_and_pauses_in_proportion_to_its_c
     look_s: float, rests_s: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``rests_s``: the most, where samples cost so much that none would count any more."""
-    monkeypatch.setattr(figures, "TAKEN_AT_ONCE", 1 << 20)
+    monkeypatch.setattr(figures, "ROWS_PER_STEP", 1 << 20)
     reporter = a_reporter([a_worker(partition=number) for number in range(2_000)])
     now_s, soon, later = [0.0], [], []
 

@@ -121,7 +121,7 @@ def a_worker(stream: str = "s", partition: int = 3) -> Any:
 def a_reporter(tmp_path: Path, *workers: Any, **more: Any) -> Reporter:
     class Partitions(list[Any]):
         failed: ClassVar[dict[str, str]] = {}
-        copy_pace = CatchupThrottle(bytes_per_second=120, copied_bytes=121, backlog_bytes=122, waited_ns=123_456_789)
+        copy_limit = CatchupThrottle(bytes_per_second=120, copied_bytes=121, backlog_bytes=122, waited_ns=123_456_789)
         derived = NodeStateMemory(138, 139, Counter(ids=140), Counter(subjects=141))
 
     link = a_link("ingest", 1)

@@ -86,7 +86,7 @@ def test_status_health_request_before_a_report_exists_is_answered_with_reasons(t
     assert get(service, "/livez") == (200, b"ok\n")
     status, body = get(service, "/readyz")
     assert (status, body.splitlines()[0]) == (503, b"[-] registered: not registered with the metadata group yet")
-    signs = HealthInput(registered=True, nats=True, metadata_heard_s=0.0, session_s=1.0, opened=True)
+    signs = HealthInput(registered=True, nats=True, metadata_silence_s=0.0, session_s=1.0, opened=True)
     assert get(service, "/readyz") == (200, b"ok\n")
     assert get(service, "/readyz?verbose") == (200, b"[+] registered\n[+] nats\n[+] metadata\n[+] partitions\n[+] space\n")
     key = PartitionKey("s", "u1", 0)

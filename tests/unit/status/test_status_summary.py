@@ -11,7 +11,7 @@ import pytest
 from liftpy.core.observe.node_summary import ASKED, LATENCY_S, summary_from_json
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.runtime.settings import NodeSettings
-from sidecar.status.status_api import FRESH_S, MOST_WAITING, StatusHandler, SummaryHandler, glance_at
+from sidecar.status.status_api import FRESH_S, MOST_WAITING, StatusHandler, SummaryHandler, summarize_node
 from tests.unit.status.test_metrics import a_reporter, a_worker, gathered, shown
 from tests.unit.status.test_status_endpoint import Bus
 
@@ -20,7 +20,7 @@ def test_status_summary_numbers_equal_the_metrics() -> None:
     reporter = a_reporter([a_worker(), a_worker("t", 1, isr=("n1",))], incarnation=6, uptime_s=7.25)
     reporter.instruments.acks[next(iter(reporter.instruments.acks))].observe(0.003, 4)
     found = gathered(reporter)
-    glance, metric = glance_at(found, reporter), shown(found)
+    glance, metric = summarize_node(found, reporter), shown(found)
     assert (glance.node, glance.incarnation, glance.uptime_s, glance.metadata_leader) == ("n1", 6, 7.2, "n1")
     for field, name in (
         ("records_in", ("ingest_records_total",)),
@@ -52,7 +52,7 @@ def test_status_summary_numbers_equal_the_metrics() -> None:
 def test_status_summary_of_a_node_that_is_no_controller_has_no_cluster_numbers() -> None:
     reporter = a_reporter([a_worker()], incarnation=6, uptime_s=7.0)
     reporter.group.is_controller = False
-    glance = glance_at(gathered(reporter), reporter)
+    glance = summarize_node(gathered(reporter), reporter)
     assert (glance.nodes, glance.index, glance.streams) == ({}, 0, 0)
 
 

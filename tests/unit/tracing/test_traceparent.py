@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from liftpy.config import Codec
 from liftpy.core.observe.trace_context import TraceContext, parse_traceparent, traceparent
-from liftpy.core.observe.tracing import MOST_LINKS, may_have_context, names_one, sampled_in, traced_in
+from liftpy.core.observe.tracing import MOST_LINKS, has_trace_context, may_have_context, sampled_in, traced_in
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.core.wire.headers import Headers
 from liftpy.errors import CorruptionError
@@ -70,10 +70,10 @@ def test_trace_context_check_of_a_batch_with_a_traceparent_header_returns_true(c
     assert may_have_context(batch_of(headers, codec))
     column = parse_batch(batch_of(headers, codec)).columns.headers
     assert column is not None
-    assert names_one(column)
+    assert has_trace_context(column)
     without = parse_batch(batch_of([[("xtraceparen", b"traceparent")]] * 20, codec))
     assert without.columns.headers is not None
-    assert not names_one(without.columns.headers)
+    assert not has_trace_context(without.columns.headers)
     assert not may_have_context(batch_of([None] * 20, codec))
     assert may_have_context(batch_of([[("other", b"x" * 100)]] * 20, codec)) == (codec is not Codec.NONE), (
         "compressed, it is not looked into"

@@ -149,7 +149,7 @@ def test_tracing_lost_spans_are_counted_and_logged_once_per_outage(
 
 
 async def test_tracing_span_limit_is_divided_between_worker_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_tracing, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(node_tracing, "CHECK_EVERY_S", 0.001)
     counters: Counter[str] = Counter()
     tracing = Tracing(settings(trace="otlp", workers=4), counters, InMemorySpanExporter)
     tracing.start()
@@ -176,7 +176,7 @@ def test_tracing_close_does_not_wait_for_a_hanging_collector(monkeypatch: pytest
 
 
 async def test_tracing_exports_recovery_and_failover_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_tracing, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(node_tracing, "CHECK_EVERY_S", 0.01)
     exporter, counters = InMemorySpanExporter(), Counter[str]()
     tracing = Tracing(settings(trace="otlp"), counters, lambda: exporter)
     tracing.start()

@@ -218,8 +218,8 @@ async def test_after_read_callbacks_run_once_after_all_messages_of_the_read(bus:
 
     def sink(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if not told:
-            bus.behind_read(lambda: told[99])  # type: ignore[arg-type,return-value]
-            bus.behind_read(lambda: told.append("behind"))
+            bus.call_after_read(lambda: told[99])  # type: ignore[arg-type,return-value]
+            bus.call_after_read(lambda: told.append("behind"))
         told.append(payload.decode())
 
     sid = bus.listen("behind.x", sink)._sid
@@ -228,7 +228,7 @@ async def test_after_read_callbacks_run_once_after_all_messages_of_the_read(bus:
     assert told == ["1", "2", "3", "behind"]
     assert [type(error) for error in failures] == [IndexError]
     told.clear()
-    bus.behind_read(lambda: told.append("later"))
+    bus.call_after_read(lambda: told.append("later"))
     assert told == [], "where nothing is read, in the next turn"
     await until(lambda: told == ["later"], "the next turn")
 
@@ -379,7 +379,7 @@ async def test_messages_whose_handler_raises_are_counted_and_logged_once_per_int
     bus: BusConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A publisher that can trigger the bug can do so a million times."""
-    monkeypatch.setattr(connection_module, "_SAY_EVERY_S", 3600.0)
+    monkeypatch.setattr(connection_module, "_LOG_PERIOD_S", 3600.0)
 
     def fails(subject: bytes, *_: bytes) -> None:
         raise KeyError("a bug")
@@ -390,7 +390,7 @@ async def test_messages_whose_handler_raises_are_counted_and_logged_once_per_int
     await until(lambda: bus.errors["not_taken"] == 500, "all are counted")
     assert len(caplog.records) == 1
     assert len(caplog.records[0].getMessage()) < 500, "subjects are shown shortened"
-    bus._may_say()  # an hour later
+    bus._reset_failing()  # an hour later
     bus.send("fails.again", [b""])
     await until(lambda: bus.errors["not_taken"] == 501, "one more")
     assert len(caplog.records) == 2

@@ -12,7 +12,7 @@ from liftpy.errors import NotAllowedError
 from sidecar.transport import connection as module
 from sidecar.transport import dropped_publishes
 from sidecar.transport.connection import BusConnection
-from sidecar.transport.credentials import _MAX_SAID, PermissionWatch
+from sidecar.transport.credentials import _MAX_REPORTED_DENIALS, PermissionWatch
 from sidecar.transport.dropped_publishes import Drops
 
 
@@ -63,7 +63,7 @@ async def test_connection_send_above_the_buffer_or_max_payload_returns_false_and
 async def test_connection_while_disconnected_buffers_only_messages_sent_with_the_keep_option(
     sending: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_KEPT_BYTES", 300)
+    monkeypatch.setattr(module, "_ACK_BUFFER_BYTES", 300)
     sending.up = False
     assert not sending.send("s", [b"x"])
     assert sending.send("s", [b"x" * 300], keep=True)
@@ -75,7 +75,7 @@ async def test_connection_while_disconnected_buffers_only_messages_sent_with_the
 async def test_connection_buffers_acks_up_to_a_bound_and_counts_the_dropped_acks(
     up: bool, bound: int, sending: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_KEPT_BYTES", 300)
+    monkeypatch.setattr(module, "_ACK_BUFFER_BYTES", 300)
     sending.up = up
     sending.send_lines([b"x" * (bound - 1), b"y"])
     sending.waiting = 1
@@ -131,10 +131,10 @@ def test_permission_denial_after_the_start_is_logged_once_per_subject(watch: Any
         watch.record_denial(True, "ns.a")
         watch.record_denial(False, "ns.a")
     assert (watch.ended, len(caplog.messages)) == ([], 2)
-    for number in range(2 * _MAX_SAID):
+    for number in range(2 * _MAX_REPORTED_DENIALS):
         watch.record_denial(True, f"s.{number}")
-    assert len(caplog.messages) == _MAX_SAID
-    assert watch._counters == {"permission_denied": 4 + 2 * _MAX_SAID}
+    assert len(caplog.messages) == _MAX_REPORTED_DENIALS
+    assert watch._counters == {"permission_denied": 4 + 2 * _MAX_REPORTED_DENIALS}
 
 
 # ---- what was dropped ------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ async def test_dropped_publishes_are_logged_once_per_interval(
 
     class Loop:
         def call_later(self, seconds: float, call: Any) -> Timer:
-            assert seconds == dropped_publishes._SAY_EVERY_S
+            assert seconds == dropped_publishes._LOG_PERIOD_S
             timers.append(Timer())
             return timers[-1]
 
@@ -178,11 +178,11 @@ async def test_dropped_publishes_are_logged_once_per_interval(
 
 async def test_after_read_callback_outside_a_read_runs_in_the_next_loop_turn(sending: Any) -> None:
     done: list[int] = []
-    sending.behind_read(lambda: done.append(1))
+    sending.call_after_read(lambda: done.append(1))
     assert done == []
     await asyncio.sleep(0)
     assert done == [1]
     sending._taking = True
-    sending.behind_read(lambda: done.append(2))
+    sending.call_after_read(lambda: done.append(2))
     await asyncio.sleep(0)
     assert (done, len(sending._behind)) == ([1], 1)

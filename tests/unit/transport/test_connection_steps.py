@@ -92,7 +92,7 @@ async def test_connection_read_runs_callbacks_and_then_flushes_the_write_buffer(
     did = bus._outlet.did
 
     def feed(data: bytes) -> bool:
-        bus.behind_read(lambda: did.append("behind"))
+        bus.call_after_read(lambda: did.append("behind"))
         if data == b"bad":
             raise nats.errors.ProtocolError
         return True

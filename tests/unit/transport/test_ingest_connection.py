@@ -108,11 +108,11 @@ async def test_ingest_connection_above_half_its_buffer_reads_only_to_avoid_a_slo
     bus, asked = bench.bus, []
     alone = True
 
-    def leaves_alone(read_bytes: int, now_ns: int) -> bool:
+    def can_stop_reading(read_bytes: int, now_ns: int) -> bool:
         asked.append((read_bytes, now_ns))
         return alone
 
-    bench.monkeypatch.setattr(bus.overflow, "leaves_alone", leaves_alone)
+    bench.monkeypatch.setattr(bus.overflow, "can_stop_reading", can_stop_reading)
     bus._arrived_bytes = BUFFER_BYTES // 2 - 1
     assert bus._reads()
     assert asked == []

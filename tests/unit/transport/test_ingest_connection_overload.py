@@ -61,12 +61,12 @@ class IngestRecorder:
     async def connect(self, url: str, asks: BusConnection, buffer_bytes: int) -> None:
         given = NodeSettings("n1", Path("unused"), nats=(url,))
         self.bus = await open_bus(given, lambda: IngestConnection(self.node, buffer_bytes, asks=asks))
-        self.bus.listen("ev", self._take, given_up=self._given_up)
+        self.bus.listen("ev", self._take, given_up=self._on_dropped)
 
     def _take(self, *_: bytes) -> None:
         self.taken += 1
 
-    def _given_up(self, count: int) -> None:
+    def _on_dropped(self, count: int) -> None:
         self.given_up += count
 
 
@@ -192,7 +192,7 @@ async def test_ingest_connection_closed_as_slow_consumer_counts_the_lost_message
     server: NatsServer, asks: BusConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("liftpy.core.replication.inflight_limits.LoadShedding.due_bytes", lambda *_: 0)
-    monkeypatch.setattr("liftpy.core.replication.inflight_limits.LoadShedding.leaves_alone", lambda *_: True)
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits.LoadShedding.can_stop_reading", lambda *_: True)
     monkeypatch.setattr("liftpy.core.replication.inflight_limits._PATIENCE_NS", 1 << 60)
     monkeypatch.setattr("liftpy.core.replication.inflight_limits._STUCK_NS", 1 << 60)
     taker = IngestRecorder()

@@ -71,12 +71,12 @@ def asker(monkeypatch: pytest.MonkeyPatch) -> Asker:
 def test_server_statistics_answer_is_delivered_once_with_the_request_time(asker: Asker) -> None:
     asker.ask()
     assert asker.bus.asked == [(SERVER_CONNECTIONS, {"cid": 7, "state": 2}, "box.connz.1")]
-    asked_ns = asker.now_ns
+    request_ns = asker.now_ns
     asker.now_ns += 5 * MS
     asker.bus.answer(1, reason="Slow Consumer")
     asker.bus.answer(1)
     asker.bus.answer(2)
-    assert asker.heard == [ConnectionStats(asked_ns, "s1", 7, 100, 5, "Slow Consumer")]
+    assert asker.heard == [ConnectionStats(request_ns, "s1", 7, 100, 5, "Slow Consumer")]
     assert asker.ask() == 1, "who has answered may be asked at once"
 
 
@@ -241,7 +241,7 @@ async def test_connection_read_resets_the_outstanding_pings(monkeypatch: pytest.
 
     def feed(data: bytes) -> bool:
         fed.append(data)
-        made.behind_read(lambda: done.append(len(fed)))
+        made.call_after_read(lambda: done.append(len(fed)))
         return data == b"all of it"
 
     made._parser.feed = feed

@@ -47,7 +47,7 @@ class Reader:
 
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
-    monkeypatch.setattr(ingest_connection, "_SOCKET_LOOK_AGAIN_S", 0.002)
+    monkeypatch.setattr(ingest_connection, "_SOCKET_RECHECK_S", 0.002)
     made = Reader(room=False)
     yield made
     made.close()
@@ -67,7 +67,7 @@ def test_socket_thread_reads_in_order_and_pauses_while_the_buffer_is_full(reader
 
 
 def test_socket_thread_with_a_full_buffer_resumes_when_free_space_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest_connection, "_SOCKET_LOOK_AGAIN_S", 10 * LIMIT_S)
+    monkeypatch.setattr(ingest_connection, "_SOCKET_RECHECK_S", 10 * LIMIT_S)
     reader = Reader(room=False)
     until(lambda: reader.looked == 1)
     reader.theirs.sendall(b"x")
@@ -100,7 +100,7 @@ def test_socket_thread_after_stop_reads_nothing_and_reports_no_eof(reader: Reade
 
 
 def test_socket_thread_with_a_full_buffer_ends_on_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest_connection, "_SOCKET_LOOK_AGAIN_S", 10 * LIMIT_S)
+    monkeypatch.setattr(ingest_connection, "_SOCKET_RECHECK_S", 10 * LIMIT_S)
     reader = Reader(room=False)
     until(lambda: reader.looked == 1)
     reader.close()

@@ -41,7 +41,7 @@ class FakeLink:
     def close(self) -> None:
         self.told.append(("close",))
 
-    def behind_read(self, callback: Callable[[], None]) -> None:
+    def call_after_read(self, callback: Callable[[], None]) -> None:
         self.told.append(("behind", callback))
 
     def when_subscribed(self, callback: Callable[[], None]) -> None:
@@ -117,7 +117,7 @@ async def test_standby_connection_loss_is_reported_only_to_leaders_that_use_it()
     assert lost == []
     link.changed(False)
     assert lost == ["a"]
-    leads.behind_read("callback")  # type: ignore[arg-type]
+    leads.call_after_read("callback")  # type: ignore[arg-type]
     leads.leave()
     leads.close()
     assert link.told[-3:] == [("behind", "callback"), ("leave",), ("close",)]

@@ -144,5 +144,5 @@ def test_follower_restarts_a_fragmented_batch_after_damage_or_at_another_epoch_o
         assert assembly.asks(fetch(1, 5, 1)) == NOTHING
         assembly.add_piece(first)
         assert (assembly.asks(after).position > 0) is holds
-        assert assembly.is_asked(2)
-        assert not assembly.is_asked(1)
+        assert assembly.is_outstanding(2)
+        assert not assembly.is_outstanding(1)

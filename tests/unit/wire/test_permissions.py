@@ -18,7 +18,7 @@ from liftpy.core.metadata.controller.admission import RequestAcl, refusal
 from liftpy.core.wire import subjects as built
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.permissions import USES, AccessRole, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
-from liftpy.core.wire.subjects import PARTITION_WORDS, SERVER_CONNECTIONS, Subjects, check_node_or_principal
+from liftpy.core.wire.subjects import PARTITION_TOKENS, SERVER_CONNECTIONS, Subjects, check_node_or_principal
 from liftpy.errors import ConfigError
 from sidecar.cli import permissions as rights_command
 from sidecar.cli.main import liftpy
@@ -131,7 +131,7 @@ def test_permissions_of_each_role_equal_the_expected_subjects() -> None:
 
 def test_role_may_publish_on_a_subject_of_another_role_only_if_a_token_is_a_reserved_word() -> None:
     """NATS's wildcards are whole tokens: what a role may publish on beside its own rows, whatever names the tokens are."""
-    words = ["x", *PARTITION_WORDS]
+    words = ["x", *PARTITION_TOKENS]
     for role in set(AccessRole) - {AccessRole.NODE}:
         allowed = rights_of(role, Scope()).publish
         for use in USES:
@@ -141,10 +141,10 @@ def test_role_may_publish_on_a_subject_of_another_role_only_if_a_token_is_a_rese
             for word in words:
                 subject = pattern.replace("*", word).replace(">", word)
                 if any(matches(a, subject) for a in allowed):
-                    assert word in PARTITION_WORDS, (role, subject, "a name that anybody may have")
+                    assert word in PARTITION_TOKENS, (role, subject, "a name that anybody may have")
 
 
-@pytest.mark.parametrize("word", sorted(PARTITION_WORDS))
+@pytest.mark.parametrize("word", sorted(PARTITION_TOKENS))
 def test_principal_or_node_name_that_is_a_protocol_word_is_rejected(word: str) -> None:
     for request in (pb.ControlRequest(deleteStream=pb.DeleteStream(name="s")), pb.ControlRequest(describeStream={"name": "s"})):
         assert refusal(RequestAcl.ADMIN, word, request)

@@ -15,7 +15,7 @@ from liftpy.core.wire.envelope import ChecksumError, EnvelopeError, MessageType
 from liftpy.core.wire.frames import MisdirectedError, address, check_answer_address, check_partition_address
 from liftpy.core.wire.headers import pairs_of
 from liftpy.core.wire.permissions import USES, AccessRole, Scope, partition_subjects, rights_of
-from liftpy.core.wire.subjects import PARTITION_WORDS, Subjects
+from liftpy.core.wire.subjects import PARTITION_TOKENS, Subjects
 from liftpy.errors import ConfigError, InvalidNameError, ProtocolError
 from tests.each import each
 
@@ -200,7 +200,7 @@ def test_message_headers_are_optional_and_decoded_in_order() -> None:
     assert pairs_of({"b": "é", "a": b"\xff"}) == (("b", "é".encode()), ("a", b"\xff"))
 
 
-@pytest.mark.parametrize("word", [*sorted(PARTITION_WORDS), "two.tokens", "*", "a b"])
+@pytest.mark.parametrize("word", [*sorted(PARTITION_TOKENS), "two.tokens", "*", "a b"])
 def test_principal_name_that_is_a_protocol_word_is_rejected(word: str) -> None:
     with pytest.raises(InvalidNameError):
         Subjects(principal=word)

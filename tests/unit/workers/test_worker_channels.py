@@ -116,12 +116,12 @@ def test_worker_process_answer_to_idle_partition_fetches_contains_the_number_of_
     for number in range(3):
         question.fetches.add(stream="orders", partition=number)
     worker, said = _worker(_quiet=SimpleNamespace(over=lambda asked: [1]))
-    WorkerNode._quiet_asked(worker, Frame(FrameKind.QUIET, 5, question.SerializeToString()))
+    WorkerNode._process_quiet_fetches(worker, Frame(FrameKind.QUIET, 5, question.SerializeToString()))
     ((kind, body),) = said
     answer = pb.QuietFetchesAnswer.FromString(body)
     assert (kind, list(answer.over), answer.count) == (FrameKind.QUIET_OVER, [1], 3)
     worker._quiet = None
-    WorkerNode._quiet_asked(worker, Frame(FrameKind.QUIET, 6, question.SerializeToString()))
+    WorkerNode._process_quiet_fetches(worker, Frame(FrameKind.QUIET, 6, question.SerializeToString()))
     assert len(said) == 1, "one that is not up yet has counted none of its own"
 
 
@@ -147,7 +147,7 @@ async def test_worker_process_reports_whether_its_stop_was_clean(clean: bool) ->
     told = asyncio.Event()
     told.set()
     worker, said = _worker(
-        start=nothing, stop=nothing, _start_ended=lambda task: None, _told_to_stop=told, _signing=None, was_clean=clean
+        start=nothing, stop=nothing, _start_ended=lambda task: None, _stop_requested=told, _signing=None, was_clean=clean
     )
     assert await WorkerNode.run(worker) == 0
     assert said == [(FrameKind.STOPPED, int(clean))]

@@ -52,7 +52,7 @@ from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import REFUSED, REPLY, counter_name, has_unknown_fields
-from liftpy.core.wire.subjects import PARTITION_WORDS, overlaps_inbox
+from liftpy.core.wire.subjects import PARTITION_TOKENS, overlaps_inbox
 from liftpy.errors import LiftError
 
 T = TypeVar("T")
@@ -277,7 +277,7 @@ def _known_fields(arrival: RequestContext) -> str:
 
 
 def _sender_name(arrival: RequestContext) -> str:
-    if arrival.acl is RequestAcl.INFO or arrival.sender not in PARTITION_WORDS:
+    if arrival.acl is RequestAcl.INFO or arrival.sender not in PARTITION_TOKENS:
         return ""
     return (
         f"The sender name {arrival.sender!r} is not allowed, because clients with read permissions may publish on its subject. Use "
@@ -459,7 +459,7 @@ def _new_leader_of_a_new_cluster(facts: LeaderFacts) -> Rejection | None:
 
 
 def _new_leader(facts: LeaderFacts) -> Rejection | None:
-    needs_sessions = facts.request.HasField("batch") or kind_of(facts.request).looked_at_first
+    needs_sessions = facts.request.HasField("batch") or kind_of(facts.request).has_preflight
     return _unavailable(facts.request, _NEW) if not facts.is_active and needs_sessions else None
 
 

@@ -5,7 +5,7 @@ heartbeats and from messages of controllers. A new metadata leader knows no leve
 received them. If a node does not run, start it or remove it first.
 
 A new cluster starts at the newest level that all its controllers support. Until this is decided, the leader logs
-nothing else. If a controller sends nothing for ``HEARD_WITHIN_NS``, the cluster starts at the first level.
+nothing else. If a controller sends nothing for ``REPORT_MAX_AGE_NS``, the cluster starts at the first level.
 
 Example: a and b support 5..6, c has the version before and supports 5..5. The cluster starts at level 5. An operator
 finalizes level 6 later.
@@ -136,7 +136,7 @@ def _fill(request: pb.SetFeatureLevel, image: ClusterImage, rules: Rules, times:
     request.sessionTimes.CopyFrom(TIMES.to_pb(image.session_times or times))
 
 
-HEARD_WITHIN_NS = 3 * NS_PER_S
+REPORT_MAX_AGE_NS = 3 * NS_PER_S
 """Maximum time that the leader of a new group waits for the levels of other controllers, in nanoseconds."""
 
 
@@ -195,7 +195,7 @@ class LevelBootstrap:
             self.why = ""
         if not self.why or self._is_ordered or view.halted:
             return None
-        waited = now_ns - self._since_ns >= HEARD_WITHIN_NS
+        waited = now_ns - self._since_ns >= REPORT_MAX_AGE_NS
         level = first_level_of_a_cluster(self._spoken, view.levels, waited=waited)
         if isinstance(level, str):
             self.why = level

@@ -41,7 +41,7 @@ from liftpy.core.metadata.codec import reason_to_pb
 from liftpy.core.metadata.controller.placements import facts_of
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.placement.rebalance import RACK_STRICT, DestinationNodes
-from liftpy.core.metadata.reassignment_progress import replicas_to_come
+from liftpy.core.metadata.reassignment_progress import yield_replica_changes
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 PLAN_EVERY_NS = NS_PER_S // 4
@@ -331,7 +331,7 @@ class ReassignmentPlanner:
 
     def _leaderships(self, step: _PlanningStep) -> Iterator[Proposed]:
         """Yield proposals of leadership transfers: first away from drained nodes, then those of a rebalance."""
-        yield from self._leaderships_of_gone(step)
+        yield from self._move_leaderships_off(step)
         for place in list(islice(self._leading.values(), _MAX_CHECKED)):
             stream, partition = place
             if len(self._transfers) >= TRANSFERS_AT_ONCE:
@@ -342,7 +342,7 @@ class ReassignmentPlanner:
                 self.counters["leaderships_rebalanced"] += 1
                 yield pb.ElectLeader(stream=stream.name, uid=stream.uid, partition=partition.partition, node=first)
 
-    def _leaderships_of_gone(self, step: _PlanningStep) -> Iterator[Proposed]:
+    def _move_leaderships_off(self, step: _PlanningStep) -> Iterator[Proposed]:
         room = TRANSFERS_AT_ONCE - len(self._transfers)
         new_leaders: Counter[str] = Counter()
         for node_id in step.gone:
@@ -373,14 +373,14 @@ class ReassignmentPlanner:
                     continue
                 if partition.leader == node_id and step.leader_candidates(partition):
                     continue  # its leadership goes first
-                target = self._without_gone(step, stream, partition)
+                target = self._replace_lost_nodes(step, stream, partition)
                 if target != partition.replicas and self._propose(step, place):
                     room -= 1
                     reason = MoveReason.DRAINED if step.image.nodes[node_id].leaving else MoveReason.REPLACED
                     self.counters[f"targets: {reason.words}"] += 1
                     yield _reassign(place, target, reason)
 
-    def _without_gone(self, step: _PlanningStep, stream: StreamImage, partition: PartitionState) -> tuple[str, ...]:
+    def _replace_lost_nodes(self, step: _PlanningStep, stream: StreamImage, partition: PartitionState) -> tuple[str, ...]:
         """Return the partition's replicas with other nodes in place of the lost or drained ones.
 
         A node for which there is no other one stays.
@@ -398,7 +398,7 @@ class ReassignmentPlanner:
             places = (*self._waiting.values(), *self._copying.values(), *self._finishing.values())
             replica_counts = Counter(dict(step.image.replica_counts))
             for _, partition in places:
-                for node_id, change in replicas_to_come(partition):
+                for node_id, change in yield_replica_changes(partition):
                     replica_counts[node_id] += change
             step.destinations = DestinationNodes(
                 [node for node in facts_of(step.image) if not step.must_be_replaced(node.node_id)], replica_counts

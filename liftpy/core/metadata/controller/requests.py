@@ -53,7 +53,7 @@ class RequestKind:
     """True if the request concerns one partition and may be part of a batch. Other requests have their own log entry."""
     names_stream: str = ""
     """Field with a stream name that must not be that of an internal stream. '': the request may name any stream."""
-    looked_at_first: bool = False
+    has_preflight: bool = False
     """True if the metadata leader must know the sessions before it answers. A newly elected leader does not know them."""
 
 
@@ -95,21 +95,21 @@ REQUESTS: dict[str, RequestKind] = {
     "purgeRecords": RequestKind(decide=partitions.purge_records, asked_by=_BY.OPERATORS, names_stream="stream", batched=True),
     "pausePartitions": RequestKind(decide=partitions.pause_partitions, asked_by=_BY.OPERATORS, names_stream="stream"),
     "reassign": RequestKind(decide=reassign.reassign, asked_by=_BY.OPERATORS, batched=True),
-    "changeControllers": RequestKind(decide=nodes.change_controllers, asked_by=_BY.OPERATORS, looked_at_first=True),
+    "changeControllers": RequestKind(decide=nodes.change_controllers, asked_by=_BY.OPERATORS, has_preflight=True),
     "setDefaultQuota": RequestKind(decide=settings.set_default_quota, asked_by=_BY.OPERATORS),
     "setSessionTimes": RequestKind(decide=settings.set_session_times, asked_by=_BY.OPERATORS),
-    "setFeatureLevel": RequestKind(decide=settings.set_feature_level, asked_by=_BY.OPERATORS, looked_at_first=True),
+    "setFeatureLevel": RequestKind(decide=settings.set_feature_level, asked_by=_BY.OPERATORS, has_preflight=True),
     "electLeader": RequestKind(decide=elections.elect_leader, asked_by=_BY.OPERATORS, batched=True),
     "barrier": RequestKind(decide=_decide_nothing, asked_by=_BY.NODES, read_only=True),
     "batch": RequestKind(decide=unknown, asked_by=_BY.NODES),
-    "heartbeat": RequestKind(decide=_not_logged, asked_by=_BY.NODES, asker="nodeId", read_only=True, looked_at_first=True),
-    "registerNode": RequestKind(decide=nodes.register_node, asked_by=_BY.NODES, asker="nodeId", looked_at_first=True),
+    "heartbeat": RequestKind(decide=_not_logged, asked_by=_BY.NODES, asker="nodeId", read_only=True, has_preflight=True),
+    "registerNode": RequestKind(decide=nodes.register_node, asked_by=_BY.NODES, asker="nodeId", has_preflight=True),
     "fenceNode": RequestKind(decide=nodes.fence_node, asked_by=_BY.NODES, asker="nodeId"),
     "drainNode": RequestKind(decide=elections.drain_node, asked_by=_BY.NODES, asker="nodeId"),
     "changeIsr": RequestKind(decide=partitions.change_isr, asked_by=_BY.NODES, asker="leader", batched=True),
     "leaveIsr": RequestKind(decide=partitions.leave_isr, asked_by=_BY.NODES, asker="node", batched=True),
     "reportLeader": RequestKind(
-        decide=elections.report_leader, asked_by=_BY.NODES, asker="witness", batched=True, looked_at_first=True
+        decide=elections.report_leader, asked_by=_BY.NODES, asker="witness", batched=True, has_preflight=True
     ),
     "reportPromotion": RequestKind(decide=elections.report_promotion, asked_by=_BY.NODES, asker="candidate", batched=True),
     "reportPurged": RequestKind(decide=partitions.report_purged, asked_by=_BY.NODES, asker="node", batched=True),

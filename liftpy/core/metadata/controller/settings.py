@@ -23,7 +23,7 @@ from liftpy.core.metadata.records import DefaultQuotaSet, FeatureLevelSet, Sessi
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError, IncompatibleVersionError
 
-NEW_GROUP_SAYS = 1
+NEW_GROUP_LEVEL = 1
 """Previous level in the answer for a new group. All controllers store the answer, so this value never changes."""
 
 
@@ -113,7 +113,7 @@ def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Deci
     except ConfigError as error:
         return refuse(pb.ControlResponse.INVALID, str(error))
     draft.add(FeatureLevelSet(request.level, image.rules or RULES.from_pb(request.rules), times))
-    was = image.feature_level or NEW_GROUP_SAYS
+    was = image.feature_level or NEW_GROUP_LEVEL
     return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level}, it was {was}"))
 
 

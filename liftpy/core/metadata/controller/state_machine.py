@@ -87,7 +87,7 @@ class ClusterFsm:
         """Return the records of the last applied entry as protobufs, without those that only controllers need."""
         return [record_to_pb(record) for record in self.last_records if not isinstance(record, OperationDone)]
 
-    def work_ahead(self, entry: bytes, index: int) -> bool:
+    def precompute(self, entry: bytes, index: int) -> bool:
         """Compute a part of the decision on the next entry ahead of ``apply``, so that ``apply`` takes less time.
 
         Return whether the decision is complete. The result is visible only after ``apply``. The number of calls does not change it.
@@ -106,7 +106,7 @@ class ClusterFsm:
         Return the serialized ControlResponse. ``index`` must be above all applied indexes. A lower index changes nothing, and the
         answer is INVALID. Raise IncompatibleVersionError if this version does not understand the entry.
         """
-        while not self.work_ahead(entry, index):
+        while not self.precompute(entry, index):
             pass
         assert self._ahead is not None
         applied, self._ahead = self._ahead.applied, None

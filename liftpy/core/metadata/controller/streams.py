@@ -27,7 +27,7 @@ from liftpy.core.metadata.placement.facts import (
     PlacementResult,
 )
 from liftpy.core.metadata.placement.rebalance import DestinationNodes, with_replication_factor
-from liftpy.core.metadata.reassignment_progress import replicas_to_come
+from liftpy.core.metadata.reassignment_progress import yield_replica_changes
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, RejectedError, refuse
 from liftpy.core.metadata.records import PartitionsAdded, StreamAltered, StreamCreated, StreamDeleted
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -356,7 +356,7 @@ def _change_replication_factor(draft: RecordBuilder, stream: StreamImage, factor
     facts = facts_of(draft.image)
     on = Counter({node.node_id: node.replicas for node in facts})
     for partition in stream.partitions:
-        for node_id, step in replicas_to_come(partition):
+        for node_id, step in yield_replica_changes(partition):
             on[node_id] += step
     takers = DestinationNodes(facts, on)
     partitions: list[PartitionState] = []
@@ -415,7 +415,7 @@ def with_partition_count(request: pb.ControlRequest, config: ReplicationConfig) 
 
 
 AT_ONCE = 8
-LOOK_EVERY_NS = NS_PER_S // 4
+CHECK_EVERY_NS = NS_PER_S // 4
 AGAIN_AFTER_NS = 10 * NS_PER_S
 """Time after which the placement of a waiting stream is proposed again, in nanoseconds. The earlier proposal may be lost."""
 NO_ROOM = "the nodes there are have no room for it: add nodes, delete streams, or raise their limits of open files"
@@ -435,7 +435,7 @@ class UnplacedStreams:
 
     def __init__(self) -> None:
         self._image: ClusterImage | None = None
-        self._look_at_ns: int | None = None
+        self._next_check_ns: int | None = None
         """Monotonic time of the next check. None: no check is needed until the image changes."""
         self._earliest_ns = 0
         self._proposed_ns: dict[str, int] = {}
@@ -448,7 +448,7 @@ class UnplacedStreams:
         self.image_changed(image, now_ns)
 
     def resign(self) -> None:
-        self._image = self._look_at_ns = None
+        self._image = self._next_check_ns = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
         """Update the list of waiting streams after an entry was applied.
@@ -459,15 +459,15 @@ class UnplacedStreams:
             return
         before, self._image = self._image, image
         if not image.waiting:
-            self._look_at_ns = None
+            self._next_check_ns = None
         elif any(getattr(before, of) is not getattr(image, of) for of in ("nodes", "waiting", "replica_counts")):
-            self._look_at_ns = self._earliest_ns
+            self._next_check_ns = self._earliest_ns
 
     def take_due(self, now_ns: int) -> list[pb.PlaceStream]:
         image = self._image
-        if image is None or self._look_at_ns is None or now_ns < self._look_at_ns:
+        if image is None or self._next_check_ns is None or now_ns < self._next_check_ns:
             return []
-        self._earliest_ns, self._look_at_ns = now_ns + LOOK_EVERY_NS, now_ns + AGAIN_AFTER_NS
+        self._earliest_ns, self._next_check_ns = now_ns + CHECK_EVERY_NS, now_ns + AGAIN_AFTER_NS
         streams = sorted((image.streams[name] for name in image.waiting), key=lambda stream: stream.uid)
         uids = {stream.uid for stream in streams}
         self._proposed_ns = {
@@ -487,11 +487,11 @@ class UnplacedStreams:
             if not enough[kind]:
                 continue
             if len(requests) == AT_ONCE:
-                self._look_at_ns = self._earliest_ns
+                self._next_check_ns = self._earliest_ns
                 break
             self._proposed_ns[stream.uid] = now_ns
             requests.append(pb.PlaceStream(name=stream.name, uid=stream.uid))
         return requests
 
     def next_deadline_ns(self) -> int | None:
-        return self._look_at_ns if self._image is not None else None
+        return self._next_check_ns if self._image is not None else None

@@ -164,7 +164,7 @@ class _ReplicaBalancer:
         self._nodes = {node.node_id: node for node in nodes}
         self._replicas = dict(replica_sets)
         self._leaving = leaving
-        self._takers = [n for n in nodes if n.takes and n.weight > 0 and n.node_id not in leaving]
+        self._recipients = [n for n in nodes if n.takes and n.weight > 0 and n.node_id not in leaving]
         self._on: dict[str, list[Key]] = {node.node_id: [] for node in nodes}
         for key in sorted(replica_sets):
             for node_id in replica_sets[key]:
@@ -194,7 +194,7 @@ class _ReplicaBalancer:
 
     def _shares(self) -> dict[str, float]:
         total = sum(self._count[n] for n, node in self._nodes.items() if node.live or n in self._leaving)
-        return shares_of(total, self._takers, {node.node_id: self._most(node.node_id) for node in self._takers})
+        return shares_of(total, self._recipients, {node.node_id: self._most(node.node_id) for node in self._recipients})
 
     def _most(self, node_id: str) -> int:
         budget = self._nodes[node_id].budget
@@ -213,22 +213,22 @@ class _ReplicaBalancer:
         """
         if self._count[node_id] <= keep:
             return
-        queue = [(self._count[n.node_id] / n.weight, number) for number, n in enumerate(self._takers)]
+        queue = [(self._count[n.node_id] / n.weight, number) for number, n in enumerate(self._recipients)]
         heapify(queue)
         for key in sorted(self._on[node_id], key=lambda key: self._replicas[key][0] == node_id):
             if self._count[node_id] <= keep:
                 return
             if node_id not in self._replicas[key]:
                 continue  # moved away before
-            into = self._taker(queue, key, node_id, self._low if only_below_share else self._high)
+            into = self._find_recipient(queue, key, node_id, self._low if only_below_share else self._high)
             if into is None and node_id in self._leaving:  # one that is above its share then gives something else
-                into = self._taker(queue, key, node_id, {n.node_id: self._most(n.node_id) for n in self._takers})
+                into = self._find_recipient(queue, key, node_id, {n.node_id: self._most(n.node_id) for n in self._recipients})
             if into is not None:
                 self._move(key, node_id, into)
             elif node_id in self._leaving:
                 self._stuck.append(key)
 
-    def _taker(self, queue: list[tuple[float, int]], key: Key, out: str, limits: Mapping[str, int]) -> str | None:
+    def _find_recipient(self, queue: list[tuple[float, int]], key: Key, out: str, limits: Mapping[str, int]) -> str | None:
         """Return the node that takes the replica of partition ``key`` from the node ``out``. None: no node may take it.
 
         It is the node with the fewest replicas for its weight. ``queue``: heap of nodes by replicas per weight. ``limits``: maximum
@@ -238,7 +238,7 @@ class _ReplicaBalancer:
         taker: str | None = None
         while queue and taker is None:
             _, number = heappop(queue)
-            node = self._takers[number]
+            node = self._recipients[number]
             n, count = node.node_id, self._count[node.node_id]
             if (
                 n != out
@@ -474,7 +474,7 @@ class _LeadershipBalancer:
 
 
 TOLERANCE = 0.02
-_TAKERS_TRIED = 16
+_MAX_RECIPIENTS_TRIED = 16
 """Number of receiving nodes that are tried for each giving node. More tries rarely find a better move."""
 
 
@@ -505,7 +505,7 @@ class _SizeBalancer:
         self, nodes: Sequence[NodeFacts], replica_sets: Mapping[Key, Replicas], sizes_bytes: Mapping[Key, int]
     ) -> None:
         self._nodes = {node.node_id: node for node in nodes}
-        self._takers = {node.node_id: node for node in nodes if node.takes and node.weight > 0}
+        self._recipients = {node.node_id: node for node in nodes if node.takes and node.weight > 0}
         self._before = replica_sets
         self._replicas = dict(replica_sets)
         self._sizes = sizes_bytes
@@ -521,16 +521,16 @@ class _SizeBalancer:
                     self._on.setdefault(node_id, []).append((sizes_bytes[key], node_id != replicas[0], key))
         for entries in self._on.values():
             entries.sort()
-        total = sum(self._bytes[node_id] for node_id in self._takers)
-        self._share = shares_of(total, list(self._takers.values()), dict.fromkeys(self._takers, float("inf")))
-        self._slack = TOLERANCE * total / max(1, len(self._takers))
-        self._poorest = sorted((self._above(node_id), node_id) for node_id in self._takers)
+        total = sum(self._bytes[node_id] for node_id in self._recipients)
+        self._share = shares_of(total, list(self._recipients.values()), dict.fromkeys(self._recipients, float("inf")))
+        self._slack = TOLERANCE * total / max(1, len(self._recipients))
+        self._poorest = sorted((self._above(node_id), node_id) for node_id in self._recipients)
         self._moves: list[Move] = []
         self._moved_bytes = 0
 
     def plan(self) -> SizePlan:
-        fewest = sum(max(0.0, self._above(n) - self._slack) for n in self._takers)
-        givers = [(-self._above(n), n) for n in self._takers]
+        fewest = sum(max(0.0, self._above(n) - self._slack) for n in self._recipients)
+        givers = [(-self._above(n), n) for n in self._recipients]
         heapify(givers)
         while givers:
             above, giver = heappop(givers)
@@ -557,7 +557,7 @@ class _SizeBalancer:
             poor = next((n for above, n in self._poorest if n not in excluded_nodes), "")
             if not poor or -self._above(poor) <= self._slack:
                 return
-            rich = (n for above, n in self._poorest[: -_TAKERS_TRIED - 1 : -1] if above > self._above(poor))
+            rich = (n for above, n in self._poorest[: -_MAX_RECIPIENTS_TRIED - 1 : -1] if above > self._above(poor))
             if not any(self._gives_excess(n, poor) for n in rich):
                 excluded_nodes.add(poor)
 
@@ -572,7 +572,7 @@ class _SizeBalancer:
 
     def _move_replica_away(self, giver: str) -> str | None:
         """Move one replica of ``giver`` to a node that is far below its share of bytes. Return this node, or None."""
-        for above, taker in self._poorest[:_TAKERS_TRIED]:
+        for above, taker in self._poorest[:_MAX_RECIPIENTS_TRIED]:
             if above >= 0:
                 break
             if self._gives_excess(giver, taker):
@@ -580,7 +580,7 @@ class _SizeBalancer:
         return None
 
     def _best(self, giver: str, taker: str, too_much: float, too_little: float) -> tuple[int, bool, Key] | None:
-        entries, node = self._on[giver], self._takers[taker]
+        entries, node = self._on[giver], self._recipients[taker]
         if node.budget and self._count[taker] >= node.budget:
             return None
         at = bisect_right(entries, min(too_much, too_little), key=lambda entry: entry[0])
