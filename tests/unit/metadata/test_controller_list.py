@@ -48,9 +48,7 @@ def asked(what: int, node: str, replaced: str = "") -> pb.ChangeControllers:
     return pb.ChangeControllers(what=what, node=node, replaced=replaced)  # type: ignore[arg-type]
 
 
-def plan(
-    what: int, node: str, of: GroupView, replaced: str = "", fenced: str = ""
-) -> ControllerList | NoChange:
+def plan(what: int, node: str, of: GroupView, replaced: str = "", fenced: str = "") -> ControllerList | NoChange:
     return plan_change(asked(what, node, replaced), of, NODES, frozenset(fenced))
 
 
