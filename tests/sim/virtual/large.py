@@ -137,8 +137,8 @@ class _Large:
             scheduler.passed_s,
             used.user + used.system,
             _resident_mib(),
-            sum(len(loop._scheduled) for loop in scheduler.loops),
-            len(scheduler._events),
+            sum(loop.timer_count for loop in scheduler.loops),
+            scheduler.event_count,
             (self.traffic.messages.total() - before) / for_s,
             (self.traffic.size_bytes.total() - before_bytes) / for_s,
         )

@@ -71,10 +71,10 @@ class VirtualTask(asyncio.Task[Any]):
 class VirtualFuture(asyncio.Future[Any]):
     """A future with a hash that does not depend on its address."""
 
-    _number: int
+    number: int
 
     def __hash__(self) -> int:
-        return self._number
+        return self.number
 
     __eq__ = object.__eq__
 
@@ -116,8 +116,8 @@ class VirtualLoop(_Base):  # type: ignore[misc]
     def time(self) -> float:
         """CLOCK_MONOTONIC of the process."""
         process, scheduler = self.process, self.scheduler
-        at_ns = scheduler.now_ns + scheduler.elapsed_ns - process._base_at_ns
-        return (process._base_ns + int(at_ns * process.rate)) / NS_PER_S
+        at_ns = scheduler.now_ns + scheduler.elapsed_ns - process.base_at_ns
+        return (process.base_ns + int(at_ns * process.rate)) / NS_PER_S
 
     def next_ns(self) -> int:
         """Return the time of the next work."""
@@ -135,6 +135,11 @@ class VirtualLoop(_Base):  # type: ignore[misc]
                 at_ns = self.busy_until_ns
         paused_until_ns = self.process.paused_until_ns
         return at_ns if at_ns > paused_until_ns else paused_until_ns
+
+    @property
+    def timer_count(self) -> int:
+        """Number of timers, with the cancelled ones that are still in the heap."""
+        return len(self._scheduled)
 
     def turn(self) -> None:
         """Run what is due once: ``_run_once`` of asyncio without a selector."""
@@ -247,7 +252,7 @@ class VirtualLoop(_Base):  # type: ignore[misc]
     def create_future(self) -> VirtualFuture:
         """Return a numbered future."""
         future = VirtualFuture(loop=self)
-        self.scheduler._number = future._number = self.scheduler._number + 1
+        future.number = self.scheduler.next_number()
         return future
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:

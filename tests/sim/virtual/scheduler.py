@@ -66,8 +66,8 @@ class Process:
         """Difference between its wall clock and the true one."""
         self.suspended_ns = 0
         """Total time for which its host was suspended and CLOCK_MONOTONIC stopped."""
-        self._base_ns = _BEGIN_NS
-        self._base_at_ns = scheduler.now_ns
+        self.base_ns = _BEGIN_NS
+        self.base_at_ns = scheduler.now_ns
         self.loops: list[VirtualLoop] = []
         self.descriptors: set[int] = set()
         self.on_end: list[Callable[[], None]] = []
@@ -85,17 +85,17 @@ class Process:
         scheduler = self.scheduler
         if at_ns is None:
             at_ns = scheduler.now_ns + scheduler.elapsed_ns
-        return self._base_ns + int((at_ns - self._base_at_ns) * self.rate)
+        return self.base_ns + int((at_ns - self.base_at_ns) * self.rate)
 
     def global_ns(self, local_ns: int) -> int:
         """Return the global time at which CLOCK_MONOTONIC shows ``local_ns``."""
-        return self._base_at_ns + int((local_ns - self._base_ns) / self.rate)
+        return self.base_at_ns + int((local_ns - self.base_ns) / self.rate)
 
     def read_monotonic_ns(self) -> int:
         """Return the monotonic time. Each read takes time, so that no loop spins forever."""
         scheduler = self.scheduler
         scheduler.elapsed_ns = elapsed_ns = scheduler.elapsed_ns + _CLOCK_READ_NS
-        return self._base_ns + int((scheduler.now_ns + elapsed_ns - self._base_at_ns) * self.rate)
+        return self.base_ns + int((scheduler.now_ns + elapsed_ns - self.base_at_ns) * self.rate)
 
     def boottime_ns(self) -> int:
         """Return CLOCK_BOOTTIME, which also runs while the host is suspended."""
@@ -107,7 +107,7 @@ class Process:
 
     def change_rate(self, rate: float) -> None:
         """Set the rate of its clock."""
-        self._base_ns, self._base_at_ns, self.rate = self.local_ns(), self.scheduler.now_ns + self.scheduler.elapsed_ns, rate
+        self.base_ns, self.base_at_ns, self.rate = self.local_ns(), self.scheduler.now_ns + self.scheduler.elapsed_ns, rate
         for loop in self.loops:
             self.scheduler.arm(loop)
 
@@ -117,7 +117,7 @@ class Process:
         self.paused_until_ns = max(self.paused_until_ns, now_ns + for_ns)
         if suspended:
             self.suspended_ns += int(for_ns * self.rate)
-            self._base_at_ns += for_ns
+            self.base_at_ns += for_ns
 
     # ---- its end ---------------------------------------------------------------------------------------------------------
     def end(self, exit_code: int) -> None:
@@ -255,7 +255,7 @@ class Scheduler:
             if loop.next_ns() > loop_ns:
                 self.arm(loop)  # the timer was cancelled, or its process is paused
                 continue
-            while loop.process.is_alive and not loop._closed:
+            while loop.process.is_alive and not loop.is_closed():
                 if loop_ns > self.now_ns:
                     self.now_ns = loop_ns
                 self._turn(loop)
@@ -276,6 +276,11 @@ class Scheduler:
         if at_ns < loop.armed_ns:
             loop.armed_ns = at_ns
             heapq.heappush(self._due, (at_ns, loop.number, loop))
+
+    @property
+    def event_count(self) -> int:
+        """Number of events that are scheduled."""
+        return len(self._events)
 
     def _event(self) -> None:
         at_ns, number, owner, callback, args = heapq.heappop(self._events)
