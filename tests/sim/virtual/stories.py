@@ -73,6 +73,9 @@ async def tell(world: World) -> None:
         await groups.finish(committed)
     if not model.may_lose:
         await check_reports(world, model, everything)
+    # The checks read all records. A node that meets a flipped bit restarts to repair it.
+    if not await _settles(world, settled, lambda: why):
+        return
     await probe(world)
     for what, count in sorted(model.answers.items()):
         world.scheduler.counters[what] += count
