@@ -11,7 +11,6 @@ fetches, wake-ups, slow disks; the lease model and the simulator look at those).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -121,7 +120,7 @@ def put_back_times(replica: Replica) -> None:
     shared.succession = EarlierLeaders(shared.node_id, 0)
     if isinstance(role, FollowerRole):
         role._heard_ns, role._met, role._quiet_rounds, role._woken = NOW, True, 0, False
-        role._way = deque([role.phase], role._way.maxlen)
+        role._way = [role.phase]
         if role.phase is not FollowerPhase.IDLE:
             role._idle_request_id = 0
         if role.phase is not FollowerPhase.RECONCILING:
