@@ -162,7 +162,7 @@ class Node:
         self._promises: Promises | None = None
         self._proposals: Proposals | None = None
         self._probes: Probes | None = None
-        self._quiet: FetchCombiner | None = None
+        self._fetch_combiner: FetchCombiner | None = None
         self._housekeeping: Housekeeping | None = None
         self._scrub: Scrub | None = None
         self._flush_times = NodeFlushTimes(self.counters, self.instruments.flushes)
@@ -239,7 +239,7 @@ class Node:
             Component("connections", self._connect, close_of(self._links)),
             Component("dropped publishes", close=self._drops.close),
             Component("metadata group", self._recover_and_join, self._thread.stop if self._thread is not None else no_step),
-            Component("idle partitions", close=close_of(self._quiet)),
+            Component("idle partitions", close=close_of(self._fetch_combiner)),
             Component("probes", close=close_of(self._probes)),
             Component("proposals", close=close_of(self._proposals)),
             Component("membership", close=self._report_stop),
@@ -473,8 +473,10 @@ class Node:
         settings, times, bus, counts = self.settings, self.settings.replication, links.replication, self._make_counts()
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
         self._probes, router = Probes(bus, self.subjects), AnswerRouter(bus)
-        quiet = self._quiet = self._make_quiet(router)
-        requests = Requests(self._step_aside, self._testify, self._quiet_questions(quiet), self._service_reported)
+        fetch_combiner = self._fetch_combiner = self._make_fetch_combiner(router)
+        requests = Requests(
+            self._process_transfer_request, self._testify, self._idle_question_handler(fetch_combiner), self._service_reported
+        )
         notifications = Notifications(
             bus, self.subjects, settings.node_id, self._node_inboxes, self._deliver, requests, self.counters, share=self.share
         )
@@ -482,11 +484,11 @@ class Node:
             settings=settings,
             incarnation=self.incarnation,
             links=links,
-            intake=self._memory.intake,
+            inflight=self._memory.intake,
             lease=Lease(round(times.lease_s * NS_PER_S)),
-            heard=self._memory.heard,
-            room=self._memory.room,
-            derived=NodeStateMemory(times.node_dedup_state_bytes),
+            standby_memory=self._memory.heard,
+            memory_budget=self._memory.room,
+            state_memory=NodeStateMemory(times.node_dedup_state_bytes),
             copy_limit=pace_of(times),
             clocks=ClockWatch(settings.node_id, bus, self.subjects, group, self.counters),
             drops=self._drops,
@@ -494,7 +496,7 @@ class Node:
             node_inboxes=self._node_inboxes,
             router=router,
             notifications=notifications,
-            quiet=quiet,
+            fetch_combiner=fetch_combiner,
             probes=self._probes,
             proposals=self._proposals,
             timers=self._timers,
@@ -508,8 +510,8 @@ class Node:
             tracing=self._tracing,
             fatal=self.fatal,
             repair=self.repair,
-            step_aside=self._make_way,
-            went_past=self._went_past,
+            transfer_leadership=self._transfer_leadership,
+            transfer_after_lost_publishes=self._transfer_after_lost_publishes,
             folder=folder,
             deletions=Deletions(group, settings.node_id, decides=lambda: group.decides),
             identity=identity,
@@ -554,7 +556,7 @@ class Node:
             clocks=partitions.clocks,
         )
 
-    def _make_quiet(self, router: AnswerRouter) -> FetchCombiner:
+    def _make_fetch_combiner(self, router: AnswerRouter) -> FetchCombiner:
         return FetchCombiner(
             router,
             self.subjects,
@@ -566,7 +568,7 @@ class Node:
             self.counters,
         )
 
-    def _quiet_questions(self, quiet: FetchCombiner) -> Callable[[bytes, memoryview], None]:
+    def _idle_question_handler(self, fetch_combiner: FetchCombiner) -> Callable[[bytes, memoryview], None]:
         """Return the function that answers combined fetches (one request of a follower node about many idle partitions).
 
         In a node with workers, the first process answers for all processes. The function of a worker does nothing.
@@ -574,9 +576,9 @@ class Node:
         if self.share.number:
             return lambda reply, body: None
         return (
-            WorkerCombinedFetches(quiet, self._workers.handles, self.counters).answer_question
+            WorkerCombinedFetches(fetch_combiner, self._workers.handles, self.counters).answer_question
             if self._workers.handles
-            else quiet.answer_question
+            else fetch_combiner.answer_question
         )
 
     def _descriptors(self) -> dict[str, int]:
@@ -586,17 +588,17 @@ class Node:
         if self.partitions is not None:
             self.partitions.deliver(stream, partition, uid, event)
 
-    def _step_aside(self, request: replication_pb2.StepAside, done: Callable[[], None]) -> None:
+    def _process_transfer_request(self, request: replication_pb2.StepAside, done: Callable[[], None]) -> None:
         if self.partitions is not None:
-            self.partitions.step_aside(request.stream, request.partition, request.streamUid, request.leaderEpoch, done)
+            self.partitions.transfer_leadership(request.stream, request.partition, request.streamUid, request.leaderEpoch, done)
 
-    def _make_way(self, key: PartitionKey, leader_epoch: int, done: Callable[[], None]) -> None:
+    def _transfer_leadership(self, key: PartitionKey, leader_epoch: int, done: Callable[[], None]) -> None:
         if self.partitions is not None:
-            self.partitions.step_aside(key.stream, key.partition, key.uid, leader_epoch, done)
+            self.partitions.transfer_leadership(key.stream, key.partition, key.uid, leader_epoch, done)
 
-    def _went_past(self, key: PartitionKey) -> None:
+    def _transfer_after_lost_publishes(self, key: PartitionKey) -> None:
         if self.partitions is not None:
-            self.partitions.went_past(key)
+            self.partitions.transfer_after_lost_publishes(key)
 
     def _testify(self, question: replication_pb2.LeaderQuestion) -> bool:
         return self.partitions is not None and self.partitions.serves(question)

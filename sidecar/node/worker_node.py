@@ -211,9 +211,9 @@ class WorkerNode(Node):
                 self._stop_requested.set()
 
     def _process_quiet_fetches(self, frame: Frame) -> None:
-        if self._quiet is not None:
+        if self._fetch_combiner is not None:
             question = replication_pb2.QuietFetches.FromString(frame.body)
-            answer = replication_pb2.QuietFetchesAnswer(over=self._quiet.over(question), count=len(question.fetches))
+            answer = replication_pb2.QuietFetchesAnswer(over=self._fetch_combiner.over(question), count=len(question.fetches))
             self._channel.send(FrameKind.QUIET_OVER, frame.token, answer.SerializeToString())
 
     async def _send_status(self, frame: Frame) -> None:

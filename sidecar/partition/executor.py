@@ -68,7 +68,7 @@ class Tools:
     replication: ReplicationHandler
     fetches: FetchClient
     notifications: Notifications
-    quiet: FetchCombiner
+    fetch_combiner: FetchCombiner
     probes: Probes
     reads: ReadSubjects
     proposals: Proposals
@@ -77,7 +77,7 @@ class Tools:
     feed: Callable[[events.Event], None]
     driver: ReplicaDriver
     high_watermark: Callable[[], int]
-    step_aside: Callable[[PartitionKey, int, Callable[[], None]], None]
+    transfer_leadership: Callable[[PartitionKey, int, Callable[[], None]], None]
     leader: Callable[[], tuple[str, int, int]]
     """Function that returns (leader, LeaderEpoch, Epoch) of the metadata, for redirects."""
 
@@ -178,13 +178,13 @@ class Executor(PartitionShell):
         self._t.fetches.send_fetch(effect, self._t.incarnation)
 
     def quiesce(self, effect: do.Quiesce) -> None:
-        self._t.quiet.wait(self.key, effect, self._t.feed)
+        self._t.fetch_combiner.wait(self.key, effect, self._t.feed)
 
     def end_quiescence(self, _: do.EndQuiescence) -> None:
-        self._t.quiet.stop(self.key)
+        self._t.fetch_combiner.stop(self.key)
 
     def confirm_quiescence(self, effect: do.ConfirmQuiescence) -> None:
-        self._t.quiet.confirm(effect)
+        self._t.fetch_combiner.confirm(effect)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
         self._t.fetches.send_epoch_query(effect)
@@ -232,7 +232,9 @@ class Executor(PartitionShell):
         ``effect`` names the new leader. ``why``: reason, for the counter. There is a time limit for the answers.
         """
         self.counters[f"transfer_{why}"] += 1
-        self._t.step_aside(self.key, effect.leader_epoch, lambda: self._t.proposals.give_up_leadership(self.key, effect))
+        self._t.transfer_leadership(
+            self.key, effect.leader_epoch, lambda: self._t.proposals.give_up_leadership(self.key, effect)
+        )
 
     def report_leader(self, effect: do.ReportLeader) -> None:
         self._t.proposals.report_leader(self.key, effect)

@@ -110,12 +110,12 @@ class Partitions:
 
     @property
     def derived(self) -> NodeStateMemory:
-        return self._node.derived
+        return self._node.state_memory
 
     @property
     def standby_bytes(self) -> int:
         """Memory of the publishes that standby followers on this node have buffered, in bytes."""
-        return self._node.heard.size_bytes
+        return self._node.standby_memory.size_bytes
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -421,9 +421,9 @@ class Partitions:
         limit.
         """
         self._closing = True
-        await self._quiet(list(self._leading.values()), timeout_s)
+        await self._drain_publishes(list(self._leading.values()), timeout_s)
 
-    def step_aside(self, stream: str, partition: int, uid: str, leader_epoch: int, done: Callable[[], None]) -> None:
+    def transfer_leadership(self, stream: str, partition: int, uid: str, leader_epoch: int, done: Callable[[], None]) -> None:
         """Prepare the transfer of one leadership: stop accepting publishes, answer those that have arrived, then call ``done``.
 
         If this node does not lead the partition in ``leader_epoch``, call ``done`` at once. If the transfer does not happen,
@@ -436,17 +436,19 @@ class Partitions:
         earlier = self._leadership_transfers.get(worker.key)
         if earlier is not None:
             earlier.cancel()
-        self._leadership_transfers[worker.key] = spawn(self._step_aside(worker, done), f"stepping aside from {worker.key}")
+        self._leadership_transfers[worker.key] = spawn(
+            self._transfer_leadership(worker, done), f"leadership transfer of {worker.key}"
+        )
 
-    async def _step_aside(self, worker: PartitionWorker, done: Callable[[], None]) -> None:
-        await self._quiet([worker], _TRANSFER_WAIT_S)
+    async def _transfer_leadership(self, worker: PartitionWorker, done: Callable[[], None]) -> None:
+        await self._drain_publishes([worker], _TRANSFER_WAIT_S)
         done()
         await asyncio.sleep(_BACK_AFTER_S)
         del self._leadership_transfers[worker.key]
         if not self._closing:
             worker.ingest.resubscribe()
 
-    def went_past(self, key: PartitionKey) -> None:
+    def transfer_after_lost_publishes(self, key: PartitionKey) -> None:
         """Transfer the leadership of ``key`` when the node's connections are restored, because this leader missed publishes.
 
         If no other node has received these publishes, the leader accepts publishes again.
@@ -456,9 +458,11 @@ class Partitions:
             earlier = self._leadership_transfers.get(key)
             if earlier is not None:
                 earlier.cancel()
-            self._leadership_transfers[key] = spawn(self._went_past(worker), f"what went past {key}")
+            self._leadership_transfers[key] = spawn(
+                self._transfer_after_lost_publishes(worker), f"transfer after lost publishes {key}"
+            )
 
-    async def _went_past(self, worker: PartitionWorker) -> None:
+    async def _transfer_after_lost_publishes(self, worker: PartitionWorker) -> None:
         while not self._node.links.are_up:
             await asyncio.sleep(_POLL_S)
         del self._leadership_transfers[worker.key]
@@ -472,7 +476,7 @@ class Partitions:
         for worker in list(self._leading.values()):
             worker.ingest.process_link_loss()
 
-    async def _quiet(self, leading: list[PartitionWorker], timeout_s: float) -> None:
+    async def _drain_publishes(self, leading: list[PartitionWorker], timeout_s: float) -> None:
         for worker in leading:
             worker.ingest.leave()
         deadline = time.monotonic() + timeout_s

@@ -79,10 +79,10 @@ class NodeTools:
     settings: NodeSettings
     incarnation: int
     links: NodeConnections
-    intake: NodeInflight
+    inflight: NodeInflight
     lease: Lease
-    heard: NodeStandbyMemory
-    derived: NodeStateMemory
+    standby_memory: NodeStandbyMemory
+    state_memory: NodeStateMemory
     copy_limit: CatchupThrottle
     clocks: ClockWatch
     drops: Drops
@@ -90,7 +90,7 @@ class NodeTools:
     node_inboxes: InboxRule
     router: AnswerRouter
     notifications: Notifications
-    quiet: FetchCombiner
+    fetch_combiner: FetchCombiner
     probes: Probes
     proposals: Proposals
     timers: Timers
@@ -98,7 +98,7 @@ class NodeTools:
     counters: Counter[str]
     touched: set[PartitionWorker]
     """Partitions whose metrics may have changed. Use it only on the event loop."""
-    room: MemoryBudget
+    memory_budget: MemoryBudget
     reads: ReadTools
     """Read tools with the inboxes of applications."""
     flush_times: NodeFlushTimes
@@ -108,9 +108,9 @@ class NodeTools:
     fatal: Callable[[Exception], None]
     repair: Callable[[str], None]
     """Function that restarts the node for a reason, because a log needs recovery."""
-    step_aside: Callable[[PartitionKey, int, Callable[[], None]], None]
+    transfer_leadership: Callable[[PartitionKey, int, Callable[[], None]], None]
     """Function that stops accepting publishes for a partition led in a LeaderEpoch, answers the earlier ones, then calls back."""
-    went_past: Callable[[PartitionKey], None]
+    transfer_after_lost_publishes: Callable[[PartitionKey], None]
     """Callback for a leader that missed publishes. It transfers the leadership or accepts publishes again."""
     folder: DataDirectory
     deletions: Deletions
@@ -158,7 +158,7 @@ class PartitionWorker:
         self.acks = PendingAcks(node.links.ingest, key, own_subject, times)
         self.reads = ReadSubjects(node.reads, key, node_id, self._source(), str(node.folder.partition_path(key).absolute()))
         self.derived = derived or derived_state(log, own_subject, config, node.settings.replication, clock.now_ns)
-        self.derived.join(node.derived)
+        self.derived.join(node.state_memory)
         self.replay = LogReplay(self.derived, self.feed, self._flush_failed)
         self.ingest = Ingest(
             shell=node.links.ingest,
@@ -178,7 +178,7 @@ class PartitionWorker:
             on_drop=self._messages_dropped,
             may_leave=self._may_leave,
             times=times,
-            room=PartitionMemoryBudget(node.room, node.settings.replication.ingest_queue_bytes, self._queued_bytes),
+            room=PartitionMemoryBudget(node.memory_budget, node.settings.replication.ingest_queue_bytes, self._queued_bytes),
         )
         self.standby = self._standby(node, own_subject)
         self.replication = ReplicationHandler(
@@ -290,7 +290,7 @@ class PartitionWorker:
             replica=self.replica,
             log=self.log,
             ids=self.derived.ids,
-            heard=StandbyBuffer(node.heard, bounds.standby_bytes, round(bounds.standby_age_s * NS_PER_S)),
+            heard=StandbyBuffer(node.standby_memory, bounds.standby_bytes, round(bounds.standby_age_s * NS_PER_S)),
             now_ns=clock.now_ns,
             wall_ns=node.clocks.stamp_ns,
             rules=StandbyReplayRules(uncertainty_ns=round(bounds.lease_s * NS_PER_S)),
@@ -314,7 +314,7 @@ class PartitionWorker:
             replication=self.replication,
             fetches=self.fetches,
             notifications=node.notifications,
-            quiet=node.quiet,
+            fetch_combiner=node.fetch_combiner,
             probes=node.probes,
             reads=self.reads,
             proposals=node.proposals,
@@ -322,7 +322,7 @@ class PartitionWorker:
             counters=node.counters,
             feed=self.feed,
             driver=self._driver,
-            step_aside=node.step_aside,
+            transfer_leadership=node.transfer_leadership,
             high_watermark=lambda: self.replica.high_watermark,
             leader=lambda: (self.leader, self.leader_epoch, self.state.epoch if self.state is not None else 0),
         )
@@ -431,7 +431,7 @@ class PartitionWorker:
         """
         heir = self.replica.standby_to_lead_next()
         if heir:
-            self._node.went_past(self.key)
+            self._node.transfer_after_lost_publishes(self.key)
         return bool(heir)
 
     def transfer_after_lost_publishes(self) -> bool:
@@ -556,7 +556,7 @@ def _replica(node: NodeTools, key: PartitionKey) -> Replica:
     node_id = node.settings.node_id
     seed = zlib.crc32(f"{node_id} {key}".encode())
     config, pace = node.settings.replication, node.copy_limit
-    return Replica(node_id, node.incarnation, config, seed, node.intake, _REQUEST_ID_BASE, pace, node.lease)
+    return Replica(node_id, node.incarnation, config, seed, node.inflight, _REQUEST_ID_BASE, pace, node.lease)
 
 
 async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig) -> PartitionWorker:

@@ -263,7 +263,7 @@ async def test_resign_request_resumes_publishes_after_a_delay_unless_the_node_st
         one = RecordingWorker(KEY, leads=True)
         node = partitions(one)
         asked = {"stream": "orders", "partition": 3, "uid": "u1", "leader_epoch": 4}
-        node.step_aside(**asked, done=lambda one=one: one.asked.append("done"))
+        node.transfer_leadership(**asked, done=lambda one=one: one.asked.append("done"))
         await until(lambda one=one: "done" in one.asked)
         if ends == "a while":
             await until(lambda one=one: one.asked == ["leave", "done", "back"])
@@ -274,7 +274,7 @@ async def test_resign_request_resumes_publishes_after_a_delay_unless_the_node_st
             assert one.asked == ["leave", "done"]
         else:
             first = node._leadership_transfers[KEY]
-            node.step_aside(**asked, done=lambda one=one: one.asked.append("again"))
+            node.transfer_leadership(**asked, done=lambda one=one: one.asked.append("again"))
             await until(lambda one=one: one.asked == ["leave", "done", "leave", "again"])
             assert first.cancelled()
             await node.stop()
@@ -290,16 +290,16 @@ async def test_leader_that_lost_publishes_transfers_its_leadership() -> None:
         node = partitions(one)
         one.transfer_after_lost_publishes = lambda one=one, heir=heir: (one.asked.append("hands over"), heir)[1]  # type: ignore[attr-defined]
         links = node._node.links = SimpleNamespace(are_up=False, ingest=SimpleNamespace(all_have_lost_it=all_lost))  # type: ignore[misc]
-        node.went_past(KEY)
+        node.transfer_after_lost_publishes(KEY)
         first = node._leadership_transfers[KEY]
-        node.went_past(KEY)
+        node.transfer_after_lost_publishes(KEY)
         await asyncio.sleep(0)
         assert (one.asked, first.cancelling()) == ([], 1)
         links.are_up = True
         await until(lambda one=one, asked=asked: one.asked == asked)
         assert node._leadership_transfers == {}
         await node.stop()
-        node.went_past(KEY)
+        node.transfer_after_lost_publishes(KEY)
         assert node._leadership_transfers == {}
 
 

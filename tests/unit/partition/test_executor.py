@@ -48,7 +48,7 @@ def executor(fails: dict[str, Exception] | None = None) -> tuple[Executor, list[
     parts: dict[str, Any] = {name: Anything(calls, name) for name in PARTS}
     tools = Tools(
         key=KEY, incarnation=1, log=Anything(calls, "log", fails), counters=Counter(), feed=fed.append,  # type: ignore[arg-type]
-        step_aside=lambda key, leader_epoch, done: done(), high_watermark=lambda: 3, leader=lambda: ("n1", 1, 2), **parts,
+        transfer_leadership=lambda key, leader_epoch, done: done(), high_watermark=lambda: 3, leader=lambda: ("n1", 1, 2), **parts,
     )  # fmt: skip
     return Executor(tools), calls, fed
 

@@ -195,7 +195,7 @@ async def test_resign_request_completes_when_ingest_is_idle(wrong: dict[str, Any
     node, order = partitions(one), one.asked
     one.ingest.idle = False
     asked = {"stream": "orders", "partition": 3, "uid": "u1", "leader_epoch": 4} | wrong
-    node.step_aside(**asked, done=lambda: order.append("done"))
+    node.transfer_leadership(**asked, done=lambda: order.append("done"))
     if wrong:
         assert order == ["done"], "it is not about this leadership: who asks need not wait"
         return
