@@ -39,7 +39,7 @@ class Settlements:
     def __init__(self, name: str, say: Callable[[list[pb.Settlement]], Awaitable[list[pb.LostRange]]]) -> None:
         self._name = name
         self._say = say
-        self._told: deque[_SettlementBatch] = deque()
+        self._batches: deque[_SettlementBatch] = deque()
         self._telling: asyncio.Task[None] | None = None
 
     def settle(self, settlements: list[pb.Settlement]) -> asyncio.Future[list[pb.LostRange]]:
@@ -53,7 +53,7 @@ class Settlements:
         if not settlements:
             batch.done.set_result([])
             return batch.done
-        self._told.append(batch)
+        self._batches.append(batch)
         if self._telling is None or self._telling.done():
             self._telling = asyncio.get_running_loop().create_task(self._send_all(), name=f"settlements of {self._name}")
         return batch.done
@@ -63,14 +63,14 @@ class Settlements:
             await self._telling
 
     async def _send_all(self) -> None:
-        while self._told:
+        while self._batches:
             some = self._next()
             try:
                 lost = await self._send_some([one for batch in some for one in batch.settlements])
             except BaseException as error:
                 if not isinstance(error, LiftError):  # the task ends, so the other settlements fail, too
-                    some += self._told
-                    self._told.clear()
+                    some += self._batches
+                    self._batches.clear()
                 for batch in some:
                     if not batch.done.done():
                         batch.done.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
@@ -82,14 +82,14 @@ class Settlements:
                     batch.done.set_result(lost)
 
     def _next(self) -> list[_SettlementBatch]:
-        some = [self._told.popleft()]
+        some = [self._batches.popleft()]
         ranges, count = _size(some[0])
-        while self._told:
-            more = _size(self._told[0])
+        while self._batches:
+            more = _size(self._batches[0])
             ranges, count = ranges + more[0], count + more[1]
             if ranges > MAX_RANGES or count > commands.MAX_SETTLEMENTS:
                 break
-            some.append(self._told.popleft())
+            some.append(self._batches.popleft())
         return some
 
     async def _send_some(self, settlements: list[pb.Settlement]) -> list[pb.LostRange]:

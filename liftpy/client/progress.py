@@ -69,13 +69,13 @@ class ErrorConfirmation:
     """
 
     def __init__(self) -> None:
-        self._heard: type[LiftError] | None = None
+        self._last_error: type[LiftError] | None = None
 
     def ask_again(self, error: LiftError, leader: str) -> NotServedError:
         """Return a retryable error at the first report of ``error``. Raise ``error`` itself at the second report."""
-        if type(error) is self._heard:
+        if type(error) is self._last_error:
             raise error
-        self._heard = type(error)
+        self._last_error = type(error)
         return NotServedError(f"The client asks a second node. The first answer was: {error}", leader)
 
 

@@ -106,7 +106,7 @@ class Publisher:
         self._options = options
         self._addressing = Addressing(address, find, self._use_new_address, self._connection_lost)
         self._ids = MessageIds()
-        self._made: FastEnvelope | None = None
+        self._template: FastEnvelope | None = None
         self._window = Window(options.window, options.window_bytes)
         self._in_flight: dict[int, InFlight] = {}
         self._refused: set[int] = set()
@@ -208,9 +208,9 @@ class Publisher:
         new_id = self._ids.next() if not msg_id and options.message_ids and address.window_s else b""
         uid, window_s = address.uid, address.window_s if msg_id or new_id else 0.0
         if type(value) is bytes and value and not (msg_id or headers) and key is None and expected_last is None:
-            template = self._made
+            template = self._template
             if template is None or template.uid_and_policy != (uid, ack):
-                template = self._made = FastEnvelope(self._stream, self._partition, uid, ack, runs=True)
+                template = self._template = FastEnvelope(self._stream, self._partition, uid, ack, runs=True)
             payload = template.envelope(value, new_id)
         else:
             if msg_id or new_id or expected_last is not None:

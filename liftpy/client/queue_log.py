@@ -89,7 +89,7 @@ class QueueLog:
         """Highest offset that this worker was granted, exclusive."""
         self._read_below = -1
         """Highest offset that the worker has requested, exclusive. -1: none."""
-        self._held: deque[ReadSpan] = deque()
+        self._spans: deque[ReadSpan] = deque()
         self._held_bytes = 0
         self._record_bytes = float(_UNKNOWN_RECORD_BYTES)
         self._compacted = False
@@ -125,7 +125,7 @@ class QueueLog:
         alone = start == self._read_below
         self._read_below = max(self._read_below, end)
         while start < end:
-            known = next((one for one in self._held if one.start <= start < one.end), None)
+            known = next((one for one in self._spans if one.start <= start < one.end), None)
             try:
                 fresh = [known] if known is not None else await self._fetch(start, end, alone=alone)
             except OffsetOutOfRangeError:  # retention was faster
@@ -164,10 +164,10 @@ class QueueLog:
             self._record_bytes = header.size_bytes / max(1, slices[-1].batch.record_count)
         self._compacted = progress.compacted
         self.end_offset = max(self.end_offset, progress.high_watermark + 1)
-        self._held.extend(spans)
+        self._spans.extend(spans)
         self._held_bytes += sum(one.cost_bytes for one in spans)
-        while self._held_bytes > READ_BUFFER_BYTES and len(self._held) > len(spans):
-            self._held_bytes -= self._held.popleft().cost_bytes
+        while self._held_bytes > READ_BUFFER_BYTES and len(self._spans) > len(spans):
+            self._held_bytes -= self._spans.popleft().cost_bytes
         return spans
 
     # ---- the end -----------------------------------------------------------------------------------------------------

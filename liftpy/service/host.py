@@ -104,7 +104,7 @@ class ServiceHost:
         self._order: pb.JoinLog | None = None
         self._last_contact_s = 0.0
         """Monotonic time of the last JoinLog, in seconds."""
-        self._unheard = 0
+        self._unanswered_hellos = 0
         """Number of hellos since the last answer of the node."""
         self._unbound = False
         """True if the host uses the subject without stream and service, because older nodes know only that one."""
@@ -296,7 +296,7 @@ class ServiceHost:
             logger.warning("invalid frame from the sidecar error=%s: ignored", error)
 
     def _process_message(self, message: pb.JoinLog | pb.ServiceRefusal) -> None:
-        self._unheard = 0
+        self._unanswered_hellos = 0
         if self._ended.done():
             return
         try:
@@ -467,8 +467,8 @@ class ServiceHost:
     # ---- heartbeats ------------------------------------------------------------------------------------------------------
     async def _heartbeats(self) -> None:
         while True:
-            self._unheard += 1
-            if self._unheard % _MAX_UNANSWERED_HELLOS == 0:
+            self._unanswered_hellos += 1
+            if self._unanswered_hellos % _MAX_UNANSWERED_HELLOS == 0:
                 self._unbound = not self._unbound
             await self._try_to_send(self._hello())
             await asyncio.sleep(0)  # first process an answer that is here already: this process was suspended, not its node

@@ -554,7 +554,7 @@ class SnapshotServer:
         self.counters: Counter[str] = Counter()
         """Reason -> number of requests without an answer."""
         self._guard = RequestGuard("snapshot", self.counters, self._reject)
-        self._held: dict[bytes, OpenSnapshot] = {}
+        self._open_snapshots: dict[bytes, OpenSnapshot] = {}
         """Digest -> open snapshot, the most recently used one at the end."""
 
     async def run(self) -> None:
@@ -566,11 +566,15 @@ class SnapshotServer:
                 await asyncio.sleep(_CHECK_INTERVAL_S)
                 now_s = time.monotonic()
                 self._release(
-                    [digest for digest, open_snapshot in self._held.items() if now_s - open_snapshot.used_s >= _OPEN_SNAPSHOT_S]
+                    [
+                        digest
+                        for digest, open_snapshot in self._open_snapshots.items()
+                        if now_s - open_snapshot.used_s >= _OPEN_SNAPSHOT_S
+                    ]
                 )
         finally:
             await unsubscribe(subscription)
-            self._release(list(self._held))
+            self._release(list(self._open_snapshots))
 
     async def _message_arrived(self, message: Any) -> None:
         if reply_to(message.reply, (self._inboxes,), self.counters) is None:
@@ -617,7 +621,7 @@ class SnapshotServer:
                 )
 
     def _read_piece(self, question: pb.PeerSnapshotRequest) -> bytes:
-        open_snapshot = self._held.get(question.digest)
+        open_snapshot = self._open_snapshots.get(question.digest)
         if open_snapshot is None:
             snapshots = [snapshots for snapshots in self._keeper.offers() if snapshots.digest == question.digest]
             open_snapshot = self._hold(snapshots[0]) if snapshots else None
@@ -637,20 +641,20 @@ class SnapshotServer:
 
         Above ``_MAX_OPEN_SNAPSHOTS`` open snapshots, close the least recently used one.
         """
-        open_snapshot = self._held.pop(snapshot.digest, None)
+        open_snapshot = self._open_snapshots.pop(snapshot.digest, None)
         if open_snapshot is None:
             try:
                 open_snapshot = self._store.open(snapshot)
             except LiftError:
                 return None
         open_snapshot.used_s = time.monotonic()
-        self._held[snapshot.digest] = open_snapshot
-        self._release(list(self._held)[:-_MAX_OPEN_SNAPSHOTS])
+        self._open_snapshots[snapshot.digest] = open_snapshot
+        self._release(list(self._open_snapshots)[:-_MAX_OPEN_SNAPSHOTS])
         return open_snapshot
 
     def _release(self, digests: list[bytes]) -> None:
         for digest in digests:
-            self._held.pop(digest, None)
+            self._open_snapshots.pop(digest, None)
 
 
 _ANSWER_S = 2.0

@@ -243,7 +243,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self._catalog: Catalog | None = None
         self._cursor: CursorWriter | None = None
-        self._begun: StreamOffsets | None = None
+        self._start_offsets: StreamOffsets | None = None
         """Start of a new query. None: Spark has not requested it yet. Micro-batch 0 always starts here."""
         self._target: StreamOffsets | None = None
         """End that Trigger.AvailableNow fixed. None: another trigger."""
@@ -257,9 +257,9 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         A restarted query continues from its checkpoint [R10].
         """
         with with_error_code():
-            if self._begun is None:
-                self._begun = self._resolved_start()
-            return self._begun.to_json()
+            if self._start_offsets is None:
+                self._start_offsets = self._resolved_start()
+            return self._start_offsets.to_json()
 
     def _resolved_start(self) -> StreamOffsets:
         """Return the position at which a query starts now, from the option startingOffsets."""
@@ -300,7 +300,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Only the end of micro-batch 0 has the start, because Spark itself does not store it. ``start_at``: start of the micro-batch.
         """
-        if start_at == self._begun:
+        if start_at == self._start_offsets:
             return start_at.next_offsets
         return start_at.began if ends == start_at.next_offsets else {}
 

@@ -317,15 +317,15 @@ class GroupCoordinators:
         self._connection: NatsConnection | None = None
         self._closed = False
         self._may = settings.run_group_coordinators and InboxRule(settings.inbox_prefixes).allows(f"{GROUPS_INBOX}.x".encode())
-        self._said = not settings.run_group_coordinators
+        self._logged = not settings.run_group_coordinators
 
     def follow(self, _: ClusterImage, image: ClusterImage) -> None:
         """Start and stop coordinators so that they match the replicas of this node in the new ``image``."""
         wanted = frozenset() if self._closed else hosted_partitions(image, self._settings.node_id)
         wanted = frozenset(key for key in wanted if self._share.holds(key.stream, key.partition))
         if wanted and not self._may:
-            if not self._said:
-                self._said = True
+            if not self._logged:
+                self._logged = True
                 logger.warning(
                     (
                         "group coordinators not started missing_inbox_prefix=%s: this node coordinates no consumer groups. "

@@ -51,7 +51,7 @@ class ClockWatch:
         self._task: asyncio.Task[None] | None = None
         self._seen = (0, -_CHECK_EVERY_NS, NO_AGE_NS)
         """Last check: (offset of the wall clock, time of the check, its result)."""
-        self._said = False
+        self._logged = False
 
     def start(self) -> None:
         self._task = spawn(self._run(), "asking other nodes for their time", endless=True)
@@ -94,13 +94,13 @@ class ClockWatch:
 
     def _log_change(self) -> None:
         why = self.trust.why
-        if not why and self._said:
+        if not why and self._logged:
             logger.info("wall clock trusted: resuming age-based retention")
-        elif why and not self._said and (self.trust.is_wrong or time.monotonic() - self._began > _PATIENCE_S):
+        elif why and not self._logged and (self.trust.is_wrong or time.monotonic() - self._began > _PATIENCE_S):
             logger.warning("wall clock not trusted reason=%s: pausing age-based retention", why)
         else:
             return
-        self._said = bool(why)
+        self._logged = bool(why)
 
     def _nodes(self) -> dict[str, bool]:
         return {node_id: not node.fenced for node_id, node in self._group.image.nodes.items()}

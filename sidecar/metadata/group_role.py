@@ -108,7 +108,7 @@ class GroupRole:
         self._check_due = asyncio.Event()
         self._image_changed = False
         """True if the image changed since the last check of the role."""
-        self._said: tuple[str, ...] = ()
+        self._logged: tuple[str, ...] = ()
         self._next_log_s = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -328,8 +328,8 @@ class GroupRole:
         now = self.controllers
         if not now.index or now.voters == tuple(sorted(self._settings.controllers)):
             return
-        if now.voters != self._said or time.monotonic() >= self._next_log_s:
-            self._said, self._next_log_s = now.voters, time.monotonic() + _LOG_PERIOD_S
+        if now.voters != self._logged or time.monotonic() >= self._next_log_s:
+            self._logged, self._next_log_s = now.voters, time.monotonic() + _LOG_PERIOD_S
             logger.warning(
                 (
                     "controllers in the settings differ from the metadata log settings=%s log=%s: using the log. Correct "

@@ -78,7 +78,7 @@ class Heartbeats:
         self._answered = answered
         self._home = asyncio.get_running_loop()
         self._home_turned = time.monotonic()
-        self._asked_home = False
+        self._is_loop_check_pending = False
         self._timer: asyncio.TimerHandle | None = None
         self._sent_s = 0.0
         """Time of the last heartbeat."""
@@ -127,7 +127,7 @@ class Heartbeats:
         if response.error in UNDECIDED:
             self._set_timer(PAUSE_NS / NS_PER_S)
             return
-        self._asked_home = True
+        self._is_loop_check_pending = True
         with contextlib.suppress(RuntimeError):  # the node's loop has ended
             self._home.call_soon_threadsafe(self._process_answer, sent_ns, response)
 
@@ -141,13 +141,13 @@ class Heartbeats:
 
     def _ask_home(self) -> None:
         """Schedule a call on the event loop of the node, which proves that this loop runs."""
-        if not self._asked_home:
-            self._asked_home = True
+        if not self._is_loop_check_pending:
+            self._is_loop_check_pending = True
             with contextlib.suppress(RuntimeError):
                 self._home.call_soon_threadsafe(self._run_turn)
 
     def _run_turn(self) -> None:
-        self._asked_home, self._home_turned = False, time.monotonic()
+        self._is_loop_check_pending, self._home_turned = False, time.monotonic()
 
 
 logger = logging.getLogger("liftpy.membership")
@@ -175,7 +175,7 @@ class Membership:
     ) -> None:
         self._settings = settings
         self._group = group
-        self._heard = on_heartbeat
+        self._on_heartbeat = on_heartbeat
         self._fatal = fatal
         self._end_heartbeats: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._heartbeats = AnsweredHeartbeats()
@@ -268,7 +268,7 @@ class Membership:
                 self._compare(new)
         granted = self._heartbeats.image_seen(new.index)
         if granted is not None:  # after the other watchers: a lease counts when the partitions have the image [D22]
-            asyncio.get_running_loop().call_soon(self._heard, *granted)
+            asyncio.get_running_loop().call_soon(self._on_heartbeat, *granted)
 
     async def _image_at(self, index: int) -> None:
         """Wait until the watchers have received an image with index ``index`` or higher."""
@@ -333,7 +333,7 @@ class Membership:
         if response.error == pb.ControlResponse.OK:
             granted = self._heartbeats.response_received(sent_ns, response, self._seen_index)
             if granted is not None:
-                self._heard(*granted)
+                self._on_heartbeat(*granted)
         elif response.error == pb.ControlResponse.FENCED:
             own = self._group.image.nodes.get(self._settings.node_id)
             if own is not None and own.incarnation > self.incarnation:

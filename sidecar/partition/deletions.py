@@ -52,7 +52,7 @@ class Deletions:
         self._group = group
         self._node_id = node_id
         self._decides = decides
-        self._gone: dict[str, None] = {}
+        self._deleted: dict[str, None] = {}
         """Uids of streams that a controller reported as deleted, as an ordered set. One answer serves all partitions of a stream."""
         self._asking: dict[str, asyncio.Lock] = {}
         self._closed = asyncio.Event()
@@ -71,7 +71,7 @@ class Deletions:
         lock = self._asking.setdefault(key.uid, asyncio.Lock())
         try:
             async with lock:
-                return key.uid in self._gone or await self._ask_controller(key)
+                return key.uid in self._deleted or await self._ask_controller(key)
         finally:
             if not lock.locked():
                 self._asking.pop(key.uid, None)
@@ -103,9 +103,9 @@ class Deletions:
         return None
 
     def _remember(self, uid: str) -> None:
-        self._gone[uid] = None
-        if len(self._gone) > _REMEMBERED:
-            del self._gone[next(iter(self._gone))]
+        self._deleted[uid] = None
+        if len(self._deleted) > _REMEMBERED:
+            del self._deleted[next(iter(self._deleted))]
 
 
 class UnknownStreams:
@@ -129,7 +129,7 @@ class UnknownStreams:
         image: Callable[[], ClusterImage],
         forget: Callable[[str], None],
     ) -> None:
-        self._found = sorted(folders)
+        self._folders = sorted(folders)
         self._folder = folder
         self._group = group
         self._image = image
@@ -138,11 +138,13 @@ class UnknownStreams:
 
     def names(self) -> list[str]:
         """Return the names of at most ``MOST_UNKNOWN`` directories of streams that the cluster does not know."""
-        if not self._found:
+        if not self._folders:
             return []
         known = {f"{stream.name}-{stream.uid}" for stream in self._image().streams.values()}
-        self._found = [name for name in self._found if name not in known and (self._folder.path / "streams" / name).exists()]
-        return self._found[:MOST_UNKNOWN]
+        self._folders = [
+            name for name in self._folders if name not in known and (self._folder.path / "streams" / name).exists()
+        ]
+        return self._folders[:MOST_UNKNOWN]
 
     async def remove(self, names: list[str]) -> dict[str, Any]:
         """Delete the directories ``names`` if a controller confirms that their streams do not exist. Concurrent calls run one by one.

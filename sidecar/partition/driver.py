@@ -86,7 +86,7 @@ class ReplicaDriver:
         self.key = key
         self.replica: DrivenReplica = replica
         """Object that gets the events: the replica, or the tracer in front of it."""
-        self.execute: Callable[[Effect], None] = _nobody
+        self.execute: Callable[[Effect], None] = _fail_unhandled
         """Function that carries out one effect. It is set before the first event."""
         self.step_over: Callable[[], None] = _do_nothing
         """Callback after all effects of a step were carried out."""
@@ -99,7 +99,7 @@ class ReplicaDriver:
         self._stopped = False
         self._held = False
         _story_limit.add(self)
-        self.story: list[Step] = []
+        self.recent_steps: list[Step] = []
         """The last steps, for error reports. Heartbeats that changed nothing are left out."""
 
     def feed(self, event: Event) -> None:
@@ -136,14 +136,14 @@ class ReplicaDriver:
             if work is not None:
                 work()
             queue, step, execute, step_over = self._queue, self.replica.step, self.execute, self.step_over
-            story = self.story
+            recent_steps = self.recent_steps
             while queue and not self._held:
                 event, now_ns = queue.pop(0), clock.now_ns()
                 effects = step(event, now_ns)
                 if effects or type(event) is not LeaseChanged:
-                    story.append((now_ns, event, effects))
-                    if len(story) > _story_limit.steps:
-                        del story[: -_story_limit.steps]
+                    recent_steps.append((now_ns, event, effects))
+                    if len(recent_steps) > _story_limit.steps:
+                        del recent_steps[: -_story_limit.steps]
                     if type(event) not in _ROUTINE or any(type(effect) not in _LOOKS for effect in effects):
                         self.touched()
                 if logger.isEnabledFor(logging.DEBUG):  # the level may change
@@ -177,9 +177,9 @@ class ReplicaDriver:
         now_ns = clock.now_ns()
         lines = [
             f"{(at_ns - now_ns) / 1e9:9.3f} s  {past_event} -> {effects}"[:_MOST_OF_A_STEP]
-            for at_ns, past_event, effects in self.story
+            for at_ns, past_event, effects in self.recent_steps
         ]
-        if event is not None and not (self.story and self.story[-1][1] is event):
+        if event is not None and not (self.recent_steps and self.recent_steps[-1][1] is event):
             lines.append(f"      now    {event}"[:_MOST_OF_A_STEP])
         return "\n".join(lines)
 
@@ -192,5 +192,5 @@ class ReplicaDriver:
 def _do_nothing() -> None: ...
 
 
-def _nobody(effect: Effect) -> None:
+def _fail_unhandled(effect: Effect) -> None:
     raise InvariantError(f"Internal error: no method carries out {effect}. Please report it.")

@@ -78,8 +78,8 @@ class Flusher:
         self.flush_failed = failed
         self._took = took
         self._moves = beside is not None
-        self._beside = beside or FlushThread(FlushScheduler())
-        self._place = self._beside.place
+        self._flush_thread = beside or FlushThread(FlushScheduler())
+        self._place = self._flush_thread.place
         self.times = FlushTimes()
         self._began_s = 0.0
         """Monotonic time when the running flush was requested, in seconds."""
@@ -88,7 +88,7 @@ class Flusher:
         self._loop = asyncio.get_running_loop()
         self._thread: Future[int] | None = None
         """Flush that runs in a thread. None: there is none."""
-        self._told = False
+        self._on_flushed = False
         """True if the event loop waited for the running flush and has reported its result already."""
         self._checkpoint: Future[None] | None = None
         self._checkpoint_began_s = 0.0
@@ -148,7 +148,7 @@ class Flusher:
             return
         disk_ns, error = 0, None
         try:
-            took = self._beside.run(partial(_run_timed, flush), LONG_S)
+            took = self._flush_thread.run(partial(_run_timed, flush), LONG_S)
             if isinstance(took, Future):  # the loop goes on, and others' flushes in the pool
                 self._place.record_loop_flush(LONG_S)
                 self._follow(flush, took, told=True)
@@ -163,7 +163,7 @@ class Flusher:
         self._follow(flush, self._pool.submit(_run_timed, flush), told=False)
 
     def _follow(self, flush: Flush, future: Future[int], *, told: bool) -> None:
-        self._thread, self._told = future, told
+        self._thread, self._on_flushed = future, told
         flush.waiter = lambda: concurrent.futures.wait([future]) and None
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._flush_ended, flush))
 
@@ -179,7 +179,7 @@ class Flusher:
         if error is not None:
             return 0, error if isinstance(error, Exception) else StorageError(str(error))
         disk_ns: int = future.result()
-        if self._moves and flush.is_plain and not self._told:
+        if self._moves and flush.is_plain and not self._on_flushed:
             self._place.record_thread_flush(disk_ns / NS_PER_S, flush.size_bytes)
         return disk_ns, None
 

@@ -151,7 +151,7 @@ class LogReplay:
     ``failed``: called with the error if the log cannot be read.
     """
 
-    __slots__ = ("_beside", "_closed", "_derived", "_failed", "_feed", "_handle", "_then", "touched")
+    __slots__ = ("_closed", "_derived", "_failed", "_feed", "_handle", "_read_timer", "_then", "touched")
 
     def __init__(self, derived: LogState, feed: Callable[[events.Event], None], failed: Callable[[StorageError], None]) -> None:
         self._derived = derived
@@ -159,7 +159,7 @@ class LogReplay:
         self._failed = failed
         self._then: Callable[[], None] | None = None
         self._handle: asyncio.Handle | None = None
-        self._beside: asyncio.Handle | None = None
+        self._read_timer: asyncio.Handle | None = None
         """Scheduled slice of the background replay. None: none is scheduled."""
         self._closed = False
         self.touched: Callable[[], None] = lambda: None
@@ -186,16 +186,16 @@ class LogReplay:
     def close(self) -> None:
         self._closed = True
         self.forget()
-        if self._beside is not None:
-            self._beside.cancel()
-            self._beside = None
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
 
     def _read_missing_records(self, pause_s: float = _PAUSE_LEAST_S) -> None:
-        if self._beside is None and not self._closed:
-            self._beside = asyncio.get_running_loop().call_later(pause_s, self._read_some)
+        if self._read_timer is None and not self._closed:
+            self._read_timer = asyncio.get_running_loop().call_later(pause_s, self._read_some)
 
     def _read_some(self) -> None:
-        self._beside = None
+        self._read_timer = None
         began_ns, wait = clock.now_ns(), self._derived.index_wait
         try:
             complete = self._derived.read_missing_records()

@@ -378,7 +378,7 @@ class AnswerRateLimit:
     def __init__(self, now: Callable[[], float] = time.monotonic, guard: RequestGuard | None = None) -> None:
         self._now = now
         self._guard = guard or RequestGuard("page", Counter())
-        self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
+        self._cached_answers: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
         self._waiting: dict[bytes, tuple[Callable[[], Awaitable[bytes]], list[Answer]]] = {}
         self._next_at = 0.0
         self._works = False
@@ -388,7 +388,7 @@ class AnswerRateLimit:
 
         If another caller has asked an equal question a short time ago, use its result.
         """
-        now, cached_answer = self._now(), self._kept.get(question)
+        now, cached_answer = self._now(), self._cached_answers.get(question)
         if (
             cached_answer is not None
             and now - cached_answer[0] < KEPT_S
@@ -419,10 +419,10 @@ class AnswerRateLimit:
                     self._guard.reject_failed(b"", error)
                     answer_bytes = FAILED
                 _, waiting = self._waiting.pop(question)
-                self._kept[question] = self._now(), answer_bytes
-                self._kept.move_to_end(question)
-                while len(self._kept) > MOST_KEPT:
-                    self._kept.popitem(last=False)
+                self._cached_answers[question] = self._now(), answer_bytes
+                self._cached_answers.move_to_end(question)
+                while len(self._cached_answers) > MOST_KEPT:
+                    self._cached_answers.popitem(last=False)
                 for answer in waiting if answer_bytes else ():
                     self._guard.call(partial(answer, answer_bytes))
         finally:

@@ -158,7 +158,7 @@ class BusConnection(StrictConnection):
         self._on_change: list[Callable[[bool], None]] = []
         self._leaving: list[Listener] = []
         self._retiring: asyncio.Task[None] | None = None
-        self._unheard: list[Callable[[], None]] = []
+        self._subscribe_callbacks: list[Callable[[], None]] = []
         self._hearing: asyncio.Task[None] | None = None
         self._failing = False
         """True if a message could not be processed within the last second. Further failures are then only counted."""
@@ -396,19 +396,19 @@ class BusConnection(StrictConnection):
 
         Several calls share a round trip to the server.
         """
-        self._unheard.append(on_subscribed)
+        self._subscribe_callbacks.append(on_subscribed)
         if self._hearing is None or self._hearing.done():
             self._hearing = spawn(self._wait_for_server(), "subscriptions being confirmed")
 
     async def _wait_for_server(self) -> None:
         wait_s = _RETIRE_TIMEOUT_S
-        while self._unheard and not self.is_closed:
-            asking, self._unheard = self._unheard, []
+        while self._subscribe_callbacks and not self.is_closed:
+            asking, self._subscribe_callbacks = self._subscribe_callbacks, []
             try:
                 await self.wait_until_processed(wait_s)
             except (nats.errors.Error, TimeoutError, OSError):
                 wait_s = min(wait_s * 2, _LONGEST_HEARING_S)  # the answer may be behind a burst of messages
-                self._unheard = asking + self._unheard
+                self._subscribe_callbacks = asking + self._subscribe_callbacks
                 await asyncio.sleep(_RECONNECT_WAIT_S)
                 continue
             for on_subscribed in asking:

@@ -119,7 +119,7 @@ def put_back_times(replica: Replica) -> None:
     shared.deadlines._at_ns = {kind: NOW for kind in _KINDS if shared.deadlines.is_set(kind)}
     shared.succession = EarlierLeaders(shared.node_id, 0)
     if isinstance(role, FollowerRole):
-        role._heard_ns, role._met, role._quiet_rounds, role._woken = NOW, True, 0, False
+        role._leader_contact_ns, role._met, role._quiet_rounds, role._woken = NOW, True, 0, False
         role._way = [role.phase]
         if role.phase is not FollowerPhase.IDLE:
             role._idle_request_id = 0

@@ -76,7 +76,7 @@ class ClockTrust:
         """Offset on which a majority of the other clocks agreed at the last check. None: there was no majority."""
         self.skew_ns = 0
         """Time in ns that the clock was ahead of the median of the other nodes at the last check. 0: no node answered."""
-        self._told: dict[str, _ReportedTime] = {}
+        self._reports: dict[str, _ReportedTime] = {}
         self._trusted_ns: int | None = None
         """Offset of the clock when a majority last agreed, or when it was trusted without peers."""
         self._by_others = False
@@ -101,7 +101,7 @@ class ClockTrust:
         """
         if answered_ns - request_ns <= SLOW_NS:
             offset_ns = None if wall_ns is None else wall_ns - (request_ns + answered_ns) // 2
-            self._told[node] = _ReportedTime(offset_ns, request_ns)
+            self._reports[node] = _ReportedTime(offset_ns, request_ns)
 
     def time_of_age_ns(self, wall_ns: int, now_ns: int, nodes: Mapping[str, bool]) -> int:
         """Return the time for age calculations: ``wall_ns``, or ``NO_AGE_NS`` while the clock is not trusted.
@@ -109,16 +109,16 @@ class ClockTrust:
         ``nodes``: registered nodes, True if live.
         """
         offset_ns, peers = wall_ns - now_ns, self.peers(nodes)
-        self._told = {name: one for name, one in self._told.items() if name in peers and now_ns - one.at_ns <= FRESH_NS}
-        offsets = [one.offset_ns for one in self._told.values() if one.offset_ns is not None]
+        self._reports = {name: one for name, one in self._reports.items() if name in peers and now_ns - one.at_ns <= FRESH_NS}
+        offsets = [one.offset_ns for one in self._reports.values() if one.offset_ns is not None]
         self.skew_ns = offset_ns - median_low(offsets) if offsets else 0
-        others = len(peers) - (len(self._told) - len(offsets))
+        others = len(peers) - (len(self._reports) - len(offsets))
         self._others_ns = None
         if others:
             self._jumped = None
             self.why, self.is_wrong = self._compare(offset_ns, offsets, others)
         else:
-            is_one_of_many = len(self._told) < len(set(nodes) - {self.node_id})
+            is_one_of_many = len(self._reports) < len(set(nodes) - {self.node_id})
             self.why, self.is_wrong = self._judge_alone(offset_ns, now_ns, is_one_of_many)
         return NO_AGE_NS if self.why else wall_ns
 

@@ -102,7 +102,7 @@ class PromiseJournal:
         epochs = decode_promises(storage.load(PROMISES_NAME) if PROMISES_NAME in names else None)
         for key, epoch in (others or {}).items():
             epochs[key] = max(epoch, epochs.get(key, 0))
-        self._held = {key: epoch for key, epoch in epochs.items() if is_held(key)}
+        self._promises = {key: epoch for key, epoch in epochs.items() if is_held(key)}
         self._file: LogFile | None = None
         """The open file. None: the file must be rewritten before anything can be appended."""
         self._bound_bytes = 0
@@ -117,7 +117,7 @@ class PromiseJournal:
         return self._file is not None
 
     def epoch_of(self, key: str) -> int:
-        return self._held.get(key, 0)
+        return self._promises.get(key, 0)
 
     def store(self, promises: Mapping[str, int]) -> None:
         """Make ``promises`` (key -> LeaderEpoch) durable, all with one flush.
@@ -129,7 +129,7 @@ class PromiseJournal:
                 "Cannot write the file promises (LeaderEpochs that this node must not go below), because an "
                 f"earlier write failed: {self._failed}. Check the disk, then restart the node."
             )
-        more = {key: epoch for key, epoch in promises.items() if epoch > self._held.get(key, 0)}
+        more = {key: epoch for key, epoch in promises.items() if epoch > self._promises.get(key, 0)}
         if not more:
             return
         frame = encode_promises(more)
@@ -144,10 +144,10 @@ class PromiseJournal:
         except StorageError as error:
             self._failed = str(error)
             raise
-        self._held |= more
+        self._promises |= more
 
     def _rewrite_file(self, more: Mapping[str, int] | None = None) -> None:
-        epochs = self._held | dict(more or {})
+        epochs = self._promises | dict(more or {})
         data = _HEAD.pack(_MAGIC, _VERSION) + encode_promises(epochs)
         if decode_promises(data) != epochs:
             raise StorageError(
@@ -161,7 +161,7 @@ class PromiseJournal:
 
     def forget(self, key: str) -> None:
         """Remove the promise for the partition ``key``, which this node no longer has. The next rewrite of the file omits it."""
-        self._held.pop(key, None)
+        self._promises.pop(key, None)
 
     def close(self) -> None:
         if self._file is not None:

@@ -71,7 +71,7 @@ class AppliedDigests:
     def __init__(self, node_id: str, every: int = EVERY) -> None:
         self._node_id = node_id
         self._every = every
-        self._held: dict[str, dict[int, bytes]] = {node_id: {}}
+        self._digests: dict[str, dict[int, bytes]] = {node_id: {}}
         """Member -> index -> digest, oldest first."""
         self.newest: Checkpoint = NONE
         """Newest digest of this member, which it reports to the leader."""
@@ -81,7 +81,7 @@ class AppliedDigests:
         """Reason why the leader may decide nothing, as text. '': it may decide."""
         self.mismatch_count = 0
         """Number of times that the leader found a member with a different digest, once for each place."""
-        self._found: set[tuple[str, int]] = set()
+        self._mismatches: set[tuple[str, int]] = set()
         """(member, index) of the differences that were already counted."""
 
     def entry_applied(self, before: int, index: int, digest: bytes) -> None:
@@ -94,17 +94,17 @@ class AppliedDigests:
             self.newest = (index, digest)
 
     def record_report(self, node_id: str, checkpoint: Checkpoint) -> None:
-        if checkpoint[0] and self._held.get(node_id, {}).get(checkpoint[0]) != checkpoint[1]:
+        if checkpoint[0] and self._digests.get(node_id, {}).get(checkpoint[0]) != checkpoint[1]:
             self._keep(node_id, *checkpoint)
 
     def forget(self, node_id: str) -> None:
         """Forget the digests of a member whose session has ended. Its next process may have another image."""
-        self._held.pop(node_id, None)
+        self._digests.pop(node_id, None)
         self.agreed = NONE
-        self._found = {(who, index) for who, index in self._found if who != node_id}
+        self._mismatches = {(who, index) for who, index in self._mismatches if who != node_id}
 
     def _keep(self, node_id: str, index: int, digest: bytes) -> None:
-        digests = self._held.setdefault(node_id, {})
+        digests = self._digests.setdefault(node_id, {})
         digests[index] = digest
         while len(digests) > KEPT:
             del digests[next(iter(digests))]
@@ -114,7 +114,7 @@ class AppliedDigests:
 
         ``agreed``: checkpoint at which the leader has found a majority with equal digests.
         """
-        own = self._held[self._node_id].get(agreed[0])
+        own = self._digests[self._node_id].get(agreed[0])
         return own is not None and own != agreed[1]
 
     def voters_without_digest(self, voters: Iterable[str]) -> frozenset[str]:
@@ -122,7 +122,7 @@ class AppliedDigests:
 
         Only the leader calls this method.
         """
-        return frozenset(node_id for node_id in voters if self.newest[0] not in self._held.get(node_id, ()))
+        return frozenset(node_id for node_id in voters if self.newest[0] not in self._digests.get(node_id, ()))
 
     def compare_reports(self, voters: Iterable[str]) -> bool:
         """As the leader, compare the digests that the voters have reported. Return whether this member differs from a majority."""
@@ -130,8 +130,10 @@ class AppliedDigests:
         majority = len(names) // 2 + 1
         self.agreed, self.halted = NONE, ""
         own_is_beside = False
-        for index, own in self._held[self._node_id].items():
-            at = {node_id: digests[index] for node_id, digests in self._held.items() if node_id in names and index in digests}
+        for index, own in self._digests[self._node_id].items():
+            at = {
+                node_id: digests[index] for node_id, digests in self._digests.items() if node_id in names and index in digests
+            }
             digest, count = Counter(at.values()).most_common(1)[0] if at else (own, 0)
             if count >= majority:
                 own_is_beside, self.halted = digest != own, ""
@@ -145,5 +147,5 @@ class AppliedDigests:
         return own_is_beside
 
     def _count(self, mismatches: set[tuple[str, int]]) -> None:
-        self.mismatch_count += len(mismatches - self._found)
-        self._found = {(who, index) for who, index in self._found if index in self._held.get(who, ())} | mismatches
+        self.mismatch_count += len(mismatches - self._mismatches)
+        self._mismatches = {(who, index) for who, index in self._mismatches if index in self._digests.get(who, ())} | mismatches

@@ -92,8 +92,20 @@ class RecentIds:
     """
 
     __slots__ = (
-        "_by_id", "_high_watermark", "_kept", "_last_id", "_lost_known_ns", "_lost_ns", "_now_ns", "_tail", "_time_ns",
-        "forgotten", "in_hand", "share", "takes_shorter_window", "window_ns",
+        "_by_id",
+        "_committed",
+        "_high_watermark",
+        "_last_id",
+        "_lost_known_ns",
+        "_lost_ns",
+        "_now_ns",
+        "_tail",
+        "_time_ns",
+        "forgotten",
+        "in_hand",
+        "share",
+        "takes_shorter_window",
+        "window_ns",
     )  # fmt: skip
 
     name = "ids"
@@ -116,7 +128,7 @@ class RecentIds:
         self._time_ns = 0  # log time of the last committed batch
         self._last_id = b""  # message id of the last committed record
         self._tail: list[_BatchIds] = []
-        self._kept: deque[_BatchIds] | None = None  # committed batches with ids, oldest first. None: no id was committed
+        self._committed: deque[_BatchIds] | None = None  # committed batches with ids, oldest first. None: no id was committed
         self._by_id: dict[bytes, _BatchIds] = {}
         self._lost_ns = self._lost_known_ns = -1
         """(log time, time of arrival here) of the last id that was dropped early. -1: no id was dropped."""
@@ -182,12 +194,12 @@ class RecentIds:
 
     def _keep(self, taken: _BatchIds) -> None:
         taken.before = None
-        if self._kept is None:
-            self._kept = deque()
-        self._kept.append(taken)
+        if self._committed is None:
+            self._committed = deque()
+        self._committed.append(taken)
 
     def _expire(self, time_ns: int) -> None:
-        entries, until_ns = self._kept, time_ns - self.window_ns
+        entries, until_ns = self._committed, time_ns - self.window_ns
         while entries and entries[0].time_ns <= until_ns and not self._is_fresh(entries[0].known_ns):
             self._forget(entries.popleft())
 
@@ -196,7 +208,7 @@ class RecentIds:
 
     def _make_room(self, excess_bytes: int) -> None:
         until_bytes = self.size_bytes - excess_bytes
-        kept = self._kept
+        kept = self._committed
         while self.size_bytes > until_bytes and kept:
             self._lose(kept.popleft())
         for entry in self._tail:
@@ -231,7 +243,7 @@ class RecentIds:
         Format: the window, the log time, the last id, then one column per field of the batches and of the ids.
         """
         head = _HEAD.pack(self.window_ns, self._time_ns, len(self._last_id)) + self._last_id
-        entries = tuple(self._kept or ())
+        entries = tuple(self._committed or ())
         return lambda: [head, *_encode(entries)]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:

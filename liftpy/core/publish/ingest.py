@@ -203,7 +203,7 @@ class Ingest:
         """Message id -> its pending batch, and the index of its record there."""
         self._unanswered = AckDelay()
         self._listener: Subscription | None = None
-        self._taken_over: FailoverBacklog | None = None
+        self._backlog: FailoverBacklog | None = None
         """Messages that this node buffered as a standby, while it takes publishes over the same subscription.
 
         ``undecided`` messages get a negative ack later.
@@ -252,7 +252,7 @@ class Ingest:
             return
         hearing = backlog.hearing
         assert hearing is not None
-        self._taken_over, self._listener, self.heard = backlog, hearing, True
+        self._backlog, self._listener, self.heard = backlog, hearing, True
         hearing.feed_to(self._message_arrived, self._record_dropped, self._on_standby_lost)
         for stored, publishers in backlog.known:
             self._acks.add_again(stored, publishers, duplicate=False)
@@ -270,8 +270,8 @@ class Ingest:
         """Send the delayed rejections if the leader may send negative acks now."""
         if self._acks.has_delayed_rejections and self._may.refuse():
             self._acks.send_delayed_rejections(may=self._may.refuse_for_now())
-        if self._taken_over is not None and self._taken_over.undecided and self._may.refuse():
-            messages, self._taken_over.undecided = self._taken_over.undecided, []
+        if self._backlog is not None and self._backlog.undecided and self._may.refuse():
+            messages, self._backlog.undecided = self._backlog.undecided, []
             for message in messages:
                 self._refuse(self.reader.read([message], self.wall_ns()).publishers, _UNDECIDED)
 
@@ -280,25 +280,25 @@ class Ingest:
 
         If the standby connection delivers the publishes to this leader, do nothing.
         """
-        if self._hearing is None:
+        if self._subscription is None:
             self._unsubscribe_for_standby()
 
     @property
-    def _hearing(self) -> StandbySubscription | None:
+    def _subscription(self) -> StandbySubscription | None:
         """Subscription of the standby buffer, if it delivers the publishes to this leader. None: the leader has its own one, or
         none.
         """
-        return None if self._taken_over is None else self._taken_over.hearing
+        return None if self._backlog is None else self._backlog.hearing
 
     def _on_standby_lost(self) -> None:
         """Process the loss of the standby connection, or NATS permissions that deny its subscription.
 
         Unsubscribe if standby followers on other nodes receive the publishes. Otherwise subscribe on the main connection.
         """
-        hearing = self._hearing
-        if hearing is None or self._left or (not hearing.is_denied and self._unsubscribe_for_standby()):
+        subscription = self._subscription
+        if subscription is None or self._left or (not subscription.is_denied and self._unsubscribe_for_standby()):
             return
-        hearing.close()
+        subscription.close()
         self._listen()
 
     def _unsubscribe_for_standby(self) -> bool:
@@ -313,8 +313,8 @@ class Ingest:
         return True
 
     def _listen(self) -> None:
-        if self._taken_over is not None:
-            self._taken_over.hearing = None
+        if self._backlog is not None:
+            self._backlog.hearing = None
         self._listener = listener = self._shell.listen(
             self._subject, self._message_arrived, given_up=self._record_dropped, refuser=self
         )
@@ -342,7 +342,7 @@ class Ingest:
     @property
     def idle(self) -> bool:
         """True if all received messages are stored or rejected, and all waiting publishers have their answers."""
-        undecided = self._taken_over is not None and self._taken_over.undecided
+        undecided = self._backlog is not None and self._backlog.undecided
         return not (self._has_unread() or self._tokens or undecided or self._acks.count)
 
     def _has_unread(self) -> bool:
@@ -357,7 +357,7 @@ class Ingest:
             self._listener.close()
             self._listener = None
         self._left = False
-        self._taken_over = None
+        self._backlog = None
         self.counters.times.forget()
         self._raw = []
         self._raw_bytes = 0
@@ -457,7 +457,7 @@ class Ingest:
             self._count_processed(len(raw))
             return
         start = 0
-        most = len(raw) if self._taken_over is None else self._config.batch_max_records  # a standby buffer has many messages
+        most = len(raw) if self._backlog is None else self._config.batch_max_records  # a standby buffer has many messages
         while start < min(len(raw), most):
             end = batch_end(raw, start, self._config.batch_max_records, batch_bytes)
             self._check_messages(raw[start:end])
@@ -468,12 +468,12 @@ class Ingest:
             self._drain_soon()
 
     def _count_processed(self, count: int) -> None:
-        if self._taken_over is not None:
-            self._taken_over.fresh_left = max(0, self._taken_over.fresh_left - count)
+        if self._backlog is not None:
+            self._backlog.fresh_left = max(0, self._backlog.fresh_left - count)
 
     def _drain_soon(self) -> None:
         self._drain_scheduled = True
-        (self._hearing or self._shell).call_after_read(self._drain)
+        (self._subscription or self._shell).call_after_read(self._drain)
 
     def _check_messages(self, messages: list[RawMessage]) -> None:
         """Check messages and pass them to the replica. If the node is late, first reject those that have waited too long.
@@ -840,7 +840,7 @@ class Ingest:
         ``numbering``: sequence numbers of a producer's batch. ``now_ns``: monotonic time.
         """
         publishers = columns.publishers
-        has_backlog = self._taken_over is not None and self._taken_over.fresh_left > 0
+        has_backlog = self._backlog is not None and self._backlog.fresh_left > 0
         forced = has_backlog or (numbering is not None and numbering.first > 0)
         waits_ms = quota.charge(messages, publishers.batch_records, now_ns, forced=forced)
         if waits_ms is None:

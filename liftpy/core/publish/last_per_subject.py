@@ -154,8 +154,20 @@ class LastPerSubject:
     """
 
     __slots__ = (
-        "_began_at", "_full_until", "_high_watermark", "_kept", "_literal", "_log_start_offset", "_names", "_over",
-        "_read_on", "_tail", "_wants_bytes", "low", "share", "wanted",
+        "_began_at",
+        "_committed",
+        "_full_until",
+        "_high_watermark",
+        "_literal",
+        "_log_start_offset",
+        "_names",
+        "_over",
+        "_read_on",
+        "_tail",
+        "_wants_bytes",
+        "low",
+        "share",
+        "wanted",
     )  # fmt: skip
 
     name = "subjects"
@@ -189,7 +201,7 @@ class LastPerSubject:
             self._read_on()
 
     def _clear(self, offset: int | None) -> None:
-        self._kept: dict[str, int] = {}  # offsets of committed records, and of those that were read backwards
+        self._committed: dict[str, int] = {}  # offsets of committed records, and of those that were read backwards
         self._over: dict[str, int] = {}  # offsets of uncommitted records
         self._names: list[str] | None = None
         """Known subjects in sorted order, at most ``MANY``. None: they must be sorted again."""
@@ -210,7 +222,7 @@ class LastPerSubject:
 
     def __len__(self) -> int:
         """Return an upper bound for the number of subjects in the index. A subject with uncommitted records counts twice."""
-        return len(self._kept) + len(self._over)
+        return len(self._committed) + len(self._over)
 
     @property
     def is_full(self) -> bool:
@@ -290,8 +302,8 @@ class LastPerSubject:
         del tail[:committed_count]
 
     def _keep(self, newest: Mapping[str, int]) -> None:
-        self._grow(_size_bytes(newest.keys() - self._kept.keys()))
-        self._kept.update(newest)
+        self._grow(_size_bytes(newest.keys() - self._committed.keys()))
+        self._committed.update(newest)
 
     def cut(self, end_offset: int) -> None:
         if self._began_at is not None and end_offset < self._began_at:
@@ -311,7 +323,7 @@ class LastPerSubject:
         """
         self.low, self._names = low, None
         before_bytes = self.size_bytes
-        self._keep({subject: offset for subject, offset in newest.items() if subject not in self._kept})
+        self._keep({subject: offset for subject, offset in newest.items() if subject not in self._committed})
         self._make_room(self.size_bytes - before_bytes)
 
     def _make_room(self, grown_bytes: int) -> None:
@@ -319,9 +331,9 @@ class LastPerSubject:
             return
         self._names = None
         start = self._log_start_offset()
-        remaining = {subject: offset for subject, offset in self._kept.items() if offset >= start}
-        self._grow(-_size_bytes(self._kept.keys() - remaining.keys()))
-        self._kept = remaining
+        remaining = {subject: offset for subject, offset in self._committed.items() if offset >= start}
+        self._grow(-_size_bytes(self._committed.keys() - remaining.keys()))
+        self._committed = remaining
         room_bytes = self.share.bound_bytes * 7 // 8
         if self.size_bytes > room_bytes or self.share.excess_bytes(grown_bytes):
             offsets = [*remaining.values(), *self._over.values()]
@@ -338,7 +350,7 @@ class LastPerSubject:
         if not self.wanted or not self._has_all_subjects:
             state = _ASKED if self.wanted else _OFF
             return lambda: [state]
-        committed = dict(self._kept)
+        committed = dict(self._committed)
         return lambda: [_READY, *_encode(committed)]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
@@ -350,9 +362,9 @@ class LastPerSubject:
         self._clear(end_offset)
         self._high_watermark = end_offset - 1
         if self.wanted and data is not None and data[:1] == _READY:
-            self._kept = _decode(data[1:], end_offset)
+            self._committed = _decode(data[1:], end_offset)
             self.low = 0
-            self._grow(_size_bytes(self._kept))
+            self._grow(_size_bytes(self._committed))
             self._make_room(0)
         elif self.lacks:
             self._read_on()
@@ -362,7 +374,7 @@ class LastPerSubject:
         """Return the offset of the last record of ``subject``. -1: it has no record. None: the answer is not known yet."""
         offset = self._over.get(subject)
         if offset is None:
-            offset = self._kept.get(subject)
+            offset = self._committed.get(subject)
         if offset is None:
             return -1 if self._has_all_subjects else None
         return offset if offset >= self._log_start_offset() else -1
@@ -378,7 +390,7 @@ class LastPerSubject:
         """
         if not self._has_all_subjects:
             return None
-        matches, over, committed = matcher(subject_filter), self._over, self._kept
+        matches, over, committed = matcher(subject_filter), self._over, self._committed
         first, end = self._range(subject_filter)
         names = self._names or []
         names_in_slice = (name for name in islice(names, first, end) if matches(name))
@@ -400,7 +412,7 @@ class LastPerSubject:
         They begin with the tokens before the filter's first wildcard.
         """
         if self._names is None:
-            self._names = sorted(self._kept.keys() | self._over.keys())
+            self._names = sorted(self._committed.keys() | self._over.keys())
         begin = literal_prefix(subject_filter.split("."))
         if not begin:
             return 0, len(self._names)
@@ -410,7 +422,7 @@ class LastPerSubject:
         if self._names is None:
             return
         for subject in subjects:
-            if subject not in self._kept and subject not in self._over:
+            if subject not in self._committed and subject not in self._over:
                 insort(self._names, subject)
         if len(self._names) > MANY:
             self._names = None

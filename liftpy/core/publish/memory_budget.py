@@ -165,14 +165,23 @@ class MemoryBudget:
     """
 
     __slots__ = (
-        "_lateness", "_looks", "is_late", "is_limited", "is_pressed", "late_ns", "limit_bytes", "open_part", "used_bytes", "waited_ns",
+        "_checks",
+        "_lateness",
+        "is_late",
+        "is_limited",
+        "is_pressed",
+        "late_ns",
+        "limit_bytes",
+        "open_part",
+        "used_bytes",
+        "waited_ns",
     )  # fmt: skip
 
     def __init__(self, limit_bytes: int = 0, late_s: float = 0.0) -> None:
         self.limit_bytes = limit_bytes
         self.late_ns = round(late_s * NS_PER_S)
         self._lateness = QueueDelay(self.late_ns)
-        self._looks: deque[tuple[int, int]] = deque(maxlen=_MAX_CHECKS)
+        self._checks: deque[tuple[int, int]] = deque(maxlen=_MAX_CHECKS)
         """(number of bytes that had arrived, time of the check), for checks whose bytes are not all processed."""
         self.waited_ns = 0
         """Approximate wait of the oldest unprocessed publish, in nanoseconds."""
@@ -191,12 +200,12 @@ class MemoryBudget:
 
         ``arrived_bytes``: total of received bytes. ``done_bytes``: total of processed bytes. ``now_ns``: monotonic clock.
         """
-        while self._looks and self._looks[0][0] <= done_bytes:
-            self._looks.popleft()
-        self.waited_ns = now_ns - self._looks[0][1] if self._looks else 0
+        while self._checks and self._checks[0][0] <= done_bytes:
+            self._checks.popleft()
+        self.waited_ns = now_ns - self._checks[0][1] if self._checks else 0
         apart_ns = max(_APART_NS, self.waited_ns // _APART_PARTS)
-        if arrived_bytes > done_bytes and (not self._looks or now_ns - self._looks[-1][1] >= apart_ns):
-            self._looks.append((arrived_bytes, now_ns))
+        if arrived_bytes > done_bytes and (not self._checks or now_ns - self._checks[-1][1] >= apart_ns):
+            self._checks.append((arrived_bytes, now_ns))
         self.is_late = self._lateness.check(self.waited_ns, now_ns)
         self.is_pressed = self.is_late or self._lateness.bound_ns(now_ns) < self.late_ns
 

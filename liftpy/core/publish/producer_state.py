@@ -641,12 +641,12 @@ class ProducerRequest(NamedTuple):
 class ProducerRegistry:
     """Assigns epochs to the processes that open producers. Each leader of a partition has one."""
 
-    __slots__ = ("_first", "_given", "_names", "_producers", "_share")
+    __slots__ = ("_first", "_grants", "_names", "_producers", "_share")
 
     def __init__(self, producers: Producers) -> None:
         self._producers = producers
         self._share = producers.share.beside()
-        self._given: dict[int, tuple[int, int]] = {}
+        self._grants: dict[int, tuple[int, int]] = {}
         """Producer id -> newest (epoch, process number) that this leader assigned.
 
         The process that asked last is at the end.
@@ -658,13 +658,13 @@ class ProducerRegistry:
 
     def begin(self) -> None:
         """Forget all assigned epochs, because a leadership begins or ends."""
-        self._given.clear()
+        self._grants.clear()
         self._names.clear()
         self._first.clear()
         self._share.hold(0)
 
     def __len__(self) -> int:
-        return len(self._given)
+        return len(self._grants)
 
     def ask(self, request: ProducerRequest) -> ProducerGrant | Finding:
         """Open a producer for a process: return its epoch and next sequence. Return a Finding if the process may not continue it."""
@@ -672,18 +672,18 @@ class ProducerRegistry:
         state = self._producers.state_of(producer_id)
         refused = self._refusal(state, request)
         if refused is Finding.FULL:
-            for known in (self._given, self._first, self._names):
+            for known in (self._grants, self._first, self._names):
                 known.pop(producer_id, None)
-            self._share.hold(_GRANT_BYTES * len(self._given))
+            self._share.hold(_GRANT_BYTES * len(self._grants))
         if refused is not None:
             return refused
-        grant = self._given.pop(producer_id, None)
+        grant = self._grants.pop(producer_id, None)
         epoch = self._epoch_for(state, grant, instance)
-        while len(self._given) >= self._producers.max_count:
-            oldest_id = next(iter(self._given))  # the process asks again
-            del self._given[oldest_id], self._first[oldest_id], self._names[oldest_id]
-        self._given[producer_id], self._first[producer_id] = (epoch, instance), sequence
-        self._share.hold(_GRANT_BYTES * len(self._given))
+        while len(self._grants) >= self._producers.max_count:
+            oldest_id = next(iter(self._grants))  # the process asks again
+            del self._grants[oldest_id], self._first[oldest_id], self._names[oldest_id]
+        self._grants[producer_id], self._first[producer_id] = (epoch, instance), sequence
+        self._share.hold(_GRANT_BYTES * len(self._grants))
         self._names[producer_id] = request.name, _generation(request)
         if state is None:
             return ProducerGrant(epoch, sequence, None if sequence else RollingDigest(), False, -1)
@@ -717,7 +717,7 @@ class ProducerRegistry:
         """Check a producer's batch against the assigned epochs and the log. ``claim``: fields of the producer. ``columns``: of the
         batch.
         """
-        state, grant = self._producers.state_of(claim.producer_id), self._given.get(claim.producer_id)
+        state, grant = self._producers.state_of(claim.producer_id), self._grants.get(claim.producer_id)
         due = 0 if state is None else state.next_sequence
         ahead = 1 if state is None else epoch_distance(claim.epoch, state.epoch)
         if ahead < 0:

@@ -201,7 +201,7 @@ class NewestRecords:
         self._whole_batches = whole_batches
         self._places: dict[Key, deque[_Place]] = {}
         self._equal: set[Key] = set()
-        self._unheard: dict[int, tuple[int, int]] = {}
+        self._unmatched: dict[int, tuple[int, int]] = {}
         """Last offset of a batch -> (number of records that matched no message yet, time when the log got the batch)."""
         self.ambiguous = 0
         """Number of messages that equal other messages, so that only their number was compared."""
@@ -211,7 +211,7 @@ class NewestRecords:
             return
         keys, last_offset = column_keys(batch.columns, None), batch.last_offset
         shown_ns = self._shown_ns(last_offset)
-        self._unheard[last_offset] = len(keys), shown_ns
+        self._unmatched[last_offset] = len(keys), shown_ns
         for key, offset in zip(keys, batch.offsets().tolist(), strict=True):
             self._add(key, (shown_ns, StoredId(offset, last_offset)))
         if self._whole_batches:
@@ -244,13 +244,13 @@ class NewestRecords:
         return None
 
     def _record_stored(self, stored: StoredId, whole: bool) -> None:
-        count, shown_ns = self._unheard[stored.last_offset]
-        self._unheard[stored.last_offset] = 0 if whole else count - 1, shown_ns
+        count, shown_ns = self._unmatched[stored.last_offset]
+        self._unmatched[stored.last_offset] = 0 if whole else count - 1, shown_ns
 
     @property
     def latest_unmatched_ns(self) -> int:
         """Latest monotonic time at which the log got a record that matched no buffered message. -1: all records matched."""
-        return max((shown_ns for count, shown_ns in self._unheard.values() if count > 0), default=-1)
+        return max((shown_ns for count, shown_ns in self._unmatched.values() if count > 0), default=-1)
 
 
 _CREDIT_NS = 250_000_000
@@ -570,7 +570,7 @@ class Standby:
     on_unreadable: Callable[[LiftError], None] = lambda error: None
     """Called when the log cannot be read, so that duplicates cannot be found. The replica then gives up its leadership."""
     counters: StandbyCounters = field(default_factory=StandbyCounters)
-    _hearing: StandbySubscription | None = None
+    _subscription: StandbySubscription | None = None
     _leader: tuple[str, int, int] = ("", 0, 0)
     """Leader whose publishes this replica buffers: (node, LeaderEpoch, first known incarnation of the node)."""
     _settings: tuple[bool, int, bool, int] | None = None
@@ -606,7 +606,7 @@ class Standby:
         uncertainty_ns = replica.longest_lease_ns or self.rules.uncertainty_ns
         if uncertainty_ns != self._uncertainty_ns:
             self._uncertainty_ns = uncertainty_ns
-            if self._hearing is not None:
+            if self._subscription is not None:
                 self._ends.reach_ns = self._marks.reach_ns = self._reach_ns
         if not replica.stands_by:
             self.stop()
@@ -623,17 +623,17 @@ class Standby:
         leader = state.leader, state.leader_epoch
         if state.status is PartitionStatus.ONLINE and state.leader != replica.node_id and self._leader[:2] != leader:
             self._leader = *leader, replica.live_incarnation(state.leader)
-        if self._hearing is None and replica.role is not RoleName.LEADER:
+        if self._subscription is None and replica.role is not RoleName.LEADER:
             self._begin()
-            self._hearing = self.shell.hear(self.subject, self._message_arrived, self._record_dropped)
+            self._subscription = self.shell.hear(self.subject, self._message_arrived, self._record_dropped)
 
     def stop(self) -> None:
-        if self._hearing is not None:
-            self._hearing.close()
+        if self._subscription is not None:
+            self._subscription.close()
             self._forget()
 
     def _forget(self) -> None:
-        self._hearing = None
+        self._subscription = None
         self._reading = []
         self.heard.clear()
 
@@ -644,14 +644,14 @@ class Standby:
 
     # ---- as a follower -------------------------------------------------------------------------------------------------------
     def _message_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-        if not self._reading and self._hearing is not None:
-            self._hearing.call_after_read(self._read)
+        if not self._reading and self._subscription is not None:
+            self._subscription.call_after_read(self._read)
         self._reading.append((subject, reply, payload, headers))
 
     def _read(self) -> None:
         messages, self._reading = self._reading, []
         self.touched()
-        if messages and self._hearing is not None and not self.heard.add(messages, self.now_ns(), self._ends.last_ns):
+        if messages and self._subscription is not None and not self.heard.add(messages, self.now_ns(), self._ends.last_ns):
             self._record_dropped(len(messages))
 
     def _record_dropped(self, count: int) -> None:
@@ -679,7 +679,7 @@ class Standby:
 
     def log_grew(self) -> None:
         """Record the current log end and time. Call it when the log has grown."""
-        if self._hearing is not None:
+        if self._subscription is not None:
             self._ends.note(self.now_ns(), self.log.log_end_offset)
 
     def committed(self, high_watermark: int) -> None:
@@ -687,11 +687,11 @@ class Standby:
 
         The leader may not have sent the acks of these records yet.
         """
-        if self._hearing is not None and self.replica.role is not RoleName.LEADER:
+        if self._subscription is not None and self.replica.role is not RoleName.LEADER:
             self._marks.note(self.now_ns(), high_watermark)
 
     def cut(self) -> None:
-        if self._hearing is not None:
+        if self._subscription is not None:
             self._ends.cut(self.log.log_end_offset)
 
     # ---- as a new leader --------------------------------------------------------------------------------------------------------
@@ -702,7 +702,7 @@ class Standby:
         ``then`` is not called.
         """
         self._waits += 1
-        hearing, turn = self._hearing, self._waits
+        hearing, turn = self._subscription, self._waits
         if hearing is None:
             then(None)
             return
@@ -721,7 +721,7 @@ class Standby:
         """
         if turn != self._waits:
             return
-        if self._hearing is not hearing:
+        if self._subscription is not hearing:
             then(None)
             return
         end_ns = self.now_ns() + self.rules.slice_ns

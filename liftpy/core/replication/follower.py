@@ -157,7 +157,7 @@ class FollowerRole(ReplicaRole):
         self._idle_request_id = 0  # of the fetch that was answered with nothing; it means something while IDLE or QUIET
         self._woken = False  # the leader said that there is more, and no fetch has been sent since
         self._quiet_rounds = 0  # fetches without news, in a row
-        self._heard_ns = now_ns  # monotonic: the leader was last known to be alive
+        self._leader_contact_ns = now_ns  # monotonic: the leader was last known to be alive
         self._awaits_leader = False  # it follows a candidate, and has asked it for nothing
         self._met = False  # there has been a sign of this leader in this epoch
         self._leader_high_watermark = -1  # inclusive: of the last answer
@@ -248,7 +248,7 @@ class FollowerRole(ReplicaRole):
         self._request_ended(out)
         if self._is_quiet:  # quiet no more: the leader's silence counts as it does in a busy partition
             self._quiet_rounds = 0
-            self.shared.deadlines.set(Deadline.LEADER, self._heard_ns + self._leader_timeout_ns(), out)
+            self.shared.deadlines.set(Deadline.LEADER, self._leader_contact_ns + self._leader_timeout_ns(), out)
         fetching = self.phase in _AGREED
         self._waits_for(FollowerPhase.FETCH_BACKOFF if fetching else FollowerPhase.RECONCILE_BACKOFF)
         self.shared.deadlines.set(Deadline.FETCH, now_ns + self.shared.backoff.next_ns(), out)
@@ -523,7 +523,7 @@ class FollowerRole(ReplicaRole):
             return
         out.append(EndQuiescence())
         self._waits_for(FollowerPhase.IDLE)
-        self._quiet_rounds, self._heard_ns = 0, receive_ns
+        self._quiet_rounds, self._leader_contact_ns = 0, receive_ns
         timeout_ns = self._leader_timeout_ns()
         self.shared.deadlines.set(Deadline.LEADER, max(receive_ns + timeout_ns, now_ns + timeout_ns // 2), out)
 
@@ -624,7 +624,7 @@ class FollowerRole(ReplicaRole):
             self._fetch(now_ns, out)
 
     def _leader_answered(self, now_ns: int) -> None:
-        self._heard_ns, self._met = now_ns, True
+        self._leader_contact_ns, self._met = now_ns, True
 
     def _leader_timeout_ns(self) -> int:
         """Return the time without a message of the leader after which this replica reports the leader, in nanoseconds.
@@ -652,10 +652,10 @@ class FollowerRole(ReplicaRole):
         """
         timeout_ns = self._leader_timeout_ns()
         if late_ns > timeout_ns // 4:
-            self._heard_ns = now_ns
-        silent_ns = now_ns - self._heard_ns
+            self._leader_contact_ns = now_ns
+        silent_ns = now_ns - self._leader_contact_ns
         if silent_ns < timeout_ns:
-            self.shared.deadlines.set(Deadline.LEADER, self._heard_ns + timeout_ns, out)
+            self.shared.deadlines.set(Deadline.LEADER, self._leader_contact_ns + timeout_ns, out)
             return
         state = self.shared.state
         may_witness = self.shared.node_id in (state.isr if len(state.isr) > 1 else state.replicas)

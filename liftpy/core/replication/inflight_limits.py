@@ -251,7 +251,7 @@ class LoadShedding:
         self.blind_rate_bytes = BLIND_RATE_BYTES
         self.backlog_bytes = 0
         """Bytes pending in the server, by its last answer."""
-        self._heard_ns = 0  # when it was asked; 0: it has not said anything of this connection
+        self._pong_ns = 0  # when it was asked; 0: it has not said anything of this connection
         self._pong_read_bytes = 0  # read by then
         self._mark: tuple[int, int] | None = None  # (when, read and held) at the begin of what is measured
         self._inflow_bytes = 0  # a second, while publishers are held back
@@ -267,9 +267,9 @@ class LoadShedding:
         ``backlog_bytes``: bytes that the server had not sent yet. ``read_bytes``: total that the node had read at that time.
         ``ping_ns``: monotonic time of the PING.
         """
-        if ping_ns <= self._heard_ns:
+        if ping_ns <= self._pong_ns:
             return
-        self.backlog_bytes, self._pong_read_bytes, self._heard_ns = backlog_bytes, read_bytes, ping_ns
+        self.backlog_bytes, self._pong_read_bytes, self._pong_ns = backlog_bytes, read_bytes, ping_ns
         if backlog_bytes < self.limit_bytes * _GATE_PARTS[0] // _GATE_PARTS[1]:
             self._mark = None
         elif self._mark is None:
@@ -295,7 +295,7 @@ class LoadShedding:
         self._full_ns = (self._full_ns or now_ns) if is_full else 0
         due_bytes = _LEAST_RATE_BYTES * (now_ns - self._since_ns - _SHED_PATIENCE_NS) // _NS_PER_S
         due_bytes -= read_bytes - self._since_bytes
-        if not is_full or now_ns - max(self._heard_ns, self._full_ns) <= _BLIND_NS:
+        if not is_full or now_ns - max(self._pong_ns, self._full_ns) <= _BLIND_NS:
             self._blind_ns = 0
             return max(0, due_bytes, self.held_bytes(read_bytes, now_ns) - self.limit_bytes)
         return max(0, due_bytes, self._due_without_counts(done_bytes, now_ns))
@@ -309,16 +309,16 @@ class LoadShedding:
 
         ``read_bytes``: total of the bytes read from the connection. Any thread may call the method.
         """
-        return now_ns - self._heard_ns <= FRESH_NS and self.held_bytes(read_bytes, now_ns) <= self.limit_bytes
+        return now_ns - self._pong_ns <= FRESH_NS and self.held_bytes(read_bytes, now_ns) <= self.limit_bytes
 
     def held_bytes(self, read_bytes: int, now_ns: int) -> int:
         """Return the estimated number of bytes that the server has buffered for this connection.
 
         ``read_bytes``: total of the bytes read from the connection.
         """
-        if not self._heard_ns:
+        if not self._pong_ns:
             return 0
-        come_bytes = self._inflow_bytes * (now_ns - self._heard_ns) // _NS_PER_S if self._mark is not None else 0
+        come_bytes = self._inflow_bytes * (now_ns - self._pong_ns) // _NS_PER_S if self._mark is not None else 0
         return self.backlog_bytes + come_bytes - (read_bytes - self._pong_read_bytes)
 
     def _due_without_counts(self, done_bytes: int, now_ns: int) -> int:
@@ -333,7 +333,7 @@ class LoadShedding:
         """Note that the connection was lost. If the node's buffer was full, the node reads faster next time."""
         if self._full_ns:
             self.blind_rate_bytes = min(2 * self.blind_rate_bytes, _MOST_BLIND_RATE_BYTES)
-        self._heard_ns = self._inflow_bytes = self.backlog_bytes = 0
+        self._pong_ns = self._inflow_bytes = self.backlog_bytes = 0
         self._mark = None
 
     def cut_at(self, backlog_bytes: int) -> None:

@@ -102,7 +102,7 @@ class Outbox:
         """Name of the service. '': unknown."""
         self._max_records = max_records
         self._max_bytes = max_bytes
-        self._kept: deque[Output] = deque()
+        self._stored_outputs: deque[Output] = deque()
         self._kept_bytes = 0
         self.output_count = 0
         """Number of outputs that the state has produced. It is the number of the next output."""
@@ -129,17 +129,17 @@ class Outbox:
     @property
     def oldest_number(self) -> int:
         """Number of the oldest output in the outbox, or ``output_count`` if it is empty."""
-        return self._kept[0].number if self._kept else self.output_count
+        return self._stored_outputs[0].number if self._stored_outputs else self.output_count
 
     @property
     def waiting_count(self) -> int:
         """Number of outputs in the outbox."""
-        return len(self._kept)
+        return len(self._stored_outputs)
 
     @property
     def full(self) -> bool:
         """True if the outbox is full, so that a LEADER must wait until outputs are written."""
-        return len(self._kept) >= self._max_records or self._kept_bytes >= self._max_bytes
+        return len(self._stored_outputs) >= self._max_records or self._kept_bytes >= self._max_bytes
 
     @property
     def must_rewind(self) -> bool:
@@ -152,7 +152,7 @@ class Outbox:
 
         ``output_count``: number of outputs up to the snapshot. ``digest``: their digest, b"" for none.
         """
-        self._kept.clear()
+        self._stored_outputs.clear()
         self._kept_bytes = 0
         self.output_count = self._began_at = output_count
         self.digest = self._began_digest = digest
@@ -181,7 +181,7 @@ class Outbox:
         if theirs is not None:
             self._note_comparison(number, equal=output.digest == theirs)
         if number >= self.emitted_end:
-            self._kept.append(output)
+            self._stored_outputs.append(output)
             self._kept_bytes += output.size_bytes
 
     def _note_comparison(self, number: int, *, equal: bool) -> None:
@@ -193,11 +193,13 @@ class Outbox:
 
     def trim(self) -> None:
         """Drop the oldest outputs until the limits are met. Only a FOLLOWER does this."""
-        while len(self._kept) > 1 and (len(self._kept) > self._max_records or self._kept_bytes > self._max_bytes):
+        while len(self._stored_outputs) > 1 and (
+            len(self._stored_outputs) > self._max_records or self._kept_bytes > self._max_bytes
+        ):
             self._drop_first()
 
     def _drop_first(self) -> None:
-        self._kept_bytes -= self._kept.popleft().size_bytes
+        self._kept_bytes -= self._stored_outputs.popleft().size_bytes
 
     # ---- the output stream -----------------------------------------------------------------------------------------------
     def read(self, first_number: int, count: int) -> list[Output]:
@@ -210,13 +212,13 @@ class Outbox:
         skipped = first_number - self.oldest_number
         if skipped < 0:
             return []
-        end = min(len(self._kept), skipped + count)
-        return [self._kept[index] for index in range(skipped, end)]
+        end = min(len(self._stored_outputs), skipped + count)
+        return [self._stored_outputs[index] for index in range(skipped, end)]
 
     def outputs_committed(self, end: int) -> None:
         """Remove outputs below ``end`` (exclusive), because they are committed in the output stream."""
         self.emitted_end = max(self.emitted_end, end)
-        while self._kept and self._kept[0].number < self.emitted_end:
+        while self._stored_outputs and self._stored_outputs[0].number < self.emitted_end:
             self._drop_first()
 
     def wrote(self, output: Output) -> None:
@@ -285,8 +287,8 @@ class Outbox:
                 f"Output {number} differs from the stored output of another node. The callbacks of a service must be "
                 "deterministic. Check that they use no clock, random numbers or I/O"
             )
-        if self._kept and self._kept[0].number == number:
-            own = self._kept[0]
+        if self._stored_outputs and self._stored_outputs[0].number == number:
+            own = self._stored_outputs[0]
             same = (self.id_of(own), own.key, own.value, sorted(own.headers)) == (output_id, key, value, sorted(headers))
             if not same or (theirs and own.digest != theirs):
                 raise DivergedError(_difference_text(number))

@@ -75,7 +75,7 @@ class ReplyBuffer:
     def __init__(self, max_replies: int = MAX_REPLIES, max_bytes: int = MAX_REPLIES_BYTES) -> None:
         self._max_replies = max_replies
         self._max_bytes = max_bytes
-        self._kept: deque[Reply] = deque()
+        self._stored_replies: deque[Reply] = deque()
         self._kept_bytes = 0
         self._sent = (0, -1)
         """(LeaderEpoch, offset) of the last record whose reply this node sent. (0, -1): none."""
@@ -83,14 +83,14 @@ class ReplyBuffer:
         """Called for each stored reply, in the thread that adds it. None: no callback."""
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._stored_replies)
 
     def restart(self) -> None:
         """Remove all replies, because the service starts again from a snapshot and makes them a second time.
 
         Replies that this node has sent are not stored again.
         """
-        self._kept.clear()
+        self._stored_replies.clear()
         self._kept_bytes = 0
 
     def add(self, reply: Reply) -> None:
@@ -100,13 +100,15 @@ class ReplyBuffer:
         """
         if reply.to is None or (reply.leader_epoch, reply.offset) <= self._sent:
             return
-        self._kept.append(reply)
+        self._stored_replies.append(reply)
         self._kept_bytes += reply.size_bytes
         if self.on_answer_added is not None:
             self.on_answer_added()
         oldest_ns = reply.at_ns - _MAX_AGE_NS
-        while len(self._kept) > 1 and (
-            len(self._kept) > self._max_replies or self._kept_bytes > self._max_bytes or self._kept[0].at_ns < oldest_ns
+        while len(self._stored_replies) > 1 and (
+            len(self._stored_replies) > self._max_replies
+            or self._kept_bytes > self._max_bytes
+            or self._stored_replies[0].at_ns < oldest_ns
         ):
             self._drop_first()
 
@@ -115,18 +117,18 @@ class ReplyBuffer:
 
         ``emitted_end``: number of written outputs. None: the service has no outputs.
         """
-        if not self._kept or (emitted_end is not None and self._kept[0].output_count > emitted_end):
+        if not self._stored_replies or (emitted_end is not None and self._stored_replies[0].output_count > emitted_end):
             return None
-        return self._kept[0]
+        return self._stored_replies[0]
 
     def record_sent(self, reply: Reply) -> None:
         """Remove a reply that this node has sent, and remember its offset so that it is not sent twice."""
         self._sent = max(self._sent, (reply.leader_epoch, reply.offset))
-        if self._kept and self._kept[0] is reply:
+        if self._stored_replies and self._stored_replies[0] is reply:
             self._drop_first()
 
     def _drop_first(self) -> None:
-        self._kept_bytes -= self._kept.popleft().size_bytes
+        self._kept_bytes -= self._stored_replies.popleft().size_bytes
 
 
 @dataclass(frozen=True, slots=True)

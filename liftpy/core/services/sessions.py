@@ -207,8 +207,20 @@ class ServiceSessions:
     """All services that are registered for one replica. ``now_ns`` in its methods is monotonic time."""
 
     __slots__ = (
-        "_compacted", "_failed_one", "_gate", "_gone", "_lease_ms", "_next_ack_id", "_node", "_partition",
-        "_patience_ns", "_session_ns", "_sessions", "_shown_ns", "_stream", "_uid",
+        "_compacted",
+        "_ended_services",
+        "_failed_one",
+        "_gate",
+        "_lease_ms",
+        "_next_ack_id",
+        "_node",
+        "_partition",
+        "_patience_ns",
+        "_session_ns",
+        "_sessions",
+        "_shown_ns",
+        "_stream",
+        "_uid",
     )  # fmt: skip
 
     def __init__(
@@ -243,7 +255,7 @@ class ServiceSessions:
         self._compacted = compacted
         self._shown_ns = shown_ns
         self._sessions: dict[str, _ServiceSession] = {}
-        self._gone: dict[str, _EndedService] = {}
+        self._ended_services: dict[str, _EndedService] = {}
         """Services that were registered and have ended."""
         self._gate: _PromotionWait | None = None
         self._failed_one = False
@@ -268,7 +280,7 @@ class ServiceSessions:
             return self._end_session(hello, now_ns)
         session = self._sessions.get(hello.service)
         if session is None or session.instance != hello.instance:
-            ended_service = self._gone.pop(hello.service, None)
+            ended_service = self._ended_services.pop(hello.service, None)
             excused = session is not None and session.excused
             known = session if session is not None else ended_service
             session = self._sessions[hello.service] = _ServiceSession(hello.service, hello.instance, inbox, 0, excused=excused)
@@ -355,7 +367,7 @@ class ServiceSessions:
 
     def _forget(self, session: _ServiceSession, now_ns: int, ending: str) -> list[ServiceEnded]:
         del self._sessions[session.service]
-        ended_service = self._gone[session.service] = _EndedService(
+        ended_service = self._ended_services[session.service] = _EndedService(
             failed_at=session.position if session.failing else -1,
             snapshot_position=session.snapshot_position,
             position=session.position,
@@ -364,8 +376,8 @@ class ServiceSessions:
             ending=ending,
             problem=session.differs or session.problem,
         )
-        if len(self._gone) > MAX_SERVICES:
-            del self._gone[next(iter(self._gone))]
+        if len(self._ended_services) > MAX_SERVICES:
+            del self._ended_services[next(iter(self._ended_services))]
         return [] if ending == STOPPED else [ServiceEnded(session.service, ending, ended_service.reason)]
 
     @property
@@ -389,7 +401,7 @@ class ServiceSessions:
         It is the lowest snapshot position. Services that have ended also count.
         """
         here = [session.snapshot_position for session in self._sessions.values()]
-        return min((*here, *(ended_service.snapshot_position for ended_service in self._gone.values())), default=None)
+        return min((*here, *(ended_service.snapshot_position for ended_service in self._ended_services.values())), default=None)
 
     def snapshot_wanted(self, service: str, view: ReplicaView) -> list[Effect]:
         session = self._sessions.get(service)
@@ -438,7 +450,7 @@ class ServiceSessions:
         return [SendToService(session.inbox, refusal)]
 
     def states(self) -> dict[str, ServiceHealth]:
-        health = {name: ServiceHealth(ended_service.failed_at, False) for name, ended_service in self._gone.items()}
+        health = {name: ServiceHealth(ended_service.failed_at, False) for name, ended_service in self._ended_services.items()}
         return health | {name: ServiceHealth(s.position, not s.failing) for name, s in self._sessions.items()}
 
     # ---- events of the replica ---------------------------------------------------------------------------------------------
@@ -606,13 +618,13 @@ class ServiceSessions:
 
     @property
     def has_any(self) -> bool:
-        return bool(self._sessions or self._gone)
+        return bool(self._sessions or self._ended_services)
 
     def recently_ended(self, now_ns: int) -> list[ServiceEnded]:
         """Return the services that ended without a request in the last ``shown_ns`` and did not come back, newest first."""
         return [
             ServiceEnded(name, ended_service.ending, ended_service.reason)
-            for name, ended_service in reversed(self._gone.items())
+            for name, ended_service in reversed(self._ended_services.items())
             if ended_service.ending != STOPPED and now_ns - ended_service.since_ns < self._shown_ns
         ]
 
@@ -633,7 +645,7 @@ class ServiceSessions:
                 "ending": ended_service.ending,
                 "problem": ended_service.reason,
             }
-            for name, ended_service in self._gone.items()
+            for name, ended_service in self._ended_services.items()
         ]
 
 

@@ -313,7 +313,7 @@ class SnapshotSearch:
     _failed: set[SnapshotOffer] = field(default_factory=set)
     _mismatched: set[tuple[str, bytes]] = field(default_factory=set)
     """(node, digest) of downloads whose bytes did not have the digest."""
-    _said: dict[str, str] = field(default_factory=dict)
+    _answers: dict[str, str] = field(default_factory=dict)
 
     def set_agreed(self, snapshots: Mapping[int, tuple[bytes, int]]) -> None:
         """Add the snapshots on which nodes agree, as the sidecar reports them: (digest, number of nodes) by position."""
@@ -328,7 +328,7 @@ class SnapshotSearch:
 
     def note_answer(self, node: str, what: str) -> None:
         """Store a text about the answer of ``node``, which ``explain`` returns later."""
-        self._said[node] = what[:_MAX_STATUS_CHARS]
+        self._answers[node] = what[:_MAX_STATUS_CHARS]
 
     def best(self, reach: SnapshotRange) -> SnapshotOffer | None:
         """Return the offer to download next, within the bounds ``reach``. None: no offer is usable."""
@@ -361,10 +361,10 @@ class SnapshotSearch:
 
     def explain(self, reach: SnapshotRange) -> str:
         """Return a text for an error: the answers of the nodes, the failed downloads, and the usable positions within ``reach``."""
-        if not self._said:
+        if not self._answers:
             return "there is no other node to ask"
         agreed = ", ".join(str(at) for at in self._agreed if reach.lowest <= at <= reach.highest)
-        answers = "; ".join(f"{node} {what}" for node, what in sorted(self._said.items()))
+        answers = "; ".join(f"{node} {what}" for node, what in sorted(self._answers.items()))
         return f"{answers}; sidecars agree on {f'those at {agreed}' if agreed else 'none'} from {reach.lowest} on"
 
 

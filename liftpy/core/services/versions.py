@@ -116,23 +116,25 @@ def from_section(content: bytes) -> int:
 class CodeVersions:
     """Versions of service code that the nodes have reported to this sidecar. Times are monotonic ns."""
 
-    _told: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    _versions: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     """(service, node) -> (version of its code, monotonic time of the report)."""
 
     def note_version(self, service: str, node: str, version: int, now_ns: int) -> None:
-        if len(self._told) >= _MAX_VERSION_REPORTS and (service, node) not in self._told:
-            self._told = {
-                who: version_at for who, version_at in self._told.items() if now_ns - version_at[1] <= _BELIEVED_S * NS_PER_S
+        if len(self._versions) >= _MAX_VERSION_REPORTS and (service, node) not in self._versions:
+            self._versions = {
+                who: version_at
+                for who, version_at in self._versions.items()
+                if now_ns - version_at[1] <= _BELIEVED_S * NS_PER_S
             }
-        if len(self._told) < _MAX_VERSION_REPORTS or (service, node) in self._told:
-            self._told[service, node] = (version, now_ns)
+        if len(self._versions) < _MAX_VERSION_REPORTS or (service, node) in self._versions:
+            self._versions[service, node] = (version, now_ns)
 
     def lowest(self, service: str, nodes: Iterable[str], now_ns: int) -> int:
         """Return the highest version of ``service`` that the code on all ``nodes`` supports.
 
         0: some node has not reported its version recently.
         """
-        reported_versions = [self._told.get((service, node), (0, 0)) for node in nodes]
+        reported_versions = [self._versions.get((service, node), (0, 0)) for node in nodes]
         return min(
             (version if now_ns - at_ns <= _BELIEVED_S * NS_PER_S else 0 for version, at_ns in reported_versions), default=0
         )

@@ -64,7 +64,7 @@ async def test_queue_log_cache_is_bounded_and_rereads_evicted_records(monkeypatc
     log = a_log(reader)
     for start in range(0, 40, 2):
         assert await offsets(log, start, start + 1) == [start]
-        assert log._held_bytes == sum(one.cost_bytes for one in log._held) <= 10_000
+        assert log._held_bytes == sum(one.cost_bytes for one in log._spans) <= 10_000
     before = len(reader.asked)
     assert await offsets(log, 39, 40) == [39]
     assert await offsets(log, 38, 40) == [38, 39]
@@ -73,7 +73,7 @@ async def test_queue_log_cache_is_bounded_and_rereads_evicted_records(monkeypatc
     assert len(reader.asked) == before + 1
     monkeypatch.setattr(module, "READ_BUFFER_BYTES", 1)
     assert await offsets(log, 4, 6) == [4, 5]
-    assert len(log._held) == 1, "the newest answer is kept, however large"
+    assert len(log._spans) == 1, "the newest answer is kept, however large"
 
 
 async def test_queue_log_skips_records_removed_by_retention() -> None:

@@ -55,7 +55,8 @@ def test_applied_digests_without_a_majority_halt_the_controllers_until_a_majorit
     for made, voters in ((at(EVERY, D, b=E, c=F), ABC), (at(EVERY, D, b=E), ABC), (at(EVERY, D, b=E), ("a", "b"))):
         assert not made.compare_reports(voters)
         assert (
-            made.halted == f"the controllers {', '.join(voters if made is None else sorted(made._held))} hold different images "
+            made.halted
+            == f"the controllers {', '.join(voters if made is None else sorted(made._digests))} hold different images "
             f"at index {EVERY}, and no majority agrees"
         )
         assert made.agreed == NONE
@@ -106,8 +107,8 @@ def test_applied_digests_memory_is_bounded() -> None:
         made.entry_applied(index - 1, index, D)
         made.record_report("b", (index, E))
         made.compare_reports(("a", "b"))
-    assert [len(held) for held in made._held.values()] == [KEPT, KEPT]
+    assert [len(held) for held in made._digests.values()] == [KEPT, KEPT]
     assert made.mismatch_count == 2 * 99
-    assert len(made._found) <= 2 * KEPT + 2
+    assert len(made._mismatches) <= 2 * KEPT + 2
     made.record_report("b", NONE)
-    assert len(made._held["b"]) == KEPT
+    assert len(made._digests["b"]) == KEPT

@@ -165,7 +165,7 @@ def test_replica_driver_exception_report_contains_the_last_steps(caplog: pytest.
     for n in range(100):
         driver.feed(f"event {n}")  # type: ignore[arg-type]
         driver.feed(events.LeaseChanged())
-    assert len(driver.story) == RECENT_STEPS
+    assert len(driver.recent_steps) == RECENT_STEPS
     driver.feed("bug")  # type: ignore[arg-type]
     (record,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
     lines = record.getMessage().splitlines()
@@ -185,13 +185,13 @@ def test_replica_driver_on_a_node_with_many_partitions_stores_fewer_past_steps(m
         drivers += [ReplicaDriver(KEY, Scripted({}), print) for _ in range(count - len(drivers))]  # type: ignore[arg-type]
         for n in range(100):
             first.feed(f"event {n}")  # type: ignore[arg-type]
-        kept[count] = len(first.story)
+        kept[count] = len(first.recent_steps)
     assert kept == {1: 64, 10: 64, 40: 16, 80: 8, 200: 8}, "also the oldest partition"
     del drivers[1:]
     drivers.append(ReplicaDriver(KEY, Scripted({}), print))  # type: ignore[arg-type]
     for n in range(100):
         first.feed(f"event {n}")  # type: ignore[arg-type]
-    assert len(first.story) == 64, "the others are gone"
+    assert len(first.recent_steps) == 64, "the others are gone"
 
 
 def test_effect_executor_reports_only_the_first_storage_error() -> None:

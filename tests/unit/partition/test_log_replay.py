@@ -102,7 +102,7 @@ async def test_log_replay_reads_backward_until_the_subject_index_is_complete() -
     replay.close()
     gone.on_lacking()
     gone.on_lacking()
-    assert replay._beside is None
+    assert replay._read_timer is None
 
 
 async def test_log_replay_of_a_follower_continues_in_the_background_with_fetched_batches() -> None:
@@ -143,5 +143,5 @@ async def test_log_replay_background_read_stops_at_the_first_failure() -> None:
     bench.derived.read_missing_records = read_missing_records  # type: ignore[method-assign]
     bench.derived.on_lacking()
     await until(lambda: bench.failed)
-    assert bench.replay._beside is None, "the replica has been told, and the node comes back"
+    assert bench.replay._read_timer is None, "the replica has been told, and the node comes back"
     assert len(reads) == len(bench.failed) == 1

@@ -309,7 +309,7 @@ async def test_partition_deletions_of_one_stream_share_one_request(monkeypatch: 
     monkeypatch.setattr(asking, "_REMEMBERED", 2)
     for key in KEYS[1:3]:
         assert await group.deletions.is_allowed(key)
-    assert list(group.deletions._gone) == ["u1", "u2"], "the last two"
+    assert list(group.deletions._deleted) == ["u1", "u2"], "the last two"
 
 
 @pytest.mark.parametrize("allowed", [True, False])

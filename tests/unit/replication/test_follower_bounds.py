@@ -74,7 +74,7 @@ def test_follower_ignores_a_notice_of_another_sender_or_leader_epoch(sender: str
         leader=sender, leader_epoch=epoch, epoch=1, epoch_start_offset=0, high_watermark=4, log_start_offset=0
     )  # fmt: skip
     follower.step(notice)
-    assert (follower.replica._role._heard_ns == follower.now_ns) is heard  # type: ignore[attr-defined]
+    assert (follower.replica._role._leader_contact_ns == follower.now_ns) is heard  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("offset", "named"), [(0, 5), (4, 5), (5, 5), (7, 7)])

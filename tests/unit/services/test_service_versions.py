@@ -182,7 +182,7 @@ def test_service_lowest_code_version_without_a_recent_report_of_each_replica_is_
     assert versions.lowest("other", ("n1",), now_ns) == 0
     for number in range(1000):
         versions.note_version(f"s{number}", "n1", 1, now_ns + 5 * second)
-    assert len(versions._told) == 256
+    assert len(versions._versions) == 256
 
 
 @pytest.mark.parametrize(

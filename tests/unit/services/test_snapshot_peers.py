@@ -440,7 +440,7 @@ async def test_service_snapshot_server_keeps_a_snapshot_open_while_it_is_read(
     now_s[0] = 1050.0
     question.start, question.maxBytes = kept.size_bytes - 7, 1 << 20
     assert giver._read_piece(question) == data[-7:]
-    assert giver._held[kept.digest].used_s == 1050.0
+    assert giver._open_snapshots[kept.digest].used_s == 1050.0
     question.start = 10
     assert giver._read_piece(question) == data[10 : 10 + 4096], "no more than the settings say"
     bus.max_payload_bytes = 2000
@@ -454,7 +454,7 @@ async def test_service_snapshot_server_keeps_a_snapshot_open_while_it_is_read(
     slept: list[tuple[float, int]] = []
 
     async def sleep(wait_s: float) -> None:
-        slept.append((now_s[0], len(giver._held)))
+        slept.append((now_s[0], len(giver._open_snapshots)))
         now_s[0] += 30.0
         if len(slept) == 4:
             raise asyncio.CancelledError
@@ -463,7 +463,7 @@ async def test_service_snapshot_server_keeps_a_snapshot_open_while_it_is_read(
     with pytest.raises(asyncio.CancelledError):
         await giver.run()
     assert slept == [(1050.0, 1), (1080.0, 1), (1110.0, 0), (1140.0, 0)], "after a minute without a question"
-    assert giver._held == {}
+    assert giver._open_snapshots == {}
 
 
 async def test_service_snapshot_server_keeps_the_eight_last_requested_snapshots_open(bus: Bus, tmp_path: Path) -> None:
@@ -477,10 +477,10 @@ async def test_service_snapshot_server_keeps_the_eight_last_requested_snapshots_
         giver._hold(kept)
     giver._hold(every[0])
     giver._hold(every[8])
-    assert list(giver._held) == [kept.digest for kept in (*every[2:8], every[0], every[8])]
+    assert list(giver._open_snapshots) == [kept.digest for kept in (*every[2:8], every[0], every[8])]
     old.store._path(39).unlink()
     assert giver._hold(every[9]) is None
-    assert len(giver._held) == 8
+    assert len(giver._open_snapshots) == 8
 
 
 @pytest.mark.parametrize(("passed_s", "taken"), [(10.0, True), (10.1, False)])

@@ -417,7 +417,7 @@ async def test_dashboard_answers_limit_waiting_requests_and_are_computed_again_a
             now[0] += 1
             await asyncio.sleep(0)
     assert made == [f"q{number}" for number in range(6)], "who asks beyond hears nothing"
-    assert (len(heard), len(handler._kept), unheard) == (5, 3, [])
+    assert (len(heard), len(handler._cached_answers), unheard) == (5, 3, [])
     now[0] += 60
     ask("later")
     async with asyncio.timeout(10):

@@ -206,7 +206,7 @@ async def test_subscription_confirmation_is_retried_with_longer_timeouts_and_rep
     await settling.end()
     assert told == ["first", "second", "third", "late"]
     assert settling.asked == [1.0, 2.0, 4.0, 8.0, 16.0, 16.0, 16.0]
-    assert (slept, len(settling.tasks), bus._unheard) == ([0.1] * 5, 1, [])
+    assert (slept, len(settling.tasks), bus._subscribe_callbacks) == ([0.1] * 5, 1, [])
     bus.when_subscribed(lambda: told.append("next"))
     await settling.end()
     assert (told[4:], settling.asked[7:]) == (["next"], [1.0])

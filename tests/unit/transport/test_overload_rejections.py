@@ -436,7 +436,7 @@ def test_memory_budget_stores_fewer_than_600_queue_age_samples_per_minute() -> N
     node, ms = MemoryBudget(late_s=1.0), 1_000_000
     for number in range(60_000):  # a minute of turns of 1 ms, in which nothing is looked at
         node.update_wait(1 + number, 0, number * ms)
-    assert len(node._looks) < 600
+    assert len(node._checks) < 600
     assert node.waited_ns == 59_999 * ms
     node.update_wait(60_000, 30_000, 60_000 * ms)
     assert 29_000 * ms < node.waited_ns <= 30_010 * ms

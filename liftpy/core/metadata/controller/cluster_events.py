@@ -437,7 +437,7 @@ class RecentEvents:
     """
 
     def __init__(self, most: int = MOST_EVENTS, most_noted: int = MOST_NOTED) -> None:
-        self._held: deque[ClusterEvent] = deque(maxlen=most)
+        self._events: deque[ClusterEvent] = deque(maxlen=most)
         self._noted: deque[tuple[int, Iterator[ClusterEvent]]] = deque()
         self._most_noted = most_noted
         self.causes = EventCauses()
@@ -458,7 +458,7 @@ class RecentEvents:
     def note_entry(self, index: int, events: Iterator[ClusterEvent]) -> None:
         if len(self._noted) >= self._most_noted:
             self.begins, _ = self._noted.popleft()
-            self.begins_ns = self._held[-1].time_ns if self._held else self.begins_ns
+            self.begins_ns = self._events[-1].time_ns if self._events else self.begins_ns
             self.dropped += 1
         self._noted.append((index, events))
 
@@ -472,11 +472,11 @@ class RecentEvents:
                 self._noted.popleft()
                 self.index = index
         for event in new_events:
-            if len(self._held) == self._held.maxlen:
-                oldest = self._held[0]
+            if len(self._events) == self._events.maxlen:
+                oldest = self._events[0]
                 self.begins, self.begins_ns = max(self.begins, oldest.index), max(self.begins_ns, oldest.time_ns)
                 self.lost += self.written is not None and oldest.place > self.written
-            self._held.append(event)
+            self._events.append(event)
         return new_events
 
     def restart_after_snapshot(self, index: int, time_ns: int) -> None:
@@ -484,23 +484,23 @@ class RecentEvents:
 
         Earlier events are unknown.
         """
-        self._held.clear()
+        self._events.clear()
         self._noted.clear()
         self.index = self.begins = index
         self.begins_ns = time_ns
 
     def add_event(self, event: ClusterEvent) -> None:
         """Add an event that has no log entry, such as a rebuilt group."""
-        self._held.append(event)
+        self._events.append(event)
 
     @property
     def newest(self) -> tuple[int, int]:
         """Place of the newest event of this trail. (0, -1): there are no events."""
-        return self._held[-1].place if self._held else (0, -1)
+        return self._events[-1].place if self._events else (0, -1)
 
     def events_after(self, place: tuple[int, int], since_ns: int, count: int) -> list[ClusterEvent]:
         """Return the first ``count`` events after ``place`` that are not older than ``since_ns`` (wall clock)."""
-        return list(islice((one for one in self._held if one.place > place and one.time_ns >= since_ns), count))
+        return list(islice((one for one in self._events if one.place > place and one.time_ns >= since_ns), count))
 
 
 def is_recent(event: ClusterEvent, now_ns: int) -> bool:

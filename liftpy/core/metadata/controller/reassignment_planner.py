@@ -86,7 +86,7 @@ class ReassignmentPlanner:
         """Partition -> (Epoch on which the last proposal was based, monotonic time of the proposal)."""
         self._transfers: dict[_Key, int] = {}
         """Partition -> Epoch before its leadership transfer was proposed."""
-        self._begun: dict[_Key, tuple[int, str, str]] = {}
+        self._started_copies: dict[_Key, tuple[int, str, str]] = {}
         """Partition -> (Epoch before its copy was proposed, node that joins, node that leaves)."""
         self.counters: Counter[str] = Counter()
 
@@ -98,7 +98,7 @@ class ReassignmentPlanner:
             places.clear()
         self._down_since_ns.clear()
         self._names.clear()
-        for table in (self._proposed, self._transfers, self._begun):
+        for table in (self._proposed, self._transfers, self._started_copies):
             table.clear()
         self._earliest_ns = now_ns
         self.image_changed(image, now_ns)
@@ -194,7 +194,7 @@ class ReassignmentPlanner:
             for key, (epoch, at_ns) in self._proposed.items()
             if now_ns - at_ns < REPEAT_AFTER_NS and _epoch(image, self._names.get(key[0]), key) == epoch
         }
-        self._begun = {key: start for key, start in self._begun.items() if key in self._proposed}
+        self._started_copies = {key: start for key, start in self._started_copies.items() if key in self._proposed}
         self._transfers = {
             key: epoch
             for key, epoch in self._transfers.items()
@@ -307,7 +307,7 @@ class ReassignmentPlanner:
         for _, partition in self._copying.values():
             into[partition.joining] += 1
             out_of[partition.leader] += 1
-        for _, node_id, leader in self._begun.values():
+        for _, node_id, leader in self._started_copies.values():
             into[node_id] += 1
             out_of[leader] += 1
         count = into.total()
@@ -323,7 +323,7 @@ class ReassignmentPlanner:
             count += 1
             into[node_id] += 1
             out_of[leader] += 1
-            self._begun[stream.uid, partition.partition] = (partition.epoch, node_id, leader)
+            self._started_copies[stream.uid, partition.partition] = (partition.epoch, node_id, leader)
             self.counters["copies_started"] += 1
             yield pb.BeginCopy(
                 stream=stream.name, uid=stream.uid, partition=partition.partition, epoch=partition.epoch, node=node_id
@@ -413,12 +413,12 @@ class _PlanningStep:
         self.image = image
         self.now_ns = now_ns
         self.gone = gone
-        self._gone = frozenset(gone)
+        self._lost_nodes = frozenset(gone)
         self.destinations: DestinationNodes | None = None
 
     def must_be_replaced(self, node_id: str) -> bool:
         """Return whether the replicas of the node must move: it is down for too long, drained, or unknown."""
-        return node_id in self._gone or node_id not in self.image.nodes
+        return node_id in self._lost_nodes or node_id not in self.image.nodes
 
     def is_down_or_drained(self, node_id: str) -> bool:
         return not self.image.is_live(node_id) or self.image.nodes[node_id].leaving
