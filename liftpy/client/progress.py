@@ -183,7 +183,7 @@ class ReadProgress:
         If the answer is not acceptable, a LiftError is raised and the position stays. The result is empty while a large batch arrives
         in pieces. The next request gets the next piece.
         """
-        head, body = self._decode(answer)
+        head, body = self._checked(answer)
         check_head(head, self.uid, self.stream, self.partition, self.next_offset)
         if self.wanted and not head.selected:
             text = f"Node {head.node} does not support filters, because it runs an older version. Upgrade it, or read without a filter."
@@ -227,7 +227,7 @@ class ReadProgress:
         self.last_offset = last_offset
         return slices
 
-    def _decode(self, answer: bytes | memoryview) -> tuple[client_pb2.ReadResponse, memoryview]:
+    def _checked(self, answer: bytes | memoryview) -> tuple[client_pb2.ReadResponse, memoryview]:
         """Return (header, body) of an answer to the newest request. Raise ProtocolError if it contradicts the request."""
         head, body = frames.decode_read_response(answer)
         check_partition_address(head, self.partition, stream=self.stream, requestId=self._request_id)
@@ -438,7 +438,7 @@ class BackwardProgress(ReadProgress):
 
         Raises the errors of ``ReadProgress.accept``.
         """
-        head, body = self._decode(answer)
+        head, body = self._checked(answer)
         is_deleted = head.error == client_pb2.ReadResponse.OFFSET_OUT_OF_RANGE and self.next_offset < head.logStartOffset
         if not is_deleted:
             check_head(head, self.uid, self.stream, self.partition, self.next_offset)

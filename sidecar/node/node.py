@@ -473,9 +473,9 @@ class Node:
         settings, times, bus, counts = self.settings, self.settings.replication, links.replication, self._make_counts()
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
         self._probes, router = Probes(bus, self.subjects), AnswerRouter(bus)
-        fetch_combiner = self._fetch_combiner = self._make_fetch_combiner(router)
+        combiner = self._fetch_combiner = self._make_fetch_combiner(router)
         requests = Requests(
-            self._process_transfer_request, self._testify, self._idle_question_handler(fetch_combiner), self._service_reported
+            self._process_transfer_request, self._testify, self._idle_questions(combiner), self._service_reported
         )
         notifications = Notifications(
             bus, self.subjects, settings.node_id, self._node_inboxes, self._deliver, requests, self.counters, share=self.share
@@ -496,7 +496,7 @@ class Node:
             node_inboxes=self._node_inboxes,
             router=router,
             notifications=notifications,
-            fetch_combiner=fetch_combiner,
+            fetch_combiner=combiner,
             probes=self._probes,
             proposals=self._proposals,
             timers=self._timers,
@@ -568,7 +568,7 @@ class Node:
             self.counters,
         )
 
-    def _idle_question_handler(self, fetch_combiner: FetchCombiner) -> Callable[[bytes, memoryview], None]:
+    def _idle_questions(self, fetch_combiner: FetchCombiner) -> Callable[[bytes, memoryview], None]:
         """Return the function that answers combined fetches (one request of a follower node about many idle partitions).
 
         In a node with workers, the first process answers for all processes. The function of a worker does nothing.

@@ -25,7 +25,7 @@ from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.base.worker_assignment import WHOLE
 from liftpy.core.log.log import Log
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.observe.app_rows import decode_name_query, instance_row, joined_groups, joined_services
+from liftpy.core.observe.app_rows import instance_row, joined_groups, joined_services, name_and_limit_in
 from liftpy.core.observe.cluster_health import FINE, MOST_ROWS, Place, limit_of, match_in, place_of, urgency
 from liftpy.core.observe.history import History, select_rows
 from liftpy.core.observe.node_events import NodeEvents
@@ -267,7 +267,7 @@ async def _groups(reporter: Reporter, query: Any) -> dict[str, Any]:
     Without a name, return the groups that this node coordinates. With a name, return one group with its members and
     positions.
     """
-    (name, limit), match = decode_name_query(query, "group"), match_in(query)
+    (name, limit), match = name_and_limit_in(query, "group"), match_in(query)
     if not name:
         rows = [row async for row in _in_slices(reporter.group_rows()) if match in row["group"].lower()]
         return joined_groups([{"rows": rows}], limit)
@@ -279,7 +279,7 @@ async def _services(reporter: Reporter, query: Any) -> dict[str, Any]:
 
     Without a name, return totals of the services on this node. With a name, return each instance of this service.
     """
-    (name, limit), match = decode_name_query(query, "service"), match_in(query)
+    (name, limit), match = name_and_limit_in(query, "service"), match_in(query)
     rows = []
     async for worker in _in_slices(list(reporter.partitions)):
         if not is_internal(worker.key.stream):

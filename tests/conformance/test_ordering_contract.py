@@ -23,6 +23,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.wire import frames
 from liftpy.errors import LiftError, StorageError
+from sidecar.partition import executor
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.executor import Executor
 from sidecar.partition.flushing import Flusher
@@ -184,7 +185,7 @@ def _writes_later(patch: pytest.MonkeyPatch) -> None:
     def late(self: Executor, effect: do.AppendBatch) -> None:
         self._t.flusher._loop.call_soon(real, self, effect)
 
-    patch.setattr(Executor, "append_batch", late)
+    patch.setitem(executor._METHODS, do.AppendBatch, late)
 
 
 def _says_flushed_when_appended(patch: pytest.MonkeyPatch) -> None:
@@ -198,7 +199,7 @@ def _acknowledges_when_appended(patch: pytest.MonkeyPatch) -> None:
         real(self, effect)
         self._t.acks.release(AckPolicy.ALL, effect.base_offset, effect.leader_epoch, 0)
 
-    patch.setattr(Executor, "append_batch", append)
+    patch.setitem(executor._METHODS, do.AppendBatch, append)
 
 
 def _tells_the_log_end_as_hw(patch: pytest.MonkeyPatch) -> None:
@@ -235,7 +236,7 @@ def _says_stored_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keeps_hw_from_the_log(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Executor, "raise_high_watermark", lambda self, effect: self._t.reads.advanced())
+    patch.setitem(executor._METHODS, do.RaiseHighWatermark, lambda self, effect: self._t.reads.advanced())
 
 
 def _raises(patch: pytest.MonkeyPatch) -> None:

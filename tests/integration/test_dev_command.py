@@ -171,7 +171,7 @@ def test_node_settings_are_merged_from_file_environment_and_flags(
         node.terminate()
         _, log = node.communicate(timeout=PATIENCE_S)
         assert node.returncode == 0
-        assert "stopped clean=yes" in log
+        assert "clean=yes" in log
 
 
 @pytest.mark.long

@@ -83,7 +83,7 @@ async def test_forged_metadata_feed_record_of_a_deleted_stream_deletes_no_data(f
     await bench.nc.publish("liftpy.feed", frames.seal(forged))
 
     async def noticed() -> bool:
-        return all(any("Somebody else publishes on the feed" in line for line in five.nodes[node].log) for node in followers)
+        return all(any("Another client publishes on the feed" in line for line in five.nodes[node].log) for node in followers)
 
     async def whole() -> bool:
         found = (await bench.client.stream(stream_name)).partitions

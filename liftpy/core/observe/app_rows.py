@@ -53,7 +53,7 @@ def names_question(kind: str, name: str = "", limit: int = MOST_ROWS, match: str
     return {kind: {kind.removesuffix("s"): name, "limit": limit, **({"match": match} if match else {})}}
 
 
-def decode_name_query(query: object, field: str) -> tuple[str, int]:
+def name_and_limit_in(query: object, field: str) -> tuple[str, int]:
     """Return (name, limit) of a request, where ``query`` is the request and ``field`` the parameter with the name.
 
     Raises ValueError if one of them is invalid. The name '' stands for all.

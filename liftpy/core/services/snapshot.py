@@ -65,7 +65,14 @@ class Section(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Identity of a snapshot: the service, and the partition whose records it has applied."""
+    """Identity of a snapshot: the service, and the partition whose records it has applied.
+
+    Args:
+        service: Name of the service.
+        stream: Name of the stream.
+        uid: Uid of the stream.
+        partition: Number of the partition.
+    """
 
     service: str
     stream: str
@@ -112,7 +119,11 @@ class Snapshot:
     make: Callable[[], bytes] | None = None
 
     def section(self, kind: Section) -> bytes:
-        """Return the bytes of a section. b"": the snapshot does not have it."""
+        """Return the bytes of a section. b"": the snapshot does not have it.
+
+        Args:
+            kind: Kind of the section.
+        """
         return dict(self.sections).get(kind, b"")
 
     def whole(self) -> Snapshot:

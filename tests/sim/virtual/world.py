@@ -52,6 +52,10 @@ class Outcome:
     lines: list[str] | None = None
 
 
+_FOLDER_DESCRIPTOR = 500
+"""File descriptor of the folder with the data directories. Only one world of a process is open at a time."""
+
+
 class World:
     """Everything of one history."""
 
@@ -73,8 +77,10 @@ class World:
         self.has_events_stream = self.random.random() < 0.75
         base = "/dev/shm" if Path("/dev/shm").is_dir() else None
         self._random_folder = tempfile.mkdtemp(prefix="liftpy-world-", dir=base)
-        os.chdir(self._random_folder)
-        self.folder = Path("/proc/self/cwd")
+        descriptor = os.open(self._random_folder, os.O_RDONLY)
+        os.dup2(descriptor, _FOLDER_DESCRIPTOR)
+        os.close(descriptor)
+        self.folder = Path(f"/proc/self/fd/{_FOLDER_DESCRIPTOR}")
         """Folder of the data directories. Its name is the same in all runs, because nodes put paths into messages."""
         names = tuple(f"n{number + 1}" for number in range(profile.nodes))
         self.nodes = [self._make_node(name, names[: profile.controllers]) for name in names]
@@ -189,7 +195,7 @@ class World:
 
     def clean(self) -> None:
         """Remove the files."""
-        os.chdir("/")
+        os.close(_FOLDER_DESCRIPTOR)
         shutil.rmtree(self._random_folder, ignore_errors=True)
 
 

@@ -38,7 +38,7 @@ MEMBERS = (
     ),
     PlantedBug(
         "a late commit sets the position back", "group.ConsumerGroup.commit",
-        "is None or held[0] <= at.position", "is None or held[0] != -2", 1, "G3",
+        "is None or position[0] <= at.position", "is None or position[0] != -2", 1, "G3",
     ),
     PlantedBug(
         "positions outlive their stream", "group.ConsumerGroup.learn",
@@ -138,7 +138,7 @@ QUEUES = (
     ),
     PlantedBug(
         "an extension counts from the old deadline", "queue.WorkQueue._settle",
-        "return replace(piece, due_ns=now_ns + self.wait_ns)", "return piece", 1, "Q3",
+        "return piece.extended(now_ns + self.wait_ns)", "return piece", 1, "Q3",
     ),
     PlantedBug(
         "a release counts as a delivery", "queue.WorkQueue._settle",

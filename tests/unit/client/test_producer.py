@@ -17,7 +17,7 @@ from liftpy.client.encode_publish import Address
 from liftpy.client.partition_sender import BATCH_BYTES, RECORD_BYTES, ManyAck, ProducerOptions
 from liftpy.client.producer import Partitioner, Producer
 from liftpy.core.publish.jetstream_headers import Rejection
-from liftpy.core.publish.producer_state import Finding
+from liftpy.core.publish.producer_state import Finding, ProducerRegistry
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
@@ -490,13 +490,12 @@ async def test_producer_send_after_a_permission_denial_raises_not_allowed() -> N
     await p.close()
 
 
-async def test_producer_open_rejected_by_the_leader_raises_publish_rejected() -> None:
+async def test_producer_open_rejected_by_the_leader_raises_publish_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire()
     wire.nodes[0].ingest._derived.producers.max_count = 0
     with pytest.raises(UnavailableError, match="0 producers are known"):
         await a_producer(wire, patience_s=0.05)
-    for node in wire.nodes:
-        node.ingest._registry.ask = lambda asked: Finding.FULL  # type: ignore[method-assign]
-        node.ingest._registry.why_not = lambda finding: Rejection(RejectReason.READ_ONLY, "ro")  # type: ignore[method-assign]
+    monkeypatch.setattr(ProducerRegistry, "ask", lambda *_: Finding.FULL)
+    monkeypatch.setattr(ProducerRegistry, "why_not", lambda *_: Rejection(RejectReason.READ_ONLY, "ro"))
     with pytest.raises(PublishRejectedError, match="READ_ONLY ro"):
         await a_producer(wire)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from cluster_driver import Driver
-from image_checks import check_image
 
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.unit.metadata.image_checks import check_image
 
 OFFLINE, ONLINE = PartitionStatus.OFFLINE, PartitionStatus.ONLINE
 ELECTION, CANDIDATE_FOUND = PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from image_checks import check_image, check_step
-
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.controller.reassignment_planner import PLAN_EVERY_NS, ReassignmentPlanner
@@ -13,6 +11,7 @@ from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.replication.leader import next_to_go
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.metadata.cluster_driver import Driver
+from tests.unit.metadata.image_checks import check_image, check_step
 
 GRACE_S = 300.0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from cluster_driver import Driver, Error
-from image_checks import check_image, check_step
 
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image_delta import diff
@@ -14,6 +13,7 @@ from liftpy.core.metadata.replay import replay_all
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.each import each
+from tests.unit.metadata.image_checks import check_image, check_step
 
 FIVE = ("0", "1", "2", "3", "4")
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from cluster_driver import Driver, Error
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from image_checks import LeadershipHistory, check_image, check_step
 
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.codec import image_to_bytes
@@ -28,6 +27,7 @@ from liftpy.core.wire.decode_errors import has_unknown_fields
 from liftpy.errors import IncompatibleVersionError
 from tests.born import born_fsm
 from tests.long import examples
+from tests.unit.metadata.image_checks import LeadershipHistory, check_image, check_step
 
 NODES = ("n1", "n2", "n3", "n4")
 STREAMS = ("s1", "s2")

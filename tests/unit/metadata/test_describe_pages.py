@@ -207,7 +207,7 @@ class Reports(Reporter):
 
     def __init__(self, count: int, text: str = "x") -> None:
         keys = [PartitionKey(f"s{n // 7}", "u", n % 7) for n in range(count)]
-        self._partitions = [SimpleNamespace(key=key) for key in reversed(keys)]  # type: ignore[assignment]
+        self.partitions = [SimpleNamespace(key=key) for key in reversed(keys)]  # type: ignore[assignment]
         self._text = text
 
     def report(self, only: Any = None) -> dict[str, Any]:
@@ -227,7 +227,7 @@ async def test_node_status_with_many_partitions_returns_all_pages() -> None:
     transport: Any = SimpleNamespace(request=request)
     status = await asyncio.wait_for(admin_over(transport, Subjects()).node_status("n1"), 20)
     told = [(p["stream"], p["partition"]) for p in status["partitions"]]
-    assert told == sorted((w.key.stream, w.key.partition) for w in reporter._partitions)
+    assert told == sorted((w.key.stream, w.key.partition) for w in reporter.partitions)
     assert not status["more"]
     assert max(sizes) <= MESSAGE_BYTES
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from image_checks import LeadershipHistory, check_image, check_step
 from immutables import Map
 
 from liftpy.config import CommitPolicy
@@ -15,6 +14,7 @@ from liftpy.core.metadata.image import ClusterImage, Counters, NodeImage
 from liftpy.core.metadata.replay import check_partition
 from liftpy.errors import InvariantError
 from tests.each import each
+from tests.unit.metadata.image_checks import LeadershipHistory, check_image, check_step
 from tests.unit.metadata.small_images import a_partition, a_stream, an_image
 
 HIGH = Counters(100, 100, 100, 100, 100)

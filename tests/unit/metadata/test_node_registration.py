@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from cluster_driver import Driver, Error
-from image_checks import check_image
 
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.codec import image_from_bytes, image_to_bytes
@@ -12,6 +11,7 @@ from liftpy.core.metadata.controller.nodes import MAX_NODES
 from liftpy.core.metadata.node_identity import MAX_EARLIER_NONCES, DirectoryIdentity
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import registration
+from tests.unit.metadata.image_checks import check_image
 
 
 def test_register_node_of_each_new_process_gives_a_new_incarnation() -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import pytest
 from cluster_driver import MS, Driver
-from image_checks import LeadershipHistory, check_image, check_step
 
 from liftpy.config import CommitPolicy, ReplicationConfig
 from liftpy.core.base.partition import PartitionState, PartitionStatus
@@ -21,6 +20,7 @@ from liftpy.core.metadata.placement import POLICIES
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import registration
 from tests.long import sampled
+from tests.unit.metadata.image_checks import LeadershipHistory, check_image, check_step
 
 TICK_NS = 50 * MS
 NODES = ("a", "b", "c", "d")

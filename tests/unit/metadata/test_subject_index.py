@@ -9,7 +9,6 @@ import pytest
 from cluster_driver import Driver, Error
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_checks import check_image
 
 from liftpy.core.metadata.image import ClusterImage, SubjectIndex
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
@@ -17,6 +16,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import data_subject, overlaps_inbox
 from tests.each import each
 from tests.long import examples
+from tests.unit.metadata.image_checks import check_image
 
 TOKENS = ("a", "b", "1", "2", "3", "01")
 WORLD = [tokens for length in range(1, 6) for tokens in itertools.product(TOKENS[:4], repeat=length)]

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from cluster_driver import Driver, Error
 from election_driver import Cluster
-from image_checks import check_image
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.partition import PartitionStatus
@@ -23,6 +22,7 @@ from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import InvariantError
 from tests.each import each
+from tests.unit.metadata.image_checks import check_image
 
 
 def why(driver: Driver, name: str) -> str:

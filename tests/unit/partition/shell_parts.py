@@ -71,6 +71,6 @@ def worker(**more: Any) -> Any:
 PARTS = tuple(
     field.name
     for field in dataclasses.fields(Tools)
-    if field.name not in {"key", "incarnation", "log", "counters", "feed", "high_watermark", "step_aside", "leader"}
+    if field.name not in {"key", "incarnation", "log", "counters", "feed", "high_watermark", "transfer_leadership", "leader"}
 )
 """Names of what the executor hands effects to, beside the log."""

@@ -42,7 +42,7 @@ def executor(**replaced: Any) -> tuple[Executor, list[tuple[str, tuple[Any, ...]
     parts["log"] = Recorded(calls, "log", log_end_offset=5, log_start_offset=0)
     parts |= {
         "key": KEY, "incarnation": 41, "counters": Counter(), "feed": fed.append, "high_watermark": lambda: 42,
-        "leader": lambda: ("n9", 43), "step_aside": lambda key, leader_epoch, done: done(),
+        "leader": lambda: ("n9", 43), "transfer_leadership": lambda key, leader_epoch, done: done(),
     }  # fmt: skip
     return Executor(Tools(**(parts | replaced))), calls, fed
 

@@ -166,7 +166,7 @@ def test_effect_executor_reports_a_failed_log_change_and_skips_the_rest_of_the_e
         "feed": fed.append,
         "high_watermark": int,
         "leader": tuple,
-        "step_aside": None,
+        "transfer_leadership": None,
     }
     executor = Executor(Tools(**tools))
     executor.on_failure = failed.append

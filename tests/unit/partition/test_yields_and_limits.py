@@ -122,7 +122,7 @@ async def test_resign_request_waits_no_longer_than_the_timeout_of_its_requester(
     node._node.links.wait_until_processed = settled
     node._leadership_transfers[KEY] = None
     only_in(monkeypatch, partitions_module, "asyncio", sleep=rest)
-    await node._step_aside(one, lambda: waits.append("done"))
+    await node._transfer_leadership(one, lambda: waits.append("done"))
     aside_s, done, back_s = waits
     assert done == "done"
     assert one.asked == ["leave", "back"]

@@ -33,7 +33,7 @@ _REPLACED = (
     (r"(<time>  )\d+\.", r"\1<index>."),
     (r"\b\d+(\s+)\d+(\s+)[0-9a-f]{16}\b", r"<term>\1<index>\2<digest>"),
     (r"\b\d+\.\d+ (ms|s)\b", r"<measured> \1"),
-    (r"/dev/shm/liftpy-world-\w+|/tmp/liftpy-world-\w+", "<nodes>"),
+    (r"/proc/self/fd/500|/tmp/liftpy-world-\w+", "<nodes>"),
     (r"/tmp/liftpy-golden-\w+", "<home>"),
 )
 """Regular expression of a text that differs between two runs -> what is shown in its place."""
