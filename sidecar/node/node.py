@@ -474,9 +474,7 @@ class Node:
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
         self._probes, router = Probes(bus, self.subjects), AnswerRouter(bus)
         combiner = self._fetch_combiner = self._make_fetch_combiner(router)
-        requests = Requests(
-            self._process_transfer_request, self._testify, self._idle_questions(combiner), self._service_reported
-        )
+        requests = Requests(self._begin_transfer, self._testify, self._idle_questions(combiner), self._service_reported)
         notifications = Notifications(
             bus, self.subjects, settings.node_id, self._node_inboxes, self._deliver, requests, self.counters, share=self.share
         )
@@ -588,7 +586,7 @@ class Node:
         if self.partitions is not None:
             self.partitions.deliver(stream, partition, uid, event)
 
-    def _process_transfer_request(self, request: replication_pb2.StepAside, done: Callable[[], None]) -> None:
+    def _begin_transfer(self, request: replication_pb2.StepAside, done: Callable[[], None]) -> None:
         if self.partitions is not None:
             self.partitions.transfer_leadership(request.stream, request.partition, request.streamUid, request.leaderEpoch, done)
 

@@ -115,12 +115,12 @@ def test_worker_process_answer_to_idle_partition_fetches_contains_the_number_of_
     question = pb.QuietFetches(replicaID="n2")
     for number in range(3):
         question.fetches.add(stream="orders", partition=number)
-    worker, said = _worker(_quiet=SimpleNamespace(over=lambda asked: [1]))
+    worker, said = _worker(_fetch_combiner=SimpleNamespace(over=lambda asked: [1]))
     WorkerNode._process_quiet_fetches(worker, Frame(FrameKind.QUIET, 5, question.SerializeToString()))
     ((kind, body),) = said
     answer = pb.QuietFetchesAnswer.FromString(body)
     assert (kind, list(answer.over), answer.count) == (FrameKind.QUIET_OVER, [1], 3)
-    worker._quiet = None
+    worker._fetch_combiner = None
     WorkerNode._process_quiet_fetches(worker, Frame(FrameKind.QUIET, 6, question.SerializeToString()))
     assert len(said) == 1, "one that is not up yet has counted none of its own"
 
