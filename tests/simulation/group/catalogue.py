@@ -74,9 +74,9 @@ MEMBERS = (
     ),
     PlantedBug(
         "nothing moves to who joins", "group.assign",
-        "kept = {name: have[stream].get(name, [])[: share[name]] for name in readers[stream] if share[name]}",
+        "retained_partitions = {name: have[stream].get(name, [])[: share[name]] for name in readers[stream] if share[name]}",
         "share = {n: max(len(have[stream].get(n, [])), 0 if any(have[stream].values()) else share[n]) for n in share}\n"
-        "        kept = {name: have[stream].get(name, [])[: share[name]] for name in readers[stream] if share[name]}", 1, "G6",
+        "        retained_partitions = {name: have[stream].get(name, [])[: share[name]] for name in readers[stream] if share[name]}", 1, "G6",
     ),
 )  # fmt: skip
 
@@ -95,12 +95,12 @@ QUEUES = (
     ),
     PlantedBug(
         "anybody may settle", "queue.WorkQueue._own",
-        "pieces[found[0]].member == member", "True", 1, "Q3",
+        "pieces[indexes[0]].member == member", "True", 1, "Q3",
     ),
     PlantedBug(
         "what came back is settled by its former lease", "queue.WorkQueue._own",
-        "return found if found and pieces[found[0]].member == member else []",
-        "return [n for n in range(first, behind) if pieces[n].kind is PieceKind.BACK or (n in found and pieces[n].member == member)]",
+        "return indexes if indexes and pieces[indexes[0]].member == member else []",
+        "return [n for n in range(first, behind) if pieces[n].kind is PieceKind.BACK or (n in indexes and pieces[n].member == member)]",
         1, "Q3",
     ),
     PlantedBug(
