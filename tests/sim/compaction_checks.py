@@ -49,9 +49,9 @@ def kept_the_newest(where: str, log: Log, ghost: PartitionGhost) -> None:
 def _newest(config: StreamConfig, committed: dict[int, int], *, deletes: bool) -> list[tuple[int, int]]:
     """Return (offset, message id) of the records that must stay. With both rules: those that both keep."""
     newest = sorted(committed.items())
-    if config.max_per_subject:
-        newest = [(offset, message_id) for offset, message_id in newest if not (deletes and is_delete(message_id))]
+    if config.max_per_subject:  # an id of a delete that was published without an ack is a record of the subject, too
         newest = newest[-config.max_per_subject :]
+        newest = [(offset, message_id) for offset, message_id in newest if not (deletes and is_delete(message_id))]
     if config.compaction:
         of_key = {key_of(message_id, deletes=deletes): offset for offset, message_id in sorted(committed.items())}
         newest = [pair for pair in newest if of_key[key_of(pair[1], deletes=deletes)] == pair[0]]
