@@ -52,6 +52,7 @@ class Refusals:
     async def _publish(self, client: Client, value: bytes, what: str, **options: Any) -> Any:
         """Publish a value, note its ack, and return the ack, the reason of its rejection, or None."""
         self.model.once.add(value)
+        self.model.rejected.setdefault(_PLACE, set()).discard(value)  # a second publish of a rejected value may be stored
         reason = ""
 
         async def work() -> Any:
