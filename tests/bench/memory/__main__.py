@@ -53,7 +53,7 @@ async def _create(url: str, nodes: list[Node], stream: str, partitions: int, set
 
 
 def _classes() -> Counter[str]:
-    """Objects that the garbage collector knows, by class. Those that it does not examine are shown to it first."""
+    """Return the objects that the garbage collector knows, by class. The function first unfreezes those that it does not examine."""
     gc.unfreeze()
     gc.collect()
     return Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects())

@@ -176,7 +176,7 @@ class WholeCluster(Cluster):
         self.crash(name, power=True)
 
     def _look_after(self) -> None:
-        """Who is gone is drained, and replaced among the controllers; at the end nobody else is drained, and all take replicas."""
+        """An operator drains lost nodes and replaces lost controllers. At the end, all other nodes take replicas."""
         gone, group, image = self._gone(), self.group, self.group.image
         now = group.run.newest_list
         if gone and not (now.learner or now.leaving) and now.names(gone):

@@ -13,7 +13,7 @@ import pytest
 from tests.simulation.whole.run import Change, WholeCluster, draw_whole_plan, run_seed, run_whole
 
 SEEDS = (2, 19)
-"""Each seed moves a replica. The second seed loses a node for good, which is a controller."""
+"""Test whole seeds: a replica moves in all of them, and the second one loses a controller permanently."""
 EVENTS = 9000
 WANTED = (
     "a controller is gone for good", "nodes that become controllers", "controllers that cease to be one",

@@ -118,7 +118,7 @@ def test_records_browser_shows_utf_8_values_as_text_and_other_values_as_hex() ->
     assert readable(b"x" * 3000).endswith("x... (3,000 characters)")
 
 
-async def test_dashboard_request_with_another_host_name_is_told_the_option_that_allows_it(client: Client) -> None:
+async def test_dashboard_request_with_another_host_name_is_rejected_with_the_option_for_it(client: Client) -> None:
     site: Any = ClusterSite(client, "liftpy", ("127.0.0.1",))
     answer = site.respond(b"GET / HTTP/1.1\r\nHost: elsewhere\r\n\r\n")
     option = next(word for word in answer.split() if word.startswith(b"--")).decode()

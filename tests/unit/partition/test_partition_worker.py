@@ -132,7 +132,7 @@ def test_partition_storage_error_restarts_the_node_unless_the_disk_is_full(error
     assert reasons == ([f"orders/0: {error}"] if starts_anew else [])
 
 
-def test_partition_whose_log_was_closed_by_another_component_reports_one_failure() -> None:
+def test_partition_worker_with_a_log_closed_by_another_component_reports_one_failure() -> None:
     failures: list[Exception] = []
 
     def failed(error: Exception) -> None:
