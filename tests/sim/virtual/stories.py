@@ -39,7 +39,7 @@ async def tell(world: World) -> None:
     clients, faults = Clients(world, model, streams), Faults(world)
     clients.start()
     Refusals(world, model, clients).start()
-    world.run_in(world.client_process("stranger"), lambda: attack(world, rules, streams, lambda: clients.stopping))
+    world.run_in(world.client_process("stranger"), lambda: attack(world, rules, everything, lambda: clients.stopping))
     groups = Groups(world, model, clients)
     if world.profile.groups:
         groups.start()
