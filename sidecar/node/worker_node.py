@@ -69,7 +69,7 @@ class _WorkerStatusHandler(StatusHandler):
 
 
 class WorkerNode(Node):
-    """One worker process of a node. ``said``: content of the setup frame. ``lock``: descriptor of the lock of the data directory."""
+    """One worker process of a node. ``setup``: content of the setup frame. ``lock``: descriptor of the lock of the data directory."""
 
     def __init__(self, settings: NodeSettings, share: WorkerShare, channel: Channel, lock: int, setup: dict[str, Any]) -> None:
         super().__init__(settings, share)
