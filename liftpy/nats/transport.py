@@ -38,6 +38,8 @@ from liftpy.nats.urls import check_urls, without_secrets
 _T = TypeVar("_T")
 DEFAULT_URL = "nats://127.0.0.1:4222"
 REQUEST_TIMEOUT_S = 2.0
+_LATE_PONG_S = 1.0
+"""Time to wait for a PONG after a reconnect, in seconds."""
 _CLOSE_S = 2.0
 ROOM_BYTES = 1024 * 1024
 """Maximum size of unwritten data, in bytes. Above 2 MiB, nats-py blocks a publisher without a timeout."""
@@ -177,6 +179,8 @@ class Transport:
         self.counters: Counter[str] = Counter()
         """Kind -> number of received messages that are invalid."""
         self.closed = False
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        """Future that completes when the transport is closed."""
         self._answers = Answers()
         self._opening: asyncio.Task[None] | None = None
         self._check: asyncio.Task[None] | None = None
@@ -383,7 +387,7 @@ class Transport:
             await self.room(self._loop.time() + timeout_s)
             subscription = await _with_cancellation(self.connection.subscribe(subject, cb=callback))
             if self.connection.is_connected:
-                with contextlib.suppress(UnavailableError):
+                with contextlib.suppress(UnavailableError, ClientClosedError):
                     await self.settle(timeout_s)
         except (nats.errors.Error, OSError) as error:
             self.must_be_usable()
@@ -466,13 +470,27 @@ class Transport:
     async def settle(self, timeout_s: float = 5.0) -> None:
         """Wait until the server has processed all data sent before, including subscriptions.
 
-        Raises UnavailableError if the server does not answer within ``timeout_s``. The method needs two flushes, because
-        nats-py's ``flush`` writes its PING before the buffered data. The PONG of the first one only shows that the buffer was
-        written. The PONG of the second one comes after the data.
+        Raises UnavailableError if the server does not answer within ``timeout_s``, or if the connection is renewed before: a
+        reconnect loses the PONG. Raises ClientClosedError if the transport is closed before.
+
+        The method needs two flushes, because nats-py's ``flush`` writes its PING before the buffered data. The PONG of the first
+        one only shows that the buffer was written. The PONG of the second one comes after the data.
         """
         try:
             for _ in range(2):
-                await _with_cancellation(self.connection.flush(timeout=timeout_s))  # type: ignore[arg-type]
+                renewed = self.reconnected
+                pong = self._loop.create_task(self.connection.flush(timeout=timeout_s), name="flush")  # type: ignore[arg-type]
+                pong.add_done_callback(lambda done: done.cancelled() or done.exception())
+                try:
+                    await asyncio.wait({pong, renewed, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+                    if renewed.done():  # the PING may have been sent after the reconnect
+                        await asyncio.wait({pong, self._ended}, timeout=_LATE_PONG_S, return_when=asyncio.FIRST_COMPLETED)
+                    if not pong.done():
+                        self.must_be_usable()
+                        raise ConnectionError("the connection was lost and renewed")
+                    pong.result()
+                finally:
+                    pong.cancel()
         except (nats.errors.Error, OSError, TimeoutError) as error:
             raise UnavailableError(
                 f"NATS connection error: {str(error) or type(error).__name__}. Check the NATS server, then retry."
@@ -482,6 +500,8 @@ class Transport:
         """Close the transport: requests that wait get ClientClosedError. The connection itself stays open."""
         self.check_event_loop()
         self.closed = True
+        if not self._ended.done():
+            self._ended.set_result(None)
         if self._check is not None:
             self._check.cancel()
         self._unwatch()

@@ -306,8 +306,8 @@ async def test_nats_transport_flush_that_fails_raises_unavailable(error: Excepti
             if len(flushed) == 2:
                 raise error
 
-    made: Any = Transport.__new__(Transport)
-    made.connection = Connection()
+    connection: Any = Connection()
+    made = Transport(connection)
     with pytest.raises(UnavailableError, match="NATS connection error"):
         await made.settle(3.0)
     await made.settle(4.0)
