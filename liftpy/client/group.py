@@ -35,7 +35,7 @@ from liftpy.core.groups.commands import partition_of
 from liftpy.core.groups.group import ADDED_LATER
 from liftpy.core.groups.member import MemberEvent, MemberMachine, PartitionAssigned, PartitionLost, PartitionRevoked
 from liftpy.core.wire._pb import group_pb2 as pb
-from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
+from liftpy.errors import ClientClosedError, ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 
 logger = logging.getLogger("liftpy.client")
@@ -459,7 +459,7 @@ class Group:
                 if command is not None:
                     await self._beat(machine, command)
                 await _wait(self._beat_soon, max(0.0, min(1.0, (machine.wake_ns - now_ns()) / _NS_PER_S)))
-        except Exception as error:  # an error of a callback, or a bug: the iteration raises it
+        except Exception as error:  # the client is closed, an error of a callback, or a bug: the iteration raises it
             self._fail(error)
 
     async def _live(self, machine: MemberMachine) -> None:
@@ -478,12 +478,14 @@ class Group:
                     await self._refresh_streams(machine)
                 longest_s = _AGAIN_S if self._leaving and not self._in_hand else 1.0
                 await _wait(self._wake, max(0.0, min(longest_s, commit_at_s - time.monotonic())))
-        except Exception as error:  # an error of a callback, or a bug: the iteration raises it
+        except Exception as error:  # as above
             self._fail(error)
 
     async def _beat(self, machine: MemberMachine, command: pb.GroupCommand) -> None:
         try:
             answer = await self._send_command(command, _ANSWER_S)
+        except ClientClosedError:  # the iteration raises it: no heartbeat will have an answer
+            raise
         except LiftError as error:
             self.counters["unanswered"] += 1
             logger.debug("group %s: %s", self.name, error)
@@ -551,6 +553,8 @@ class Group:
     async def _try_commit(self, machine: MemberMachine, positions: dict[PartitionKey, tuple[int, int]]) -> bool:
         try:
             await self._commit(machine, positions, _ANSWER_S)
+        except ClientClosedError:
+            raise
         except LiftError as error:
             self.counters["uncommitted"] += 1
             logger.debug("group %s: %s", self.name, error)
@@ -606,6 +610,8 @@ class Group:
     async def _refresh_streams(self, machine: MemberMachine) -> None:
         try:
             machine.reads(await self._known_streams())
+        except ClientClosedError:
+            raise
         except LiftError as error:
             self.counters["unanswered"] += 1
             logger.debug("group %s: %s", self.name, error)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import Client, Publisher, PublishOptions, connect, consumer
+from liftpy.client import Client, GroupOptions, Publisher, PublishOptions, connect, consumer
 from liftpy.client.admin_requests import NodeRequests
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.in_flight import Window
+from liftpy.core.groups.commands import MIN_SESSION_MS
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.subjects import Subjects
@@ -281,6 +282,24 @@ async def test_client_close_ends_a_first_publish_at_every_step() -> None:
             assert done, f"it waits when the client closes after {count} turns"
             error = publishing.exception()
             assert error is None or isinstance(error, ClientClosedError | OutcomeUnknownError)
+
+
+async def test_client_close_ends_the_wait_of_a_group_member_without_partitions() -> None:
+    options = GroupOptions(session_s=MIN_SESSION_MS / 1000)
+    async with memory_cluster(1) as cluster, cluster.client() as first:
+        await asyncio.to_thread(cluster.serve_groups)
+        await first.create_stream("jobs", "jobs")
+        async with first.group("g", ["jobs"], options=options) as owner, asyncio.timeout(20):
+            while not owner.owned:
+                await asyncio.sleep(0.01)
+            client = await cluster.client()
+            member = await client.group("g", ["jobs"], options=options)
+            waiting = asyncio.create_task(anext(member))
+            await asyncio.sleep(0.1)
+            await client.close()
+            with pytest.raises(ClientClosedError):
+                await waiting
+            await member.close()
 
 
 async def test_publish_during_a_reconnect_does_not_wait_for_the_lost_pong(monkeypatch: pytest.MonkeyPatch) -> None:
