@@ -130,6 +130,8 @@ class ManyConsumer:
         self._paused: set[Place] = set()
         self._ended: set[Place] = set()
         self._next_check_s = 0.0
+        self._refreshing: asyncio.Task[None] | None = None
+        """Task that lists the partitions. It continues if its caller is canceled: calls with a short timeout must not stop it."""
         self._begun = False
         """True if the partitions at the start of the read were listed."""
         self._waiting = False
@@ -145,7 +147,11 @@ class ManyConsumer:
         """Slice whose records cannot be decoded. It is returned again, so that no later record is delivered before it."""
 
     async def __aenter__(self) -> ManyConsumer:
-        await self._refresh_partitions()
+        try:
+            await self._refresh_partitions()
+        except BaseException:
+            await self.aclose()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -155,7 +161,8 @@ class ManyConsumer:
         """Stop reading all partitions. A task that waits for records gets the end of the iteration."""
         self._closes += 1
         coming, self._coming = list(self._coming), {}
-        await end_tasks(coming)
+        refreshing, self._refreshing = self._refreshing, None
+        await end_tasks([*coming, refreshing])
         iterations, self._iterations = list(self._iterations.values()), {}
         await asyncio.gather(*(iteration.aclose() for iteration in iterations))
 
@@ -184,8 +191,20 @@ class ManyConsumer:
     async def _refresh_partitions(self) -> None:
         """List the partitions and start to read the new ones. Do nothing if the last call was less than ``CHECK_EVERY_S`` ago."""
         now = asyncio.get_running_loop().time()
-        if now < self._next_check_s:
+        if self._refreshing is None and now < self._next_check_s:
             return
+        refreshing = self._refreshing
+        if refreshing is None:
+            refreshing = self._refreshing = asyncio.create_task(self._list_partitions(now), name="partitions of a consumer")
+            refreshing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        closes = self._closes
+        await asyncio.wait({refreshing})
+        if self._refreshing is refreshing:
+            self._refreshing = None
+        if self._closes == closes:  # else ``aclose`` has canceled it
+            refreshing.result()
+
+    async def _list_partitions(self, now: float) -> None:
         first = not self._begun  # also True if an earlier call has failed or was canceled
         streams = await self._client.admin.list_streams(internal=True)
         there = sorted(

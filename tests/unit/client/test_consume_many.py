@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,6 +105,24 @@ async def test_consume_many_reads_a_new_stream_from_its_first_record(monkeypatch
             seen[taken.stream, taken.partition] = seen.get((taken.stream, taken.partition), 0) + taken.slice.record_count
     assert seen == {("orders", 0): 1, ("new-1", 0): 20}
     assert [(place, start) for place, start, _ in streams.begun] == [(("orders", 0), "new"), (("new-1", 0), "earliest")]
+
+
+async def test_consume_many_with_short_timeouts_reads_on_during_a_slow_stream_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHECK_EVERY_S", 0.0)
+    streams = Streams(orders=1)
+    real = streams.list_streams
+
+    async def slow(**how: Any) -> list[Any]:
+        await asyncio.sleep(0.05)
+        return await real(**how)
+
+    monkeypatch.setattr(streams, "list_streams", slow)
+    async with streams.many("orders") as many, asyncio.timeout(5):
+        record = None
+        while record is None:
+            with suppress(TimeoutError):
+                record = await asyncio.wait_for(many.next_record(), 0.01)
+        assert record.record.key == b"orders/0/0"
 
 
 @pytest.mark.parametrize("what", ["lag", "positions"])
