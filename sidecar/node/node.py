@@ -525,7 +525,7 @@ class Node:
         self._scrub = Scrub(lambda: list(partitions), own, settings.scrub_bytes_per_s, self.counters)
         self.status.reporter = reporter = self._make_reporter(links, group, partitions)
         if self._workers.handles:
-            self.status.whole, self.status.on_level = MergedStatus(reporter, self._workers), self._workers.change_level
+            self.status.processes, self.status.on_level = MergedStatus(reporter, self._workers), self._workers.change_level
             self.status.answers.share = self.share
         self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
         self.status.begin_history()

@@ -129,8 +129,8 @@ class StatusHandler:
         self._poller: ClusterPoller | None = None
         self._history_task: asyncio.Task[None] | None = None
         self.reporter: Reporter | None = None
-        self.whole: NodeStatusSource | None = None
-        """Status of the whole node. None: the node is one process."""
+        self.processes: NodeStatusSource | None = None
+        """Status of all processes of the node together. None: the node is one process."""
         self.on_level: Callable[[str, float], None] = lambda level, for_s: None
         """Callback (level, seconds) that tells other processes of the node about a changed log level."""
         self.on_reload: Callable[[], Awaitable[dict[str, Any]]] = _nothing_to_reload
@@ -219,10 +219,10 @@ class StatusHandler:
             self._summaries.ask(answer)
         elif self.answers.ask(payload, answer):
             pass
-        elif self.reporter is not None and self.whole is None:
+        elif self.reporter is not None and self.processes is None:
             answer(_page_of(self.reporter, payload, self._most_bytes()))
-        elif self.whole is not None and self._gathering < MOST_GATHERING:
-            sending = self._send_whole(self.whole, payload, answer, self._most_bytes())
+        elif self.processes is not None and self._gathering < MOST_GATHERING:
+            sending = self._send_merged_page(self.processes, payload, answer, self._most_bytes())
             spawn(self._guard.run(sending, reply), "a status page")
 
     def _process_level_request(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -287,10 +287,12 @@ class StatusHandler:
 
     def begin_history(self) -> None:
         assert self.reporter is not None
-        whole = self.whole
-        self._sampler = Sampler(self.history, self.reporter, worker_samples=whole.last_samples if whole is not None else tuple)
+        processes = self.processes
+        self._sampler = Sampler(
+            self.history, self.reporter, worker_samples=processes.last_samples if processes is not None else tuple
+        )
         self._sampler.start()
-        self._watcher = NodeWatcher(self.events, self.reporter, whole.watched if whole is not None else tuple)
+        self._watcher = NodeWatcher(self.events, self.reporter, processes.watched if processes is not None else tuple)
         self._watch_task = spawn(self._watcher.run(), "watching the node for events")
         if self._poller is not None and self.url:
             self._history_task = spawn(self._poller.keep(), "copying the history of other nodes")
@@ -302,27 +304,27 @@ class StatusHandler:
         if self._figures is None:
             self._figures = NodeFigures(reporter)
         figures = await self._figures.gather()
-        if self.whole is not None:
-            await self.whole.add(figures)
+        if self.processes is not None:
+            await self.processes.add(figures)
         return figures
 
     async def _joined_rows(self, kind: str, own: dict[str, Any], query: Any) -> dict[str, Any]:
-        return own if self.whole is None else await self.whole.rows(kind, own, query)
+        return own if self.processes is None else await self.processes.rows(kind, own, query)
 
-    async def _send_whole(
-        self, whole: NodeStatusSource, payload: bytes, send: Callable[[bytes], None], limit_bytes: int
+    async def _send_merged_page(
+        self, processes: NodeStatusSource, payload: bytes, send: Callable[[bytes], None], limit_bytes: int
     ) -> None:
         self._gathering += 1
         try:
-            page = await whole.page(_decode_page_start(payload), PAGE_PARTITIONS)
+            page = await processes.page(_decode_page_start(payload), PAGE_PARTITIONS)
         finally:
             self._gathering -= 1
         send(_within(page, limit_bytes))
 
-    async def _own_whole(self, whole: NodeStatusSource, path: bytes, part: _Part, stream: str, wanted: bool) -> bytes:
+    async def _merged_response(self, processes: NodeStatusSource, path: bytes, part: _Part, stream: str, wanted: bool) -> bytes:
         if path == b"/status":
-            return http("200 OK", JSON, json.dumps(await whole.page(*part)).encode() if wanted else b"")
-        rows = await whole.of_stream(stream, MOST_PARTITIONS)
+            return http("200 OK", JSON, json.dumps(await processes.page(*part)).encode() if wanted else b"")
+        rows = await processes.of_stream(stream, MOST_PARTITIONS)
         return http("200 OK", TEXT, by_partition(rows) if wanted else b"")
 
     async def answer(self, asked: bytes) -> bytes:
@@ -389,8 +391,8 @@ class StatusHandler:
             return http("503 Service Unavailable", TEXT, b"starting\n")
         if path == b"/metrics":
             return self._metrics(self.reporter, wanted)
-        if self.whole is not None:
-            return self._own_whole(self.whole, path, part, _stream(query), wanted)
+        if self.processes is not None:
+            return self._merged_response(self.processes, path, part, _stream(query), wanted)
         if path == b"/status":
             return http("200 OK", JSON, json.dumps(self.reporter.page(*part)).encode() if wanted else b"")
         quote = by_partition(self.reporter.of_stream(_stream(query), MOST_PARTITIONS))
