@@ -137,7 +137,7 @@ def a_room() -> MemoryBudget:
 def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -> Any:
     link = SimpleNamespace(
         name="ingest", is_connected=True, unsent_bytes=41, stats={"reconnects": 42}, waiting_bytes=43,
-        cuts=SimpleNamespace(lost_messages=44, unknown=45),
+        disconnect_loss=SimpleNamespace(lost_messages=44, unknown=45),
     )  # fmt: skip
     image = SimpleNamespace(
         index=5, feature_level=1, controllers=ControllerList(), streams={"s": 1}, waiting=frozenset(),
