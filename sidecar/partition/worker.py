@@ -28,7 +28,7 @@ from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import LogState, derived_state
 from liftpy.core.publish.log_state_part import NodeStateMemory
-from liftpy.core.publish.memory_budget import WAITING_PUBLISHER_BYTES, MemoryBudget, PartitionMemoryBudget
+from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.publish.message_decoder import MessageDecoder
 from liftpy.core.publish.standby import NodeStandbyMemory, Standby, StandbyBuffer, StandbyReplayRules
 from liftpy.core.replication import effects as do
@@ -168,17 +168,16 @@ class PartitionWorker:
             codec=config.codec,
             inboxes=node.reads.inboxes,
             acks=self.acks,
+            replica=self.replica,
             feed=self.feed,
-            wall_ns=node.clocks.stamp_ns,
-            log_end_offset=self._log_end_offset,
-            may_refuse=self._may_refuse,
-            may_refuse_for_now=self._may_refuse_for_now,
+            log=log,
             derived=self.derived,
-            takes=self.replica.takes_publishes,
+            now_ns=clock.now_ns,
+            wall_ns=node.clocks.stamp_ns,
             on_drop=self._messages_dropped,
-            may_leave=self._may_leave,
+            on_leave=self._ingest_left,
             times=times,
-            room=PartitionMemoryBudget(node.memory_budget, node.settings.replication.ingest_queue_bytes, self._queued_bytes),
+            memory=node.memory_budget,
         )
         self.standby = self._standby(node, own_subject)
         self.replication = ReplicationHandler(
@@ -223,15 +222,6 @@ class PartitionWorker:
         self.trace()
 
     # Bound methods: a closure needs three times their memory, and a node has thousands of partitions.
-    def _log_end_offset(self) -> int:
-        return self.log.log_end_offset
-
-    def _may_refuse(self) -> bool:
-        return self.replica.may_refuse_publishers(clock.now_ns())
-
-    def _may_refuse_for_now(self) -> bool:
-        return self.replica.may_refuse_for_now(clock.now_ns())
-
     def _has_failed(self) -> bool:
         return self.executor.storage_failed
 
@@ -420,19 +410,9 @@ class PartitionWorker:
         in_isr = self.state is not None and self._node.settings.node_id in self.state.isr
         return in_isr and self.replica.may_serve_committed()
 
-    def _queued_bytes(self) -> int:
-        replica = self.replica
-        return replica.held_bytes + replica.uncommitted_bytes + self.acks.count * WAITING_PUBLISHER_BYTES
-
-    def _may_leave(self) -> bool:
-        """Return whether a standby follower has received the publishes that this leader missed while it was disconnected.
-
-        If so, schedule a leadership transfer to it.
-        """
-        heir = self.replica.standby_to_lead_next()
-        if heir:
-            self._node.transfer_after_lost_publishes(self.key)
-        return bool(heir)
+    def _ingest_left(self) -> None:
+        """Schedule a leadership transfer to a standby follower, which has received the publishes that this leader missed."""
+        self._node.transfer_after_lost_publishes(self.key)
 
     def transfer_after_lost_publishes(self) -> bool:
         """Transfer the leadership to a standby follower, because this leader missed publishes.

@@ -15,7 +15,6 @@ from liftpy.core.base.partition import Pause
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import derived_state
-from liftpy.core.publish.memory_budget import PartitionMemoryBudget
 from liftpy.core.publish.message_decoder import MessageDecoder
 from liftpy.core.publish.ports import PublishRejector, Sink, can_be_rejected_unread
 from liftpy.core.publish.standby import Block, FailoverBacklog, NodeStandbyMemory, Standby, StandbyBuffer, StandbyReplayRules
@@ -108,16 +107,15 @@ class SimIngest:
             codec=Codec.NONE,
             inboxes=_INBOXES,
             acks=self.acks,
+            replica=replica.replica,
             feed=self._comes,
-            wall_ns=self._wall_ns,
-            log_end_offset=lambda: replica.log.log_end_offset,
-            may_refuse=lambda: replica.replica.may_refuse_publishers(replica.now_ns()),
-            may_refuse_for_now=lambda: replica.replica.may_refuse_for_now(replica.now_ns()),
+            log=replica.log,
             derived=self.derived,
-            takes=replica.replica.takes_publishes,
+            now_ns=replica.now_ns,
+            wall_ns=self._wall_ns,
             on_drop=self._dropped,
-            may_leave=self._may_leave,
-            room=PartitionMemoryBudget(replica.process.room, config.ingest_queue_bytes, lambda: 0),
+            on_leave=self._ingest_left,
+            memory=replica.process.room,
         )
         self._heard = _Heard(NodeStandbyMemory(_MEMORY_BYTES), config.standby_bytes, round(config.standby_age_s * NS_PER_S))
         self.standby = Standby(
@@ -206,9 +204,8 @@ class SimIngest:
                 )
             self._replica.later(_BACK_AFTER_NS if heir else 0, self.ingest.resubscribe)
 
-    def _may_leave(self) -> bool:
-        self._left = bool(self._replica.replica.standby_to_lead_next())
-        return self._left
+    def _ingest_left(self) -> None:
+        self._left = True
 
     def _read_soon(self) -> None:
         if not self._reading:

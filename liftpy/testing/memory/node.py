@@ -701,11 +701,8 @@ class MemoryPublishers:
         self.taker = StateFetcher(self.derived, log, owner)
         self.ingest = Ingest(
             shell=self, subject=replica.subject, config=config, policy=stream.ack_policy, codec=stream.codec,
-            inboxes=node.inboxes, acks=self.acks, feed=replica.feed, wall_ns=node.wall_ns,
-            log_end_offset=lambda: log.log_end_offset,
-            may_refuse=lambda: core.may_refuse_publishers(replica.now_ns()),
-            may_refuse_for_now=lambda: core.may_refuse_for_now(replica.now_ns()),
-            derived=self.derived, takes=core.takes_publishes, on_drop=self._count_dropped,
+            inboxes=node.inboxes, acks=self.acks, replica=core, feed=replica.feed, log=log, derived=self.derived,
+            now_ns=replica.now_ns, wall_ns=node.wall_ns, on_drop=self._count_dropped,
         )  # fmt: skip
         self.standby = Standby(
             shell=self, subject=replica.subject, replica=core, log=log, ids=self.derived.ids,

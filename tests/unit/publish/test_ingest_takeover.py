@@ -116,7 +116,7 @@ async def test_ingest_takeover_with_a_lost_connection_accepts_nothing_until_it_r
         if by_standby:
             leader.ingest.process_link_loss()
             assert (hearing.left, leader.bus.left) == (0, 0), "it hears by the other one"
-        leader.may_leave = True
+        leader.replica.has_standby = True
         lost()
         lost()
         assert (link.left, leader.bus.listened) == (1, listened)
@@ -136,7 +136,7 @@ async def test_ingest_takeover_with_a_lost_connection_accepts_nothing_until_it_r
 async def test_ingest_takeover_with_a_denied_subscription_does_not_transfer_the_leadership() -> None:
     hearing = FakeSubscription()
     leader = Leader(FailoverBacklog(hearing))
-    leader.may_leave = hearing.is_denied = True
+    leader.replica.has_standby = hearing.is_denied = True
     hearing.lost()
     assert (hearing.left, leader.bus.listened) == (0, 1)
 
