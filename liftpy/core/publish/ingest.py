@@ -158,6 +158,13 @@ def batch_end(raw: list[RawMessage], start: int, most_records: int, most_bytes: 
     return min(len(raw), start + most_records)
 
 
+def call_with_halves(messages: list[RawMessage], process: Callable[[list[RawMessage]], None]) -> None:
+    """Call ``process`` with each half of ``messages``."""
+    half = len(messages) // 2
+    process(messages[:half])
+    process(messages[half:])
+
+
 class Ingest:
     """Combines the publishes of one partition into batches, and passes them to the replica.
 
@@ -519,10 +526,8 @@ class Ingest:
         """
         if len(messages) == 1:
             self._shell.sink_failed(messages[0][0], error)
-            return
-        half = len(messages) // 2
-        again(messages[:half])
-        again(messages[half:])
+        else:
+            call_with_halves(messages, again)
 
     def _submit_at(self, messages: list[RawMessage], alone: Collection[int]) -> None:
         for piece in split_at(messages, alone):
@@ -555,10 +560,7 @@ class Ingest:
             return
         replies = columns.publishers.replies
         plain_count = replies.count(b"")
-        acks_are_full = (
-            plain_count < len(messages)
-            and self._acks.count + self._again_count + len(messages) > self._config.ingest_queue_records
-        )
+        acks_are_full = plain_count < len(messages) and self._waiting_count + len(messages) > self._config.ingest_queue_records
         if 0 < plain_count < len(messages) and (acks_are_full or not self._replica.takes_publishes()):
             for run in runs_of(messages, replies):
                 self._submit_piece(run)
@@ -670,14 +672,22 @@ class Ingest:
         return self._registry.judge(claim, columns.batch.columns).known > 0
 
     def _await_stored_ack(self, stored: StoredId, publishers: Publishers) -> None:
-        """Send the ack of the record ``stored`` also to this publisher, which repeated the record.
-
-        It is sent when the record may be acked. Above the limit of waiting publishers, the publisher gets no answer until it
-        sends the message again.
-        """
-        if publishers.wanted is not AckPolicy.NONE and self._acks.count + self._again_count < self._config.ingest_queue_records:
+        """Send the ack of the record ``stored`` also to this publisher, which repeated the record."""
+        if self._may_wait(publishers):
             self._acks.add_again(stored, publishers)
             self._feed(DuplicateReceived(last_offset=stored.last_offset))
+
+    def _may_wait(self, publishers: Publishers) -> bool:
+        """Return whether the publisher of a repeated record gets an answer, and there is room for it.
+
+        Above the limit of waiting publishers there is no answer. The publisher gets its ack when it sends the message again.
+        """
+        return publishers.wanted is not AckPolicy.NONE and self._waiting_count < self._config.ingest_queue_records
+
+    @property
+    def _waiting_count(self) -> int:
+        """Number of publishers that wait for an ack."""
+        return self._acks.count + self._again_count
 
     def _has_no_room(self, columns: MessageColumns, messages: list[RawMessage], now_wall_ns: int) -> bool:
         """Return whether there is no memory for the new message ids of a batch. If so, handle the messages.
@@ -747,16 +757,13 @@ class Ingest:
     def _answer_repeats(self, repeats: Mapping[int, StoredId | None], columns: MessageColumns) -> None:
         """Let each publisher of a repeated message wait for the ack of the record that it repeats.
 
-        ``repeats``: result of ``_repeats``. All these records are stored or in progress. Above the limit of waiting publishers,
-        there is no answer.
+        ``repeats``: result of ``_repeats``. All these records are stored or in progress.
         """
         lowest = None
         for index, stored in repeats.items():
             self.counters.duplicates += 1
             publishers = columns.publishers.only(index)
-            if publishers.wanted is AckPolicy.NONE or self._acks.count + self._again_count >= self._config.ingest_queue_records:
-                # above the limit there is no answer: the record is stored, and the publisher gets its ack when
-                # it sends again
+            if not self._may_wait(publishers):
                 continue
             if stored is None:
                 in_hand, first = self._pending_ids[columns.ids[index]]
@@ -786,9 +793,7 @@ class Ingest:
             )
         except BatchTooLargeError as error:
             if len(messages) > 1:
-                half = len(messages) // 2
-                self._submit_piece(messages[:half])
-                self._submit_piece(messages[half:])
+                call_with_halves(messages, self._submit_piece)
             else:
                 detail = (
                     f"The stored record has {error.size_bytes} bytes, the maximum is {MAX_BATCH_BYTES}. Send a smaller message."
