@@ -47,7 +47,7 @@ from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.messages import received_from
 from liftpy.core.replication.metadata_requests import Request, request_of
-from liftpy.core.replication.reads import Chunks, ReadBudget, Reads, ReplicaSource
+from liftpy.core.replication.reads import Chunks, ReadBudget, Reads, ReadSubscriptions, ReplicaSource
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.batch import split_batches
@@ -622,34 +622,24 @@ class MemoryReplica(PartitionShell):
             self.later(lambda: self.feed(ev.ReplicaAbsent(replica=effect.replica)))
 
 
-class Readers:
+class Readers(ReadSubscriptions):
     """Receives the read requests for one replica (implements ``ReadShell``). A reader is identified by its reply subject."""
+
+    _bus: Bus
 
     def __init__(self, replica: MemoryReplica) -> None:
         self._replica = replica
-        self._bus = replica.node.bus
-        key, node, subjects = replica.key, replica.node, replica.node.subjects
+        key, node = replica.key, replica.node
         source = ReplicaSource(
             replica.replica, replica.log, failed=lambda: bool(replica.failed), is_heard=lambda: replica.ingest.heard
         )
         self._reads = Reads[str](key, node.node_id, source, self, node.counters, node.read_budget)
         self._reads.give_state = replica.publishers.giver.read_piece_below
         self.advanced = self._reads.advanced
-        self._subject = subjects.read(key.stream, key.partition)
-        self._own = self._bus.listen(subjects.read_from(key.stream, key.partition, node.node_id), self._message_arrived)
-        self._shared: BusSubscription | None = None
-
-    def share(self, wanted: bool) -> None:
-        """Subscribe to reads that any in-sync replica may answer if ``wanted`` is True. Otherwise unsubscribe."""
-        if wanted and self._shared is None:
-            self._shared = self._bus.listen(self._subject, self._message_arrived, self._subject)
-        elif not wanted and self._shared is not None:
-            self._shared.close()
-            self._shared = None
+        super().__init__(node.bus, node.subjects, key, node.node_id, self._message_arrived)
 
     def close(self) -> None:
-        self.share(False)
-        self._own.close()
+        super().close()
         self._reads.close()
 
     def _message_arrived(self, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
@@ -657,10 +647,6 @@ class Readers:
             self._reads.answer_request(payload, reply.decode())
 
     # ---- what carries the answers ----------------------------------------------------------------------------------------
-    @property
-    def max_payload(self) -> int:
-        return self._bus.max_payload
-
     @property
     def has_room(self) -> bool:
         return True
