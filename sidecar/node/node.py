@@ -417,7 +417,7 @@ class Node:
             session_s=self._membership.session_s if self._membership else self.settings.replication.session_s,
             opening=self.partitions.opening_count if self.partitions is not None else 0,
             opened=self._opened,
-            stopped_for_space=sum(worker.executor.no_space for worker in workers),
+            stopped_for_space=sum(worker.no_space for worker in workers),
         )
 
     def _start_step_text(self) -> str:

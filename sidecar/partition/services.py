@@ -140,7 +140,7 @@ class PartitionServices:
         self._replay_end_offset = 0
         """Offset up to which services must replay, exclusive. 0: no replay is requested."""
 
-    # ---- what the executor says --------------------------------------------------------------------------------------------
+    # ---- what the worker says ----------------------------------------------------------------------------------------------
     def replay(self, end_offset: int) -> None:
         """Let the services of a candidate replay the log up to ``end_offset`` (exclusive), as the replica has done.
 

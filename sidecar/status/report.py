@@ -250,7 +250,7 @@ class Reporter:
             "poison_envelopes": worker.ingest.reader.poison_envelopes,
             "refused_replies": worker.ingest.reader.refused_replies,
             "protocol_frames": worker.ingest.reader.protocol_frames,
-            "storage_failed": worker.executor.storage_failed,
+            "storage_failed": worker.storage_failed,
             "services": worker.services.report(),
             "gone_services": worker.services.left_services(),
         }

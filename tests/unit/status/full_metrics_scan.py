@@ -71,7 +71,7 @@ def _add(sums: Counter[str], worker: Any) -> None:
         ("replayed_bytes", derived.replayed_bytes), ("derived_states_written", worker.states.writer.written),
         ("derived_states_failed", worker.states.writer.failed), ("poison_envelopes", worker.ingest.reader.poison_envelopes),
         ("refused_replies", worker.ingest.reader.refused_replies), ("truncated_records", worker.log.truncated_records),
-        ("fragment_reassembly_bytes", worker.fetches.fragment_reassembly_bytes), ("partitions_failed", worker.executor.storage_failed),
+        ("fragment_reassembly_bytes", worker.fetches.fragment_reassembly_bytes), ("partitions_failed", worker.storage_failed),
         ("partitions_with_full_subject_index", derived.subjects.state == "full"),
         ("partitions_with_quarantined_files", bool(worker.set_aside)),
     ):  # fmt: skip

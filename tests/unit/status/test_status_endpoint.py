@@ -113,7 +113,7 @@ def a_worker(stream: str = "s", partition: int = 3) -> Any:
         states=SimpleNamespace(writer=SimpleNamespace(last_bytes=135, written=136, failed=137)),
         standby=SimpleNamespace(report=lambda: {"held_bytes": 130, "appended": 131}),
         fetches=SimpleNamespace(fragment_reassembly_bytes=117),
-        executor=SimpleNamespace(storage_failed=True),
+        storage_failed=True,
         services=SimpleNamespace(report=lambda: [{"lag": 118}], left_services=lambda: [{"lag": 119}]),
     )
 
