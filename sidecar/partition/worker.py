@@ -24,7 +24,7 @@ from liftpy.core.base.partition import PartitionMetadata, PartitionState
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import OpenReport, delete_quarantined_files
 from liftpy.core.observe.tracing import SWITCHED, PartitionTraces
-from liftpy.core.partition.shell import PartitionShell
+from liftpy.core.partition.shell import PartitionShell, ReplicaSource
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import LogState, derived_state
@@ -39,7 +39,6 @@ from liftpy.core.replication.effects import Effect, Methods, methods_of
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.phases import LeaderPhase
-from liftpy.core.replication.reads import ReplicaSource
 from liftpy.core.replication.replica import Replica
 from liftpy.core.services.sessions import ServiceEnded
 from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject
@@ -164,7 +163,9 @@ class PartitionWorker(PartitionShell):
         feed = self._driver.feed
         times = PublishTimes(node.instruments, clock.now_ns)
         self.acks = PendingAcks(node.links.ingest, key, own_subject, times)
-        self.reads = ReadSubjects(node.reads, key, node_id, self._source(), str(node.folder.partition_path(key).absolute()))
+        self.reads = ReadSubjects(
+            node.reads, key, node_id, ReplicaSource(self), str(node.folder.partition_path(key).absolute())
+        )
         self.derived = derived or derived_state(log, own_subject, config, node.settings.replication, clock.now_ns)
         self.derived.join(node.state_memory)
         self.replay = LogReplay(self.derived, feed, self.log_failed)
@@ -233,12 +234,6 @@ class PartitionWorker(PartitionShell):
         self.trace()
 
     # Bound methods: a closure needs three times their memory, and a node has thousands of partitions.
-    def _has_failed(self) -> bool:
-        return self.storage_failed
-
-    def _is_heard(self) -> bool:
-        return self.ingest.heard
-
     def _report_service(self, ended: ServiceEnded) -> None:
         self._node.proposals.report_service(self.key, ended)
 
@@ -269,14 +264,6 @@ class PartitionWorker(PartitionShell):
 
     def followers(self) -> frozenset[str]:
         return frozenset(self.state.replicas).difference((self.node_id,)) if self.state is not None else frozenset()
-
-    def _source(self) -> ReplicaSource:
-        return ReplicaSource(
-            self.replica,
-            self.log,
-            failed=self._has_failed,
-            is_heard=self._is_heard,
-        )
 
     def _flusher(self, node: NodeTools) -> Flusher:
         took = partial(node.flush_times.flushed, self.key)

@@ -25,7 +25,7 @@ from liftpy.core.log.range_reads import read_portion
 from liftpy.core.log.scrub import scrub_all
 from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.partition.shell import FetchedBatches, PartitionShell
+from liftpy.core.partition.shell import FetchedBatches, PartitionShell, ReplicaSource
 from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
@@ -34,7 +34,7 @@ from liftpy.core.replication.follower import FetchAssembly
 from liftpy.core.replication.messages import received_from
 from liftpy.core.replication.metadata_requests import Request, request_of
 from liftpy.core.replication.quiescence import IdleFetch
-from liftpy.core.replication.reads import Chunks, Reads, ReplicaSource
+from liftpy.core.replication.reads import Chunks, Reads
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.batch import split_batches
@@ -219,13 +219,7 @@ class SimReplica(PartitionShell, Asking):
         """Index of the image of which the replica was told last."""
         self.gone = False
         """True if it was stopped because another node holds the partition."""
-        source = ReplicaSource(
-            self.replica,
-            log,
-            failed=lambda: bool(self.failed),
-            is_heard=lambda: self.publishers.ingest.heard,
-        )
-        self.reads: Reads[Reply] = Reads(self.key, self.node_id, source, self, cluster.counters)
+        self.reads: Reads[Reply] = Reads(self.key, self.node_id, ReplicaSource(self), self, cluster.counters)
         self._inbox: deque[ev.Event] = deque()
         self._stepping = False
         self._timers: dict[ev.Deadline, SimTimer] = {}

@@ -21,8 +21,6 @@ from liftpy.core.base.instruments import Instruments
 from liftpy.core.log.log import READERS, Log
 from liftpy.core.log.range_reads import Portion, measure, read_narrow, read_portion, read_selected, spans_of
 from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
-from liftpy.core.replication.phases import RoleName
-from liftpy.core.replication.replica import Replica
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2 as pb
 from liftpy.core.wire.batch import parse_header
@@ -115,58 +113,6 @@ class ReadSource(Protocol):
         """Return whether the HW of this replica is certainly the latest one of the partition [D8]."""
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict: ...
-
-
-class ReplicaSource:
-    """``ReadSource`` of a real replica.
-
-    ``failed``: returns whether the log of the replica has failed. ``is_heard``: returns whether the node is subscribed to the
-    partition's data subject.
-    """
-
-    def __init__(self, replica: Replica, log: Log, *, failed: Callable[[], bool], is_heard: Callable[[], bool]) -> None:
-        self.log = log
-        self._replica = replica
-        self._failed = failed
-        self._is_heard = is_heard
-
-    @property
-    def compacted(self) -> bool:
-        return self.log.may_have_gaps
-
-    @property
-    def high_watermark(self) -> int:
-        return self._replica.high_watermark
-
-    @property
-    def leader_epoch(self) -> int:
-        return self._replica.state.leader_epoch
-
-    @property
-    def leader(self) -> str:
-        return self._replica.state.leader
-
-    @property
-    def leads(self) -> bool:
-        """True if the metadata names this node as leader. The replica may not act as leader yet."""
-        return self.leader == self._replica.node_id
-
-    @property
-    def may_serve(self) -> bool:
-        """True if the replica may serve reads.
-
-        It need not be an ISR member, so that services on a restarted node can read at once. A candidate also serves, up to its
-        HW.
-        """
-        agrees = self._replica.may_serve_committed() or self._replica.role is RoleName.CANDIDATE
-        return agrees and not self._failed()
-
-    def may_answer_latest(self, now_ns: int) -> bool:
-        """Return whether this node leads with a lease. If not, the reader must ask the leader."""
-        return not self.leads or (self._is_heard() and self._replica.may_answer_latest(now_ns))
-
-    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        return self._replica.judge_reader(last_offset, last_epoch, now_ns)
 
 
 class ReadShell(Protocol[_Told]):

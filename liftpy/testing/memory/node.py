@@ -28,7 +28,7 @@ from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.metadata.node_identity import DirectoryIdentity
-from liftpy.core.partition.shell import FetchedBatches, PartitionShell
+from liftpy.core.partition.shell import FetchedBatches, PartitionShell, ReplicaSource
 from liftpy.core.publish import state_writer
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
@@ -47,7 +47,7 @@ from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.messages import received_from
 from liftpy.core.replication.metadata_requests import Request, request_of
-from liftpy.core.replication.reads import Chunks, ReadBudget, Reads, ReadSubscriptions, ReplicaSource
+from liftpy.core.replication.reads import Chunks, ReadBudget, Reads, ReadSubscriptions
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.batch import split_batches
@@ -240,6 +240,8 @@ class _PendingRequest:
 class MemoryReplica(PartitionShell):
     """One partition on one in-memory node, until ``stop`` or ``die``. It runs on the event loop of the cluster."""
 
+    reads: Readers
+
     def __init__(self, node: MemoryNode, stream: StreamImage, number: int, log: Log) -> None:
         self.node = node
         self.node_id = node.node_id
@@ -269,7 +271,7 @@ class MemoryReplica(PartitionShell):
         publishers = self.publishers = MemoryPublishers(self)
         self.ingest, self.acks, self.derived = publishers.ingest, publishers.acks, publishers.derived
         self.standby, self.taker = publishers.standby, publishers.taker
-        self.reads = self.readers = Readers(self)
+        self.reads = Readers(self)
         self.commit = GroupCommit(log, log.config.flush, _Flusher(self))
         self._do = acts_of(self)
 
@@ -281,8 +283,8 @@ class MemoryReplica(PartitionShell):
         self.state = held.state
         if self.apply_metadata(held, incarnations, self.replica.announced):
             self.apply_retention()
-        self.readers.share(self.node_id in held.isr)
-        self.readers.advanced()
+        self.reads.share(self.node_id in held.isr)
+        self.reads.advanced()
 
     def stop(self, *, clean: bool = True) -> None:
         """Stop the replica and close its log. ``clean``: True to flush the log and to store its checkpoint first."""
@@ -297,7 +299,7 @@ class MemoryReplica(PartitionShell):
         for timer in self._timers.values():
             timer.cancel()
         self.publishers.close()
-        self.readers.close()
+        self.reads.close()
         self.publishers.derived.join(NodeStateMemory())
         self.stop_serving()
         self.fetched.clear()
@@ -630,10 +632,7 @@ class Readers(ReadSubscriptions):
     def __init__(self, replica: MemoryReplica) -> None:
         self._replica = replica
         key, node = replica.key, replica.node
-        source = ReplicaSource(
-            replica.replica, replica.log, failed=lambda: bool(replica.failed), is_heard=lambda: replica.ingest.heard
-        )
-        self._reads = Reads[str](key, node.node_id, source, self, node.counters, node.read_budget)
+        self._reads = Reads[str](key, node.node_id, ReplicaSource(replica), self, node.counters, node.read_budget)
         self._reads.give_state = replica.publishers.giver.read_piece_below
         self.advanced = self._reads.advanced
         super().__init__(node.bus, node.subjects, key, node.node_id, self._message_arrived)
