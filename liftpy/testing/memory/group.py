@@ -15,7 +15,6 @@ from functools import partial
 from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.controller.admission import WITHOUT_LIMITS, RequestAcl, RequestContext, first_rejection, sender_of
 from liftpy.core.metadata.controller.feature_negotiation import begin_at, levels_answer
-from liftpy.core.metadata.controller.single_log import SingleLogGroup
 from liftpy.core.metadata.describe import cut_stream, page_bytes
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.forwarding import error_response
@@ -24,6 +23,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.testing.memory.nats import Bus
+from liftpy.testing.memory.single_log import SingleLogGroup
 
 _ID_BYTES = 16
 _NO_CONTROLLERS = "a cluster in memory has no controllers that could be changed"
