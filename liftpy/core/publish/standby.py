@@ -191,13 +191,13 @@ class NewestRecords:
 
     Args:
         credit_ns: Time by which a message may arrive here later than its record.
-        shown_ns: Called with an offset. Returns the monotonic time at which this node's log got the record.
+        ends: Log ends of this node. They show when the log got a record.
         whole_batches: True if published batches are searched, too.
     """
 
-    def __init__(self, credit_ns: int, shown_ns: Callable[[int], int], *, whole_batches: bool) -> None:
+    def __init__(self, credit_ns: int, ends: OffsetHistory, *, whole_batches: bool) -> None:
         self._credit_ns = credit_ns
-        self._shown_ns = shown_ns
+        self._ends = ends
         self._whole_batches = whole_batches
         self._places: dict[Key, deque[_Place]] = {}
         self._equal: set[Key] = set()
@@ -210,7 +210,7 @@ class NewestRecords:
         if not batch.record_count or batch.header.control:
             return
         keys, last_offset = column_keys(batch.columns, None), batch.last_offset
-        shown_ns = self._shown_ns(last_offset)
+        shown_ns = self._ends.above_ns(last_offset)
         self._unmatched[last_offset] = len(keys), shown_ns
         for key, offset in zip(keys, batch.offsets().tolist(), strict=True):
             self._add(key, (shown_ns, StoredId(offset, last_offset)))
@@ -474,7 +474,7 @@ class StandbyReplay:
         """
         log = self.log
         whole = any(step.columns.batch is not None for step in steps)
-        newest = NewestRecords(self.rules.credit_ns, self.ends.above_ns, whole_batches=whole)
+        newest = NewestRecords(self.rules.credit_ns, self.ends, whole_batches=whole)
         first = min(self.ends.at(steps[0].heard_ns - self.rules.credit_ns), log.log_end_offset)
         offset = max(first, log.log_start_offset)
         while offset < log.log_end_offset:

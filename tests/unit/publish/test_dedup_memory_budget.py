@@ -24,6 +24,7 @@ from liftpy.core.publish.producer_state import (
 )
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire.batch import build_batch, parse_batch
+from tests.unit.publish.unlogged import empty_log
 
 WINDOW = 120
 COLUMNS = parse_batch(build_batch([b"v"])).columns
@@ -229,7 +230,7 @@ def test_producer_state_without_expiry_is_incomplete_after_an_eviction_until_reb
 # ---- subjects ----------------------------------------------------------------------------------------------------------------
 def test_subject_index_over_the_node_memory_limit_is_dropped_until_memory_is_free() -> None:
     node = NodeStateMemory(20_000)
-    subjects, neighbour = LastPerSubject(False, 1 << 20, lambda: 0, node=node), Share(node, "ids")
+    subjects, neighbour = LastPerSubject(False, 1 << 20, empty_log(), node=node), Share(node, "ids")
     subjects.want(0)
     neighbour.hold(15_000)
     for offset in range(100):
