@@ -40,7 +40,6 @@ from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.phases import LeaderPhase
 from liftpy.core.replication.replica import Replica
-from liftpy.core.services.sessions import ServiceEnded
 from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject
 from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
 from sidecar.disk.data_folder import DataDirectory
@@ -150,7 +149,7 @@ class PartitionWorker(PartitionShell):
         derived: LogState | None = None,
     ) -> None:
         self.key, self.config, self.log = key, config, log
-        self._node, self.set_aside = node, set_aside
+        self._node, self.counters, self.set_aside = node, node.counters, set_aside
         """Paths of existing files that recovery has quarantined."""
         self.damage_offset = -1
         """First missing offset of the damage that the last start found. -1: none."""
@@ -168,7 +167,7 @@ class PartitionWorker(PartitionShell):
         )
         self.derived = derived or derived_state(log, own_subject, config, node.settings.replication, clock.now_ns)
         self.derived.join(node.state_memory)
-        self.replay = LogReplay(self.derived, feed, self.log_failed)
+        self.replay = LogReplay(self)
         self.ingest = Ingest(
             shell=node.links.ingest,
             subject=own_subject,
@@ -196,7 +195,7 @@ class PartitionWorker(PartitionShell):
         self.flusher = self._flusher(node)
         self.states = StateCheckpoints(self.derived, log, key, node.settings.replication, self.flusher, node.pool)
         self.services = self._services(node)
-        self.counters, self.fetched, self.taker = node.counters, self.fetches.fetched, self.states.taker
+        self.fetched, self.taker = self.fetches.fetched, self.states.taker
         self._deadlines: dict[str, Timer] = {}
         """Name -> timer of a deadline. A timer is created when it is first set."""
         self._do = _METHODS
@@ -204,21 +203,17 @@ class PartitionWorker(PartitionShell):
 
     def _services(self, node: NodeTools) -> PartitionServices:
         return PartitionServices(
+            self,
             inboxes=node.reads.inboxes,
-            counters=node.counters,
             bus=node.links.replication,
-            key=self.key,
             node_id=node.settings.node_id,
             incarnation=node.incarnation,
             config=node.settings.replication,
             timers=node.timers,
-            log=self.log,
-            replica=self.replica,
-            feed=self._driver.feed,
+            proposals=node.proposals,
             subjects=node.subjects,
             hand_over=self._hand_over,
             compacted=self.config.is_cleaned,
-            report_ended=self._report_service,
         )
 
     def _join_parts(self) -> None:
@@ -234,9 +229,6 @@ class PartitionWorker(PartitionShell):
         self.trace()
 
     # Bound methods: a closure needs three times their memory, and a node has thousands of partitions.
-    def _report_service(self, ended: ServiceEnded) -> None:
-        self._node.proposals.report_service(self.key, ended)
-
     def _standby_lost(self, count: int) -> None:
         self._node.drops.count(str(self.key), "standby_overflow", count)
 
