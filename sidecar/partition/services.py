@@ -71,7 +71,7 @@ Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
 class PartitionServices:
     """The replicated services of one partition on this node.
 
-    ``partition``: the partition. It gets ReplayProgressed and ReplayFinished. ``hand_over``: requests a leadership transfer, with the
+    ``partition``: the partition. It gets ReplayProgressed and ReplayFinished. ``transfer_leadership``: requests a leadership transfer, with the
     new leader and the reason.
     """
 
@@ -86,7 +86,7 @@ class PartitionServices:
         timers: Timers,
         proposals: Proposals,
         subjects: Subjects,
-        hand_over: Callable[[str, str], None],
+        transfer_leadership: Callable[[str, str], None],
         inboxes: InboxRule,
         compacted: bool = False,
     ) -> None:
@@ -100,7 +100,7 @@ class PartitionServices:
         self._proposals = proposals
         self._node_id = node_id
         self._subjects = subjects
-        self._hand_over = hand_over
+        self._transfer_leadership = transfer_leadership
         self.touched: Callable[[], None] = lambda: None
         """Callback when the first service of a partition may have appeared."""
         self._agreements: dict[str, StateComparison] = {}
@@ -297,7 +297,7 @@ class PartitionServices:
                     toward,
                     why,
                 )
-                self._hand_over(toward, why)
+                self._transfer_leadership(toward, why)
         else:
             self._wellness.unhealthy_services(own, now_ns)
         if len(self._sessions) or self._wellness.knows(now_ns):

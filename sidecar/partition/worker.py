@@ -212,7 +212,7 @@ class PartitionWorker(PartitionShell):
             timers=node.timers,
             proposals=node.proposals,
             subjects=node.subjects,
-            hand_over=self._hand_over,
+            transfer_leadership=self._transfer_for_service,
             compacted=self.config.is_cleaned,
         )
 
@@ -376,12 +376,12 @@ class PartitionWorker(PartitionShell):
         """
         heir = self.replica.standby_to_lead_next()
         if heir:
-            aside = do.StepAside(leader_epoch=self.leader_epoch, toward=heir, reason="publishes may have gone past it")
-            self.hand_over(aside, "missed_publishes")
+            aside = do.TransferLeadership(leader_epoch=self.leader_epoch, toward=heir, reason="publishes may have gone past it")
+            self.request_transfer(aside, "missed_publishes")
         return bool(heir)
 
-    def _hand_over(self, toward: str, reason: str) -> None:
-        self.hand_over(do.StepAside(leader_epoch=self.leader_epoch, toward=toward, reason=reason), "service")
+    def _transfer_for_service(self, toward: str, reason: str) -> None:
+        self.request_transfer(do.TransferLeadership(leader_epoch=self.leader_epoch, toward=toward, reason=reason), "service")
 
     # ---- effects -------------------------------------------------------------------------------------------------------
     def execute(self, effect: Effect) -> None:
@@ -501,10 +501,10 @@ class PartitionWorker(PartitionShell):
         self.counters["slow_replica_evicted"] += len(effect.slow)
         self._node.proposals.propose_isr(self.key, effect, self._driver.feed)
 
-    def step_aside(self, effect: do.StepAside) -> None:
-        self.hand_over(effect, "slow_disk")
+    def transfer_leadership(self, effect: do.TransferLeadership) -> None:
+        self.request_transfer(effect, "slow_disk")
 
-    def hand_over(self, effect: do.StepAside, why: str) -> None:
+    def request_transfer(self, effect: do.TransferLeadership, why: str) -> None:
         """Stop accepting publishes and answer the earlier ones, then request a leadership transfer from the metadata group.
 
         ``effect`` names the new leader. ``why``: reason, for the counter. There is a time limit for the answers.

@@ -199,8 +199,8 @@ class SimIngest:
             self._left, heir = False, self._replica.replica.standby_to_lead_next()
             if heir:
                 epoch = self._replica.replica.leader_epoch
-                self._replica.step_aside(
-                    do.StepAside(leader_epoch=epoch, toward=heir, reason="publishes may have gone past it")
+                self._replica.transfer_leadership(
+                    do.TransferLeadership(leader_epoch=epoch, toward=heir, reason="publishes may have gone past it")
                 )
             self._replica.later(_BACK_AFTER_NS if heir else 0, self.ingest.resubscribe)
 

@@ -91,7 +91,7 @@ class Asking:
         self.cluster.counters["pauses ended by publishes" if effect.pause.until_publish else "pauses over"] += 1
         self._ask(effect)
 
-    def step_aside(self, effect: do.StepAside) -> None:
+    def transfer_leadership(self, effect: do.TransferLeadership) -> None:
         why = [short for short in ("moves away", "gone past it") if short in effect.reason]
         self.cluster.counters[
             "steps aside: " + (f"it {why[0]}" if why == ["moves away"] else (why or ["slow flushes"])[0])

@@ -449,7 +449,7 @@ class MemoryReplica(PartitionShell):
     def _send_request(self, effect: Request, answered: Callable[[pb.ControlResponse], object] = lambda response: None) -> None:
         self.node.ask(request_of(effect, self.key, self.node_id, self.node.incarnation), answered)
 
-    report_leader = leave_isr = give_up_leadership = wake_partition = step_aside = report_promotion = _send_request
+    report_leader = leave_isr = give_up_leadership = wake_partition = transfer_leadership = report_promotion = _send_request
 
     def _report_purged(self) -> None:
         """Tell the metadata group which purges this replica has completed, if the group does not know it yet."""

@@ -51,7 +51,7 @@ class World:
             timers=timers,
             proposals=proposals,
             subjects=Subjects(),
-            hand_over=lambda *told: self.moved.append(told),
+            transfer_leadership=lambda *told: self.moved.append(told),
             inboxes=InboxRule(("_INBOX.",)),
         )
         find = {("s", 0): self.services}
