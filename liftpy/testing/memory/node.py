@@ -24,7 +24,7 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import read_portion
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.metadata.controller.request_batcher import purge_report
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.metadata.node_identity import DirectoryIdentity
@@ -119,7 +119,7 @@ class MemoryNode:
         self._group = group
         self._starts = self._starts.next(self._starts.starts + 1)
         register = pb.RegisterNode(nodeId=self.node_id, previousIncarnation=self.incarnation, flushedAlways=True)
-        SPOKEN.write_to(register)
+        SUPPORTED_LEVELS.write_to(register)
         self._starts.write_to(register)
         self.incarnation = group.apply(pb.ControlRequest(registerNode=register)).node.incarnation
         self._starts = self._starts.after_registration()
