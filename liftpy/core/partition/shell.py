@@ -301,7 +301,7 @@ class ReplicaSource:
 
     def may_answer_latest(self, now_ns: int) -> bool:
         """Return whether this node leads with a lease. If not, the reader must ask the leader."""
-        return not self.leads or (self._partition.ingest.heard and self._replica.may_answer_latest(now_ns))
+        return not self.leads or (self._partition.ingest.is_subscribed and self._replica.may_answer_latest(now_ns))
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
         return self._replica.judge_reader(last_offset, last_epoch, now_ns)

@@ -219,7 +219,7 @@ class Ingest:
 
         ``undecided`` messages get a negative ack later.
         """
-        self.heard = False
+        self.is_subscribed = False
         """True if the NATS server has confirmed the subscription."""
         self._left = False
         """True if the node has unsubscribed. Messages in flight are still stored."""
@@ -263,7 +263,7 @@ class Ingest:
             return
         hearing = backlog.hearing
         assert hearing is not None
-        self._backlog, self._listener, self.heard = backlog, hearing, True
+        self._backlog, self._listener, self.is_subscribed = backlog, hearing, True
         hearing.feed_to(self._message_arrived, self._record_dropped, self._on_standby_lost)
         for stored, publishers in backlog.known:
             self._acks.add_again(stored, publishers, duplicate=False)
@@ -338,11 +338,11 @@ class Ingest:
         self._listener = listener = self._shell.listen(
             self._subject, self._message_arrived, given_up=self._record_dropped, refuser=self
         )
-        self.heard = False
+        self.is_subscribed = False
         self._shell.when_subscribed(lambda: self._on_subscribed(listener))
 
     def _on_subscribed(self, listener: Subscription) -> None:
-        self.heard = self.heard or listener is self._listener
+        self.is_subscribed = self.is_subscribed or listener is self._listener
 
     def leave(self) -> None:
         """Unsubscribe from the data subject. Messages that still arrive are stored. Call ``stop`` or ``resubscribe`` later."""

@@ -130,12 +130,12 @@ async def test_ingest_is_subscribed_only_after_the_server_confirms_its_current_s
     bench.ingest._shell = bench.bus = FakeBus()
     bench.ingest.start()
     first()
-    assert not bench.ingest.heard, "that was the subscription before"
+    assert not bench.ingest.is_subscribed, "that was the subscription before"
     bench.bus.unheard[0]()
-    assert bench.ingest.heard
+    assert bench.ingest.is_subscribed
     bench.ingest.leave()
     bench.ingest.resubscribe()
-    assert not bench.ingest.heard
+    assert not bench.ingest.is_subscribed
 
 
 async def test_ingest_that_unsubscribes_is_idle_after_acks_of_messages_in_flight() -> None:

@@ -285,7 +285,7 @@ def test_replica_source_returns_role_epoch_and_committed_end_for_readers(leads: 
     log, _ = Log.open(MemoryStorage(), StreamConfig(max_per_subject=3))
     stepped = leader() if leads else idle(3)
     partition: Any = SimpleNamespace(
-        replica=stepped.replica, log=log, storage_failed=False, ingest=SimpleNamespace(heard=False)
+        replica=stepped.replica, log=log, storage_failed=False, ingest=SimpleNamespace(is_subscribed=False)
     )
     source = ReplicaSource(partition)
     assert (source.log is log, source.compacted) == (True, True)
@@ -295,7 +295,7 @@ def test_replica_source_returns_role_epoch_and_committed_end_for_readers(leads: 
         assert stepped.replica.log.newest_offset == 5
     assert source.high_watermark == 2, "not what is only stored"
     assert source.may_answer_latest(stepped.now_ns) is not leads, "nobody could publish here: ask again"
-    partition.ingest.heard = True
+    partition.ingest.is_subscribed = True
     assert source.may_answer_latest(stepped.now_ns) is not leads, "HW has not reached the epoch's start"
     if leads:
         for replica in "bc":

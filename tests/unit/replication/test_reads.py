@@ -197,7 +197,7 @@ def test_corrupted_read_request_is_not_answered(shell: Shell) -> None:
 def _source(stepped: Stepped, *, failed: bool = False, heard: bool = True) -> ReplicaSource:
     log, _ = Log.open(MemoryStorage(), StreamConfig())
     partition: Any = SimpleNamespace(
-        replica=stepped.replica, log=log, storage_failed=failed, ingest=SimpleNamespace(heard=heard)
+        replica=stepped.replica, log=log, storage_failed=failed, ingest=SimpleNamespace(is_subscribed=heard)
     )
     return ReplicaSource(partition)
 
