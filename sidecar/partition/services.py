@@ -71,8 +71,8 @@ Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
 class PartitionServices:
     """The replicated services of one partition on this node.
 
-    ``partition``: the partition. It gets ReplayProgressed and ReplayFinished. ``transfer_leadership``: requests a leadership transfer, with the
-    new leader and the reason.
+    ``partition``: the partition. It gets ReplayProgressed and ReplayFinished. ``transfer_leadership``: called with the new leader
+    and the reason.
     """
 
     def __init__(

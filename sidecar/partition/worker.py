@@ -272,7 +272,7 @@ class PartitionWorker(PartitionShell):
             replica=self.replica,
             log=self.log,
             ids=self.derived.ids,
-            heard=StandbyBuffer(node.standby_memory, bounds.standby_bytes, round(bounds.standby_age_s * NS_PER_S)),
+            buffer=StandbyBuffer(node.standby_memory, bounds.standby_bytes, round(bounds.standby_age_s * NS_PER_S)),
             now_ns=clock.now_ns,
             wall_ns=node.clocks.stamp_ns,
             rules=StandbyReplayRules(uncertainty_ns=round(bounds.lease_s * NS_PER_S)),

@@ -52,7 +52,7 @@ _STEP_MESSAGES = 3
 _SLICE_NS = 2_000_000
 
 
-class _Heard(StandbyBuffer):
+class _Buffer(StandbyBuffer):
     """Buffered message. ``looked_at``: whether the new leader has processed it."""
 
     looked_at: Sequence[Block] = ()
@@ -117,7 +117,7 @@ class SimIngest:
             on_leave=self._ingest_left,
             memory=replica.process.room,
         )
-        self._heard = _Heard(NodeStandbyMemory(_MEMORY_BYTES), config.standby_bytes, round(config.standby_age_s * NS_PER_S))
+        self._buffer = _Buffer(NodeStandbyMemory(_MEMORY_BYTES), config.standby_bytes, round(config.standby_age_s * NS_PER_S))
         self.standby = Standby(
             shell=self,
             subject=replica.subject,
@@ -125,7 +125,7 @@ class SimIngest:
             replica=replica.replica,
             log=replica.log,
             ids=self.derived.ids,
-            heard=self._heard,
+            buffer=self._buffer,
             now_ns=replica.now_ns,
             wall_ns=self._wall_ns,
             rules=StandbyReplayRules(
@@ -154,7 +154,7 @@ class SimIngest:
         for name, count in was.items():
             self._cluster.counters[f"standby: {name.replace('_', ' ')}"] += getattr(self.standby.counters, name) - count
         if taken is not None:
-            messages = [message for block in self._heard.looked_at for message in block.messages]
+            messages = [message for block in self._buffer.looked_at for message in block.messages]
             self._cluster.checkers.taken_over(self._replica, messages, taken, self.standby.buffer_start)
         self.ingest.start(taken)
 

@@ -261,10 +261,10 @@ class Ingest:
         if backlog is None:
             self._listen()
             return
-        hearing = backlog.hearing
-        assert hearing is not None
-        self._backlog, self._listener, self.is_subscribed = backlog, hearing, True
-        hearing.feed_to(self._message_arrived, self._record_dropped, self._on_standby_lost)
+        subscription = backlog.subscription
+        assert subscription is not None
+        self._backlog, self._listener, self.is_subscribed = backlog, subscription, True
+        subscription.feed_to(self._message_arrived, self._record_dropped, self._on_standby_lost)
         for stored, publishers in backlog.known:
             self._acks.add_again(stored, publishers, duplicate=False)
         if backlog.known:
@@ -307,7 +307,7 @@ class Ingest:
         """Subscription of the standby buffer, if it delivers the publishes to this leader. None: the leader has its own one, or
         none.
         """
-        return None if self._backlog is None else self._backlog.hearing
+        return None if self._backlog is None else self._backlog.subscription
 
     def _on_standby_lost(self) -> None:
         """Process the loss of the standby connection, or NATS permissions that deny its subscription.
@@ -334,7 +334,7 @@ class Ingest:
 
     def _listen(self) -> None:
         if self._backlog is not None:
-            self._backlog.hearing = None
+            self._backlog.subscription = None
         self._listener = listener = self._shell.listen(
             self._subject, self._message_arrived, given_up=self._record_dropped, refuser=self
         )

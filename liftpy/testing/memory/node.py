@@ -108,7 +108,7 @@ class MemoryNode:
         self.intake = NodeInflight()
         self.lease = Lease(round(self.config.lease_s * NS_PER_S))
         self.derived = NodeStateMemory(self.config.node_dedup_state_bytes)
-        self.heard = NodeStandbyMemory(self.config.node_standby_bytes)
+        self.standby_memory = NodeStandbyMemory(self.config.node_standby_bytes)
         self.read_budget = ReadBudget()
         self._image = ClusterImage()
 
@@ -692,7 +692,7 @@ class MemoryPublishers:
         self.standby = Standby(
             shell=self, subject=replica.subject, replica=core, log=log, ids=self.derived.ids,
             reader=MessageDecoder(replica.key, replica.subject, stream.ack_policy, node.inboxes, stream.codec),
-            heard=StandbyBuffer(node.heard, config.standby_bytes, round(config.standby_age_s * NS_PER_S)),
+            buffer=StandbyBuffer(node.standby_memory, config.standby_bytes, round(config.standby_age_s * NS_PER_S)),
             now_ns=replica.now_ns, wall_ns=node.wall_ns, rules=StandbyReplayRules(uncertainty_ns=round(config.lease_s * NS_PER_S)),
         )  # fmt: skip
 

@@ -255,7 +255,8 @@ def test_metrics_of_a_node_have_the_values_of_their_sources() -> None:
         ("partition_budget",): 70, ("cluster_nodes", "live"): 2, ("cluster_nodes", "fenced"): 1, ("cluster_nodes", "drained"): 1,
         ("metadata_divergence_total",): 7,
         ("group_lag_records", "billing"): 75, ("group_lag_seconds", OTHERS): 0.5, ("group_lag_unknown",): 5,
-        ("feature_level",): 1, ("feature_level_supported", "min"): SUPPORTED_LEVELS.least, ("feature_level_supported", "max"): SUPPORTED_LEVELS.most,
+        ("feature_level",): 1, ("feature_level_supported", "min"): SUPPORTED_LEVELS.least,
+        ("feature_level_supported", "max"): SUPPORTED_LEVELS.most,
         ("cluster_streams",): 1, ("cluster_elections_total", "unclean"): 0, ("node_info", "true", "ns", "n1", "r1"): 1,
     }  # fmt: skip
     assert {name: found.get(name) for name in expected} == pytest.approx(expected, abs=0.2)
