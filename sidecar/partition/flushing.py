@@ -259,8 +259,8 @@ class StateCheckpoints:
         self._flusher = flusher
         self._pool = pool
         owner = state_owner(key)
-        self.giver = StateServer(derived, owner, clock.now_ns, self._encode)
-        self.taker = StateFetcher(derived, log, owner)
+        self.state_server = StateServer(derived, owner, clock.now_ns, self._encode)
+        self.state_fetcher = StateFetcher(derived, log, owner)
         self.writer = StateWriter(derived, log, owner, pace_of(config), clock.now_ns)
         self._unwritten: StateCapture | None = None
         """Derived states that must be written after the HW is stored. None: there are none."""
@@ -295,7 +295,7 @@ class StateCheckpoints:
 
     def checkpoint(self) -> None:
         """Store the HW durably. From time to time, then also write a state file."""
-        self.giver.forget_unused()
+        self.state_server.forget_unused()
         if self._flusher.checkpoint(self._write) and self._unwritten is None and self._writing is None:
             self._unwritten = self.writer.begin()
 

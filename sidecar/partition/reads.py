@@ -65,9 +65,9 @@ class ReadSubjects(ReadSubscriptions):
         """Callback after the number of waiting readers or of sent records may have changed."""
         super().__init__(tools.bus, tools.subjects, key, node_id, self._guard.handler(self._request_arrived))
 
-    def set_state_server(self, giver: StateServer) -> None:
-        """Set ``giver``, which returns the state of producers and message ids. Backups request it with a read."""
-        self._reads.give_state = giver.read_piece_below
+    def set_state_server(self, state_server: StateServer) -> None:
+        """Set ``state_server``, which returns the state of producers and message ids. Backups request it with a read."""
+        self._reads.give_state = state_server.read_piece_below
 
     @property
     def record_count(self) -> int:

@@ -195,7 +195,7 @@ class PartitionWorker(PartitionShell):
         self.flusher = self._flusher(node)
         self.states = StateCheckpoints(self.derived, log, key, node.settings.replication, self.flusher, node.pool)
         self.services = self._services(node)
-        self.fetched, self.taker = self.fetches.fetched, self.states.taker
+        self.fetched, self.state_fetcher = self.fetches.fetched, self.states.state_fetcher
         self._deadlines: dict[str, Timer] = {}
         """Name -> timer of a deadline. A timer is created when it is first set."""
         self._do = _METHODS
@@ -221,9 +221,9 @@ class PartitionWorker(PartitionShell):
         self.log.on_damage = self._restart_for_repair
         for part in (self._driver, self.ingest.reader, self.standby, self.reads, self.replay, self.states, self.services):
             part.touched = self.touched
-        self.replication.giver = self.states.giver
-        self.fetches.taker = self.states.taker
-        self.reads.set_state_server(self.states.giver)
+        self.replication.state_server = self.states.state_server
+        self.fetches.state_fetcher = self.states.state_fetcher
+        self.reads.set_state_server(self.states.state_server)
         self.fetches.failed = self.log_failed
         self.states.written = self._state_written
         self.trace()

@@ -94,7 +94,7 @@ class SimIngest:
                 self._cluster.counters[f"derived state left out: {why.partition(' ')[0]}"] += 1
         self._cluster.counters["dedup_state_restored"] += self.derived.covered > 0
         self.states = StateWriter(self.derived, replica.log, owner, STATE_PACE, replica.now_ns)
-        self.giver, self.taker = (
+        self.state_server, self.state_fetcher = (
             StateServer(self.derived, owner, replica.now_ns),
             StateFetcher(self.derived, replica.log, owner),
         )

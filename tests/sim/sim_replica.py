@@ -238,7 +238,7 @@ class SimReplica(PartitionShell, Asking):
         """The fetch that leaves when the leader's state is here."""
         publishers = self.publishers = SimIngest(self)
         self.ingest, self.acks, self.derived = publishers.ingest, publishers.acks, publishers.derived
-        self.standby, self.taker = publishers.standby, publishers.taker
+        self.standby, self.state_fetcher = publishers.standby, publishers.state_fetcher
         self.commit = SimFlusher(
             log,
             process.disk,
@@ -522,7 +522,7 @@ class SimReplica(PartitionShell, Asking):
 
     # ---- a follower's requests -------------------------------------------------------------------------------------------
     def send_fetch(self, effect: do.SendFetch) -> None:
-        question = self.publishers.taker.asks(effect.leader_epoch)
+        question = self.publishers.state_fetcher.asks(effect.leader_epoch)
         self._waiting = None if question is None else effect
         if question is not None:
             asked = StateRequest(self.node_id, self.key.uid, question)
@@ -558,11 +558,11 @@ class SimReplica(PartitionShell, Asking):
             return
         self._waiting = None
         if answer is NO_RESPONDERS:
-            self.publishers.taker.note_no_responders()
+            self.publishers.state_fetcher.note_no_responders()
             self.feed(ev.RequestFailed(request_id=effect.request_id, reason="no responders"))
             return
         try:
-            goes_on = self.publishers.taker.add_piece(answer.piece)
+            goes_on = self.publishers.state_fetcher.add_piece(answer.piece)
         except StorageError as error:
             self.log_failed(error)
             return
@@ -591,7 +591,7 @@ class SimReplica(PartitionShell, Asking):
             self._fetched(answer, request_id)
 
     def _fetched(self, answer: FetchResponse, request_id: int) -> None:
-        self.publishers.taker.fetch_answered()
+        self.publishers.state_fetcher.fetch_answered()
         data = memoryview(answer.batches)
         if answer.piece is not None:
             whole = self._assembly.add_piece(answer.piece) if self._assembly.is_outstanding(request_id) else None
@@ -639,7 +639,7 @@ class SimReplica(PartitionShell, Asking):
     def _epoch_query_received(self, request: EpochRequest | StateRequest, reply: Reply) -> None:
         if isinstance(request, StateRequest):
             if not self.failed:
-                reply(StateAnswer(self.publishers.giver.read_piece(request.question, _STATE_PIECE_BYTES)))
+                reply(StateAnswer(self.publishers.state_server.read_piece(request.question, _STATE_PIECE_BYTES)))
             return
         self.feed(received_from(ev.EpochQueryReceived, request, token=self._keep((request, reply)), stream_uid=request.uid))
 

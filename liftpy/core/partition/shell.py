@@ -57,7 +57,7 @@ class PartitionShell(ABC):
     acks: PendingAcks
     derived: LogState
     standby: Standby
-    taker: StateFetcher | None
+    state_fetcher: StateFetcher | None
     """Receives the leader's state of deleted records. None: this shell needs none."""
     reads: CommittedReads
     counters: Counter[str]
@@ -204,8 +204,8 @@ class PartitionShell(ABC):
         """Update the parts that depend on the log, because it was truncated. ``afresh``: all records were deleted."""
         if afresh:
             self.derived.started_afresh()
-            if self.taker is not None:
-                self.taker.started_afresh()
+            if self.state_fetcher is not None:
+                self.state_fetcher.started_afresh()
         else:
             self.derived.cut()
         self.standby.cut()

@@ -270,7 +270,7 @@ class MemoryReplica(PartitionShell):
         """Fetch that is sent after the state of the leader has arrived. None: none."""
         publishers = self.publishers = MemoryPublishers(self)
         self.ingest, self.acks, self.derived = publishers.ingest, publishers.acks, publishers.derived
-        self.standby, self.taker = publishers.standby, publishers.taker
+        self.standby, self.state_fetcher = publishers.standby, publishers.state_fetcher
         self.reads = Readers(self)
         self.commit = GroupCommit(log, log.config.flush, _Flusher(self))
         self._do = acts_of(self)
@@ -474,7 +474,7 @@ class MemoryReplica(PartitionShell):
         self.later(ask)
 
     def send_fetch(self, effect: do.SendFetch) -> None:
-        question = self.publishers.taker.asks(effect.leader_epoch)
+        question = self.publishers.state_fetcher.asks(effect.leader_epoch)
         self._waiting = None if question is None else effect
         if question is not None:
             self.later(lambda: self._ask_state(effect, question))
@@ -493,11 +493,11 @@ class MemoryReplica(PartitionShell):
             return  # it has another role
         leader, piece = self.node.serving_replica(self.key), None
         if leader is None or leader is self:
-            self.publishers.taker.note_no_responders()
+            self.publishers.state_fetcher.note_no_responders()
         else:
             piece = leader.read_state(question)
         try:
-            goes_on = self.publishers.taker.add_piece(piece)
+            goes_on = self.publishers.state_fetcher.add_piece(piece)
         except StorageError as error:
             self.log_failed(error)
             return
@@ -507,7 +507,7 @@ class MemoryReplica(PartitionShell):
             self.feed(ev.RequestFailed(request_id=effect.request_id, reason="the leader's state is not ready"))
 
     def read_state(self, question: StatePieceRequest) -> StatePiece | None:
-        return self.publishers.giver.read_piece(question)
+        return self.publishers.state_server.read_piece(question)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
         self._ask_leader(
@@ -518,7 +518,7 @@ class MemoryReplica(PartitionShell):
         )
 
     def answer_arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
-        self.publishers.taker.fetch_answered()
+        self.publishers.state_fetcher.fetch_answered()
         view = memoryview(data)
         batches = split_batches(view)
         spans = tuple(
@@ -633,7 +633,7 @@ class Readers(ReadSubscriptions):
         self._replica = replica
         key, node = replica.key, replica.node
         self._reads = Reads[str](key, node.node_id, ReplicaSource(replica), self, node.counters, node.read_budget)
-        self._reads.give_state = replica.publishers.giver.read_piece_below
+        self._reads.give_state = replica.publishers.state_server.read_piece_below
         self.advanced = self._reads.advanced
         super().__init__(node.bus, node.subjects, key, node.node_id, self._message_arrived)
 
@@ -682,8 +682,8 @@ class MemoryPublishers:
         owner = state_owner(replica.key)
         state_writer.restore_state(self.derived, log, owner)
         self.states = state_writer.StateWriter(self.derived, log, owner, state_writer.pace_of(config), replica.now_ns)
-        self.giver = StateServer(self.derived, owner, replica.now_ns)
-        self.taker = StateFetcher(self.derived, log, owner)
+        self.state_server = StateServer(self.derived, owner, replica.now_ns)
+        self.state_fetcher = StateFetcher(self.derived, log, owner)
         self.ingest = Ingest(
             shell=self, subject=replica.subject, config=config, policy=stream.ack_policy, codec=stream.codec,
             inboxes=node.inboxes, acks=self.acks, replica=core, feed=replica.feed, log=log, derived=self.derived,

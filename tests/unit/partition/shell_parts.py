@@ -90,7 +90,7 @@ def executing_worker(
         {name: parts[name] for name in _OWN_PARTS},
         key=KEY,
         log=log,
-        taker=None,
+        state_fetcher=None,
         counters=Counter(),
         fetched=parts["fetches"].fetched,
         state=SimpleNamespace(leader="n1", leader_epoch=1, epoch=2),
