@@ -356,7 +356,7 @@ class Process:
             return
         for fetch in ended.fetches:
             self.cluster.counters["quiet fetch over"] += 1
-            self.replicas[fetch.key].feed(ev.QuiescenceEnded(heard_ns=ended.heard_ns))
+            self.replicas[fetch.key].feed(ev.QuiescenceEnded(last_answer_ns=ended.last_answer_ns))
 
     def _questioned(self, question: failure_reports.LeaderCheck, reply: Callable[[ProbeResult], None]) -> None:
         replica = self.replicas.get(question.key)

@@ -540,7 +540,7 @@ class SimReplica(PartitionShell, Asking):
     def quiesce(self, effect: do.Quiesce) -> None:
         fetch = IdleFetch(self.key, effect.leader_epoch, effect.request_id)
         if not self.process.node.awaits_more or not self.process.quiet.add(fetch, effect.leader, self.now_ns()):
-            self.feed(ev.QuiescenceEnded(heard_ns=None))
+            self.feed(ev.QuiescenceEnded(last_answer_ns=None))
 
     def end_quiescence(self, effect: do.EndQuiescence) -> None:
         self.process.quiet.remove(self.key)

@@ -534,7 +534,7 @@ class MemoryReplica(PartitionShell):
         self.feed(answer)
 
     def quiesce(self, effect: do.Quiesce) -> None:
-        self.feed(ev.QuiescenceEnded(heard_ns=None))  # it is asked for alone
+        self.feed(ev.QuiescenceEnded(last_answer_ns=None))  # it is asked for alone
 
     def end_quiescence(self, effect: do.EndQuiescence) -> None:
         pass
