@@ -28,8 +28,8 @@ _COUNTED = {
     "read_records": ("reads", "record_count"),
     "read_bytes": ("reads", "size_bytes"),
     "duplicates": ("ingest.counters", "duplicates"),
-    "message_ids_forgotten": ("derived.ids", "forgotten"),
-    "producers_forgotten": ("derived.producers", "forgotten"),
+    "message_ids_forgotten": ("derived.ids", "evicted_count"),
+    "producers_forgotten": ("derived.producers", "evicted_count"),
     "replayed_bytes": ("derived", "replayed_bytes"),
     "derived_states_written": ("states.writer", "written"),
     "derived_states_failed": ("states.writer", "failed"),
@@ -302,7 +302,7 @@ class IncrementalFigures:
         sums.before.append(row.often)
         row.often = often
         seldom = (
-            counters.duplicates, ids.forgotten, producers.forgotten, derived.replayed_bytes, writer.written, writer.failed,
+            counters.duplicates, ids.evicted_count, producers.evicted_count, derived.replayed_bytes, writer.written, writer.failed,
             reader.poison_envelopes, reader.refused_replies, log.truncated_records, fetches.fragment_reassembly_bytes,
             worker.storage_failed, subjects.state == "full", bool(worker.set_aside),
         )  # fmt: skip

@@ -64,7 +64,7 @@ _BINDING: dict[MessageType, type[pb.ServiceHello | pb.ServiceAck | pb.SnapshotRe
 }
 
 
-Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
+OnAnswer = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
 """Callback for messages to a service in this process."""
 
 
@@ -106,7 +106,7 @@ class PartitionServices:
         self._agreements: dict[str, StateComparison] = {}
         self._differences: dict[str, Difference | None] = {}
         self._versions = CodeVersions()
-        self._here: dict[str, Told] = {}
+        self._here: dict[str, OnAnswer] = {}
         """Inbox -> callback of a service in this process, which gets its messages without NATS."""
         self._wellness = ServicesHealth(round(config.service_grace_s * NS_PER_S))
         self._session_ns = round(max(SESSION_LEASE_FACTOR * config.lease_s, config.candidate_timeout_s * 1.5) * NS_PER_S)
@@ -158,7 +158,7 @@ class PartitionServices:
         self._timers.cancel(self._report)
 
     # ---- what services say -------------------------------------------------------------------------------------------------
-    def hello(self, hello: pb.ServiceHello, inbox: str, on_answer: Told | None = None) -> None:
+    def hello(self, hello: pb.ServiceHello, inbox: str, on_answer: OnAnswer | None = None) -> None:
         """Process a ServiceHello: a service registers, or repeats this as a heartbeat.
 
         ``inbox``: subject for answers. ``on_answer``: callback for answers to a service in this process, used instead of the inbox.
@@ -435,7 +435,7 @@ class ServiceHandler:
             self._counters[counter_name(error)] += 1
             logger.debug("invalid service frame error=%s: ignored", error)
 
-    def process_local(self, message: pb.ServiceHello | pb.ServiceAck, inbox: str, on_answer: Told) -> None:
+    def process_local(self, message: pb.ServiceHello | pb.ServiceAck, inbox: str, on_answer: OnAnswer) -> None:
         """Process a message of a service that runs in this process.
 
         ``on_answer``: called with answers to the service. ``inbox``: name that identifies the service.

@@ -123,7 +123,7 @@ class FetchHandler:
         if progress is not None:
             progress.last_contact_ns = now_ns
         if leader_epoch == self._leader_epoch:
-            self._shared.succession.asked_by(replica)
+            self._shared.succession.record_fetch(replica)
 
     def newest_offset_of(self, replica: str) -> int | None:
         """Return the newest offset (inclusive) that ``replica`` has flushed, according to its last valid fetch.

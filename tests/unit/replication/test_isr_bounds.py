@@ -156,7 +156,7 @@ def test_new_leader_lease_wait_covers_every_possible_previous_leader() -> None:
     assert succession.until_ns() == 110
     succession.partition_changed(state("c", epoch=3, leader_epoch=4, leaderships=4).state, live, 20)  # one was missed
     assert set(succession._suspects) == {"a", "b"}, "whoever it was"
-    succession.asked_by("a")
+    succession.record_fetch("a")
     assert not succession.is_over(20)
-    succession.asked_by("b")
+    succession.record_fetch("b")
     assert succession.is_over(20)
