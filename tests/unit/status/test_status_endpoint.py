@@ -61,7 +61,7 @@ SNAPSHOT = ReplicaSnapshot(
 class Ids:
     """Message ids."""
 
-    size_bytes, forgotten, is_whole = 127, 128, False
+    size_bytes, evicted_count, is_whole = 127, 128, False
 
     def __len__(self) -> int:
         return 126
@@ -70,7 +70,7 @@ class Ids:
 class Known:
     """Producers."""
 
-    size_bytes, forgotten, is_full = 131, 132, True
+    size_bytes, evicted_count, is_full = 131, 132, True
 
     def __len__(self) -> int:
         return 130
