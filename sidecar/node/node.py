@@ -73,7 +73,7 @@ from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.replica_manager import Partitions
 from sidecar.partition.replication import AnswerRouter
 from sidecar.partition.scrub import Scrub
-from sidecar.partition.services import ServiceHandler, Told
+from sidecar.partition.services import OnAnswer, ServiceHandler
 from sidecar.partition.worker import NodeTools
 from sidecar.runtime import clock
 from sidecar.runtime.components import Component, close_all, close_of, no_step, require_started, start_all
@@ -214,7 +214,9 @@ class Node:
             self.settings.nats, self.subjects, self.settings.node_id, credentials, works=links is not None and links.are_up
         )
 
-    def _pass_message(self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, on_answer: Told) -> None:
+    def _pass_message(
+        self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, on_answer: OnAnswer
+    ) -> None:
         """Pass a message of a replicated service, which runs in this process, to the node.
 
         ``on_answer``: function that receives the answer. The message gets no answer before the partitions are open.
@@ -417,7 +419,7 @@ class Node:
             session_s=self._membership.session_s if self._membership else self.settings.replication.session_s,
             opening=self.partitions.opening_count if self.partitions is not None else 0,
             opened=self._opened,
-            stopped_for_space=sum(worker.executor.no_space for worker in workers),
+            stopped_for_space=sum(worker.no_space for worker in workers),
         )
 
     def _start_step_text(self) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.feature_range import DEFAULT_LEVELS, LevelRange
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.state_checksum import NONE, AppliedDigests, Checkpoint
 from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import ProtocolError
@@ -57,7 +57,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], int] = lambda: random.SystemRandom().getrandbits(63),
         stamp: Callable[[], int] = clocks.now_ns,
-        spoken: LevelRange = SPOKEN,
+        spoken: LevelRange = SUPPORTED_LEVELS,
     ) -> None:
         super().__init__(None, None, [])
         self._clock = clock

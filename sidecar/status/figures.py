@@ -19,7 +19,7 @@ from liftpy import __version__
 from liftpy.config import NS_PER_S, AckPolicy
 from liftpy.core.base.instruments import Histogram
 from liftpy.core.groups.lag import GroupLag
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.services.sessions import DIVERGED
 from liftpy.core.wire.decode_errors import by_reason
 from sidecar.metadata.cluster_events import LOST
@@ -262,8 +262,8 @@ def _identity(figures: Figures, reporter: Reporter) -> None:
     figures.put("build_info", 1, __version__, platform.python_version())
     controller = "true" if reporter.group.is_controller else "false"
     figures.put("feature_level", reporter.group.image.feature_level)
-    figures.put("feature_level_supported", SPOKEN.least, "min")
-    figures.put("feature_level_supported", SPOKEN.most, "max")
+    figures.put("feature_level_supported", SUPPORTED_LEVELS.least, "min")
+    figures.put("feature_level_supported", SUPPORTED_LEVELS.most, "max")
     figures.put("node_info", 1, settings.node_id, settings.rack, settings.namespace, controller)
 
 

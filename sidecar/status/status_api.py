@@ -29,7 +29,7 @@ from liftpy.core.base.ids import PartitionKey, check_name, quote
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.metadata.controller.streams import why_it_waits
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.observe.cluster_health import why_offline
 from liftpy.core.observe.history import History
@@ -587,7 +587,7 @@ def summarize_node(figures: Figures, reporter: Reporter, watch: NodeWatch | None
         metadata_leader=group.leader,
         applied=image.index,
         feature_level=image.feature_level,
-        speaks=SPOKEN.most,
+        speaks=SUPPORTED_LEVELS.most,
         nats_connected=bool(total("nats_connected")),
         nats_problem=nats_problem(reporter)[:MOST_TEXT_CHARS],
         acks=counts("ack_duration_seconds"),

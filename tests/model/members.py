@@ -25,7 +25,7 @@ from unittest.mock import patch
 import pysyncobj.syncobj
 
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.errors import CorruptionError, StorageError
 from sidecar.metadata.member_log import MemberDirectory, MemberEnvironment, MemberLog
@@ -91,8 +91,8 @@ class Stepped(NamedTuple):
 class Machine:
     """A state machine that remembers everything that was applied; in the place of ``ClusterFsm``."""
 
-    spoken = SPOKEN
-    feature_level = SPOKEN.most
+    spoken = SUPPORTED_LEVELS
+    feature_level = SUPPORTED_LEVELS.most
     digest = b""
 
     def __init__(self) -> None:

@@ -16,7 +16,6 @@ from liftpy.core.publish.memory_budget import (
     LONGEST_WAIT_MS,
     MemoryBudget,
     NodePublishMemory,
-    PartitionMemoryBudget,
 )
 from liftpy.core.publish.ports import can_be_rejected_unread
 from liftpy.core.wire._pb import client_pb2
@@ -283,13 +282,9 @@ async def test_ingest_connection_turn_parses_more_bytes_while_most_messages_are_
 class OverloadedIngest(Bench):
     """An ``Ingest`` whose node may be late."""
 
-    def __init__(self, own_bytes: int = 1 << 20) -> None:
-        super().__init__()
-        self.node = MemoryBudget(100)
-        self.may(room=PartitionMemoryBudget(self.node, own_bytes, lambda: 0))
-
-    def may(self, **changed: Any) -> None:
-        self.ingest._may = self.ingest._may._replace(**changed)
+    def __init__(self, late_s: float = 0.0) -> None:
+        self.node = MemoryBudget(100, late_s)
+        super().__init__(memory=self.node)
 
 
 def _is_late(bench: OverloadedIngest) -> None:
@@ -325,9 +320,9 @@ def test_overload_rejects_publishes_while_the_queue_delay_is_above_its_limit_or_
     assert not door.refuses()
     why(bench)
     assert door.refuses()
-    bench.may(refuse_for_now=lambda: False)
+    bench.replica.has_standby = True
     assert not door.refuses(), "somebody else may store it"
-    bench.may(refuse_for_now=lambda: True)
+    bench.replica.has_standby = False
     bench.ingest.reader._policy = AckPolicy.NONE
     assert not door.refuses(), "nobody is answered here: nobody waits"
 
@@ -347,10 +342,8 @@ def test_overload_rejects_publishes_for_slow_commits_only_under_memory_pressure(
 
 def test_overload_with_acks_above_the_delay_limit_rejects_publishes_even_without_memory_pressure() -> None:
     """At the start of a flood the queue is before the commit, and few bytes wait unread."""
-    bench = OverloadedIngest()
+    bench = OverloadedIngest(late_s=1.0)
     door = bench.ingest
-    bench.node = MemoryBudget(100, late_s=1.0)
-    bench.may(room=PartitionMemoryBudget(bench.node, 1 << 20, lambda: 0))
     seen = []
     for step in range(100):
         at_ms = 7000 + 50 * step
@@ -368,9 +361,7 @@ def test_overload_with_acks_above_the_delay_limit_rejects_publishes_even_without
 
 def test_overload_rejection_for_slow_commits_counts_as_memory_pressure() -> None:
     """Publishes are rejected when they are read, so the age of unread bytes shows no overload."""
-    bench = OverloadedIngest()
-    bench.node = MemoryBudget(100, late_s=1.0)
-    bench.may(room=PartitionMemoryBudget(bench.node, 1 << 20, lambda: 0))
+    bench = OverloadedIngest(late_s=1.0)
     _waits_for_its_commit(bench)
     assert bench.ingest.refuses()
     bench.node.update_wait(0, 0, 7502 * MS)
@@ -404,11 +395,11 @@ def test_overload_retry_delay_is_the_queue_age_within_bounds() -> None:
 
 
 def test_overload_rejection_without_a_lease_is_sent_when_the_lease_returns() -> None:
-    bench, said = OverloadedIngest(), [False]
-    bench.may(refuse=lambda: said[0], refuse_for_now=lambda: said[0])
+    bench = OverloadedIngest()
+    bench.replica.may_refuse = False
     bench.ingest.refuse([b"_INBOX.1"])
     assert bench.lines == []
-    said[0] = True
+    bench.replica.may_refuse = True
     bench.ingest.settle()
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1"]
 
