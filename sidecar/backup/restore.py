@@ -390,8 +390,8 @@ _STEP_TEXTS = {
 class Restore:
     """One restore of a backup. Call ``run``.
 
-    ``wishes``: streams to restore. ``step`` is called with the name of each step. ``tell`` is called with (step, unit, number of
-    finished units, number of all units).
+    ``stream_restores``: streams to restore. ``step`` is called with the name of each step. ``tell`` is called with (step, unit,
+    number of finished units, number of all units).
 
     Raises CorruptionError with the name of the file, AlreadyExistsError, ConfigError, NotFoundError, UnavailableError or
     StorageError.

@@ -92,7 +92,7 @@ Prove = Callable[[Credentials], Awaitable[None]]
 class SettingsReloader:
     """Reloads the settings of a running node.
 
-    ``given``: reads the settings. None: they never change. ``parts``: returns the parts that apply settings. ``prove``: checks new
+    ``source``: reads the settings. None: they never change. ``parts``: returns the parts that apply settings. ``prove``: checks new
     credentials with a connection, and raises an error if NATS rejects them.
     """
 

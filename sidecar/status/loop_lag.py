@@ -20,7 +20,7 @@ IDLE_EVERY_S = 0.25
 class LoopWatch:
     """Measures the delay of the event loop with a timer, and adds it to a histogram of ``instruments``.
 
-    ``leader``: returns the id of the metadata leader, '' for none. ``look``: called at each measurement. It returns
+    ``leader``: returns the id of the metadata leader, '' for none. ``on_tick``: called at each measurement. It returns
     whether the node is idle.
     """
 
