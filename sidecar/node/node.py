@@ -789,4 +789,7 @@ async def run_node(
     finally:
         await end_tasks([starting, stopping])
         code = await node.stop()
+    if code == EXIT_TO_REPAIR:  # a pause and a restart follow, and the handlers of a closed loop would ignore signals
+        loop.remove_signal_handler(signal.SIGTERM)
+        loop.remove_signal_handler(signal.SIGINT)
     return code
