@@ -146,6 +146,8 @@ class Node:
         self._failure: Exception | None = None
         self._hand_over = False
         self._repairs = False
+        self._must_end = False
+        """True if a stop was requested. The node does not restart then, also after a failure during the stop."""
         """True if the node stops to recover a damaged log."""
         self.was_clean = False
         """True after a stop if all acknowledged data is on the disk."""
@@ -640,7 +642,7 @@ class Node:
         ``hand_over``: True to transfer the leaderships first (SIGTERM), False to stop at once because the whole cluster stops (SIGINT).
         """
         self._hand_over = hand_over
-        self._repairs = False
+        self._repairs, self._must_end = False, True
         self._stopping.set()
 
     async def wait(self) -> None:
@@ -667,9 +669,11 @@ class Node:
         logger.info("node stopped node=%s clean=%s seconds=%.2f", who, "yes" if self.was_clean else "no", took_s)
         if errors:
             raise errors[0]
-        if self._failure is not None:
-            return EXIT_TO_REPAIR if momentary(self._failure) else EXIT_NO_RESTART if prevents_restart(self._failure) else 1
-        return EXIT_TO_REPAIR if self._repairs else 0
+        if self._failure is None:
+            return EXIT_TO_REPAIR if self._repairs and not self._must_end else 0
+        if prevents_restart(self._failure):
+            return EXIT_NO_RESTART
+        return EXIT_TO_REPAIR if momentary(self._failure) and not self._must_end else 1
 
     @property
     def _registered(self) -> Membership | None:
@@ -791,4 +795,7 @@ async def run_node(
     finally:
         await end_tasks([starting, stopping])
         code = await node.stop()
+    if code == EXIT_TO_REPAIR:  # a pause and a restart follow, and the handlers of a closed loop would ignore signals
+        loop.remove_signal_handler(signal.SIGTERM)
+        loop.remove_signal_handler(signal.SIGINT)
     return code

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from heapq import nsmallest
+from itertools import islice
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
@@ -77,6 +78,8 @@ _HOST = "127.0.0.1"
 _LONGEST_NUMBER = 10
 PAGE_PARTITIONS = 500
 """Number of partitions in one answer over NATS, and on a page without another number."""
+MOST_FAILED = 100
+"""Maximum number of logs that cannot be opened in one answer over NATS. The metric ``partitions_failed`` counts all of them."""
 MOST_ON_A_PAGE = 5000
 MOST_GATHERING = 64
 """Maximum number of pages that are collected from the processes of the node at once.
@@ -451,6 +454,7 @@ def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
 
 def _within(page: dict[str, Any], limit_bytes: int) -> bytes:
     """Return ``page``, the status with a page of partitions, as JSON of at most ``limit_bytes``. Partitions beyond are left out."""
+    page = {**page, "failed_partitions": dict(islice(page["failed_partitions"].items(), MOST_FAILED))}
     while len(body := json.dumps(page).encode()) > limit_bytes and page["partitions"]:
         page = {**page, "partitions": page["partitions"][: len(page["partitions"]) // 2], "more": True}
     return body

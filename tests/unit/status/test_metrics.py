@@ -195,6 +195,28 @@ def test_metrics_page_lists_the_backup_metrics_with_their_descriptions() -> None
     assert {name: text.strip() for name, text in told.items()} == BACKUP_TABLE
 
 
+def test_pages_name_labels_as_the_exposition_has_them() -> None:
+    """Each ``liftpy_metric{label="value"}`` in a page, an alert or a dashboard."""
+    root = DOCS.parent.parent
+    pages = [path for folder in ("docs", "deploy") for path in (root / folder).rglob("*") if path.suffix in (".md", ".yml", ".json")]
+    uses = [use for page in pages for use in re.findall(r'liftpy_(\w+)\{(\w+)=\\?"([^"\\]*)\\?"\}', page.read_text())]
+    assert len(uses) > 8
+    for name, label, value in uses:
+        base = re.sub("_(bucket|sum|count)$", "", name) if name not in TABLE else name
+        assert label in (*TABLE[base].labels, "le"), (name, label)
+        shown = Figures()
+        shown.each(name, [(value, 1)])
+        assert (value,) in shown.numbers[name], (name, value)
+
+
+def test_jetstream_page_names_the_counters_of_the_read_api() -> None:
+    root = DOCS.parent.parent
+    line = re.search(r"\*\*Counters\.\*\* ([^.]*)\.", (root / "docs" / "jetstream.md").read_text())
+    assert line is not None
+    code = (root / "sidecar" / "node" / "jetstream_api.py").read_text()
+    assert re.findall("`([^`]*)`", line[1]) == sorted(set(re.findall(r'counters\["(\w+)"\]', code)), key=line[1].index)
+
+
 def test_metrics_exposition_has_exactly_the_table_rows_with_their_labels() -> None:
     found = gathered(a_reporter([a_worker()]))
     families = {f.name.removeprefix("liftpy_"): f for f in text_string_to_metric_families(exposition(found).decode())}
