@@ -493,7 +493,7 @@ class ControllerActions:
             case ProposedEntry():
                 self._spawn(self.order(decision), "proposing to the metadata group")
             case ProbeNode():
-                self._spawn(self._probe(decision.node_id), f"probing {decision.node_id}")
+                self._spawn(self._probe(decision.node_id), f"checking whether {decision.node_id} has ended")
             case LeaderCheck():
                 self._spawn(self._ask(decision), f"probing {decision.node}")
             case TransferMetadataLeadership():

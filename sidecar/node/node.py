@@ -144,11 +144,8 @@ class Node:
         self._rights = PermissionWatch(settings.namespace, self.fatal, self.counters)
         self._stopping = asyncio.Event()
         self._failure: Exception | None = None
-        self._hand_over = False
-        self._repairs = False
-        self._must_end = False
-        """True if a stop was requested. The node does not restart then, also after a failure during the stop."""
-        """True if the node stops to recover a damaged log."""
+        self._hand_over = self._must_end = self._repairs = False
+        """How the node stops: after a transfer of its leaderships, without a restart, to recover a damaged log."""
         self.was_clean = False
         """True after a stop if all acknowledged data is on the disk."""
         self._recovered = RecoveredLogs()

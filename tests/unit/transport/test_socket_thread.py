@@ -94,7 +94,11 @@ def test_socket_thread_after_stop_reads_nothing_and_reports_no_eof(reader: Reade
     reader.thread.stop()
     reader.thread.stop()
     reader.theirs.sendall(b"after")
-    until(lambda: all(end.fileno() < 0 for end in (reader.thread._socket, reader.thread._wake_receiver, reader.thread._wake_sender)))
+    until(
+        lambda: all(
+            end.fileno() < 0 for end in (reader.thread._socket, reader.thread._wake_receiver, reader.thread._wake_sender)
+        )
+    )
     assert reader.ours.recv(100) == b"after", "the socket is still its owner's"
     assert (reader.taken, reader.ended) == (b"before", [])
 
