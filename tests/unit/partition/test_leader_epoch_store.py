@@ -10,7 +10,7 @@ from collections.abc import Callable
 from liftpy.core.log.epoch_promises import PromiseJournal
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.errors import StorageError
-from sidecar.partition.promises import Promises, OnStored
+from sidecar.partition.promises import OnStored, Promises
 from tests.until import until
 
 
