@@ -198,7 +198,7 @@ class PartitionWorker(PartitionShell):
         self.fetched, self.state_fetcher = self.fetches.fetched, self.states.state_fetcher
         self._deadlines: dict[str, Timer] = {}
         """Name -> timer of a deadline. A timer is created when it is first set."""
-        self._do = _METHODS
+        self._do = METHODS
         self._join_parts()
 
     def _services(self, node: NodeTools) -> PartitionServices:
@@ -246,7 +246,7 @@ class PartitionWorker(PartitionShell):
             before.end_all(SWITCHED)
         traces = self._traces
         self._driver.replica = self.replica if traces is None else TracedReplica(self.replica, traces)
-        self._do = _METHODS if traces is None else _TRACED_METHODS
+        self._do = METHODS if traces is None else TRACED_METHODS
 
     @property
     def traces(self) -> PartitionTraces:
@@ -673,7 +673,7 @@ class PartitionWorker(PartitionShell):
         return healthy
 
 
-_METHODS: Methods = methods_of(PartitionWorker)
+METHODS: Methods = methods_of(PartitionWorker)
 
 
 def count_isr(instruments: Instruments, node_id: str, before: PartitionState | None, after: PartitionState) -> None:
@@ -785,8 +785,8 @@ def _change_role_traced(worker: PartitionWorker, effect: do.RoleChanged) -> None
     worker.traces.role_is(effect.role.value, effect.phase == LeaderPhase.READY, effect.leader_epoch)
 
 
-_TRACED_METHODS: Methods = {
-    **_METHODS,
+TRACED_METHODS: Methods = {
+    **METHODS,
     do.AppendBatch: _append_traced,
     do.RaiseHighWatermark: _raise_high_watermark_traced,
     do.SendAcks: _send_acks_traced,

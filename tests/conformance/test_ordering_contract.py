@@ -185,7 +185,7 @@ def _writes_later(patch: pytest.MonkeyPatch) -> None:
     def late(self: PartitionWorker, effect: do.AppendBatch) -> None:
         self.flusher._loop.call_soon(real, self, effect)
 
-    patch.setitem(worker_module._METHODS, do.AppendBatch, late)
+    patch.setitem(worker_module.METHODS, do.AppendBatch, late)
 
 
 def _says_flushed_when_appended(patch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def _acknowledges_when_appended(patch: pytest.MonkeyPatch) -> None:
         real(self, effect)
         self.acks.release(AckPolicy.ALL, effect.base_offset, effect.leader_epoch, 0)
 
-    patch.setitem(worker_module._METHODS, do.AppendBatch, append)
+    patch.setitem(worker_module.METHODS, do.AppendBatch, append)
 
 
 def _tells_the_log_end_as_hw(patch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def _says_stored_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keeps_hw_from_the_log(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(worker_module._METHODS, do.RaiseHighWatermark, lambda self, effect: self.reads.advanced())
+    patch.setitem(worker_module.METHODS, do.RaiseHighWatermark, lambda self, effect: self.reads.advanced())
 
 
 def _raises(patch: pytest.MonkeyPatch) -> None:

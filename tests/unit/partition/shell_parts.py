@@ -14,7 +14,7 @@ from liftpy.core.base.partition import Pause
 from liftpy.core.replication import events
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.replication.events import RefusalReason
-from sidecar.partition.worker import _METHODS, PartitionWorker
+from sidecar.partition.worker import METHODS, PartitionWorker
 from sidecar.runtime.timers import Timer, Timers
 
 KEY = PartitionKey("orders", "u1", 3)
@@ -98,6 +98,6 @@ def executing_worker(
         _node=SimpleNamespace(**node),
         _driver=SimpleNamespace(feed=fed.append),
         _deadlines={},
-        _do=_METHODS,
+        _do=METHODS,
     )
     return made

@@ -17,7 +17,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication.events import FetchReceived, LogFlushed, StopRequested
 from liftpy.core.replication.phases import LeaderPhase, RoleName
 from liftpy.core.wire.batch import build_batch
-from sidecar.partition.worker import _METHODS, _TRACED_METHODS, PartitionWorker, TracedReplica
+from sidecar.partition.worker import METHODS, TRACED_METHODS, PartitionWorker, TracedReplica
 
 SENDER = TraceContext(7, 8, 1)
 BATCH = build_batch([b"a", b"b"], headers=[[("traceparent", traceparent(SENDER))], None])
@@ -73,7 +73,7 @@ class Partition:
         return ["an effect"]
 
     def do(self, effect: Any) -> None:
-        _TRACED_METHODS[type(effect)](self.executing, effect)
+        TRACED_METHODS[type(effect)](self.executing, effect)
 
 
 @pytest.fixture
@@ -159,16 +159,15 @@ def test_tracing_passes_other_events_to_the_replica(partition: Partition) -> Non
 def test_tracing_switched_at_runtime_ends_open_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     partition, told = Partition(), list[Any]()
     worker: Any = PartitionWorker.__new__(PartitionWorker)
-    worker.key, worker._driver = PartitionKey("orders", "u1", 3), SimpleNamespace(replica=None)
-    worker.replica = partition.replica
-    answers: list[PartitionTraces | None] = [None, partition.traces, None]
-    worker._node = SimpleNamespace(tracing=SimpleNamespace(of=lambda key: answers.pop(0)))
+    driver, answers = SimpleNamespace(replica=None), [None, partition.traces, None]
+    node = SimpleNamespace(tracing=SimpleNamespace(of=lambda key: answers.pop(0)))
+    vars(worker).update(key=PartitionKey("orders", "u1", 3), replica=partition.replica, _driver=driver, _node=node)
     monkeypatch.setattr(partition.traces, "end_all", told.append)
     worker.trace()
-    assert (worker._driver.replica, worker._do) == (partition.replica, _METHODS)
+    assert (driver.replica, vars(worker)["_do"]) == (partition.replica, METHODS)
     worker.trace()
-    assert (worker.traces, told, worker._do) == (partition.traces, [], _TRACED_METHODS)
-    assert isinstance(worker._driver.replica, TracedReplica)
+    assert (worker.traces, told, vars(worker)["_do"]) == (partition.traces, [], TRACED_METHODS)
+    assert isinstance(driver.replica, TracedReplica)
     worker.trace()
-    assert (worker._traces, told, worker._do) == (None, [SWITCHED], _METHODS)
-    assert worker._driver.replica is partition.replica
+    assert (told, vars(worker)["_do"]) == ([SWITCHED], METHODS)
+    assert driver.replica is partition.replica
