@@ -27,7 +27,7 @@ class LoopWatch:
     def __init__(
         self, instruments: Instruments, leader: Callable[[], str], on_tick: Callable[[], bool] = lambda: False
     ) -> None:
-        self._look = on_tick
+        self._on_tick = on_tick
         self._instruments = instruments
         self._leader_now = leader
         self._leader = ""
@@ -44,7 +44,7 @@ class LoopWatch:
     def _measure_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         self._instruments.loop_lag.observe(max(0.0, loop.time() - self._due))
         LOGS.suppression.write_counts()
-        is_idle = self._look()
+        is_idle = self._on_tick()
         leader = self._leader_now()
         if leader and leader != self._leader:
             self._instruments.leader_changes += bool(self._leader)
