@@ -98,7 +98,7 @@ async def open_connection(
     connection = ClientConnection()
     if carrier is not None:
         connection.use_carrier(carrier)
-    seen = _ErrorsSeen()
+    seen = _LastError()
     also: Callable[[], Awaitable[None]] | None = options.pop("reconnected_cb", None)
 
     async def reconnected() -> None:
@@ -145,7 +145,7 @@ def plain_cause(error: object) -> str:
     return re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
-class _ErrorsSeen:
+class _LastError:
     """Error callback for nats-py. It stores the last error and prints no traceback, because requests raise errors themselves."""
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ class Transport:
 
     def __init__(self, connection: NatsConnection) -> None:
         self.connection = connection
-        self._ours = connection if isinstance(connection, StrictConnection) else None
+        self._strict_connection = connection if isinstance(connection, StrictConnection) else None
         self._loop = asyncio.get_running_loop()
         self.counters: Counter[str] = Counter()
         """Kind -> number of received messages that are invalid."""
@@ -238,9 +238,9 @@ class Transport:
         then, and answers may be lost, as after a broken connection.
         """
         if not self.closed and self.connection.is_connected and (self._check is None or self._check.done()):
-            self._check = self._loop.create_task(self._until_it_answers(), name="check of the NATS server")
+            self._check = self._loop.create_task(self._check_until_answered(), name="check of the NATS server")
 
-    async def _until_it_answers(self) -> None:
+    async def _check_until_answered(self) -> None:
         renewed, is_silent, stats = self.reconnected, False, self.connection.stats
         pong = self._loop.create_task(self.connection.flush(timeout=_CHECK_S), name="PING to the NATS server")  # type: ignore[arg-type]
         pong.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -431,17 +431,17 @@ class Transport:
             await self.room(give_up_at)
         await self.write(subject, payload, reply, headers, give_up_at)
 
-    def hand_over(self, subject: str, payload: bytes, reply: str) -> bool:
+    def try_write(self, subject: str, payload: bytes, reply: str) -> bool:
         """Queue a message for writing and return True, if it needs no wait.
 
         If the result is False, nothing was queued, and the caller must use ``write``.
         """
-        ours = self._ours
-        return ours is not None and len(payload) < _LARGE_BYTES and ours.hand_over(subject, reply, payload, ROOM_BYTES)
+        connection = self._strict_connection
+        return connection is not None and len(payload) < _LARGE_BYTES and connection.try_write(subject, reply, payload, ROOM_BYTES)
 
     async def write(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float) -> None:
         """Queue a message for writing, without a check for room. Raises the errors of ``publish``."""
-        if headers is None and self.hand_over(subject, payload, reply):
+        if headers is None and self.try_write(subject, payload, reply):
             return
         try:
             if len(payload) < _LARGE_BYTES:
@@ -628,12 +628,12 @@ class Answers:
 
         ``is_publish``: True if NATS denied a publish, False for a subscription.
         """
-        ours = subject == f"{self._inbox}.*"
-        if not is_publish and ours:
+        connection = subject == f"{self._inbox}.*"
+        if not is_publish and connection:
             self.is_open = False  # the next request tries again, because permissions may change
         for number, (pending, answer) in self._asked.items():
             is_ours = pending == subject and is_publish
-            if (is_ours or ours or subject == f"{self._inbox}.{number}") and not answer.done():
+            if (is_ours or connection or subject == f"{self._inbox}.{number}") and not answer.done():
                 what = "publish" if is_ours else "be answered"
                 answer.set_exception(
                     NotAllowedError(
