@@ -190,12 +190,12 @@ async def test_consume_many_close_ends_a_wait_in_another_task(at: str, monkeypat
         many.pause(("orders", 0))
     waiting = asyncio.create_task(many.next())
     async with asyncio.timeout(20):
-        while not (many._waiting and (at == "a look" or many.places)) or (at == "a slice" and not many._coming):
+        while not (many._waiting and (at == "a look" or many.places)) or (at == "a slice" and not many._next_batches):
             await asyncio.sleep(0)
         await many.aclose()
         gate.set()
         assert await waiting is None
-    assert not many._coming
+    assert not many._next_batches
 
 
 async def test_consume_many_at_a_corrupt_record_raises_and_keeps_its_position(monkeypatch: pytest.MonkeyPatch) -> None:
