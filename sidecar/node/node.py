@@ -115,6 +115,9 @@ class Node:
     ``share``: the part of the partitions that this process hosts. ``again``: sources of the settings, for a reload.
     """
 
+    _must_end = False
+    """True if a stop was requested. The node does not restart then, also after a failure during the stop."""
+
     def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: SettingsLoader | None = None) -> None:
         self.reloading = SettingsReloader(settings, again, self._live_parts, self._prove)
         self.share = share or WorkerShare(0, settings.workers)
@@ -146,8 +149,6 @@ class Node:
         self._failure: Exception | None = None
         self._hand_over = False
         self._repairs = False
-        self._must_end = False
-        """True if a stop was requested. The node does not restart then, also after a failure during the stop."""
         """True if the node stops to recover a damaged log."""
         self.was_clean = False
         """True after a stop if all acknowledged data is on the disk."""
