@@ -61,7 +61,7 @@ SNAPSHOT = ReplicaSnapshot(
 class Ids:
     """Message ids."""
 
-    size_bytes, forgotten, is_whole = 127, 128, False
+    size_bytes, evicted_count, is_whole = 127, 128, False
 
     def __len__(self) -> int:
         return 126
@@ -70,7 +70,7 @@ class Ids:
 class Known:
     """Producers."""
 
-    size_bytes, forgotten, is_full = 131, 132, True
+    size_bytes, evicted_count, is_full = 131, 132, True
 
     def __len__(self) -> int:
         return 130
@@ -113,7 +113,7 @@ def a_worker(stream: str = "s", partition: int = 3) -> Any:
         states=SimpleNamespace(writer=SimpleNamespace(last_bytes=135, written=136, failed=137)),
         standby=SimpleNamespace(report=lambda: {"held_bytes": 130, "appended": 131}),
         fetches=SimpleNamespace(fragment_reassembly_bytes=117),
-        executor=SimpleNamespace(storage_failed=True),
+        storage_failed=True,
         services=SimpleNamespace(report=lambda: [{"lag": 118}], left_services=lambda: [{"lag": 119}]),
     )
 
