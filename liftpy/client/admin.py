@@ -423,7 +423,9 @@ class Admin(NodeRequests):
         more.dryRun = True
         return await self._plan(cluster_pb2.ControlRequest(addPartitions=more))
 
-    def _add_partitions_request(self, name: str, partitions: int, uid: str, placement: PlacementOptions) -> cluster_pb2.AddPartitions:
+    def _add_partitions_request(
+        self, name: str, partitions: int, uid: str, placement: PlacementOptions
+    ) -> cluster_pb2.AddPartitions:
         check_name(name, "stream")
         more = cluster_pb2.AddPartitions(
             name=name,

@@ -583,7 +583,9 @@ class Group:
                 bad = {PartitionKey(at.stream, at.uid, at.partition) for at in answer.refused}
                 owned = {PartitionKey(at.stream, at.uid, at.partition) for at in command.commit.positions}
                 refused += [key for key in some if key in bad or key not in owned]
-                self._committed.update({key: at for key, at in some.items() if key in owned - bad and key in self._finished_ends})
+                self._committed.update(
+                    {key: at for key, at in some.items() if key in owned - bad and key in self._finished_ends}
+                )
         return refused
 
     async def _send_command(self, command: pb.GroupCommand, timeout_s: float) -> pb.GroupAnswer:

@@ -612,7 +612,11 @@ class Queue:
             return  # a partition was not asked yet
         now_ns = _now_ns()
         at_ns = min(
-            [until_ns, max(self._next_check_ns, now_ns), *(max(place.again_ns, now_ns + _CHECK_NS) for place in self._partitions)]
+            [
+                until_ns,
+                max(self._next_check_ns, now_ns),
+                *(max(place.again_ns, now_ns + _CHECK_NS) for place in self._partitions),
+            ]
         )
         watches = {place.log.watch() for place in self._partitions if not place.log.has_more}
         wait_s = max(0.0, (at_ns - now_ns) / 1e9)

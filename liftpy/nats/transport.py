@@ -437,7 +437,9 @@ class Transport:
         If the result is False, nothing was queued, and the caller must use ``write``.
         """
         connection = self._strict_connection
-        return connection is not None and len(payload) < _LARGE_BYTES and connection.try_write(subject, reply, payload, ROOM_BYTES)
+        return (
+            connection is not None and len(payload) < _LARGE_BYTES and connection.try_write(subject, reply, payload, ROOM_BYTES)
+        )
 
     async def write(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float) -> None:
         """Queue a message for writing, without a check for room. Raises the errors of ``publish``."""
