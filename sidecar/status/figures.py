@@ -155,7 +155,7 @@ class NodeFigures:
         figures.each("frames_rejected_total", by_reason(counters).items())
         for level in (*LEVELS, "critical"):
             figures.put("log_messages_total", LOGS.suppression.messages[level], level)
-        figures.put("log_suppressed_total", LOGS.suppression.left_out_count)
+        figures.put("log_suppressed_total", LOGS.suppression.suppressed_count)
         figures.put("trace_spans_dropped_total", counters.get(DROPPED, 0))
         for label in INCIDENTS:
             figures.put("incidents_total", counters.get(label, 0), label)
@@ -325,8 +325,8 @@ def _bus(figures: Figures, reporter: Reporter) -> None:
     figures.each("nats_errors_total", kinds.items())
     inflow = links.ingest
     figures.put("ingest_buffer_bytes", inflow.waiting_bytes)
-    figures.put("publish_lost_on_disconnect_total", inflow.cuts.lost_messages)
-    figures.put("publish_lost_unknown_total", inflow.cuts.unknown)
+    figures.put("publish_lost_on_disconnect_total", inflow.disconnect_loss.lost_messages)
+    figures.put("publish_lost_unknown_total", inflow.disconnect_loss.unknown)
 
 
 def _disk(figures: Figures, reporter: Reporter) -> None:

@@ -202,8 +202,8 @@ class Reporter:
             "server_holds_bytes": inflow.overflow.backlog_bytes,
             "bursts": inflow.bursts,
             "left_out": inflow.dropped_unread,
-            "lost_with_connections": inflow.cuts.lost_messages,
-            "connections_with_unknown_loss": inflow.cuts.unknown,
+            "lost_with_connections": inflow.disconnect_loss.lost_messages,
+            "connections_with_unknown_loss": inflow.disconnect_loss.unknown,
         }
         return connections
 

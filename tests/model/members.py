@@ -166,7 +166,7 @@ _PROBATION = ("over", "turn", "has_been_member")
 _PEER = ("up", "is_new", "heard", "term", "trusted", "epoch")
 _TRANSPORT = (
     "_clock", "sessions", "applied", "_stamp", "_echoes", "_confirmed", "_leader_contact_s", "_transfer_request_s", "_not_forwarded",
-    "_nodes", "_core", "_hardening", "_probation", "_node_id", "_spoken", "levels", "checkpoints", "diverged",
+    "_nodes", "_core", "_hardening", "_probation", "_node_id", "_supported_levels", "levels", "checkpoints", "diverged",
 )  # fmt: skip
 
 

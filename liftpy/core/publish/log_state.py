@@ -437,7 +437,7 @@ def derived_state(
         stream: Settings of the stream.
         node: Settings of the node.
         now_ns: Returns the monotonic clock.
-        held: Memory limit of the node. None: it is set later.
+        node_memory: Memory limit of the node. None: it is set later.
     """
     window_ns = round(stream.dedup_window_s * NS_PER_S)
     # compaction keeps the records that this state needs

@@ -195,7 +195,7 @@ class CombinedFetches:
 
 
 def _still(fetches: tuple[IdleFetch, ...], waiting: Mapping[PartitionKey, IdleFetch]) -> tuple[IdleFetch, ...]:
-    """Return those of the ``fetches`` fetches that still wait. If all wait, return ``fetches`` itself.
+    """Return those of ``fetches`` that still wait. If all wait, return ``fetches`` itself.
 
     ``waiting``: partition -> its waiting fetch.
     """

@@ -137,7 +137,7 @@ def a_room() -> MemoryBudget:
 def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -> Any:
     link = SimpleNamespace(
         name="ingest", is_connected=True, unsent_bytes=41, stats={"reconnects": 42}, waiting_bytes=43,
-        cuts=SimpleNamespace(lost_messages=44, unknown=45),
+        disconnect_loss=SimpleNamespace(lost_messages=44, unknown=45),
     )  # fmt: skip
     image = SimpleNamespace(
         index=5, feature_level=1, controllers=ControllerList(), streams={"s": 1}, waiting=frozenset(),
@@ -193,6 +193,30 @@ def test_metrics_page_lists_the_rows_of_the_metrics_table() -> None:
 def test_metrics_page_lists_the_backup_metrics_with_their_descriptions() -> None:
     told = dict(re.findall(r"^\| `(backup_\w+)` \| ([^|]*) \|$", DOCS.read_text(), re.MULTILINE))
     assert {name: text.strip() for name, text in told.items()} == BACKUP_TABLE
+
+
+def test_pages_name_labels_as_the_exposition_has_them() -> None:
+    """Each ``liftpy_metric{label="value"}`` in a page, an alert or a dashboard."""
+    root = DOCS.parent.parent
+    pages = [
+        path for folder in ("docs", "deploy") for path in (root / folder).rglob("*") if path.suffix in (".md", ".yml", ".json")
+    ]
+    uses = [use for page in pages for use in re.findall(r'liftpy_(\w+)\{(\w+)=\\?"([^"\\]*)\\?"\}', page.read_text())]
+    assert len(uses) > 8
+    for name, label, value in uses:
+        base = re.sub("_(bucket|sum|count)$", "", name) if name not in TABLE else name
+        assert label in (*TABLE[base].labels, "le"), (name, label)
+        shown = Figures()
+        shown.each(name, [(value, 1)])
+        assert (value,) in shown.numbers[name], (name, value)
+
+
+def test_jetstream_page_names_the_counters_of_the_read_api() -> None:
+    root = DOCS.parent.parent
+    line = re.search(r"\*\*Counters\.\*\* ([^.]*)\.", (root / "docs" / "jetstream.md").read_text())
+    assert line is not None
+    code = (root / "sidecar" / "node" / "jetstream_api.py").read_text()
+    assert re.findall("`([^`]*)`", line[1]) == sorted(set(re.findall(r'counters\["(\w+)"\]', code)), key=line[1].index)
 
 
 def test_metrics_exposition_has_exactly_the_table_rows_with_their_labels() -> None:

@@ -70,7 +70,7 @@ class OverloadedParser(ParserBench):
         self.refused: list[tuple[int, list[bytes]]] = []
         self.doors = {sid: SwitchableRefuser(self.refused, sid) for sid in (1, 3)}
         for sid, door in self.doors.items():
-            self.parser.refuse_by(sid, door)
+            self.parser.set_rejector(sid, door)
         self.parser.pauses = True
 
 
@@ -84,7 +84,7 @@ def test_ingest_parser_in_overload_rejects_requests_of_one_subject_together() ->
     plain = [b"_INBOX.a.%d" % number for number in range(4)]
     assert made.refused == [(1, plain), (1, [b"_INBOX.e", b"_INBOX.f"]), (3, [b"_INBOX.b"]), (3, [b"_INBOX.c"])]
     assert made.got == [(b"any", b"_INBOX.d", b"a", b"")]
-    assert (made.parser.refused, made.parser.seen, made.counted) == (8, 9, (9, 25 + len(NEW)))
+    assert (made.parser.refused, made.parser.received, made.counted) == (8, 9, (9, 25 + len(NEW)))
 
 
 @each(
@@ -136,7 +136,7 @@ def test_ingest_parser_in_overload_rejects_requests_after_a_delivered_message(pa
     made.parser.pauses = pauses
     stream = ASKS * 2 + b"MSG ev 1 3\r\nabc\r\n" + ASKS * 3
     assert made.parser._messages(stream, 0) == len(stream)
-    assert (len(made.got), made.parser.refused, made.parser.seen) == (given, 6 - given, 6)
+    assert (len(made.got), made.parser.refused, made.parser.received) == (given, 6 - given, 6)
 
 
 def test_ingest_parser_in_overload_waits_for_the_rest_of_a_message() -> None:
@@ -151,8 +151,8 @@ def test_ingest_parser_in_overload_delivers_consecutive_envelopes_and_rejects_th
     made = OverloadedParser()
     enveloped = b"MSG ev 1 _INBOX.r %d\r\n%b\r\n" % (len(MAGIC), MAGIC)
     calls: list[int] = []
-    refuse = made.parser._refuse
-    made.parser._refuse = lambda buffer, position: (calls.append(position), refuse(buffer, position))[1]  # type: ignore[assignment, func-returns-value]
+    refuse = made.parser._reject_unread
+    made.parser._reject_unread = lambda buffer, position: (calls.append(position), refuse(buffer, position))[1]  # type: ignore[assignment, func-returns-value]
     stream = enveloped * 3 + b"MSG any 2 _INBOX.e %d\r\n%b\r\n" % (len(MAGIC), MAGIC) + ASKS + b"MSG ev 1 3\r\nabc\r\n"
     assert made.parser._messages(stream, 0) == len(stream)
     assert [payload for _, _, payload, _ in made.got] == [MAGIC] * 4 + [b"abc"]
@@ -219,7 +219,7 @@ async def test_ingest_parser_in_overload_handles_each_message_once_for_any_split
     assert made.got == [one for one in due if len(one) == 4]
     assert [(sid, reply) for sid, replies in made.refused for reply in replies] == [one for one in due if len(one) == 2]
     sizes = [len(payload) + len(block) for _, _, payload, block in frames]
-    assert (made.counted, made.parser.seen) == ((len(frames), sum(sizes)), len(frames))
+    assert (made.counted, made.parser.received) == ((len(frames), sum(sizes)), len(frames))
 
 
 async def test_ingest_connection_rejects_publishes_while_its_unread_bytes_are_too_old(
@@ -227,9 +227,9 @@ async def test_ingest_connection_rejects_publishes_while_its_unread_bytes_are_to
 ) -> None:
     bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
     bus = bench.bus
-    bus._room_of_node = room
+    bus._memory_budget = room
     bus.listen("two", lambda *_: None, refuser=(door := SwitchableRefuser([], 2)))
-    assert bus._parser._refusers == {b"2": door}
+    assert bus._parser._rejectors == {b"2": door}
     pieces = bench.parsing(each_ns=10 * MS)  # one in a turn
     bus._append(bytes(2 * PIECE_BYTES))
     await bus._process_some()
@@ -250,7 +250,7 @@ async def test_ingest_connection_rejects_publishes_while_its_unread_bytes_are_to
 async def test_ingest_connection_with_an_empty_buffer_accepts_publishes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last turn began late. A single message is then taken on arrival, without a turn."""
     bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
-    bench.bus._room_of_node = room
+    bench.bus._memory_budget = room
     bench.parsing()
     bench.bus._append(bytes(2))
     room.update_wait(2, 0, bench.now_ns)
@@ -258,7 +258,7 @@ async def test_ingest_connection_with_an_empty_buffer_accepts_publishes_again(mo
     await bench.bus._process_some()
     assert (room.is_late, bench.bus._parser.pauses, bench.bus.waiting_bytes) == (True, True, 0)
     bench.bus._arrived.set()
-    idle = asyncio.ensure_future(bench.bus._idle())
+    idle = asyncio.ensure_future(bench.bus._wait_for_data())
     await asyncio.sleep(0)
     assert (room.is_late, bench.bus._parser.pauses) == (False, False)
     idle.cancel()
@@ -269,7 +269,7 @@ async def test_ingest_connection_turn_parses_more_bytes_while_most_messages_are_
     waited_ms: int, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
-    bench.bus._room_of_node = room
+    bench.bus._memory_budget = room
     pieces = bench.parsing(each_ns=1)
     bench.bus._append(bytes(20 * PIECE_BYTES))
     room.update_wait(20 * PIECE_BYTES, 0, bench.now_ns)
