@@ -40,7 +40,7 @@ from sidecar.partition.replication import FetchClient, ReplicationHandler
 from sidecar.partition.services import PartitionServices
 from sidecar.runtime import clock
 from sidecar.runtime.logs import INFO_LOG_LIMIT, WarningLogRateLimit
-from sidecar.runtime.timers import Timer, Timers
+from sidecar.runtime.timers import EventTimer, Timer, Timers
 from sidecar.transport.liveness import Probes
 from sidecar.transport.notify import Notifications
 
@@ -273,7 +273,7 @@ class Executor(PartitionShell):
         self._t.replication.stop()
 
     def _timer(self, kind: events.Deadline) -> Timer:
-        return Timer(partial(self._t.feed, _REACHED[kind._name_]))
+        return EventTimer(self._t.feed, _REACHED[kind._name_])
 
     def set_deadline(self, effect: do.SetDeadline) -> None:
         name = effect.kind._name_  # an enum member's hash is a call into Python
