@@ -37,7 +37,7 @@ from sidecar.partition.quiescence import FetchCombiner
 from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.recovery import LogReplay
 from sidecar.partition.replication import FetchClient, ReplicationHandler
-from sidecar.partition.services import PartitionServices
+from sidecar.partition.services import NoServices, PartitionServices
 from sidecar.runtime import clock
 from sidecar.runtime.logs import INFO_LOG_LIMIT, WarningLogRateLimit
 from sidecar.runtime.timers import EventTimer, Timer, Timers
@@ -72,7 +72,7 @@ class Tools:
     probes: Probes
     reads: ReadSubjects
     proposals: Proposals
-    services: PartitionServices
+    services: PartitionServices | NoServices
     counters: Counter[str]
     feed: Callable[[events.Event], None]
     driver: ReplicaDriver
@@ -104,6 +104,10 @@ class Executor(PartitionShell):
 
     def execute(self, effect: Effect) -> None:
         self._do[type(effect)](self, effect)
+
+    def use_services(self, services: PartitionServices) -> None:
+        """Use ``services`` from now on, because the partition has its first service."""
+        self._t.services = services
 
     def act_by(self, acts: Acts) -> None:
         """Use the functions in ``acts`` to carry out their effects. This object carries out all other effects."""

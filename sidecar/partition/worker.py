@@ -55,7 +55,7 @@ from sidecar.partition.quiescence import FetchCombiner
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.recovery import LogReplay, RecoveredLogs
 from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationHandler
-from sidecar.partition.services import PartitionServices
+from sidecar.partition.services import NoServices, PartitionServices
 from sidecar.runtime import clock
 from sidecar.runtime.logs import INFO_LOG_LIMIT
 from sidecar.runtime.settings import NodeSettings
@@ -187,9 +187,17 @@ class PartitionWorker:
         self.fetches = FetchClient(node.router, node.subjects, key, node_id, self.feed, node.counters, node.instruments)
         self.flusher = self._flusher(node)
         self.states = StateCheckpoints(self.derived, log, key, node.settings.replication, self.flusher, node.pool)
-        self.services = self._services(node)
+        self.services: PartitionServices | NoServices = NoServices(self.feed)
         self.executor = self._executor(node)
         self._join_parts()
+
+    def open_services(self) -> PartitionServices:
+        """Return the services of this partition. The first message of a service creates the object."""
+        if isinstance(self.services, NoServices):
+            self.services = self._services(self._node)
+            self.services.touched = self.touched
+            self.executor.use_services(self.services)
+        return self.services
 
     def _services(self, node: NodeTools) -> PartitionServices:
         return PartitionServices(
@@ -213,7 +221,7 @@ class PartitionWorker:
     def _join_parts(self) -> None:
         self._driver.execute, self._driver.step_over = self.executor.execute, self.replication.step_over
         self.log.on_damage = self._restart_for_repair
-        for part in (self._driver, self.ingest.reader, self.standby, self.reads, self.replay, self.states, self.services):
+        for part in (self._driver, self.ingest.reader, self.standby, self.reads, self.replay, self.states):
             part.touched = self.touched
         self.replication.giver = self.states.giver
         self.fetches.taker = self.executor.taker = self.states.taker
@@ -225,6 +233,12 @@ class PartitionWorker:
     # Bound methods: a closure needs three times their memory, and a node has thousands of partitions.
     def _log_end_offset(self) -> int:
         return self.log.log_end_offset
+
+    def _high_watermark(self) -> int:
+        return self.replica.high_watermark
+
+    def _named_leader(self) -> tuple[str, int, int]:
+        return self.leader, self.leader_epoch, self.state.epoch if self.state is not None else 0
 
     def _may_refuse(self) -> bool:
         return self.replica.may_refuse_publishers(clock.now_ns())
@@ -323,8 +337,8 @@ class PartitionWorker:
             feed=self.feed,
             driver=self._driver,
             transfer_leadership=node.transfer_leadership,
-            high_watermark=lambda: self.replica.high_watermark,
-            leader=lambda: (self.leader, self.leader_epoch, self.state.epoch if self.state is not None else 0),
+            high_watermark=self._high_watermark,
+            leader=self._named_leader,
         )
 
     # ---- events -------------------------------------------------------------------------------------------------------
