@@ -87,6 +87,11 @@ class ReplicaDriver:
     ``fatal``: called with the exception after a bug. It stops the process.
     """
 
+    __slots__ = (
+        "__weakref__", "_fatal", "_held", "_queue", "_running", "_stopped", "execute", "key", "recent_steps", "replica",
+        "step_over", "touched",
+    )  # fmt: skip
+
     def __init__(self, key: PartitionKey, replica: Replica, fatal: Callable[[Exception], None]) -> None:
         self.key = key
         self.replica: DrivenReplica = replica

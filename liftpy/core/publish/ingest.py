@@ -163,6 +163,12 @@ class Ingest:
     or ``drop``.
     """
 
+    __slots__ = (
+        "_acks", "_again_count", "_backlog", "_config", "_derived", "_drain_scheduled", "_feed", "_left", "_listener",
+        "_log_end_offset", "_may", "_next_token", "_pending_ids", "_raw", "_raw_bytes", "_registry", "_shell", "_subject",
+        "_takes", "_tokens", "_unanswered", "counters", "heard", "reader", "wall_ns",
+    )  # fmt: skip
+
     def __init__(
         self,
         *,

@@ -123,6 +123,8 @@ class ReplicaSource:
     partition's data subject.
     """
 
+    __slots__ = ("_failed", "_is_heard", "_replica", "log")
+
     def __init__(self, replica: Replica, log: Log, *, failed: Callable[[], bool], is_heard: Callable[[], bool]) -> None:
         self.log = log
         self._replica = replica
