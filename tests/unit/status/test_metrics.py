@@ -46,8 +46,8 @@ from sidecar.quorum.transport import DIVERGENCES
 from sidecar.runtime import clock
 from sidecar.status import figures as figures_module
 from sidecar.status.figures import BoundedLabels, Figures, MonotonicCounter, NodeFigures
-from sidecar.status.metric_names import COUNTER, HISTOGRAM, INCIDENTS, MOST_VALUES, TABLE
-from sidecar.status.metrics import MOST_SERIES_OF_A_STREAM, by_partition, exposition
+from sidecar.status.metric_names import COUNTER, HISTOGRAM, INCIDENTS, MOST_SERIES_OF_A_STREAM, MOST_VALUES, TABLE
+from sidecar.status.metrics import by_partition, exposition
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
 MOST_SERIES = 510

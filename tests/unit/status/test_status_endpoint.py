@@ -150,7 +150,8 @@ def test_status_report_of_a_node_without_coordinators_has_no_groups_and_no_waiti
     assert reporter.read_budget.used_bytes == 0
     assert reporter.group_lags() == {}
     rows, lags = [{"group": "bills"}], SimpleNamespace(of={"bills": 7}, by_group={"bills": 7})
-    leading = a_reporter(tmp_path, coordinators=SimpleNamespace(group_rows=lambda: iter(rows), lags=lags))
+    running = SimpleNamespace(group_rows=lambda: iter(rows), lags=lags)
+    leading = a_reporter(tmp_path, coordinators=SimpleNamespace(running=running))
     assert ([*leading.group_rows()], leading.group_lags(), leading.lags_by_group()) == (rows, lags.of, lags.by_group)
 
 
@@ -493,10 +494,13 @@ async def test_status_http_page_at_its_connection_limit_closes_silent_connection
         (b"GET /status?count=0 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
     ],
 )
-def test_status_http_page_accepts_only_loopback_and_configured_hostnames(
+async def test_status_http_page_accepts_only_loopback_and_configured_hostnames(
     request_text: bytes, status: int, tmp_path: Path
 ) -> None:
     made = StatusHandler(NodeSettings("n1", tmp_path, dashboard_hostnames=("page.example",)))
     made.listen(Bus(), Subjects("ns"), ())  # type: ignore[arg-type]
     made.reporter = Paged()  # type: ignore[assignment]
-    assert int(made._respond(request_text).split()[1]) == status
+    answer = made._respond(request_text)
+    answer = answer if isinstance(answer, bytes) else await answer
+    assert isinstance(answer, bytes)
+    assert int(answer.split()[1]) == status
