@@ -3,54 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from sidecar.quorum.pre_vote import PreVote, may_grant
-from tests.each import each
 from tests.unit.quorum.raft_network import OurNet, our_net
-
-WOULD: dict[str, Any] = {
-    "leads": False, "quiet_s": 0.4, "quiet_needed_s": 0.4, "turn_is_late": False, "own": (3, 7), "asker": (3, 7),
-}  # fmt: skip
-
-
-@each(
-    ("otherwise", "granted"),
-    [
-        ({}, True),
-        ({"leads": True}, False),
-        ({"quiet_s": 0.39}, False),
-        ({"turn_is_late": True}, False),
-        ({"asker": (3, 8)}, True),
-        ({"asker": (3, 6)}, False),
-        ({"asker": (4, 1)}, True),
-        ({"asker": (2, 9)}, False),
-    ],
-)
-def test_raft_pre_vote_is_granted_in_the_same_cases_as_a_vote(otherwise: dict[str, Any], granted: bool) -> None:
-    assert may_grant(**{**WOULD, **otherwise}) is granted
-
-
-@pytest.mark.parametrize(("members", "needed"), [(2, 1), (3, 1), (4, 2), (5, 2)])
-def test_raft_pre_vote_is_won_with_a_majority_including_the_requesting_controller(members: int, needed: int) -> None:
-    votes = PreVote(members)
-    votes.record_grant("early")
-    assert not votes.won
-    votes.begin()
-    for number in range(needed):
-        assert not votes.won
-        votes.record_grant("the same")
-        votes.record_grant(f"n{number}") if number else None
-    assert votes.won
-    votes.begin()
-    assert not votes.won, "what was granted before counts no more"
-    votes.record_grant("n1")
-    votes.record_grant("n2")
-    votes.end()
-    votes.record_grant("n3")
-    assert not votes.won
 
 
 def terms(net: OurNet) -> set[int]:
