@@ -16,7 +16,7 @@ from liftpy.core.metadata.describe import ClusterPages, describe
 from liftpy.core.metadata.feature_range import DEFAULT_LEVELS, NO_LEVEL, LevelRange
 from liftpy.core.metadata.features import (
     FEATURES,
-    SPOKEN,
+    SUPPORTED_LEVELS,
     UNSUPPORTED,
     Feature,
     feature_level_rejection,
@@ -32,7 +32,7 @@ from liftpy.errors import IncompatibleVersionError, UnknownFormatError
 from tests.born import BOTH, TIMES, born_fsm, born_image
 from tests.born import NEXT as NEXT_FEATURE
 
-NOW, NEXT = SPOKEN.most, NEXT_FEATURE.level
+NOW, NEXT = SUPPORTED_LEVELS.most, NEXT_FEATURE.level
 USED = replace(
     NEXT_FEATURE,
     in_use=lambda image: sorted(image.streams),

@@ -56,7 +56,7 @@ def a_member(**log: Any) -> tuple[Any, list[Any]]:
     made._orders = part("orders", close=lambda: closed("orders"))
     made._outgoing = part("outgoing", counters=Counter({"not sent: x": 5}))
     made._connection, made._forwarder = part("connection", max_payload=77), part("forwarder", counters=Counter({"answers": 8}))
-    made._listener, made._asking = part("listener"), None
+    made._listener, made._lookup_task = part("listener"), None
     return made, calls
 
 

@@ -15,7 +15,6 @@ from liftpy.core.publish.memory_budget import (
     LEAST_WAIT_MS,
     MemoryBudget,
     NodePublishMemory,
-    PartitionMemoryBudget,
 )
 from liftpy.core.publish.ports import can_be_rejected_unread
 from liftpy.core.wire._pb import client_pb2
@@ -90,7 +89,7 @@ class OverloadedParser(ParserBench):
         self.refused: list[tuple[int, list[bytes]]] = []
         self.doors = {sid: SwitchableRefuser(self.refused, sid) for sid in (1, 3)}
         for sid, door in self.doors.items():
-            self.parser.refuse_by(sid, door)
+            self.parser.set_rejector(sid, door)
         self.parser.pauses = True
 
 
@@ -104,7 +103,7 @@ def test_ingest_parser_in_overload_rejects_requests_of_one_subject_together() ->
     plain = [b"_INBOX.a.%d" % number for number in range(4)]
     assert made.refused == [(1, plain), (1, [b"_INBOX.e", b"_INBOX.f"]), (3, [b"_INBOX.b"]), (3, [b"_INBOX.c"])]
     assert made.got == [(b"any", b"_INBOX.d", b"a", b"")]
-    assert (made.parser.refused, made.parser.seen, made.counted) == (8, 9, (9, 25 + len(NEW)))
+    assert (made.parser.refused, made.parser.received, made.counted) == (8, 9, (9, 25 + len(NEW)))
 
 
 @each(
@@ -183,20 +182,16 @@ async def test_ingest_parser_in_overload_handles_each_message_once_for_any_split
     assert made.got == [one for one in due if len(one) == 4]
     assert [(sid, reply) for sid, replies in made.refused for reply in replies] == [one for one in due if len(one) == 2]
     sizes = [len(payload) + len(block) for _, _, payload, block in frames]
-    assert (made.counted, made.parser.seen) == ((len(frames), sum(sizes)), len(frames))
+    assert (made.counted, made.parser.received) == ((len(frames), sum(sizes)), len(frames))
 
 
 # ---- who is refused ----------------------------------------------------------------------------------------------------------
 class OverloadedIngest(Bench):
     """An ``Ingest`` whose node may be late."""
 
-    def __init__(self, own_bytes: int = 1 << 20) -> None:
-        super().__init__()
-        self.node = MemoryBudget(100)
-        self.may(room=PartitionMemoryBudget(self.node, own_bytes, lambda: 0))
-
-    def may(self, **changed: Any) -> None:
-        self.ingest._may = self.ingest._may._replace(**changed)
+    def __init__(self, late_s: float = 0.0) -> None:
+        self.node = MemoryBudget(100, late_s)
+        super().__init__(memory=self.node)
 
 
 def _is_late(bench: OverloadedIngest) -> None:
@@ -232,19 +227,17 @@ def test_overload_rejects_publishes_while_the_queue_delay_is_above_its_limit_or_
     assert not door.refuses()
     why(bench)
     assert door.refuses()
-    bench.may(refuse_for_now=lambda: False)
+    bench.replica.has_standby = True
     assert not door.refuses(), "somebody else may store it"
-    bench.may(refuse_for_now=lambda: True)
+    bench.replica.has_standby = False
     bench.ingest.reader._policy = AckPolicy.NONE
     assert not door.refuses(), "nobody is answered here: nobody waits"
 
 
 def test_overload_with_acks_above_the_delay_limit_rejects_publishes_even_without_memory_pressure() -> None:
     """At the start of a flood the queue is before the commit, and few bytes wait unread."""
-    bench = OverloadedIngest()
+    bench = OverloadedIngest(late_s=1.0)
     door = bench.ingest
-    bench.node = MemoryBudget(100, late_s=1.0)
-    bench.may(room=PartitionMemoryBudget(bench.node, 1 << 20, lambda: 0))
     seen = []
     for step in range(100):
         at_ms = 7000 + 50 * step
@@ -274,11 +267,11 @@ def test_overload_rejection_has_a_retry_delay_and_is_sent_only_to_inboxes() -> N
 
 
 def test_overload_rejection_without_a_lease_is_sent_when_the_lease_returns() -> None:
-    bench, said = OverloadedIngest(), [False]
-    bench.may(refuse=lambda: said[0], refuse_for_now=lambda: said[0])
+    bench = OverloadedIngest()
+    bench.replica.may_refuse = False
     bench.ingest.refuse([b"_INBOX.1"])
     assert bench.lines == []
-    said[0] = True
+    bench.replica.may_refuse = True
     bench.ingest.settle()
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1"]
 

@@ -214,8 +214,8 @@ async def test_ingest_parser_counts_dropped_messages_and_bytes() -> None:
     taken: list[bytes] = []
     parser = IngestParser(connection, {b"1": lambda s, r, payload, h: taken.append(payload)})
     parser.expect(1, "ev")
-    parser.leaving_out = True
+    parser.drops_unread = True
     await parser.parse(message(b"12345") * 3 + message(b"", headers=b"NATS/1.0\r\n\r\n") + message(b"want", b"_INBOX.a"))
     assert taken == [b"want"]
-    assert parser.left_out == 4
+    assert parser.dropped_unread == 4
     assert connection.stats == {"in_msgs": 4, "in_bytes": 3 * 5 + 12}
