@@ -33,16 +33,6 @@ def test_controller_partitioned_only_from_the_leader_triggers_no_election(tmp_pa
             assert net.run(lambda name=name, value=value: value in net.values(name))
 
 
-def test_raft_leader_that_dies_is_replaced_within_one_term(tmp_path: Path) -> None:
-    with our_net(tmp_path) as net:
-        lead, *others = net.elected()
-        (before,) = terms(net)
-        net.crash(lead)
-        assert net.run(net.leaders, 3.0)
-        assert net.run(lambda: terms(net) == {before + 1}, 1.0)
-        assert net.leaders()[0] in others
-
-
 def test_raft_group_after_a_member_with_a_higher_term_returns_has_one_leader(tmp_path: Path) -> None:
     """A power cut removed the votes of the member and kept its term."""
     with our_net(tmp_path) as net:
@@ -76,22 +66,6 @@ def test_controller_with_the_longer_log_wins_despite_a_lower_term(tmp_path: Path
 
 def due_at(net: OurNet, name: str, moment: float) -> None:
     net.up[name].core._SyncObj__raftElectionDeadline = moment
-
-
-def test_controller_that_granted_a_pre_vote_postpones_its_own_election(tmp_path: Path) -> None:
-    with our_net(tmp_path) as net:
-        lead, near, far = net.elected()
-        (before,) = terms(net)
-        net.crash(lead)
-        net.run(lambda: False, 0.45)
-        due_at(net, near, net.now)
-        due_at(net, far, net.now + 1e9)
-        assert net.run(lambda: net.up[near].core.pre_vote.asks)
-        due_at(net, far, net.now)
-        net.step()  # the question is there, and the own election is due
-        assert not net.up[far].core.pre_vote.asks
-        assert net.run(lambda: net.leaders() == [near], 1.0)
-        assert net.run(lambda: terms(net) == {before + 1}, 1.0)
 
 
 def test_raft_pre_vote_round_ends_when_a_leader_sends_append_entries(tmp_path: Path) -> None:
