@@ -499,7 +499,7 @@ async def test_queue_take_that_is_cancelled_loses_no_records(client: Client) -> 
     await fill(client, 3)
     async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=600)) as queue:
         taking = asyncio.create_task(queue.take(3))
-        while queue._coming is None:
+        while queue._fetch_task is None:
             await asyncio.sleep(0)
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):
