@@ -47,10 +47,9 @@ def workers_of(world: World) -> dict[Place, list[PartitionWorker]]:
     """Return all running replicas."""
     found: dict[Place, list[PartitionWorker]] = {}
     for node in world.nodes:
-        program = node.node
-        if program is not None and program.partitions is not None:
-            for worker in sorted(program.partitions, key=lambda one: (one.key.stream, one.key.partition)):
-                found.setdefault((worker.key.stream, worker.key.partition), []).append(worker)
+        replicas = [replica for program in node.programs if program.partitions is not None for replica in program.partitions]
+        for worker in sorted(replicas, key=lambda one: (one.key.stream, one.key.partition)):
+            found.setdefault((worker.key.stream, worker.key.partition), []).append(worker)
     return found
 
 

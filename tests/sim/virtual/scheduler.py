@@ -78,6 +78,22 @@ class Process:
         self.program: Any = None
         """Program that runs in the process, for the checks."""
         self.host = name
+        self.children: list[Process] = []
+        """Worker processes that it has started."""
+        scheduler.processes[self.pid] = self
+
+    def fork(self, name: str) -> Process:
+        """Return a child process on the same host, with its disk and its clock."""
+        child = Process(self.scheduler, name, rate=self.rate, wall_offset_ns=self.wall_offset_ns)
+        child.base_ns, child.base_at_ns, child.suspended_ns = self.base_ns, self.base_at_ns, self.suspended_ns
+        child.host, child.disk = self.host, self.disk
+        self.children.append(child)
+        return child
+
+    @property
+    def running(self) -> list[Process]:
+        """The process and its children, as far as they are alive."""
+        return [one for one in (self, *self.children) if one.is_alive]
 
     # ---- its clock -------------------------------------------------------------------------------------------------------
     def local_ns(self, at_ns: int | None = None) -> int:
@@ -152,6 +168,8 @@ class Scheduler:
         """Process that runs now."""
         self.graveyard: list[Any] = []
         """Suspended coroutines of ended processes. Collecting them would run their ``finally`` blocks."""
+        self.processes: dict[int, Process] = {}
+        """Process id -> process, also of ended ones."""
         self.counters: Counter[str] = Counter()
         self.violations: list[str] = []
         self.network: Any = None

@@ -50,6 +50,7 @@ class Outcome:
     turns: int
     counters: Counter[str] = field(default_factory=Counter)
     lines: list[str] | None = None
+    reached: dict[str, list[int]] = field(default_factory=dict)
 
 
 _FOLDER_DESCRIPTOR = 500
@@ -122,6 +123,7 @@ class World:
             nats=urls[turn:] + urls[:turn],
             controllers=controllers,
             memory_limit_bytes=256 * 1024 * 1024,
+            workers=self.profile.workers[0] if len(self.profile.workers) == 1 else self.random.choice(self.profile.workers),
             jetstream_api="hub",
             credentials=Credentials(user="node", password=_PASSWORD) if self.has_users else Credentials(),
             replication=ReplicationConfig(**{"events_stream": self.has_events_stream, **self.profile.replication}),
