@@ -125,7 +125,14 @@ def _gethostname() -> str:
     return _real_gethostname() if process is None else process.host
 
 
-class _Datetime(datetime.datetime):
+class _IsDatetime(type):
+    """Type of ``_Datetime``: each datetime is one of its instances."""
+
+    def __instancecheck__(cls, one: object) -> bool:
+        return isinstance(one, _real_datetime)
+
+
+class _Datetime(_real_datetime, metaclass=_IsDatetime):
     """A datetime whose clock is that of the simulated process."""
 
     @classmethod
@@ -156,7 +163,6 @@ def install() -> None:
     os.getpid = _getpid
     os.kill = _kill
     socket.gethostname = _gethostname
-    datetime.datetime = _Datetime  # type: ignore[misc]
     os._exit = _exit  # type: ignore[assignment]
     threading.Thread = threads.VirtualThread  # type: ignore[misc]
     threading.Timer = _timer  # type: ignore[misc, assignment]
@@ -177,6 +183,10 @@ def adapt() -> None:
     import sidecar.runtime.memory
 
     _adapt_workers()
+    _adapt_ingest()
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] in ("liftpy", "sidecar") and getattr(module, "datetime", None) is _real_datetime:
+            setattr(module, "datetime", _Datetime)  # noqa: B010
     sidecar.disk.flush_thread.FlushThread.run = _flush_runner  # type: ignore[method-assign]
     sidecar.disk.files.open_count = lambda: 64
     setattr(sidecar.node.node, "retain_freed_memory", lambda *_: None)  # noqa: B010  # it is no export of that module
@@ -205,7 +215,15 @@ def _adapt_workers() -> None:
     setattr(worker, "retain_freed_memory", lambda: None)  # noqa: B010
     setattr(worker, "make_collections_rare", lambda: None)  # noqa: B010
     setattr(channel, "queue", SimpleNamespace(SimpleQueue=child_process.ThreadQueue))  # noqa: B010
-    channel.Channel.finish = child_process.finish_channel  # type: ignore[method-assign]
+    channel.Channel.finish = child_process.finish_channel  # type: ignore[assignment, method-assign]
+
+
+def _adapt_ingest() -> None:
+    """Let the thread that reads a burst read a simulated connection."""
+    from sidecar.transport import ingest_connection
+    from tests.sim.virtual import ingest_thread
+
+    ingest_thread.adapt(ingest_connection)
 
 
 def _flush_runner(self: Any, work: Callable[[], int], within_s: float) -> Any:

@@ -149,6 +149,8 @@ class Connection:
         if process.paused_until_ns > self.network.scheduler.now_ns:
             self.network.scheduler.after(process.paused_until_ns - self.network.scheduler.now_ns, self.down.kick)
             return False
+        if transport.reader is not None:
+            return bool(transport.reader.arrived(data))
         if not transport.reading:
             return False
         transport.deliver(data)
@@ -187,6 +189,10 @@ class VirtualTransport(asyncio.Transport):
         self._lost = False
         self._writing_paused = False
         self._high_bytes = HIGH_WATER_BYTES
+        self.reader: Any = None
+        """Thread's socket that reads in place of the loop."""
+        self._unseen_end: tuple[Exception | None] | None = None
+        """End of the connection that a loop that does not read has not seen yet."""
         connection.transport = self
         connection.up.on_room = self._room
 
@@ -201,7 +207,11 @@ class VirtualTransport(asyncio.Transport):
 
     def ended(self, error: Exception | None) -> None:
         """The other side has closed, or the network has."""
-        self._loop.call_soon(self._end, error)
+        if self.reader is not None:
+            self._unseen_end = (error,)
+            self.reader.ended()
+        else:
+            self._loop.call_soon(self._end, error)
 
     def _end(self, error: Exception | None) -> None:
         if self._lost or self._closing:
@@ -223,6 +233,13 @@ class VirtualTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         """Resume deliveries."""
         self.reading = True
+        if self._unseen_end is not None:
+            self._loop.call_soon(self._end, self._unseen_end[0])
+            self._unseen_end = None
+        self._connection.down.kick()
+
+    def kick(self) -> None:
+        """Deliver what waits, as there may be room."""
         self._connection.down.kick()
 
     def is_reading(self) -> bool:
@@ -296,8 +313,10 @@ class VirtualTransport(asyncio.Transport):
         self._protocol = protocol
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return the default: there is no socket."""
-        return default
+        """Return the socket, for a thread that reads it."""
+        from tests.sim.virtual.ingest_thread import descriptor_of
+
+        return descriptor_of(self) if name == "socket" else default
 
 
 class Network:

@@ -100,6 +100,8 @@ class NodeProcess:
         self.rate = 1.0
         self.wall_offset_ns = 0
         self.exits: list[int] = []
+        self.passwords: tuple[str, ...] = ()
+        """Passwords of which the NATS servers accept each. (): they ask for none."""
 
     @property
     def is_up(self) -> bool:
@@ -203,11 +205,14 @@ class NodeProcess:
         """Change the settings file and send SIGHUP. A wrong file changes nothing."""
         self.file.error = draw.choice(("", "", "", "scrub_bytes_per_s = 'x' is no number"))
         if not self.file.error:
-            changed = {
+            changed: dict[str, Any] = {
                 "scrub_bytes_per_s": draw.choice((0, 10_000, 1 << 20)),
+                "metrics_streams": draw.choice(((), ("orders",), ("moved", "bills"))),
                 "replication.copy_bytes_per_s": draw.choice((1 << 20, 32 << 20)),
                 "replication.preferred_leader_interval_s": draw.choice((0.0, 5.0, 300.0)),
             }
+            if self.passwords:
+                changed["credentials.password"] = draw.choice(self.passwords)
             self.file.settings = with_values(self.file.settings, changed)
         self.reload()
 

@@ -24,6 +24,10 @@ class Profile:
     groups: bool = False
     workers: tuple[int, ...] = (1,)
     """Numbers of processes of a node, of which one is drawn for each node."""
+    operations: bool = False
+    """True if the cluster has more kinds of streams, and operators change them."""
+    small_limits: bool = False
+    """True if limits of memory, snapshots and checkpoints may be so small that a history reaches them."""
     changes_controllers: bool = False
     """True if the operator adds and removes controllers."""
 
@@ -42,6 +46,7 @@ PROFILES = {
         Profile("kills", faults=_PROCESS),
         Profile("network", faults=_NETWORK),
         Profile("workers", workers=(2,), faults=(*_WORKERS, "kill", "power-cut", "cut", "reload")),
+        Profile("operations", nodes=4, operations=True, small_limits=True, faults=("kill", "cut", "pause", "terminate")),
         Profile("disk", faults=(*_DISK, "kill")),
         Profile("clocks", faults=(*_CLOCK, "kill")),
         Profile("groups", faults=("kill", "cut", "pause"), groups=True),
@@ -52,6 +57,8 @@ PROFILES = {
             workers=(1, 1, 2),
             faults=(*_NETWORK, *_PROCESS, *_WORKERS, *_DISK, *_CLOCK, "bit-flip", "empty"),
             groups=True,
+            operations=True,
+            small_limits=True,
             changes_controllers=True,
         ),
     )

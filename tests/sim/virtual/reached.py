@@ -9,6 +9,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from tests.sim.virtual import scheduler
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -25,6 +27,7 @@ class Reached:
     def start(self) -> None:
         """Trace all further calls, in all threads."""
         threading.settrace(self._called)
+        scheduler.Scheduler.limits_cpu = False
         sys.settrace(self._called)
 
     def _called(self, frame: FrameType, event: str, _: Any) -> Any:
