@@ -35,9 +35,12 @@ _QUESTIONS: tuple[tuple[str, Any], ...] = (
     ("history", {"step": 1}),
     ("metrics", {}),
     ("settings", {}),
+    ("events", {"after": [0, 0], "since_ns": 0, "count": 50}),
     ("node_events", {"after": -1, "since_ns": 0}),
 )
 """Kind and content of the questions of a status page."""
+_OF_CONTROLLERS = "events"
+"""Kind of the question that a node answers only while it is a controller."""
 
 
 class Operations:
@@ -117,7 +120,7 @@ class Operations:
         actions = (
             self._move, self._move, self._transfer, self._transfer, self._add_partition, self._truncate, self._purge, self._alter,
             self._set_node, self._ask_page, self._ask_page, self._ask_events, self._reload, self._find, self._read_as_jetstream,
-            self._limits,
+            self._limits, self._remove_data, self._change_log_level,
         )  # fmt: skip
         action = draw.choice(actions)
         await self.model.call(action.__name__.strip("_").replace("_", " "), action(client, draw))
@@ -205,6 +208,19 @@ class Operations:
 
     async def _reload(self, client: Client, draw: random.Random) -> None:
         await client.admin.reload_settings(self._node(draw))
+
+    async def _remove_data(self, client: Client, draw: random.Random) -> None:
+        """Remove the data of streams that were deleted while a node was down, and ask for the removal of a stream that exists."""
+        node = self._node(draw)
+        unknown = (await client.admin.node_health(node)).get("unknown_streams") or []
+        if unknown:
+            await client.admin.remove_data(node, list(unknown)[:10])
+        stream = await client.admin.stream(MOVED[0])
+        await client.admin.remove_data(node, [f"{stream.name}-{stream.uid}"])
+
+    async def _change_log_level(self, client: Client, draw: random.Random) -> None:
+        """Change the log level to the one that it has."""
+        await client.admin.node_log_level(self._node(draw), "info", for_s=1)
 
     async def _find(self, client: Client, draw: random.Random) -> None:
         """Read one key forwards and backwards: the newest is the last of the others."""
@@ -299,7 +315,7 @@ class Operations:
             except LiftError as error:
                 wrong = repr(error)
             else:
-                wrong = "" if answer.get(kind) is not None else str(answer)[:200]
+                wrong = "" if answer.get(kind) is not None or kind == _OF_CONTROLLERS else str(answer)[:200]
                 if not wrong and kind == "partitions":
                     wrong = self._wrong_rows(node, content, answer[kind])
             if not wrong:

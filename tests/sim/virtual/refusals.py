@@ -67,8 +67,7 @@ class Refusals:
         if ack is not None:
             self.model.acknowledge(_PLACE, ack.offset, value, AckPolicy.ALL)
         elif reason:
-            if reason != "QUOTA":  # seed 180207: an earlier attempt may be stored, and the client does not say so yet
-                self.model.rejected.setdefault(_PLACE, set()).add(value)
+            self.model.rejected.setdefault(_PLACE, set()).add(value)
             self.model.answers[f"{what}: {reason}"] += 1
         return ack or reason or None
 

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable
 
 from liftpy.config import StreamConfig
+from liftpy.core.base.partition import PartitionStatus
 from tests.sim.virtual.attacks import attack, probe
 from tests.sim.virtual.backups import Backups
-from tests.sim.virtual.checks import MessageRules, check_logs, unsettled
+from tests.sim.virtual.checks import MessageRules, check_logs, unsettled, workers_of
 from tests.sim.virtual.faults import Faults
 from tests.sim.virtual.group_workload import Groups, hostile_member
-from tests.sim.virtual.operations import Operations
+from tests.sim.virtual.operations import KEYED, MOVED, PLAIN, Operations
 from tests.sim.virtual.refusals import LIMITED, LIMITED_SUBJECT, Refusals, create_limited
 from tests.sim.virtual.reports import check_reports
 from tests.sim.virtual.workload import Clients, Model
@@ -20,6 +21,8 @@ from tests.sim.virtual.world import World
 _START_S = 60.0
 _SETTLE_S = 120.0
 _ENDING_S = 90.0
+_ELECTION_S = 5.0
+"""Time for the elections after a restart, in seconds. Then a partition without a leader waits for an operator."""
 _QUIET_S = 3.0
 _QUIET_MESSAGES_PER_S = 400
 
@@ -48,7 +51,8 @@ async def tell(world: World) -> None:
         operations.start()
         backups.start()
     Refusals(world, model, clients).start()
-    world.run_in(world.client_process("stranger"), lambda: attack(world, rules, streams, lambda: clients.stopping))
+    of_clients = [*everything, KEYED, MOVED, PLAIN]
+    world.run_in(world.client_process("stranger"), lambda: attack(world, rules, of_clients, lambda: clients.stopping))
     groups = Groups(world, model, clients)
     if world.profile.groups:
         groups.start()
@@ -64,6 +68,7 @@ async def tell(world: World) -> None:
     for node in world.nodes:
         node.file.error = ""
         node.reload()
+    await _elect_waiting(world, model)
     why = ""
 
     def settled() -> bool:
@@ -93,6 +98,25 @@ async def tell(world: World) -> None:
     await probe(world)
     for what, count in sorted(model.answers.items()):
         world.scheduler.counters[what] += count
+
+
+async def _elect_waiting(world: World, model: Model) -> None:
+    """Elect a leader for each partition that waits for an operator, as docs/runbooks/partitions-offline.md says.
+
+    If a node finds damage in one log, it counts all its logs as incomplete. A partition with this node as only member of the ISR
+    then waits.
+    """
+    damaged = {node.name for node in world.nodes if node.disk.is_damaged}
+    if not damaged or not await world.until("all nodes are ready again", lambda: all(n.is_ready for n in world.nodes), _START_S):
+        return
+    await asyncio.sleep(_ELECTION_S)
+    async with world.connect() as client:
+        for (stream, partition), workers in workers_of(world).items():
+            state = max((one.state for one in workers if one.state is not None), key=lambda one: one.epoch, default=None)
+            if state is not None and state.status is PartitionStatus.OFFLINE and damaged.issuperset(state.isr):
+                await client.admin.elect_leader(stream, partition, state.isr[0], unclean=True)
+                model.may_lose = True
+                model.answers["an operator elected a leader"] += 1
 
 
 async def _settles(world: World, settled: Callable[[], bool], why: Callable[[], str]) -> bool:
