@@ -177,11 +177,13 @@ def adapt() -> None:
     """Adapt imported modules that block their event loop on a thread."""
     import pysyncobj.node
 
+    import liftpy.client.closest_replica
     import sidecar.disk.files
     import sidecar.disk.flush_thread
     import sidecar.node.node
     import sidecar.runtime.memory
 
+    setattr(liftpy.client.closest_replica, "_BOOT_ID", SimpleNamespace(read_text=lambda **_: "boot"))  # noqa: B010
     _adapt_workers()
     _adapt_ingest()
     for name, module in list(sys.modules.items()):

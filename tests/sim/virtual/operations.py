@@ -265,6 +265,10 @@ class Operations:
         async with self.world.connect() as client:
             await self._check_keys(client)
             await self._check_answers(client)
+            for controller in await client.admin.controller_ids():
+                answer = await client.admin.cluster_events(controller, (0, 0), timeout_s=10.0)
+                if not isinstance(answer.get("events"), list):
+                    self.world.scheduler.violated(f"{controller} answers a question for events with {answer}")
 
     async def _check_keys(self, client: Client) -> None:
         loop = asyncio.get_running_loop()

@@ -84,6 +84,8 @@ async def tell(world: World) -> None:
     world.scheduler.counters["messages per s when quiet, sum"] += int(per_s)
     if per_s > _QUIET_MESSAGES_PER_S:
         world.scheduler.violated(f"{per_s:.0f} messages per s in a quiet cluster")
+    if readers := [one.process.name for one in world.network.connections if one.transport is not None and one.transport.reader]:
+        world.scheduler.violated(f"threads of {readers} still read a burst in a quiet cluster")
     committed = check_logs(world, model, everything)
     if world.profile.groups and not model.may_lose:
         await groups.finish(committed)
