@@ -80,7 +80,7 @@ class Proposals:
         """Report to the metadata group that a leader is unreachable. There is no answer, because the replica repeats the report."""
         if effect.leader_lacks:
             logger.error(
-                "leader lacks committed records partition=%s leader=%s committed_end=%d",
+                "leader lacks committed records partition=%s leader=%s hw=%d",
                 key,
                 effect.leader,
                 effect.high_watermark,
@@ -91,7 +91,7 @@ class Proposals:
         logger.warning("replica removed from the ISR partition=%s reason=%s", key, effect.reason)
         self._ask(key, self._request(key, effect))
 
-    def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership | do.StepAside) -> None:
+    def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership | do.TransferLeadership) -> None:
         logger.warning("leadership given up partition=%s reason=%s", key, effect.reason)
         self._ask(key, self._request(key, effect))
 

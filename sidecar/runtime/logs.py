@@ -72,7 +72,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.partition", "log recovered partition=%s report=%s"): "log.recovered",
     ("liftpy.partition", "retention failed partition=%s error=%s: retrying"): "log.retention_failed",
     ("liftpy.node", "log suspect log=%s reason=%s rewritten_bytes=%d: these bytes"): "log.suspect",
-    ("liftpy.membership", "leaderships transferred result=%s"): "node.transferring_leaderships",
+    ("liftpy.membership", "transferring leaderships result=%s"): "node.transferring_leaderships",
     ("liftpy.membership", "heartbeat not answered reason=%s: retrying"): "node.heartbeat_unanswered",
     ("liftpy.membership", "session times in the settings differ from those of the clust"): "node.session_times_differ",
     ("liftpy.membership", "leaderships not transferred reason=%s: stopping without a tr"): "node.leaderships_not_transferred",
@@ -132,13 +132,13 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.ingest", "publishes lost with a connection, number not known at_least="): "publish.lost_unknown",
     ("liftpy.proposals", "leadership given up partition=%s reason=%s"): "replica.transfer_requested",
     ("liftpy.replica", "standby buffer replayed partition=%s to_append=%d already_in"): "replica.standby_takeover",
-    ("liftpy.proposals", "leader lacks committed records partition=%s leader=%s commit"): "replica.leader_lacks_records",
+    ("liftpy.proposals", "leader lacks committed records partition=%s leader=%s hw=%d"): "replica.leader_lacks_records",
     ("liftpy.replica", "log discarded partition=%s: fetching it again from=%d"): "replica.log_reset",
     ("liftpy.replica", "log truncated partition=%s log_end=%d"): "replica.log_truncated",
     ("liftpy.replica", "truncation delayed partition=%s: waiting for the running flu"): "replica.truncation_waiting",
     ("liftpy.proposals", "proposal rejected partition=%s request=%s reason=%s"): "replica.proposal_rejected",
     ("liftpy.replica", "replica role changed partition=%s role=%s phase=%s epoch=%d"): "replica.role_changed",
-    ("liftpy.replica", "replica fetched damaged bytes partition=%s from=%s offset=%d"): "replica.served_wrong_bytes",
+    ("liftpy.replica", "replica fetched damaged bytes partition=%s replica=%s offset"): "replica.served_wrong_bytes",
     ("liftpy.driver", "replica step partition=%s event=%s effects=%s"): "replica.step",
     ("liftpy.driver", "replica stopped partition=%s error=%s\n%s"): "replica.stopped",
     ("liftpy.replica", "storage failed partition=%s error=%s"): "replica.storage_failed",
@@ -203,16 +203,16 @@ class Suppression(logging.Filter):
         """(event, partition) -> (number of suppressed lines, the last of them)."""
         self.messages: Counter[str] = Counter()
         """Level -> number of logged lines."""
-        self.left_out_count = 0
+        self.suppressed_count = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
         key = event_of(record), partition_of(record)
         with self._lock:
-            takes = record.levelno >= logging.ERROR or self._takes(key)
+            takes = record.levelno >= logging.ERROR or self._is_within_limit(key)
             if takes:
                 self.messages[record.levelname.lower()] += 1
             else:
-                self.left_out_count += 1
+                self.suppressed_count += 1
                 count, _ = self._suppressed.get(key, (0, record))
                 self._suppressed[key] = count + 1, record
             suppression = self._suppressed.pop(key, None) if takes else None
@@ -220,7 +220,7 @@ class Suppression(logging.Filter):
             self._write_count(*suppression)
         return takes
 
-    def _takes(self, key: tuple[str, PartitionKey | None]) -> bool:
+    def _is_within_limit(self, key: tuple[str, PartitionKey | None]) -> bool:
         bucket = touch_entry(self._buckets, key, MOST_KEYS, lambda: TokenBucket(LINES_PER_S, BURST_LINES))
         return bucket.take(1, self._clock())
 
@@ -342,13 +342,13 @@ class InfoLogRateLimit:
 
     def __init__(self, lines_per_s: int = MAX_LINES_PER_S) -> None:
         self._limit = LogRateLimit(1.0, lines_per_s)
-        self.left_out_count = 0
+        self.suppressed_count = 0
 
     def info(self, logger: logging.Logger, text: str, *arguments: object) -> None:
         """Write the line ``text``, or only count it as suppressed if the limit is reached. ``arguments``: values for the text."""
         suppressed = self._limit.admit(time.monotonic())
         if suppressed is None:
-            self.left_out_count += 1
+            self.suppressed_count += 1
             return
         if suppressed:
             logger.info("log lines about partitions suppressed count=%d", suppressed)

@@ -346,7 +346,7 @@ async def test_rebalance_command_requests_all_moves_and_waits_unless_no_wait_is_
     async def until_done(_client: Any, wishes: Any, timeout_s: float, quiet: bool) -> None:
         followed.append((len(wishes), timeout_s, quiet))
 
-    monkeypatch.setattr(rebalance, "_until_done", until_done)
+    monkeypatch.setattr(rebalance, "_wait_until_done", until_done)
     targets: dict[Any, Any] = {("s", n): ("b", "a") for n in reversed(range(33))}
     plan = replace(PLAN, by=by, targets=targets)
     image = an_image(a_stream(*(a_partition(partition=n) for n in range(33))))
@@ -378,7 +378,7 @@ async def test_rebalance_wait_ends_when_no_requested_move_is_in_progress(
     monkeypatch.setattr(rebalance, "follow", follow)
     wish = rebalance.ReplicaMove(stream="s", uid="u1", partition=0, replicas=("b",))
     gone = rebalance.ReplicaMove(stream="s", uid="gone", partition=0, replicas=("b",))
-    await rebalance._until_done("client", [wish, gone], 3.0, True)  # type: ignore[arg-type]
+    await rebalance._wait_until_done("client", [wish, gone], 3.0, True)  # type: ignore[arg-type]
     ((client, concerns, is_done, timeout_s, quiet),) = asked
     assert (client, timeout_s, quiet) == ("client", 3.0, True)
     assert is_done(an_image(a_stream(a_partition(**more)))) == done

@@ -374,6 +374,22 @@ async def test_queue_take_returns_records_of_all_partitions_and_of_a_recreated_s
         assert await all_of(queue, 1, Job.ack) == [7]
 
 
+async def test_queue_ack_names_only_jobs_of_the_deleted_stream_as_lost(client: Client) -> None:
+    """Both streams have the same name and offsets, and one request may carry the acks of both."""
+    await fill(client, 2)
+    async with client.queue("jobs", "w") as queue:
+        old = await queue.take(2)
+        await client.admin.delete_stream("jobs")
+        await client.create_stream("jobs", "jobs")
+        await fill(client, 2, 7)
+        new = await queue.take(2)
+        assert (numbers(old), numbers(new)) == ([0, 1], [7, 8])
+        with pytest.raises(LeaseLostError) as raised:
+            await queue.ack([*old, *new])
+        assert numbers(list(raised.value.jobs)) == [0, 1]
+        assert await queue.take(2, timeout_s=0.0) == []
+
+
 async def test_queue_take_returns_records_of_added_partitions(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STREAM_NS", 20_000_000)
     real, failures = client.stream, [UnavailableError("no metadata group"), OutcomeUnknownError("no answer")]
@@ -582,7 +598,7 @@ async def test_queue_take_without_records_waits_for_new_records_without_polling(
     async with client.queue("jobs", "w", options=QueueOptions(read=ReadOptions(wait_s=30.0))) as queue:
         waiting = asyncio.create_task(queue.take(5, timeout_s=50))
         async with asyncio.timeout(30):
-            while not any(place.log._watch is not None for place in queue._places):
+            while not any(place.log._watch is not None for place in queue._partitions):
                 await asyncio.sleep(0.01)
             await fill(client, 1)
             assert numbers(await waiting) == [0]
@@ -592,7 +608,7 @@ async def test_queue_take_that_is_cancelled_loses_no_records(client: Client) -> 
     await fill(client, 3)
     async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=600)) as queue:
         taking = asyncio.create_task(queue.take(3))
-        while queue._coming is None:
+        while queue._fetch_task is None:
             await asyncio.sleep(0)
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -15,7 +15,7 @@ import pytest
 from liftpy.core.observe.node_health import Check
 from liftpy.errors import CorruptionError, FencedError, NoSpaceError, StorageError, UnknownFormatError, WrongDataDirectoryError
 from sidecar.runtime import supervisor as module
-from sidecar.runtime.restarts import momentary, never_again
+from sidecar.runtime.restarts import momentary, prevents_restart
 from sidecar.runtime.settings import supervisor_of
 from sidecar.runtime.supervisor import Supervisor
 
@@ -103,13 +103,13 @@ def test_systemd_watchdog_of_another_process_gets_no_ping() -> None:
 
 @pytest.mark.parametrize("error", [CorruptionError("x"), UnknownFormatError("x"), WrongDataDirectoryError("x")])
 def test_systemd_exit_code_of_a_permanent_error_prevents_a_restart(error: Exception) -> None:
-    assert never_again(error)
+    assert prevents_restart(error)
     assert not momentary(error)
 
 
 @pytest.mark.parametrize("error", [None, FencedError("x"), NoSpaceError("x"), StorageError("x"), OSError()])
 def test_systemd_exit_code_of_another_error_allows_a_restart(error: Exception | None) -> None:
-    assert not never_again(error)
+    assert not prevents_restart(error)
 
 
 async def test_systemd_reload_notification_contains_its_start_time(there: There) -> None:

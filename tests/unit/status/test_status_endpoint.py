@@ -61,7 +61,7 @@ SNAPSHOT = ReplicaSnapshot(
 class Ids:
     """Message ids."""
 
-    size_bytes, forgotten, is_whole = 127, 128, False
+    size_bytes, evicted_count, is_whole = 127, 128, False
 
     def __len__(self) -> int:
         return 126
@@ -70,7 +70,7 @@ class Ids:
 class Known:
     """Producers."""
 
-    size_bytes, forgotten, is_full = 131, 132, True
+    size_bytes, evicted_count, is_full = 131, 132, True
 
     def __len__(self) -> int:
         return 130
@@ -113,7 +113,7 @@ def a_worker(stream: str = "s", partition: int = 3) -> Any:
         states=SimpleNamespace(writer=SimpleNamespace(last_bytes=135, written=136, failed=137)),
         standby=SimpleNamespace(report=lambda: {"held_bytes": 130, "appended": 131}),
         fetches=SimpleNamespace(fragment_reassembly_bytes=117),
-        executor=SimpleNamespace(storage_failed=True),
+        storage_failed=True,
         services=SimpleNamespace(report=lambda: [{"lag": 118}], left_services=lambda: [{"lag": 119}]),
     )
 
@@ -363,6 +363,18 @@ def test_status_request_over_nats_returns_the_page_after_the_given_partition(
     partitions = json.loads(ask(b"_INBOX.a", payload))["partitions"]
     assert (partitions[0]["stream"], partitions[0]["partition"]) == first
     assert len(partitions) == PAGE_PARTITIONS
+
+
+def test_status_page_of_a_node_with_thousands_of_failed_logs_fits_into_a_message(
+    asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, made, ask = asked
+    made.reporter = Paged()
+    monkeypatch.setattr(Paged, "failed", {f"a/{number}": "STORAGE: " + "x" * 200 for number in range(6000)})
+    answer = ask(b"_INBOX.a", b"")
+    assert len(answer) <= bus.max_payload
+    assert len(json.loads(answer)["partitions"]) == PAGE_PARTITIONS
+    assert json.loads(answer)["failed_partitions"]["a/0"].startswith("STORAGE: ")
 
 
 def test_status_page_above_the_message_size_lists_fewer_partitions_and_sets_its_more_field(asked: Any) -> None:
