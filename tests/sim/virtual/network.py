@@ -188,6 +188,7 @@ class VirtualTransport(asyncio.Transport):
         self._closing = False
         self._lost = False
         self._writing_paused = False
+        self._resuming = False
         self._high_bytes = HIGH_WATER_BYTES
         self.reader: Any = None
         """Thread's socket that reads in place of the loop."""
@@ -264,12 +265,17 @@ class VirtualTransport(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def _room(self) -> None:
-        if self._writing_paused and len(self._connection.up.waiting) * 4 <= self._high_bytes:
-            self._writing_paused = False
+        if self._writing_paused and not self._resuming and self._has_room():
+            self._resuming = True
             self._loop.call_soon(self._may_write)
 
+    def _has_room(self) -> bool:
+        return len(self._connection.up.waiting) * 4 <= self._high_bytes
+
     def _may_write(self) -> None:
-        if not self._lost:
+        self._resuming = False
+        if not self._lost and self._has_room():  # the protocol stays paused if a write has used the room
+            self._writing_paused = False
             self._protocol.resume_writing()
 
     def get_write_buffer_size(self) -> int:
