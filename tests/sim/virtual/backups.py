@@ -42,7 +42,9 @@ class Backups:
             self.world.scheduler.violated(f"backup {result.manifest.backup}: {checked.faults[:3]}")
         ends = self._ends(result.manifest)
         if missing := [(place, offset) for place, offset in acked.items() if place in ends and ends[place] <= offset]:
-            self.world.scheduler.violated(f"backup {result.manifest.backup} ends before acknowledged records: {missing[:3]}, {ends}")
+            self.world.scheduler.violated(
+                f"backup {result.manifest.backup} ends before acknowledged records: {missing[:3]}, {ends}"
+            )
         self.world.scheduler.counters["backups"] += 1
         return result.manifest
 

@@ -158,8 +158,9 @@ class _Event:
 
 def descriptor_of(transport: VirtualTransport) -> Any:
     """Return what ``get_extra_info("socket")`` returns."""
+    number = len(_transports)
     _transports.append(transport)
-    return SimpleNamespace(fileno=lambda number=len(_transports) - 1: number)
+    return SimpleNamespace(fileno=lambda: number)
 
 
 def adapt(module: Any) -> None:

@@ -101,7 +101,8 @@ class World:
     def _make_users(self) -> None:
         """Nodes have the permissions that ``liftpy rights`` prints, and need no others."""
         rights = rights_of(AccessRole.NODE, Scope(data_subjects=(">",), jetstream="hub"))
-        self.nats.users["node", _OTHER_PASSWORD] = self.nats.users["node", _PASSWORD] = Rights(rights.publish, rights.subscribe, reply=rights.responses is not None)
+        of_nodes = Rights(rights.publish, rights.subscribe, reply=rights.responses is not None)
+        self.nats.users["node", _PASSWORD] = self.nats.users["node", _OTHER_PASSWORD] = of_nodes
         self.nats.users["app", _PASSWORD] = Rights()
 
         def denied(client: str, text: str) -> None:
@@ -144,7 +145,9 @@ class World:
             workers=self.profile.workers[0] if len(self.profile.workers) == 1 else self.random.choice(self.profile.workers),
             jetstream_api="hub",
             credentials=Credentials(user="node", password=_PASSWORD) if self.has_users else Credentials(),
-            replication=ReplicationConfig(**{"events_stream": self.has_events_stream, **self.limits, **self.profile.replication}),
+            replication=ReplicationConfig(
+                **{"events_stream": self.has_events_stream, **self.limits, **self.profile.replication}
+            ),
         )
         node = NodeProcess(self.scheduler, self.network, Disk(self.scheduler, name, self.folder / name / "data"), settings)
         if self.has_users:

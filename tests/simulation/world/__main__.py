@@ -105,7 +105,9 @@ def main() -> int:
     )
     parser.add_argument("--stops-early", action="store_true", help="end a history at its first violation")
     parser.add_argument("--digests", action="store_true")
-    parser.add_argument("--reached", nargs="+", default=[], help="folders of the shells: list the lines in them that no seed runs")
+    parser.add_argument(
+        "--reached", nargs="+", default=[], help="folders of the shells: list the lines in them that no seed runs"
+    )
     parser.add_argument("--partitions", type=int, default=0, help="a large cluster with this number of partitions loses a node")
     parser.add_argument("--nodes", type=int, default=100, help="nodes of the large cluster")
     parser.add_argument("--minutes", type=float, default=5.0, help="virtual minutes of the large cluster")
