@@ -585,10 +585,14 @@ class PartitionWorker(PartitionShell):
         self.standby.review()
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
-    def apply_retention(self, now_wall_ns: int) -> None:
-        """Delete records as the retention settings require. ``now_wall_ns``: wall clock. 0: delete no records because of their age."""
+    def apply_retention(self, now_wall_ns: int) -> bool:
+        """Delete records as the retention settings require. Return True if there may be more to delete.
+
+        ``now_wall_ns``: wall clock. 0: delete no records because of their age.
+        """
         if self.flusher.stalls:
-            return
+            return False
+        start_before = self.log.log_start_offset
 
         def retain() -> None:
             before, retain_from = self.log.log_start_offset, self.services.retain_from()
@@ -614,6 +618,7 @@ class PartitionWorker(PartitionShell):
             self.feed(events.LogStartMoved(log_start_offset=self.log.log_start_offset))
 
         self.flusher.alone(retain)
+        return self.log.log_start_offset > start_before
 
     def _state_written(self) -> None:
         """Apply retention again, because it waited for a state file that is now written."""

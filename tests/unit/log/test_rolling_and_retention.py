@@ -116,6 +116,30 @@ def test_log_retention_by_age_empties_a_fully_committed_log(committed: int, now_
     assert log.apply_retention(now_s * S) is False
 
 
+def test_log_retention_step_flushes_the_directory_a_limited_number_of_times() -> None:
+    log = a_log(retention_records=1)
+    for _ in range(3 * AT_ONCE):
+        add(log, 2)
+        log.roll()
+    log.flush()
+    log.raise_high_watermark(log.log_end_offset - 1)
+    storage, flushes = log.storage, 0
+    really = storage.sync_folder
+
+    def counted() -> None:
+        nonlocal flushes
+        flushes += 1
+        really()
+
+    storage.sync_folder = counted  # type: ignore[method-assign]
+    while True:
+        flushes, is_moved = 0, log.apply_retention(0)
+        assert flushes <= AT_ONCE + 2
+        if not is_moved:
+            break
+    assert log.log_start_offset == log.log_end_offset - 2
+
+
 @pytest.mark.parametrize(("retain_from", "hold_bytes", "start"), [(None, 0, 6), (5, 1 << 20, 2), (5, 10, 6), (6, 1 << 20, 6)])
 def test_log_retention_does_not_delete_records_that_a_service_still_needs(
     retain_from: int | None, hold_bytes: int, start: int
