@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from liftpy.errors import ConfigError, CorruptionError, DataDirectoryLockedError, NoSpaceError, StorageError, UnknownFormatError
 from sidecar.cli import sidecar as command
-from sidecar.runtime import restarts as node
 from sidecar.runtime.restarts import EXIT_TO_REPAIR, count_restart, exit_after, momentary, pause_s
-from sidecar.runtime.settings import restarted_environment, restarts_in_a_row
 from tests.each import each
 from tests.only_in import only_in
 
@@ -68,14 +64,6 @@ def test_restart_policy_pause_doubles_up_to_30_s_and_resets_after_a_run_of_a_min
     assert pause_s(count_restart(count, ran_s=61.0)) == 0.5
 
 
-def test_restart_count_is_passed_to_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LIFTPY_RESTARTS_IN_A_ROW", raising=False)
-    assert restarts_in_a_row() == 0
-    assert restarts_in_a_row(restarted_environment(3)) == 3
-    assert restarts_in_a_row({"LIFTPY_RESTARTS_IN_A_ROW": "many"}) == 0
-    assert restarts_in_a_row(restarted_environment(10**9)) == 1000
-
-
 def test_node_stop_deadline_does_not_run_during_the_restart_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
@@ -94,34 +82,3 @@ def test_node_stop_deadline_does_not_run_during_the_restart_pause(tmp_path: Path
     monkeypatch.setattr(command.os, "execve", lambda *arguments: None)
     command.sidecar.main(["--node-id", "n1", "--controllers", "n1", "--data", str(tmp_path)], standalone_mode=False)
     assert seen == [True]
-
-
-def test_node_stop_deadline_kills_a_hanging_process_with_a_log_line(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    made: list[Any] = []
-    left: list[int] = []
-
-    class Timer:
-        daemon = False
-
-        def __init__(self, seconds: float, leave: Callable[[], None]) -> None:
-            self.seconds, self.leave, self.began = seconds, leave, False
-            made.append(self)
-
-        def start(self) -> None:
-            assert self.daemon, "before it begins"
-            self.began = True
-
-        def cancel(self) -> None:
-            made.remove(self)
-
-    monkeypatch.setattr(node, "threading", SimpleNamespace(Timer=Timer))
-    monkeypatch.setattr(node, "os", SimpleNamespace(_exit=left.append))
-    node.exit_after(12.0)
-    node.exit_after(3.0)
-    assert [(timer.seconds, timer.began) for timer in made] == [(12.0, True), (3.0, True)]
-    made[0].leave()
-    assert (left, caplog.messages) == ([1], ["stop not complete seconds=12: forcing exit"])
-    node.cancel_exit()
-    assert made == []
