@@ -127,12 +127,21 @@ class Groups:
                     f"{QUEUE}: the queue has not given {missing[:5]} ({len(missing)} of {len(wanted)})"
                 )
 
-            def behind() -> bool:
-                return any(offsets - self.handled.get(place, set()) for place, offsets in places.items())
+            async def is_behind() -> bool:
+                """A member may have read the last records without committing them. The next member reads them again."""
+                positions = (await client.groups.describe(GROUP)).positions
+                ends = {(key.stream, key.partition): position for key, position in positions.items()}
+                return any(
+                    offsets - self.handled.get(place, set()) or max(offsets) >= ends.get(place, 0)
+                    for place, offsets in places.items()
+                    if offsets
+                )
 
             self.clients.stopping = False
-            while behind() and loop.time() < end_s:
+            while loop.time() < end_s:
                 try:
+                    if not await is_behind():
+                        break
                     await self._member_for(client, draw, 3)
                 except LiftError as error:
                     self.world.scheduler.trace("group", type(error).__name__)

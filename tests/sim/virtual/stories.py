@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 from liftpy.config import StreamConfig
+from liftpy.core.base.partition import PartitionStatus
 from tests.sim.virtual.attacks import attack, probe
-from tests.sim.virtual.checks import MessageRules, check_logs, unsettled
+from tests.sim.virtual.checks import MessageRules, check_logs, unsettled, workers_of
 from tests.sim.virtual.faults import Faults
 from tests.sim.virtual.group_workload import Groups, hostile_member
 from tests.sim.virtual.refusals import LIMITED, LIMITED_SUBJECT, Refusals, create_limited
@@ -18,6 +19,8 @@ from tests.sim.virtual.world import World
 _START_S = 60.0
 _SETTLE_S = 120.0
 _ENDING_S = 90.0
+_ELECTION_S = 5.0
+"""Time for the elections after a restart, in seconds. Then a partition without a leader waits for an operator."""
 _QUIET_S = 3.0
 _QUIET_MESSAGES_PER_S = 400
 
@@ -53,6 +56,7 @@ async def tell(world: World) -> None:
     for node in world.nodes:
         node.file.error = ""
         node.reload()
+    await _elect_waiting(world, model)
     why = ""
 
     def settled() -> bool:
@@ -79,6 +83,25 @@ async def tell(world: World) -> None:
     await probe(world)
     for what, count in sorted(model.answers.items()):
         world.scheduler.counters[what] += count
+
+
+async def _elect_waiting(world: World, model: Model) -> None:
+    """Elect a leader for each partition that waits for an operator, as docs/runbooks/partitions-offline.md says.
+
+    If a node finds damage in one log, it counts all its logs as incomplete. A partition with this node as only member of the ISR
+    then waits.
+    """
+    damaged = {node.name for node in world.nodes if node.disk.is_damaged}
+    if not damaged or not await world.until("all nodes are ready again", lambda: all(n.is_ready for n in world.nodes), _START_S):
+        return
+    await asyncio.sleep(_ELECTION_S)
+    async with world.connect() as client:
+        for (stream, partition), workers in workers_of(world).items():
+            state = max((one.state for one in workers if one.state is not None), key=lambda one: one.epoch, default=None)
+            if state is not None and state.status is PartitionStatus.OFFLINE and damaged.issuperset(state.isr):
+                await client.admin.elect_leader(stream, partition, state.isr[0], unclean=True)
+                model.may_lose = True
+                model.answers["an operator elected a leader"] += 1
 
 
 async def _settles(world: World, settled: Callable[[], bool], why: Callable[[], str]) -> bool:
