@@ -71,7 +71,13 @@ async def test_status_report_of_a_leader_has_its_offsets_its_followers_and_its_c
         report = reporter.report()
         (row,) = report["partitions"]
         assert json.loads(json.dumps(report)) == report, "the report is JSON as it is"
-        assert [row[name] for name in ("stream", "partition", "role", "leader", "leader_epoch")] == ["orders", 0, "LEADER", "n1", 1]
+        assert [row[name] for name in ("stream", "partition", "role", "leader", "leader_epoch")] == [
+            "orders",
+            0,
+            "LEADER",
+            "n1",
+            1,
+        ]
         assert (row["log_start_offset"], row["newest_offset"], row["flushed_offset"], row["high_watermark"]) == (0, 2, 2, 2)
         assert (row["replicas"], row["isr"], row["lease"]) == (["n1", "n2"], ["n1", "n2"], True)
         assert {name: (one["position"], one["in_isr"]) for name, one in row["followers"].items()} == {"n2": (2, True)}
