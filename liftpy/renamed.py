@@ -692,7 +692,7 @@ MODULES = {
     "sidecar.status.viewing": "sidecar.status.cluster_poller",
     "sidecar.supervisor": "sidecar.runtime.supervisor",
     "sidecar.tasks": "sidecar.runtime.tasks",
-    "sidecar.tracing.traced": "sidecar.partition.executor",
+    "sidecar.tracing.traced": "sidecar.partition.worker",
     "sidecar.workers.child": "sidecar.node.worker_node",
     "sidecar.workers.handle": "sidecar.workers.workers",
     "sidecar.workers.merging": "sidecar.workers.merged_status",

@@ -9,7 +9,7 @@ from typing import Any
 
 from liftpy.config import SessionTimes
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
-from liftpy.core.metadata.features import FEATURES, SPOKEN, Feature
+from liftpy.core.metadata.features import FEATURES, SUPPORTED_LEVELS, Feature
 from liftpy.core.metadata.image import ClusterImage, ClusterRules
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
@@ -43,5 +43,5 @@ def born_fsm(
 def registration(**fields: Any) -> pb.RegisterNode:
     """Return the registration of a node that speaks what this version speaks."""
     request = pb.RegisterNode(**fields)
-    SPOKEN.write_to(request)
+    SUPPORTED_LEVELS.write_to(request)
     return request

@@ -225,6 +225,32 @@ def test_source_modules_and_classes_have_docstrings(path: Path) -> None:
             assert ast.get_docstring(node), f"{path}:{node.lineno} class {node.name} has no docstring"
 
 
+def _described_arguments(node: ast.AST) -> list[str]:
+    """The names in the ``Args:`` section of a docstring."""
+    text = ast.get_docstring(node) or "" if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else ""
+    section = re.split(r"^\S", text.partition("Args:\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    return re.findall(r"^ {4}\*{0,2}(\w+):", section, re.MULTILINE)
+
+
+@every_source
+def test_source_docstrings_describe_existing_arguments(path: Path) -> None:
+    for node in ast.walk(parsed(path)):
+        if not (described := _described_arguments(node)):
+            continue
+        parts = list(ast.iter_child_nodes(node))
+        makers = [one for one in [node, *parts] if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+        known = {
+            arg.arg
+            for maker in makers
+            if maker is node or maker.name == "__init__"
+            for arg in ast.walk(maker.args)
+            if isinstance(arg, ast.arg)
+        }
+        known |= {one.target.id for one in parts if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
+        gone = sorted(set(described) - known)
+        assert not gone, f"{path}:{node.lineno} {node.name} describes arguments that it has not: {gone}"
+
+
 @every_source
 def test_source_names_are_not_generic(path: Path) -> None:
     assert path.stem not in {"utils", "util", "helpers", "helper", "misc", "common"}, f"{path}: name it for what it holds"

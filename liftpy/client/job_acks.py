@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups import commands
@@ -21,12 +21,20 @@ MAX_RANGES = 2000
 """Maximum number of ranges in one command. A command of this size is well below its limit in bytes."""
 
 
+class LostRange(NamedTuple):
+    """Offsets of a partition, ``start`` to ``end`` (exclusive), that a worker no longer owns."""
+
+    key: PartitionKey
+    start: int
+    end: int
+
+
 @dataclass(slots=True, eq=False)
 class _SettlementBatch:
     """Settlements that wait to be sent. Each settlement covers one partition."""
 
     settlements: list[pb.Settlement]
-    done: asyncio.Future[list[pb.LostRange]]
+    done: asyncio.Future[list[LostRange]]
     """Future with the offset ranges of the command that this worker no longer owns."""
 
 
@@ -42,7 +50,7 @@ class Settlements:
         self._batches: deque[_SettlementBatch] = deque()
         self._telling: asyncio.Task[None] | None = None
 
-    def settle(self, settlements: list[pb.Settlement]) -> asyncio.Future[list[pb.LostRange]]:
+    def settle(self, settlements: list[pb.Settlement]) -> asyncio.Future[list[LostRange]]:
         """Queue the settlements ``settlements`` to be sent.
 
         Returns:
@@ -92,12 +100,32 @@ class Settlements:
             some.append(self._batches.popleft())
         return some
 
-    async def _send_some(self, settlements: list[pb.Settlement]) -> list[pb.LostRange]:
-        lost: list[pb.LostRange] = []
-        alike = combine_settlements(settlements)
-        for at in range(0, len(alike), commands.MAX_SETTLEMENTS):
-            lost += await self._say(alike[at : at + commands.MAX_SETTLEMENTS])
+    async def _send_some(self, settlements: list[pb.Settlement]) -> list[LostRange]:
+        lost: list[LostRange] = []
+        for some in _commands(combine_settlements(settlements)):
+            keys = {(one.stream, one.partition): PartitionKey(one.stream, one.uid, one.partition) for one in some}
+            for part in await self._say(some):
+                if key := keys.get((part.stream, part.partition)):
+                    lost.append(LostRange(key, part.start, part.end))
         return lost
+
+
+def _commands(settlements: list[pb.Settlement]) -> Iterator[list[pb.Settlement]]:
+    """Divide settlements into those of each command, in order.
+
+    The answer names lost records without the uid of their stream, so a command covers one uid of each partition.
+    """
+    some: list[pb.Settlement] = []
+    uids: dict[tuple[str, int], str] = {}
+    for one in settlements:
+        place = (one.stream, one.partition)
+        if len(some) == commands.MAX_SETTLEMENTS or uids.get(place, one.uid) != one.uid:
+            yield some
+            some, uids = [], {}
+        some.append(one)
+        uids[place] = one.uid
+    if some:
+        yield some
 
 
 def _size(batch: _SettlementBatch) -> tuple[int, int]:
@@ -169,6 +197,6 @@ def gaps(part: pb.GrantedRange, offsets: Sequence[int]) -> list[pb.RecordRange]:
     return missing_ranges
 
 
-def is_in(key: PartitionKey, offset: int, lost: Iterable[pb.LostRange]) -> bool:
+def is_in(key: PartitionKey, offset: int, lost: Iterable[LostRange]) -> bool:
     """Return whether a record is in one of the ranges ``lost``, which this worker no longer owns."""
-    return any((one.stream, one.partition) == (key.stream, key.partition) and one.start <= offset < one.end for one in lost)
+    return any(one.key == key and one.start <= offset < one.end for one in lost)

@@ -313,10 +313,10 @@ class ManyConsumer:
         await self._refresh_partitions()
         waiting = {place: task for task, place in self._coming.items()}
         positions = {}
-        for place, reader in self._readers.items():
+        for place, reader in list(self._readers.items()):  # another task may find new partitions during a wait
+            behind = await reader.position()
             task = waiting.get(place)
             ahead = task.result() if task is not None and task.done() and not task.exception() else None
-            behind = await reader.position()
             positions[place] = behind if ahead is None else Position(behind.uid, ahead.first_offset, 0)
         if self._unread is not None:
             place, first = (self._unread.stream, self._unread.partition), self._unread.slice.first_offset
@@ -337,8 +337,9 @@ class ManyConsumer:
     async def lag(self) -> dict[Place, int]:
         """Return the number of committed offsets after the position, for each (stream, partition)."""
         await self._refresh_partitions()
-        behind = await asyncio.gather(*(reader.lag() for reader in self._readers.values()))
-        return dict(zip(self._readers, behind, strict=True))
+        readers = dict(self._readers)  # another task may find new partitions during the wait
+        behind = await asyncio.gather(*(reader.lag() for reader in readers.values()))
+        return dict(zip(readers, behind, strict=True))
 
 
 async def _next(iteration: Iteration[BatchSlice]) -> BatchSlice | None:

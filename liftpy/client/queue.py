@@ -29,7 +29,7 @@ from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.coordinator import GroupRejectedError, ask_coordinator
 from liftpy.client.group import now_ns as _now_ns
-from liftpy.client.job_acks import MAX_RANGES, Settlements, gaps, is_in, ranges_of, settlement
+from liftpy.client.job_acks import MAX_RANGES, LostRange, Settlements, gaps, is_in, ranges_of, settlement
 from liftpy.client.positions import Bounds, check_bounds, check_value
 from liftpy.client.queue_log import QueueLog
 from liftpy.client.stream_info import StreamInfo
@@ -434,7 +434,7 @@ class Queue:
             self.counters["unsaid"] += 1
             logger.warning("queue %s: not left in order: %s", self.name, error)
 
-    def _return_prefetched(self) -> asyncio.Future[list[pb.LostRange]]:
+    def _return_prefetched(self) -> asyncio.Future[list[LostRange]]:
         """Return the prefetched records to the queue, for other workers. The future is done when the coordinator has answered."""
         jobs, self._ready = list(self._ready), deque()
         return self._begin_settling(pb.SETTLE_RELEASE, jobs)
@@ -849,7 +849,7 @@ class Queue:
 
     def _begin_settling(
         self, kind: Any, jobs: list[Job], *, delay_s: float = 0.0, reason: str = ""
-    ) -> asyncio.Future[list[pb.LostRange]]:
+    ) -> asyncio.Future[list[LostRange]]:
         by_key: dict[PartitionKey, list[Job]] = {}
         for job in jobs:
             by_key.setdefault(job.key, []).append(job)

@@ -98,9 +98,8 @@ class DecisionWriter(RecordWriter):
         if self._dead_letters:
             headers = dead_letter_headers(identity.service, source, error, record)
             await self.append(self._dead_letters, identity.partition, record.value or b"", record.key, headers)
-        error_bytes = error.encode(errors="replace")[
-            :MAX_ERROR_BYTES
-        ]  # the service's code may have raised an error with any text
+        # the service's code may have raised an error with any text
+        error_bytes = error.encode(errors="replace")[:MAX_ERROR_BYTES]
         offset = await self.append(identity.stream, identity.partition, error_bytes, None, decision.headers(), identity.uid)
         text = error_bytes.decode(errors="replace")
         logger.warning("record skipped service=%s unit=%s decision_offset=%d error=%s", identity, decision.unit, offset, text)

@@ -39,7 +39,7 @@ from liftpy.service.bad_record_writer import DecisionWriter, RecordWriter
 from liftpy.service.effect_runner import EffectRunner
 from liftpy.service.output_writer import Emitter, Router
 from liftpy.service.query_server import QueryServer
-from liftpy.service.record_feeder import Feeder, SkipDecisions
+from liftpy.service.record_feeder import Feeder
 from liftpy.service.reply_sender import Replier
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import ServiceLock, SnapshotFetcher, SnapshotKeeper, SnapshotServer, SnapshotStore
@@ -242,9 +242,7 @@ class ServiceHost:
             outbox=outbox,
             factory=self._factory,
             emitter=self._emitter,
-            started=self._machine_started,
-            stop_reached=self._acknowledge,
-            decider=SkipDecisions(self._is_beside_the_leader, self._decide),
+            host=self,
         )
         await self._feeder.restart(order.startOffset)
         self._spawn(SnapshotServer(*peers, self._keeper).run())
@@ -261,7 +259,8 @@ class ServiceHost:
             self._queries = QueryServer(self._client, self._transport, self._subjects, settings, self)
             self._spawn(self._queries.run())
 
-    def _machine_started(self, machine: ServiceMachine, snapshot: Snapshot | None) -> None:
+    def machine_started(self, machine: ServiceMachine, snapshot: Snapshot | None) -> None:
+        """Use a restored machine. ``snapshot``: its first state. None: it started with an empty state."""
         machine.is_apply_thread = self._at_home
         machine.on_work = self._wake
         self._replies.restart()
@@ -349,7 +348,8 @@ class ServiceHost:
             )
         self._refusal = refusal.detail
 
-    def _is_beside_the_leader(self) -> bool:
+    def is_beside_leader(self) -> bool:
+        """Return whether this service runs on the node of the partition's leader."""
         order = self._order
         return order is not None and order.leads and self._holds(order)
 
@@ -362,7 +362,7 @@ class ServiceHost:
             return self._last_contact_s > -math.inf
         return time.monotonic() - self._last_contact_s < order.leaseMs / 1000
 
-    async def _decide(self, failing: FailedUnit) -> None:
+    async def decide_to_skip(self, failing: FailedUnit) -> None:
         """Append the decision to skip the unit of ``failing``, which this service cannot apply, to the log.
 
         All nodes skip it when the decision is committed.
@@ -427,7 +427,7 @@ class ServiceHost:
         if self._keeper is not None:
             self._keeper.turn = order.turn
         feeder.stop_at(order.stopPosition if order.stopPosition >= 0 else None)
-        self._acknowledge()
+        self.acknowledge()
 
     def outputs_written(self) -> None:
         """Let the routers copy new outputs now."""
@@ -444,7 +444,8 @@ class ServiceHost:
         if self._feeder is not None:
             self._feeder.disproven()
 
-    def _acknowledge(self) -> None:
+    def acknowledge(self) -> None:
+        """Report the position of the machine to the node."""
         order, machine = self._order, self.machine
         if order is None or machine is None:
             return
@@ -498,7 +499,7 @@ class ServiceHost:
 
     def _upgrade_if_due(self) -> None:
         order, machine = self._order, self.machine
-        if order is not None and machine is not None and self.leads and self._is_beside_the_leader():
+        if order is not None and machine is not None and self.leads and self.is_beside_leader():
             decision = self._upgrader.due_decision(order, machine)
             if decision is not None:
                 self._spawn(self._upgrader.decide(machine, *decision))

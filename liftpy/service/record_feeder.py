@@ -12,9 +12,9 @@ import contextlib
 import logging
 import shlex
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import Protocol
 
 from liftpy.client.batch_view import BatchSlice, one_by_one
 from liftpy.client.consumer import PartitionReader
@@ -36,18 +36,21 @@ _FIRST_CHUNK_RECORDS = 32
 _MAX_CHUNK_RECORDS = 128
 _PAUSE_S = 0.25
 
-Started = Callable[[ServiceMachine, Snapshot | None], None]
 
+class FeederHost(Protocol):
+    """The host of a service, as its feeder uses it."""
 
-@dataclass(frozen=True, slots=True)
-class SkipDecisions:
-    """Two functions of the host with which the feeder decides to skip failed records.
+    def machine_started(self, machine: ServiceMachine, snapshot: Snapshot | None) -> None:
+        """Use a restored machine. ``snapshot``: its first state. None: it started with an empty state."""
 
-    ``may``: returns whether this service runs on the node of the partition's leader. ``decide``: appends the decision.
-    """
+    def acknowledge(self) -> None:
+        """Report the position of the machine to the node, because it has reached the stop position."""
 
-    may: Callable[[], bool]
-    decide: Callable[[FailedUnit], Awaitable[None]]
+    def is_beside_leader(self) -> bool:
+        """Return whether this service runs on the node of the partition's leader, so that it may decide to skip a record."""
+
+    async def decide_to_skip(self, failing: FailedUnit) -> None:
+        """Append the decision to skip a failed record or timer."""
 
 
 class Feeder:
@@ -63,9 +66,7 @@ class Feeder:
         outbox: Outbox | None,
         factory: Callable[[], Service],
         emitter: Emitter | None,
-        started: Started,
-        stop_reached: Callable[[], None],
-        decider: SkipDecisions | None = None,
+        host: FeederHost,
     ) -> None:
         self._reader = reader
         self._identity = identity
@@ -74,9 +75,7 @@ class Feeder:
         self._outbox = outbox
         self._factory = factory
         self._emitter = emitter
-        self._started = started
-        self._stop_reached = stop_reached
-        self._decider = decider
+        self._host = host
         self._failing: FailedUnit | None = None
         """Unit that the service could not apply. None: none."""
         self._decided: set[Unit] = set()
@@ -183,7 +182,7 @@ class Feeder:
         if not self._verifying:
             self._keeper.confirm_first_state()
         self._align()
-        self._started(machine, snapshot)
+        self._host.machine_started(machine, snapshot)
 
     def _align(self) -> None:
         """Set the next read to the machine's position, or to the record before it if its LeaderEpoch must be checked."""
@@ -360,21 +359,17 @@ class Feeder:
             logger.warning("record skipped service=%s unit=%s: the log has the decision", self._identity, failing.unit)
             await self._skip_unit(failing.unit)
         elif has_decision is not None:
-            await self._do(
-                failing.next(
-                    self._machine.on_error, leads=self._decider is not None and self._decider.may(), now_s=time.monotonic()
-                ),
-                failing,
-            )
+            leads = self._host.is_beside_leader()
+            await self._do(failing.next(self._machine.on_error, leads=leads, now_s=time.monotonic()), failing)
 
     async def _do(self, step: NextStep, failing: FailedUnit) -> None:
         if step is NextStep.STOP:
             raise ServiceFailedError(f"{failing.error}. To skip this record on all nodes: {self._skip_command(failing.unit)}")
         if step is NextStep.TRY:
             await self._rebuild(failing.unit)
-        elif step is NextStep.DECIDE and self._decider is not None:
+        elif step is NextStep.DECIDE:
             try:
-                await self._decider.decide(failing)
+                await self._host.decide_to_skip(failing)
                 failing.decided_s = time.monotonic()
             except LiftError as error:
                 self.problem = f"{failing.error}; giving up on it: {error.code}: {error}"
@@ -503,7 +498,7 @@ class Feeder:
     def _report_stop_reached(self) -> None:
         if self._stop_position is not None and self._machine.position >= self._stop_position and not self._told:
             self._told = True
-            self._stop_reached()
+            self._host.acknowledge()
 
     async def _skip(self, next_offset: int) -> None:
         """Move the machine to ``next_offset`` if a read ended with offsets without records, which compaction leaves."""

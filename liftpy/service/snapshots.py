@@ -623,8 +623,8 @@ class SnapshotServer:
     def _read_piece(self, question: pb.PeerSnapshotRequest) -> bytes:
         open_snapshot = self._open_snapshots.get(question.digest)
         if open_snapshot is None:
-            snapshots = [snapshots for snapshots in self._keeper.offers() if snapshots.digest == question.digest]
-            open_snapshot = self._hold(snapshots[0]) if snapshots else None
+            offers = [offer for offer in self._keeper.offers() if offer.digest == question.digest]
+            open_snapshot = self._hold(offers[0]) if offers else None
         if open_snapshot is None:
             raise UnavailableError(f"The snapshot at offset {question.position} no longer exists. Request a newer one.")
         room = min(question.maxBytes, self._settings.snapshot_chunk_bytes, self._transport.max_payload_bytes // 2)

@@ -17,7 +17,7 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError
 from liftpy.spark.pipelines.replica_reads import DamagedRecordsError, ReplicaAddress, ReplicaReads, ReplicaUnavailableError
 from sidecar.backup.inspect import read_image
-from sidecar.backup.restore import Restore, RestoredStream, RestoreOptions, StreamRestore, Tell
+from sidecar.backup.restore import ProgressCallback, Restore, RestoredStream, RestoreOptions, StreamRestore
 from sidecar.backup.staging import LogDigest
 from sidecar.backup.store import Store
 
@@ -48,7 +48,7 @@ async def drill(
     manifest: Manifest,
     options: RestoreOptions,
     step: Callable[[str], None] = lambda name: None,
-    tell: Tell = lambda step, unit, done, total: None,
+    tell: ProgressCallback = lambda step, unit, done, total: None,
 ) -> DrillResult:
     """Restore the backup ``manifest`` under other stream names, compare the copies with the backup, and return the result.
 

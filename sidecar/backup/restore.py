@@ -369,9 +369,9 @@ class RestoreResult:
         }
 
 
-Tell = Callable[[str, str, int, int], None]
+ProgressCallback = Callable[[str, str, int, int], None]
 """Called with (step, unit of its progress or '', finished units, all units)."""
-_WORDS = {
+_STEP_TEXTS = {
     "look": "looking at the cluster",
     "stage": "reading the backup",
     "register": "starting the helper node",
@@ -390,8 +390,8 @@ _WORDS = {
 class Restore:
     """One restore of a backup. Call ``run``.
 
-    ``wishes``: streams to restore. ``step`` is called with the name of each step. ``tell`` is called with (step, unit, number of
-    finished units, number of all units).
+    ``stream_restores``: streams to restore. ``step`` is called with the name of each step. ``tell`` is called with (step, unit,
+    number of finished units, number of all units).
 
     Raises CorruptionError with the name of the file, AlreadyExistsError, ConfigError, NotFoundError, UnavailableError or
     StorageError.
@@ -405,7 +405,7 @@ class Restore:
         stream_restores: list[StreamRestore],
         options: RestoreOptions,
         step: Callable[[str], None] = lambda name: None,
-        tell: Tell = lambda step, unit, done, total: None,
+        tell: ProgressCallback = lambda step, unit, done, total: None,
     ) -> None:
         copies = {stream.name: stream for stream in manifest.streams}
         for stream_restore in stream_restores:
@@ -415,7 +415,7 @@ class Restore:
                     f"Backup {manifest.backup} has no stream {stream_restore.name!r}. It has: {', '.join(copies) or 'none'}."
                 )
         self._client, self._store, self._manifest, self._options, self._step = client, store, manifest, options, step
-        self._tell = tell
+        self._report_progress = tell
         self._streams = [RestoredStream(stream_restore, copies[stream_restore.name]) for stream_restore in stream_restores]
         self._helper_id = PREFIX + os.urandom(4).hex()
         self._helper: DevNode | None = None
@@ -563,14 +563,14 @@ class Restore:
 
     def _begin(self, name: str) -> None:
         self._step(name)
-        self._tell(_WORDS[name], "", 0, 0)
+        self._report_progress(_STEP_TEXTS[name], "", 0, 0)
 
     def _stage(self, scratch: Path) -> None:
         was = read_image(self._store, self._manifest).streams
         total, done = sum(len(copy.pieces) for one in self._streams for copy in one.copy.partitions), count(1)
 
         def read(path: str) -> None:
-            self._tell(_WORDS["stage"], "files", next(done), total)
+            self._report_progress(_STEP_TEXTS["stage"], "files", next(done), total)
 
         for number, one in enumerate(self._streams):
             for copy in one.copy.partitions:
@@ -688,7 +688,7 @@ class Restore:
                 partitions = one.partitions_of(image.streams.get(one.wish.into))
                 for partition, nodes in zip(partitions, one.plan, strict=True):
                     done += set(partition.isr) == {*nodes, *extra} and not partition.target and bool(partition.leader)
-            self._tell(_WORDS["replicate" if with_helper else "leave"], "partitions", done, len(moves))
+            self._report_progress(_STEP_TEXTS["replicate" if with_helper else "leave"], "partitions", done, len(moves))
             return done == len(moves)
 
         await self._until(is_done, "replicas do not get in sync")

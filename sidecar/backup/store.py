@@ -67,13 +67,13 @@ class Store:
         return {info.path[start:]: info.size for info in file_infos if info.type is fs.FileType.File}
 
     def read(self, path: str) -> bytes:
-        with _storage_errors(path), self._fs.open_input_stream(self._whole(path), compression=None) as stream:
+        with _storage_errors(path), self._fs.open_input_stream(self._full_path(path), compression=None) as stream:
             return bytes(stream.read())
 
     @contextmanager
     def open_for_writing(self, path: str) -> Iterator[Any]:
         """Open a new file and yield it, to write to it. The file is durable when the context ends."""
-        whole = self._whole(path)
+        whole = self._full_path(path)
         with _storage_errors(path):
             try:
                 if self._is_local:
@@ -98,20 +98,20 @@ class Store:
             raise
         if part != path:
             with _storage_errors(path):
-                self._fs.move(self._whole(part), self._whole(path))
+                self._fs.move(self._full_path(part), self._full_path(path))
                 if self._is_local:
-                    sync_folder(Path(self._whole(path)).parent)
+                    sync_folder(Path(self._full_path(path)).parent)
 
     def remove(self, path: str) -> None:
         """Remove a file if it exists."""
         with _storage_errors(path), suppress(FileNotFoundError):
-            self._fs.delete_file(self._whole(path))
+            self._fs.delete_file(self._full_path(path))
 
     def remove_folder(self, path: str) -> None:
         with _storage_errors(path), suppress(FileNotFoundError):
-            self._fs.delete_dir(self._whole(path))
+            self._fs.delete_dir(self._full_path(path))
 
-    def _whole(self, path: str) -> str:
+    def _full_path(self, path: str) -> str:
         return f"{self._root}/{path}"
 
     def _sync(self, path: Path) -> None:

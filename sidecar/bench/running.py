@@ -63,9 +63,9 @@ def run(
     Args:
         systems: Names of systems.
         cases: Function that measures a case, by the name of the case.
-        asked: Options of the cases.
+        options: Options of the cases.
         rounds: Number of times that each system is measured.
-        given: Locations of other systems.
+        comparison: Locations of other systems.
         say: Called with a line of text for each system and round, and for each failure.
         results: Object that stores every result and every failure.
     """

@@ -96,7 +96,7 @@ def output_to(file: Path) -> Iterator[Write]:
     kind = _BY_SUFFIX.get(file.suffix)
     if kind is None:
         raise ConfigError(f"Invalid value for --output: {file}. The suffix sets the format: {suffixes()}.")
-    with _named_when_whole(file, kind) as write:
+    with _rename_when_complete(file, kind) as write:
         yield write
 
 
@@ -106,7 +106,7 @@ def lines_to(file: Path) -> Iterator[Callable[[Iterable[bytes]], None]]:
 
     Raises ConfigError if the file exists or cannot be written.
     """
-    with _named_when_whole(file, lambda part: part.open("wb", buffering=0)) as out:
+    with _rename_when_complete(file, lambda part: part.open("wb", buffering=0)) as out:
         yield lambda lines: _write_all(out, b"".join(lines))
 
 
@@ -117,7 +117,7 @@ def _write_all(out: Any, content: bytes) -> None:
 
 
 @contextmanager
-def _named_when_whole(file: Path, kind: Callable[[Path], Any]) -> Iterator[Any]:
+def _rename_when_complete(file: Path, kind: Callable[[Path], Any]) -> Iterator[Any]:
     if file.exists():
         raise ConfigError(f"--output {file} already exists. Remove it, or choose another name.")
     part = file.with_name(f"{file.name}.part")

@@ -150,7 +150,7 @@ class ClusterSite:
 # node can change the samples of another one.
 
 
-_TOLD = re.compile(r"# (HELP|TYPE) ([A-Za-z_:][\w:]*) [^\n]*")
+_METADATA_LINE = re.compile(r"# (HELP|TYPE) ([A-Za-z_:][\w:]*) [^\n]*")
 _SAMPLE = re.compile(r'([A-Za-z_:][\w:]*)(?:\{((?:[A-Za-z_]\w*="(?:[^"\\\n]|\\.)*",?)*)\})? (-?[\d.eE+-]+|NaN|[+-]Inf)')
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _PARTS = ("_total", "_bucket", "_count", "_sum", "_created")
@@ -161,13 +161,13 @@ def together(texts: Mapping[str, str]) -> str:
 
     Each sample gets a label ``node``. ``texts``: metrics of each node in Prometheus format, by node.
     """
-    told: dict[str, dict[str, str]] = {}
+    metadata_lines: dict[str, dict[str, str]] = {}
     samples: dict[str, list[str]] = {}
     for node, text in sorted(texts.items()):
         label = f'node="{node.translate(_ESCAPES)}"'
         for line in text.split("\n"):
-            if found := _TOLD.fullmatch(line):
-                told.setdefault(found[2], {}).setdefault(found[1], line)
+            if found := _METADATA_LINE.fullmatch(line):
+                metadata_lines.setdefault(found[2], {}).setdefault(found[1], line)
                 samples.setdefault(found[2], [])
             elif found := _SAMPLE.fullmatch(line):
                 name, labels, value = found.groups()
@@ -176,7 +176,7 @@ def together(texts: Mapping[str, str]) -> str:
                 if own == label:  # otherwise the sample would name another node
                     labels = ",".join(parts if label in parts else [*parts, label])
                     samples.setdefault(_metric(name, samples), []).append(f"{name}{{{labels}}} {value}")
-    lines = [line for name, found in samples.items() for line in (*told.get(name, {}).values(), *found)]
+    lines = [line for name, found in samples.items() for line in (*metadata_lines.get(name, {}).values(), *found)]
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -80,10 +80,10 @@ def show(name: str, as_json: bool, target: Target) -> None:
         Console().print(table(_QUEUE, [_figures(queue) for queue in described.queues]))
     if out := [row for queue in described.queues for row in _holders(queue)]:
         click.echo()
-        Console().print(table(_OUT, out))
+        Console().print(table(_DELIVERY_COLUMNS, out))
 
 
-_OUT = ("queue", "worker", "records", "first offset", "most deliveries")
+_DELIVERY_COLUMNS = ("queue", "worker", "records", "first offset", "most deliveries")
 _QUEUE = ("queue", "acked below", "taken below", "unacked", "returned", "dead", "held")
 
 

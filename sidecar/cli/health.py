@@ -166,10 +166,10 @@ async def _probe_stream(target: Target) -> list[str]:
     async with await connect(
         target.nats, target.namespace, credentials=target.credentials, name="liftpy-cli", timeout_s=_TIMEOUT_S
     ) as client:
-        return await _there_and_back(client, target)
+        return await _check_round_trip(client, target)
 
 
-async def _there_and_back(client: Client, target: Target) -> list[str]:
+async def _check_round_trip(client: Client, target: Target) -> list[str]:
     lines: list[str] = []
     began = time.monotonic()
     try:

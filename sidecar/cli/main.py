@@ -289,7 +289,7 @@ def new_name(error: click.UsageError) -> str:
 
 
 def _show(error: LiftError, *, as_json: bool) -> None:
-    word = next((word for kind, word in _WORDS.items() if isinstance(error, kind)), "")
+    word = next((word for kind, word in _ERROR_KINDS.items() if isinstance(error, kind)), "")
     runbook = ""
     if word:
         from liftpy.core.observe.verdicts import RUNBOOKS, VERDICTS  # only errors need it
@@ -303,7 +303,7 @@ def _show(error: LiftError, *, as_json: bool) -> None:
     click.echo(text, err=True)
 
 
-_WORDS: dict[type[LiftError], str] = {
+_ERROR_KINDS: dict[type[LiftError], str] = {
     NatsUnreachableError: "nats-lost",
     NoMajorityError: "no-majority",
     NoClusterError: "no-answer",

@@ -169,7 +169,7 @@ def elect(
             f"--confirm {confirm} does not name this partition. Nothing was changed. Use --confirm {stream}/{number}."
         )
 
-    async def look(client: Client) -> StreamImage:
+    async def load_stream(client: Client) -> StreamImage:
         image = (await client.stream(stream)).image
         if _find(image, number).status is PartitionStatus.ONLINE:
             raise ConfigError(
@@ -179,11 +179,13 @@ def elect(
         return image
 
     async def work(client: Client) -> tuple[PartitionState, float]:
-        return await _move_and_wait(client, confirmed or await look(client), number, node, timeout_s=timeout_s, unclean=unclean)
+        return await _move_and_wait(
+            client, confirmed or await load_stream(client), number, node, timeout_s=timeout_s, unclean=unclean
+        )
 
     confirmed = None
     if unclean and not confirm:
-        confirmed = with_client(target, look)
+        confirmed = with_client(target, load_stream)
         click.confirm(f"committed records of {stream}/{number} may be LOST permanently: continue?", abort=True, err=True)
 
     _print_result(stream, *with_client(target, work), as_json)

@@ -218,7 +218,7 @@ async def _do(client: Client, image: ClusterImage, plan: RebalancePlan, wait: bo
     ]
     refused = await client.admin.reassign_all(moves)
     if wait and moves:
-        await _until_done(client, moves, timeout_s, quiet)
+        await _wait_until_done(client, moves, timeout_s, quiet)
     return refused
 
 
@@ -234,7 +234,7 @@ async def _replaced_moves(client: Client, before: ClusterImage, plan: RebalanceP
     return replaced
 
 
-async def _until_done(client: Client, moves: Sequence[ReplicaMove], timeout_s: float, quiet: bool) -> None:
+async def _wait_until_done(client: Client, moves: Sequence[ReplicaMove], timeout_s: float, quiet: bool) -> None:
     keys = {(move.uid, move.partition) for move in moves}
 
     def is_done(image: ClusterImage) -> bool:

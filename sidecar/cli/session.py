@@ -92,7 +92,7 @@ def run_cancellable(work: Coroutine[Any, Any, T]) -> T:
     """
     was_cancelled = False
 
-    async def begun() -> T:
+    async def run() -> T:
         nonlocal was_cancelled
         task = asyncio.current_task()
         assert task is not None
@@ -105,7 +105,7 @@ def run_cancellable(work: Coroutine[Any, Any, T]) -> T:
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(begun())
+            return runner.run(run())
     except asyncio.CancelledError:
         if was_cancelled:
             raise KeyboardInterrupt from None

@@ -16,7 +16,7 @@ from liftpy.errors import LiftError
 from sidecar.cli.help import ConnectionOption, HelpCommand
 from sidecar.cli.options import add_credential_options, jetstream_option
 from sidecar.runtime.logs import LOGS
-from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, count_restart, never_again, pause_s
+from sidecar.runtime.restarts import EXIT_NO_RESTART, EXIT_TO_REPAIR, count_restart, pause_s, prevents_restart
 from sidecar.runtime.settings import SettingsLoader, restarted_environment, restarts_in_a_row, unknown_variables
 from sidecar.runtime.tasks import run_loop
 
@@ -98,10 +98,10 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
     try:
         code = run_loop(run_node(settings, print_ready, sources))
     except LiftError as error:
-        if not never_again(error):
+        if not prevents_restart(error):
             raise
         click.echo(f"Error: {error}", err=True)
-        return EXIT_NEVER_AGAIN
+        return EXIT_NO_RESTART
     if code == EXIT_TO_REPAIR:
         cancel_exit()
         in_a_row = count_restart(restarts_in_a_row(), time.monotonic() - began)

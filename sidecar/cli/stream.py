@@ -336,7 +336,7 @@ async def _deletion(client: Client, name: str, uid: str, number: int, where: int
 
 def _sum(deletions: list[_Deletion]) -> str:
     records, of_records = sum(one.records for one in deletions), sum(one.of_records for one in deletions)
-    return _Deletion("", 0, 0, records, of_records, max(one.bound for one in deletions)).words
+    return _Deletion("", 0, 0, records, of_records, max((one.bound for one in deletions), default="")).words
 
 
 @stream.command(example="liftpy stream alter orders --retention-age 7d --dry-run")

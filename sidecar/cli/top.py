@@ -218,7 +218,7 @@ def _table(rows: list[NodeRow], width: int, room: int, view: View) -> list[Text]
     fits = rows if len(rows) < room else rows[: max(0, room - 2)]
     for number, row in enumerate(fits):
         mark = ">" if number == view.selected else " "
-        text = f"{mark} {_cut(row.node, name)} {_cut(row.state + ('*' if row.leads_metadata else ''), _STATE)}"
+        text = f"{mark} {_shorten(row.node, name)} {_shorten(row.state + ('*' if row.leads_metadata else ''), _STATE)}"
         text += "".join(f" {show(row):>{size}}" for _, size, _, show in columns)
         lines.append(
             Text.assemble(
@@ -252,7 +252,7 @@ def _table_of(listed: Sequence[Mapping[str, Any]], width: int, room: int, view: 
         size = min(_WIDEST, max(map(len, texts)))
         if len(lines[0]) + 2 + size > width and number:
             break
-        shown = [_cut(text, size) if column.kind == "text" else text.rjust(size) for text in texts]
+        shown = [_shorten(text, size) if column.kind == "text" else text.rjust(size) for text in texts]
         lines = [f"{line}{'  ' if line else ''}{text}" for line, text in zip(lines, shown, strict=True)]
     styles = ["bold", *("yellow" if row.get("problem") else "" for row in fits)]
     table_lines = [Text(line, style=style) for line, style in zip(lines, styles, strict=True)]
@@ -310,7 +310,7 @@ def _foot(view: View) -> Text:
     return Text(f"q end   1-4 lists   s sort: {order}   r reverse   / find   Enter node   ? keys", style="reverse")
 
 
-def _cut(text: str, size: int) -> str:
+def _shorten(text: str, size: int) -> str:
     return text.ljust(size) if len(text) <= size else text[: size - 1] + "…"
 
 

@@ -139,10 +139,10 @@ SAMPLES_OF_PARTITION = 128
 class FlushTimes:
     """The last ``kept`` durations of flushes, in seconds. Older ones are dropped."""
 
-    __slots__ = ("_at", "_kept", "_ring", "count")
+    __slots__ = ("_at", "_capacity", "_ring", "count")
 
     def __init__(self, kept: int = SAMPLES_OF_PARTITION) -> None:
-        self._kept = kept
+        self._capacity = kept
         self._ring = array("f")
         self._at = 0
         self.count = 0
@@ -150,11 +150,11 @@ class FlushTimes:
 
     def add(self, took_s: float) -> None:
         self.count += 1
-        if len(self._ring) < self._kept:
+        if len(self._ring) < self._capacity:
             self._ring.append(took_s)
             return
         self._ring[self._at] = took_s
-        self._at = (self._at + 1) % self._kept
+        self._at = (self._at + 1) % self._capacity
 
     def report(self) -> dict[str, float]:
         """Return median ``p50_ms``, ``p99_ms`` and ``max_ms`` of the durations, in milliseconds. All are 0 without durations."""

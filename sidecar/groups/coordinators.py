@@ -10,8 +10,8 @@ requests of members may block the replication of the node.
 
 ``GroupLags`` measures at intervals how many records each group is behind. The node knows the ends of partitions that have
 an in-sync replica on it. It requests the ends of others, and the ages of records that were stored before the first check. It
-does this for at most ``ASKS`` partitions per check, so a scrape of the metrics sends no request. A check uses the event loop
-for ``SLICE_S``, then pauses for ``PAUSE_S``. With many positions, the values are older.
+does this for at most ``MAX_REQUESTS_PER_ROUND`` partitions per check, so a scrape of the metrics sends no request. A check
+uses the event loop for ``SLICE_S``, then pauses for ``PAUSE_S``. With many positions, the values are older.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from sidecar.transport.credentials import Keys
 
 EVERY_S = 2.0
 SLICE_S, PAUSE_S = 0.002, 0.05
-ASKS = 20
+MAX_REQUESTS_PER_ROUND = 20
 REQUESTS_AT_ONCE = 8
 PATIENCE_S = 1.0
 CHECK_FAILED = "group_check_failed"
@@ -168,7 +168,7 @@ class GroupLags:
 
     async def _ask(self, transport: Transport, elsewhere: set[PartitionKey], unread: dict[PartitionKey, int]) -> None:
         """Request the ends of the partitions ``elsewhere``, and the ages of the records at the offsets ``unread``."""
-        wanted = iter(self._ends.to_ask(elsewhere | unread.keys(), ASKS))
+        wanted = iter(self._ends.to_ask(elsewhere | unread.keys(), MAX_REQUESTS_PER_ROUND))
         options = ReadOptions(patience_s=PATIENCE_S, answer_timeout_s=PATIENCE_S, wait_s=0.0)
         subjects = Subjects(self._namespace)
 
@@ -304,26 +304,28 @@ class GroupCoordinators:
         self._keys = keys or Keys(settings.credentials)
         self._share = share
         self.lags = GroupLags(bounds_of, settings.namespace, GroupLabels(MOST_GROUPS // share.of))
-        self._looking: asyncio.Task[None] | None = None
+        self._lag_task: asyncio.Task[None] | None = None
         self._settings = settings
         self._folder = folder
         self._counters = counters
         self._reads_of = reads_of
         self._say = say
         self._running: dict[PartitionKey, _HostedCoordinator] = {}
-        self._leaving: dict[asyncio.Task[None], PartitionKey] = {}
+        self._stopping_tasks: dict[asyncio.Task[None], PartitionKey] = {}
         """Tasks of coordinators that are stopping."""
         self._connecting = asyncio.Lock()
         self._connection: NatsConnection | None = None
         self._closed = False
-        self._may = settings.run_group_coordinators and InboxRule(settings.inbox_prefixes).allows(f"{GROUPS_INBOX}.x".encode())
+        self._may_coordinate = settings.run_group_coordinators and InboxRule(settings.inbox_prefixes).allows(
+            f"{GROUPS_INBOX}.x".encode()
+        )
         self._logged = not settings.run_group_coordinators
 
     def follow(self, _: ClusterImage, image: ClusterImage) -> None:
         """Start and stop coordinators so that they match the replicas of this node in the new ``image``."""
         wanted = frozenset() if self._closed else hosted_partitions(image, self._settings.node_id)
         wanted = frozenset(key for key in wanted if self._share.holds(key.stream, key.partition))
-        if wanted and not self._may:
+        if wanted and not self._may_coordinate:
             if not self._logged:
                 self._logged = True
                 logger.warning(
@@ -337,21 +339,21 @@ class GroupCoordinators:
         for key in sorted(wanted - self._running.keys()):
             one = self._running[key] = _HostedCoordinator()
             one.task = spawn(self._run(key, one), f"the coordinator of {key}")
-        if self._running and self._looking is None:
-            self._looking = spawn(self._measure_lags(), "looking how far groups are")
+        if self._running and self._lag_task is None:
+            self._lag_task = spawn(self._measure_lags(), "measuring the lag of the groups")
         for key in sorted(self._running.keys() - wanted):
             one = self._running.pop(key)
             one.end()
-            self._keep(key, one)
+            self._track_stopping(key, one)
 
-    def _keep(self, key: PartitionKey, one: _HostedCoordinator) -> None:
+    def _track_stopping(self, key: PartitionKey, one: _HostedCoordinator) -> None:
         if one.task is not None and not one.task.done():
-            self._leaving[one.task] = key
-            one.task.add_done_callback(self._leaving.pop)
+            self._stopping_tasks[one.task] = key
+            one.task.add_done_callback(self._stopping_tasks.pop)
 
     # ---- one of them ------------------------------------------------------------------------------------------------------
     async def _run(self, key: PartitionKey, one: _HostedCoordinator) -> None:
-        earlier = [task for task, left in self._leaving.items() if left == key]
+        earlier = [task for task, left in self._stopping_tasks.items() if left == key]
         if earlier:  # of a replica that was moved away and is back: two of one partition would write one snapshot
             await asyncio.wait(earlier, timeout=_STOP_S)
         while not one.stopping.is_set():
@@ -473,10 +475,10 @@ class GroupCoordinators:
         """Stop the coordinators, each with a snapshot of its state, in limited time."""
         self._closed = True
         self.follow(ClusterImage(), ClusterImage())
-        tasks = set(self._leaving)
+        tasks = set(self._stopping_tasks)
         if tasks:
             await asyncio.wait(tasks, timeout=_STOP_S)
-        await end_tasks(tasks | ({self._looking} if self._looking is not None else set()))
+        await end_tasks(tasks | ({self._lag_task} if self._lag_task is not None else set()))
         if self._connection is not None:
             with contextlib.suppress(Exception):
                 await self._connection.close()

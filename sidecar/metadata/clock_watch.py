@@ -54,7 +54,7 @@ class ClockWatch:
         self._logged = False
 
     def start(self) -> None:
-        self._task = spawn(self._run(), "asking other nodes for their time", endless=True)
+        self._task = spawn(self._run(), "checking the clocks of other nodes", endless=True)
 
     def time_of_age_ns(self) -> int:
         """Wall clock time for computing the age of records, in nanoseconds.

@@ -214,7 +214,7 @@ class EventWriter:
         self.counters: Counter[str] = Counter()
 
     def start(self) -> None:
-        self._task = spawn(self._run(), "keeping the events in their stream", endless=True)
+        self._task = spawn(self._run(), "storing the cluster events", endless=True)
 
     async def close(self) -> None:
         await end_tasks([self._task])

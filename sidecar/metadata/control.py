@@ -107,7 +107,7 @@ class ControlHandler:
         subjects: Subjects,
         is_inbox: Callable[[bytes], bool],
         leads: Callable[[], bool],
-        decide: DecideHere,
+        decide: DecideAsController,
         alone: Callable[[pb.ControlRequest], pb.ControlResponse | None],
         is_known: Callable[[str], bool],
         config: ReplicationConfig,
@@ -126,7 +126,7 @@ class ControlHandler:
         self._config = config
         self.limits = RequestLimits()
         self._turns = AdmissionQueue()
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._request_tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[Listener] = []
         self._of_nodes: Listener | None = None
         """Subscription to the requests of nodes. Only the metadata leader has one."""
@@ -162,7 +162,7 @@ class ControlHandler:
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
-        await end_tasks(self._under_way)
+        await end_tasks(self._request_tasks)
 
     def _request_arrived(self, acl: RequestAcl, subject: bytes, inbox: bytes, payload: bytes, headers: bytes) -> None:
         arrival = self._arrival(acl, subject.decode("utf-8", "surrogateescape"), inbox, payload)
@@ -181,7 +181,7 @@ class ControlHandler:
         )  # unknown nodes share the turns of their subject
         answering = self._guard.run(self._answer(asker, reply, arrival.request), inbox)
         task = spawn(answering, "answering a control request")
-        self._under_way.add(task)
+        self._request_tasks.add(task)
         self.limits.begin(len(arrival.payload))
         task.add_done_callback(partial(self._request_answered, len(arrival.payload)))
 
@@ -203,7 +203,7 @@ class ControlHandler:
         )
 
     def _request_answered(self, size_bytes: int, task: asyncio.Task[None]) -> None:
-        self._under_way.discard(task)
+        self._request_tasks.discard(task)
         self.limits.end(size_bytes)
 
     def _is_answered(self, acl: RequestAcl, sender: str, reply: bytes) -> bool:
@@ -260,7 +260,7 @@ _MAX_UNANSWERED = 16
 """Maximum number of heartbeats without an answer whose answers are still processed."""
 Answered = Callable[[pb.ControlResponse], None]
 """Callback with the answer of the metadata leader."""
-DecideHere = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse | None]]
+DecideAsController = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse | None]]
 
 
 class Forwarder:
@@ -319,7 +319,7 @@ class Forwarder:
         self._sent.clear()
 
     async def request_until_decided(
-        self, request: pb.ControlRequest, timeout_s: float, here: DecideHere | None = None
+        self, request: pb.ControlRequest, timeout_s: float, here: DecideAsController | None = None
     ) -> pb.ControlResponse:
         """Send ``request`` to the metadata leader until it is decided or ``timeout_s`` seconds are over. Return the response.
 

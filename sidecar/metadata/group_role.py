@@ -118,7 +118,7 @@ class GroupRole:
             self._current = feed = self._make_feed()
             await feed.start()
         self.current.watch(self._process_image_change)
-        self._task = spawn(self._follow_role(), "taking part in the metadata group", endless=True)
+        self._task = spawn(self._follow_role(), "running the metadata member", endless=True)
 
     async def _start_as_member(self) -> bool:
         """Start as a controller if the own log names this node as one. Without a log, the settings decide.

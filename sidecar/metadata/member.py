@@ -69,7 +69,7 @@ logger = logging.getLogger("liftpy.quorum")
 
 _LEADER = 2
 _TRANSFER_TIMEOUT_S = 2.0
-_HAND_OVER_TIMEOUT_S = 1.5
+_TRANSFER_TIMEOUT_S = 1.5
 _JOIN_ATTEMPT_S = 1.0
 _LOG_AFTER_S = 2.0
 _LOG_PERIOD_S = 10.0
@@ -129,7 +129,7 @@ class RaftMember(MetadataGroup):
             subjects,
             is_inbox,
             lambda: log.leads,
-            self._decide_here,
+            self._decide_as_controller,
             self._describe_alone,
             lambda node_id: node_id in self.image.nodes,
             config,
@@ -138,7 +138,7 @@ class RaftMember(MetadataGroup):
         self._listener: Listener | None = None
         self._listens_since = time.monotonic()
         """Time since which the member has no leader, or time of its last question about its membership."""
-        self._asking: asyncio.Task[None] | None = None
+        self._lookup_task: asyncio.Task[None] | None = None
         self._shown = fsm.image
         """Image that the watchers have received last."""
 
@@ -176,12 +176,12 @@ class RaftMember(MetadataGroup):
     def _ask_when_unled(self) -> None:
         """If no leader was heard for ``UNLED_S``, ask other controllers whether this node was removed from the group."""
         now = time.monotonic()
-        if now - self._listens_since > UNLED_S and (self._asking is None or self._asking.done()):
+        if now - self._listens_since > UNLED_S and (self._lookup_task is None or self._lookup_task.done()):
             since, self._listens_since = self._listens_since, now
             if not self._log.has_leader_contact(since):
-                self._asking = spawn(self._ask_who_they_are(), "asking who the controllers are")
+                self._lookup_task = spawn(self._request_controllers(), "requesting the list of controllers")
 
-    async def _ask_who_they_are(self) -> None:
+    async def _request_controllers(self) -> None:
         request = pb.ControlRequest(describeCluster=pb.DescribeCluster(maxBytes=1), linearizable=True)
         if self._log.process_leader_description(await self._forwarder.request_until_decided(request, _JOIN_ATTEMPT_S)):
             logger.warning("controller removed node=%s index=%d", self.node_id, self._log.core.dismissed_at)
@@ -301,12 +301,12 @@ class RaftMember(MetadataGroup):
     async def hand_over(self) -> None:
         """Transfer the metadata leadership to another member. Retry while no other member has all entries."""
         self._member.leave()
-        deadline = time.monotonic() + _HAND_OVER_TIMEOUT_S
+        deadline = time.monotonic() + _TRANSFER_TIMEOUT_S
         ask_at = 0.0
         while not self._driver.stopped and self._somebody_is_up() and time.monotonic() < deadline:
             if self._log.leads and time.monotonic() >= ask_at:
                 self._transfer()
-                ask_at = time.monotonic() + _HAND_OVER_TIMEOUT_S / 5
+                ask_at = time.monotonic() + _TRANSFER_TIMEOUT_S / 5
             elif self._log.leader_id not in ("", self.node_id):
                 return
             await asyncio.sleep(0.01)
@@ -330,7 +330,7 @@ class RaftMember(MetadataGroup):
             while self._log.leads and self._somebody_is_up() and time.monotonic() < deadline:
                 await asyncio.sleep(0.01)
         self._driver.stop()
-        await end_tasks([self._asking])
+        await end_tasks([self._lookup_task])
         if self._listener is not None:
             self._listener.close()
         self._forwarder.close()
@@ -360,7 +360,7 @@ class RaftMember(MetadataGroup):
         return None if isinstance(decided, ProposedEntry) else self._with_members(decided)
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        return await self._forwarder.request_until_decided(request, timeout_s, self._decide_here)
+        return await self._forwarder.request_until_decided(request, timeout_s, self._decide_as_controller)
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:
         response = await self.propose(pb.ControlRequest(barrier=pb.Barrier()), timeout_s)
@@ -383,7 +383,7 @@ class RaftMember(MetadataGroup):
         return {**self._driver.lateness.report(), "late": self._driver.late_tick_count}
 
     # ---- who asks ------------------------------------------------------------------------------------------------------
-    async def _decide_here(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
+    async def _decide_as_controller(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
         return self._with_members(await self._orders.decide(request, timeout_s))
 
     def _describe_alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
@@ -411,7 +411,7 @@ _MOST_QUESTIONS = 3
 """Maximum number of questions to a node that sends answers which cannot be decoded."""
 
 
-async def ask_accused(connection: Client, subjects: Subjects, question: LeaderCheck) -> ProbeResult | None:
+async def probe_accused_leader(connection: Client, subjects: Subjects, question: LeaderCheck) -> ProbeResult | None:
     """Ask a node whether it serves as leader of a partition, because a follower has reported it as silent.
 
     Return its answer, or ABSENT if NATS reports no responders. None: there is no valid answer in time.
@@ -491,11 +491,11 @@ class ControllerActions:
             case PublishEntry():
                 self._feed.publish_entry(decision.entry)
             case ProposedEntry():
-                self._spawn(self.order(decision), "an order to the metadata group")
+                self._spawn(self.order(decision), "proposing to the metadata group")
             case ProbeNode():
-                self._spawn(self._probe(decision.node_id), f"looking for {decision.node_id}")
+                self._spawn(self._probe(decision.node_id), f"checking whether {decision.node_id} has ended")
             case LeaderCheck():
-                self._spawn(self._ask(decision), f"asking {decision.node}")
+                self._spawn(self._ask(decision), f"probing {decision.node}")
             case TransferMetadataLeadership():
                 self._hand_over()
             case CatchUp():
@@ -514,7 +514,7 @@ class ControllerActions:
         self._driver.wake()
 
     async def _ask(self, question: LeaderCheck) -> None:
-        self._member.question_answered(question, await ask_accused(self._connection, self._subjects, question))
+        self._member.question_answered(question, await probe_accused_leader(self._connection, self._subjects, question))
         self._driver.wake()
 
     async def decide(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:

@@ -25,7 +25,7 @@ from liftpy import __version__
 from liftpy.client.closest_replica import this_host
 from liftpy.config import NS_PER_S, SessionTimes
 from liftpy.core.base.partition import PartitionStatus
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.forwarding import PAUSE_NS, UNDECIDED
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import (
@@ -220,7 +220,7 @@ class Membership:
             partitionBudget=partition_budget,
             host=this_host(),
         )
-        SPOKEN.write_to(registration)
+        SUPPORTED_LEVELS.write_to(registration)
         starts.write_to(registration)
         request = pb.ControlRequest(registerNode=registration)  # one operation, however often it is asked for
         attempt = 0
@@ -294,7 +294,7 @@ class Membership:
 
     def start(self) -> None:
         heartbeat = pb.Heartbeat(nodeId=self._settings.node_id, incarnation=self.incarnation)
-        SPOKEN.write_to(heartbeat)
+        SUPPORTED_LEVELS.write_to(heartbeat)
         pace = self._pace(self._group.image)
         self._beats = beats = Heartbeats(self._group.role, heartbeat, pace, self._heartbeat_answered)
         self._compare(self._group.image)

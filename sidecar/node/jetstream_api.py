@@ -50,7 +50,7 @@ class JetStreamHandler:
 
     def open(self) -> None:
         """Start a background task that connects a client and then subscribes to the requests."""
-        self._add(spawn(self._open(), "connecting for the read API of JetStream"))
+        self._add(spawn(self._open(), "connecting for the JetStream API"))
 
     async def _open(self) -> None:
         settings = self._settings

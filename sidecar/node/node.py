@@ -73,13 +73,13 @@ from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.replica_manager import Partitions
 from sidecar.partition.replication import AnswerRouter
 from sidecar.partition.scrub import Scrub
-from sidecar.partition.services import ServiceHandler, Told
+from sidecar.partition.services import OnAnswer, ServiceHandler
 from sidecar.partition.worker import NodeTools
 from sidecar.runtime import clock
 from sidecar.runtime.components import Component, close_all, close_of, no_step, require_started, start_all
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.memory import make_collections_rare, memory_bytes, retain_freed_memory
-from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, exit_after, momentary, never_again
+from sidecar.runtime.restarts import EXIT_NO_RESTART, EXIT_TO_REPAIR, exit_after, momentary, prevents_restart
 from sidecar.runtime.settings import NodeSettings, SettingsLoader, supervisor_of, was_open_nats_reported
 from sidecar.runtime.supervisor import Supervisor
 from sidecar.runtime.tasks import fatal_on, spawn, start_attended
@@ -144,9 +144,8 @@ class Node:
         self._rights = PermissionWatch(settings.namespace, self.fatal, self.counters)
         self._stopping = asyncio.Event()
         self._failure: Exception | None = None
-        self._hand_over = False
-        self._repairs = False
-        """True if the node stops to recover a damaged log."""
+        self._hand_over = self._must_end = self._repairs = False
+        """How the node stops: after a transfer of its leaderships, without a restart, to recover a damaged log."""
         self.was_clean = False
         """True after a stop if all acknowledged data is on the disk."""
         self._recovered = RecoveredLogs()
@@ -191,7 +190,7 @@ class Node:
 
     def _make_health(self) -> Health:
         return Health(
-            lambda: self._workers.merged_signs(self._signs()),
+            lambda: self._workers.merged_health_input(self._health_input()),
             lambda: () if self.partitions is None else self.partitions.replicas(),
             lambda: self._workers.unsynced,
             lambda: self.status.unknown.names() if self.status.unknown is not None else [],
@@ -214,7 +213,9 @@ class Node:
             self.settings.nats, self.subjects, self.settings.node_id, credentials, works=links is not None and links.are_up
         )
 
-    def _pass_message(self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, on_answer: Told) -> None:
+    def _pass_message(
+        self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, on_answer: OnAnswer
+    ) -> None:
         """Pass a message of a replicated service, which runs in this process, to the node.
 
         ``on_answer``: function that receives the answer. The message gets no answer before the partitions are open.
@@ -405,7 +406,7 @@ class Node:
         waiting = sum(worker.acks.count for worker in self.partitions.led_partitions()) if self.partitions is not None else 0
         return self._memory.update(self._links.ingest if self._links is not None else None, waiting)
 
-    def _signs(self) -> HealthInput:
+    def _health_input(self) -> HealthInput:
         workers = list(self.partitions) if self.partitions is not None else []
         return HealthInput(
             failure=str(self._failure or ""),
@@ -417,7 +418,7 @@ class Node:
             session_s=self._membership.session_s if self._membership else self.settings.replication.session_s,
             opening=self.partitions.opening_count if self.partitions is not None else 0,
             opened=self._opened,
-            stopped_for_space=sum(worker.executor.no_space for worker in workers),
+            stopped_for_space=sum(worker.no_space for worker in workers),
         )
 
     def _start_step_text(self) -> str:
@@ -525,7 +526,7 @@ class Node:
         self._scrub = Scrub(lambda: list(partitions), own, settings.scrub_bytes_per_s, self.counters)
         self.status.reporter = reporter = self._make_reporter(links, group, partitions)
         if self._workers.handles:
-            self.status.whole, self.status.on_level = MergedStatus(reporter, self._workers), self._workers.change_level
+            self.status.processes, self.status.on_level = MergedStatus(reporter, self._workers), self._workers.change_level
             self.status.answers.share = self.share
         self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
         self.status.begin_history()
@@ -638,7 +639,7 @@ class Node:
         ``hand_over``: True to transfer the leaderships first (SIGTERM), False to stop at once because the whole cluster stops (SIGINT).
         """
         self._hand_over = hand_over
-        self._repairs = False
+        self._repairs, self._must_end = False, True
         self._stopping.set()
 
     async def wait(self) -> None:
@@ -665,9 +666,11 @@ class Node:
         logger.info("node stopped node=%s clean=%s seconds=%.2f", who, "yes" if self.was_clean else "no", took_s)
         if errors:
             raise errors[0]
-        if self._failure is not None:
-            return EXIT_TO_REPAIR if momentary(self._failure) else EXIT_NEVER_AGAIN if never_again(self._failure) else 1
-        return EXIT_TO_REPAIR if self._repairs else 0
+        if self._failure is None:
+            return EXIT_TO_REPAIR if self._repairs and not self._must_end else 0
+        if prevents_restart(self._failure):
+            return EXIT_NO_RESTART
+        return EXIT_TO_REPAIR if momentary(self._failure) and not self._must_end else 1
 
     @property
     def _registered(self) -> Membership | None:
@@ -773,7 +776,7 @@ async def run_node(
     loop.add_signal_handler(signal.SIGTERM, stop, True)
     loop.add_signal_handler(signal.SIGINT, stop, False)
     loop.add_signal_handler(
-        signal.SIGHUP, lambda: spawn(node.reloading.reload_after_signal(node.supervisor), "reading the settings again")
+        signal.SIGHUP, lambda: spawn(node.reloading.reload_after_signal(node.supervisor), "reloading the settings")
     )
     starting = start_attended(node.start())
     stopping = start_attended(node.wait())
@@ -789,4 +792,7 @@ async def run_node(
     finally:
         await end_tasks([starting, stopping])
         code = await node.stop()
+    if code == EXIT_TO_REPAIR:  # a pause and a restart follow, and the handlers of a closed loop would ignore signals
+        loop.remove_signal_handler(signal.SIGTERM)
+        loop.remove_signal_handler(signal.SIGINT)
     return code

@@ -92,7 +92,7 @@ Prove = Callable[[Credentials], Awaitable[None]]
 class SettingsReloader:
     """Reloads the settings of a running node.
 
-    ``given``: reads the settings. None: they never change. ``parts``: returns the parts that apply settings. ``prove``: checks new
+    ``source``: reads the settings. None: they never change. ``parts``: returns the parts that apply settings. ``prove``: checks new
     credentials with a connection, and raises an error if NATS rejects them.
     """
 
@@ -102,7 +102,7 @@ class SettingsReloader:
         self._preferred_every = settings.replication.preferred_leader_interval_s
         self.read = settings
         """Settings as read last. The node uses all of them after its next start."""
-        self._given = source
+        self._source = source
         self._parts = parts
         self._prove = prove
         self._proofs = settings.credentials.proofs()
@@ -115,7 +115,7 @@ class SettingsReloader:
             return await self._reload()
 
     async def _reload(self) -> ReloadResult:
-        new_settings = self._given.load() if self._given is not None else self.read
+        new_settings = self._source.load() if self._source is not None else self.read
         if new_settings.node_id != self.running.node_id:
             raise ConfigError(
                 f"The file says node_id = {new_settings.node_id!r}, but this node is {self.running.node_id!r}. Correct the file."
@@ -177,4 +177,4 @@ class SettingsReloader:
         return answer
 
     def setting_rows(self) -> list[dict[str, Any]]:
-        return rows(self.running, self.read, self._given.sources if self._given is not None else {}, LIVE)
+        return rows(self.running, self.read, self._source.sources if self._source is not None else {}, LIVE)

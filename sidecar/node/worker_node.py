@@ -36,32 +36,32 @@ from sidecar.partition.promises import Promises
 from sidecar.runtime.components import Component, Step, no_step, require_started, start_all
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.memory import make_collections_rare, retain_freed_memory
-from sidecar.runtime.restarts import momentary, never_again
+from sidecar.runtime.restarts import momentary, prevents_restart
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.supervisor import Supervisor
 from sidecar.runtime.tasks import run_loop, spawn, start_attended
-from sidecar.status.sampler import Said, Sampler
+from sidecar.status.sampler import ProcessSample, Sampler
 from sidecar.status.status_api import StatusHandler
 from sidecar.workers.channel import Channel
 from sidecar.workers.merged_status import WorkerStatus
 from sidecar.workers.relayed_group import RelayedGroup
 from sidecar.workers.workers import settings_from_json
 
-SIGNS_S = 0.25
+HEALTH_REPORT_S = 0.25
 _FINISH_S = 1.0
 
 
 class _WorkerStatusHandler(StatusHandler):
     """Status handler of a worker. It answers no requests itself, because the first process of the node answers for all processes."""
 
-    def __init__(self, settings: NodeSettings, counters: Counter[str], sampled: Callable[[Said], None]) -> None:
+    def __init__(self, settings: NodeSettings, counters: Counter[str], last_sample: Callable[[ProcessSample], None]) -> None:
         super().__init__(settings, counters)
-        self._sampled = sampled
+        self._sampled = last_sample
 
     def begin_history(self) -> None:
         """Start to take samples of the counters and to send them to the first process, which keeps the history of the node."""
         assert self.reporter is not None
-        self._sampler = Sampler(self.history, self.reporter, tell=self._sampled)
+        self._sampler = Sampler(self.history, self.reporter, send_sample=self._sampled)
         self._sampler.start()
 
     def listen(self, *_: Any) -> None:
@@ -69,22 +69,22 @@ class _WorkerStatusHandler(StatusHandler):
 
 
 class WorkerNode(Node):
-    """One worker process of a node. ``said``: content of the setup frame. ``lock``: descriptor of the lock of the data directory."""
+    """One worker process of a node. ``setup``: content of the setup frame. ``lock``: descriptor of the lock of the data directory."""
 
     def __init__(self, settings: NodeSettings, share: WorkerShare, channel: Channel, lock: int, setup: dict[str, Any]) -> None:
         super().__init__(settings, share)
         self._channel = channel
         self._lock = lock
-        self._said = setup
+        self._setup = setup
         self._relayed = RelayedGroup(channel.send)
-        self._begun: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._registration: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._stop_requested = asyncio.Event()
         self._synced = ReplicaSyncCheck()
         self._quiet_guard = RequestGuard("quiet fetches", self.counters)
         self._marks: WorkerMarks | None = None
-        self._signing: asyncio.Task[None] | None = None
+        self._health_task: asyncio.Task[None] | None = None
         self.status = _WorkerStatusHandler(settings, self.counters, self._send_sample)
-        self._telling: WorkerStatus | None = None
+        self._worker_status: WorkerStatus | None = None
         self.supervisor = Supervisor("")
 
     # ---- up --------------------------------------------------------------------------------------------------------------
@@ -110,27 +110,27 @@ class WorkerNode(Node):
         return {}
 
     def _start_signs(self) -> None:
-        self._signing = spawn(self._sign(), "telling the node how this is", endless=True)
+        self._health_task = spawn(self._send_health_reports(), "reporting the health of the worker", endless=True)
 
     def _open_folder(self) -> None:
         self._folder = folder = DataDirectory(self.settings.data, OpenMaps(self._budget.maps), lock=self._lock)
         self._try_out_flushes(folder.worker_directory(self.share.number))
 
     def _open_marks(self) -> None:
-        setup = self._said
+        setup = self._setup
         marks = WorkerMarks(
             require_started(self._folder), clean_stop=setup["clean_stop"], flushed_always=setup["flushed_always"]
         )
         self._marks = marks
 
     async def _recover(self) -> None:
-        recovered, clean_stop = self._recovered, self._said["clean_stop"]
+        recovered, clean_stop = self._recovered, self._setup["clean_stop"]
         await recovered.run(require_started(self._folder), self._pool, clean_stop=clean_stop, share=self.share)
         counts = {"damaged": len(recovered.damaged), "suspect": len(recovered.suspect)}
         self._channel.send(FrameKind.RECOVERED, 0, json.dumps(counts).encode())
 
     async def _wait_for_registration(self) -> None:
-        self.incarnation = await self._begun
+        self.incarnation = await self._registration
         LOGS.facts["incarnation"] = self.incarnation
 
     async def _open_promises(self) -> None:
@@ -153,25 +153,25 @@ class WorkerNode(Node):
 
     def _begin_service(self) -> None:
         self._rights.start_completed()
-        self._channel.send(FrameKind.SIGNS, 0, self._signs_now())
+        self._channel.send(FrameKind.SIGNS, 0, self._health_report())
         self._channel.send(FrameKind.SETTLED)
 
-    async def _sign(self) -> None:
+    async def _send_health_reports(self) -> None:
         while True:
-            self._channel.send(FrameKind.SIGNS, 0, self._signs_now())
-            await asyncio.sleep(SIGNS_S)
+            self._channel.send(FrameKind.SIGNS, 0, self._health_report())
+            await asyncio.sleep(HEALTH_REPORT_S)
 
-    def _signs_now(self) -> bytes:
-        signs = self._signs()
+    def _health_report(self) -> bytes:
+        health_report = self._health_input()
         replicas = () if self.partitions is None else self.partitions.replicas()
         return json.dumps(
             {
-                "longest_flush_s": signs.longest_flush_s,
-                "nats": signs.nats,
-                "opening": signs.opening,
-                "opened": signs.opened,
-                "stopped_for_space": signs.stopped_for_space,
-                "unsynced": self._synced.update(replicas, opened=signs.opened).why,
+                "longest_flush_s": health_report.longest_flush_s,
+                "nats": health_report.nats,
+                "opening": health_report.opening,
+                "opened": health_report.opened,
+                "stopped_for_space": health_report.stopped_for_space,
+                "unsynced": self._synced.update(replicas, opened=health_report.opened).why,
             }
         ).encode()
 
@@ -194,19 +194,19 @@ class WorkerNode(Node):
             case FrameKind.ANSWER:
                 self._relayed.process_answer(frame.token, frame.body)
             case FrameKind.BEGIN:
-                self._begun.set_result(frame.token)
+                self._registration.set_result(frame.token)
             case FrameKind.QUIET:
                 self._quiet_guard.call(lambda: self._process_quiet_fetches(frame))
             case FrameKind.ASK:
                 guard = RequestGuard("status of a worker", self.counters, lambda token, _: self._status_arrived(int(token), {}))
-                spawn(guard.run(self._send_status(frame), b"%d" % frame.token), "telling the node of its status")
+                spawn(guard.run(self._send_status(frame), b"%d" % frame.token), "sending the status of the worker")
             case FrameKind.LEVEL:
                 request = json.loads(frame.body)
                 LOGS.change_level(request["level"], request["for_s"], asyncio.get_running_loop().call_later)
             case FrameKind.SETTINGS:
                 self.reloading.apply_settings(settings_from_json(json.loads(frame.body)))
             case FrameKind.CLOSE_SUBJECTS:
-                spawn(self._close_subjects(frame.token / 1000), "handing over")
+                spawn(self._close_subjects(frame.token / 1000), "closing subjects")
             case FrameKind.STOP:
                 self._stop_requested.set()
 
@@ -218,16 +218,16 @@ class WorkerNode(Node):
 
     async def _send_status(self, frame: Frame) -> None:
         reporter = self.status.reporter
-        if self._telling is None and reporter is not None:
+        if self._worker_status is None and reporter is not None:
             self.status.answers.share = self.share
-            self._telling = WorkerStatus(reporter, self.status.answers)
-        answer = {} if self._telling is None else await self._telling.answer(json.loads(frame.body))
+            self._worker_status = WorkerStatus(reporter, self.status.answers)
+        answer = {} if self._worker_status is None else await self._worker_status.answer(json.loads(frame.body))
         self._status_arrived(frame.token, answer)
 
     def _status_arrived(self, token: int, answer: dict[str, Any]) -> None:
         self._channel.send(FrameKind.TOLD, token, json.dumps(answer).encode())
 
-    def _send_sample(self, sample: Said) -> None:
+    def _send_sample(self, sample: ProcessSample) -> None:
         self._channel.send(FrameKind.SAMPLED, 0, json.dumps(sample).encode())
 
     async def _close_subjects(self, timeout_s: float) -> None:
@@ -241,7 +241,7 @@ class WorkerNode(Node):
         is_news = self._failure is None
         super().fatal(error)
         if is_news:
-            failure = {"text": str(error), "momentary": momentary(error), "never_again": never_again(error)}
+            failure = {"text": str(error), "momentary": momentary(error), "prevents_restart": prevents_restart(error)}
             self._channel.send(FrameKind.FATAL, 0, json.dumps(failure).encode())
 
     def repair(self, reason: str) -> None:
@@ -256,7 +256,7 @@ class WorkerNode(Node):
         starting = start_attended(self.start())
         starting.add_done_callback(self._start_ended)
         await self._stop_requested.wait()
-        await end_tasks([starting, self._signing])
+        await end_tasks([starting, self._health_task])
         await self.stop()
         self._channel.send(FrameKind.STOPPED, int(self.was_clean))
         self._channel.finish(_FINISH_S)

@@ -116,7 +116,7 @@ class UnknownStreams:
     the directories, and a controller must confirm that no stream has that uid.
 
     Args:
-        found: Names of directories, ``<stream>-<uid>``. None of them is open, because the image has none of these streams.
+        folders: Names of directories, ``<stream>-<uid>``. None of them is open, because the image has none of these streams.
         image: Returns the cluster as this node knows it now.
         forget: Called with ``<stream>-<uid>/<partition>`` for each log that was deleted.
     """

@@ -28,8 +28,8 @@ _COUNTED = {
     "read_records": ("reads", "record_count"),
     "read_bytes": ("reads", "size_bytes"),
     "duplicates": ("ingest.counters", "duplicates"),
-    "message_ids_forgotten": ("derived.ids", "forgotten"),
-    "producers_forgotten": ("derived.producers", "forgotten"),
+    "message_ids_forgotten": ("derived.ids", "evicted_count"),
+    "producers_forgotten": ("derived.producers", "evicted_count"),
     "replayed_bytes": ("derived", "replayed_bytes"),
     "derived_states_written": ("states.writer", "written"),
     "derived_states_failed": ("states.writer", "failed"),
@@ -130,7 +130,7 @@ ROWS_PER_STEP = 1024
 """Number of partitions that are taken out of ``touched`` at once."""
 _leaves = attrgetter(
     "ingest.counters", "reads", "acks", "log", "replica", "derived", "derived.ids", "derived.producers", "derived.subjects",
-    "states.writer", "ingest.reader", "fetches", "executor", "standby", "services",
+    "states.writer", "ingest.reader", "fetches", "standby", "services",
 )  # fmt: skip
 _NOTHING_OFTEN, _NOTHING_SELDOM, _NOTHING_SHOWN = (0,) * len(OFTEN), (0,) * len(SELDOM), (0,) * (len(SHOWN) + len(ROLES))
 Numbers = Sequence[int]
@@ -289,7 +289,7 @@ class IncrementalFigures:
             return
         sums = self.by_label[row.label]
         (
-            counters, reads, acks, log, replica, derived, ids, producers, subjects, writer, reader, fetches, executor, standby, services
+            counters, reads, acks, log, replica, derived, ids, producers, subjects, writer, reader, fetches, standby, services
         ) = row.leaves  # fmt: skip
         role, state, config = replica.role, worker.state, worker.config
         leads = role is _LEADER and state is not None
@@ -302,9 +302,9 @@ class IncrementalFigures:
         sums.before.append(row.often)
         row.often = often
         seldom = (
-            counters.duplicates, ids.forgotten, producers.forgotten, derived.replayed_bytes, writer.written, writer.failed,
+            counters.duplicates, ids.evicted_count, producers.evicted_count, derived.replayed_bytes, writer.written, writer.failed,
             reader.poison_envelopes, reader.refused_replies, log.truncated_records, fetches.fragment_reassembly_bytes,
-            executor.storage_failed, subjects.state == "full", bool(worker.set_aside),
+            worker.storage_failed, subjects.state == "full", bool(worker.set_aside),
         )  # fmt: skip
         if seldom != row.seldom:
             sums.seldom = list(map(add, sums.seldom, map(sub, seldom, row.seldom)))

@@ -88,7 +88,7 @@ class Flusher:
         self._loop = asyncio.get_running_loop()
         self._thread: Future[int] | None = None
         """Flush that runs in a thread. None: there is none."""
-        self._on_flushed = False
+        self._is_reported = False
         """True if the event loop waited for the running flush and has reported its result already."""
         self._checkpoint: Future[None] | None = None
         self._checkpoint_began_s = 0.0
@@ -151,7 +151,7 @@ class Flusher:
             took = self._flush_thread.run(partial(_run_timed, flush), LONG_S)
             if isinstance(took, Future):  # the loop goes on, and others' flushes in the pool
                 self._place.record_loop_flush(LONG_S)
-                self._follow(flush, took, told=True)
+                self._follow(flush, took, is_reported=True)
                 return
             disk_ns = took
             self._place.record_loop_flush(disk_ns / NS_PER_S)
@@ -160,10 +160,10 @@ class Flusher:
         self._commit.flush_ended(flush, disk_ns, error)
 
     def _run_in_thread(self, flush: Flush) -> None:
-        self._follow(flush, self._pool.submit(_run_timed, flush), told=False)
+        self._follow(flush, self._pool.submit(_run_timed, flush), is_reported=False)
 
-    def _follow(self, flush: Flush, future: Future[int], *, told: bool) -> None:
-        self._thread, self._on_flushed = future, told
+    def _follow(self, flush: Flush, future: Future[int], *, is_reported: bool) -> None:
+        self._thread, self._is_reported = future, is_reported
         flush.waiter = lambda: concurrent.futures.wait([future]) and None
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._flush_ended, flush))
 
@@ -179,7 +179,7 @@ class Flusher:
         if error is not None:
             return 0, error if isinstance(error, Exception) else StorageError(str(error))
         disk_ns: int = future.result()
-        if self._moves and flush.is_plain and not self._on_flushed:
+        if self._moves and flush.is_plain and not self._is_reported:
             self._place.record_thread_flush(disk_ns / NS_PER_S, flush.size_bytes)
         return disk_ns, None
 
@@ -259,8 +259,8 @@ class StateCheckpoints:
         self._flusher = flusher
         self._pool = pool
         owner = state_owner(key)
-        self.giver = StateServer(derived, owner, clock.now_ns, self._encode)
-        self.taker = StateFetcher(derived, log, owner)
+        self.state_server = StateServer(derived, owner, clock.now_ns, self._encode)
+        self.state_fetcher = StateFetcher(derived, log, owner)
         self.writer = StateWriter(derived, log, owner, pace_of(config), clock.now_ns)
         self._unwritten: StateCapture | None = None
         """Derived states that must be written after the HW is stored. None: there are none."""
@@ -295,7 +295,7 @@ class StateCheckpoints:
 
     def checkpoint(self) -> None:
         """Store the HW durably. From time to time, then also write a state file."""
-        self.giver.forget_unused()
+        self.state_server.forget_unused()
         if self._flusher.checkpoint(self._write) and self._unwritten is None and self._writing is None:
             self._unwritten = self.writer.begin()
 

@@ -64,7 +64,7 @@ class Housekeeping:
 
     def _check_space(self) -> None:
         """Check the free space of the disk. If a full disk has stopped partitions and now has space, restart the node."""
-        stopped = [worker.key for worker in self._partitions if worker.executor.no_space]
+        stopped = [worker.key for worker in self._partitions if worker.no_space]
         if not stopped or time.monotonic() - self._started < _TRIES_AGAIN_EVERY_S:
             return
         try:

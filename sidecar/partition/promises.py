@@ -17,7 +17,7 @@ from liftpy.core.log.epoch_promises import PromiseJournal
 from liftpy.errors import StorageError
 from sidecar.runtime.tasks import CooperativeQueue
 
-Told = Callable[[StorageError | None], None]
+OnStored = Callable[[StorageError | None], None]
 """Callback on the event loop: None if the promise is on disk, otherwise the error."""
 
 
@@ -30,9 +30,9 @@ class Promises:
         self._counters = counters
         self._fatal = fatal
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[str, tuple[int, Told]] = {}
+        self._waiting: dict[str, tuple[int, OnStored]] = {}
         self._running: Future[None] | None = None
-        self._telling: CooperativeQueue[tuple[Told, StorageError | None]] = CooperativeQueue(lambda told: told[0](told[1]))
+        self._telling: CooperativeQueue[tuple[OnStored, StorageError | None]] = CooperativeQueue(lambda told: told[0](told[1]))
         self._closed = False
 
     def epoch_of(self, key: str) -> int:
@@ -42,7 +42,7 @@ class Promises:
         """
         return self._journal.epoch_of(key)
 
-    def store(self, key: str, leader_epoch: int, on_stored: Told) -> None:
+    def store(self, key: str, leader_epoch: int, on_stored: OnStored) -> None:
         """Store the promise of ``leader_epoch`` durably, in the background. Then call ``on_stored`` with None or the error.
 
         ``key``: name of the partition's directory. If a partition has several waiting promises, only the last is stored.
@@ -65,7 +65,7 @@ class Promises:
         tolds = [callbacks for _, callbacks in waiting.values()]
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._write_ended, future, tolds))
 
-    def _write_ended(self, future: Future[None], tolds: list[Told]) -> None:
+    def _write_ended(self, future: Future[None], tolds: list[OnStored]) -> None:
         self._running = None
         if self._closed:
             return

@@ -91,7 +91,7 @@ class Proposals:
         logger.warning("replica removed from the ISR partition=%s reason=%s", key, effect.reason)
         self._ask(key, self._request(key, effect))
 
-    def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership | do.StepAside) -> None:
+    def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership | do.TransferLeadership) -> None:
         logger.warning("leadership given up partition=%s reason=%s", key, effect.reason)
         self._ask(key, self._request(key, effect))
 

@@ -101,7 +101,7 @@ class FetchCombiner:
         """
         now_ns = clock.now_ns()
         if not self._quiet.add(IdleFetch(key, effect.leader_epoch, effect.request_id), effect.leader, now_ns):
-            feed(events.QuiescenceEnded(heard_ns=None))
+            feed(events.QuiescenceEnded(last_answer_ns=None))
             return
         self._feeds[key] = feed
         if not self._is_ticking:
@@ -163,12 +163,12 @@ class FetchCombiner:
 
     def _end(self, ended: ReleasedFetches | None) -> None:
         if ended is not None:
-            self._ending.add((fetch, ended.heard_ns) for fetch in ended.fetches)
+            self._ending.add((fetch, ended.last_answer_ns) for fetch in ended.fetches)
 
     def _end_one(self, ended: tuple[IdleFetch, int]) -> None:
         feed = self._feeds.pop(ended[0].key, None)
         if feed is not None:
-            feed(events.QuiescenceEnded(heard_ns=ended[1]))
+            feed(events.QuiescenceEnded(last_answer_ns=ended[1]))
 
     # ---- the leaders' side --------------------------------------------------------------------------------------------
     def answer_question(self, reply: bytes, body: memoryview) -> None:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.publish.state_transfer import StateServer
-from liftpy.core.replication.reads import Chunks, PartitionFiles, ReadBudget, Reads, ReadSource
+from liftpy.core.replication.reads import Chunks, PartitionFiles, ReadBudget, Reads, ReadSource, ReadSubscriptions
 from liftpy.core.wire.decode_errors import REPLY
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.runtime import clock
 from sidecar.runtime.timers import Timer, Timers
-from sidecar.transport.connection import BusConnection, Listener, send_answer
+from sidecar.transport.connection import BusConnection, send_answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,18 @@ class ReadTools:
 _Asker = str | asyncio.Future[bytes]
 
 
-class ReadSubjects:
+class ReadSubjects(ReadSubscriptions):
     """Receives the read requests for one partition on one node, and sends the answers (implements ``ReadShell``).
 
     The reply subject of a request identifies the reader.
     """
 
     __slots__ = (
-        "_bus", "_counters", "_guard", "_handler", "_inboxes", "_own", "_reads", "_shared", "_shared_subject",
-        "_timers", "advanced", "touched",
+        "_counters", "_guard", "_inboxes", "_reads", "_timers", "advanced", "touched",
     )  # fmt: skip
+    _bus: BusConnection
 
     def __init__(self, tools: ReadTools, key: PartitionKey, node_id: str, source: ReadSource, folder: str = "") -> None:
-        bus, subjects = tools.bus, tools.subjects
-        self._bus = bus
         self._inboxes = tools.inboxes
         self._timers = tools.timers
         self._counters = tools.counters
@@ -62,17 +60,14 @@ class ReadSubjects:
         self._reads: Reads[_Asker] = Reads(key, node_id, source, self, tools.counters, tools.budget, tools.instruments, files)
         self.advanced = self._reads.advanced
         """Function that wakes waiting readers. Call it after a change of HW, log end or readiness."""
-        self._shared_subject = subjects.read(key.stream, key.partition)
         self._guard = RequestGuard("read", tools.counters, self._reject)
-        self._handler = self._guard.handler(self._request_arrived)
-        self._own = bus.listen(subjects.read_from(key.stream, key.partition, node_id), self._handler)
-        self._shared: Listener | None = None
         self.touched: Callable[[], None] = lambda: None
         """Callback after the number of waiting readers or of sent records may have changed."""
+        super().__init__(tools.bus, tools.subjects, key, node_id, self._guard.handler(self._request_arrived))
 
-    def set_state_server(self, giver: StateServer) -> None:
-        """Set ``giver``, which returns the state of producers and message ids. Backups request it with a read."""
-        self._reads.give_state = giver.read_piece_below
+    def set_state_server(self, state_server: StateServer) -> None:
+        """Set ``state_server``, which returns the state of producers and message ids. Backups request it with a read."""
+        self._reads.give_state = state_server.read_piece_below
 
     @property
     def record_count(self) -> int:
@@ -90,21 +85,9 @@ class ReadSubjects:
     def waiting_bytes(self) -> int:
         return self._reads.waiting_bytes
 
-    def share(self, wanted: bool) -> None:
-        """Join the queue group of the replicas that answer reads of this partition if ``wanted`` is True.
-
-        Otherwise leave it.
-        """
-        if wanted and self._shared is None:
-            self._shared = self._bus.listen(self._shared_subject, self._handler, queue=self._shared_subject)
-        elif not wanted and self._shared is not None:
-            self._shared.close()
-            self._shared = None
-
     def close(self) -> None:
         """Unsubscribe. Reject all waiting requests, because the node removes this replica."""
-        self.share(False)
-        self._own.close()
+        super().close()
         self._reads.close()
 
     async def answer_local_read(self, payload: bytes) -> bytes:
@@ -132,11 +115,6 @@ class ReadSubjects:
         self._guard.reject_failed(asker.encode() if isinstance(asker, str) else b"", error)
 
     # ---- what carries the answers ------------------------------------------------------------------------------------
-    @property
-    def max_payload(self) -> int:
-        """Maximum size of a message that the NATS server accepts now, in bytes."""
-        return self._bus.max_payload
-
     @property
     def has_room(self) -> bool:
         return self._bus.has_room

@@ -20,7 +20,7 @@ from pathlib import Path
 from liftpy.config import NS_PER_S
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
 from liftpy.core.log.recovery import RecoveryResult, recover
-from liftpy.core.publish.log_state import LogState
+from liftpy.core.partition.shell import PartitionShell
 from liftpy.core.replication import events
 from liftpy.errors import LiftError, StorageError
 from sidecar.disk.data_folder import DataDirectory
@@ -146,17 +146,13 @@ _PAUSE_LEAST_S = 0.001
 
 
 class LogReplay:
-    """Rebuilds the derived state of one partition (message ids, producers, subjects) from its log.
+    """Rebuilds the derived state of one partition (message ids, producers, subjects) from its log."""
 
-    ``failed``: called with the error if the log cannot be read.
-    """
+    __slots__ = ("_closed", "_derived", "_handle", "_partition", "_read_timer", "_then", "touched")
 
-    __slots__ = ("_closed", "_derived", "_failed", "_feed", "_handle", "_read_timer", "_then", "touched")
-
-    def __init__(self, derived: LogState, feed: Callable[[events.Event], None], failed: Callable[[StorageError], None]) -> None:
-        self._derived = derived
-        self._feed = feed
-        self._failed = failed
+    def __init__(self, partition: PartitionShell) -> None:
+        self._partition = partition
+        self._derived = derived = partition.derived
         self._then: Callable[[], None] | None = None
         self._handle: asyncio.Handle | None = None
         self._read_timer: asyncio.Handle | None = None
@@ -204,13 +200,16 @@ class LogReplay:
                 complete = self._derived.read_missing_records()
                 self.touched()
         except LiftError as error:
-            self._failed(
-                error if isinstance(error, StorageError) else StorageError(f"Cannot read the log after recovery: {error}")
-            )
+            self._report(error)
             return
         if not complete:
             factor = _URGENT_PAUSE_FACTOR if wait else _PAUSE_FACTOR
             self._read_missing_records(max(_PAUSE_LEAST_S, factor * (clock.now_ns() - began_ns) / NS_PER_S))
+
+    def _report(self, error: LiftError) -> None:
+        """Report that the log cannot be read."""
+        text = f"Cannot read the log after recovery: {error}"
+        self._partition.log_failed(error if isinstance(error, StorageError) else StorageError(text))
 
     def _go_on(self) -> None:
         self._handle = None
@@ -218,9 +217,7 @@ class LogReplay:
             complete = self._derived.is_complete or self._derived.replay()
             self.touched()
         except LiftError as error:
-            self._failed(
-                error if isinstance(error, StorageError) else StorageError(f"Cannot read the log after recovery: {error}")
-            )
+            self._report(error)
             return
         then = self._then
         if then is None:
@@ -230,4 +227,4 @@ class LogReplay:
             then()
         else:
             self._handle = asyncio.get_running_loop().call_soon(self._go_on)
-            self._feed(events.ReplayProgressed(end_offset=self._derived.end_offset or 0))
+            self._partition.feed(events.ReplayProgressed(end_offset=self._derived.end_offset or 0))

@@ -485,7 +485,7 @@ class Partitions:
         except (nats.errors.Error, TimeoutError, OSError) as error:
             logger.info("in-flight publishes not checked error=%r: transferring the leaderships", error)
             return
-        leading = [worker for worker in leading if not worker.executor.storage_failed]  # those can't answer any more
+        leading = [worker for worker in leading if not worker.storage_failed]  # those can't answer any more
         while any(not worker.ingest.idle for worker in leading) and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
 

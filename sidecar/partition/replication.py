@@ -73,7 +73,7 @@ class ReplicationHandler:
 
     __slots__ = (
         "_bus", "_counters", "_does_not_fit", "_feed", "_holding", "_inbox_rules", "_instruments", "_kept", "_key",
-        "_listeners", "_next_token", "_read", "_subjects", "_tokens", "giver",
+        "_listeners", "_next_token", "_read", "_subjects", "_tokens", "state_server",
     )  # fmt: skip
 
     def __init__(
@@ -102,7 +102,7 @@ class ReplicationHandler:
         self._next_token = 1
         self._holding = False
         """True while the answers of a step are collected, so that they are sent together."""
-        self.giver: StateServer | None = None
+        self.state_server: StateServer | None = None
         """Source of state that the log no longer contains. None: no source."""
         self._read: tuple[tuple[int, int, int, int], Portion] | None = None
         """Arguments and result of the last log read in this step, which several followers may share. None: no read yet."""
@@ -175,13 +175,15 @@ class ReplicationHandler:
         except ProtocolError as error:
             self._counters[counter_name(error)] += 1
             return
-        if self.giver is None:
+        if self.state_server is None:
             return
         reply_subject = self._own_reply(reply, request.replicaID, _named_id(request))
         if reply_subject is None:
             return
         room = min(request.maxBytes, self._bus.max_payload) - _STATE_OVERHEAD_BYTES
-        piece = self.giver.read_piece(StatePieceRequest(request.endOffset, request.position), max(1, min(room, PIECE_BYTES)))
+        piece = self.state_server.read_piece(
+            StatePieceRequest(request.endOffset, request.position), max(1, min(room, PIECE_BYTES))
+        )
         answer = pb.StateResponse(streamUid=self._key.uid, partition=self._key.partition, requestId=request.requestId)
         if piece is None:
             answer.later = True
@@ -328,7 +330,7 @@ class FetchClient:
 
     __slots__ = (
         "_asked", "_assembly", "_bus", "_counters", "_feed", "_instruments", "_key", "_next_token", "_node_id",
-        "_offset_subject", "_replicate_subject", "_router", "_slot", "_waiting", "failed", "fetched", "taker",
+        "_offset_subject", "_replicate_subject", "_router", "_slot", "_waiting", "failed", "fetched", "state_fetcher",
     )  # fmt: skip
 
     def __init__(
@@ -357,7 +359,7 @@ class FetchClient:
         self.fetched: dict[int, FetchedBatches] = {}
         """Token -> fetched batches that wait for the core's decision."""
         self._next_token = 1
-        self.taker: StateFetcher | None = None
+        self.state_fetcher: StateFetcher | None = None
         """Source of state that the leader's log no longer contains. None: fetches do not wait for a state."""
         self.failed: Callable[[StorageError], None] = lambda error: None
         """Callback if the state cannot be stored."""
@@ -381,7 +383,7 @@ class FetchClient:
         ``incarnation``: incarnation of this node's process. If the log was emptied, the leader's derived state is requested
         first.
         """
-        question = None if self.taker is None else self.taker.asks(effect.leader_epoch)
+        question = None if self.state_fetcher is None else self.state_fetcher.asks(effect.leader_epoch)
         if question is not None:
             self._waiting = effect, incarnation
             self._ask_state(effect.request_id, question)
@@ -417,13 +419,13 @@ class FetchClient:
 
     def _process_state_piece(self, request_id: int, answer: pb.StateResponse) -> events.Event | None:
         waiting = self._waiting
-        if self.taker is None or waiting is None or waiting[0].request_id != request_id:
+        if self.state_fetcher is None or waiting is None or waiting[0].request_id != request_id:
             self._counters[counter_name(MisdirectedError("received the answer to a state request that is not pending"))] += 1
             return None
         self._waiting = None
         piece = None if answer.later else StatePiece(answer.endOffset, answer.totalBytes, answer.position, answer.data)
         try:
-            goes_on = self.taker.add_piece(piece)
+            goes_on = self.state_fetcher.add_piece(piece)
         except StorageError as error:
             self.failed(error)
             return None
@@ -451,8 +453,8 @@ class FetchClient:
 
     def _answer_arrived(self, request_id: int, payload: bytes, headers: bytes) -> None:
         if headers and is_status(headers, payload):
-            if self.taker is not None:
-                self.taker.note_no_responders()
+            if self.state_fetcher is not None:
+                self.state_fetcher.note_no_responders()
             self._feed(events.RequestFailed(request_id=request_id, reason="nobody listens"))
             return
         try:
@@ -519,7 +521,7 @@ class FetchClient:
 
     def _response(self, request_id: int, response: frames.ReplicationResponse) -> events.FetchAnswered:
         batches = split_batches(response.batches, verify=True) if response.batches else []
-        if self.taker is not None and self.taker.fetch_answered():
+        if self.state_fetcher is not None and self.state_fetcher.fetch_answered():
             text = (
                 "leader sends no state partition=%s: its version is older. This replica forgets the producers and "
                 "message ids of deleted records"

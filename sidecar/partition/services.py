@@ -14,12 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from liftpy.config import NS_PER_S, ReplicationConfig
-from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
-from liftpy.core.log.log import Log
+from liftpy.core.partition.shell import PartitionShell
 from liftpy.core.replication import events
 from liftpy.core.replication.phases import LeaderPhase, RoleName
-from liftpy.core.replication.replica import Replica
 from liftpy.core.services.sessions import (
     MAX_REPORTED,
     QUIET_ROUNDS,
@@ -42,6 +40,7 @@ from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import ProtocolError
 from liftpy.nats.request_guard import RequestGuard
+from sidecar.partition.proposals import Proposals
 from sidecar.runtime import clock
 from sidecar.runtime.timers import Timer, Timers
 from sidecar.transport.connection import BusConnection, send_answer
@@ -65,53 +64,49 @@ _BINDING: dict[MessageType, type[pb.ServiceHello | pb.ServiceAck | pb.SnapshotRe
 }
 
 
-Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
+OnAnswer = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
 """Callback for messages to a service in this process."""
 
 
 class PartitionServices:
     """The replicated services of one partition on this node.
 
-    ``feed``: feeds ReplayProgressed and ReplayFinished to the replica. ``hand_over``: requests a leadership transfer, with the
-    new leader and the reason. ``report_ended``: called when a service has ended, to make a cluster event of it.
+    ``partition``: the partition. It gets ReplayProgressed and ReplayFinished. ``transfer_leadership``: called with the new leader
+    and the reason.
     """
 
     def __init__(
         self,
+        partition: PartitionShell,
         *,
         bus: BusConnection,
-        key: PartitionKey,
         node_id: str,
         incarnation: int,
         config: ReplicationConfig,
         timers: Timers,
-        log: Log,
-        replica: Replica,
-        feed: Callable[[events.Event], None],
+        proposals: Proposals,
         subjects: Subjects,
-        hand_over: Callable[[str, str], None],
+        transfer_leadership: Callable[[str, str], None],
         inboxes: InboxRule,
-        counters: Counter[str],
         compacted: bool = False,
-        report_ended: Callable[[ServiceEnded], None] = lambda _: None,
     ) -> None:
-        self.key = key
+        self.key = key = partition.key
+        self._partition = partition
         self._bus = bus
         self._inboxes = inboxes
-        self._counters = counters
+        self._counters = partition.counters
         self._timers = timers
-        self._log = log
-        self._replica = replica
-        self._feed = feed
+        self._replica = partition.replica
+        self._proposals = proposals
         self._node_id = node_id
         self._subjects = subjects
-        self._hand_over = hand_over
+        self._transfer_leadership = transfer_leadership
         self.touched: Callable[[], None] = lambda: None
         """Callback when the first service of a partition may have appeared."""
         self._agreements: dict[str, StateComparison] = {}
         self._differences: dict[str, Difference | None] = {}
         self._versions = CodeVersions()
-        self._here: dict[str, Told] = {}
+        self._here: dict[str, OnAnswer] = {}
         """Inbox -> callback of a service in this process, which gets its messages without NATS."""
         self._wellness = ServicesHealth(round(config.service_grace_s * NS_PER_S))
         self._session_ns = round(max(SESSION_LEASE_FACTOR * config.lease_s, config.candidate_timeout_s * 1.5) * NS_PER_S)
@@ -125,7 +120,6 @@ class PartitionServices:
             compacted=compacted,
             shown_ns=round(config.service_ended_retention_s * NS_PER_S),
         )
-        self._report_ended = report_ended
         self._events_ns: list[int] = []
         """Monotonic times of the last reported ends of services."""
         self._check = Timer(self._expire)
@@ -140,14 +134,14 @@ class PartitionServices:
         self._replay_end_offset = 0
         """Offset up to which services must replay, exclusive. 0: no replay is requested."""
 
-    # ---- what the executor says --------------------------------------------------------------------------------------------
+    # ---- what the worker says ----------------------------------------------------------------------------------------------
     def replay(self, end_offset: int) -> None:
         """Let the services of a candidate replay the log up to ``end_offset`` (exclusive), as the replica has done.
 
         If this replica is no candidate, feed ReplayFinished at once.
         """
         if self._replica.role is not RoleName.CANDIDATE:
-            self._feed(events.ReplayFinished(end_offset=end_offset))
+            self._partition.feed(events.ReplayFinished(end_offset=end_offset))
             return
         self._replay_end_offset = end_offset
         self._carry_out(self._sessions.replay(self._view(), clock.now_ns()))
@@ -164,7 +158,7 @@ class PartitionServices:
         self._timers.cancel(self._report)
 
     # ---- what services say -------------------------------------------------------------------------------------------------
-    def hello(self, hello: pb.ServiceHello, inbox: str, on_answer: Told | None = None) -> None:
+    def hello(self, hello: pb.ServiceHello, inbox: str, on_answer: OnAnswer | None = None) -> None:
         """Process a ServiceHello: a service registers, or repeats this as a heartbeat.
 
         ``inbox``: subject for answers. ``on_answer``: callback for answers to a service in this process, used instead of the inbox.
@@ -240,10 +234,10 @@ class PartitionServices:
             and high_watermark + 1 >= epoch_start_offset,
             candidate=replica.role is RoleName.CANDIDATE,
             leader_epoch=replica.leader_epoch,
-            log_start_offset=self._log.log_start_offset,
+            log_start_offset=self._partition.log.log_start_offset,
             high_watermark=high_watermark,
             epoch_start_offset=epoch_start_offset,
-            log_end_offset=self._log.log_end_offset,
+            log_end_offset=self._partition.log.log_end_offset,
             turn=_turn(self._node_id, replica.state.replicas, replica.state.leader),
             is_retry=bool(replica.state.passed_over),
         )
@@ -303,7 +297,7 @@ class PartitionServices:
                     toward,
                     why,
                 )
-                self._hand_over(toward, why)
+                self._transfer_leadership(toward, why)
         else:
             self._wellness.unhealthy_services(own, now_ns)
         if len(self._sessions) or self._wellness.knows(now_ns):
@@ -353,7 +347,7 @@ class PartitionServices:
             return
         event_times_ns.append(now_ns)
         del event_times_ns[:-_EVENTS]
-        self._report_ended(ended)
+        self._proposals.report_service(self.key, ended)
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -365,10 +359,10 @@ class PartitionServices:
                 case ServiceEnded():
                     self._has_ended(effect)
                 case ServicesReplayed(_, True):
-                    self._feed(events.ReplayFinished(end_offset=self._replay_end_offset))
+                    self._partition.feed(events.ReplayFinished(end_offset=self._replay_end_offset))
                 case ServicesReplayed(position, False):
                     if position > 0:
-                        self._feed(events.ReplayProgressed(end_offset=min(position, self._replay_end_offset)))
+                        self._partition.feed(events.ReplayProgressed(end_offset=min(position, self._replay_end_offset)))
 
 
 def _service_and_node(message: pb.ServiceHello | pb.ServiceAck | pb.SnapshotRequest) -> tuple[str, str]:
@@ -441,7 +435,7 @@ class ServiceHandler:
             self._counters[counter_name(error)] += 1
             logger.debug("invalid service frame error=%s: ignored", error)
 
-    def process_local(self, message: pb.ServiceHello | pb.ServiceAck, inbox: str, on_answer: Told) -> None:
+    def process_local(self, message: pb.ServiceHello | pb.ServiceAck, inbox: str, on_answer: OnAnswer) -> None:
         """Process a message of a service that runs in this process.
 
         ``on_answer``: called with answers to the service. ``inbox``: name that identifies the service.

@@ -24,21 +24,22 @@ from liftpy.core.base.partition import PartitionMetadata, PartitionState
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import OpenReport, delete_quarantined_files
 from liftpy.core.observe.tracing import SWITCHED, PartitionTraces
+from liftpy.core.partition.shell import PartitionShell, ReplicaSource
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import LogState, derived_state
 from liftpy.core.publish.log_state_part import NodeStateMemory
-from liftpy.core.publish.memory_budget import WAITING_PUBLISHER_BYTES, MemoryBudget, PartitionMemoryBudget
+from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.publish.standby import NodeStandbyMemory, Standby, StandbyBuffer, StandbyReplayRules
+from liftpy.core.publish.standby import FailoverBacklog, NodeStandbyMemory, Standby, StandbyBuffer, StandbyReplayRules
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
+from liftpy.core.replication.effects import Effect, Methods, methods_of
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import Lease
-from liftpy.core.replication.reads import ReplicaSource
+from liftpy.core.replication.phases import LeaderPhase
 from liftpy.core.replication.replica import Replica
-from liftpy.core.services.sessions import ServiceEnded
 from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject
 from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
 from sidecar.disk.data_folder import DataDirectory
@@ -47,7 +48,6 @@ from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.metadata.identity import NodeFile, WorkerMarks
 from sidecar.partition.deletions import Deletions
 from sidecar.partition.driver import ReplicaDriver
-from sidecar.partition.executor import Executor, Tools, trace
 from sidecar.partition.flushing import Flusher, StateCheckpoints, StateFileMatch, load_state_file, read_state_file
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
@@ -57,9 +57,9 @@ from sidecar.partition.recovery import LogReplay, RecoveredLogs
 from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationHandler
 from sidecar.partition.services import PartitionServices
 from sidecar.runtime import clock
-from sidecar.runtime.logs import INFO_LOG_LIMIT
+from sidecar.runtime.logs import INFO_LOG_LIMIT, WarningLogRateLimit
 from sidecar.runtime.settings import NodeSettings
-from sidecar.runtime.timers import Timers
+from sidecar.runtime.timers import Timer, Timers
 from sidecar.tracing.node_tracing import Tracing
 from sidecar.transport.connections import NodeConnections
 from sidecar.transport.dropped_publishes import Drops
@@ -67,6 +67,10 @@ from sidecar.transport.liveness import Probes
 from sidecar.transport.notify import Notifications
 
 logger = logging.getLogger("liftpy.partition")
+replica_logger = logging.getLogger("liftpy.replica")
+_seldom = WarningLogRateLimit()
+_REACHED = {kind.name: events.DeadlineReached(kind=kind) for kind in events.Deadline}
+"""Event for each kind of deadline."""
 
 _REQUEST_ID_BASE = secrets.randbits(61)
 """First request id of this process. Nodes that do not see its requests cannot guess it, and a leader rejects other ids."""
@@ -119,12 +123,14 @@ class NodeTools:
     promises: Promises
 
 
-class PartitionWorker:
-    """Runs one partition on a node: its log, its replica and its services.
+class PartitionWorker(PartitionShell):
+    """Runs one partition on a node: its log, its replica and its services. It carries out the effects of the replica.
 
-    Create it with ``open_worker``, call ``update`` with each new state, and ``stop`` at the end.
+    Create it with ``open_worker``, call ``update`` with each new state, and ``stop`` at the end. ``execute`` calls the method for
+    an effect, for example ``append_batch`` for AppendBatch.
     """
 
+    reads: ReadSubjects
     _traces: PartitionTraces | None = None
     has_ended = False
     """True if the worker is stopped or is being stopped.
@@ -143,7 +149,7 @@ class PartitionWorker:
         derived: LogState | None = None,
     ) -> None:
         self.key, self.config, self.log = key, config, log
-        self._node, self.set_aside = node, set_aside
+        self._node, self.counters, self.set_aside = node, node.counters, set_aside
         """Paths of existing files that recovery has quarantined."""
         self.damage_offset = -1
         """First missing offset of the damage that the last start found. -1: none."""
@@ -153,13 +159,15 @@ class PartitionWorker:
         self.replica = _replica(node, key)
         own_subject, node_id = data_subject(subject, key.partition), node.settings.node_id
         self._driver = ReplicaDriver(key, self.replica, node.fatal)
-        self.feed = self._driver.feed
+        feed = self._driver.feed
         times = PublishTimes(node.instruments, clock.now_ns)
         self.acks = PendingAcks(node.links.ingest, key, own_subject, times)
-        self.reads = ReadSubjects(node.reads, key, node_id, self._source(), str(node.folder.partition_path(key).absolute()))
+        self.reads = ReadSubjects(
+            node.reads, key, node_id, ReplicaSource(self), str(node.folder.partition_path(key).absolute())
+        )
         self.derived = derived or derived_state(log, own_subject, config, node.settings.replication, clock.now_ns)
         self.derived.join(node.state_memory)
-        self.replay = LogReplay(self.derived, self.feed, self._flush_failed)
+        self.replay = LogReplay(self)
         self.ingest = Ingest(
             shell=node.links.ingest,
             subject=own_subject,
@@ -168,79 +176,59 @@ class PartitionWorker:
             codec=config.codec,
             inboxes=node.reads.inboxes,
             acks=self.acks,
-            feed=self.feed,
-            wall_ns=node.clocks.stamp_ns,
-            log_end_offset=self._log_end_offset,
-            may_refuse=self._may_refuse,
-            may_refuse_for_now=self._may_refuse_for_now,
+            replica=self.replica,
+            feed=feed,
+            log=log,
             derived=self.derived,
-            takes=self.replica.takes_publishes,
+            now_ns=clock.now_ns,
+            wall_ns=node.clocks.stamp_ns,
             on_drop=self._messages_dropped,
-            may_leave=self._may_leave,
+            on_leave=self._ingest_left,
             times=times,
-            room=PartitionMemoryBudget(node.memory_budget, node.settings.replication.ingest_queue_bytes, self._queued_bytes),
+            memory=node.memory_budget,
         )
         self.standby = self._standby(node, own_subject)
         self.replication = ReplicationHandler(
-            node.links.replication, node.subjects, key, node.node_inboxes, self.feed, node.counters, node.instruments
+            node.links.replication, node.subjects, key, node.node_inboxes, feed, node.counters, node.instruments
         )
-        self.fetches = FetchClient(node.router, node.subjects, key, node_id, self.feed, node.counters, node.instruments)
+        self.fetches = FetchClient(node.router, node.subjects, key, node_id, feed, node.counters, node.instruments)
         self.flusher = self._flusher(node)
         self.states = StateCheckpoints(self.derived, log, key, node.settings.replication, self.flusher, node.pool)
         self.services = self._services(node)
-        self.executor = self._executor(node)
+        self.fetched, self.state_fetcher = self.fetches.fetched, self.states.state_fetcher
+        self._deadlines: dict[str, Timer] = {}
+        """Name -> timer of a deadline. A timer is created when it is first set."""
+        self._do = METHODS
         self._join_parts()
 
     def _services(self, node: NodeTools) -> PartitionServices:
         return PartitionServices(
+            self,
             inboxes=node.reads.inboxes,
-            counters=node.counters,
             bus=node.links.replication,
-            key=self.key,
             node_id=node.settings.node_id,
             incarnation=node.incarnation,
             config=node.settings.replication,
             timers=node.timers,
-            log=self.log,
-            replica=self.replica,
-            feed=self.feed,
+            proposals=node.proposals,
             subjects=node.subjects,
-            hand_over=self._hand_over,
+            transfer_leadership=self._transfer_for_service,
             compacted=self.config.is_cleaned,
-            report_ended=self._report_service,
         )
 
     def _join_parts(self) -> None:
-        self._driver.execute, self._driver.step_over = self.executor.execute, self.replication.step_over
+        self._driver.execute, self._driver.step_over = self.execute, self.replication.step_over
         self.log.on_damage = self._restart_for_repair
         for part in (self._driver, self.ingest.reader, self.standby, self.reads, self.replay, self.states, self.services):
             part.touched = self.touched
-        self.replication.giver = self.states.giver
-        self.fetches.taker = self.executor.taker = self.states.taker
-        self.reads.set_state_server(self.states.giver)
-        self.fetches.failed = self._flush_failed
+        self.replication.state_server = self.states.state_server
+        self.fetches.state_fetcher = self.states.state_fetcher
+        self.reads.set_state_server(self.states.state_server)
+        self.fetches.failed = self.log_failed
         self.states.written = self._state_written
         self.trace()
 
     # Bound methods: a closure needs three times their memory, and a node has thousands of partitions.
-    def _log_end_offset(self) -> int:
-        return self.log.log_end_offset
-
-    def _may_refuse(self) -> bool:
-        return self.replica.may_refuse_publishers(clock.now_ns())
-
-    def _may_refuse_for_now(self) -> bool:
-        return self.replica.may_refuse_for_now(clock.now_ns())
-
-    def _has_failed(self) -> bool:
-        return self.executor.storage_failed
-
-    def _is_heard(self) -> bool:
-        return self.ingest.heard
-
-    def _report_service(self, ended: ServiceEnded) -> None:
-        self._node.proposals.report_service(self.key, ended)
-
     def _standby_lost(self, count: int) -> None:
         self._node.drops.count(str(self.key), "standby_overflow", count)
 
@@ -251,34 +239,28 @@ class PartitionWorker:
         self.touched()
         self._node.drops.count(str(self.key), reason, count)
 
-    def _executor(self, node: NodeTools) -> Executor:
-        executor = Executor(self._tools(node))
-        executor.on_failure = self._storage_failed
-        return executor
-
     def trace(self) -> None:
         """Start or stop tracing this partition, as the settings of the node require now."""
         before, self._traces = self._traces, self._node.tracing.of(self.key)
         if before is not None:
             before.end_all(SWITCHED)
-        if before is not None or self._traces is not None:
-            trace(self, self._driver, self._traces)
+        traces = self._traces
+        self._driver.replica = self.replica if traces is None else TracedReplica(self.replica, traces)
+        self._do = METHODS if traces is None else TRACED_METHODS
+
+    @property
+    def traces(self) -> PartitionTraces:
+        """Traces of this partition. Use it only while the partition is traced."""
+        assert self._traces is not None
+        return self._traces
 
     def followers(self) -> frozenset[str]:
         return frozenset(self.state.replicas).difference((self.node_id,)) if self.state is not None else frozenset()
 
-    def _source(self) -> ReplicaSource:
-        return ReplicaSource(
-            self.replica,
-            self.log,
-            failed=self._has_failed,
-            is_heard=self._is_heard,
-        )
-
     def _flusher(self, node: NodeTools) -> Flusher:
         took = partial(node.flush_times.flushed, self.key)
         return Flusher(
-            self.log, self.config.flush, node.pool, node.timers, self._log_flushed, self._flush_failed, took, node.flush_runner
+            self.log, self.config.flush, node.pool, node.timers, self._log_flushed, self.log_failed, took, node.flush_runner
         )
 
     def _standby(self, node: NodeTools, own_subject: str) -> Standby:
@@ -290,7 +272,7 @@ class PartitionWorker:
             replica=self.replica,
             log=self.log,
             ids=self.derived.ids,
-            heard=StandbyBuffer(node.standby_memory, bounds.standby_bytes, round(bounds.standby_age_s * NS_PER_S)),
+            buffer=StandbyBuffer(node.standby_memory, bounds.standby_bytes, round(bounds.standby_age_s * NS_PER_S)),
             now_ns=clock.now_ns,
             wall_ns=node.clocks.stamp_ns,
             rules=StandbyReplayRules(uncertainty_ns=round(bounds.lease_s * NS_PER_S)),
@@ -298,39 +280,10 @@ class PartitionWorker:
             on_unreadable=self._standby_unreadable,
         )
 
-    def _tools(self, node: NodeTools) -> Tools:
-        return Tools(
-            key=self.key,
-            incarnation=node.incarnation,
-            log=self.log,
-            flusher=self.flusher,
-            promises=node.promises,
-            timers=node.timers,
-            ingest=self.ingest,
-            derived=self.derived,
-            standby=self.standby,
-            replay=self.replay,
-            acks=self.acks,
-            replication=self.replication,
-            fetches=self.fetches,
-            notifications=node.notifications,
-            fetch_combiner=node.fetch_combiner,
-            probes=node.probes,
-            reads=self.reads,
-            proposals=node.proposals,
-            services=self.services,
-            counters=node.counters,
-            feed=self.feed,
-            driver=self._driver,
-            transfer_leadership=node.transfer_leadership,
-            high_watermark=lambda: self.replica.high_watermark,
-            leader=lambda: (self.leader, self.leader_epoch, self.state.epoch if self.state is not None else 0),
-        )
-
     # ---- events -------------------------------------------------------------------------------------------------------
     def begin(self) -> None:
         """Feed LogOpened, the first event, to the replica."""
-        self.executor.feed_log_opened()
+        self.feed_log_opened()
 
     def announce_change(self) -> None:
         """Tell the replica that the image of the node has changed for it. ``update`` follows, with the newest image."""
@@ -344,16 +297,13 @@ class PartitionWorker:
         count_isr(self._node.instruments, self._node.settings.node_id, self.state, metadata.state)
         self.state = metadata.state
         self.config = metadata.config
-        if self.executor.apply_metadata(metadata, incarnations, self.replica.announced):
+        if self.apply_metadata(metadata, incarnations, self.replica.announced):
             self.apply_retention(self._node.clocks.time_of_age_ns())
         self.reads.share(self._node.settings.node_id in metadata.isr)
         self.reads.advanced()
 
     def _log_flushed(self, end_offset: int) -> None:
         self.feed(events.LogFlushed(end_offset=end_offset, took_ns=self.flusher.disk_ns))
-
-    def _flush_failed(self, error: StorageError) -> None:
-        self.executor.log_failed(error)
 
     def _restart_for_repair(self, error: CorruptionError) -> None:
         """Restart the node, because a read found damage (``error``). Afterwards other replicas repair the log [S3]."""
@@ -364,17 +314,17 @@ class PartitionWorker:
             except LiftError as failure:
                 logger.warning("HW checkpoint failed partition=%s error=%s: retrying", self.key, failure)
 
-        if not self.executor.storage_failed:
+        if not self.storage_failed:
             # a flip in the newest batch looks like a torn write: the stored HW shows recovery that it is damage
             self.flusher.alone(checkpoint)
             self._node.counters["damage_met"] += 1
             self._node.instruments.damaged_segments += 1
-            self.executor.log_failed(error)
+            self.log_failed(error)
 
     def log_was_closed(self, error: StorageError) -> None:
-        """Report to the replica that its log has failed, if other code than the executor has closed the log because of ``error``."""
-        if self.log.closed and not self.executor.storage_failed:
-            self.executor.log_failed(error)
+        """Report to the replica that its log has failed, if other code has closed the log because of ``error``."""
+        if self.log.closed and not self.storage_failed:
+            self.log_failed(error)
 
     def _storage_failed(self, error: StorageError) -> None:
         """Restart the node after a storage error, unless the disk is full.
@@ -410,29 +360,14 @@ class PartitionWorker:
         return self.leader == self._node.settings.node_id
 
     @property
-    def storage_failed(self) -> bool:
-        """True if the log has failed. It stays failed until the node restarts."""
-        return self.executor.storage_failed
-
-    @property
     def is_in_sync(self) -> bool:
         """True if the replica is in the ISR and its log agrees with the leader's log."""
         in_isr = self.state is not None and self._node.settings.node_id in self.state.isr
         return in_isr and self.replica.may_serve_committed()
 
-    def _queued_bytes(self) -> int:
-        replica = self.replica
-        return replica.held_bytes + replica.uncommitted_bytes + self.acks.count * WAITING_PUBLISHER_BYTES
-
-    def _may_leave(self) -> bool:
-        """Return whether a standby follower has received the publishes that this leader missed while it was disconnected.
-
-        If so, schedule a leadership transfer to it.
-        """
-        heir = self.replica.standby_to_lead_next()
-        if heir:
-            self._node.transfer_after_lost_publishes(self.key)
-        return bool(heir)
+    def _ingest_left(self) -> None:
+        """Schedule a leadership transfer to a standby follower, which has received the publishes that this leader missed."""
+        self._node.transfer_after_lost_publishes(self.key)
 
     def transfer_after_lost_publishes(self) -> bool:
         """Transfer the leadership to a standby follower, because this leader missed publishes.
@@ -441,12 +376,206 @@ class PartitionWorker:
         """
         heir = self.replica.standby_to_lead_next()
         if heir:
-            aside = do.StepAside(leader_epoch=self.leader_epoch, toward=heir, reason="publishes may have gone past it")
-            self.executor.hand_over(aside, "missed_publishes")
+            aside = do.TransferLeadership(leader_epoch=self.leader_epoch, toward=heir, reason="publishes may have gone past it")
+            self.request_transfer(aside, "missed_publishes")
         return bool(heir)
 
-    def _hand_over(self, toward: str, reason: str) -> None:
-        self.executor.hand_over(do.StepAside(leader_epoch=self.leader_epoch, toward=toward, reason=reason), "service")
+    def _transfer_for_service(self, toward: str, reason: str) -> None:
+        self.request_transfer(do.TransferLeadership(leader_epoch=self.leader_epoch, toward=toward, reason=reason), "service")
+
+    # ---- effects -------------------------------------------------------------------------------------------------------
+    def execute(self, effect: Effect) -> None:
+        self._do[type(effect)](self, effect)
+
+    # ---- the log and the publishers ------------------------------------------------------------------------------------
+    def feed(self, event: events.Event) -> None:
+        self._driver.feed(event)
+
+    def now_ns(self) -> int:
+        return clock.now_ns()
+
+    def append_time_ns(self) -> int:
+        return time.time_ns()
+
+    def flush_appended(self) -> None:
+        self.flusher.appended()
+
+    def named_leader(self) -> tuple[str, int, int]:
+        return self.leader, self.leader_epoch, self.state.epoch if self.state is not None else 0
+
+    def log_failed(self, error: StorageError, token: int = 0) -> None:
+        """Report a storage error to the replica (StorageFailed). After the first error, restart the node if that is needed.
+
+        ``token``: handle of the publishes that could not be stored. 0: none.
+        """
+        is_first = not self.failed
+        if is_first:
+            self.counters["storage_failure"] += 1
+            replica_logger.error("storage failed partition=%s error=%s", self.key, error)
+        super().log_failed(error, token)
+        if is_first:
+            self._storage_failed(error)
+
+    def truncate_log(self, effect: do.TruncateLog) -> None:
+        replica_logger.info("log truncated partition=%s log_end=%d", self.key, effect.end_offset)
+        super().truncate_log(effect)
+
+    def reset_log(self, effect: do.ResetLog) -> None:
+        replica_logger.warning("log discarded partition=%s: fetching it again from=%d", self.key, effect.start_offset)
+        super().reset_log(effect)
+
+    def run_without_flush(self, work: Callable[[], None]) -> None:
+        """Run ``work``, which changes files of the log. If a slow flush is running, run it after the flush.
+
+        So the event loop does not wait. The replica gets no event until then.
+        """
+
+        def behind_the_flush() -> None:
+            self._driver.go_on(work)
+
+        put_off = False
+        if self.flusher.alone(lambda: behind_the_flush() if put_off else work()):
+            put_off = True
+            replica_logger.warning("truncation delayed partition=%s: waiting for the running flush", self.key)
+            self._driver.hold()
+
+    def recheck_log(self, effect: do.RecheckLog) -> None:
+        outcome = self.recheck(effect)
+        text = "replica fetched damaged bytes partition=%s from=%s offset=%d error=%s"
+        _seldom.warning(replica_logger, text, self.key, effect.replica, effect.offset, outcome.value)
+
+    def store_promise(self, leader_epoch: int, then: Callable[[StorageError | None], None]) -> None:
+        def stored(error: StorageError | None) -> None:
+            if not self.has_ended:
+                then(error)
+
+        self._node.promises.store(self.key.folder, leader_epoch, stored)
+
+    # ---- other replicas -------------------------------------------------------------------------------------------------
+    def send_fetch(self, effect: do.SendFetch) -> None:
+        self.fetches.send_fetch(effect, self._node.incarnation)
+
+    def quiesce(self, effect: do.Quiesce) -> None:
+        self._node.fetch_combiner.wait(self.key, effect, self._driver.feed)
+
+    def end_quiescence(self, _: do.EndQuiescence) -> None:
+        self._node.fetch_combiner.stop(self.key)
+
+    def confirm_quiescence(self, effect: do.ConfirmQuiescence) -> None:
+        self._node.fetch_combiner.confirm(effect)
+
+    def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
+        self.fetches.send_epoch_query(effect)
+
+    def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
+        self.replication.send_response(effect, self.log, self.high_watermark)
+        self.ingest.settle()
+
+    def park_fetch(self, effect: do.ParkFetch) -> None:
+        self.replication.keep(effect)
+        self.ingest.settle()
+
+    def answer_parked_fetch(self, effect: do.AnswerParkedFetch) -> None:
+        self.replication.answer_parked_fetch(effect, self.log, self.high_watermark)
+
+    def send_high_watermark(self, effect: do.SendHighWatermark) -> None:
+        self.replication.send_high_watermark(effect, self.high_watermark)
+
+    def send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
+        self.replication.send_refusal(effect)
+
+    def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
+        self.replication.send_epoch_answer(effect)
+
+    def notify_replica(self, effect: do.NotifyReplica) -> None:
+        self._node.notifications.wake(self.key, effect)
+
+    def probe_replica(self, effect: do.ProbeReplica) -> None:
+        self._node.probes.ask(effect.replica, lambda: self.feed(events.ReplicaAbsent(replica=effect.replica)))
+
+    def send_notice(self, effect: do.SendNotice) -> None:
+        self._node.notifications.send_notice(self.key, effect)
+
+    # ---- the metadata group -----------------------------------------------------------------------------------------------
+    def propose_isr(self, effect: do.ProposeIsr) -> None:
+        self.counters["slow_replica_evicted"] += len(effect.slow)
+        self._node.proposals.propose_isr(self.key, effect, self._driver.feed)
+
+    def transfer_leadership(self, effect: do.TransferLeadership) -> None:
+        self.request_transfer(effect, "slow_disk")
+
+    def request_transfer(self, effect: do.TransferLeadership, why: str) -> None:
+        """Stop accepting publishes and answer the earlier ones, then request a leadership transfer from the metadata group.
+
+        ``effect`` names the new leader. ``why``: reason, for the counter. There is a time limit for the answers.
+        """
+        self.counters[f"transfer_{why}"] += 1
+        self._node.transfer_leadership(
+            self.key, effect.leader_epoch, lambda: self._node.proposals.give_up_leadership(self.key, effect)
+        )
+
+    def report_leader(self, effect: do.ReportLeader) -> None:
+        self._node.proposals.report_leader(self.key, effect)
+
+    def leave_isr(self, effect: do.LeaveIsr) -> None:
+        self._node.proposals.leave_isr(self.key, effect)
+
+    def give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
+        self._node.proposals.give_up_leadership(self.key, effect)
+
+    def wake_partition(self, effect: do.WakePartition) -> None:
+        self._node.proposals.wake_partition(self.key, effect)
+
+    def report_promotion(self, effect: do.ReportPromotion) -> None:
+        self._node.proposals.report_promotion(self.key, effect)
+
+    # ---- role -----------------------------------------------------------------------------------------------------------
+    def replay_log(self, effect: do.ReplayLog) -> None:
+        self.replay.run(lambda: self.services.replay(effect.end_offset))
+
+    def start_serving(self, _: do.StartServing) -> None:
+        self.replication.start()
+
+    def open_subject(self, _: do.OpenSubject) -> None:
+        self.standby.replay(self._open)
+
+    def _open(self, backlog: FailoverBacklog | None) -> None:
+        if backlog is not None and (backlog.fresh or backlog.known or backlog.undecided):
+            text = "standby buffer replayed partition=%s to_append=%d already_in_log=%d with_condition=%d"
+            replica_logger.info(text, self.key, len(backlog.fresh), len(backlog.known), len(backlog.undecided))
+        self.ingest.start(backlog)
+
+    def close_subject(self, effect: do.CloseSubject) -> None:
+        super().close_subject(effect)
+        self.replay.forget()
+        self.replication.stop()
+
+    def _timer(self, kind: events.Deadline) -> Timer:
+        return Timer(partial(self._driver.feed, _REACHED[kind._name_]))
+
+    def set_deadline(self, effect: do.SetDeadline) -> None:
+        name = effect.kind._name_  # an enum member's hash is a call into Python
+        timer = self._deadlines.get(name)
+        if effect.at_ns is None:
+            if timer is not None:
+                self._node.timers.cancel(timer)
+            return
+        if timer is None:
+            timer = self._deadlines[name] = self._timer(effect.kind)
+        self._node.timers.set(timer, effect.at_ns)
+
+    def role_changed(self, effect: do.RoleChanged) -> None:
+        INFO_LOG_LIMIT.info(
+            replica_logger,
+            "replica role changed partition=%s role=%s phase=%s epoch=%d",
+            self.key,
+            effect.role,
+            effect.phase,
+            effect.leader_epoch,
+        )
+        self.fetches.forget_pieces()
+        self.services.role_changed()
+        self.standby.review()
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
     def apply_retention(self, now_wall_ns: int) -> None:
@@ -486,7 +615,7 @@ class PartitionWorker:
 
     def report_purged(self) -> None:
         """Report the purges that this log has carried out to the metadata group, unless it knows them."""
-        if self.state is not None and self.state.purges and not self.executor.storage_failed:
+        if self.state is not None and self.state.purges and not self.storage_failed:
             self._node.proposals.report_purged(self.key, self.state, self.log.cleaning.purged)
 
     def delete_quarantined_files(self) -> None:
@@ -519,13 +648,15 @@ class PartitionWorker:
         self.reads.close()
         self.fetches.close()
         self.services.close()
-        self.executor.close()
+        self.replay.close()
+        for timer in self._deadlines.values():
+            self._node.timers.cancel(timer)
         if self._traces is not None:
             self._traces.end_all()
         self._node.notifications.forget(self.key)
         await self.flusher.close()
         store_state = await self.states.close()
-        healthy = not self.executor.storage_failed
+        healthy = not self.storage_failed
         return await asyncio.get_running_loop().run_in_executor(self._node.pool, self._close, healthy, delete, store_state)
 
     def _close(self, healthy: bool, delete: bool, store_state: Callable[[], None] = lambda: None) -> bool:
@@ -540,6 +671,9 @@ class PartitionWorker:
             logger.error("log not closed partition=%s error=%s: continuing", self.key, error)
             return False
         return healthy
+
+
+METHODS: Methods = methods_of(PartitionWorker)
 
 
 def count_isr(instruments: Instruments, node_id: str, before: PartitionState | None, after: PartitionState) -> None:
@@ -606,3 +740,73 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
         node.counters["dedup_state_discarded" if derived is None else "dedup_state_restored"] += 1
     worker.begin()
     return worker
+
+
+# A worker whose batches are traced uses the following functions for their effects.
+
+
+def _append_traced(worker: PartitionWorker, effect: do.AppendBatch) -> None:
+    owed, batch = worker.acks.count, worker.append(effect)
+    if not batch:
+        return
+    end_offset = worker.log.log_end_offset
+    worker.traces.appended(
+        batch,
+        effect.base_offset,
+        end_offset - effect.base_offset,
+        effect.leader_epoch,
+        arrived_wall_ns=min(effect.timestamp_ns, time.time_ns()),
+        flushed=worker.log.flushed_end_offset >= end_offset,
+        awaited=worker.acks.count > owed,
+        followers=worker.followers(),
+    )
+
+
+def _raise_high_watermark_traced(worker: PartitionWorker, effect: do.RaiseHighWatermark) -> None:
+    worker.raise_high_watermark(effect)
+    if worker.traces.follows:
+        worker.traces.committed(effect.high_watermark)
+
+
+def _send_acks_traced(worker: PartitionWorker, effect: do.SendAcks) -> None:
+    owed = worker.acks.count
+    worker.send_acks(effect)
+    if worker.traces.follows and worker.acks.count < owed:
+        worker.traces.acked(effect.policy, effect.through_offset)
+
+
+def _drop_pending_acks_traced(worker: PartitionWorker, effect: do.DropPendingAcks) -> None:
+    worker.drop_pending_acks(effect)
+    worker.traces.end_all()
+
+
+def _change_role_traced(worker: PartitionWorker, effect: do.RoleChanged) -> None:
+    worker.role_changed(effect)
+    worker.traces.role_is(effect.role.value, effect.phase == LeaderPhase.READY, effect.leader_epoch)
+
+
+TRACED_METHODS: Methods = {
+    **METHODS,
+    do.AppendBatch: _append_traced,
+    do.RaiseHighWatermark: _raise_high_watermark_traced,
+    do.SendAcks: _send_acks_traced,
+    do.DropPendingAcks: _drop_pending_acks_traced,
+    do.RoleChanged: _change_role_traced,
+}
+
+
+class TracedReplica:
+    """Replica that reports received fetches and completed flushes to ``traces`` before it processes them."""
+
+    def __init__(self, replica: Replica, traces: PartitionTraces) -> None:
+        self._replica = replica
+        self._traces = traces
+
+    def step(self, event: events.Event, now_ns: int) -> list[Effect]:
+        traces = self._traces
+        if traces.follows:
+            if type(event) is events.FetchReceived:
+                traces.fetched(event.replica, event.offset, event.leader_epoch)
+            elif type(event) is events.LogFlushed:
+                traces.flushed(event.end_offset)
+        return self._replica.step(event, now_ns)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.feature_range import DEFAULT_LEVELS, LevelRange
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.state_checksum import NONE, AppliedDigests, Checkpoint
 from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import ProtocolError
@@ -37,7 +37,7 @@ It is at least ``confirmed_within_s`` of the nodes' sessions. It is 0.1 s below 
 append message of a leader may reach one follower later than another. After a larger difference, the first pre-vote of a
 failover may fail. The next pre-vote follows within one election timeout.
 """
-_GIVE_WAY_S = 0.1
+_DEFER_ELECTION_S = 0.1
 """Time after a granted vote for which this member does not campaign, in seconds. Two candidates would split the votes."""
 _OF_VOTERS = ("request_vote", "response_vote", "pre_vote", "pre_vote_granted")
 """Kinds of messages that a member on probation neither sends nor processes."""
@@ -57,7 +57,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], int] = lambda: random.SystemRandom().getrandbits(63),
         stamp: Callable[[], int] = clocks.now_ns,
-        spoken: LevelRange = SPOKEN,
+        spoken: LevelRange = SUPPORTED_LEVELS,
     ) -> None:
         super().__init__(None, None, [])
         self._clock = clock
@@ -74,7 +74,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         """Callback with an index, called when this member's image differs from that of a majority."""
         self.levels: dict[str, LevelRange] = {}
         """Peer -> feature levels that it reported in this session."""
-        self._spoken = (spoken.least, spoken.most)
+        self._supported_levels = (spoken.least, spoken.most)
         self._stamp = stamp
         self._echoes: dict[str, int] = {}
         """Leader -> timestamp of its newest append message in this session."""
@@ -139,7 +139,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
             message = {**message, "transfer": self._clock() - self._transfer_request_s < _TRANSFER_S}
         elif message["type"] == "next_node_idx":
             message = {**message, "applied_index": self._core.raftLastApplied}
-            message["levels"], message["checkpoint"] = self._spoken, self.checkpoints.newest
+            message["levels"], message["checkpoint"] = self._supported_levels, self.checkpoints.newest
             message["echo_ns"] = 0 if self._core.on_probation else self._echoes.get(node.id, 0)
             if self._core.on_probation and message["success"]:
                 # No acknowledgement: "send me what comes next", which moves a leader of any version on, and which none counts.
@@ -249,7 +249,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
             asker=(question["last_log_term"], question["last_log_index"]),
         )
         if granted:
-            core.defer_election(_GIVE_WAY_S)
+            core.defer_election(_DEFER_ELECTION_S)
             self.send(self._nodes[sender], {"type": "pre_vote_granted", "term": core.raftCurrentTerm})
             return
         self.sessions.counters["pre_votes_rejected"] += 1

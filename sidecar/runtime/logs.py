@@ -203,16 +203,16 @@ class Suppression(logging.Filter):
         """(event, partition) -> (number of suppressed lines, the last of them)."""
         self.messages: Counter[str] = Counter()
         """Level -> number of logged lines."""
-        self.left_out_count = 0
+        self.suppressed_count = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
         key = event_of(record), partition_of(record)
         with self._lock:
-            takes = record.levelno >= logging.ERROR or self._takes(key)
+            takes = record.levelno >= logging.ERROR or self._is_within_limit(key)
             if takes:
                 self.messages[record.levelname.lower()] += 1
             else:
-                self.left_out_count += 1
+                self.suppressed_count += 1
                 count, _ = self._suppressed.get(key, (0, record))
                 self._suppressed[key] = count + 1, record
             suppression = self._suppressed.pop(key, None) if takes else None
@@ -220,7 +220,7 @@ class Suppression(logging.Filter):
             self._write_count(*suppression)
         return takes
 
-    def _takes(self, key: tuple[str, PartitionKey | None]) -> bool:
+    def _is_within_limit(self, key: tuple[str, PartitionKey | None]) -> bool:
         bucket = touch_entry(self._buckets, key, MOST_KEYS, lambda: TokenBucket(LINES_PER_S, BURST_LINES))
         return bucket.take(1, self._clock())
 
@@ -342,13 +342,13 @@ class InfoLogRateLimit:
 
     def __init__(self, lines_per_s: int = MAX_LINES_PER_S) -> None:
         self._limit = LogRateLimit(1.0, lines_per_s)
-        self.left_out_count = 0
+        self.suppressed_count = 0
 
     def info(self, logger: logging.Logger, text: str, *arguments: object) -> None:
         """Write the line ``text``, or only count it as suppressed if the limit is reached. ``arguments``: values for the text."""
         suppressed = self._limit.admit(time.monotonic())
         if suppressed is None:
-            self.left_out_count += 1
+            self.suppressed_count += 1
             return
         if suppressed:
             logger.info("log lines about partitions suppressed count=%d", suppressed)

@@ -23,7 +23,7 @@ from liftpy.errors import (
     WrongDataDirectoryError,
 )
 
-EXIT_NEVER_AGAIN = 78
+EXIT_NO_RESTART = 78
 """Exit code of a node that must not restart before an operator has checked it.
 
 Its directory is incomplete or wrong, or the cluster's feature level is not supported.
@@ -38,7 +38,7 @@ _DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM}
 _FINAL = (CorruptionError, UnknownFormatError, DataDirectoryLockedError)
 
 
-def never_again(error: BaseException | None) -> bool:
+def prevents_restart(error: BaseException | None) -> bool:
     """Return whether the node must not restart after ``error``, because another start would fail or do harm."""
     return isinstance(error, (CorruptionError, UnknownFormatError, WrongDataDirectoryError, IncompatibleVersionError))
 

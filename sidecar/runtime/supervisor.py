@@ -19,7 +19,7 @@ from sidecar.runtime.tasks import spawn
 logger = logging.getLogger("liftpy.node")
 
 _CHECK_INTERVAL_S = 0.25
-_MORE_TIME_S = 30
+_EXTEND_TIMEOUT_S = 30
 """Extension of the time limit in seconds for each step of progress before the node is ready."""
 
 
@@ -33,7 +33,7 @@ class Supervisor:
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._watchdog_s = watchdog_s
         self._task: asyncio.Task[None] | None = None
-        self._said = ""
+        self._last_status = ""
 
     def notify(self, *words: str) -> None:
         """Send assignments such as ``READY=1`` to the supervisor. If that fails, only a warning is logged."""
@@ -52,7 +52,7 @@ class Supervisor:
         progress.
         """
         if self._address:
-            self._task = spawn(self._run(live, ready, doing), "telling the supervisor", endless=True)
+            self._task = spawn(self._run(live, ready, doing), "notifying the supervisor", endless=True)
 
     async def _run(self, live: Callable[[], list[Check]], ready: Callable[[], list[Check]], doing: Callable[[], str]) -> None:
         is_ready, barked_at = False, 0.0
@@ -70,9 +70,9 @@ class Supervisor:
             self.notify("READY=1", "STATUS=ready")
             return True
         status = doing or next(f"{check.name}: {check.why}" for check in checks if check.why)
-        if status != self._said:
-            self._said = status
-            self.notify(f"STATUS={status}", f"EXTEND_TIMEOUT_USEC={_MORE_TIME_S * 1_000_000}")
+        if status != self._last_status:
+            self._last_status = status
+            self.notify(f"STATUS={status}", f"EXTEND_TIMEOUT_USEC={_EXTEND_TIMEOUT_S * 1_000_000}")
         return False
 
     def reloading(self) -> None:

@@ -22,8 +22,8 @@ from liftpy.nats.cancellation import end_tasks
 logger = logging.getLogger("liftpy.node")
 
 T = TypeVar("T")
-_ENDED = "liftpy: background task"
-_OURS = tuple(str(Path(__file__).resolve().parents[2] / package) for package in ("sidecar", "liftpy"))
+_TASK_NAME_KEY = "liftpy: background task"
+_PACKAGE_PATHS = tuple(str(Path(__file__).resolve().parents[2] / package) for package in ("sidecar", "liftpy"))
 
 
 class BackgroundError(LiftError):
@@ -38,7 +38,7 @@ def spawn(work: Coroutine[Any, Any, T], what: str, *, endless: bool = False) -> 
     ``what``: name of the task in the log. ``endless``: True if every end except a cancellation is unexpected.
     """
     task = asyncio.get_running_loop().create_task(work, name=what)
-    task.add_done_callback(_endless_ended if endless else _task_ended)
+    task.add_done_callback(_endless_task_ended if endless else _task_ended)
     return task
 
 
@@ -76,7 +76,9 @@ async def elsewhere(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T
 
 def report_failure(what: str, error: Exception) -> None:
     """Pass ``error`` to the exception handler of the event loop, which stops the node. Use it where other code hides errors."""
-    asyncio.get_running_loop().call_exception_handler({"message": f"{what} has ended", "exception": error, _ENDED: what})
+    asyncio.get_running_loop().call_exception_handler(
+        {"message": f"{what} has ended", "exception": error, _TASK_NAME_KEY: what}
+    )
 
 
 def _task_ended(task: asyncio.Task[Any]) -> None:
@@ -84,7 +86,7 @@ def _task_ended(task: asyncio.Task[Any]) -> None:
         _report_end(task, error)
 
 
-def _endless_ended(task: asyncio.Task[Any]) -> None:
+def _endless_task_ended(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
         _report_end(task, task.exception() or BackgroundError("the task returned, but should run until the node stops"))
     elif not task.cancelling():
@@ -92,7 +94,7 @@ def _endless_ended(task: asyncio.Task[Any]) -> None:
 
 
 def _report_end(task: asyncio.Task[Any], error: BaseException) -> None:
-    context = {"message": f"{task.get_name()} has ended", "exception": error, _ENDED: task.get_name()}
+    context = {"message": f"{task.get_name()} has ended", "exception": error, _TASK_NAME_KEY: task.get_name()}
     task.get_loop().call_exception_handler(context)
 
 
@@ -114,7 +116,9 @@ def fatal_on(loop: asyncio.AbstractEventLoop, fatal: Callable[[Exception], None]
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        where = context.get(_ENDED) or (repr(context.get("handle")) if "handle" in context and _is_ours(error) else "")
+        where = context.get(_TASK_NAME_KEY) or (
+            repr(context.get("handle")) if "handle" in context and _is_from_liftpy(error) else ""
+        )
         if where and isinstance(error, Exception):
             logger.critical("background task failed task=%s error=%r: stopping the node", where, error, exc_info=error)
             fatal(
@@ -131,11 +135,11 @@ def fatal_on(loop: asyncio.AbstractEventLoop, fatal: Callable[[Exception], None]
     return lambda: loop.set_exception_handler(before)
 
 
-def _is_ours(error: BaseException | None) -> bool:
+def _is_from_liftpy(error: BaseException | None) -> bool:
     """Return whether code of this project is in the traceback of ``error``. Errors in other libraries' own callbacks are not fatal."""
     traceback: TracebackType | None = error.__traceback__ if error is not None else None
     while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename.startswith(_OURS):
+        if traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE_PATHS):
             return True
         traceback = traceback.tb_next
     return False

@@ -31,11 +31,11 @@ SLICE_NS = 8 * NS_PER_MS
 class Timer:
     """One deadline that can be set many times. When it is due, it is cleared, and ``fire`` is called on the event loop."""
 
-    __slots__ = ("_queued_ns", "_wanted_ns", "fire")
+    __slots__ = ("_due_ns", "_queued_ns", "fire")
 
     def __init__(self, fire: Callable[[], None]) -> None:
         self.fire = fire
-        self._wanted_ns: int | None = None
+        self._due_ns: int | None = None
         """Monotonic time of the deadline in nanoseconds. None: it is not set."""
         self._queued_ns: int | None = None
         """Earliest slot in which it is queued. It is never after the deadline, rounded up to the grid."""
@@ -61,14 +61,14 @@ class Timers:
         """Let ``timer`` fire at the time ``at_ns``, rounded up to the grid. An earlier setting of the timer is replaced."""
         if at_ns - clock.now_ns() > FAR_NS:
             at_ns = -(-at_ns // FAR_GRID_NS) * FAR_GRID_NS
-        timer._wanted_ns = at_ns
+        timer._due_ns = at_ns
         slot_ns = _round_up(at_ns)
         if timer._queued_ns is None or slot_ns < timer._queued_ns:
             self._push(timer, slot_ns)
 
     def cancel(self, timer: Timer) -> None:
         """Cancel ``timer``. The call has no effect if the timer is not set."""
-        timer._wanted_ns = None
+        timer._due_ns = None
 
     def _push(self, timer: Timer, slot_ns: int) -> None:
         if self._closed:
@@ -100,7 +100,7 @@ class Timers:
                 if timer._queued_ns != slot_ns:
                     continue  # an earlier entry has replaced this one
                 timer._queued_ns = None
-                wanted_ns = timer._wanted_ns
+                wanted_ns = timer._due_ns
                 if wanted_ns is None:
                     continue
                 if wanted_ns > now_ns:
@@ -121,8 +121,8 @@ class Timers:
         while due:
             timer = due.popleft()
             now_ns = clock.now_ns()
-            if timer._wanted_ns is not None and timer._wanted_ns <= now_ns:  # an earlier timer may have canceled or moved it
-                timer._wanted_ns = None
+            if timer._due_ns is not None and timer._due_ns <= now_ns:  # an earlier timer may have canceled or moved it
+                timer._due_ns = None
                 timer.fire()
             if now_ns >= end_ns:
                 break
@@ -143,7 +143,7 @@ class Timers:
 
 
 def _deadline_of(timer: Timer) -> int:
-    return timer._wanted_ns or 0
+    return timer._due_ns or 0
 
 
 def _round_up(at_ns: int) -> int:

@@ -198,7 +198,7 @@ class PageAnswers:
         async for worker in _in_slices(list(reporter.partitions)):
             key = worker.key
             if not stream or key.stream == stream:
-                rank = urgency(worker.state, worker.config, failed=worker.executor.storage_failed)
+                rank = urgency(worker.state, worker.config, failed=worker.storage_failed)
                 listed_keys.add((key.stream, key.partition))
                 problems += rank < FINE
                 entries.append(((rank, key.stream, key.partition), worker))

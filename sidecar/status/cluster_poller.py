@@ -75,7 +75,7 @@ MOST_EVENTS = 4000
 EVENTS_BACK_S = 4 * 3600
 MOST_LISTS = 16
 """Maximum number of viewed lists of partitions, and of viewed lists of streams."""
-_MOST_KEEPERS = 8
+_MAX_HISTORY_SOURCES = 8
 """Maximum number of nodes that are asked for the stored history of a silent node."""
 _TAIL_S = 5
 """Overlap of the history that is sent each second, in seconds. Nodes answer at different times."""
@@ -106,9 +106,9 @@ class _Answers:
 
     def __init__(self, question: dict[str, Any]) -> None:
         self.question = question
-        self.wanted_s = 0.0
+        self.last_used_s = 0.0
         self.has_answers = False
-        self.said: dict[str, Any] = {}
+        self.answers_by_node: dict[str, Any] = {}
 
 
 class _List(_Answers):
@@ -126,11 +126,11 @@ class _List(_Answers):
     def update(self, now_s: float, answers: dict[str, Any]) -> None:
         """Store the answers of the nodes, and compute the rates since the last ones. ``answers``: answer of each node, by node."""
         self.has_answers = True
-        self.said = {node: one for node, one in answers.items() if isinstance(one, dict)}
+        self.answers_by_node = {node: one for node, one in answers.items() if isinstance(one, dict)}
         if self.stream:
-            rows = stream_rows({node: one.get("rows") for node, one in self.said.items()})[:MOST_ROWS]
+            rows = stream_rows({node: one.get("rows") for node, one in self.answers_by_node.items()})[:MOST_ROWS]
         else:
-            rows_of_node = self.said.get(self.node, {}).get("rows")
+            rows_of_node = self.answers_by_node.get(self.node, {}).get("rows")
             rows = [
                 valid_row
                 for row in (rows_of_node if isinstance(rows_of_node, list) else [])
@@ -150,19 +150,19 @@ class _List(_Answers):
 
     def page_rows(self) -> dict[str, Any]:
         """Return the list of partitions for the page. Its field ``after`` is the start of the next page, None for no further page."""
-        more = any(one.get("more") is True for one in self.said.values())
+        more = any(one.get("more") is True for one in self.answers_by_node.values())
         last = self.rows[-1] if self.rows and more else None
-        counts = [one["count"] for one in self.said.values() if type(one.get("count")) is int]
+        counts = [one["count"] for one in self.answers_by_node.values() if type(one.get("count")) is int]
         return {
             "rows": self.rows,
             "after": [last["urgency"], last["stream"], last["partition"]] if last is not None else None,
             "count": max(counts, default=0) if not self.stream else None,
-            "unanswered": sorted(set() if self.stream else {self.node} - self.said.keys()),
+            "unanswered": sorted(set() if self.stream else {self.node} - self.answers_by_node.keys()),
         }
 
 
 _Key = TypeVar("_Key")
-_Wanted = TypeVar("_Wanted", bound=_Answers)
+_AnswersT = TypeVar("_AnswersT", bound=_Answers)
 
 
 class ClusterPoller:
@@ -174,22 +174,22 @@ class ClusterPoller:
     def __init__(
         self,
         namespace: str,
-        asker: StatusRequester,
+        requester: StatusRequester,
         own: tuple[str, History] | None = None,
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._namespace = namespace
-        self._asker = asker
+        self._requester = requester
         self._own = own
         self._now = now
         self._wall = wall
-        self._looking = asyncio.Lock()
+        self._poll_lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self.viewers = 0
-        self._looked = asyncio.Event()
-        self._wanted_s = self._last_check_s = -UNUSED_DATA_S
-        self._named: list[str] = []
+        self._poll_done = asyncio.Event()
+        self._last_used_s = self._last_check_s = -UNUSED_DATA_S
+        self._node_ids: list[str] = []
         self.seq = 0
         self._histories: dict[str, History] = {}
         self._next_history_s: dict[str, float] = {}
@@ -197,22 +197,22 @@ class ClusterPoller:
         self._forget()
 
     def _forget(self) -> None:
-        self._watching = ClusterMonitor(self._namespace)
+        self._monitor = ClusterMonitor(self._namespace)
         oldest = self._wall() - HISTORY_S if self._own is not None else math.inf
         self._histories = {node: one for node, one in self._histories.items() if one.newest > oldest}
         self._next_history_s = {}
-        self._glances: dict[str, NodeSummary | None] = {}
+        self._summaries: dict[str, NodeSummary | None] = {}
         self._lists: dict[tuple[str, str, Place], _List] = {}
         self._streams: dict[tuple[int, str], _Answers] = {}
         self._questions: dict[tuple[str, str], _Answers] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self.has_event_answers = True
         """True if a controller has reported its events."""
-        self._place = (0, -1)
-        self._numbers: dict[str, int] = {}
+        self._last_event = (0, -1)
+        self._last_node_events: dict[str, int] = {}
         """Node -> number of its last known event of its own."""
 
-    # ---- looking -----------------------------------------------------------------------------------------------------------
+    # ---- polling -----------------------------------------------------------------------------------------------------------
     async def fresh(
         self,
         *,
@@ -231,26 +231,26 @@ class ClusterPoller:
             streams_after: Last stream of the page before.
             about: ("groups" or "services", name of one, or '' for all).
         """
-        self._wanted_s = self._now()
+        self._last_used_s = self._now()
         wanted = [self._find(self._streams, streams_after, lambda: _Answers(streams_question(streams_after)))]
         if about is not None:
             wanted.append(self._find_answers(*about))
         if stream or node:
             wanted.append(self._find_list(stream, node, after))
         if self._task is None or self._task.done():
-            self._task = spawn(self._watch(), "asking nodes for a page")
-        async with self._looking:
+            self._task = spawn(self._watch(), "polling the nodes for a page")
+        async with self._poll_lock:
             if not all(one.has_answers for one in wanted) or self._now() - self._last_check_s > FRESH_S:
                 await self._poll()
 
-    def _find(self, held: dict[_Key, _Wanted], key: _Key, make: Callable[[], _Wanted]) -> _Wanted:
-        """Return ``held[key]``, which a viewer wants now. ``make`` creates it. If there are too many, drop the least wanted one."""
-        found = held.get(key)
+    def _find(self, cache: dict[_Key, _AnswersT], key: _Key, make: Callable[[], _AnswersT]) -> _AnswersT:
+        """Return ``cache[key]``, which a viewer wants now. ``make`` creates it. If there are too many, drop the least wanted one."""
+        found = cache.get(key)
         if found is None:
-            while len(held) >= MOST_LISTS:
-                del held[min(held, key=lambda one: held[one].wanted_s)]
-            found = held[key] = make()
-        found.wanted_s = self._now()
+            while len(cache) >= MOST_LISTS:
+                del cache[min(cache, key=lambda one: cache[one].last_used_s)]
+            found = cache[key] = make()
+        found.last_used_s = self._now()
         return found
 
     def _find_list(self, stream: str, node: str, after: Place) -> _List:
@@ -261,12 +261,12 @@ class ClusterPoller:
 
     async def _watch(self) -> None:
         """Refresh the data each second while there are viewers. Without viewers, drop the data after ``UNUSED_DATA_S``."""
-        while self.viewers or self._now() - self._wanted_s < UNUSED_DATA_S:
+        while self.viewers or self._now() - self._last_used_s < UNUSED_DATA_S:
             await asyncio.sleep(EVERY_S - self._wall() % EVERY_S + 0.1)  # nodes sample at the full second
             if self.viewers:
-                async with self._looking:
+                async with self._poll_lock:
                     await self._poll()
-        async with self._looking:
+        async with self._poll_lock:
             self._forget()
 
     async def keep(self) -> None:
@@ -274,14 +274,14 @@ class ClusterPoller:
         while True:
             await asyncio.sleep(KEEP_EVERY_S)
             if not self.viewers:
-                async with self._looking:
+                async with self._poll_lock:
                     await self.copy_histories()
 
     async def copy_histories(self) -> None:
         """Copy the histories of at most ``MOST_KEPT`` nodes that follow this one by name."""
         own = self._own[0] if self._own is not None else ""
         with suppress(LiftError):
-            nodes = [node for node in sorted(await self._asker.node_ids()) if node != own]
+            nodes = [node for node in sorted(await self._requester.node_ids()) if node != own]
             after = [node for node in nodes if node > own]
             await asyncio.gather(*map(self._ask_history, [*after, *nodes[: len(nodes) - len(after)]][:MOST_KEPT]))
 
@@ -291,18 +291,18 @@ class ClusterPoller:
 
     async def wait_for_refresh(self) -> None:
         """Wait until the data for the viewers has been requested again from the nodes."""
-        await self._looked.wait()
+        await self._poll_done.wait()
 
     async def _poll(self) -> None:
-        nodes = self._watching.nodes(self._named)
+        nodes = self._monitor.nodes(self._node_ids)
         if not nodes:
             with suppress(LiftError):
-                self._named = nodes = await self._asker.node_ids()
+                self._node_ids = nodes = await self._requester.node_ids()
         nodes = nodes[:MOST_NODES]
         now_s = self._now()
         summaries = dict(zip(nodes, await asyncio.gather(*map(self._request_summary, nodes)), strict=True))
-        self._glances = summaries
-        self._watching.add_summaries(now_s, summaries)
+        self._summaries = summaries
+        self._monitor.add_summaries(now_s, summaries)
         _drop_old(self._lists, now_s - VIEW_TIMEOUT_S)
         _drop_old(self._streams, now_s - VIEW_TIMEOUT_S)
         _drop_old(self._questions, now_s - VIEW_TIMEOUT_S)
@@ -318,19 +318,19 @@ class ClusterPoller:
         )
         self._last_check_s = self._now()
         self.seq += 1
-        round_done, self._looked = self._looked, asyncio.Event()
+        round_done, self._poll_done = self._poll_done, asyncio.Event()
         round_done.set()
 
     async def _ask(self, node: str, message: dict[str, Any]) -> Any:
         """Send the question ``message`` to a node and return the content of its answer. None: the node does not answer."""
         with suppress(LiftError):
             kind = next(iter(message))
-            return (await self._asker.ask_node(node, json.dumps(message).encode(), TIMEOUT_S)).get(kind)
+            return (await self._requester.ask_node(node, json.dumps(message).encode(), TIMEOUT_S)).get(kind)
         return None
 
     async def _request_summary(self, node: str) -> NodeSummary | None:
         with suppress(LiftError):
-            return summary_from_json((await self._asker.ask_node(node, ASKED, TIMEOUT_S)).get("glance"))
+            return summary_from_json((await self._requester.ask_node(node, ASKED, TIMEOUT_S)).get("glance"))
         return None
 
     async def _ask_history(self, node: str) -> None:
@@ -358,7 +358,7 @@ class ClusterPoller:
             return
         self._next_history_s[node] = now_s + KEEP_EVERY_S
         own = self._own[0] if self._own is not None else ""
-        for other in [one for one in answering if one != own][:_MOST_KEEPERS]:
+        for other in [one for one in answering if one != own][:_MAX_HISTORY_SOURCES]:
             history = History()
             await self._copy_history(history, other, _ALL_STEPS, node)
             if history.newest:
@@ -367,16 +367,16 @@ class ClusterPoller:
 
     async def _ask_list(self, wanted: _List, answering: list[str]) -> None:
         nodes = answering if wanted.stream else [wanted.node]
-        said = await asyncio.gather(*(self._ask(node, wanted.question) for node in nodes))
-        wanted.update(self._now(), dict(zip(nodes, said, strict=True)))
+        answers_by_node = await asyncio.gather(*(self._ask(node, wanted.question) for node in nodes))
+        wanted.update(self._now(), dict(zip(nodes, answers_by_node, strict=True)))
 
     async def _ask_question(self, wanted: _Answers, answering: list[str]) -> None:
         answers = await asyncio.gather(*(self._ask(node, wanted.question) for node in answering))
-        wanted.said = {node: one for node, one in zip(answering, answers, strict=True) if one is not None}
+        wanted.answers_by_node = {node: one for node, one in zip(answering, answers, strict=True) if one is not None}
         wanted.has_answers = True
 
     async def _ask_streams(self, answering: list[str]) -> None:
-        leader = self._watching.model().metadata_leader
+        leader = self._monitor.model().metadata_leader
         wanted = list(self._streams.values())  # others may be added during the requests
         for node in [leader, *answering] if leader in answering else answering:
             done = True
@@ -386,7 +386,7 @@ class ClusterPoller:
                     rows = checked_streams(answer)
                     more = answer.get("more") is True and rows
                     next_after = [rows[-1]["urgency"], rows[-1]["stream"]] if more else None
-                    streams.said = {"rows": rows, "after": next_after, "count": answer.get("count")}
+                    streams.answers_by_node = {"rows": rows, "after": next_after, "count": answer.get("count")}
                     streams.has_answers = True
                 else:
                     done = False
@@ -394,18 +394,18 @@ class ClusterPoller:
                 return
 
     async def _ask_events(self, answering: list[str]) -> None:
-        controllers = [node for node in answering if (one := self._glances[node]) is not None and one.is_controller]
+        controllers = [node for node in answering if (one := self._summaries[node]) is not None and one.is_controller]
         since_ns = int((self._wall() - EVENTS_BACK_S) // 60 * 60) * NS_PER_S  # equal requests within a minute share an answer
         for node in controllers:
             for _ in range(_MOST_PAGES):
-                answer = await self._ask(node, {"events": {"after": list(self._place), "since_ns": since_ns}})
+                answer = await self._ask(node, {"events": {"after": list(self._last_event), "since_ns": since_ns}})
                 if not isinstance(answer, dict) or not isinstance(answer.get("events"), list):
                     break
                 self.has_event_answers = True
                 self.events.extend(event for event in answer["events"] if _is_event(event))
                 match answer.get("after"):
                     case [int(index), int(number)]:
-                        self._place = index, number
+                        self._last_event = index, number
                 if answer.get("more") is not True:
                     return
             else:
@@ -417,25 +417,27 @@ class ClusterPoller:
         since_ns = int(self._wall() - EVENTS_BACK_S) * NS_PER_S
 
         async def ask(node: str) -> list[dict[str, Any]]:
-            answer = await self._ask(node, {"node_events": {"after": self._numbers.get(node, -1), "since_ns": since_ns}})
+            answer = await self._ask(
+                node, {"node_events": {"after": self._last_node_events.get(node, -1), "since_ns": since_ns}}
+            )
             events = checked_events(answer)
             if events:
-                self._numbers[node] = events[-1]["number"]
+                self._last_node_events[node] = events[-1]["number"]
             return events
 
         new_events = [event for events in await asyncio.gather(*map(ask, answering)) for event in events]
         if new_events:
-            self.events = deque(sorted([*self.events, *new_events], key=_place), maxlen=MOST_EVENTS)
+            self.events = deque(sorted([*self.events, *new_events], key=_event_place), maxlen=MOST_EVENTS)
 
-    # ---- what there is -----------------------------------------------------------------------------------------------------
+    # ---- pages -----------------------------------------------------------------------------------------------------------
     def cluster(self, streams_after: tuple[int, str] = (-1, "")) -> dict[str, Any]:
         """Return the data of the cluster page. ``streams_after``: last stream of the page of streams before."""
         known = self._streams.get(streams_after)
-        return self._object({"streams": (known and known.said) or {"rows": [], "after": None, "count": None}})
+        return self._object({"streams": (known and known.answers_by_node) or {"rows": [], "after": None, "count": None}})
 
     def node(self, node: str, after: Place = FIRST) -> dict[str, Any]:
         """Return the data of a node's page. ``after``: last partition of the page of partitions before."""
-        row = next((node_row(one) for one in self._watching.model().rows if one.node == node), None)
+        row = next((node_row(one) for one in self._monitor.model().rows if one.node == node), None)
         return self._object({"node": row, "partitions": self._find_list("", node, after).page_rows()})
 
     def stream(self, stream: str, after: Place = FIRST) -> dict[str, Any]:
@@ -443,7 +445,7 @@ class ClusterPoller:
         shown = self._find_list(stream, "", after).page_rows()
         rates = [row["records_in_s"] for row in shown["rows"] if row["records_in_s"] is not None]
         problems = sum(1 for row in shown["rows"] if row["problem"])
-        about = stream_about(one.get("about") for one in self._find_list(stream, "", after).said.values())
+        about = stream_about(one.get("about") for one in self._find_list(stream, "", after).answers_by_node.values())
         settings = about.pop("settings")
         facts = {
             "stream": stream,
@@ -457,18 +459,18 @@ class ClusterPoller:
 
     def groups(self, group: str = "") -> dict[str, Any]:
         """Return the data of the page that lists the groups, or of the page of one ``group``."""
-        answers = self._find_answers("groups", group).said
+        answers = self._find_answers("groups", group).answers_by_node
         return self._object(shown_group(answers) if group else shown_groups(answers))
 
     def services(self, service: str = "") -> dict[str, Any]:
         """Return the data of the page that lists the services, or of the page of one ``service``."""
-        answers = self._find_answers("services", service).said
+        answers = self._find_answers("services", service).answers_by_node
         return self._object(shown_service(answers) if service else shown_services(answers))
 
     async def search(self, text: str) -> dict[str, Any]:
         """Return the nodes, streams, groups and services whose name contains ``text``, at most ``MAX_SEARCH_ROWS`` of each."""
-        known = [node for node, one in self._glances.items() if one is not None]
-        leader = self._watching.model().metadata_leader
+        known = [node for node, one in self._summaries.items() if one is not None]
+        leader = self._monitor.model().metadata_leader
         first = leader if leader in known else next(iter(known), "")
         streams = await self._ask(first, streams_question(limit=MAX_SEARCH_ROWS, match=text)) if text and first else None
         groups, services = {}, {}
@@ -479,7 +481,7 @@ class ClusterPoller:
                 dict(zip(known, answers[: len(known)], strict=True)),
                 dict(zip(known, answers[len(known) :], strict=True)),
             )
-        nodes = [node_row(one) for one in self._watching.model().rows if text and text.lower() in one.node.lower()]
+        nodes = [node_row(one) for one in self._monitor.model().rows if text and text.lower() in one.node.lower()]
         return self._object(
             {
                 "text": text,
@@ -498,25 +500,25 @@ class ClusterPoller:
         """
         since_ns, until_ns = (round(float(only.get(name) or 0) * NS_PER_S) for name in ("since", "until"))
         before = place_before(only.get("before", ""))
-        matching_events = [event for event in self.events if _place(event) < before[:2] and fits(event, only)]
+        matching_events = [event for event in self.events if _event_place(event) < before[:2] and fits(event, only)]
         matching_events = [
             one for one in matching_events if since_ns <= one["time_ns"] and (not until_ns or one["time_ns"] < until_ns)
         ][::-1]
         events, more, stored_page = matching_events[:MOST_ROWS], len(matching_events) > MOST_ROWS, None
         oldest = self.events[0] if self.events else None
         if not more and (oldest is None or oldest["time_ns"] > since_ns):
-            behind: dict[str, Any] = {
+            stored_query: dict[str, Any] = {
                 "since_ns": since_ns,
                 "until_ns": until_ns,
                 "before": list(before) if before != NEWEST else None,
             }
-            if oldest is not None and before[:2] > _place(oldest):
-                behind["before"], at_ns = list(_place(oldest)), oldest["time_ns"] + 1
-                behind["until_ns"] = min(until_ns or at_ns, at_ns)
-            behind |= {name: only[name] for name in FILTERS if name in only}
-            if (stored_page := await self._stored_events(behind, MOST_ROWS - len(events))) is not None:
+            if oldest is not None and before[:2] > _event_place(oldest):
+                stored_query["before"], at_ns = list(_event_place(oldest)), oldest["time_ns"] + 1
+                stored_query["until_ns"] = min(until_ns or at_ns, at_ns)
+            stored_query |= {name: only[name] for name in FILTERS if name in only}
+            if (stored_page := await self._stored_events(stored_query, MOST_ROWS - len(events))) is not None:
                 events, more = events + stored_page["events"], stored_page["more"]
-        last = _place(events[-1]) if events else None
+        last = _event_place(events[-1]) if events else None
         if stored_page is not None and stored_page["more"]:
             last = stored_page["last"] or last
         older = ".".join(map(str, last)) if more and last is not None else None
@@ -528,17 +530,17 @@ class ClusterPoller:
         }
         return self._object({**page, "older": older})
 
-    async def _stored_events(self, behind: dict[str, Any], limit: int) -> dict[str, Any] | None:
+    async def _stored_events(self, stored_query: dict[str, Any], limit: int) -> dict[str, Any] | None:
         """Request at most ``limit`` events from the stream of events. None: there is no stream, or no node answers."""
         if limit < 1:
             return {"events": [], "more": True, "last": None}
-        known = [node for node, one in self._glances.items() if one is not None]
-        known.sort(key=lambda node: not self._glances[node].is_controller)  # type: ignore[union-attr]
+        known = [node for node, one in self._summaries.items() if one is not None]
+        known.sort(key=lambda node: not self._summaries[node].is_controller)  # type: ignore[union-attr]
         requested_nodes: set[str] = set()
         while known and len(requested_nodes) < MAX_NODES_ASKED:
             node = known.pop(0)
             requested_nodes.add(node)
-            answer = await self._ask(node, {"events": {"kept": behind, "limit": limit}})
+            answer = await self._ask(node, {"events": {"kept": stored_query, "limit": limit}})
             if not isinstance(answer, dict):
                 continue
             if isinstance(answer.get("kept"), list):
@@ -547,21 +549,21 @@ class ClusterPoller:
                 events = [event for event in answer["kept"] if _is_event(event)]
                 return {"events": events, "more": answer.get("more") is True, "last": last if is_place else None}
             if isinstance(at := answer.get("at"), list):
-                known = [one for one in at if isinstance(one, str) and one in self._glances and one not in requested_nodes]
+                known = [one for one in at if isinstance(one, str) and one in self._summaries and one not in requested_nodes]
         return None
 
     def _object(self, page: dict[str, Any]) -> dict[str, Any]:
         newest = newest_of(of_cluster(list(self._histories.values()), SECONDS, int(self._wall()) - _TAIL_S))
-        cluster = cluster_object(self._watching.model(), newest)
+        cluster = cluster_object(self._monitor.model(), newest)
         return {"seq": self.seq, "time_ms": round(self._wall() * 1000), "cluster": cluster, "page": page}
 
     def history(self, step: int, node: str = "", after: int = 0) -> HistoryRows:
         """Return the known history of the cluster, or of ``node`` if it is not ''."""
         known = [one for name, one in self._histories.items() if not node or name == node]
         rows = of_cluster(known, step, after)
-        return rows if node else with_gaps(rows, self._unknown())
+        return rows if node else with_gaps(rows, self._gaps())
 
-    def _unknown(self) -> list[tuple[float, float]]:
+    def _gaps(self) -> list[tuple[float, float]]:
         """Return the times without data about a node, as (after, until) in wall clock seconds.
 
         Such a time begins with the last sample of a node and ends when the node is fenced.
@@ -572,7 +574,7 @@ class ClusterPoller:
                 fenced_s = event["time_ns"] / NS_PER_S
                 history = self._histories.get(str(event.get("node")))
                 gaps.append((history.known_before(fenced_s) if history is not None else 0.0, fenced_s))
-        for node, state in states(self._glances).items():
+        for node, state in states(self._summaries).items():
             if state == "silent" and (history := self._histories.get(node)) is not None:
                 gaps.append((history.newest, math.inf))
         return gaps
@@ -592,7 +594,7 @@ class ClusterPoller:
                 "led": [None if full != full else round(full + below + under, 1) for full, below, under in isr],
             }
         mark_rows = marks((event for event in self.events if event["time_ns"] / 1e9 > after), step)
-        nodes = sorted({*self._glances, *self._histories})
+        nodes = sorted({*self._summaries, *self._histories})
         return {"step": step, "nodes": nodes, "led": led, "marks": [list(mark) for mark in mark_rows]}
 
     def live(self, shown: dict[str, Any], node: str = "") -> dict[str, Any]:
@@ -602,16 +604,16 @@ class ClusterPoller:
         return {**shown, "tail": tail, "timeline": self.timeline(SECONDS, second - _MARKS_TAIL_S)}
 
 
-def _drop_old(held: dict[_Key, _Wanted], before_s: float) -> None:
-    for key in [key for key, one in held.items() if one.wanted_s <= before_s]:
-        del held[key]
+def _drop_old(cache: dict[_Key, _AnswersT], before_s: float) -> None:
+    for key in [key for key, one in cache.items() if one.last_used_s <= before_s]:
+        del cache[key]
 
 
 def _is_event(event: Any) -> bool:
     return isinstance(event, dict) and all(is_count(event.get(name)) for name in ("time_ns", "index", "number"))
 
 
-def _place(event: dict[str, Any]) -> tuple[int, ...]:
+def _event_place(event: dict[str, Any]) -> tuple[int, ...]:
     return event["index"], event["number"]
 
 

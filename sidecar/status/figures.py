@@ -19,7 +19,7 @@ from liftpy import __version__
 from liftpy.config import NS_PER_S, AckPolicy
 from liftpy.core.base.instruments import Histogram
 from liftpy.core.groups.lag import GroupLag
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.services.sessions import DIVERGED
 from liftpy.core.wire.decode_errors import by_reason
 from sidecar.metadata.cluster_events import LOST
@@ -155,7 +155,7 @@ class NodeFigures:
         figures.each("frames_rejected_total", by_reason(counters).items())
         for level in (*LEVELS, "critical"):
             figures.put("log_messages_total", LOGS.suppression.messages[level], level)
-        figures.put("log_suppressed_total", LOGS.suppression.left_out_count)
+        figures.put("log_suppressed_total", LOGS.suppression.suppressed_count)
         figures.put("trace_spans_dropped_total", counters.get(DROPPED, 0))
         for label in INCIDENTS:
             figures.put("incidents_total", counters.get(label, 0), label)
@@ -262,8 +262,8 @@ def _identity(figures: Figures, reporter: Reporter) -> None:
     figures.put("build_info", 1, __version__, platform.python_version())
     controller = "true" if reporter.group.is_controller else "false"
     figures.put("feature_level", reporter.group.image.feature_level)
-    figures.put("feature_level_supported", SPOKEN.least, "min")
-    figures.put("feature_level_supported", SPOKEN.most, "max")
+    figures.put("feature_level_supported", SUPPORTED_LEVELS.least, "min")
+    figures.put("feature_level_supported", SUPPORTED_LEVELS.most, "max")
     figures.put("node_info", 1, settings.node_id, settings.rack, settings.namespace, controller)
 
 
@@ -325,8 +325,8 @@ def _bus(figures: Figures, reporter: Reporter) -> None:
     figures.each("nats_errors_total", kinds.items())
     inflow = links.ingest
     figures.put("ingest_buffer_bytes", inflow.waiting_bytes)
-    figures.put("publish_lost_on_disconnect_total", inflow.cuts.lost_messages)
-    figures.put("publish_lost_unknown_total", inflow.cuts.unknown)
+    figures.put("publish_lost_on_disconnect_total", inflow.disconnect_loss.lost_messages)
+    figures.put("publish_lost_unknown_total", inflow.disconnect_loss.unknown)
 
 
 def _disk(figures: Figures, reporter: Reporter) -> None:

@@ -20,14 +20,14 @@ IDLE_EVERY_S = 0.25
 class LoopWatch:
     """Measures the delay of the event loop with a timer, and adds it to a histogram of ``instruments``.
 
-    ``leader``: returns the id of the metadata leader, '' for none. ``look``: called at each measurement. It returns
+    ``leader``: returns the id of the metadata leader, '' for none. ``on_tick``: called at each measurement. It returns
     whether the node is idle.
     """
 
     def __init__(
         self, instruments: Instruments, leader: Callable[[], str], on_tick: Callable[[], bool] = lambda: False
     ) -> None:
-        self._look = on_tick
+        self._on_tick = on_tick
         self._instruments = instruments
         self._leader_now = leader
         self._leader = ""
@@ -44,7 +44,7 @@ class LoopWatch:
     def _measure_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         self._instruments.loop_lag.observe(max(0.0, loop.time() - self._due))
         LOGS.suppression.write_counts()
-        is_idle = self._look()
+        is_idle = self._on_tick()
         leader = self._leader_now()
         if leader and leader != self._leader:
             self._instruments.leader_changes += bool(self._leader)

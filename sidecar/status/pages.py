@@ -499,13 +499,13 @@ def static() -> dict[str, bytes]:
 
 
 class Site:
-    """Answers the HTTP requests for the pages of the status port. ``viewing``: data of the cluster.
+    """Answers the HTTP requests for the pages of the status port. ``poller``: data of the cluster.
 
     ``records``: reads records for ``/records/<stream>``. None: there is no such page.
     """
 
-    def __init__(self, viewing: ClusterPoller, records: RecordsBrowser | None = None) -> None:
-        self._viewing = viewing
+    def __init__(self, poller: ClusterPoller, records: RecordsBrowser | None = None) -> None:
+        self._poller = poller
         self._records = records
         self._live_bodies: dict[tuple[tuple[str, str], ...], tuple[int, bytes]] = {}
         """Query -> (second, data of a live page). It is shared by viewers of the same page."""
@@ -544,31 +544,31 @@ class Site:
 
         Raise KeyError for an unknown page, ValueError or ConfigError for an invalid name.
         """
-        viewing = self._viewing
+        poller = self._poller
         kind, _, what = name.partition("/")
         what = unquote(what)
         if name == "cluster":
             last = _streams_after(fields)
-            return partial(self._shown, partial(viewing.cluster, last), streams_after=last)
+            return partial(self._shown, partial(poller.cluster, last), streams_after=last)
         if name == "search":
             text = fields.get("q", "").strip()
             match_in({"match": text})
-            return partial(self._shown, partial(viewing.search, text))
+            return partial(self._shown, partial(poller.search, text))
         if name == "events":
-            return partial(self._shown, partial(viewing.recent_events, **_event_filters(fields)))
-        shows = {"groups": viewing.groups, "services": viewing.services}
+            return partial(self._shown, partial(poller.recent_events, **_event_filters(fields)))
+        shows = {"groups": poller.groups, "services": poller.services}
         if name in shows:
             return partial(self._shown, shows[name], about=(name, ""))
         if kind in ("group", "service"):
             check_name(what, kind)
             return partial(self._shown, partial(shows[f"{kind}s"], what), about=(f"{kind}s", what))
-        show = {"node": viewing.node, "stream": viewing.stream}[kind]
+        show = {"node": poller.node, "stream": poller.stream}[kind]
         after = _after(fields)
         check_name(what, kind)
         return partial(self._shown, partial(show, what, after), **{kind: what}, after=after)
 
     async def _shown(self, show: Callable[[], dict[str, Any] | Awaitable[dict[str, Any]]], **wanted: Any) -> dict[str, Any]:
-        await self._viewing.fresh(**wanted)
+        await self._poller.fresh(**wanted)
         found = show()
         return found if isinstance(found, dict) else await found
 
@@ -578,9 +578,9 @@ class Site:
             return None
 
         async def made() -> bytes:
-            await self._viewing.fresh()
+            await self._poller.fresh()
             page = await browser.read(query)
-            return http("200 OK", HTML, records_page({**self._viewing.cluster(), "page": page}, query).encode())
+            return http("200 OK", HTML, records_page({**self._poller.cluster(), "page": page}, query).encode())
 
         return made()
 
@@ -612,28 +612,28 @@ class Site:
     async def _events(
         self, view: Callable[[], Awaitable[dict[str, Any]]], fields: tuple[tuple[str, str], ...]
     ) -> AsyncGenerator[bytes, None]:
-        viewing, comes = self._viewing, True
+        poller, comes = self._poller, True
         name = dict(fields).get("view", "cluster")
         node = unquote(name.partition("/")[2]) if name.startswith("node/") else ""
-        viewing.viewers += 1
+        poller.viewers += 1
         try:
             while True:
                 seq, body = self._live_bodies.get(fields, (-1, b""))
-                if comes or seq != viewing.seq:
+                if comes or seq != poller.seq:
                     shown = await view()  # a new viewer also restarts the polling, which may have ended
-                    body = json.dumps(viewing.live(shown, node)).encode()
-                    current_bodies = {key: one for key, one in self._live_bodies.items() if one[0] == viewing.seq}
-                    self._live_bodies = {**current_bodies, fields: (viewing.seq, body)}
+                    body = json.dumps(poller.live(shown, node)).encode()
+                    current_bodies = {key: one for key, one in self._live_bodies.items() if one[0] == poller.seq}
+                    self._live_bodies = {**current_bodies, fields: (poller.seq, body)}
                 comes = False
                 yield body
-                await viewing.wait_for_refresh()
+                await poller.wait_for_refresh()
         finally:
-            viewing.viewers -= 1
+            poller.viewers -= 1
 
     async def _plots(self, path: str, step: int, node: str) -> bytes:
-        await self._viewing.fresh()
+        await self._poller.fresh()
         timeline = path == "/api/timeline.json"
-        plot = self._viewing.timeline(step) if timeline else self._viewing.history(step, node).as_object()
+        plot = self._poller.timeline(step) if timeline else self._poller.history(step, node).as_object()
         return http("200 OK", JSON, json.dumps(plot).encode())
 
 

@@ -202,8 +202,8 @@ class Reporter:
             "server_holds_bytes": inflow.overflow.backlog_bytes,
             "bursts": inflow.bursts,
             "left_out": inflow.dropped_unread,
-            "lost_with_connections": inflow.cuts.lost_messages,
-            "connections_with_unknown_loss": inflow.cuts.unknown,
+            "lost_with_connections": inflow.disconnect_loss.lost_messages,
+            "connections_with_unknown_loss": inflow.disconnect_loss.unknown,
         }
         return connections
 
@@ -231,11 +231,11 @@ class Reporter:
             "message_ids": len(worker.derived.ids),
             "message_ids_bytes": worker.derived.ids.size_bytes,
             "message_ids_state": "whole" if worker.derived.ids.is_whole else "lost",
-            "message_ids_forgotten": worker.derived.ids.forgotten,
+            "message_ids_forgotten": worker.derived.ids.evicted_count,
             "producers": len(worker.derived.producers),
             "producers_bytes": worker.derived.producers.size_bytes,
             "producers_state": "full" if worker.derived.producers.is_full else "open",
-            "producers_forgotten": worker.derived.producers.forgotten,
+            "producers_forgotten": worker.derived.producers.evicted_count,
             "subjects": len(worker.derived.subjects),
             "subjects_bytes": worker.derived.subjects.size_bytes,
             "subjects_state": worker.derived.subjects.state,
@@ -250,7 +250,7 @@ class Reporter:
             "poison_envelopes": worker.ingest.reader.poison_envelopes,
             "refused_replies": worker.ingest.reader.refused_replies,
             "protocol_frames": worker.ingest.reader.protocol_frames,
-            "storage_failed": worker.executor.storage_failed,
+            "storage_failed": worker.storage_failed,
             "services": worker.services.report(),
             "gone_services": worker.services.left_services(),
         }

@@ -45,20 +45,20 @@ class _CounterSample(NamedTuple):
     flushes: tuple[int, ...]
     loop_lag: tuple[int, ...]
 
-    def sum_with(self, sample: Said) -> _CounterSample:
+    def sum_with(self, sample: ProcessSample) -> _CounterSample:
         counts, acks, flushes, loop_lag = (tuple(map(add, getattr(self, name), sample[name])) for name in _COUNTED)
         return self._replace(counts=counts, acks=acks, flushes=flushes, loop_lag=loop_lag)
 
 
-Said = dict[str, Any]
+ProcessSample = dict[str, Any]
 """Counters and current values of one process, as JSON. A worker process sends it to the first process of the node."""
 
 
 class Sampler:
     """Samples the counters of a node each second, and adds the changes to its history.
 
-    ``wall``: returns the wall clock in seconds. ``others``: returns samples of other processes. ``tell``: called with the
-    samples of this process.
+    ``wall``: returns the wall clock in seconds. ``worker_samples``: returns samples of other processes. ``send_sample``: called
+    with the samples of this process.
     """
 
     def __init__(
@@ -67,16 +67,16 @@ class Sampler:
         reporter: Reporter,
         wall: Callable[[], float] = time.time,
         now: Callable[[], float] = time.monotonic,
-        others: Callable[[], Sequence[Said]] = tuple,
-        tell: Callable[[Said], None] | None = None,
+        worker_samples: Callable[[], Sequence[ProcessSample]] = tuple,
+        send_sample: Callable[[ProcessSample], None] | None = None,
     ) -> None:
-        self._others = others
-        self._tell = tell
+        self._worker_samples = worker_samples
+        self._send_sample = send_sample
         self._history = history
         self._reporter = reporter
         self._wall = wall
         self._now = now
-        self._seen: _CounterSample | None = None
+        self._last_totals: _CounterSample | None = None
         self._loop: Any = None
         self._timer: asyncio.Handle | None = None
         self.took_s = 0.0
@@ -101,14 +101,14 @@ class Sampler:
 
     def _begin(self) -> None:
         self.took_s = 0.0
-        self._go_on(self.sample())
+        self._continue(self.sample())
 
-    def _go_on(self, steps: Iterator[None]) -> None:
+    def _continue(self, steps: Iterator[None]) -> None:
         began = self._now()
         for _ in steps:
             if self._now() - began > SLICE_S:
                 self.took_s += self._now() - began
-                self._timer = self._loop.call_soon(self._go_on, steps)
+                self._timer = self._loop.call_soon(self._continue, steps)
                 return
         self.took_s += self._now() - began
         self._wait()
@@ -119,16 +119,16 @@ class Sampler:
         sums = _PartitionSums(self._reporter)
         yield from sums.all()
         acks = tuple(map(sum, zip(*(one.counts for one in it.acks.values()), strict=True)))
-        seen = _CounterSample(at_s, second, tuple(sums.counts), acks, tuple(it.flushes.counts), tuple(it.loop_lag.counts))
-        if self._tell is not None:
-            sample = {name: getattr(seen, name) for name in _COUNTED} | {"lag_ns": sums.lag_ns, "isr": sums.isr}
-            self._tell({**sample, "watched": watched_parts(self._reporter)})
-        for sample in self._others():
-            seen = seen.sum_with(sample)
+        totals = _CounterSample(at_s, second, tuple(sums.counts), acks, tuple(it.flushes.counts), tuple(it.loop_lag.counts))
+        if self._send_sample is not None:
+            sample = {name: getattr(totals, name) for name in _COUNTED} | {"lag_ns": sums.lag_ns, "isr": sums.isr}
+            self._send_sample({**sample, "watched": watched_parts(self._reporter)})
+        for sample in self._worker_samples():
+            totals = totals.sum_with(sample)
             sums.add_process(sample)
-        before, self._seen = self._seen, seen
+        before, self._last_totals = self._last_totals, totals
         if before is not None and 0 < at_s - before.at_s <= MOST_COVERED_S:
-            self._history.add_values(second, _row(before, seen, sums), covers=max(1, second - before.second))
+            self._history.add_values(second, _row(before, totals, sums), covers=max(1, second - before.second))
 
 
 class _PartitionSums:
@@ -142,7 +142,7 @@ class _PartitionSums:
         self.isr = [0, 0, 0]
         """Partitions led here: with all replicas in sync, with fewer, with fewer than min_isr."""
 
-    def add_process(self, sample: Said) -> None:
+    def add_process(self, sample: ProcessSample) -> None:
         self.lag_ns = max(self.lag_ns, sample["lag_ns"])
         self.isr = list(map(add, self.isr, sample["isr"]))
 
@@ -157,26 +157,26 @@ class _PartitionSums:
         self.lag_ns = here.lag_ns(self._now_ns)
 
 
-def _row(before: _CounterSample, seen: _CounterSample, sums: _PartitionSums) -> list[float]:
-    took_s = seen.at_s - before.at_s
-    acks = _grown(before.acks, seen.acks)
-    rates = [max(0.0, now - then) / took_s for then, now in zip(before.counts, seen.counts, strict=True)]
+def _row(before: _CounterSample, totals: _CounterSample, sums: _PartitionSums) -> list[float]:
+    took_s = totals.at_s - before.at_s
+    acks = _increase(before.acks, totals.acks)
+    rates = [max(0.0, now - then) / took_s for then, now in zip(before.counts, totals.counts, strict=True)]
     return [
         *rates,
-        _part(acks, 0.5),
-        _part(acks, 0.99),
-        _part(_grown(before.flushes, seen.flushes), 0.99),
+        _percentile(acks, 0.5),
+        _percentile(acks, 0.99),
+        _percentile(_increase(before.flushes, totals.flushes), 0.99),
         sums.lag_ns / 1e9,
-        _part(_grown(before.loop_lag, seen.loop_lag), 0.99),
+        _percentile(_increase(before.loop_lag, totals.loop_lag), 0.99),
         *sums.isr,
         *(count / took_s for count in bands_of(acks)),
     ]
 
 
-def _grown(before: Sequence[int], now: Sequence[int]) -> list[int]:
+def _increase(before: Sequence[int], now: Sequence[int]) -> list[int]:
     return [b - a for a, b in zip(before, now, strict=True)]
 
 
-def _part(counts: Sequence[int], part: float) -> float:
+def _percentile(counts: Sequence[int], part: float) -> float:
     value = percentile(counts, part)
     return nan if value is None else value

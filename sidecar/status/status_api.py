@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from heapq import nsmallest
+from itertools import islice
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
@@ -29,7 +30,7 @@ from liftpy.core.base.ids import PartitionKey, check_name, quote
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.metadata.controller.streams import why_it_waits
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.observe.cluster_health import why_offline
 from liftpy.core.observe.history import History
@@ -68,7 +69,7 @@ from sidecar.status.metrics import MOST_PARTITIONS, by_partition, exposition
 from sidecar.status.node_watch import NodeWatcher, Parts, nats_problem
 from sidecar.status.pages import Site
 from sidecar.status.report import Reporter
-from sidecar.status.sampler import Said, Sampler
+from sidecar.status.sampler import ProcessSample, Sampler
 from sidecar.transport.connection import BusConnection, send_answer
 from sidecar.transport.liveness import QUESTION
 
@@ -77,6 +78,8 @@ _HOST = "127.0.0.1"
 _LONGEST_NUMBER = 10
 PAGE_PARTITIONS = 500
 """Number of partitions in one answer over NATS, and on a page without another number."""
+MOST_FAILED = 100
+"""Maximum number of logs that cannot be opened in one answer over NATS. The metric ``partitions_failed`` counts all of them."""
 MOST_ON_A_PAGE = 5000
 MOST_GATHERING = 64
 """Maximum number of pages that are collected from the processes of the node at once.
@@ -106,7 +109,7 @@ class NodeStatusSource(Protocol):
         ``kind``: which of them. ``own``: answer of this process. ``query``: content of the question.
         """
 
-    def last_samples(self) -> list[Said]:
+    def last_samples(self) -> list[ProcessSample]:
         """Return the newest sample of the counters of each other process."""
 
     def watched(self) -> list[Parts]:
@@ -126,11 +129,11 @@ class StatusHandler:
         self.probes = HttpServer(self.answer_probe, self._counters)
         self.change_hosts(settings.dashboard_hostnames)
         self._site: Site | None = None
-        self._viewing: ClusterPoller | None = None
-        self._keeping: asyncio.Task[None] | None = None
+        self._poller: ClusterPoller | None = None
+        self._history_task: asyncio.Task[None] | None = None
         self.reporter: Reporter | None = None
-        self.whole: NodeStatusSource | None = None
-        """Status of the whole node. None: the node is one process."""
+        self.processes: NodeStatusSource | None = None
+        """Status of all processes of the node together. None: the node is one process."""
         self.on_level: Callable[[str, float], None] = lambda level, for_s: None
         """Callback (level, seconds) that tells other processes of the node about a changed log level."""
         self.on_reload: Callable[[], Awaitable[dict[str, Any]]] = _nothing_to_reload
@@ -139,7 +142,7 @@ class StatusHandler:
         """Directories of streams that the cluster does not know. None: the node is still starting."""
         self._gathering = 0
         self._figures: NodeFigures | None = None
-        self._glances = SummaryHandler(self._encode_summary, guard=self._guard)
+        self._summaries = SummaryHandler(self._encode_summary, guard=self._guard)
         self.health: Health | None = None
         self.history = History()
         self.events = NodeEvents(settings.node_id, time.time_ns, self._metadata_index)
@@ -148,7 +151,7 @@ class StatusHandler:
         self.answers.node_events = self.events
         self._sampler: Sampler | None = None
         self._watcher: NodeWatcher | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
         self.url = ""
 
     def change_hosts(self, hosts: Iterable[str]) -> None:
@@ -189,10 +192,10 @@ class StatusHandler:
         }.items():
             bus.listen(subject, self._guard.handler(handler))
         own = self._settings.node_id
-        asker = NodeStatusRequester(own, bus, subjects, self)
-        self._viewing = ClusterPoller(self._settings.namespace, asker, own=(own, self.history))
-        self.answers.kept = self._viewing.copied_history
-        self._site = Site(self._viewing)
+        requester = NodeStatusRequester(own, bus, subjects, self)
+        self._poller = ClusterPoller(self._settings.namespace, requester, own=(own, self.history))
+        self.answers.kept = self._poller.copied_history
+        self._site = Site(self._poller)
 
     def _answer(self, reply: bytes, answer: bytes) -> None:
         assert self._bus is not None
@@ -216,13 +219,13 @@ class StatusHandler:
         elif payload == ASKED and self.health is not None:
             answer(json.dumps(self.health.report()).encode())
         elif payload == SUMMARY_REQUEST and self.reporter is not None:
-            self._glances.ask(answer)
+            self._summaries.ask(answer)
         elif self.answers.ask(payload, answer):
             pass
-        elif self.reporter is not None and self.whole is None:
+        elif self.reporter is not None and self.processes is None:
             answer(_page_of(self.reporter, payload, self._most_bytes()))
-        elif self.whole is not None and self._gathering < MOST_GATHERING:
-            sending = self._send_whole(self.whole, payload, answer, self._most_bytes())
+        elif self.processes is not None and self._gathering < MOST_GATHERING:
+            sending = self._send_merged_page(self.processes, payload, answer, self._most_bytes())
             spawn(self._guard.run(sending, reply), "a status page")
 
     def _process_level_request(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -231,7 +234,7 @@ class StatusHandler:
 
     def _process_reload_request(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if self._is_inbox(reply):
-            spawn(self._guard.run(self._reload(reply, payload), reply), "reading the settings again")
+            spawn(self._guard.run(self._reload(reply, payload), reply), "reloading the settings")
 
     async def _reload(self, reply: bytes, payload: bytes) -> None:
         if payload == RELOAD:
@@ -287,13 +290,15 @@ class StatusHandler:
 
     def begin_history(self) -> None:
         assert self.reporter is not None
-        whole = self.whole
-        self._sampler = Sampler(self.history, self.reporter, others=whole.last_samples if whole is not None else tuple)
+        processes = self.processes
+        self._sampler = Sampler(
+            self.history, self.reporter, worker_samples=processes.last_samples if processes is not None else tuple
+        )
         self._sampler.start()
-        self._watcher = NodeWatcher(self.events, self.reporter, whole.watched if whole is not None else tuple)
-        self._watching = spawn(self._watcher.run(), "watching the node for events")
-        if self._viewing is not None and self.url:
-            self._keeping = spawn(self._viewing.keep(), "keeping the history of other nodes")
+        self._watcher = NodeWatcher(self.events, self.reporter, processes.watched if processes is not None else tuple)
+        self._watch_task = spawn(self._watcher.run(), "watching the node for events")
+        if self._poller is not None and self.url:
+            self._history_task = spawn(self._poller.keep(), "copying the history of other nodes")
 
     def _metadata_index(self) -> int:
         return self.reporter.group.image.index if self.reporter is not None else 0
@@ -302,34 +307,34 @@ class StatusHandler:
         if self._figures is None:
             self._figures = NodeFigures(reporter)
         figures = await self._figures.gather()
-        if self.whole is not None:
-            await self.whole.add(figures)
+        if self.processes is not None:
+            await self.processes.add(figures)
         return figures
 
     async def _joined_rows(self, kind: str, own: dict[str, Any], query: Any) -> dict[str, Any]:
-        return own if self.whole is None else await self.whole.rows(kind, own, query)
+        return own if self.processes is None else await self.processes.rows(kind, own, query)
 
-    async def _send_whole(
-        self, whole: NodeStatusSource, payload: bytes, send: Callable[[bytes], None], limit_bytes: int
+    async def _send_merged_page(
+        self, processes: NodeStatusSource, payload: bytes, send: Callable[[bytes], None], limit_bytes: int
     ) -> None:
         self._gathering += 1
         try:
-            page = await whole.page(_decode_page_start(payload), PAGE_PARTITIONS)
+            page = await processes.page(_decode_page_start(payload), PAGE_PARTITIONS)
         finally:
             self._gathering -= 1
         send(_within(page, limit_bytes))
 
-    async def _own_whole(self, whole: NodeStatusSource, path: bytes, part: _Part, stream: str, wanted: bool) -> bytes:
+    async def _merged_response(self, processes: NodeStatusSource, path: bytes, part: _Part, stream: str, wanted: bool) -> bytes:
         if path == b"/status":
-            return http("200 OK", JSON, json.dumps(await whole.page(*part)).encode() if wanted else b"")
-        rows = await whole.of_stream(stream, MOST_PARTITIONS)
+            return http("200 OK", JSON, json.dumps(await processes.page(*part)).encode() if wanted else b"")
+        rows = await processes.of_stream(stream, MOST_PARTITIONS)
         return http("200 OK", TEXT, by_partition(rows) if wanted else b"")
 
     async def answer(self, asked: bytes) -> bytes:
         """Return the answer to the status request ``asked``, or b'' if there is none yet."""
         if asked == SUMMARY_REQUEST and self.reporter is not None:
             result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-            self._glances.ask(lambda answer: None if result.done() else result.set_result(answer))
+            self._summaries.ask(lambda answer: None if result.done() else result.set_result(answer))
             return await result
         return await self.answers.answer(asked)
 
@@ -389,8 +394,8 @@ class StatusHandler:
             return http("503 Service Unavailable", TEXT, b"starting\n")
         if path == b"/metrics":
             return self._metrics(self.reporter, wanted)
-        if self.whole is not None:
-            return self._own_whole(self.whole, path, part, _stream(query), wanted)
+        if self.processes is not None:
+            return self._merged_response(self.processes, path, part, _stream(query), wanted)
         if path == b"/status":
             return http("200 OK", JSON, json.dumps(self.reporter.page(*part)).encode() if wanted else b"")
         quote = by_partition(self.reporter.of_stream(_stream(query), MOST_PARTITIONS))
@@ -412,7 +417,7 @@ class StatusHandler:
         return self._own(path, b"", words[0] == b"GET")
 
     async def close(self) -> None:
-        await end_tasks([self._keeping, self._watching])
+        await end_tasks([self._history_task, self._watch_task])
         await self.probes.close()
         if self._sampler is not None:
             self._sampler.close()
@@ -449,6 +454,7 @@ def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
 
 def _within(page: dict[str, Any], limit_bytes: int) -> bytes:
     """Return ``page``, the status with a page of partitions, as JSON of at most ``limit_bytes``. Partitions beyond are left out."""
+    page = {**page, "failed_partitions": dict(islice(page["failed_partitions"].items(), MOST_FAILED))}
     while len(body := json.dumps(page).encode()) > limit_bytes and page["partitions"]:
         page = {**page, "partitions": page["partitions"][: len(page["partitions"]) // 2], "more": True}
     return body
@@ -585,7 +591,7 @@ def summarize_node(figures: Figures, reporter: Reporter, watch: NodeWatch | None
         metadata_leader=group.leader,
         applied=image.index,
         feature_level=image.feature_level,
-        speaks=SPOKEN.most,
+        speaks=SUPPORTED_LEVELS.most,
         nats_connected=bool(total("nats_connected")),
         nats_problem=nats_problem(reporter)[:MOST_TEXT_CHARS],
         acks=counts("ack_duration_seconds"),
@@ -656,7 +662,7 @@ class SummaryHandler:
             answer(self._answer)
         else:
             self._waiting = [answer]
-            spawn(self._guard.run(self._gather_summary(), b""), "gathering figures for a glance")
+            spawn(self._guard.run(self._gather_summary(), b""), "gathering figures for a summary")
 
     async def _gather_summary(self) -> None:
         began = self._now()

@@ -37,7 +37,7 @@ class Tracing:
         self._make_exporter = exporter
         self._thread: SpanThread | None = None
         """Thread that exports the spans. None: tracing is off."""
-        self._looking: asyncio.TimerHandle | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
         self.leads_group = False
         """True if this node leads the metadata group. Only this controller makes spans for failovers."""
         budget = SpanBudget(SPANS_PER_S / settings.workers)
@@ -83,7 +83,7 @@ class Tracing:
             self._settings = replace(settings, trace="off")
             partitions()  # they export the spans of open batches
             self._thread, self._settings = None, settings
-            self._stop_looking()
+            self._stop_checks()
             ending.end()
             asyncio.get_running_loop().call_later(CHECK_EVERY_S, self._count, ending)
         if settings.trace != "off":
@@ -91,11 +91,11 @@ class Tracing:
             partitions()
 
     def _schedule_export(self) -> None:
-        self._looking = asyncio.get_running_loop().call_later(CHECK_EVERY_S, self._export_due)
+        self._check_timer = asyncio.get_running_loop().call_later(CHECK_EVERY_S, self._export_due)
 
-    def _stop_looking(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
+    def _stop_checks(self) -> None:
+        if self._check_timer is not None:
+            self._check_timer.cancel()
 
     def _export_due(self) -> None:
         if self.traces.open:
@@ -136,7 +136,7 @@ class Tracing:
 
     def close(self) -> None:
         """Stop tracing, and export the queued spans within a second."""
-        self._stop_looking()
+        self._stop_checks()
         if self._thread is not None:
             self._thread.close()
             self._count(self._thread)

@@ -39,12 +39,12 @@ logger = logging.getLogger("liftpy.nats")
 
 SEND_BUFFER_BYTES = 64 * 1024 * 1024
 _ACK_BUFFER_BYTES = 2 * 1024 * 1024
-_LEFT_BYTES = 256 * 1024
+_UNREAD_BYTES = 256 * 1024
 """Maximum number of bytes to receive while the reading task is busy. Above it, the socket is not read."""
 _CONNECT_TIMEOUT_S = 5
 _RECONNECT_WAIT_S = 0.1
 _RETIRE_TIMEOUT_S = 1.0
-_LONGEST_HEARING_S = 16.0
+_MAX_CONFIRM_WAIT_S = 16.0
 _PING_INTERVAL_S = 2
 _LOG_PERIOD_S = 1.0
 _SHOWN_BYTES = 200
@@ -92,19 +92,19 @@ class SinkSubscription:
 class Problems:
     """Problems of a connection, for the log.
 
-    ``last``: text of the last problem. ``told``: problems logged since the connection was lost. None: it is connected, or was
+    ``last``: text of the last problem. ``logged``: problems logged since the connection was lost. None: it is connected, or was
     never connected.
     """
 
     def __init__(self) -> None:
         self.last = ""
-        self.told: set[str] | None = None
+        self.logged: set[str] | None = None
 
-    def is_news(self) -> bool:
+    def should_log(self) -> bool:
         """Return whether to log the last problem. Each one is logged once, and at most ``_MAX_LOGGED_PROBLEMS`` until the reconnect."""
-        if self.told is None or self.last in self.told or len(self.told) >= _MAX_LOGGED_PROBLEMS:
+        if self.logged is None or self.last in self.logged or len(self.logged) >= _MAX_LOGGED_PROBLEMS:
             return False
-        self.told.add(self.last)
+        self.logged.add(self.last)
         return True
 
 
@@ -150,20 +150,20 @@ class BusConnection(StrictConnection):
         """Receiver of the current connection. None: before the handshake, or if nats-py itself reads and writes."""
         self._outlet: WriteCoalescer | None = None
         """Writer of the current connection. None: there is no ``_receiver``."""
-        self._taking = False
+        self._is_parsing = False
         """True while the data of one read is parsed, in the callback of the read."""
-        self._behind: list[Callable[[], None]] = []
+        self._after_read: list[Callable[[], None]] = []
         """Callbacks to run after the data of one read is parsed."""
         self._on_reconnect: list[Callable[[], None]] = []
         self._on_change: list[Callable[[bool], None]] = []
-        self._leaving: list[Listener] = []
-        self._retiring: asyncio.Task[None] | None = None
+        self._retiring_listeners: list[Listener] = []
+        self._retire_task: asyncio.Task[None] | None = None
         self._subscribe_callbacks: list[Callable[[], None]] = []
-        self._hearing: asyncio.Task[None] | None = None
+        self._confirm_task: asyncio.Task[None] | None = None
         self._failing = False
         """True if a message could not be processed within the last second. Further failures are then only counted."""
         self._problems = Problems()
-        self._unsure = AckResendBuffer()
+        self._recent_acks = AckResendBuffer()
         """Recent acks, which are sent again after a reconnect."""
         self._lost_ns = 0
         self._last_server_id = ""
@@ -220,7 +220,9 @@ class BusConnection(StrictConnection):
             self.errors["acks_dropped"] += len(lines)
             return
         if self._is_up:
-            self._unsure.note(joined, clock.now_ns())  # lines that are kept while disconnected are sent by the next connection
+            self._recent_acks.note(
+                joined, clock.now_ns()
+            )  # lines that are kept while disconnected are sent by the next connection
         self._write((joined,), size_bytes)
         self.stats["out_msgs"] += len(lines)
         self.stats["out_bytes"] += size_bytes
@@ -255,7 +257,7 @@ class BusConnection(StrictConnection):
         self._let_go()
         self._pending.extend(pieces)  # type: ignore[arg-type]  # nats-py joins them, whatever they are
         self._pending_data_size += size_bytes + 1
-        self._kick()
+        self._wake_flusher()
 
     def hold(self) -> None:
         """Collect the next messages. ``release`` writes them together, in the same turn of the event loop."""
@@ -266,7 +268,7 @@ class BusConnection(StrictConnection):
         if self._outlet is not None:
             self._outlet.release()
 
-    def _kick(self) -> None:
+    def _wake_flusher(self) -> None:
         if self._is_up and self._flush_queue is not None and self._flush_queue.empty():
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
@@ -281,8 +283,8 @@ class BusConnection(StrictConnection):
             subject: Subject, wildcards allowed.
             sink: Called with each message when it is read from the socket.
             queue: Queue group. '': none.
-            given_up: Not used here. ``Inflow`` calls it with the number of messages that it drops unread.
-            refuser: Not used here. ``Inflow`` lets it reject messages unread.
+            given_up: Not used here. ``IngestConnection`` calls it with the number of messages that it drops unread.
+            refuser: Not used here. ``IngestConnection`` lets it reject messages unread.
 
         Returns:
             The subscription.
@@ -312,7 +314,7 @@ class BusConnection(StrictConnection):
 
     async def _read_loop(self) -> None:
         """Process the data that ``_process_arrived`` leaves for the reading task."""
-        self._receiver = receiver = await receive(self, self._process_arrived, _LEFT_BYTES)
+        self._receiver = receiver = await receive(self, self._process_arrived, _UNREAD_BYTES)
         self._outlet = None if receiver is None else WriteCoalescer(receiver.transport, asyncio.get_running_loop())
         try:
             await super()._read_loop()
@@ -330,13 +332,13 @@ class BusConnection(StrictConnection):
         if self.is_closed or self.is_reconnecting:
             return None  # the data belongs to a closed connection
         self._pings_outstanding = 0
-        self._taking = True
+        self._is_parsing = True
         try:
             is_done = self._parser.feed(data)
         finally:
-            self._taking = False
-            behind, self._behind = self._behind, []
-            for callback in behind:
+            self._is_parsing = False
+            callbacks, self._after_read = self._after_read, []
+            for callback in callbacks:
                 _call(callback)
             self._let_go()
         return None if is_done else b""
@@ -350,8 +352,8 @@ class BusConnection(StrictConnection):
 
         The callback can then process these messages together.
         """
-        if self._taking:
-            self._behind.append(callback)
+        if self._is_parsing:
+            self._after_read.append(callback)
         else:
             asyncio.get_running_loop().call_soon(callback)
 
@@ -378,14 +380,14 @@ class BusConnection(StrictConnection):
         """
         for listener in listeners:
             listener.leave()
-        self._leaving.extend(listeners)
-        if self._leaving and (self._retiring is None or self._retiring.done()):
-            self._retiring = spawn(self._retire(), "leaving subscriptions")
+        self._retiring_listeners.extend(listeners)
+        if self._retiring_listeners and (self._retire_task is None or self._retire_task.done()):
+            self._retire_task = spawn(self._retire(), "closing subscriptions")
 
     async def _retire(self) -> None:
         """Close all subscriptions for which ``retire`` was called, after two round trips to the server."""
-        while self._leaving:
-            leaving, self._leaving = self._leaving, []
+        while self._retiring_listeners:
+            leaving, self._retiring_listeners = self._retiring_listeners, []
             with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
                 await self.wait_until_processed(_RETIRE_TIMEOUT_S)
             for listener in leaving:
@@ -397,21 +399,21 @@ class BusConnection(StrictConnection):
         Several calls share a round trip to the server.
         """
         self._subscribe_callbacks.append(on_subscribed)
-        if self._hearing is None or self._hearing.done():
-            self._hearing = spawn(self._wait_for_server(), "subscriptions being confirmed")
+        if self._confirm_task is None or self._confirm_task.done():
+            self._confirm_task = spawn(self._wait_for_server(), "waiting for the server to confirm subscriptions")
 
     async def _wait_for_server(self) -> None:
         wait_s = _RETIRE_TIMEOUT_S
         while self._subscribe_callbacks and not self.is_closed:
-            asking, self._subscribe_callbacks = self._subscribe_callbacks, []
+            waiting, self._subscribe_callbacks = self._subscribe_callbacks, []
             try:
                 await self.wait_until_processed(wait_s)
             except (nats.errors.Error, TimeoutError, OSError):
-                wait_s = min(wait_s * 2, _LONGEST_HEARING_S)  # the answer may be behind a burst of messages
-                self._subscribe_callbacks = asking + self._subscribe_callbacks
+                wait_s = min(wait_s * 2, _MAX_CONFIRM_WAIT_S)  # the answer may be behind a burst of messages
+                self._subscribe_callbacks = waiting + self._subscribe_callbacks
                 await asyncio.sleep(_RECONNECT_WAIT_S)
                 continue
-            for on_subscribed in asking:
+            for on_subscribed in waiting:
                 on_subscribed()
 
     async def wait_until_processed(self, timeout_s: float) -> None:
@@ -457,23 +459,23 @@ class BusConnection(StrictConnection):
         self.errors[type(error).__name__] += 1
         self._problems.last = str(error) or type(error).__name__
         logger.debug("NATS connection error=%r", error)
-        if self._problems.is_news():
+        if self._problems.should_log():
             logger.warning("cannot reconnect to NATS connection=%s reason=%s: retrying", self.name, self.last_problem)
 
     async def _disconnected(self) -> None:
         self.errors["disconnected"] += 1
-        self._problems.told = {self.last_problem}
+        self._problems.logged = {self.last_problem}
         self._last_server_id, self._lost_ns = str(self._server_info.get("server_id", "")), clock.now_ns()
         if not self.is_closed:
             logger.warning("NATS connection lost connection=%s reason=%s: reconnecting", self.name, self.last_problem)
             self._run_callbacks([partial(changed, False) for changed in self._on_change])
 
     async def _reconnected(self) -> None:
-        self._problems.told = None
+        self._problems.logged = None
         where = shown_address(self.connected_url) or "?"
         logger.info("NATS connection restored connection=%s server=%s", self.name, where)
         server = str(self._server_info.get("server_id", ""))
-        if again := self._unsure.again(self._lost_ns):
+        if again := self._recent_acks.again(self._lost_ns):
             self._write((again,), len(again))
         self.all_have_lost_it = all_have_lost_it(len(self.servers), self._last_server_id, server)
         self._run_callbacks([*self._on_reconnect, *(partial(changed, True) for changed in self._on_change)])
@@ -529,7 +531,7 @@ def _call(callback: Callable[[], None]) -> None:
     try:
         callback()
     except Exception as error:
-        context = {"message": f"{callback} behind a read has failed", "exception": error}
+        context = {"message": f"{callback} callbacks a read has failed", "exception": error}
         asyncio.get_running_loop().call_exception_handler(context)
 
 
@@ -545,7 +547,7 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
     keys = keys or Keys(settings.credentials)
     check_nats_py()
     problems = Problems()
-    problems.told = set()
+    problems.logged = set()
     is_first, announced_files = True, False
     inbox = Subjects(settings.namespace).inbox(settings.node_id)
     while True:
@@ -583,7 +585,7 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
             with contextlib.suppress(Exception):
                 await connection.stop()
             is_first, problems.last = False, connection.last_problem or str(error) or type(error).__name__
-            if problems.is_news():
+            if problems.should_log():
                 logger.warning(
                     "cannot connect to NATS servers=%s reason=%s: retrying", without_secrets(settings.nats), problems.last
                 )

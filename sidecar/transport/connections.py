@@ -116,7 +116,9 @@ async def open_links(settings: NodeSettings, intake: NodeInflight, room: MemoryB
     config = settings.replication
     replication = await open_bus(settings, lambda: BusConnection("replication"), keys)
     reads = await open_bus(settings, lambda: BusConnection("reads", _READS_BYTES), keys)
-    ingest = await open_bus(settings, lambda: IngestConnection(intake, config.ingest_buffer_bytes, asks=reads, room=room), keys)
+    ingest = await open_bus(
+        settings, lambda: IngestConnection(intake, config.ingest_buffer_bytes, stats_connection=reads, room=room), keys
+    )
     buffer_bytes = config.node_standby_bytes // _STANDBY_PARTS
     standby = StandbyLink(lambda: open_bus(settings, lambda: IngestConnection(intake, buffer_bytes, name="standby"), keys))
     return NodeConnections(replication, ingest, reads, standby)

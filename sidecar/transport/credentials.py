@@ -40,7 +40,7 @@ class Keys:
         """Add a connection that was opened with the credentials ``opened_by``. It reconnects when the credentials change."""
         self._open[connection] = asyncio.get_running_loop()
         if opened_by is not self.credentials:
-            spawn(_renew_connection(connection, self.credentials), "connecting anew with other credentials")
+            spawn(_renew_connection(connection, self.credentials), "reconnecting with other credentials")
 
     def change(self, credentials: Credentials) -> None:
         """Use other ``credentials`` from now on. All connections reconnect with them."""
@@ -51,7 +51,7 @@ class Keys:
 
 
 def _renew(connection: StrictConnection, credentials: Credentials) -> None:
-    spawn(_renew_connection(connection, credentials), "connecting anew with other credentials")
+    spawn(_renew_connection(connection, credentials), "reconnecting with other credentials")
 
 
 async def _renew_connection(connection: StrictConnection, credentials: Credentials) -> None:

@@ -41,7 +41,7 @@ from sidecar.runtime.tasks import spawn
 from sidecar.transport.connection import BusConnection, Listener
 from sidecar.transport.parser import IngestParser, Sink
 
-cuts_logger = logging.getLogger("liftpy.ingest")
+loss_logger = logging.getLogger("liftpy.ingest")
 
 _TRIES = 5
 _TRY_S = 0.2
@@ -67,7 +67,7 @@ class DisconnectLoss:
     def __init__(self, backlog: Backlog | None, overflow: LoadShedding) -> None:
         self._backlog = backlog
         self._overflow = overflow
-        self._cuts: deque[_LostConnection] = deque()
+        self._lost_connections: deque[_LostConnection] = deque()
         """Lost connections whose last bytes are still in the buffer."""
         self._seen = 0
         """Number of messages that had arrived when the previous lost connection was processed."""
@@ -83,43 +83,43 @@ class DisconnectLoss:
         Its last messages may not be processed yet.
         """
         last, self._last = self._last, None
-        self._cuts.append(_LostConnection(server_id, client_id, last))
+        self._lost_connections.append(_LostConnection(server_id, client_id, last))
 
     def messages_processed(self, seen: int) -> None:
         """Record that the node has processed all received messages of the oldest lost connection. Then compute how many were lost.
 
         ``seen``: number of messages received since the start of the node.
         """
-        cut, arrived = self._cuts.popleft(), seen - self._seen
+        lost_connection, arrived = self._lost_connections.popleft(), seen - self._seen
         self._seen = seen
-        spawn(self._judge(cut, arrived), "counting what a cut connection cost")
+        spawn(self._count_lost_messages(lost_connection, arrived), "counting the lost messages of a connection")
 
     def record_server_report(self, stats: ConnectionStats) -> None:
         self._last = stats
 
-    async def _judge(self, cut: _LostConnection, arrived: int) -> None:
-        stats = await self._ask(cut)
+    async def _count_lost_messages(self, lost_connection: _LostConnection, arrived: int) -> None:
+        stats = await self._request_stats(lost_connection)
         self.unknown += stats is None
-        named = cut.server_id, cut.client_id
-        known = [t.delivered for t in (stats, cut.last) if t is not None and (t.server_id, t.client_id) == named]
+        named = lost_connection.server_id, lost_connection.client_id
+        known = [t.delivered for t in (stats, lost_connection.last) if t is not None and (t.server_id, t.client_id) == named]
         lost = max([arrived, *known]) - arrived
         self.lost_messages += lost
         if stats is None:
-            cuts_logger.warning("publishes lost with a connection, number not known at_least=%d", lost)
+            loss_logger.warning("publishes lost with a connection, number not known at_least=%d", lost)
             return
         if "pending" in stats.reason.lower():
             self._overflow.cut_at(stats.backlog_bytes)
         if lost:
-            cuts_logger.warning(
+            loss_logger.warning(
                 "publishes lost with a connection that the server closed reason=%s count=%d", stats.reason, lost
             )
 
-    async def _ask(self, cut: _LostConnection) -> ConnectionStats | None:
+    async def _request_stats(self, lost_connection: _LostConnection) -> ConnectionStats | None:
         """Request the statistics of the lost connection from its server, and return them. None: the server did not answer."""
         answers: asyncio.Queue[ConnectionStats] = asyncio.Queue()
         for _ in range(_TRIES if self._backlog is not None else 0):
             assert self._backlog is not None
-            self._backlog.ask(cut.server_id, cut.client_id, answers.put_nowait, at_once=True)
+            self._backlog.ask(lost_connection.server_id, lost_connection.client_id, answers.put_nowait, at_once=True)
             try:
                 stats = await asyncio.wait_for(answers.get(), _TRY_S)
             except TimeoutError:
@@ -139,12 +139,12 @@ _REFUSING_BYTES = 1024 * 1024
 """Maximum number of bytes that are processed per turn while most publishes are rejected."""
 _TURN_NS = 4_000_000
 """Maximum time for parsing per turn of the loop, in nanoseconds. Then all other work of the loop runs."""
-_GIVING_UP_NS = 8_000_000
+_DROP_TURN_NS = 8_000_000
 """Maximum time per turn for dropping messages, in nanoseconds."""
 _FULL_PARTS = 16
 """Divisor of the buffer size. If less than this part is free, the buffer counts as full."""
 _RECHECK_S = 0.005
-_STILL_THERE_S = 0.5
+_ROOM_RECHECK_S = 0.5
 _LARGE_BYTES = 32 * 1024
 """Size of a read above which the socket probably has more data."""
 _BURST_NS = 30_000_000
@@ -170,7 +170,7 @@ class IngestConnection(BusConnection):
         node: Totals of uncommitted and delayed publishes.
         buffer_bytes: Size of the buffer of received bytes.
         send_buffer_bytes: Maximum size of unsent data. 0: the default.
-        asks: Connection for requests to the NATS server. None: no requests.
+        stats_connection: Connection for requests to the NATS server. None: no requests.
         name: Name of the connection.
         room: Memory budget of the node. It gets the time that received bytes wait. None: a budget of its own.
     """
@@ -180,7 +180,7 @@ class IngestConnection(BusConnection):
         node: NodeInflight,
         buffer_bytes: int,
         send_buffer_bytes: int = 0,
-        asks: BusConnection | None = None,
+        stats_connection: BusConnection | None = None,
         name: str = "ingest",
         room: MemoryBudget | None = None,
     ) -> None:
@@ -188,11 +188,11 @@ class IngestConnection(BusConnection):
         self._parser: IngestParser = IngestParser(self, self._sinks, self.errors)
         self._ps = _Boundary(self._connection_lost)  # type: ignore[assignment]
         self._node = node
-        self._room_of_node = room or MemoryBudget()
+        self._memory_budget = room or MemoryBudget()
         self._gate = Gate(node)
-        self._backlog = Backlog(asks) if asks is not None else None
+        self._backlog = Backlog(stats_connection) if stats_connection is not None else None
         self.overflow = LoadShedding()
-        self.cuts = DisconnectLoss(self._backlog, self.overflow)
+        self.disconnect_loss = DisconnectLoss(self._backlog, self.overflow)
         self._buffer_bytes = buffer_bytes
         self._chunks: deque[bytes | None] = deque()
         """Chunks as read from the socket. None as chunk: a connection was lost at this place."""
@@ -200,18 +200,18 @@ class IngestConnection(BusConnection):
         """Position in the first chunk up to which it is parsed."""
         self._arrived_bytes = 0
         """Total number of bytes that arrived in the buffer. Either the loop or the thread counts them."""
-        self._done_bytes = 0
+        self._removed_bytes = 0
         """Total number of bytes that left the buffer."""
-        self._due_to = 0
+        self._read_at_least_to = 0
         """Value of ``_arrived_bytes`` up to which data is read even above half of the buffer."""
         self.most_waiting_bytes = 0
-        self.taken_bytes = 0
+        self.parsed_bytes = 0
         """Total number of bytes that were parsed and not skipped."""
         self._parsing = False
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._thread: SocketThread | None = None
-        self._told = False
+        self._is_wake_scheduled = False
         """True if the loop will be woken for data of the thread."""
         self.bursts = 0
         """Number of times that the thread began to read."""
@@ -220,22 +220,22 @@ class IngestConnection(BusConnection):
         self._burst_ns = 0
         """Time since which all reads were large. 0: the last read was small."""
         self._loop = asyncio.get_running_loop()
-        self._pump_task = spawn(self._pump(), "taking publishes", endless=True)
+        self._pump_task = spawn(self._pump(), "parsing publishes", endless=True)
 
     @property
     def waiting_bytes(self) -> int:
         """Number of received bytes that are not parsed yet."""
-        return self._arrived_bytes - self._done_bytes
+        return self._arrived_bytes - self._removed_bytes
 
     @property
     def read_and_parsed_bytes(self) -> tuple[int, int]:
         """(bytes received from the socket, bytes parsed or dropped), since the start of the node."""
-        return self._arrived_bytes, self._done_bytes
+        return self._arrived_bytes, self._removed_bytes
 
     @property
     def dropped_unread(self) -> int:
         """Number of messages that were dropped unread, because the buffer was full."""
-        return self._parser.left_out
+        return self._parser.dropped_unread
 
     def listen(
         self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None,
@@ -257,7 +257,7 @@ class IngestConnection(BusConnection):
         if given_up is not None:
             self._parser.on_dropped(self._sid, given_up)
         if refuser is not None:
-            self._parser.refuse_by(self._sid, refuser)
+            self._parser.set_rejector(self._sid, refuser)
         return listener
 
     def redirect(self, sid: int, sink: Sink, on_dropped: Callable[[int], None]) -> None:
@@ -274,7 +274,7 @@ class IngestConnection(BusConnection):
             return data
         left = super()._process_arrived(data)
         if left is None:
-            self._hand_over()
+            self._start_thread_in_burst()
         return left
 
     async def _process_data(self, data: bytes) -> None:
@@ -283,26 +283,26 @@ class IngestConnection(BusConnection):
         else:
             self._append(data)
             self._arrived.set()
-        if self._hand_over():
+        if self._start_thread_in_burst():
             return
         if self._is_full():
             self.errors["ingest_buffer_full"] += 1
-        while not self._reads():
+        while not self._should_read():
             self._room.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._room.wait(), _STILL_THERE_S)
+                await asyncio.wait_for(self._room.wait(), _ROOM_RECHECK_S)
             self._pings_outstanding = 0  # the node itself does not read now, so the server buffers more
 
     def _bypasses_buffer(self, data: bytes) -> bool:
         """Return whether ``data`` can be parsed at once, because the buffer is empty. If so, count it as processed."""
-        if self._chunks or self._parsing or len(data) > _PIECE_BYTES or not self._may_take():
+        if self._chunks or self._parsing or len(data) > _PIECE_BYTES or not self._may_parse():
             return False
-        self._see(len(data))
-        self.taken_bytes += len(data)
-        self._done_bytes += len(data)
+        self._count_read(len(data))
+        self.parsed_bytes += len(data)
+        self._removed_bytes += len(data)
         return True
 
-    def _see(self, size_bytes: int) -> None:
+    def _count_read(self, size_bytes: int) -> None:
         """Count ``size_bytes`` that the event loop or the thread has read. Detect the begin and the end of a burst."""
         self._arrived_bytes += size_bytes
         if size_bytes >= _LARGE_BYTES:
@@ -313,37 +313,39 @@ class IngestConnection(BusConnection):
 
     def _append(self, data: bytes) -> None:
         self._chunks.append(data)
-        self._see(len(data))
+        self._count_read(len(data))
         self.most_waiting_bytes = max(self.most_waiting_bytes, self.waiting_bytes)
 
-    def _may_take(self) -> bool:
-        return self._gate.may_take(self.taken_bytes, self._fills(), clock.now_ns())
+    def _may_parse(self) -> bool:
+        return self._gate.may_take(self.parsed_bytes, self._is_half_full(), clock.now_ns())
 
     def _is_full(self) -> bool:
         return self.waiting_bytes + self._node.held_bytes >= self._buffer_bytes
 
-    def _fills(self) -> bool:
+    def _is_half_full(self) -> bool:
         return 2 * (self.waiting_bytes + self._node.held_bytes) >= self._buffer_bytes
 
-    def _reads(self) -> bool:
+    def _should_read(self) -> bool:
         """Return whether the node should read more from the socket now. The thread calls it too."""
-        if not self._fills():
+        if not self._is_half_full():
             return True
         if self._is_full():
             return False
-        return self._arrived_bytes < self._due_to or not self.overflow.can_stop_reading(self._arrived_bytes, clock.now_ns())
+        return self._arrived_bytes < self._read_at_least_to or not self.overflow.can_stop_reading(
+            self._arrived_bytes, clock.now_ns()
+        )
 
     def _connection_lost(self) -> None:
         self._end_thread()
         self._gate.cut_off()
         self.overflow.cut_off()
-        self.cuts.connection_lost(*self._identity())
+        self.disconnect_loss.connection_lost(*self._identity())
         self._parser.lost += 1
         self._chunks.append(None)
         self._arrived.set()
 
     # ---- by the thread -----------------------------------------------------------------------------------------------
-    def _hand_over(self) -> bool:
+    def _start_thread_in_burst(self) -> bool:
         """Let a thread read the socket during a burst. Return True if the thread reads it now."""
         receiver = self._receiver
         if self._thread is not None or not self._burst_ns or self._large_ns - self._burst_ns < _BURST_NS:
@@ -357,7 +359,7 @@ class IngestConnection(BusConnection):
         transport.pause_reading()
         try:
             self._thread = SocketThread(
-                descriptor.fileno(), self._append_from_thread, self._reads, lambda: self._call(self._resume_loop_reads)
+                descriptor.fileno(), self._append_from_thread, self._should_read, lambda: self._call(self._resume_loop_reads)
             )
         except (OSError, RuntimeError):  # no file descriptor or thread is available, so the loop continues to read
             transport.resume_reading()
@@ -381,8 +383,8 @@ class IngestConnection(BusConnection):
     def _append_from_thread(self, data: bytes) -> None:
         """Add data that the thread has read to the buffer. The thread calls the method."""
         self._append(data)
-        if not self._told:
-            self._told = True
+        if not self._is_wake_scheduled:
+            self._is_wake_scheduled = True
             self._call(self._wake_reader)
 
     def _call(self, callback: Callable[[], None]) -> None:
@@ -390,7 +392,7 @@ class IngestConnection(BusConnection):
             self._loop.call_soon_threadsafe(callback)
 
     def _wake_reader(self) -> None:
-        self._told = False
+        self._is_wake_scheduled = False
         self._pings_outstanding = 0
         self._arrived.set()
 
@@ -405,15 +407,15 @@ class IngestConnection(BusConnection):
     async def _pump(self) -> None:
         while True:
             while not self._chunks:
-                await self._idle()
+                await self._wait_for_data()
             await self._make_room()
-            if self._may_take():
+            if self._may_parse():
                 await self._process_some()
                 await asyncio.sleep(0)
             else:
                 await asyncio.sleep(_RECHECK_S)
 
-    async def _idle(self) -> None:
+    async def _wait_for_data(self) -> None:
         """Wait until data arrives. When a burst has ended, let the event loop read the socket again."""
         self._check_age()
         if self._thread is not None and clock.now_ns() - self._large_ns >= _CALM_NS:
@@ -427,17 +429,17 @@ class IngestConnection(BusConnection):
         """Process buffered data for a few milliseconds, so that the event loop can do other work afterwards."""
         most_bytes = _REFUSING_BYTES if self._check_age() else _TURN_BYTES
         end_ns, processed_bytes = time.thread_time_ns() + _TURN_NS, 0
-        while self._chunks and processed_bytes < most_bytes and time.thread_time_ns() < end_ns and self._may_take():
+        while self._chunks and processed_bytes < most_bytes and time.thread_time_ns() < end_ns and self._may_parse():
             piece = self._next_piece()
             processed_bytes += len(piece)
-            self.taken_bytes += len(piece)
+            self.parsed_bytes += len(piece)
             await self._parse_piece(piece)
         self._update_room()
 
     def _check_age(self) -> bool:
         """Report to the node's memory budget how long the oldest unprocessed bytes have waited. Return whether that is too long."""
-        room = self._room_of_node
-        room.update_wait(self._arrived_bytes, self._done_bytes, clock.now_ns())
+        room = self._memory_budget
+        room.update_wait(self._arrived_bytes, self._removed_bytes, clock.now_ns())
         self._parser.pauses = room.is_late or room.is_limited
         return room.is_late
 
@@ -452,17 +454,17 @@ class IngestConnection(BusConnection):
             and 4 * (self.waiting_bytes + self._node.held_bytes) >= self._buffer_bytes
         ):
             self._backlog.ask(*self._identity(), partial(self._record_server_report, self._arrived_bytes))
-        if not self._fills():
+        if not self._is_half_full():
             self.overflow.roomy()
             return
         if self._thread is not None:
             self._pings_outstanding = 0  # the node itself does not read now, so the server buffers more
         room_bytes = self._buffer_bytes - self.waiting_bytes - self._node.held_bytes
         is_full = room_bytes * _FULL_PARTS <= self._buffer_bytes
-        due_bytes = self.overflow.due_bytes(is_full, self._arrived_bytes, self._done_bytes, clock.now_ns())
-        self._due_to = self._arrived_bytes + due_bytes
+        due_bytes = self.overflow.due_bytes(is_full, self._arrived_bytes, self._removed_bytes, clock.now_ns())
+        self._read_at_least_to = self._arrived_bytes + due_bytes
         if due_bytes > max(room_bytes, 0):
-            await self._leave_out(due_bytes - max(room_bytes, 0))
+            await self._drop_without_reply(due_bytes - max(room_bytes, 0))
 
     def _identity(self) -> tuple[str, int]:
         """Return (id of the NATS server, id of this connection on the server)."""
@@ -470,26 +472,26 @@ class IngestConnection(BusConnection):
 
     def _record_server_report(self, read_bytes: int, stats: ConnectionStats) -> None:
         if (stats.server_id, stats.client_id) == self._identity() and not stats.reason:
-            self.cuts.record_server_report(stats)
+            self.disconnect_loss.record_server_report(stats)
             self.overflow.record_pong(stats.backlog_bytes, read_bytes, stats.request_ns)
 
-    async def _leave_out(self, due_bytes: int) -> None:
-        end_ns, done_bytes = time.thread_time_ns() + _GIVING_UP_NS, 0
-        self._parser.leaving_out = True
+    async def _drop_without_reply(self, due_bytes: int) -> None:
+        end_ns, done_bytes = time.thread_time_ns() + _DROP_TURN_NS, 0
+        self._parser.drops_unread = True
         try:
             while self._chunks and done_bytes < due_bytes and time.thread_time_ns() < end_ns:
                 piece = self._next_piece()
                 done_bytes += len(piece)
                 await self._parse_piece(piece)
         finally:
-            self._parser.leaving_out = False
+            self._parser.drops_unread = False
         self._update_room()
 
     def _update_room(self) -> None:
-        if self._reads():
+        if self._should_read():
             self._room.set()
             if self._thread is not None:
-                self._thread.room()
+                self._thread.resume()
 
     async def _parse_piece(self, piece: bytes) -> None:
         try:
@@ -507,11 +509,11 @@ class IngestConnection(BusConnection):
             self._chunks.popleft()
             self._parser.lost -= 1
             self._parser.reset()
-            self.cuts.messages_processed(self._parser.seen)
+            self.disconnect_loss.messages_processed(self._parser.received)
             return b""
         piece = chunk if len(chunk) <= _PIECE_BYTES else chunk[self._position : self._position + _PIECE_BYTES]
         self._position += len(piece)
-        self._done_bytes += len(piece)
+        self._removed_bytes += len(piece)
         if self._position >= len(chunk):
             self._chunks.popleft()
             self._position = 0
@@ -544,8 +546,8 @@ class IngestConnection(BusConnection):
 _OPEN_OR_CLOSED = 2
 _OUTSTANDING = 16
 _ASK_EVERY_NS = 20_000_000
-_SILENT_EVERY_NS = 10_000_000_000
-_SILENT_AFTER_NS = 2_000_000_000
+_UNANSWERED_EVERY_NS = 10_000_000_000
+_UNANSWERED_AFTER_NS = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -578,9 +580,9 @@ class Backlog:
         self._bus.listen(f"{self._prefix}.*", self._answer_arrived)
         self._outstanding: dict[bytes, tuple[int, str, int, Callable[[ConnectionStats], None]]] = {}
         self._number = 0
-        self._about = "", 0
+        self._last_connection = "", 0
         """Connection of the last request: (id of its NATS server, id of the connection on that server)."""
-        self._silent_ns = 0  # time of the unanswered request. 0: it was answered
+        self._unanswered_since_ns = 0  # time of the unanswered request. 0: it was answered
         self._next_ns = 0
 
     def ask(self, server_id: str, client_id: int, handler: Callable[[ConnectionStats], None], *, at_once: bool = False) -> None:
@@ -591,12 +593,17 @@ class Backlog:
         """
         now_ns = clock.now_ns()
         if not at_once:
-            if self._about != (server_id, client_id):  # a server that does not answer says nothing about another server
-                self._about, self._silent_ns, self._next_ns = (server_id, client_id), 0, 0
+            if self._last_connection != (
+                server_id,
+                client_id,
+            ):  # a server that does not answer says nothing about another server
+                self._last_connection, self._unanswered_since_ns, self._next_ns = (server_id, client_id), 0, 0
             if now_ns < self._next_ns:
                 return
-            self._silent_ns = self._silent_ns or now_ns
-            self._next_ns = now_ns + (_ASK_EVERY_NS if now_ns - self._silent_ns < _SILENT_AFTER_NS else _SILENT_EVERY_NS)
+            self._unanswered_since_ns = self._unanswered_since_ns or now_ns
+            self._next_ns = now_ns + (
+                _ASK_EVERY_NS if now_ns - self._unanswered_since_ns < _UNANSWERED_AFTER_NS else _UNANSWERED_EVERY_NS
+            )
         self._number += 1
         while len(self._outstanding) >= _OUTSTANDING:
             self._outstanding.pop(next(iter(self._outstanding)))
@@ -604,7 +611,7 @@ class Backlog:
         if self._bus.send(SERVER_CONNECTIONS, (question,), f"{self._prefix}.{self._number}"):
             self._outstanding[b"%d" % self._number] = now_ns, server_id, client_id, handler
         else:
-            self._silent_ns, self._next_ns = 0, now_ns + _ASK_EVERY_NS
+            self._unanswered_since_ns, self._next_ns = 0, now_ns + _ASK_EVERY_NS
 
     def _answer_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         number = subject.rpartition(b".")[2]
@@ -614,7 +621,7 @@ class Backlog:
         stats = _parse_stats(payload, request_ns, server_id, client_id)
         if stats is not None:  # otherwise another server of the cluster has answered
             del self._outstanding[number]
-            self._silent_ns = self._next_ns = 0
+            self._unanswered_since_ns = self._next_ns = 0
             handler(stats)
 
 
@@ -659,12 +666,12 @@ class SocketThread:
         self._socket.setblocking(False)
         self._take, self._has_room, self._ended = take, has_room, ended
         self._room = threading.Event()
-        self._woken, self._wakes = socket.socketpair()
+        self._wake_receiver, self._wake_sender = socket.socketpair()
         self._reading = threading.Lock()
         self._stopping = False
         threading.Thread(target=self._run, name="liftpy-ingest-socket", daemon=True).start()
 
-    def room(self) -> None:
+    def resume(self) -> None:
         """Wake the thread, because ``has_room`` may return True again."""
         self._room.set()
 
@@ -673,14 +680,14 @@ class SocketThread:
         self._stopping = True
         self._room.set()
         with contextlib.suppress(OSError):
-            self._wakes.send(b".")
+            self._wake_sender.send(b".")
         with self._reading:
             return
 
     def _run(self) -> None:
         ready = select.poll()
         ready.register(self._socket, select.POLLIN)
-        ready.register(self._woken, select.POLLIN)
+        ready.register(self._wake_receiver, select.POLLIN)
         try:
             while not self._stopping:
                 if not self._has_room():
@@ -694,7 +701,7 @@ class SocketThread:
                 if size_bytes < _LITTLE_BYTES:
                     time.sleep(_GATHER_S)
         finally:
-            for end in (self._socket, self._woken, self._wakes):
+            for end in (self._socket, self._wake_receiver, self._wake_sender):
                 end.close()
 
     def _read_once(self) -> int:

@@ -55,7 +55,7 @@ class Probes:
         """Check in the background whether the node ``node_id`` is connected. If NATS has no responders for it, call ``absent``."""
         self._waiting.setdefault(node_id, []).append(absent)
         if node_id not in self._asking:
-            self._asking[node_id] = spawn(self._ask(node_id), f"asking for {node_id}")
+            self._asking[node_id] = spawn(self._ask(node_id), f"probing {node_id}")
 
     async def _ask(self, node_id: str) -> None:
         callbacks = self._waiting.pop(node_id)

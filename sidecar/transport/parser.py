@@ -142,7 +142,7 @@ class SinkParser(StrictParser):
 # an ack in its envelope is never dropped.
 
 
-_ASKING = re.compile(
+_MESSAGE_WITH_REPLY = re.compile(
     rb"(H?MSG [^ \r\n]+ [^ \r\n]+) ([^ \r\n]{1,%d})(?: ([0-9]{1,%d}))? ([0-9]{1,%d})\r\n(?!%b)"
     % (MAX_REPLY_BYTES, SIZE_DIGITS, SIZE_DIGITS, re.escape(MAGIC))
 ).match
@@ -157,34 +157,34 @@ class IngestParser(SinkParser):
 
     Attributes:
         lost: Number of lost connections whose bytes are not parsed yet. Protocol commands in these bytes are ignored.
-        leaving_out: True while messages without reply subject are dropped.
-        seen: Number of all received messages.
-        left_out: Number of dropped messages.
+        drops_unread: True while messages without reply subject are dropped.
+        received: Number of all received messages.
+        dropped_unread: Number of dropped messages.
         refused: Number of messages that were rejected unread.
     """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.lost = 0
-        self.leaving_out = False
-        self.seen = 0
-        self.left_out = 0
+        self.drops_unread = False
+        self.received = 0
+        self.dropped_unread = 0
         self.refused = 0
-        self._told: dict[bytes, Callable[[int], None]] = {}
-        self._refusers: dict[bytes, PublishRejector] = {}
+        self._drop_callbacks: dict[bytes, Callable[[int], None]] = {}
+        self._rejectors: dict[bytes, PublishRejector] = {}
 
-    def refuse_by(self, sid: int, refuser: PublishRejector) -> None:
-        """Let ``refuser`` reject messages of the subscription ``sid`` without decoding them, when it decides to."""
-        self._refusers[b"%d" % sid] = refuser
+    def set_rejector(self, sid: int, rejector: PublishRejector) -> None:
+        """Let ``rejector`` reject messages of the subscription ``sid`` without decoding them, when it decides to."""
+        self._rejectors[b"%d" % sid] = rejector
 
     def on_dropped(self, sid: int, callback: Callable[[int], None]) -> None:
         """Call ``callback`` with the number of messages of the subscription ``sid`` each time some are dropped unread."""
-        self._told[b"%d" % sid] = callback
+        self._drop_callbacks[b"%d" % sid] = callback
 
     def forget(self, sid: int) -> None:
         super().forget(sid)
-        self._told.pop(b"%d" % sid, None)
-        self._refusers.pop(b"%d" % sid, None)
+        self._drop_callbacks.pop(b"%d" % sid, None)
+        self._rejectors.pop(b"%d" % sid, None)
 
     async def _command(self, line: bytes) -> None:
         if not self.lost:
@@ -193,17 +193,17 @@ class IngestParser(SinkParser):
     def _messages(self, buffer: bytes, position: int) -> int:
         stats = self._connection.stats
         before = stats["in_msgs"]
-        take, passed = self._leave_out if self.leaving_out else super()._messages, -1
+        take, passed = self._drop_without_reply if self.drops_unread else super()._messages, -1
         while position != passed:
-            if self._refusers:
-                position = self._refuse(buffer, position)
+            if self._rejectors:
+                position = self._reject_unread(buffer, position)
             passed, position = position, take(buffer, position)
             if not self.pauses:
                 break
-        self.seen += stats["in_msgs"] - before
+        self.received += stats["in_msgs"] - before
         return position
 
-    def _leave_out(self, buffer: bytes, position: int) -> int:
+    def _drop_without_reply(self, buffer: bytes, position: int) -> int:
         """Drop messages without reply subject from ``position`` on. Return the position of the first data that must be processed."""
         size = len(buffer)
         while position < size:
@@ -212,7 +212,7 @@ class IngestParser(SinkParser):
                 break
             line = buffer[position : eol + 2]
             fields = message_fields(line[:-2].split(b" "))
-            if fields is None or fields[2] or not self._is_ours(fields[0], fields[1]):
+            if fields is None or fields[2] or not self._is_subscribed(fields[0], fields[1]):
                 break
             total = int(line[:-2].rpartition(b" ")[2])
             length, payload = len(line) + total + 2, len(line) + fields[3]
@@ -231,21 +231,21 @@ class IngestParser(SinkParser):
                 break
         return position
 
-    def _refuse(self, buffer: bytes, position: int) -> int:
+    def _reject_unread(self, buffer: bytes, position: int) -> int:
         """Reject messages with a reply subject from ``position`` on, if their ``PublishRejector`` decides to.
 
         Return the position of the first data that must be processed.
         """
-        while (first := _ASKING(buffer, position)) is not None:
+        while (first := _MESSAGE_WITH_REPLY(buffer, position)) is not None:
             _, subject, sid = first[1].split(b" ")
-            refuser = self._refusers.get(sid)
-            if refuser is None or not self._is_ours(subject, sid) or not refuser.refuses():
+            rejector = self._rejectors.get(sid)
+            if rejector is None or not self._is_subscribed(subject, sid) or not rejector.refuses():
                 break
-            replies, size_bytes, position = _run_of(buffer, position, first[1], refuser.is_new)
+            replies, size_bytes, position = _rejectable_run(buffer, position, first[1], rejector.is_new)
             if not replies:
                 break
             try:
-                refuser.refuse(replies)
+                rejector.refuse(replies)
             except Exception as error:  # it is a bug. The next messages are processed [A6]
                 self._connection.sink_failed(subject, error)
             self.refused += len(replies)
@@ -253,7 +253,7 @@ class IngestParser(SinkParser):
             self._connection.stats["in_bytes"] += size_bytes
         return position
 
-    def _is_ours(self, subject: bytes, sid: bytes) -> bool:
+    def _is_subscribed(self, subject: bytes, sid: bytes) -> bool:
         """Return whether the connection has the subscription ``sid``, and ``subject`` matches it."""
         pattern = self._patterns.get(sid)
         return sid in self._sinks and (pattern is None or subject in pattern.known or pattern.matches(subject))
@@ -262,15 +262,15 @@ class IngestParser(SinkParser):
         stats = self._connection.stats
         stats["in_msgs"] += count
         stats["in_bytes"] += count * size_bytes
-        self.left_out += count
-        callback = self._told.get(sid)
+        self.dropped_unread += count
+        callback = self._drop_callbacks.get(sid)
         if callback is not None:
             callback(count)
 
     async def _message(self, line: list[bytes], content: bytes) -> None:
-        self.seen += 1
+        self.received += 1
         fields = message_fields(line)
-        if self.leaving_out and fields is not None and self._is_ours(fields[0], fields[1]):
+        if self.drops_unread and fields is not None and self._is_subscribed(fields[0], fields[1]):
             subject, sid, reply, header = fields
             try:
                 self._sinks[sid](subject, reply, content[header:], content[:header])
@@ -280,7 +280,7 @@ class IngestParser(SinkParser):
         await super()._message(line, content)
 
 
-def _run_of(buffer: bytes, position: int, head: bytes, is_new: Callable[[bytes], bool]) -> tuple[list[bytes], int, int]:
+def _rejectable_run(buffer: bytes, position: int, head: bytes, is_new: Callable[[bytes], bool]) -> tuple[list[bytes], int, int]:
     """Find consecutive messages of one subscription that can be rejected unread, from ``position`` on.
 
     Return (their reply subjects, bytes of their payloads, position after them).
@@ -293,7 +293,7 @@ def _run_of(buffer: bytes, position: int, head: bytes, is_new: Callable[[bytes],
     """
     size, first, replies = len(buffer), position, list[bytes]()
     lines_bytes = 0
-    while (match := _ASKING(buffer, position)) is not None:
+    while (match := _MESSAGE_WITH_REPLY(buffer, position)) is not None:
         other, reply, headers, digits = match.groups()
         start = match.end()
         end = start + int(digits) + 2

@@ -22,7 +22,7 @@ from sidecar.status.answers import PageAnswers
 from sidecar.status.figures import MOST_ENDED, Figures, NodeFigures
 from sidecar.status.node_watch import Parts
 from sidecar.status.report import Reporter
-from sidecar.status.sampler import Said
+from sidecar.status.sampler import ProcessSample
 from sidecar.workers.workers import Workers
 
 OWN = frozenset({
@@ -190,8 +190,8 @@ class MergedStatus:
             return joined_services([own, *answers], limit, of_one=bool(query.get("service")))
         return joined_rows(own, answers, limit)
 
-    def last_samples(self) -> list[Said]:
-        return [handle.sampled for handle in self._workers.handles if handle.sampled]
+    def last_samples(self) -> list[ProcessSample]:
+        return [handle.last_sample for handle in self._workers.handles if handle.last_sample]
 
     def watched(self) -> list[Parts]:
         return [sample["watched"] for sample in self.last_samples() if "watched" in sample]

@@ -75,9 +75,10 @@ class Workers:
         self._proposals: set[asyncio.Task[None]] = set()
         self._has_started = False
         config = settings.replication
-        most_silent = max(3, round(config.session_s / config.heartbeat_interval_s))
+        max_unanswered_pings = max(3, round(config.session_s / config.heartbeat_interval_s))
         self.handles = [
-            WorkerHandle(WorkerShare(number, settings.workers), self, most_silent) for number in range(1, settings.workers)
+            WorkerHandle(WorkerShare(number, settings.workers), self, max_unanswered_pings)
+            for number in range(1, settings.workers)
         ]
 
     # ---- start -----------------------------------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ class Workers:
         request = pb.ControlRequest.FromString(frame.body[_PROPOSAL.size :])
         guard = RequestGuard("proposal of a worker", self._counters, lambda token, _: self._unavailable(worker, int(token)))
         proposing = self._propose(worker, frame.token, request, timeout_ms / 1000)
-        task = spawn(guard.run(proposing, b"%d" % frame.token), "what a worker proposes")
+        task = spawn(guard.run(proposing, b"%d" % frame.token), "proposing a request of a worker")
         self._proposals.add(task)
         task.add_done_callback(self._proposals.discard)
 
@@ -183,17 +184,18 @@ class Workers:
             self._group.distrust()
 
     # ---- status ------------------------------------------------------------------------------------------------------------
-    def merged_signs(self, own: HealthInput) -> HealthInput:
+    def merged_health_input(self, own: HealthInput) -> HealthInput:
         """Return the facts for health checks about the whole node. ``own``: facts about the first process."""
         for handle in self.handles:
-            own = _with_signs(own, handle.signs)
+            own = _merge_health_report(own, handle.health_report)
         return own
 
     @property
     def unsynced(self) -> str:
         """Reason why a replica of a worker has not caught up with its leader. '': all replicas have caught up."""
         return next(
-            (f"worker {h.share.number}: {why}" for h in self.handles if (why := h.signs.get("unsynced", "it starts"))), ""
+            (f"worker {h.share.number}: {why}" for h in self.handles if (why := h.health_report.get("unsynced", "it starts"))),
+            "",
         )
 
     async def request_statuses(self, **what: Any) -> list[dict[str, Any]]:
@@ -218,18 +220,18 @@ class Workers:
         return all(stopped)
 
 
-def _with_signs(own: HealthInput, signs: dict[str, Any]) -> HealthInput:
+def _merge_health_report(own: HealthInput, health_report: dict[str, Any]) -> HealthInput:
     return HealthInput(
         failure=own.failure,
-        longest_flush_s=max(own.longest_flush_s, signs.get("longest_flush_s", 0.0)),
+        longest_flush_s=max(own.longest_flush_s, health_report.get("longest_flush_s", 0.0)),
         hung_flush_s=own.hung_flush_s,
         registered=own.registered,
-        nats=own.nats and signs.get("nats", False),
+        nats=own.nats and health_report.get("nats", False),
         metadata_silence_s=own.metadata_silence_s,
         session_s=own.session_s,
-        opening=own.opening + signs.get("opening", 0),
-        opened=own.opened and signs.get("opened", False),
-        stopped_for_space=own.stopped_for_space + signs.get("stopped_for_space", 0),
+        opening=own.opening + health_report.get("opening", 0),
+        opened=own.opened and health_report.get("opened", False),
+        stopped_for_space=own.stopped_for_space + health_report.get("stopped_for_space", 0),
     )
 
 
@@ -259,39 +261,39 @@ def failure_of(number: int, body: bytes) -> Exception:
 
     The class of the error decides whether the node restarts.
     """
-    said = json.loads(body)
-    text = f"worker {number}: {said['text']}"
-    if said["never_again"]:
+    answer = json.loads(body)
+    text = f"worker {number}: {answer['text']}"
+    if answer["prevents_restart"]:
         return CorruptionError(text)
-    return StorageError(text) if said["momentary"] else WorkerError(text)
+    return StorageError(text) if answer["momentary"] else WorkerError(text)
 
 
 class WorkerHandle(asyncio.Protocol):
     """The node's side of one worker process: starts it, exchanges frames with it, and ends it.
 
-    ``hears``: receives the requests and reports of the worker, and no answers. ``most_silent``: number of consecutive pings
+    ``workers``: receives the requests and reports of the worker, and no answers. ``max_unanswered_pings``: number of consecutive pings
     without an answer after which the worker counts as hanging.
     """
 
-    def __init__(self, share: WorkerShare, hears: Workers, most_silent: int) -> None:
+    def __init__(self, share: WorkerShare, workers: Workers, max_unanswered_pings: int) -> None:
         self.share = share
-        self._hears = hears
-        self._most_silent = most_silent
+        self._workers = workers
+        self._max_unanswered_pings = max_unanswered_pings
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[Any] | None = None
         self._unanswered = 0
-        self._is_heard = False
+        self._has_answered = False
         self._is_stopping = False
         self._has_failed = False
         self._token = 0
-        self._asked: dict[int, asyncio.Future[bytes]] = {}
+        self._requests: dict[int, asyncio.Future[bytes]] = {}
         self._events: dict[FrameKind, asyncio.Future[Frame]] = {}
-        self.signs: dict[str, Any] = {}
+        self.health_report: dict[str, Any] = {}
         """State of the worker in its last report."""
-        self.sampled: dict[str, Any] = {}
+        self.last_sample: dict[str, Any] = {}
         """Counters of the worker in its last sample."""
-        self._told: dict[str, dict[str, Any]] = {}
+        self._last_statuses: dict[str, dict[str, Any]] = {}
         """Request -> last answer of the worker."""
 
     # ---- start, stop ------------------------------------------------------------------------------------------------------
@@ -348,9 +350,9 @@ class WorkerHandle(asyncio.Protocol):
 
     def beat(self) -> None:
         """Ping the worker. Call it with each heartbeat of the node, on the event loop of the node."""
-        if not self._is_heard or self._is_stopping or self._has_failed:
+        if not self._has_answered or self._is_stopping or self._has_failed:
             return
-        if self._unanswered >= self._most_silent:
+        if self._unanswered >= self._max_unanswered_pings:
             self._fail(
                 WorkerError(
                     f"Worker {self.share.number} (process {self.pid}) is blocked: {self._unanswered} pings without "
@@ -385,7 +387,7 @@ class WorkerHandle(asyncio.Protocol):
         self._has_failed = True
         if self._process is not None:
             self._process.kill()  # the worker must not act for the node any more
-        self._hears.fatal(error)
+        self._workers.fatal(error)
 
     # ---- requests --------------------------------------------------------------------------------------------------------
     async def ask(self, kind: FrameKind, body: bytes, timeout_s: float) -> bytes | None:
@@ -395,14 +397,14 @@ class WorkerHandle(asyncio.Protocol):
         """
         self._token += 1
         token = self._token
-        answer = self._asked[token] = asyncio.get_running_loop().create_future()
+        answer = self._requests[token] = asyncio.get_running_loop().create_future()
         self.send(kind, token, body)
         try:
             return await asyncio.wait_for(answer, timeout_s)
         except TimeoutError:
             return None
         finally:
-            del self._asked[token]
+            del self._requests[token]
 
     async def request_status(self, what: dict[str, Any]) -> dict[str, Any]:
         """Send the status request ``what`` to the worker and return its answer. ``answers``: True if it has answered.
@@ -410,10 +412,10 @@ class WorkerHandle(asyncio.Protocol):
         Without an answer, the last answer to this kind of request is returned, so that counters never decrease.
         """
         kind = str(what["what"])
-        said = await self.ask(FrameKind.ASK, json.dumps(what).encode(), ANSWER_S) if self._is_heard else None
-        if said is not None:
-            self._told[kind] = json.loads(said)
-        return {**self._told.get(kind, {}), "answers": said is not None}
+        answer = await self.ask(FrameKind.ASK, json.dumps(what).encode(), ANSWER_S) if self._has_answered else None
+        if answer is not None:
+            self._last_statuses[kind] = json.loads(answer)
+        return {**self._last_statuses.get(kind, {}), "answers": answer is not None}
 
     # ---- asyncio.Protocol ------------------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -442,26 +444,26 @@ class WorkerHandle(asyncio.Protocol):
 
     def _process_frame(self, frame: Frame) -> None:
         kind = frame.kind
-        self._is_heard, self._unanswered = True, 0
+        self._has_answered, self._unanswered = True, 0
         if kind is FrameKind.SIGNS:
-            self.signs = json.loads(frame.body)
+            self.health_report = json.loads(frame.body)
         elif kind is FrameKind.SAMPLED:
-            self.sampled = json.loads(frame.body)
+            self.last_sample = json.loads(frame.body)
         elif kind is FrameKind.PROPOSE:
-            self._hears.worker_proposes(self, frame)
+            self._workers.worker_proposes(self, frame)
         elif kind in (FrameKind.TOLD, FrameKind.QUIET_OVER):
-            answer = self._asked.get(frame.token)
+            answer = self._requests.get(frame.token)
             if answer is not None and not answer.done():
                 answer.set_result(frame.body)
         elif kind in self._events:
             if not self._events[kind].done():
                 self._events[kind].set_result(frame)
         elif kind is FrameKind.DISTRUST:
-            self._hears.worker_distrusts()
+            self._workers.worker_distrusts()
         elif kind is FrameKind.REPAIR:
-            self._hears.repair(f"worker {self.share.number}: {frame.body.decode()}")
+            self._workers.repair(f"worker {self.share.number}: {frame.body.decode()}")
         elif kind is FrameKind.FATAL:
-            self._hears.fatal(failure_of(self.share.number, frame.body))
+            self._workers.fatal(failure_of(self.share.number, frame.body))
         elif kind not in (FrameKind.PONG, FrameKind.HELLO):
             raise ProtocolError(f"Internal error: a worker sent a frame {kind.name}. Please report it.")
 

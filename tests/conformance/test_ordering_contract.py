@@ -23,12 +23,12 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.wire import frames
 from liftpy.errors import LiftError, StorageError
-from sidecar.partition import executor
+from sidecar.partition import worker as worker_module
 from sidecar.partition.driver import ReplicaDriver
-from sidecar.partition.executor import Executor
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.promises import Promises
 from sidecar.partition.replication import ReplicationHandler
+from sidecar.partition.worker import PartitionWorker
 from sidecar.runtime import clock
 from tests.conformance.contract_audit import Audit, ContractBroken
 from tests.conformance.two_workers import TwoWorkers, WorkerNode
@@ -180,12 +180,12 @@ def _steps_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def _writes_later(patch: pytest.MonkeyPatch) -> None:
-    real = Executor.append_batch
+    real = PartitionWorker.append_batch
 
-    def late(self: Executor, effect: do.AppendBatch) -> None:
-        self._t.flusher._loop.call_soon(real, self, effect)
+    def late(self: PartitionWorker, effect: do.AppendBatch) -> None:
+        self.flusher._loop.call_soon(real, self, effect)
 
-    patch.setitem(executor._METHODS, do.AppendBatch, late)
+    patch.setitem(worker_module.METHODS, do.AppendBatch, late)
 
 
 def _says_flushed_when_appended(patch: pytest.MonkeyPatch) -> None:
@@ -193,13 +193,13 @@ def _says_flushed_when_appended(patch: pytest.MonkeyPatch) -> None:
 
 
 def _acknowledges_when_appended(patch: pytest.MonkeyPatch) -> None:
-    real = Executor.append_batch
+    real = PartitionWorker.append_batch
 
-    def append(self: Executor, effect: do.AppendBatch) -> None:
+    def append(self: PartitionWorker, effect: do.AppendBatch) -> None:
         real(self, effect)
-        self._t.acks.release(AckPolicy.ALL, effect.base_offset, effect.leader_epoch, 0)
+        self.acks.release(AckPolicy.ALL, effect.base_offset, effect.leader_epoch, 0)
 
-    patch.setitem(executor._METHODS, do.AppendBatch, append)
+    patch.setitem(worker_module.METHODS, do.AppendBatch, append)
 
 
 def _tells_the_log_end_as_hw(patch: pytest.MonkeyPatch) -> None:
@@ -224,11 +224,11 @@ def _answers_a_failed_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def _says_cut_first(patch: pytest.MonkeyPatch) -> None:
-    def cut(self: Executor, act: Callable[[], object]) -> None:
-        self._t.flusher._loop.call_soon(act)
-        self._t.feed(ev.LogTruncated(end_offset=self._t.log.log_end_offset - 1))
+    def cut(self: PartitionWorker, act: Callable[[], object]) -> None:
+        self.flusher._loop.call_soon(act)
+        self.feed(ev.LogTruncated(end_offset=self.log.log_end_offset - 1))
 
-    patch.setattr(Executor, "_cut", cut)
+    patch.setattr(PartitionWorker, "_cut", cut)
 
 
 def _says_stored_first(patch: pytest.MonkeyPatch) -> None:
@@ -236,14 +236,14 @@ def _says_stored_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keeps_hw_from_the_log(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(executor._METHODS, do.RaiseHighWatermark, lambda self, effect: self._t.reads.advanced())
+    patch.setitem(worker_module.METHODS, do.RaiseHighWatermark, lambda self, effect: self.reads.advanced())
 
 
 def _raises(patch: pytest.MonkeyPatch) -> None:
     def failed(self: Any, error: StorageError, token: int = 0) -> None:
         raise error
 
-    patch.setattr(Executor, "log_failed", failed)
+    patch.setattr(PartitionWorker, "log_failed", failed)
 
 
 BREAKS_ASYNCIO: list[tuple[str, Break]] = [

@@ -49,7 +49,7 @@ ELSEWHERE = {
     "sidecar.status.status_api:_change_level": "two fields, tried out in tests/unit/runtime/test_logs.py",
     "liftpy.spark.source:LiftDataSource._parse_options": "calls SourceOptions.parse",
     "liftpy.core.metadata.placement.policies:_Ranking._hashes": "its own digests",
-    "liftpy.core.metadata.controller.single_log:SingleLogGroup.apply": "reads an answer of its own state machine",
+    "liftpy.testing.memory.single_log:SingleLogGroup.apply": "reads an answer of its own state machine",
     "liftpy.testing.memory.nats:NatsSession._command": "what a client in the same process has written",
     "liftpy.testing.services:_in_process": "what its own child process says",
     "liftpy.testing.services:run_in_child": "what its own parent process says",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from sidecar.dev.cluster import DevCluster
+from sidecar.dev.cluster import DevCluster, DevNode, node_command, node_environment
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -30,3 +31,24 @@ def test_node_retries_its_start_in_the_same_process_after_a_temporary_disk_error
         node.wait_ready(60)
         assert node.pid == pid
         assert (node.ready or {})["incarnation"] > incarnation
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_in_the_pause_before_a_restart_ends_the_node(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "lock").mkdir()  # the data directory can't be locked
+    flags = {"data": tmp_path, "controllers": "n1", "status-port": -1}
+    node = DevNode("n1", node_command("n1", flags), node_environment({}), None)
+    node.start()
+    try:
+        deadline = time.monotonic() + 60
+        while not any("starting again in 2 s" in line for line in node.log):
+            assert node.running, list(node.log)
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        node.send(number)
+        deadline = time.monotonic() + 30
+        while node.running:
+            assert time.monotonic() < deadline, list(node.log)
+            time.sleep(0.02)
+    finally:
+        node.kill()

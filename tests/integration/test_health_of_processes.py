@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import sync
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from sidecar.cli.main import main
 from sidecar.dev.cluster import DevCluster
 
@@ -52,7 +52,7 @@ def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 def check_upgrade(capsys: pytest.CaptureFixture[str], *url: str) -> None:
     """A new cluster is at the newest level: there is nothing to finalize, and no way back from the first level."""
-    level = SPOKEN.most
+    level = SUPPORTED_LEVELS.most
     code, said = command(capsys, "upgrade", "check", *url)
     assert (code, said.count("[+]"), f"level {level} is active, nothing to finalize" in said) == (0, 5, True), said
     assert command(capsys, "upgrade", "finalize", *url) == (0, f"The current level is already {level}.\n")
@@ -61,7 +61,7 @@ def check_upgrade(capsys: pytest.CaptureFixture[str], *url: str) -> None:
     code, said = command(capsys, "upgrade", "report", "--json", *url)
     report = json.loads(said)
     assert (code, report["level"], {n: shown["speaks"] for n, shown in report["nodes"].items()}) == (
-        0, level, {f"n{number}": [SPOKEN.least, level] for number in (1, 2, 3)},
+        0, level, {f"n{number}": [SUPPORTED_LEVELS.least, level] for number in (1, 2, 3)},
     )  # fmt: skip
     assert report["in_the_way_back"] == [f"There is no level before {level}."]
     assert command(capsys, "upgrade", "revert", *url) == (1, f"There is no level before {level}.\n")

@@ -10,7 +10,7 @@ import nats
 import pytest
 
 from liftpy.config import ReplicationConfig
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError, StorageError
@@ -94,7 +94,9 @@ async def controllers(url: str, tmp_path: Path) -> AsyncIterator[Controllers]:
 
 
 def register(node_id: str) -> pb.ControlRequest:
-    return pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=node_id, minLevel=SPOKEN.least, maxLevel=SPOKEN.most))
+    return pb.ControlRequest(
+        registerNode=pb.RegisterNode(nodeId=node_id, minLevel=SUPPORTED_LEVELS.least, maxLevel=SUPPORTED_LEVELS.most)
+    )
 
 
 def create(name: str) -> pb.ControlRequest:

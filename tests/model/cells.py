@@ -25,7 +25,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.candidate import CandidateRole
 from liftpy.core.replication.catchup_throttle import CatchupThrottle, LearnerCopy
-from liftpy.core.replication.fetch_handler import FetchHandler, ParkedFetch, ParkedFetches
+from liftpy.core.replication.fetch_handler import FetchHandler, ParkedFetch
 from liftpy.core.replication.follower import FollowerRole
 from liftpy.core.replication.inflight_limits import InflightLimits, NodeInflight
 from liftpy.core.replication.isr import FollowerProgress, IsrChange, SlowFlushes
@@ -83,7 +83,7 @@ class Stepped(NamedTuple):
 STRUCTURE = Structure(
     state=(
         Cell, Replica, ReplicaContext, LogOffsets, EpochCache, Deadlines, Lease, ReplicaLease, Backoff, EarlierLeaders, IsrChange,
-        FetchHandler, FollowerProgress, ParkedFetches, InflightLimits, NodeInflight, CatchupThrottle, LearnerCopy, SlowFlushes,
+        FetchHandler, FollowerProgress, InflightLimits, NodeInflight, CatchupThrottle, LearnerCopy, SlowFlushes,
         PauseEnforcer, ReplicaRole,
         InactiveRole,
         FailedRole, StoppedRole, FollowerRole, CandidateRole, LeaderRole,
@@ -241,7 +241,7 @@ class Cells:
             handler = role.handler if isinstance(role, LeaderRole | CandidateRole) else None
             for name, rid in cell.kept:
                 if (name, rid) in ids and handler is not None:
-                    handler.waiters.forget(name)
+                    handler.parked.pop(name, None)
             cell.kept = tuple(pair for pair in cell.kept if pair not in ids)
             for name, progress in handler.followers.items() if handler is not None else ():
                 if (name, progress.last_request_id) in ids:

@@ -258,7 +258,7 @@ class LeaseModel:
             same = (theirs.leader or theirs.candidate, theirs.leader_epoch) == (leader, seen.leader_epoch)
             succession = self._copy(other.succession)
             if same and not (other.cut or other.suspended) and name in succession._suspects:
-                succession.asked_by(name)
+                succession.record_fetch(name)
                 yield (name, "asks", leader), self._with(state, j, other._replace(succession=self._number(succession)))
         if seen.status is PartitionStatus.CANDIDATE_FOUND and seen.candidate == name:
             ready = ("promoted", name, "M", 1, seen.leader_epoch, seen.epoch)

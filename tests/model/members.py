@@ -25,7 +25,7 @@ from unittest.mock import patch
 import pysyncobj.syncobj
 
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.errors import CorruptionError, StorageError
 from sidecar.metadata.member_log import MemberDirectory, MemberEnvironment, MemberLog
@@ -91,8 +91,8 @@ class Stepped(NamedTuple):
 class Machine:
     """A state machine that remembers everything that was applied; in the place of ``ClusterFsm``."""
 
-    spoken = SPOKEN
-    feature_level = SPOKEN.most
+    spoken = SUPPORTED_LEVELS
+    feature_level = SUPPORTED_LEVELS.most
     digest = b""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ _PROBATION = ("over", "turn", "has_been_member")
 _PEER = ("up", "is_new", "heard", "term", "trusted", "epoch")
 _TRANSPORT = (
     "_clock", "sessions", "applied", "_stamp", "_echoes", "_confirmed", "_leader_contact_s", "_transfer_request_s", "_not_forwarded",
-    "_nodes", "_core", "_hardening", "_probation", "_node_id", "_spoken", "levels", "checkpoints", "diverged",
+    "_nodes", "_core", "_hardening", "_probation", "_node_id", "_supported_levels", "levels", "checkpoints", "diverged",
 )  # fmt: skip
 
 

@@ -350,7 +350,7 @@ def slow_disks_are_not_told_from_others() -> Patches:
 
 
 def slow_leader_stays() -> Patches:
-    return [method(LeaderRole, "_step_aside", lambda *args: None)]
+    return [method(LeaderRole, "_transfer_from_slow_disk", lambda *args: None)]
 
 
 def slow_members_leave_below_min_isr() -> Patches:
@@ -503,7 +503,7 @@ def who_is_wanted_no_more_stays() -> Patches:
 
 
 def the_leader_goes_unasked() -> Patches:
-    return [method(LeaderRole, "_hand_over", lambda self, now_ns, out: None)]
+    return [method(LeaderRole, "_transfer_to_target", lambda self, now_ns, out: None)]
 
 
 def evicted_below_the_copies_that_are_wanted() -> Patches:

@@ -28,6 +28,7 @@ from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.replication import ReplicationHandler
 from sidecar.runtime.timers import Timers
+from tests.unit.publish.unlogged import FakeReplica
 
 SUBJECT = "shop.orders"
 EPOCH = 1
@@ -120,15 +121,13 @@ class ReplicationBench:
         self.fetches: list[ev.FetchReceived] = []
         inboxes = InboxRule(("_INBOX.",))
         self.acks = PendingAcks(shell, self.key, SUBJECT)
-        self.may_refuse = may_refuse
+        replica: Any = FakeReplica(may_refuse)
         self.judgement = EpochVerdict(OffsetCheck.SAME)
         """Of every reader."""
         self.ingest = Ingest(
             shell=shell, subject=SUBJECT, config=ReplicationConfig(**config), policy=AckPolicy.ALL, codec=Codec.NONE,
-            inboxes=inboxes, acks=self.acks, feed=self._append, wall_ns=time.time_ns, log_end_offset=lambda:
-            self.log.log_end_offset, may_refuse=lambda: self.may_refuse,
-            derived=LogState(self.log, 120 * NS_PER_S, 1 << 20,
-            time.monotonic_ns, subject=SUBJECT),
+            inboxes=inboxes, acks=self.acks, replica=replica, feed=self._append, log=self.log, now_ns=time.monotonic_ns,
+            wall_ns=time.time_ns, derived=LogState(self.log, 120 * NS_PER_S, 1 << 20, time.monotonic_ns, subject=SUBJECT),
         )  # fmt: skip
         self.replication = ReplicationHandler(
             shell, self.subjects, self.key, InboxRule((self.subjects.inboxes(),)), self.fetches.append, self.counters

@@ -16,11 +16,11 @@ from functools import partial
 from liftpy.config import ReplicationConfig, SessionTimes
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.controller.feature_negotiation import begin_at
-from liftpy.core.metadata.controller.single_log import SingleLogGroup
 from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.testing.memory.single_log import SingleLogGroup
 from tests.born import born_image
 from tests.sim.clock import MS, Clock
 
@@ -77,7 +77,7 @@ class SimGroup(SingleLogGroup):
         self._term = 0
         self._rng = random.Random(f"{seed}/group")
         if times is not None:
-            self.apply(begin_at(SPOKEN.most, self.fsm.rules, times))
+            self.apply(begin_at(SUPPORTED_LEVELS.most, self.fsm.rules, times))
         self.set_available(True)
         self._tick()
 

@@ -22,7 +22,7 @@ from liftpy.core.log.recovery import OpenReport
 from liftpy.core.metadata import failure_reports
 from liftpy.core.metadata.controller.request_batcher import Answer, RequestBatcher
 from liftpy.core.metadata.failure_reports import ProbeResult
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.metadata.sessions import AnsweredHeartbeats, LeaseGrant, heartbeat_every_s
@@ -281,7 +281,7 @@ class Process:
             cleanStop=self.disk.clean_stop and complete,
             flushedAlways=complete,
         )
-        SPOKEN.write_to(request)
+        SUPPORTED_LEVELS.write_to(request)
         self.disk.starts.write_to(request)
         self.cluster.about_to_register(self.node)
         self.cluster.group.propose(
@@ -356,7 +356,7 @@ class Process:
             return
         for fetch in ended.fetches:
             self.cluster.counters["quiet fetch over"] += 1
-            self.replicas[fetch.key].feed(ev.QuiescenceEnded(heard_ns=ended.heard_ns))
+            self.replicas[fetch.key].feed(ev.QuiescenceEnded(last_answer_ns=ended.last_answer_ns))
 
     def _questioned(self, question: failure_reports.LeaderCheck, reply: Callable[[ProbeResult], None]) -> None:
         replica = self.replicas.get(question.key)

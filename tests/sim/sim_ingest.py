@@ -15,7 +15,6 @@ from liftpy.core.base.partition import Pause
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import derived_state
-from liftpy.core.publish.memory_budget import PartitionMemoryBudget
 from liftpy.core.publish.message_decoder import MessageDecoder
 from liftpy.core.publish.ports import PublishRejector, Sink, can_be_rejected_unread
 from liftpy.core.publish.standby import Block, FailoverBacklog, NodeStandbyMemory, Standby, StandbyBuffer, StandbyReplayRules
@@ -53,7 +52,7 @@ _STEP_MESSAGES = 3
 _SLICE_NS = 2_000_000
 
 
-class _Heard(StandbyBuffer):
+class _Buffer(StandbyBuffer):
     """Buffered message. ``looked_at``: whether the new leader has processed it."""
 
     looked_at: Sequence[Block] = ()
@@ -95,7 +94,7 @@ class SimIngest:
                 self._cluster.counters[f"derived state left out: {why.partition(' ')[0]}"] += 1
         self._cluster.counters["dedup_state_restored"] += self.derived.covered > 0
         self.states = StateWriter(self.derived, replica.log, owner, STATE_PACE, replica.now_ns)
-        self.giver, self.taker = (
+        self.state_server, self.state_fetcher = (
             StateServer(self.derived, owner, replica.now_ns),
             StateFetcher(self.derived, replica.log, owner),
         )
@@ -108,18 +107,17 @@ class SimIngest:
             codec=Codec.NONE,
             inboxes=_INBOXES,
             acks=self.acks,
+            replica=replica.replica,
             feed=self._comes,
-            wall_ns=self._wall_ns,
-            log_end_offset=lambda: replica.log.log_end_offset,
-            may_refuse=lambda: replica.replica.may_refuse_publishers(replica.now_ns()),
-            may_refuse_for_now=lambda: replica.replica.may_refuse_for_now(replica.now_ns()),
+            log=replica.log,
             derived=self.derived,
-            takes=replica.replica.takes_publishes,
+            now_ns=replica.now_ns,
+            wall_ns=self._wall_ns,
             on_drop=self._dropped,
-            may_leave=self._may_leave,
-            room=PartitionMemoryBudget(replica.process.room, config.ingest_queue_bytes, lambda: 0),
+            on_leave=self._ingest_left,
+            memory=replica.process.room,
         )
-        self._heard = _Heard(NodeStandbyMemory(_MEMORY_BYTES), config.standby_bytes, round(config.standby_age_s * NS_PER_S))
+        self._buffer = _Buffer(NodeStandbyMemory(_MEMORY_BYTES), config.standby_bytes, round(config.standby_age_s * NS_PER_S))
         self.standby = Standby(
             shell=self,
             subject=replica.subject,
@@ -127,7 +125,7 @@ class SimIngest:
             replica=replica.replica,
             log=replica.log,
             ids=self.derived.ids,
-            heard=self._heard,
+            buffer=self._buffer,
             now_ns=replica.now_ns,
             wall_ns=self._wall_ns,
             rules=StandbyReplayRules(
@@ -156,7 +154,7 @@ class SimIngest:
         for name, count in was.items():
             self._cluster.counters[f"standby: {name.replace('_', ' ')}"] += getattr(self.standby.counters, name) - count
         if taken is not None:
-            messages = [message for block in self._heard.looked_at for message in block.messages]
+            messages = [message for block in self._buffer.looked_at for message in block.messages]
             self._cluster.checkers.taken_over(self._replica, messages, taken, self.standby.buffer_start)
         self.ingest.start(taken)
 
@@ -201,14 +199,13 @@ class SimIngest:
             self._left, heir = False, self._replica.replica.standby_to_lead_next()
             if heir:
                 epoch = self._replica.replica.leader_epoch
-                self._replica.step_aside(
-                    do.StepAside(leader_epoch=epoch, toward=heir, reason="publishes may have gone past it")
+                self._replica.transfer_leadership(
+                    do.TransferLeadership(leader_epoch=epoch, toward=heir, reason="publishes may have gone past it")
                 )
             self._replica.later(_BACK_AFTER_NS if heir else 0, self.ingest.resubscribe)
 
-    def _may_leave(self) -> bool:
-        self._left = bool(self._replica.replica.standby_to_lead_next())
-        return self._left
+    def _ingest_left(self) -> None:
+        self._left = True
 
     def _read_soon(self) -> None:
         if not self._reading:

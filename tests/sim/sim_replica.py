@@ -25,7 +25,7 @@ from liftpy.core.log.range_reads import read_portion
 from liftpy.core.log.scrub import scrub_all
 from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.partition.shell import FetchedBatches, PartitionShell
+from liftpy.core.partition.shell import FetchedBatches, PartitionShell, ReplicaSource
 from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
@@ -34,7 +34,7 @@ from liftpy.core.replication.follower import FetchAssembly
 from liftpy.core.replication.messages import received_from
 from liftpy.core.replication.metadata_requests import Request, request_of
 from liftpy.core.replication.quiescence import IdleFetch
-from liftpy.core.replication.reads import Chunks, Reads, ReplicaSource
+from liftpy.core.replication.reads import Chunks, Reads
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.batch import split_batches
@@ -91,7 +91,7 @@ class Asking:
         self.cluster.counters["pauses ended by publishes" if effect.pause.until_publish else "pauses over"] += 1
         self._ask(effect)
 
-    def step_aside(self, effect: do.StepAside) -> None:
+    def transfer_leadership(self, effect: do.TransferLeadership) -> None:
         why = [short for short in ("moves away", "gone past it") if short in effect.reason]
         self.cluster.counters[
             "steps aside: " + (f"it {why[0]}" if why == ["moves away"] else (why or ["slow flushes"])[0])
@@ -219,13 +219,7 @@ class SimReplica(PartitionShell, Asking):
         """Index of the image of which the replica was told last."""
         self.gone = False
         """True if it was stopped because another node holds the partition."""
-        source = ReplicaSource(
-            self.replica,
-            log,
-            failed=lambda: bool(self.failed),
-            is_heard=lambda: self.publishers.ingest.heard,
-        )
-        self.reads: Reads[Reply] = Reads(self.key, self.node_id, source, self, cluster.counters)
+        self.reads: Reads[Reply] = Reads(self.key, self.node_id, ReplicaSource(self), self, cluster.counters)
         self._inbox: deque[ev.Event] = deque()
         self._stepping = False
         self._timers: dict[ev.Deadline, SimTimer] = {}
@@ -244,7 +238,7 @@ class SimReplica(PartitionShell, Asking):
         """The fetch that leaves when the leader's state is here."""
         publishers = self.publishers = SimIngest(self)
         self.ingest, self.acks, self.derived = publishers.ingest, publishers.acks, publishers.derived
-        self.standby, self.taker = publishers.standby, publishers.taker
+        self.standby, self.state_fetcher = publishers.standby, publishers.state_fetcher
         self.commit = SimFlusher(
             log,
             process.disk,
@@ -528,7 +522,7 @@ class SimReplica(PartitionShell, Asking):
 
     # ---- a follower's requests -------------------------------------------------------------------------------------------
     def send_fetch(self, effect: do.SendFetch) -> None:
-        question = self.publishers.taker.asks(effect.leader_epoch)
+        question = self.publishers.state_fetcher.asks(effect.leader_epoch)
         self._waiting = None if question is None else effect
         if question is not None:
             asked = StateRequest(self.node_id, self.key.uid, question)
@@ -546,7 +540,7 @@ class SimReplica(PartitionShell, Asking):
     def quiesce(self, effect: do.Quiesce) -> None:
         fetch = IdleFetch(self.key, effect.leader_epoch, effect.request_id)
         if not self.process.node.awaits_more or not self.process.quiet.add(fetch, effect.leader, self.now_ns()):
-            self.feed(ev.QuiescenceEnded(heard_ns=None))
+            self.feed(ev.QuiescenceEnded(last_answer_ns=None))
 
     def end_quiescence(self, effect: do.EndQuiescence) -> None:
         self.process.quiet.remove(self.key)
@@ -564,11 +558,11 @@ class SimReplica(PartitionShell, Asking):
             return
         self._waiting = None
         if answer is NO_RESPONDERS:
-            self.publishers.taker.note_no_responders()
+            self.publishers.state_fetcher.note_no_responders()
             self.feed(ev.RequestFailed(request_id=effect.request_id, reason="no responders"))
             return
         try:
-            goes_on = self.publishers.taker.add_piece(answer.piece)
+            goes_on = self.publishers.state_fetcher.add_piece(answer.piece)
         except StorageError as error:
             self.log_failed(error)
             return
@@ -597,7 +591,7 @@ class SimReplica(PartitionShell, Asking):
             self._fetched(answer, request_id)
 
     def _fetched(self, answer: FetchResponse, request_id: int) -> None:
-        self.publishers.taker.fetch_answered()
+        self.publishers.state_fetcher.fetch_answered()
         data = memoryview(answer.batches)
         if answer.piece is not None:
             whole = self._assembly.add_piece(answer.piece) if self._assembly.is_outstanding(request_id) else None
@@ -645,7 +639,7 @@ class SimReplica(PartitionShell, Asking):
     def _epoch_query_received(self, request: EpochRequest | StateRequest, reply: Reply) -> None:
         if isinstance(request, StateRequest):
             if not self.failed:
-                reply(StateAnswer(self.publishers.giver.read_piece(request.question, _STATE_PIECE_BYTES)))
+                reply(StateAnswer(self.publishers.state_server.read_piece(request.question, _STATE_PIECE_BYTES)))
             return
         self.feed(received_from(ev.EpochQueryReceived, request, token=self._keep((request, reply)), stream_uid=request.uid))
 

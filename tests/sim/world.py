@@ -70,7 +70,7 @@ class Copy(Protocol):
     def later(self, delay_ns: int, callback: Callable[[], None]) -> SimTimer:
         """Call ``callback`` in its process while it runs."""
 
-    def step_aside(self, effect: do.StepAside) -> None:
+    def transfer_leadership(self, effect: do.TransferLeadership) -> None:
         """Request a transfer of the leadership."""
 
     def feed(self, event: ev.Event) -> None:

@@ -18,7 +18,7 @@ from liftpy.core.wire.permissions import AccessRole, Scope, as_nats_conf, rights
 from sidecar.cli.sidecar import sidecar as command
 from sidecar.dev.nats_server import find_nats_server
 from sidecar.node.node import HARD_STOP_S
-from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR
+from sidecar.runtime.restarts import EXIT_NO_RESTART, EXIT_TO_REPAIR
 from sidecar.runtime.settings import NodeSettings, SettingsLoader
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -170,7 +170,7 @@ def test_systemd_unit_starts_a_node_and_knows_its_exit_codes() -> None:
     assert (flags["node_id"], flags["data"]) == ("n1", "/var/lib/liftpy/n1")
     assert f"/var/lib/{found['StateDirectory'][0].replace('%i', 'n1')}" == flags["data"]
     assert found["RestartForceExitStatus"] == [str(EXIT_TO_REPAIR)]
-    assert found["RestartPreventExitStatus"] == [f"2 {EXIT_NEVER_AGAIN}"]
+    assert found["RestartPreventExitStatus"] == [f"2 {EXIT_NO_RESTART}"]
     assert float(found["TimeoutStopSec"][0]) > HARD_STOP_S
     assert found["Type"] == ["notify"]
     assert float(found["WatchdogSec"][0]) >= 10

@@ -154,16 +154,16 @@ class ConsumerGroup:
             return pb.GROUP_OK
         member.number, member.heard_ns = number, now_ns
         owned = {(part.stream, part.uid, number) for part in beat.owned for number in part.partitions}
-        expired_members = [
+        released = [
             (stream, partition)
             for (stream, partition), generation in member.held.items()
             if generation <= beat.generation and (stream, self.streams[stream].uid, partition) not in owned
         ]
-        for place in expired_members:
+        for place in released:
             self._release(place)
         if beat.tellsStreams:
             self._reads(member, beat.streams)
-        elif expired_members:
+        elif released:
             self._grant()
         return pb.GROUP_OK
 

@@ -115,7 +115,7 @@ def deletes_end_after(horizon: Horizon, deletes_start: int | None, deletes_end: 
     with higher offsets. The highest offset alone would then not change, and readers would not notice the removal.
 
     Args:
-        held: Horizon of the log before the compaction.
+        horizon: Horizon of the log before the compaction.
         deletes_start: Offset of the first removed tombstone. None: no tombstone was removed.
         deletes_end: Offset after the last removed tombstone.
 

@@ -57,7 +57,7 @@ def level_range_of(features: tuple[Feature, ...]) -> LevelRange:
     return LevelRange(features[0].level, features[-1].level)
 
 
-SPOKEN = level_range_of(FEATURES)
+SUPPORTED_LEVELS = level_range_of(FEATURES)
 """Feature levels that this version supports."""
 
 

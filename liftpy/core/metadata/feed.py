@@ -17,7 +17,7 @@ import crc32c
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import quote
 from liftpy.core.metadata.feature_range import LevelRange
-from liftpy.core.metadata.features import SPOKEN, check_level
+from liftpy.core.metadata.features import SUPPORTED_LEVELS, check_level
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.records import OperationDone, PartitionsAdded, Record, StreamCreated, record_from_pb, record_to_pb
 from liftpy.core.metadata.replay import replay_all
@@ -231,7 +231,7 @@ class FeedSubscription:
     whether the image changed.
     """
 
-    def __init__(self, node_id: str, spoken: LevelRange = SPOKEN) -> None:
+    def __init__(self, node_id: str, spoken: LevelRange = SUPPORTED_LEVELS) -> None:
         self._node_id = node_id
         self._spoken = spoken
         self._unreadable = 0

@@ -139,7 +139,7 @@ class NodeSessions:
         if image.nodes is self._nodes:
             return
         self._nodes = image.nodes
-        for node_id in [session for session in self._sessions if session not in image.nodes]:
+        for node_id in [node_id for node_id in self._sessions if node_id not in image.nodes]:
             del self._sessions[node_id]
         for node_id in sorted(image.nodes):  # one order in all processes: an image's own is that of hashes
             node = image.nodes[node_id]

@@ -3,8 +3,8 @@
 Each node makes rows. The node that serves the page checks and combines the rows of all nodes.
 
 A node answers ``{"groups": {...}}`` for the groups whose coordinators lead on it, and ``{"services": {...}}`` for the
-services that are connected to it. Values of other nodes are checked before they are shown. The parameter ``said`` has the
-answer of each node, by node.
+services that are connected to it. Values of other nodes are checked before they are shown. The parameter ``answers`` has
+the answer of each node, by node.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """PartitionShell: carries out the effects of one replica on its log and its publishers.
 
 ``Replica`` decides, and returns effects. The shell changes the log, informs the parts that depend on it, and feeds the results back
-as events. Three classes extend it: ``Executor`` of a node, ``SimReplica`` of the simulator, and ``MemoryReplica`` of the in-memory
-cluster. Each of them adds its network, its timers, and the way in which slow work runs. ``liftpy.core.replication.effects`` has the
-rules for the order of effects.
+as events. Three classes extend it: ``PartitionWorker`` of a node, ``SimReplica`` of the simulator, and ``MemoryReplica`` of the
+in-memory cluster. Each of them adds its network, its timers, and the way in which slow work runs.
+``liftpy.core.replication.effects`` has the rules for the order of effects.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from liftpy.core.publish.standby import Standby
 from liftpy.core.publish.state_transfer import StateFetcher
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
+from liftpy.core.replication.log_offsets import EpochVerdict
+from liftpy.core.replication.phases import RoleName
+from liftpy.core.replication.replica import Replica
 from liftpy.core.wire.batch import RecordBatch
 from liftpy.errors import NoSpaceError, StorageError
 
@@ -48,12 +51,13 @@ class PartitionShell(ABC):
     """Carries out the effects of one replica on its log and its publishers."""
 
     key: PartitionKey
+    replica: Replica
     log: Log
     ingest: Ingest
     acks: PendingAcks
     derived: LogState
     standby: Standby
-    taker: StateFetcher | None
+    state_fetcher: StateFetcher | None
     """Receives the leader's state of deleted records. None: this shell needs none."""
     reads: CommittedReads
     counters: Counter[str]
@@ -200,8 +204,8 @@ class PartitionShell(ABC):
         """Update the parts that depend on the log, because it was truncated. ``afresh``: all records were deleted."""
         if afresh:
             self.derived.started_afresh()
-            if self.taker is not None:
-                self.taker.started_afresh()
+            if self.state_fetcher is not None:
+                self.state_fetcher.started_afresh()
         else:
             self.derived.cut()
         self.standby.cut()
@@ -254,3 +258,50 @@ class PartitionShell(ABC):
 
     def drop_pending_acks(self, _: do.DropPendingAcks) -> None:
         self.acks.drop()
+
+
+class ReplicaSource:
+    """What ``Reads`` asks the replica of a partition (implements ``ReadSource``)."""
+
+    def __init__(self, partition: PartitionShell) -> None:
+        self.log = partition.log
+        self._replica = partition.replica
+        self._partition = partition
+
+    @property
+    def compacted(self) -> bool:
+        return self.log.may_have_gaps
+
+    @property
+    def high_watermark(self) -> int:
+        return self._replica.high_watermark
+
+    @property
+    def leader_epoch(self) -> int:
+        return self._replica.state.leader_epoch
+
+    @property
+    def leader(self) -> str:
+        return self._replica.state.leader
+
+    @property
+    def leads(self) -> bool:
+        """True if the metadata names this node as leader. The replica may not act as leader yet."""
+        return self.leader == self._replica.node_id
+
+    @property
+    def may_serve(self) -> bool:
+        """True if the replica may serve reads.
+
+        It need not be an ISR member, so that services on a restarted node can read at once. A candidate also serves, up to its
+        HW.
+        """
+        agrees = self._replica.may_serve_committed() or self._replica.role is RoleName.CANDIDATE
+        return agrees and not self._partition.storage_failed
+
+    def may_answer_latest(self, now_ns: int) -> bool:
+        """Return whether this node leads with a lease. If not, the reader must ask the leader."""
+        return not self.leads or (self._partition.ingest.is_subscribed and self._replica.may_answer_latest(now_ns))
+
+    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
+        return self._replica.judge_reader(last_offset, last_epoch, now_ns)

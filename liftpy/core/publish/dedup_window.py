@@ -101,7 +101,7 @@ class RecentIds:
         "_now_ns",
         "_tail",
         "_time_ns",
-        "forgotten",
+        "evicted_count",
         "in_hand",
         "share",
         "takes_shorter_window",
@@ -117,7 +117,7 @@ class RecentIds:
         self.share = Share(node, self.name, max_bytes, "partition_message_id_bytes")
         self.in_hand = self.share.beside()
         """Memory of message ids that the leader has accepted and that are not in the log yet, in bytes."""
-        self.forgotten = 0
+        self.evicted_count = 0
         """Number of message ids that were dropped early for lack of memory, since the start."""
         self.takes_shorter_window = False
         """True if ``restore`` accepts a file that was written with a shorter window, because no other source knows more ids."""
@@ -219,7 +219,7 @@ class RecentIds:
     def _lose(self, entry: _BatchIds) -> None:
         if entry.ids and entry.time_ns > self._time_ns - self.window_ns:
             self._lost_ns, self._lost_known_ns = entry.time_ns, entry.known_ns
-        self.forgotten += len(entry.ids)
+        self.evicted_count += len(entry.ids)
         self._forget(entry)
 
     def _forget(self, entry: _BatchIds) -> None:

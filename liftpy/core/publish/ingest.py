@@ -26,13 +26,14 @@ from operator import itemgetter
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
 from liftpy.core.base.instruments import PublishTimes
+from liftpy.core.log.log import Log
 from liftpy.core.publish.acks import PendingAcks, Publishers, envelope_of
 from liftpy.core.publish.conditions import UNINDEXED, index_key, unmet_conditions
 from liftpy.core.publish.dedup_window import StoredId
 from liftpy.core.publish.jetstream_headers import Rejection
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.log_state_part import ProducerSequences
-from liftpy.core.publish.memory_budget import NO_LIMIT, AckDelay, MemoryBudget, PartitionMemoryBudget
+from liftpy.core.publish.memory_budget import WAITING_PUBLISHER_BYTES, AckDelay, MemoryBudget
 from liftpy.core.publish.message_decoder import (
     MessageColumns,
     MessageDecoder,
@@ -43,7 +44,7 @@ from liftpy.core.publish.message_decoder import (
     split_at,
     split_late,
 )
-from liftpy.core.publish.ports import IngestShell, ReplyPolicy, StandbySubscription, Subscription
+from liftpy.core.publish.ports import IngestShell, StandbySubscription, Subscription
 from liftpy.core.publish.producer_state import (
     RECORDS_LOST,
     Claim,
@@ -57,6 +58,7 @@ from liftpy.core.publish.quota import Quota, quota_for
 from liftpy.core.publish.standby import FailoverBacklog
 from liftpy.core.replication.effects import AppendBatch, RejectReason
 from liftpy.core.replication.events import DuplicateReceived, PublishesReceived
+from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, encode_body, seal
 from liftpy.core.wire.envelope import MAGIC
@@ -156,11 +158,19 @@ def batch_end(raw: list[RawMessage], start: int, most_records: int, most_bytes: 
     return min(len(raw), start + most_records)
 
 
+def call_with_halves(messages: list[RawMessage], process: Callable[[list[RawMessage]], None]) -> None:
+    """Call ``process`` with each half of ``messages``."""
+    half = len(messages) // 2
+    process(messages[:half])
+    process(messages[half:])
+
+
 class Ingest:
     """Combines the publishes of one partition into batches, and passes them to the replica.
 
-    ``feed``: passes PublishesReceived to the replica. The replica answers each with an effect that calls ``seal``, ``reject``
-    or ``drop``.
+    ``feed``: passes PublishesReceived to ``replica``. The replica answers each with an effect that calls ``seal``, ``reject``
+    or ``drop``. ``memory``: memory limit and time limit of the node. ``on_leave``: called when this leader has unsubscribed, because
+    publishes no longer reach it and standby followers receive them. The leadership must then be transferred.
     """
 
     def __init__(
@@ -173,30 +183,31 @@ class Ingest:
         codec: Codec,
         inboxes: InboxRule,
         acks: PendingAcks,
+        replica: Replica,
         feed: Callable[[PublishesReceived | DuplicateReceived], None],
-        wall_ns: Callable[[], int],
-        log_end_offset: Callable[[], int],
-        may_refuse: Callable[[], bool],
+        log: Log,
         derived: LogState,
-        may_refuse_for_now: Callable[[], bool] | None = None,
-        takes: Callable[[], bool] = lambda: True,
+        now_ns: Callable[[], int],
+        wall_ns: Callable[[], int],
         on_drop: Callable[[str, int], None] = lambda reason, count: None,
-        may_leave: Callable[[], bool] = lambda: False,
+        on_leave: Callable[[], None] = lambda: None,
         times: PublishTimes | None = None,
-        room: PartitionMemoryBudget = NO_LIMIT,
+        memory: MemoryBudget | None = None,
     ) -> None:
         self._shell = shell
         self._subject = subject
         self._config = config
         self._acks = acks
+        self._replica = replica
         self._feed = feed
+        self._log = log
+        self._now_ns = now_ns
         self.wall_ns = wall_ns
         """Function that returns the wall time for records and acks."""
-        self._log_end_offset = log_end_offset
-        self._may = ReplyPolicy(may_refuse, may_refuse_for_now or may_refuse, room, may_leave)
+        self._memory = memory or MemoryBudget()
+        self._on_leave = on_leave
         self._derived = derived
         self._registry = ProducerRegistry(derived.producers)
-        self._takes = takes
         self.reader = MessageDecoder(acks.key, subject, policy, inboxes, codec)
         self.counters = IngestCounters(on_drop=on_drop, times=times or PublishTimes())
         self._pending_ids: dict[bytes, tuple[PendingBatch, int]] = {}
@@ -208,7 +219,7 @@ class Ingest:
 
         ``undecided`` messages get a negative ack later.
         """
-        self.heard = False
+        self.is_subscribed = False
         """True if the NATS server has confirmed the subscription."""
         self._left = False
         """True if the node has unsubscribed. Messages in flight are still stored."""
@@ -250,10 +261,10 @@ class Ingest:
         if backlog is None:
             self._listen()
             return
-        hearing = backlog.hearing
-        assert hearing is not None
-        self._backlog, self._listener, self.heard = backlog, hearing, True
-        hearing.feed_to(self._message_arrived, self._record_dropped, self._on_standby_lost)
+        subscription = backlog.subscription
+        assert subscription is not None
+        self._backlog, self._listener, self.is_subscribed = backlog, subscription, True
+        subscription.feed_to(self._message_arrived, self._record_dropped, self._on_standby_lost)
         for stored, publishers in backlog.known:
             self._acks.add_again(stored, publishers, duplicate=False)
         if backlog.known:
@@ -263,14 +274,22 @@ class Ingest:
             self._raw_bytes = sum(map(message_size_bytes, backlog.fresh))
             self._drain_soon()
 
+    def _may_refuse(self) -> bool:
+        """Return whether the leader may send negative acks."""
+        return self._replica.may_refuse_publishers(self._now_ns())
+
+    def _may_refuse_for_now(self) -> bool:
+        """Return whether publishes may be rejected that the next leader could store. Then no standby follower has buffered them."""
+        return self._replica.may_refuse_for_now(self._now_ns())
+
     def _reject_or_delay(self, publishers: Publishers, unfit: Rejection, waits_ms: Sequence[int] | int = 0) -> None:
-        self._acks.reject_or_delay(publishers, unfit, waits_ms, now=self._may.refuse_for_now(), later=not self._may.refuse())
+        self._acks.reject_or_delay(publishers, unfit, waits_ms, now=self._may_refuse_for_now(), later=not self._may_refuse())
 
     def settle(self) -> None:
         """Send the delayed rejections if the leader may send negative acks now."""
-        if self._acks.has_delayed_rejections and self._may.refuse():
-            self._acks.send_delayed_rejections(may=self._may.refuse_for_now())
-        if self._backlog is not None and self._backlog.undecided and self._may.refuse():
+        if self._acks.has_delayed_rejections and self._may_refuse():
+            self._acks.send_delayed_rejections(may=self._may_refuse_for_now())
+        if self._backlog is not None and self._backlog.undecided and self._may_refuse():
             messages, self._backlog.undecided = self._backlog.undecided, []
             for message in messages:
                 self._refuse(self.reader.read([message], self.wall_ns()).publishers, _UNDECIDED)
@@ -288,7 +307,7 @@ class Ingest:
         """Subscription of the standby buffer, if it delivers the publishes to this leader. None: the leader has its own one, or
         none.
         """
-        return None if self._backlog is None else self._backlog.hearing
+        return None if self._backlog is None else self._backlog.subscription
 
     def _on_standby_lost(self) -> None:
         """Process the loss of the standby connection, or NATS permissions that deny its subscription.
@@ -307,22 +326,23 @@ class Ingest:
         The standby followers then have messages that this node lacks, so this node must not store later ones. Either the caller
         calls ``resubscribe`` later, or another node becomes leader.
         """
-        if self._listener is None or self._left or not self._may.leave():
+        if self._listener is None or self._left or not self._replica.standby_to_lead_next():
             return False
         self.leave()
+        self._on_leave()
         return True
 
     def _listen(self) -> None:
         if self._backlog is not None:
-            self._backlog.hearing = None
+            self._backlog.subscription = None
         self._listener = listener = self._shell.listen(
             self._subject, self._message_arrived, given_up=self._record_dropped, refuser=self
         )
-        self.heard = False
+        self.is_subscribed = False
         self._shell.when_subscribed(lambda: self._on_subscribed(listener))
 
     def _on_subscribed(self, listener: Subscription) -> None:
-        self.heard = self.heard or listener is self._listener
+        self.is_subscribed = self.is_subscribed or listener is self._listener
 
     def leave(self) -> None:
         """Unsubscribe from the data subject. Messages that still arrive are stored. Call ``stop`` or ``resubscribe`` later."""
@@ -371,26 +391,30 @@ class Ingest:
     def _is_full(self) -> bool:
         if len(self._raw) >= self._config.ingest_queue_records or self._raw_bytes >= self._config.ingest_queue_bytes:
             return True
-        room = self._may.room
-        return room.node.is_limited and not room.takes(self._raw_bytes)
+        return self._memory.is_limited and not self._memory.takes(self._in_progress_bytes, self._config.ingest_queue_bytes)
+
+    @property
+    def _in_progress_bytes(self) -> int:
+        """Memory of the publishes that are unread, delayed, uncommitted or not acknowledged, in bytes."""
+        replica, waiting_bytes = self._replica, self._acks.count * WAITING_PUBLISHER_BYTES
+        return self._raw_bytes + replica.held_bytes + replica.uncommitted_bytes + waiting_bytes
 
     # ---- overload ------------------------------------------------------------------------------------------------------
     @property
     def _is_late(self) -> bool:
-        node = self._may.room.node
-        late = node.is_late or self._waits_for_commit(node)
-        return late and self.reader.answers and self._may.refuse_for_now()
+        late = self._memory.is_late or self._waits_for_commit()
+        return late and self.reader.answers and self._may_refuse_for_now()
 
-    def _waits_for_commit(self, node: MemoryBudget) -> bool:
-        now_ns = self.counters.times.now_ns()
-        late = self._unanswered.check(self._acks.since_ns(), now_ns, node.late_ns, is_pressed=node.is_pressed)
+    def _waits_for_commit(self) -> bool:
+        memory, now_ns = self._memory, self.counters.times.now_ns()
+        late = self._unanswered.check(self._acks.since_ns(), now_ns, memory.late_ns, is_pressed=memory.is_pressed)
         if late:
-            node.note_slow_commits(now_ns)
+            memory.note_slow_commits(now_ns)
         return late
 
     def refuses(self) -> bool:
         """Return whether publishes may be rejected without decoding now, because the node is late or there is no room."""
-        return self._is_late or (self._is_full() and self.reader.answers and self._may.refuse_for_now())
+        return self._is_late or (self._is_full() and self.reader.answers and self._may_refuse_for_now())
 
     def is_new(self, message_id: bytes) -> bool:
         """Return whether no record with this message id is stored, in progress or waiting to be decoded."""
@@ -435,7 +459,7 @@ class Ingest:
 
     def _reject_overloaded(self, publishers: Publishers, count: int) -> None:
         self.counters.refuse("overloaded", count)
-        self._reject_or_delay(publishers, _NO_ROOM, self._may.room.node.retry_after_ms)
+        self._reject_or_delay(publishers, _NO_ROOM, self._memory.retry_after_ms)
 
     # ---- messages ------------------------------------------------------------------------------------------------------
     def _message_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -502,10 +526,8 @@ class Ingest:
         """
         if len(messages) == 1:
             self._shell.sink_failed(messages[0][0], error)
-            return
-        half = len(messages) // 2
-        again(messages[:half])
-        again(messages[half:])
+        else:
+            call_with_halves(messages, again)
 
     def _submit_at(self, messages: list[RawMessage], alone: Collection[int]) -> None:
         for piece in split_at(messages, alone):
@@ -538,11 +560,8 @@ class Ingest:
             return
         replies = columns.publishers.replies
         plain_count = replies.count(b"")
-        acks_are_full = (
-            plain_count < len(messages)
-            and self._acks.count + self._again_count + len(messages) > self._config.ingest_queue_records
-        )
-        if 0 < plain_count < len(messages) and (acks_are_full or not self._takes()):
+        acks_are_full = plain_count < len(messages) and self._waiting_count + len(messages) > self._config.ingest_queue_records
+        if 0 < plain_count < len(messages) and (acks_are_full or not self._replica.takes_publishes()):
             for run in runs_of(messages, replies):
                 self._submit_piece(run)
             return
@@ -552,7 +571,7 @@ class Ingest:
         bound = bool(columns.expected or columns.of_others)
         if bound and not self._meets_conditions(columns, messages):
             return
-        if bound and len(messages) > 1 and not self._takes():  # messages with a condition are submitted alone
+        if bound and len(messages) > 1 and not self._replica.takes_publishes():  # messages with a condition are submitted alone
             self._submit_at(messages, sorted(columns.expected.keys() | columns.of_others.keys()))
             return
         if self.reader.quota is not None and self._over_quota(self.reader.quota, columns, messages, numbering, now_wall_ns):
@@ -653,14 +672,22 @@ class Ingest:
         return self._registry.judge(claim, columns.batch.columns).known > 0
 
     def _await_stored_ack(self, stored: StoredId, publishers: Publishers) -> None:
-        """Send the ack of the record ``stored`` also to this publisher, which repeated the record.
-
-        It is sent when the record may be acked. Above the limit of waiting publishers, the publisher gets no answer until it
-        sends the message again.
-        """
-        if publishers.wanted is not AckPolicy.NONE and self._acks.count + self._again_count < self._config.ingest_queue_records:
+        """Send the ack of the record ``stored`` also to this publisher, which repeated the record."""
+        if self._may_wait(publishers):
             self._acks.add_again(stored, publishers)
             self._feed(DuplicateReceived(last_offset=stored.last_offset))
+
+    def _may_wait(self, publishers: Publishers) -> bool:
+        """Return whether the publisher of a repeated record gets an answer, and there is room for it.
+
+        Above the limit of waiting publishers there is no answer. The publisher gets its ack when it sends the message again.
+        """
+        return publishers.wanted is not AckPolicy.NONE and self._waiting_count < self._config.ingest_queue_records
+
+    @property
+    def _waiting_count(self) -> int:
+        """Number of publishers that wait for an ack."""
+        return self._acks.count + self._again_count
 
     def _has_no_room(self, columns: MessageColumns, messages: list[RawMessage], now_wall_ns: int) -> bool:
         """Return whether there is no memory for the new message ids of a batch. If so, handle the messages.
@@ -730,16 +757,13 @@ class Ingest:
     def _answer_repeats(self, repeats: Mapping[int, StoredId | None], columns: MessageColumns) -> None:
         """Let each publisher of a repeated message wait for the ack of the record that it repeats.
 
-        ``repeats``: result of ``_repeats``. All these records are stored or in progress. Above the limit of waiting publishers,
-        there is no answer.
+        ``repeats``: result of ``_repeats``. All these records are stored or in progress.
         """
         lowest = None
         for index, stored in repeats.items():
             self.counters.duplicates += 1
             publishers = columns.publishers.only(index)
-            if publishers.wanted is AckPolicy.NONE or self._acks.count + self._again_count >= self._config.ingest_queue_records:
-                # above the limit there is no answer: the record is stored, and the publisher gets its ack when
-                # it sends again
+            if not self._may_wait(publishers):
                 continue
             if stored is None:
                 in_hand, first = self._pending_ids[columns.ids[index]]
@@ -769,9 +793,7 @@ class Ingest:
             )
         except BatchTooLargeError as error:
             if len(messages) > 1:
-                half = len(messages) // 2
-                self._submit_piece(messages[:half])
-                self._submit_piece(messages[half:])
+                call_with_halves(messages, self._submit_piece)
             else:
                 detail = (
                     f"The stored record has {error.size_bytes} bytes, the maximum is {MAX_BATCH_BYTES}. Send a smaller message."
@@ -786,7 +808,7 @@ class Ingest:
         condition does not hold is checked after all messages before it. Consecutive ones are checked together, because nothing
         is stored between them.
         """
-        end_offset = self._log_end_offset()
+        end_offset = self._log.log_end_offset
         unmet = unmet_conditions(columns, self._derived, end_offset)
         if not unmet:
             return True
@@ -818,7 +840,7 @@ class Ingest:
         bound = columns.expected.keys() | columns.of_others.keys()
         unfit = columns.unfit_after_sequence
         if len(messages) == 1:
-            unmet = unmet_conditions(columns, self._derived, self._log_end_offset(), of_ids=False)
+            unmet = unmet_conditions(columns, self._derived, self._log.log_end_offset, of_ids=False)
             self._refuse_or_wait(columns, messages, unmet or unfit)
             return
         plain = {index: why for index, why in unfit.items() if index not in bound}
@@ -874,7 +896,7 @@ class Ingest:
     def _refuse(self, publishers: Publishers, unfit: Rejection) -> None:
         self.counters.not_stored(publishers, unfit.reason)
         # Another node may lead now and have stored the message [A2]. No node stores a message for another stream or partition.
-        if unfit.reason is RejectReason.WRONG_STREAM or self._may.refuse():
+        if unfit.reason is RejectReason.WRONG_STREAM or self._may_refuse():
             self._acks.reject(publishers, unfit)
 
     def seal(self, effect: AppendBatch) -> bytes:

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from liftpy.config import NS_PER_S
+from liftpy.core.log.log import Log
 from liftpy.core.publish.log_state_part import (
     NewBatch,
     NodeStateMemory,
@@ -148,7 +149,7 @@ class LastPerSubject:
     Args:
         literal: True if the stream has one subject without wildcards, so that nothing is stored.
         max_bytes: Maximum memory use.
-        log_start_offset: Returns the log start (inclusive).
+        log: Log of the partition. Its start is read.
         read_on: Called when older records of the log must be read.
         node: Memory limit for the derived state of the node. None: no limit.
     """
@@ -159,7 +160,7 @@ class LastPerSubject:
         "_full_until",
         "_high_watermark",
         "_literal",
-        "_log_start_offset",
+        "_log",
         "_names",
         "_over",
         "_read_on",
@@ -178,13 +179,13 @@ class LastPerSubject:
         self,
         literal: bool,
         max_bytes: int,
-        log_start_offset: Callable[[], int],
+        log: Log,
         read_on: Callable[[], None] = lambda: None,
         node: NodeStateMemory | None = None,
     ) -> None:
         self._literal = literal
         self.share = Share(node, self.name, max_bytes, "partition_subject_index_bytes")
-        self._log_start_offset = log_start_offset
+        self._log = log
         self._read_on = read_on
         self.wanted = False
         """True if a publish has needed the last offset of a subject. The log shows this after a restart."""
@@ -228,7 +229,7 @@ class LastPerSubject:
     def is_full(self) -> bool:
         """True if the index was dropped, because the subjects of the log do not fit into the memory limit."""
         if self._full_until is not None and (
-            self._log_start_offset() > self._full_until or (self._wants_bytes and self.share.has_room(self._wants_bytes))
+            self._log.log_start_offset > self._full_until or (self._wants_bytes and self.share.has_room(self._wants_bytes))
         ):
             self._full_until = None
             self.wanted = False
@@ -237,7 +238,7 @@ class LastPerSubject:
     @property
     def lacks(self) -> bool:
         """True if older records of the log must still be read for the index."""
-        return self.wanted and self._full_until is None and self.low is not None and self.low > self._log_start_offset()
+        return self.wanted and self._full_until is None and self.low is not None and self.low > self._log.log_start_offset
 
     @property
     def state(self) -> str:
@@ -330,7 +331,7 @@ class LastPerSubject:
         if not self.share.excess_bytes(grown_bytes):
             return
         self._names = None
-        start = self._log_start_offset()
+        start = self._log.log_start_offset
         remaining = {subject: offset for subject, offset in self._committed.items() if offset >= start}
         self._grow(-_size_bytes(self._committed.keys() - remaining.keys()))
         self._committed = remaining
@@ -377,7 +378,7 @@ class LastPerSubject:
             offset = self._committed.get(subject)
         if offset is None:
             return -1 if self._has_all_subjects else None
-        return offset if offset >= self._log_start_offset() else -1
+        return offset if offset >= self._log.log_start_offset else -1
 
     @property
     def _has_all_subjects(self) -> bool:
@@ -395,7 +396,7 @@ class LastPerSubject:
         names = self._names or []
         names_in_slice = (name for name in islice(names, first, end) if matches(name))
         offset = max((over[name] if name in over else committed[name] for name in names_in_slice), default=-1)
-        return offset if offset >= self._log_start_offset() else -1
+        return offset if offset >= self._log.log_start_offset else -1
 
     def count_checks(self, subject_filter: str) -> int:
         """Return how many subjects ``find_matching`` compares with the filter: those that begin as the filter does before its

@@ -63,9 +63,7 @@ class LogState:
         """Number of bytes of the log that the first condition on a subject reads at once. 0: none."""
         self.ids = RecentIds(window_ns, max_bytes, now_ns, node)
         self.producers = Producers(0, max_producers(max_bytes), 0, node) if producers is None else producers
-        self.subjects = LastPerSubject(
-            self._literal, partition_subject_index_bytes, self._log_start_offset, self._read_on, node
-        )
+        self.subjects = LastPerSubject(self._literal, partition_subject_index_bytes, log, self._read_on, node)
         self.index_wait = IndexWait(now_ns, node)
         """Publishes that wait until ``subjects`` knows the subject of their condition."""
         self.parts: tuple[StatePart, ...] = (self.ids, self.producers, self.subjects)
@@ -85,9 +83,6 @@ class LogState:
         self.replayed_bytes = 0
         """Number of bytes of the log that replays have read."""
         self._begin(log.log_end_offset if log.log_end_offset == log.log_start_offset else None)
-
-    def _log_start_offset(self) -> int:
-        return self._log.log_start_offset
 
     def _read_on(self) -> None:
         self.on_lacking()
@@ -442,7 +437,7 @@ def derived_state(
         stream: Settings of the stream.
         node: Settings of the node.
         now_ns: Returns the monotonic clock.
-        held: Memory limit of the node. None: it is set later.
+        node_memory: Memory limit of the node. None: it is set later.
     """
     window_ns = round(stream.dedup_window_s * NS_PER_S)
     # compaction keeps the records that this state needs

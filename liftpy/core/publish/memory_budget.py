@@ -15,7 +15,6 @@ accepts publishes while it has less than 32 MiB in progress.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from liftpy.config import NS_PER_S
@@ -235,26 +234,9 @@ class MemoryBudget:
         self.is_limited = used_part >= _FREE
         self.open_part = min(max((1.0 - used_part) / (1.0 - _FREE), 0.0), 1.0)
 
+    def takes(self, in_use_bytes: int, own_bytes: int) -> bool:
+        """Return whether a partition has room for one more publish. Its limit shrinks when the node is short of memory.
 
-class PartitionMemoryBudget:
-    """Memory limit for the publishes in progress of one partition. It shrinks when the node is short of memory.
-
-    ``node``: budget of the node. ``own_bytes``: limit in the settings. ``queued``: returns the bytes in use.
-    """
-
-    __slots__ = ("_own_bytes", "_queued", "node")
-
-    def __init__(self, node: MemoryBudget, own_bytes: int, queued: Callable[[], int]) -> None:
-        self.node = node
-        self._own_bytes = own_bytes
-        self._queued = queued
-
-    def takes(self, arrived_bytes: int) -> bool:
-        """Return whether the partition has room for one more publish.
-
-        ``arrived_bytes``: size of the publishes that arrived in this read and are not in a batch yet.
+        ``in_use_bytes``: memory of its publishes in progress. ``own_bytes``: its limit in the settings.
         """
-        return arrived_bytes + self._queued() < self._own_bytes * self.node.open_part
-
-
-NO_LIMIT = PartitionMemoryBudget(MemoryBudget(), 0, lambda: 0)
+        return in_use_bytes < own_bytes * self.open_part

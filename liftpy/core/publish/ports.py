@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from liftpy.core.publish.acks import AckShell
 from liftpy.core.publish.dedup_window import ID_NAME, MAX_ID_BYTES
-from liftpy.core.publish.memory_budget import PartitionMemoryBudget
 
 _ONE_ID = re.compile(rb"\r\n%b: ?([!-~]{1,%d})\r\n" % (ID_NAME, MAX_ID_BYTES)).search
 Sink = Callable[[bytes, bytes, bytes, bytes], None]
@@ -110,19 +109,3 @@ class StandbyShell(Protocol):
 
         ``given_up``: called with the number of messages that were dropped unread because the buffers were full.
         """
-
-
-class ReplyPolicy(NamedTuple):
-    """Functions with which ``Ingest`` decides whether the leader may send a negative ack."""
-
-    refuse: Callable[[], bool]
-    refuse_for_now: Callable[[], bool]
-    """Returns True if publishes may be rejected that the next leader could store. Then no standby follower has buffered them.
-    """
-    room: PartitionMemoryBudget
-    """Memory limit of this partition on the node."""
-    leave: Callable[[], bool]
-    """Called when publishes no longer reach this node. It returns True if standby followers receive them.
-
-    In that case the leadership is transferred.
-    """

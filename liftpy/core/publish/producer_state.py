@@ -196,7 +196,7 @@ class Producers:
 
     __slots__ = (
         "_committed_ns", "_expiry_ns", "_high_watermark", "_lost_count", "_lost_ns", "_plans", "_states", "_tail",
-        "_time_ns", "forgotten", "max_count", "reach_ns", "share",
+        "_time_ns", "evicted_count", "max_count", "reach_ns", "share",
     )  # fmt: skip
 
     name = "producers"
@@ -216,7 +216,7 @@ class Producers:
         self.reach_ns = reach_ns
         self.max_count = max_count
         self.share = Share(node, self.name)
-        self.forgotten = 0
+        self.evicted_count = 0
         """Number of producers that were dropped early for lack of memory, since the start."""
         self.begin(None)
 
@@ -373,7 +373,7 @@ class Producers:
             assert dropped_state is not None
             self._lost_ns = max(self._lost_ns, dropped_state.time_ns)
             self._lost_count += 1
-            self.forgotten += 1
+            self.evicted_count += 1
             excess_bytes -= STATE_BYTES
         self._count()
 

@@ -46,9 +46,9 @@ MESSAGE_BYTES = 240
 
 
 class Block(NamedTuple):
-    """Buffered messages that arrived together. ``heard_ns``: monotonic time of their arrival."""
+    """Buffered messages that arrived together. ``receive_ns``: monotonic time of their arrival."""
 
-    heard_ns: int
+    receive_ns: int
     messages: list[RawMessage]
     size_bytes: int
 
@@ -87,7 +87,7 @@ class StandbyBuffer:
         size_bytes = sum(len(payload) + len(headers) + len(reply) for _, reply, payload, headers in messages)
         size_bytes += MESSAGE_BYTES * len(messages)
         self.expire(now_ns)
-        while self._lacks(size_bytes) and self.blocks and self.blocks[0].heard_ns <= grown_ns:
+        while self._lacks(size_bytes) and self.blocks and self.blocks[0].receive_ns <= grown_ns:
             self.displaced_count += len(self.blocks[0].messages)
             self._drop_first()
         if self._lacks(size_bytes):
@@ -111,7 +111,7 @@ class StandbyBuffer:
         self.node.size_bytes -= block.size_bytes
 
     def expire(self, now_ns: int) -> None:
-        while self.blocks and self.blocks[0].heard_ns < now_ns - self.age_ns:
+        while self.blocks and self.blocks[0].receive_ns < now_ns - self.age_ns:
             self._drop_first()
 
     def take_all(self, now_ns: int) -> list[Block]:
@@ -191,13 +191,13 @@ class NewestRecords:
 
     Args:
         credit_ns: Time by which a message may arrive here later than its record.
-        shown_ns: Called with an offset. Returns the monotonic time at which this node's log got the record.
+        ends: Log ends of this node. They show when the log got a record.
         whole_batches: True if published batches are searched, too.
     """
 
-    def __init__(self, credit_ns: int, shown_ns: Callable[[int], int], *, whole_batches: bool) -> None:
+    def __init__(self, credit_ns: int, ends: OffsetHistory, *, whole_batches: bool) -> None:
         self._credit_ns = credit_ns
-        self._shown_ns = shown_ns
+        self._ends = ends
         self._whole_batches = whole_batches
         self._places: dict[Key, deque[_Place]] = {}
         self._equal: set[Key] = set()
@@ -210,7 +210,7 @@ class NewestRecords:
         if not batch.record_count or batch.header.control:
             return
         keys, last_offset = column_keys(batch.columns, None), batch.last_offset
-        shown_ns = self._shown_ns(last_offset)
+        shown_ns = self._ends.above_ns(last_offset)
         self._unmatched[last_offset] = len(keys), shown_ns
         for key, offset in zip(keys, batch.offsets().tolist(), strict=True):
             self._add(key, (shown_ns, StoredId(offset, last_offset)))
@@ -294,11 +294,11 @@ class StandbyCounters:
 class FailoverBacklog:
     """Buffered messages that a new leader takes over, in order of arrival.
 
-    ``hearing``: subscription that received them. None: the leader uses another connection. ``fresh``: messages to store.
+    ``subscription``: subscription that received them. None: the leader uses another connection. ``fresh``: messages to store.
     ``known``: records of the log whose publishers get acks. ``undecided``: messages that must be rejected when possible.
     """
 
-    hearing: StandbySubscription | None
+    subscription: StandbySubscription | None
     fresh: list[RawMessage] = field(default_factory=list)
     known: list[tuple[StoredId, Publishers]] = field(default_factory=list)
     undecided: list[RawMessage] = field(default_factory=list)
@@ -390,7 +390,7 @@ class _Step:
     True if the earlier leader missed the message.
     """
 
-    heard_ns: int
+    receive_ns: int
     messages: Sequence[RawMessage]
     columns: MessageColumns
     keys: list[Key | None]
@@ -437,12 +437,12 @@ class StandbyReplay:
         steps: list[_Step] = []
         for block in blocks:
             for start in range(0, len(block.messages), self.rules.step_messages):
-                steps += self._decode_messages(block.messages[start : start + self.rules.step_messages], block.heard_ns)
+                steps += self._decode_messages(block.messages[start : start + self.rules.step_messages], block.receive_ns)
                 yield
         if not steps:
             return
-        unheard_ns = yield from self._match_with_log(steps)
-        yield from self._pass_over(steps, unheard_ns)
+        unmatched_ns = yield from self._match_with_log(steps)
+        yield from self._pass_over(steps, unmatched_ns)
         for step in steps:
             self._sort_step(step, backlog)
             yield
@@ -465,7 +465,7 @@ class StandbyReplay:
             keys = [(tuple(column_keys(columns.batch.columns, repeat(columns.subjects[0]))),)]
         else:
             keys = [*record_keys(columns.values, columns.keys, columns.headers, columns.subjects)]
-        yield _Step(heard_ns=receive_ns, messages=messages, columns=columns, keys=keys, stored=[None] * len(messages))
+        yield _Step(receive_ns=receive_ns, messages=messages, columns=columns, keys=keys, stored=[None] * len(messages))
 
     def _match_with_log(self, steps: list[_Step]) -> Generator[None, None, int]:
         """Search each message among the newest records of the log. Store the matches in ``steps``.
@@ -474,8 +474,8 @@ class StandbyReplay:
         """
         log = self.log
         whole = any(step.columns.batch is not None for step in steps)
-        newest = NewestRecords(self.rules.credit_ns, self.ends.above_ns, whole_batches=whole)
-        first = min(self.ends.at(steps[0].heard_ns - self.rules.credit_ns), log.log_end_offset)
+        newest = NewestRecords(self.rules.credit_ns, self.ends, whole_batches=whole)
+        first = min(self.ends.at(steps[0].receive_ns - self.rules.credit_ns), log.log_end_offset)
         offset = max(first, log.log_start_offset)
         while offset < log.log_end_offset:
             result = log.read(offset, _STEP_BYTES, end_offset=log.log_end_offset)
@@ -487,7 +487,7 @@ class StandbyReplay:
             offset = result.next_offset
             yield
         for step in steps:
-            step.stored = [None if key is None else newest.pop_match(key, step.heard_ns) for key in step.keys]
+            step.stored = [None if key is None else newest.pop_match(key, step.receive_ns) for key in step.keys]
             yield
         self.counters.ambiguous += newest.ambiguous
         # a record that retention or compaction has deleted cannot be recognized
@@ -495,14 +495,14 @@ class StandbyReplay:
         deleted_ns = self.ends.above_ns(deleted_end - 1) if first < deleted_end else -1
         return max(newest.latest_unmatched_ns, deleted_ns)
 
-    def _pass_over(self, steps: list[_Step], unheard_ns: int) -> Generator[None, None, None]:
+    def _pass_over(self, steps: list[_Step], unmatched_ns: int) -> Generator[None, None, None]:
         """Mark the messages in ``steps`` that the earlier leader missed, from the last one to the first one.
 
-        ``unheard_ns``: result of ``_match_with_log``.
+        ``unmatched_ns``: result of ``_match_with_log``.
         """
         rules, later, last_ns = self.rules, set[bytes](), -1
         for step in reversed(steps):
-            passed, receive_ns, values = [], step.heard_ns, step.columns.values
+            passed, receive_ns, values = [], step.receive_ns, step.columns.values
             for index in range(len(step.messages) - 1, -1, -1):
                 origin = rules.origin(step.columns.publishers.replies[index], values[index])
                 if step.stored[index] is not None:
@@ -510,7 +510,7 @@ class StandbyReplay:
                     last_ns = max(last_ns, receive_ns)
                     passed.append(False)
                 else:
-                    long_ago = last_ns - receive_ns >= rules.reordered_ns or unheard_ns - receive_ns > rules.gap_ns
+                    long_ago = last_ns - receive_ns >= rules.reordered_ns or unmatched_ns - receive_ns > rules.gap_ns
                     passed.append(long_ago or (bool(origin) and origin in later))
             step.passed = passed[::-1]
             yield
@@ -528,7 +528,7 @@ class StandbyReplay:
                 backlog.fresh.append(step.messages[index])
             elif step.passed[index]:
                 counters.passed_over += 1
-            elif step.is_bound(index) or (step.heard_ns < self.refused_until_ns and columns.publishers.replies[index]):
+            elif step.is_bound(index) or (step.receive_ns < self.refused_until_ns and columns.publishers.replies[index]):
                 counters.undecided += 1
                 backlog.undecided.append(step.messages[index])
             else:
@@ -560,7 +560,7 @@ class Standby:
     replica: Replica
     log: Log
     ids: RecentIds
-    heard: StandbyBuffer
+    buffer: StandbyBuffer
     now_ns: Callable[[], int]
     wall_ns: Callable[[], int]
     rules: StandbyReplayRules
@@ -596,7 +596,7 @@ class Standby:
 
     @property
     def _reach_ns(self) -> int:
-        return self.heard.age_ns + self.rules.credit_ns + self._uncertainty_ns
+        return self.buffer.age_ns + self.rules.credit_ns + self._uncertainty_ns
 
     def review(self) -> None:
         """Start or stop buffering, as the role of the replica and the settings require. A new leader keeps its buffer until
@@ -618,7 +618,7 @@ class Standby:
                 self._altered_ns = self.now_ns()
             self._settings = settings
             self._reading = []
-            self.heard.clear()  # its leader may have rejected any of these messages because of the earlier settings [A2]
+            self.buffer.clear()  # its leader may have rejected any of these messages because of the earlier settings [A2]
         state = replica.state
         leader = state.leader, state.leader_epoch
         if state.status is PartitionStatus.ONLINE and state.leader != replica.node_id and self._leader[:2] != leader:
@@ -635,7 +635,7 @@ class Standby:
     def _forget(self) -> None:
         self._subscription = None
         self._reading = []
-        self.heard.clear()
+        self.buffer.clear()
 
     @property
     def buffer_start(self) -> int:
@@ -651,7 +651,7 @@ class Standby:
     def _read(self) -> None:
         messages, self._reading = self._reading, []
         self.touched()
-        if messages and self._subscription is not None and not self.heard.add(messages, self.now_ns(), self._ends.last_ns):
+        if messages and self._subscription is not None and not self.buffer.add(messages, self.now_ns(), self._ends.last_ns):
             self._record_dropped(len(messages))
 
     def _record_dropped(self, count: int) -> None:
@@ -661,13 +661,13 @@ class Standby:
 
     @property
     def has_counted(self) -> bool:
-        return self.heard.displaced_count > 0 or self.counters != _NOTHING
+        return self.buffer.displaced_count > 0 or self.counters != _NOTHING
 
     def report(self) -> dict[str, int]:
         counters = self.counters
         return {
-            "held_bytes": self.heard.size_bytes,
-            "displaced_count": self.heard.displaced_count,
+            "held_bytes": self.buffer.size_bytes,
+            "displaced_count": self.buffer.displaced_count,
             "appended": counters.appended,
             "recognised": counters.recognised,
             "answered": counters.answered,
@@ -702,15 +702,15 @@ class Standby:
         ``then`` is not called.
         """
         self._waits += 1
-        hearing, turn = self._subscription, self._waits
-        if hearing is None:
+        subscription, turn = self._subscription, self._waits
+        if subscription is None:
             then(None)
             return
-        hearing.when_settled(lambda: self._run_slice(hearing, turn, self._sort(hearing), then))
+        subscription.when_settled(lambda: self._run_slice(subscription, turn, self._sort(subscription), then))
 
     def _run_slice(
         self,
-        hearing: StandbySubscription,
+        subscription: StandbySubscription,
         turn: int,
         work: Generator[None, None, FailoverBacklog],
         then: Callable[[FailoverBacklog | None], None],
@@ -721,7 +721,7 @@ class Standby:
         """
         if turn != self._waits:
             return
-        if self._subscription is not hearing:
+        if self._subscription is not subscription:
             then(None)
             return
         end_ns = self.now_ns() + self.rules.slice_ns
@@ -736,24 +736,24 @@ class Standby:
             self.stop()
             then(None)
         else:
-            hearing.soon(lambda: self._run_slice(hearing, turn, work, then))
+            subscription.soon(lambda: self._run_slice(subscription, turn, work, then))
 
     def cancel(self) -> None:
         """Cancel ``replay``, because the node has lost the leadership. The messages stay in the buffer."""
         self._waits += 1
-        self.heard.put_back()
+        self.buffer.put_back()
 
-    def _sort(self, hearing: StandbySubscription) -> Generator[None, None, FailoverBacklog]:
+    def _sort(self, subscription: StandbySubscription) -> Generator[None, None, FailoverBacklog]:
         self._read()
-        backlog, sorting = FailoverBacklog(hearing), self._make_replay()
-        yield from sorting.run(self.heard.take_all(self.now_ns()), backlog)
+        backlog, sorting = FailoverBacklog(subscription), self._make_replay()
+        yield from sorting.run(self.buffer.take_all(self.now_ns()), backlog)
         self._read()
-        if self.heard.in_replay is None:
-            backlog = FailoverBacklog(hearing)  # the buffer was cleared in the meantime
+        if self.buffer.in_replay is None:
+            backlog = FailoverBacklog(subscription)  # the buffer was cleared in the meantime
         else:
             self.counters.add(sorting.counters)
             self.touched()
-        for late in self.heard.blocks:
+        for late in self.buffer.blocks:
             backlog.fresh += late.messages
         self._forget()
         return backlog

@@ -5,7 +5,7 @@ state from the leader. The state arrives in pieces as the bytes of a state file.
 and uses the state when its copy reaches ``end_offset``. That happens before it can be in sync [D19]. If the leader
 changes, the transfer restarts with the new leader.
 
-A leader of an earlier version does not answer the request. After ``ASKS`` unanswered requests the replica fetches once,
+A leader of an earlier version does not answer the request. After ``MAX_REQUESTS`` unanswered requests the replica fetches once,
 to see if the leader answers at all. If the leader answers fetches but never the request, the replica continues without
 the state.
 """
@@ -21,7 +21,7 @@ from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.state_file import MAX_STATE_BYTES, decode_state, encode_parts, remove_states, state_name
 from liftpy.errors import LiftError
 
-ASKS = 10
+MAX_REQUESTS = 10
 """Number of consecutive requests without an answer after which the replica fetches once."""
 _MAX_RETRIES_OF_STATE = 3
 """Number of requests for a state that follow a fetch with an answer."""
@@ -181,8 +181,8 @@ class StateFetcher:
         if leader_epoch != self._leader_epoch:
             self._leader_epoch, self._probes = leader_epoch, 0
             self._begin()
-        self._silent = self._silent + 1 if self._silent <= ASKS else 1
-        if self._silent > ASKS:
+        self._silent = self._silent + 1 if self._silent <= MAX_REQUESTS else 1
+        if self._silent > MAX_REQUESTS:
             return None
         return StatePieceRequest(self._end_offset, len(self._pieces))
 
@@ -195,10 +195,10 @@ class StateFetcher:
 
         It does so if the leader has answered fetches but no request for the state.
         """
-        if not self.is_wanted or self._silent <= ASKS:
+        if not self.is_wanted or self._silent <= MAX_REQUESTS:
             return False
         self._probes += 1
-        self._silent = ASKS - _MAX_RETRIES_OF_STATE
+        self._silent = MAX_REQUESTS - _MAX_RETRIES_OF_STATE
         if self._probes >= _PROBES:
             self.is_wanted = False
             self.missed += 1

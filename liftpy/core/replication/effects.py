@@ -471,7 +471,7 @@ class WakePartition:
 
 
 @value
-class StepAside:
+class TransferLeadership:
     """Leader: answer all publishers that wait. Then request from the metadata group a planned transfer of the leadership.
 
     There is no answer. If the leader stays, it accepts publishes again.
@@ -588,7 +588,7 @@ Effect = (
     | ReportLeader
     | GiveUpLeadership
     | LeaveIsr
-    | StepAside
+    | TransferLeadership
     | WakePartition
     | PersistLeaderEpoch
     | ReportPromotion
@@ -609,7 +609,7 @@ class EffectHandler(Protocol):
     """Interface of a shell, the code around one replica, with one method per effect.
 
     ``liftpy.core.partition.shell.PartitionShell`` changes the log and the publishers. Three classes add a network and timers:
-    ``sidecar.partition.executor.Executor``, ``tests.sim.sim_replica.SimReplica`` and
+    ``sidecar.partition.worker.PartitionWorker``, ``tests.sim.sim_replica.SimReplica`` and
     ``liftpy.testing.memory.node.MemoryReplica``.
     """
 
@@ -643,7 +643,7 @@ class EffectHandler(Protocol):
     def give_up_leadership(self, effect: GiveUpLeadership, /) -> None: ...
     def leave_isr(self, effect: LeaveIsr, /) -> None: ...
     def wake_partition(self, effect: WakePartition, /) -> None: ...
-    def step_aside(self, effect: StepAside, /) -> None: ...
+    def transfer_leadership(self, effect: TransferLeadership, /) -> None: ...
     def persist_leader_epoch(self, effect: PersistLeaderEpoch, /) -> None: ...
     def report_promotion(self, effect: ReportPromotion, /) -> None: ...
     def replay_log(self, effect: ReplayLog, /) -> None: ...

@@ -369,7 +369,7 @@ class QuiescentFetchReceived:
 class QuiescenceEnded:
     """The wait that Quiesce began has ended. The follower must send its own fetches again."""
 
-    heard_ns: int | None
+    last_answer_ns: int | None
     """Monotonic time of the last answer of the leader's node, in nanoseconds.
 
     None: only this fetch is no longer confirmed.

@@ -40,40 +40,10 @@ class ParkedFetch:
     """Maximum size of the later answer with records, in bytes. 0: send a notification instead."""
 
 
-class ParkedFetches:
-    """Fetches of followers that wait for new records, at most one for each follower."""
-
-    __slots__ = ("_waiting",)
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, ParkedFetch] = {}
-
-    def register(self, waiter: ParkedFetch) -> None:
-        self._waiting[waiter.replica] = waiter
-
-    def forget(self, replica: str) -> None:
-        self._waiting.pop(replica, None)
-
-    def of(self, replica: str) -> ParkedFetch | None:
-        return self._waiting.get(replica)
-
-    def signal(self, log_end_offset: int) -> list[ParkedFetch]:
-        """Remove and return the fetches that can be answered, because the log now ends at ``log_end_offset`` (exclusive).
-
-        They are ordered by the node id of the replica.
-        """
-        if not self._waiting:
-            return []
-        waiters = sorted((w for w in self._waiting.values() if w.end_offset < log_end_offset), key=lambda w: w.replica)
-        for waiter in waiters:
-            del self._waiting[waiter.replica]
-        return waiters
-
-
 class FetchHandler:
     """Answers the fetches of followers in one LeaderEpoch, and records their positions. ``shared``: log and metadata of the replica."""
 
-    __slots__ = ("_leader_epoch", "_log", "_shared", "followers", "waiters")
+    __slots__ = ("_leader_epoch", "_log", "_shared", "followers", "parked")
 
     def __init__(self, shared: ReplicaContext, leader_epoch: int, now_ns: int) -> None:
         self._shared = shared
@@ -81,7 +51,8 @@ class FetchHandler:
         self._leader_epoch = leader_epoch
         self.followers: dict[str, FollowerProgress] = {}
         """Node id -> progress of each other replica and of the learner. Positions are those of this LeaderEpoch [D6]."""
-        self.waiters = ParkedFetches()
+        self.parked: dict[str, ParkedFetch] = {}
+        """Node id -> fetch that waits for new records."""
         self.partition_changed(now_ns)
 
     def partition_changed(self, now_ns: int) -> None:
@@ -90,7 +61,7 @@ class FetchHandler:
         others = [replica for replica in state.holders if replica != self._shared.node_id]
         for replica in [replica for replica in self.followers if replica not in others]:
             del self.followers[replica]
-            self.waiters.forget(replica)
+            self.parked.pop(replica, None)
         for replica in others:
             progress = self.followers.setdefault(replica, FollowerProgress(caught_up_ns=now_ns, last_contact_ns=now_ns))
             progress.set_live(live.get(replica, 0), now_ns)
@@ -111,7 +82,7 @@ class FetchHandler:
         live = self._shared.live.get(event.replica, 0)
         copy_epoch = self._shared.state.copy_of(event.replica)
         if live == 0:
-            self.waiters.forget(event.replica)
+            self.parked.pop(event.replica, None)
         if live == 0 or event.incarnation != live or (copy_epoch and event.copy_epoch != copy_epoch):
             return None  # fenced, a peer without incarnations, or a learner's earlier copy: it may read, it does not count
         if not progress.believes(event.request_id, now_ns):
@@ -119,9 +90,9 @@ class FetchHandler:
         progress.fetched(event.offset, event.request_id, self._log.log_end_offset, now_ns)
         if event.offset + 1 >= self._log.log_end_offset:
             max_bytes = self._max_bytes(event) if event.awaits_more else 0
-            self.waiters.register(ParkedFetch(event.replica, event.offset + 1, max_bytes))
+            self.parked[event.replica] = ParkedFetch(event.replica, event.offset + 1, max_bytes)
         else:
-            self.waiters.forget(event.replica)
+            self.parked.pop(event.replica, None)
         return None
 
     def still_waits(self, event: QuiescentFetchReceived, now_ns: int) -> bool:
@@ -152,7 +123,7 @@ class FetchHandler:
         if progress is not None:
             progress.last_contact_ns = now_ns
         if leader_epoch == self._leader_epoch:
-            self._shared.succession.asked_by(replica)
+            self._shared.succession.record_fetch(replica)
 
     def newest_offset_of(self, replica: str) -> int | None:
         """Return the newest offset (inclusive) that ``replica`` has flushed, according to its last valid fetch.
@@ -205,7 +176,7 @@ class FetchHandler:
         """
         high_watermark, has_stale = self._log.high_watermark, False
         for replica, progress in self.followers.items():
-            lacks = progress.sent_high_watermark < high_watermark and self.waiters.of(replica) is not None
+            lacks = progress.sent_high_watermark < high_watermark and replica in self.parked
             if lacks and replica in self._shared.live:
                 progress.mark_stale(now_ns)
                 has_stale = True
@@ -231,7 +202,7 @@ class FetchHandler:
         return tuple(stale_replicas)
 
     def _is_stale(self, replica: str) -> bool:
-        return self.followers[replica].notice_since_ns > 0 and self.waiters.of(replica) is not None
+        return self.followers[replica].notice_since_ns > 0 and replica in self.parked
 
     def stale_since_ns(self) -> int | None:
         """Return the monotonic time since which a live follower lacks the current HW. None: all live followers have it."""
@@ -249,7 +220,7 @@ class FetchHandler:
 
     def awaits_answer(self, replica: str) -> bool:
         """Return whether ``replica`` has an open fetch, which waits for records and can be answered."""
-        waiter = self.waiters.of(replica)
+        waiter = self.parked.get(replica)
         return waiter is not None and waiter.max_bytes > 0
 
     def _max_bytes(self, event: FetchReceived) -> int:
@@ -261,7 +232,11 @@ class FetchHandler:
 
         A follower that did not send ``awaits_more`` gets a notification instead, and then fetches.
         """
-        for waiter in self.waiters.signal(self._log.log_end_offset):
+        if not self.parked:
+            return
+        end_offset = self._log.log_end_offset
+        for waiter in sorted((w for w in self.parked.values() if w.end_offset < end_offset), key=lambda w: w.replica):
+            del self.parked[waiter.replica]
             if waiter.max_bytes:
                 self.followers[waiter.replica].record_sent_high_watermark(self._log.high_watermark)
                 out.append(

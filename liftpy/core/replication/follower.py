@@ -530,12 +530,12 @@ class FollowerRole(ReplicaRole):
     def quiescence_ended(self, event: QuiescenceEnded, now_ns: int, out: Effects) -> None:
         """Send own fetches again, because the partition is no longer part of the combined fetches of this node.
 
-        Fetch at once if ``event.heard_ns`` is set, because the leader's node answered. Otherwise fetch after the idle wait.
+        Fetch at once if ``event.last_answer_ns`` is set, because the leader's node answered. Otherwise fetch after the idle wait.
         """
         if self.phase is not FollowerPhase.QUIET:
             return
-        if event.heard_ns is not None:
-            self._leave_quiet(event.heard_ns, now_ns, out)
+        if event.last_answer_ns is not None:
+            self._leave_quiet(event.last_answer_ns, now_ns, out)
             self._fetch(now_ns, out)
             return
         rounds = self._quiet_rounds

@@ -46,7 +46,7 @@ from liftpy.core.replication.effects import (
     SendAcks,
     SendNotice,
     StartServing,
-    StepAside,
+    TransferLeadership,
     WakePartition,
 )
 from liftpy.core.replication.events import (
@@ -162,7 +162,7 @@ _ISR_RETRY_NS = 250_000_000
 _PROBE_AGAIN_NS = 100_000_000
 _TRANSFER_AGAIN_NS = 10_000_000_000
 """Pause between two attempts to transfer the leadership away from a slow disk, in nanoseconds."""
-_HAND_OVER_AGAIN_NS = 3_000_000_000
+_MOVE_AGAIN_NS = 3_000_000_000
 """Pause between two attempts to transfer the leadership of a replica that moves away, in nanoseconds.
 
 It is longer than the time that publishers wait in a transfer.
@@ -547,7 +547,7 @@ class LeaderRole(ReplicaRole):
         lost = isr.have_lost(followers, heirs, high_watermark)
         evicted = self._may_go(wanted, now_ns)
         if evicted == self.shared.node_id:
-            self._hand_over(now_ns, out)
+            self._transfer_to_target(now_ns, out)
             evicted = ""
         wanted -= {evicted}
         if wanted == metadata.isr and not change.unsettled and not lost and not evicted:
@@ -594,7 +594,7 @@ class LeaderRole(ReplicaRole):
         joins = state.joining in wanted
         return frozenset(state.holders if joins else state.replicas) - {evicted} if joins or evicted else None
 
-    def _hand_over(self, now_ns: int, out: Effects) -> None:
+    def _transfer_to_target(self, now_ns: int, out: Effects) -> None:
         """Request a leadership transfer to a target replica, because this replica moves away.
 
         Repeat the request until it is granted.
@@ -605,8 +605,8 @@ class LeaderRole(ReplicaRole):
         followers, live = self.handler.followers, self.shared.live
         toward = heir(self.shared.state, (r for r, p in followers.items() if r in live and now_ns - p.caught_up_ns < lag_ns))
         if toward:
-            self._next_transfer_ns = now_ns + _HAND_OVER_AGAIN_NS
-            out.append(StepAside(leader_epoch=self.leader_epoch, toward=toward, reason="the replica moves away"))
+            self._next_transfer_ns = now_ns + _MOVE_AGAIN_NS
+            out.append(TransferLeadership(leader_epoch=self.leader_epoch, toward=toward, reason="the replica moves away"))
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
         """Record the answer of the metadata group to a request for an ISR change.
@@ -651,7 +651,7 @@ class LeaderRole(ReplicaRole):
         self.pausing.review(self.phase, self.intake, now_ns, out)
         self._review_isr(now_ns, out)
         if self.flushes.is_slow(self.shared.node_id, now_ns):
-            self._step_aside(now_ns, out)
+            self._transfer_from_slow_disk(now_ns, out)
         self.shared.deadlines.set(Deadline.LAG, max(now_ns + interval_ns, self._compute_next_check_ns(now_ns)), out)
 
     def _compute_next_check_ns(self, now_ns: int) -> int:
@@ -684,7 +684,7 @@ class LeaderRole(ReplicaRole):
         else:
             self.flushes.waits(self.shared.node_id, now_ns - self._waiting_ns, now_ns)
 
-    def _step_aside(self, now_ns: int, out: Effects) -> None:
+    def _transfer_from_slow_disk(self, now_ns: int, out: Effects) -> None:
         """Request a leadership transfer if flushes of this node are far slower than those of other replicas.
 
         Enough other replicas must be fast to commit records without this node.
@@ -705,7 +705,7 @@ class LeaderRole(ReplicaRole):
             self._stays_until_ns = now_ns + _TRANSFER_AGAIN_NS
             took_ms = [self.flushes.last_ns(replica) // 1_000_000 for replica in (shared.node_id, toward)]
             reason = f"a flush takes {took_ms[0]} ms here and {took_ms[1]} ms on {toward}"
-            out.append(StepAside(leader_epoch=self.leader_epoch, toward=toward, reason=reason))
+            out.append(TransferLeadership(leader_epoch=self.leader_epoch, toward=toward, reason=reason))
 
     def serves(self, now_ns: int) -> bool:
         """Return whether this leader has a lease and counts as reachable by other nodes."""

@@ -155,7 +155,7 @@ class EarlierLeaders:
             if live.get(node, 0) == node_incarnation[0] != 0
         }
 
-    def asked_by(self, replica: str) -> None:
+    def record_fetch(self, replica: str) -> None:
         """Record that ``replica`` sent a request in the newest LeaderEpoch. It therefore no longer acts as an earlier leader."""
         self._suspects.pop(replica, None)
 

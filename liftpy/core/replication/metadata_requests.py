@@ -16,7 +16,13 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.message_codec import wire_name
 
 Request = (
-    do.ProposeIsr | do.ReportLeader | do.LeaveIsr | do.GiveUpLeadership | do.StepAside | do.WakePartition | do.ReportPromotion
+    do.ProposeIsr
+    | do.ReportLeader
+    | do.LeaveIsr
+    | do.GiveUpLeadership
+    | do.TransferLeadership
+    | do.WakePartition
+    | do.ReportPromotion
 )
 """Effects that are requests to the metadata group."""
 _NAMES: dict[type, str] = {
@@ -24,7 +30,7 @@ _NAMES: dict[type, str] = {
     do.ReportLeader: "reportLeader",
     do.LeaveIsr: "leaveIsr",
     do.GiveUpLeadership: "giveUpLeadership",
-    do.StepAside: "giveUpLeadership",
+    do.TransferLeadership: "giveUpLeadership",
     do.WakePartition: "wakePartition",
     do.ReportPromotion: "reportPromotion",
 }

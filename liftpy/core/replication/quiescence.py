@@ -53,18 +53,18 @@ class CombinedFetchRequest:
 class ReleasedFetches:
     """Fetches that are no longer combined, so that their partitions must fetch individually again.
 
-    ``heard_ns``: monotonic time of the last answer of the leader's node.
+    ``last_answer_ns``: monotonic time of the last answer of the leader's node.
     """
 
     fetches: tuple[IdleFetch, ...]
-    heard_ns: int
+    last_answer_ns: int
 
 
 @dataclass(slots=True)
 class _NodeFetches:
     """Combined fetches of the partitions whose leaders are on one node."""
 
-    heard_ns: int
+    last_answer_ns: int
     """Sending time of the last questions that were all answered. Initially: the time of the first fetch."""
     fetches: dict[PartitionKey, IdleFetch] = field(default_factory=dict)
     pages: dict[int, tuple[tuple[IdleFetch, ...], ...]] = field(default_factory=dict)
@@ -173,7 +173,7 @@ class CombinedFetches:
         if link is None or link.open.pop(question.number, None) is None:
             return None
         if not link.open:
-            link.heard_ns, link.misses = link.request_ns, 0
+            link.last_answer_ns, link.misses = link.request_ns, 0
         ended = [fetch for index, fetch in enumerate(question.fetches) if index in over]
         return self._end(link, ended) if ended else None
 
@@ -191,11 +191,11 @@ class CombinedFetches:
         still = tuple(fetch for fetch in fetches if link.fetches.get(fetch.key) is fetch)
         for fetch in still:
             self.remove(fetch.key)
-        return ReleasedFetches(still, link.heard_ns)
+        return ReleasedFetches(still, link.last_answer_ns)
 
 
 def _still(fetches: tuple[IdleFetch, ...], waiting: Mapping[PartitionKey, IdleFetch]) -> tuple[IdleFetch, ...]:
-    """Return those of the ``fetches`` fetches that still wait. If all wait, return ``fetches`` itself.
+    """Return those of ``fetches`` that still wait. If all wait, return ``fetches`` itself.
 
     ``waiting``: partition -> its waiting fetch.
     """

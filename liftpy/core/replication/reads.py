@@ -21,8 +21,6 @@ from liftpy.core.base.instruments import Instruments
 from liftpy.core.log.log import READERS, Log
 from liftpy.core.log.range_reads import Portion, measure, read_narrow, read_portion, read_selected, spans_of
 from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
-from liftpy.core.replication.phases import RoleName
-from liftpy.core.replication.replica import Replica
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2 as pb
 from liftpy.core.wire.batch import parse_header
@@ -31,6 +29,7 @@ from liftpy.core.wire.decode_errors import REFUSED, counter_name
 from liftpy.core.wire.envelope import ChecksumError
 from liftpy.core.wire.filters import LEAVABLE, MAX_FILTER_BYTES, MAX_KEYS, MAX_SUBJECTS, Filter
 from liftpy.core.wire.frames import MisdirectedError, check_partition_address
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import LiftError, OffsetOutOfRangeError, ProtocolError
 
 MAX_WAIT_MS = 30_000
@@ -116,58 +115,6 @@ class ReadSource(Protocol):
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict: ...
 
 
-class ReplicaSource:
-    """``ReadSource`` of a real replica.
-
-    ``failed``: returns whether the log of the replica has failed. ``is_heard``: returns whether the node is subscribed to the
-    partition's data subject.
-    """
-
-    def __init__(self, replica: Replica, log: Log, *, failed: Callable[[], bool], is_heard: Callable[[], bool]) -> None:
-        self.log = log
-        self._replica = replica
-        self._failed = failed
-        self._is_heard = is_heard
-
-    @property
-    def compacted(self) -> bool:
-        return self.log.may_have_gaps
-
-    @property
-    def high_watermark(self) -> int:
-        return self._replica.high_watermark
-
-    @property
-    def leader_epoch(self) -> int:
-        return self._replica.state.leader_epoch
-
-    @property
-    def leader(self) -> str:
-        return self._replica.state.leader
-
-    @property
-    def leads(self) -> bool:
-        """True if the metadata names this node as leader. The replica may not act as leader yet."""
-        return self.leader == self._replica.node_id
-
-    @property
-    def may_serve(self) -> bool:
-        """True if the replica may serve reads.
-
-        It need not be an ISR member, so that services on a restarted node can read at once. A candidate also serves, up to its
-        HW.
-        """
-        agrees = self._replica.may_serve_committed() or self._replica.role is RoleName.CANDIDATE
-        return agrees and not self._failed()
-
-    def may_answer_latest(self, now_ns: int) -> bool:
-        """Return whether this node leads with a lease. If not, the reader must ask the leader."""
-        return not self.leads or (self._is_heard() and self._replica.may_answer_latest(now_ns))
-
-    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        return self._replica.judge_reader(last_offset, last_epoch, now_ns)
-
-
 class ReadShell(Protocol[_Told]):
     """Interface of the code around ``Reads``: it sends answers and runs timers."""
 
@@ -211,6 +158,64 @@ class ReadBudget:
             return False
         self.used_bytes += cost_bytes
         return True
+
+
+class ReadSubscription(Protocol):
+    """Subscription to a subject of read requests."""
+
+    def close(self) -> None: ...
+
+
+class ReadBus(Protocol):
+    """Bus from which read requests come: a NATS connection, or the bus of a cluster in memory."""
+
+    @property
+    def max_payload(self) -> int: ...
+
+    def listen(self, subject: str, sink: Callable[[bytes, bytes, bytes, bytes], None], queue: str = "") -> ReadSubscription: ...
+
+
+class ReadSubscriptions:
+    """Subscriptions of one replica to read requests: to its own subject, and to the one that all in-sync replicas share.
+
+    ``handler``: called with (subject, reply subject, payload, headers) of each request.
+    """
+
+    __slots__ = ("_bus", "_handler", "_own", "_shared", "_shared_subject")
+
+    def __init__(
+        self,
+        bus: ReadBus,
+        subjects: Subjects,
+        key: PartitionKey,
+        node_id: str,
+        handler: Callable[[bytes, bytes, bytes, bytes], None],
+    ) -> None:
+        self._bus = bus
+        self._handler = handler
+        self._own = bus.listen(subjects.read_from(key.stream, key.partition, node_id), handler)
+        self._shared: ReadSubscription | None = None
+        self._shared_subject = subjects.read(key.stream, key.partition)
+
+    @property
+    def max_payload(self) -> int:
+        """Maximum size of a message that the NATS server accepts now, in bytes."""
+        return self._bus.max_payload
+
+    def share(self, wanted: bool) -> None:
+        """Join the queue group of the replicas that answer reads of this partition if ``wanted`` is True.
+
+        Otherwise leave it.
+        """
+        if wanted and self._shared is None:
+            self._shared = self._bus.listen(self._shared_subject, self._handler, self._shared_subject)
+        elif not wanted and self._shared is not None:
+            self._shared.close()
+            self._shared = None
+
+    def close(self) -> None:
+        self.share(False)
+        self._own.close()
 
 
 class Reads(Generic[Asker]):

@@ -161,7 +161,7 @@ def orphans_among(
     """Return which of the files in ``files`` belong to failed attempts and may be deleted.
 
     Args:
-        found: Files in the data directory.
+        files: Files in the data directory.
         in_table: Paths of the files in the table.
         marks: End offset of each archived partition.
         age_s: Minimum age of a file to delete, in seconds.

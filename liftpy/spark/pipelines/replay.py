@@ -346,7 +346,7 @@ def with_partition_column(batch: pa.RecordBatch, partition: int, partitions: int
 
     Args:
         batch: The rows.
-        kept: Partition for all rows. -1: null for rows with a key, otherwise offset modulo ``partitions``.
+        partition: Partition for all rows. -1: null for rows with a key, otherwise offset modulo ``partitions``.
         partitions: Number of partitions of the target.
     """
     offsets = batch.column("offset")

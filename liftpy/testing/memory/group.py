@@ -15,15 +15,15 @@ from functools import partial
 from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.controller.admission import WITHOUT_LIMITS, RequestAcl, RequestContext, first_rejection, sender_of
 from liftpy.core.metadata.controller.feature_negotiation import begin_at, levels_answer
-from liftpy.core.metadata.controller.single_log import SingleLogGroup
 from liftpy.core.metadata.describe import cut_stream, page_bytes
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.forwarding import error_response
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.testing.memory.nats import Bus
+from liftpy.testing.memory.single_log import SingleLogGroup
 
 _ID_BYTES = 16
 _NO_CONTROLLERS = "a cluster in memory has no controllers that could be changed"
@@ -52,7 +52,7 @@ class MemoryGroup(SingleLogGroup):
         self._leader = leader
         self.changed_index = 0
         """Index of the newest image that nodes need. Later entries have changed nothing."""
-        birth = begin_at(SPOKEN.most, self.fsm.rules, config.session_times)
+        birth = begin_at(SUPPORTED_LEVELS.most, self.fsm.rules, config.session_times)
         birth.operationId, self._index = secrets.token_bytes(_ID_BYTES), 1
         self.fsm.apply(birth.SerializeToString(), self._index)
         self.duties.lead(self.fsm.image, time.monotonic_ns(), 1)

@@ -24,11 +24,11 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import read_portion
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.metadata.controller.request_batcher import purge_report
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.metadata.node_identity import DirectoryIdentity
-from liftpy.core.partition.shell import FetchedBatches, PartitionShell
+from liftpy.core.partition.shell import FetchedBatches, PartitionShell, ReplicaSource
 from liftpy.core.publish import state_writer
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
@@ -47,7 +47,7 @@ from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.messages import received_from
 from liftpy.core.replication.metadata_requests import Request, request_of
-from liftpy.core.replication.reads import Chunks, ReadBudget, Reads, ReplicaSource
+from liftpy.core.replication.reads import Chunks, ReadBudget, Reads, ReadSubscriptions
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.batch import split_batches
@@ -108,7 +108,7 @@ class MemoryNode:
         self.intake = NodeInflight()
         self.lease = Lease(round(self.config.lease_s * NS_PER_S))
         self.derived = NodeStateMemory(self.config.node_dedup_state_bytes)
-        self.heard = NodeStandbyMemory(self.config.node_standby_bytes)
+        self.standby_memory = NodeStandbyMemory(self.config.node_standby_bytes)
         self.read_budget = ReadBudget()
         self._image = ClusterImage()
 
@@ -119,7 +119,7 @@ class MemoryNode:
         self._group = group
         self._starts = self._starts.next(self._starts.starts + 1)
         register = pb.RegisterNode(nodeId=self.node_id, previousIncarnation=self.incarnation, flushedAlways=True)
-        SPOKEN.write_to(register)
+        SUPPORTED_LEVELS.write_to(register)
         self._starts.write_to(register)
         self.incarnation = group.apply(pb.ControlRequest(registerNode=register)).node.incarnation
         self._starts = self._starts.after_registration()
@@ -240,6 +240,8 @@ class _PendingRequest:
 class MemoryReplica(PartitionShell):
     """One partition on one in-memory node, until ``stop`` or ``die``. It runs on the event loop of the cluster."""
 
+    reads: Readers
+
     def __init__(self, node: MemoryNode, stream: StreamImage, number: int, log: Log) -> None:
         self.node = node
         self.node_id = node.node_id
@@ -268,8 +270,8 @@ class MemoryReplica(PartitionShell):
         """Fetch that is sent after the state of the leader has arrived. None: none."""
         publishers = self.publishers = MemoryPublishers(self)
         self.ingest, self.acks, self.derived = publishers.ingest, publishers.acks, publishers.derived
-        self.standby, self.taker = publishers.standby, publishers.taker
-        self.reads = self.readers = Readers(self)
+        self.standby, self.state_fetcher = publishers.standby, publishers.state_fetcher
+        self.reads = Readers(self)
         self.commit = GroupCommit(log, log.config.flush, _Flusher(self))
         self._do = acts_of(self)
 
@@ -281,8 +283,8 @@ class MemoryReplica(PartitionShell):
         self.state = held.state
         if self.apply_metadata(held, incarnations, self.replica.announced):
             self.apply_retention()
-        self.readers.share(self.node_id in held.isr)
-        self.readers.advanced()
+        self.reads.share(self.node_id in held.isr)
+        self.reads.advanced()
 
     def stop(self, *, clean: bool = True) -> None:
         """Stop the replica and close its log. ``clean``: True to flush the log and to store its checkpoint first."""
@@ -297,7 +299,7 @@ class MemoryReplica(PartitionShell):
         for timer in self._timers.values():
             timer.cancel()
         self.publishers.close()
-        self.readers.close()
+        self.reads.close()
         self.publishers.derived.join(NodeStateMemory())
         self.stop_serving()
         self.fetched.clear()
@@ -447,7 +449,7 @@ class MemoryReplica(PartitionShell):
     def _send_request(self, effect: Request, answered: Callable[[pb.ControlResponse], object] = lambda response: None) -> None:
         self.node.ask(request_of(effect, self.key, self.node_id, self.node.incarnation), answered)
 
-    report_leader = leave_isr = give_up_leadership = wake_partition = step_aside = report_promotion = _send_request
+    report_leader = leave_isr = give_up_leadership = wake_partition = transfer_leadership = report_promotion = _send_request
 
     def _report_purged(self) -> None:
         """Tell the metadata group which purges this replica has completed, if the group does not know it yet."""
@@ -472,7 +474,7 @@ class MemoryReplica(PartitionShell):
         self.later(ask)
 
     def send_fetch(self, effect: do.SendFetch) -> None:
-        question = self.publishers.taker.asks(effect.leader_epoch)
+        question = self.publishers.state_fetcher.asks(effect.leader_epoch)
         self._waiting = None if question is None else effect
         if question is not None:
             self.later(lambda: self._ask_state(effect, question))
@@ -491,11 +493,11 @@ class MemoryReplica(PartitionShell):
             return  # it has another role
         leader, piece = self.node.serving_replica(self.key), None
         if leader is None or leader is self:
-            self.publishers.taker.note_no_responders()
+            self.publishers.state_fetcher.note_no_responders()
         else:
             piece = leader.read_state(question)
         try:
-            goes_on = self.publishers.taker.add_piece(piece)
+            goes_on = self.publishers.state_fetcher.add_piece(piece)
         except StorageError as error:
             self.log_failed(error)
             return
@@ -505,7 +507,7 @@ class MemoryReplica(PartitionShell):
             self.feed(ev.RequestFailed(request_id=effect.request_id, reason="the leader's state is not ready"))
 
     def read_state(self, question: StatePieceRequest) -> StatePiece | None:
-        return self.publishers.giver.read_piece(question)
+        return self.publishers.state_server.read_piece(question)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
         self._ask_leader(
@@ -516,7 +518,7 @@ class MemoryReplica(PartitionShell):
         )
 
     def answer_arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
-        self.publishers.taker.fetch_answered()
+        self.publishers.state_fetcher.fetch_answered()
         view = memoryview(data)
         batches = split_batches(view)
         spans = tuple(
@@ -532,7 +534,7 @@ class MemoryReplica(PartitionShell):
         self.feed(answer)
 
     def quiesce(self, effect: do.Quiesce) -> None:
-        self.feed(ev.QuiescenceEnded(heard_ns=None))  # it is asked for alone
+        self.feed(ev.QuiescenceEnded(last_answer_ns=None))  # it is asked for alone
 
     def end_quiescence(self, effect: do.EndQuiescence) -> None:
         pass
@@ -622,34 +624,21 @@ class MemoryReplica(PartitionShell):
             self.later(lambda: self.feed(ev.ReplicaAbsent(replica=effect.replica)))
 
 
-class Readers:
+class Readers(ReadSubscriptions):
     """Receives the read requests for one replica (implements ``ReadShell``). A reader is identified by its reply subject."""
+
+    _bus: Bus
 
     def __init__(self, replica: MemoryReplica) -> None:
         self._replica = replica
-        self._bus = replica.node.bus
-        key, node, subjects = replica.key, replica.node, replica.node.subjects
-        source = ReplicaSource(
-            replica.replica, replica.log, failed=lambda: bool(replica.failed), is_heard=lambda: replica.ingest.heard
-        )
-        self._reads = Reads[str](key, node.node_id, source, self, node.counters, node.read_budget)
-        self._reads.give_state = replica.publishers.giver.read_piece_below
+        key, node = replica.key, replica.node
+        self._reads = Reads[str](key, node.node_id, ReplicaSource(replica), self, node.counters, node.read_budget)
+        self._reads.give_state = replica.publishers.state_server.read_piece_below
         self.advanced = self._reads.advanced
-        self._subject = subjects.read(key.stream, key.partition)
-        self._own = self._bus.listen(subjects.read_from(key.stream, key.partition, node.node_id), self._message_arrived)
-        self._shared: BusSubscription | None = None
-
-    def share(self, wanted: bool) -> None:
-        """Subscribe to reads that any in-sync replica may answer if ``wanted`` is True. Otherwise unsubscribe."""
-        if wanted and self._shared is None:
-            self._shared = self._bus.listen(self._subject, self._message_arrived, self._subject)
-        elif not wanted and self._shared is not None:
-            self._shared.close()
-            self._shared = None
+        super().__init__(node.bus, node.subjects, key, node.node_id, self._message_arrived)
 
     def close(self) -> None:
-        self.share(False)
-        self._own.close()
+        super().close()
         self._reads.close()
 
     def _message_arrived(self, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
@@ -657,10 +646,6 @@ class Readers:
             self._reads.answer_request(payload, reply.decode())
 
     # ---- what carries the answers ----------------------------------------------------------------------------------------
-    @property
-    def max_payload(self) -> int:
-        return self._bus.max_payload
-
     @property
     def has_room(self) -> bool:
         return True
@@ -697,20 +682,17 @@ class MemoryPublishers:
         owner = state_owner(replica.key)
         state_writer.restore_state(self.derived, log, owner)
         self.states = state_writer.StateWriter(self.derived, log, owner, state_writer.pace_of(config), replica.now_ns)
-        self.giver = StateServer(self.derived, owner, replica.now_ns)
-        self.taker = StateFetcher(self.derived, log, owner)
+        self.state_server = StateServer(self.derived, owner, replica.now_ns)
+        self.state_fetcher = StateFetcher(self.derived, log, owner)
         self.ingest = Ingest(
             shell=self, subject=replica.subject, config=config, policy=stream.ack_policy, codec=stream.codec,
-            inboxes=node.inboxes, acks=self.acks, feed=replica.feed, wall_ns=node.wall_ns,
-            log_end_offset=lambda: log.log_end_offset,
-            may_refuse=lambda: core.may_refuse_publishers(replica.now_ns()),
-            may_refuse_for_now=lambda: core.may_refuse_for_now(replica.now_ns()),
-            derived=self.derived, takes=core.takes_publishes, on_drop=self._count_dropped,
+            inboxes=node.inboxes, acks=self.acks, replica=core, feed=replica.feed, log=log, derived=self.derived,
+            now_ns=replica.now_ns, wall_ns=node.wall_ns, on_drop=self._count_dropped,
         )  # fmt: skip
         self.standby = Standby(
             shell=self, subject=replica.subject, replica=core, log=log, ids=self.derived.ids,
             reader=MessageDecoder(replica.key, replica.subject, stream.ack_policy, node.inboxes, stream.codec),
-            heard=StandbyBuffer(node.heard, config.standby_bytes, round(config.standby_age_s * NS_PER_S)),
+            buffer=StandbyBuffer(node.standby_memory, config.standby_bytes, round(config.standby_age_s * NS_PER_S)),
             now_ns=replica.now_ns, wall_ns=node.wall_ns, rules=StandbyReplayRules(uncertainty_ns=round(config.lease_s * NS_PER_S)),
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 from liftpy.errors import ConfigError
 from sidecar.node import node as running
 from sidecar.node.node import Node
-from sidecar.runtime.restarts import EXIT_NEVER_AGAIN
+from sidecar.runtime.restarts import EXIT_NO_RESTART
 from sidecar.runtime.settings import NodeSettings, SettingsLoader, with_values
 from tests.sim.virtual import scheduler as scheduling
 from tests.sim.virtual.disk import Disk, close_descriptors
@@ -130,7 +130,7 @@ class NodeProcess:
         close_descriptors(process)
         self.is_ready = False
         self.exits.append(process.exit_code or 0)
-        if self.wants_restart and process.exit_code != EXIT_NEVER_AGAIN:
+        if self.wants_restart and process.exit_code != EXIT_NO_RESTART:
             self.scheduler.after(_RESTART_NS, self.start)
 
     # ---- what happens to it ----------------------------------------------------------------------------------------------

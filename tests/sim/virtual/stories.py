@@ -92,7 +92,9 @@ async def _elect_waiting(world: World, model: Model) -> None:
     then waits.
     """
     damaged = {node.name for node in world.nodes if node.disk.is_damaged}
-    if not damaged or not await world.until("all nodes are ready again", lambda: all(n.is_ready for n in world.nodes), _START_S):
+    if not damaged or not await world.until(
+        "all nodes are ready again", lambda: all(n.is_ready for n in world.nodes), _START_S
+    ):
         return
     await asyncio.sleep(_ELECTION_S)
     async with world.connect() as client:

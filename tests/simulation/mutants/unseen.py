@@ -130,7 +130,7 @@ def who_asks_for_a_successor_takes_no_more() -> Patches:
 
     def look(self: LeaderRole, late_ns: int, now_ns: int, out: list) -> None:
         real_look(self, late_ns, now_ns, out)
-        if any(isinstance(effect, do.StepAside | do.GiveUpLeadership) for effect in out):
+        if any(isinstance(effect, do.TransferLeadership | do.GiveUpLeadership) for effect in out):
             self.has_asked = True
 
     def take(self: LeaderRole, event: Any, now_ns: int, out: list) -> None:

@@ -39,7 +39,7 @@ import sidecar.metadata.identity
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.metadata.controller.streams import AS_MANY
 from liftpy.core.metadata.controller_list import ControllerList, first_list, waits_for
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.placement import POLICIES
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -99,7 +99,7 @@ class Run:
         self.changes_rate = draws["made with changes"].choice((0.004, 0.02, 0.08))
         self.first_image = born_image(times=self.config.session_times) if seed < LEVELS_FROM else None
         """Of every state machine; None: of a new group."""
-        self.spoken_by_nodes = SPOKEN
+        self.spoken_by_nodes = SUPPORTED_LEVELS
         """Feature levels that nodes which are no controllers speak."""
         self.roles = set(self.members)
         """Who runs as a controller, or would if it were up."""

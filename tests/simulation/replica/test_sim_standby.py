@@ -45,18 +45,18 @@ WANTED = (
 
 
 def nothing_is_recognised() -> Patches:
-    return [patch.object(NewestRecords, "pop_match", lambda self, key, heard_ns: None)]
+    return [patch.object(NewestRecords, "pop_match", lambda self, key, receive_ns: None)]
 
 
 def what_is_committed_alone_is_recognised() -> Patches:
     real = StandbyReplay._match_with_log
 
     def recognise(self: StandbyReplay, steps: list[Any]) -> Generator[None, None, int]:
-        unheard_ns = yield from real(self, steps)
+        unmatched_ns = yield from real(self, steps)
         high_watermark = self.log.high_watermark
         for step in steps:
             step.stored = [None if at is None or at.last_offset > high_watermark else at for at in step.stored]
-        return unheard_ns
+        return unmatched_ns
 
     return [patch.object(StandbyReplay, "_match_with_log", recognise)]
 
@@ -64,8 +64,8 @@ def what_is_committed_alone_is_recognised() -> Patches:
 def what_was_heard_is_forgotten() -> Patches:
     real = Standby._sort
 
-    def forget(self: Standby, hearing: StandbySubscription) -> Generator[None, None, FailoverBacklog]:
-        made = yield from real(self, hearing)
+    def forget(self: Standby, subscription: StandbySubscription) -> Generator[None, None, FailoverBacklog]:
+        made = yield from real(self, subscription)
         made.fresh = []
         return made
 
@@ -73,7 +73,7 @@ def what_was_heard_is_forgotten() -> Patches:
 
 
 def what_was_passed_over_is_appended() -> Patches:
-    def nothing(self: StandbyReplay, steps: list[Any], unheard_ns: int) -> Generator[None, None, None]:
+    def nothing(self: StandbyReplay, steps: list[Any], unmatched_ns: int) -> Generator[None, None, None]:
         yield
         for step in steps:
             step.passed = [False] * len(step.messages)

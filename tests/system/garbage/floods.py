@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2, cluster_pb2
 from tests.system.garbage.making import command
@@ -80,8 +80,8 @@ def _ghosts(place: Place) -> Iterator[bytes]:
             nonce=number + 1,
             version="x" * 60,
             weight=1,
-            minLevel=SPOKEN.least,
-            maxLevel=SPOKEN.most,
+            minLevel=SUPPORTED_LEVELS.least,
+            maxLevel=SUPPORTED_LEVELS.most,
         )
         request = cluster_pb2.ControlRequest(operationId=secrets.token_bytes(16), registerNode=start)
         subjects = place.subjects
@@ -112,8 +112,8 @@ def _in_nodes_names(place: Place) -> Iterator[bytes]:
                     start=1,
                     nonce=number + 1,
                     weight=1,
-                    minLevel=SPOKEN.least,
-                    maxLevel=SPOKEN.most,
+                    minLevel=SUPPORTED_LEVELS.least,
+                    maxLevel=SUPPORTED_LEVELS.most,
                 )
                 request.registerNode.CopyFrom(start)
             case _:

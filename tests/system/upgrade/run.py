@@ -20,7 +20,7 @@ from typing import Any
 
 from liftpy.client import connect
 from liftpy.core.metadata.controller.preflight import reasons_to_keep_running
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
 from sidecar.dev.cluster import DevCluster, DevNode
@@ -29,7 +29,7 @@ from tests.system.upgrade.images import equal, images
 from tests.system.upgrade.wheel import Installed
 
 NODES = ("n1", "n2", "n3")
-NEWEST = SPOKEN.most
+NEWEST = SUPPORTED_LEVELS.most
 _STEP_S = 90.0
 _POLL_S = 0.1
 _KILL_SHARE = 0.5
@@ -169,7 +169,7 @@ class Run:
             self.outcome.wrong.append(what)
 
     async def _steps(self) -> None:
-        if self._old.least < SPOKEN.least:
+        if self._old.least < SUPPORTED_LEVELS.least:
             await self._new_is_refused()
         for number in range(self._rounds):
             await self._all_to("new", f"up {number + 1}")
@@ -290,7 +290,7 @@ class Run:
 
     async def _new_is_refused(self) -> None:
         """Below the first level that the new version speaks a new node ends and says what to do; the old ones go on."""
-        level, name = SPOKEN.least - 1, NODES[-1]
+        level, name = SUPPORTED_LEVELS.least - 1, NODES[-1]
         await self._until(lambda: self._is_at(level), f"level {level}")
         await self._until(lambda: self._may_stop(name), f"{name} may stop")
         await asyncio.to_thread(self._cluster.nodes[name].terminate)
@@ -302,7 +302,7 @@ class Run:
         self._expect("to finalize a newer level first" in said, f"the new version says at level {level}: {said}")
         self._cluster.install(name, "old")
         await self._start(name)
-        await self._until(lambda: self._is_at(SPOKEN.least), f"level {SPOKEN.least}")
+        await self._until(lambda: self._is_at(SUPPORTED_LEVELS.least), f"level {SUPPORTED_LEVELS.least}")
 
     async def _ends(self, name: str, version: str) -> tuple[int, str]:
         """Start the version on a node; with what it ends, and what it says then."""

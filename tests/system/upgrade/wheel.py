@@ -15,11 +15,14 @@ BEFORE = "6ef61ecd"
 """The last commit before folders, names and feature levels changed. It speaks levels 1 to 5."""
 _WHAT_IT_IS = """
 try:
-    from liftpy.core.metadata.features import SPOKEN
+    from liftpy.core.metadata.features import SUPPORTED_LEVELS as levels
 except ImportError:
-    from liftpy.cluster.features import SPOKEN
+    try:
+        from liftpy.core.metadata.features import SPOKEN as levels
+    except ImportError:
+        from liftpy.cluster.features import SPOKEN as levels
 import liftpy, sidecar
-print(liftpy.__file__, sidecar.__file__, SPOKEN.least, SPOKEN.most)
+print(liftpy.__file__, sidecar.__file__, levels.least, levels.most)
 """
 
 

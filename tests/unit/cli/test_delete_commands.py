@@ -114,6 +114,17 @@ def test_delete_records_before_an_offset_inside_a_batch_keeps_the_batch(run: Run
     _until(lambda: _offsets(cluster, made) == list(range(1, 11)))
 
 
+@pytest.mark.parametrize("command", [("delete-records", "--before", "new"), ("purge", "--key", "k"), ("delete",)])
+def test_delete_command_for_a_stream_that_waits_for_nodes_asks_for_a_confirmation(
+    command: tuple[str, ...], run: Run, cluster: MemoryCluster
+) -> None:
+    made = f"waiting{next(_numbers)}"
+    with cluster.sync_client() as client:
+        client.create_stream(made, f"shop.{made}", partitions=2, replicas=9, ready_s=0)
+    code, _, err = run("stream", command[0], made, *command[1:], answer="n\n")
+    assert (code, f"stream {made}" in err, "permanently?" in err) == (130, True, True), err
+
+
 def test_delete_records_keeps_records_published_during_the_confirmation_prompt(
     run: Run, name: str, cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

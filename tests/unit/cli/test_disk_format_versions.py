@@ -6,12 +6,12 @@ import importlib
 import re
 from pathlib import Path
 
-from liftpy.core.metadata.features import FEATURES, SPOKEN
+from liftpy.core.metadata.features import FEATURES, SUPPORTED_LEVELS
 from sidecar.cli.upgrade import DISK_FORMATS
 from tests.each import each
 
 ROOT = Path(__file__).resolve().parents[3]
-LEVELS = range(SPOKEN.least, SPOKEN.most + 1)
+LEVELS = range(SUPPORTED_LEVELS.least, SUPPORTED_LEVELS.most + 1)
 ELSEWHERE = {"liftpy/core/wire/envelope.py": "the wire's"}
 
 

@@ -11,6 +11,7 @@ import pytest
 from liftpy.client import ManyConsumer, Position, ReadOptions, positions_from
 from liftpy.client import multi_consumer as module
 from liftpy.client.batch_view import BatchSlice
+from liftpy.client.consumer import Consumer
 from liftpy.client.multi_consumer import Place, bounded_ahead, selects
 from liftpy.errors import (
     ConfigError,
@@ -103,6 +104,26 @@ async def test_consume_many_reads_a_new_stream_from_its_first_record(monkeypatch
             seen[taken.stream, taken.partition] = seen.get((taken.stream, taken.partition), 0) + taken.slice.record_count
     assert seen == {("orders", 0): 1, ("new-1", 0): 20}
     assert [(place, start) for place, start, _ in streams.begun] == [(("orders", 0), "new"), (("new-1", 0), "earliest")]
+
+
+@pytest.mark.parametrize("what", ["lag", "positions"])
+async def test_consume_many_answers_while_another_task_adds_a_partition(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHECK_EVERY_S", 0.0)
+    streams = Streams(orders=2)
+    each = what.removesuffix("s")
+    real = getattr(Consumer, each)
+
+    async with streams.many("orders*") as many:
+
+        async def slow(self: Consumer) -> Any:
+            if ("orders_new", 0) not in streams.nodes:
+                streams.add("orders_new")
+                await many.next()
+            return await real(self)
+
+        monkeypatch.setattr(Consumer, each, slow)
+        assert set(await getattr(many, what)()) >= {("orders", 0), ("orders", 1)}
+        assert ("orders_new", 0) in many.places
 
 
 async def test_consume_many_repeats_a_failed_first_stream_lookup(monkeypatch: pytest.MonkeyPatch) -> None:

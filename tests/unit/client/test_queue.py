@@ -374,6 +374,22 @@ async def test_queue_take_returns_records_of_all_partitions_and_of_a_recreated_s
         assert await all_of(queue, 1, Job.ack) == [7]
 
 
+async def test_queue_ack_names_only_jobs_of_the_deleted_stream_as_lost(client: Client) -> None:
+    """Both streams have the same name and offsets, and one request may carry the acks of both."""
+    await fill(client, 2)
+    async with client.queue("jobs", "w") as queue:
+        old = await queue.take(2)
+        await client.admin.delete_stream("jobs")
+        await client.create_stream("jobs", "jobs")
+        await fill(client, 2, 7)
+        new = await queue.take(2)
+        assert (numbers(old), numbers(new)) == ([0, 1], [7, 8])
+        with pytest.raises(LeaseLostError) as raised:
+            await queue.ack([*old, *new])
+        assert numbers(list(raised.value.jobs)) == [0, 1]
+        assert await queue.take(2, timeout_s=0.0) == []
+
+
 async def test_queue_take_returns_records_of_added_partitions(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STREAM_NS", 20_000_000)
     real, failures = client.stream, [UnavailableError("no metadata group"), OutcomeUnknownError("no answer")]

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.controller.preflight import answer_without_log
 from liftpy.core.metadata.controller.state_machine import MAX_TIME_NS
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
 from liftpy.core.metadata.records import OperationDone
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -74,7 +74,7 @@ class Driver:
     def register(self, node: str, **fields: Any) -> pb.ControlResponse:
         request = pb.RegisterNode(nodeId=node, **fields)
         if not request.minLevel:
-            SPOKEN.write_to(request)
+            SUPPORTED_LEVELS.write_to(request)
         return self.ask(registerNode=request)
 
     def restart(self, node: str, *, clean: bool = False, flushed: bool = True, emptied: bool = False) -> pb.ControlResponse:

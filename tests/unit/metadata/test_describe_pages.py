@@ -212,7 +212,8 @@ class Reports(Reporter):
 
     def report(self, only: Any = None) -> dict[str, Any]:
         keys = [worker.key for worker in only]
-        return {"node": "n1", "partitions": [{"stream": k.stream, "partition": k.partition, "text": self._text} for k in keys]}
+        rows = [{"stream": k.stream, "partition": k.partition, "text": self._text} for k in keys]
+        return {"node": "n1", "partitions": rows, "failed_partitions": {}}
 
 
 async def test_node_status_with_many_partitions_returns_all_pages() -> None:

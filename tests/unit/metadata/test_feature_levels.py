@@ -16,7 +16,7 @@ from liftpy.core.metadata.describe import ClusterPages, describe
 from liftpy.core.metadata.feature_range import DEFAULT_LEVELS, NO_LEVEL, LevelRange, level_range_in
 from liftpy.core.metadata.features import (
     FEATURES,
-    SPOKEN,
+    SUPPORTED_LEVELS,
     UNSUPPORTED,
     Feature,
     check_level,
@@ -34,7 +34,7 @@ from liftpy.errors import IncompatibleVersionError, UnknownFormatError
 from tests.born import BOTH, TIMES, born_fsm, born_image
 from tests.born import NEXT as NEXT_FEATURE
 
-NOW, NEXT = SPOKEN.most, NEXT_FEATURE.level
+NOW, NEXT = SUPPORTED_LEVELS.most, NEXT_FEATURE.level
 USED = replace(
     NEXT_FEATURE,
     in_use=lambda image: sorted(image.streams),
@@ -283,9 +283,9 @@ def test_feature_range_contains_the_levels_between_its_minimum_and_maximum() -> 
     assert (str(LevelRange(1, 2)), str(LevelRange(2, 2))) == ("1 to 2", "2")
     assert [level in LevelRange(2, 3) for level in (1, 2, 3, 4)] == [False, True, True, False]
     assert refused_level(2, "x", LevelRange(1, 2)) == ""
-    assert [feature.level for feature in FEATURES] == list(range(SPOKEN.least, SPOKEN.most + 1))
-    assert DEFAULT_LEVELS.most < SPOKEN.least
-    check_level(ClusterImage(), SPOKEN)
+    assert [feature.level for feature in FEATURES] == list(range(SUPPORTED_LEVELS.least, SUPPORTED_LEVELS.most + 1))
+    assert DEFAULT_LEVELS.most < SUPPORTED_LEVELS.least
+    check_level(ClusterImage(), SUPPORTED_LEVELS)
 
 
 # ---- a group without a level ----------------------------------------------------------------------------------------------------

@@ -6,13 +6,13 @@ import operator
 
 import pytest
 
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import BOTH, NEXT
 from tests.replay.corpus import FOLDER, differences, digests_of, read_entries
 
 
-@pytest.mark.parametrize("level", range(SPOKEN.least, SPOKEN.most + 1))
+@pytest.mark.parametrize("level", range(SUPPORTED_LEVELS.least, SUPPORTED_LEVELS.most + 1))
 def test_recorded_entries_of_each_feature_level_give_the_recorded_digests(level: int) -> None:
     assert differences(level) == [], (
         "the same entries come to something else: that needs a new feature level (liftpy/core/metadata/features.py), and a branch on it"
@@ -21,8 +21,8 @@ def test_recorded_entries_of_each_feature_level_give_the_recorded_digests(level:
 
 def test_recorded_entries_of_two_equal_feature_levels_differ_only_in_the_level_number() -> None:
     history = next(read_entries())[:100]
-    now, later = (digests_of(history, level, BOTH) for level in (SPOKEN.most, NEXT.level))
-    assert now == digests_of(history, SPOKEN.most)
+    now, later = (digests_of(history, level, BOTH) for level in (SUPPORTED_LEVELS.most, NEXT.level))
+    assert now == digests_of(history, SUPPORTED_LEVELS.most)
     assert all(map(operator.ne, now, later)), "the image holds its level"
 
 

@@ -16,7 +16,7 @@ from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.describe import ClusterPages, describe
 from liftpy.core.metadata.election import ElectionTimers
 from liftpy.core.metadata.feature_range import NO_LEVEL
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.image_delta import diff, entry_between
 from liftpy.core.metadata.record_builder import Rules
@@ -29,7 +29,7 @@ from liftpy.errors import ConfigError
 from tests.born import TIMES as OWN
 
 START = 10_000 * MS
-LEVEL = SPOKEN.most
+LEVEL = SUPPORTED_LEVELS.most
 
 
 def new_group() -> Driver:

@@ -13,7 +13,7 @@ import pytest
 import sidecar.node.node
 from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.errors import ConfigError, LiftError
+from liftpy.errors import ConfigError, LiftError, NoSpaceError
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.metadata.identity import NodeFile, PreviousProcess
 from sidecar.node.node import Node
@@ -240,6 +240,23 @@ async def test_node_stop_for_a_repair_transfers_leadership_and_writes_no_clean_m
     assert await node.stop() == EXIT_TO_REPAIR
     assert {"drain", "leave"} <= set(world.told)
     assert not world.marker().clean_stop
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize(
+    ("fail", "code"),
+    [(lambda node: node.fatal(NoSpaceError("full")), 1), (lambda node: node.repair("s/0: damage"), 0)], ids=["fatal", "repair"],
+)  # fmt: skip
+async def test_node_stop_that_was_requested_ends_without_a_restart(
+    world: World, fail: Callable[[Any], None], code: int, is_late: bool
+) -> None:
+    node = await started(world)
+    if is_late:
+        world.during["logs closed"] = lambda: fail(node)
+    else:
+        fail(node)
+    node.request_stop(hand_over=True)
+    assert await node.stop() == code
 
 
 @pytest.mark.parametrize("when", ["group retire", "drain", "logs closed", "leave", "group stop"])

@@ -14,7 +14,7 @@ from liftpy.core.base.partition import Pause
 from liftpy.core.replication import events
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.replication.events import RefusalReason
-from sidecar.partition.executor import Tools
+from sidecar.partition.worker import METHODS, PartitionWorker
 from sidecar.runtime.timers import Timer, Timers
 
 KEY = PartitionKey("orders", "u1", 3)
@@ -62,15 +62,42 @@ def worker(**more: Any) -> Any:
                               folder=SimpleNamespace(delete_partition=told.append),
                               promises=SimpleNamespace(forget=told.append)),
         flusher=SimpleNamespace(stalls=False, alone=lambda work: told.append("settled") or work()),
-        executor=SimpleNamespace(storage_failed=False, log_failed=lambda error: told.append(error)),
+        storage_failed=False, log_failed=told.append,
     )  # fmt: skip
     made.__dict__.update(more)
     return made
 
 
-PARTS = tuple(
-    field.name
-    for field in dataclasses.fields(Tools)
-    if field.name not in {"key", "incarnation", "log", "counters", "feed", "high_watermark", "transfer_leadership", "leader"}
-)
-"""Names of what the executor hands effects to, beside the log."""
+_OWN_PARTS = (
+    "flusher", "ingest", "derived", "standby", "replay", "acks", "replication", "fetches", "reads", "services",
+)  # fmt: skip
+_NODE_PARTS = ("promises", "timers", "notifications", "fetch_combiner", "probes", "proposals")
+PARTS = (*_OWN_PARTS, *_NODE_PARTS)
+"""Names of what a worker hands effects to, beside the log."""
+
+
+def executing_worker(
+    fed: list[events.Event], parts: dict[str, Any], log: Any, repaired: list[str] | None = None
+) -> PartitionWorker:
+    """A worker that carries out effects. ``parts``: an object for each name in PARTS. ``fed``: gets the events for the replica."""
+    made = object.__new__(PartitionWorker)
+    node = {name: parts[name] for name in _NODE_PARTS} | {
+        "incarnation": 41,
+        "transfer_leadership": lambda key, leader_epoch, done: done(),
+        "repair": (repaired if repaired is not None else []).append,
+    }
+    vars(made).update(
+        {name: parts[name] for name in _OWN_PARTS},
+        key=KEY,
+        log=log,
+        state_fetcher=None,
+        counters=Counter(),
+        fetched=parts["fetches"].fetched,
+        state=SimpleNamespace(leader="n1", leader_epoch=1, epoch=2),
+        replica=SimpleNamespace(high_watermark=42),
+        _node=SimpleNamespace(**node),
+        _driver=SimpleNamespace(feed=fed.append),
+        _deadlines={},
+        _do=METHODS,
+    )
+    return made

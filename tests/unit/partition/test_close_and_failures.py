@@ -43,7 +43,7 @@ def promising() -> tuple[Any, list[Any], list[Any]]:
     made.persist_leader_epoch(do.PersistLeaderEpoch(leader_epoch=7))
     ((folder, epoch, tell),) = told
     assert (folder, epoch) == (KEY.folder, 7)
-    return SimpleNamespace(executor=made, tell=tell), calls, fed
+    return SimpleNamespace(worker=made, tell=tell), calls, fed
 
 
 def test_effect_executor_reports_a_stored_leader_epoch_to_log_and_replica() -> None:
@@ -56,7 +56,7 @@ def test_effect_executor_reports_a_stored_leader_epoch_to_log_and_replica() -> N
 def test_effect_executor_fails_the_replica_when_its_leader_epoch_cannot_be_stored() -> None:
     made, calls, fed = promising()
     made.tell(StorageError("broken"))
-    assert made.executor.storage_failed
+    assert made.worker.storage_failed
     assert [type(event) for event in fed] == [events.StorageFailed]
     assert not [call for call in calls if call[0] == "log.note_promise"]
 

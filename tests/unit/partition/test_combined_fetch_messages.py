@@ -96,7 +96,7 @@ class Side:
             self.bus.answer(reply, answer_of(to, frame, reply))
 
     def ended(self) -> dict[int, int | None]:
-        return {partition: event.heard_ns for _, partition, event in self.events if isinstance(event, ev.QuiescenceEnded)}
+        return {partition: event.last_answer_ns for _, partition, event in self.events if isinstance(event, ev.QuiescenceEnded)}
 
 
 def answer_of(leader: Side, frame: bytes, reply: str) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -15,9 +14,9 @@ from liftpy.core.log.log import RecheckResult
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.wire.batch import build_batch
-from sidecar.partition.executor import Executor, Tools
+from sidecar.partition.worker import PartitionWorker
 from tests.each import each
-from tests.unit.partition.shell_parts import KEY, PARTS, filled
+from tests.unit.partition.shell_parts import PARTS, executing_worker, filled
 
 
 class Recorded:
@@ -34,17 +33,13 @@ class Recorded:
         return call
 
 
-def executor(**replaced: Any) -> tuple[Executor, list[tuple[str, tuple[Any, ...], dict[str, Any]]], list[events.Event]]:
+def executor(**replaced: Any) -> tuple[PartitionWorker, list[tuple[str, tuple[Any, ...], dict[str, Any]]], list[events.Event]]:
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
     fed: list[events.Event] = []
     parts: dict[str, Any] = {name: Recorded(calls, name) for name in PARTS}
     parts["fetches"] = Recorded(calls, "fetches", fetched={})
-    parts["log"] = Recorded(calls, "log", log_end_offset=5, log_start_offset=0)
-    parts |= {
-        "key": KEY, "incarnation": 41, "counters": Counter(), "feed": fed.append, "high_watermark": lambda: 42,
-        "leader": lambda: ("n9", 43), "transfer_leadership": lambda key, leader_epoch, done: done(),
-    }  # fmt: skip
-    return Executor(Tools(**(parts | replaced))), calls, fed
+    log = Recorded(calls, "log", log_end_offset=5, log_start_offset=0)
+    return executing_worker(fed, parts | replaced, log), calls, fed
 
 
 def flat(value: Any) -> Iterator[Any]:
@@ -84,7 +79,7 @@ def test_effect_executor_appends_fetched_batches_only_up_to_the_given_offset(las
     from liftpy.core.wire.batch import split_batches
 
     batches = split_batches(data)
-    runner._t.fetches.fetched[1] = SimpleNamespace(buffer=memoryview(data), batches=batches)
+    runner.fetched[1] = SimpleNamespace(buffer=memoryview(data), batches=batches)
     runner.execute(do.AppendFetched(token=1, last_offset=last_offset, leader_high_watermark=6, leader_epoch=4))
     name, args, more = calls[0]
     assert name == "log.append_batches"
@@ -92,7 +87,7 @@ def test_effect_executor_appends_fetched_batches_only_up_to_the_given_offset(las
     assert len(args[0]) == sum(len(batch.view) for batch in batches[:taken])
     assert more == {"compacted": Horizon(7, 4)}, "all that the leader's compaction can have seen: up to HW, inclusive"
     assert calls[-1][0] == "flusher.appended"
-    assert runner._t.fetches.fetched == {}
+    assert runner.fetched == {}
 
 
 def test_effect_executor_role_change_discards_partial_batches() -> None:

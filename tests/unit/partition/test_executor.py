@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +14,10 @@ from liftpy.core.replication.effects import RejectReason
 from liftpy.core.replication.phases import RoleName
 from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageError
 from sidecar.partition.driver import RECENT_STEPS, ReplicaDriver, _StoryLimit
-from sidecar.partition.executor import Executor, Tools
+from sidecar.partition.worker import PartitionWorker
 from sidecar.runtime.timers import Timer
 from tests.each import each
-from tests.unit.partition.shell_parts import PARTS
+from tests.unit.partition.shell_parts import PARTS, executing_worker
 
 KEY = PartitionKey("s", "u", 0)
 
@@ -42,21 +41,19 @@ class Anything:
         return call
 
 
-def executor(fails: dict[str, Exception] | None = None) -> tuple[Executor, list[str], list[events.Event]]:
+def executor(
+    fails: dict[str, Exception] | None = None, repaired: list[str] | None = None
+) -> tuple[PartitionWorker, list[str], list[events.Event]]:
     calls: list[str] = []
     fed: list[events.Event] = []
     parts: dict[str, Any] = {name: Anything(calls, name) for name in PARTS}
-    tools = Tools(
-        key=KEY, incarnation=1, log=Anything(calls, "log", fails), counters=Counter(), feed=fed.append,  # type: ignore[arg-type]
-        transfer_leadership=lambda key, leader_epoch, done: done(), high_watermark=lambda: 3, leader=lambda: ("n1", 1, 2), **parts,
-    )  # fmt: skip
-    return Executor(tools), calls, fed
+    return executing_worker(fed, parts, Anything(calls, "log", fails), repaired), calls, fed
 
 
 def test_effect_executor_rejection_contains_the_leader_and_its_epochs() -> None:
     runner, _, _ = executor()
     said: list[tuple[Any, ...]] = []
-    runner._t.ingest.reject = lambda *told: said.append(told)  # type: ignore[method-assign]
+    runner.ingest.reject = lambda *told: said.append(told)  # type: ignore[method-assign]
     runner.execute(do.RejectPublishes(token=7, reason=RejectReason.NOT_LEADER))
     assert said == [(7, RejectReason.NOT_LEADER, "n1", 1, 2)]
 
@@ -195,13 +192,20 @@ def test_replica_driver_on_a_node_with_many_partitions_stores_fewer_past_steps(m
 
 
 def test_effect_executor_reports_only_the_first_storage_error() -> None:
-    runner, _, fed = executor({"append": NoSpaceError("full")})
-    told: list[StorageError] = []
-    runner.on_failure = told.append
+    repaired: list[str] = []
+    runner, _, fed = executor({"append": StorageError("broken")}, repaired)
+    runner.execute(do.AppendBatch(token=7, base_offset=5, leader_epoch=1, timestamp_ns=0))
+    runner.log_failed(LogClosedError("The log is closed: broken. The node opens it again, or reports the storage error."), 8)
+    assert repaired == ["orders/3: broken"]
+    assert [(event.no_space, event.token) for event in fed] == [(False, 7), (False, 8)]  # type: ignore[union-attr]
+
+
+def test_effect_executor_with_a_full_disk_reports_it_for_later_publishes_and_does_not_restart_the_node() -> None:
+    repaired: list[str] = []
+    runner, _, fed = executor({"append": NoSpaceError("full")}, repaired)
     runner.execute(do.AppendBatch(token=7, base_offset=5, leader_epoch=1, timestamp_ns=0))
     runner.log_failed(LogClosedError("The log is closed: full. The node opens it again, or reports the storage error."), 8)
-    assert [str(error) for error in told] == ["full"]
-    assert runner.no_space
+    assert (repaired, runner.no_space) == ([], True)
     assert [(event.no_space, event.token) for event in fed] == [(True, 7), (True, 8)]  # type: ignore[union-attr]
 
 
@@ -221,7 +225,7 @@ class RecordingTimers:
 def test_effect_executor_sets_moves_and_cancels_timers_for_deadlines() -> None:
     runner, _, fed = executor()
     kept = RecordingTimers()
-    runner._t.timers = kept  # type: ignore[assignment]
+    runner._node.timers = kept  # type: ignore[misc, assignment]
     fetch, request = events.Deadline.FETCH, events.Deadline.REQUEST
     runner.execute(do.SetDeadline(kind=fetch, at_ns=None))
     assert kept.at_ns == {}
@@ -233,21 +237,18 @@ def test_effect_executor_sets_moves_and_cancels_timers_for_deadlines() -> None:
     assert fed == [events.DeadlineReached(kind=fetch), events.DeadlineReached(kind=request)]
     runner.execute(do.SetDeadline(kind=fetch, at_ns=None))
     assert list(kept.at_ns.values()) == [None, 6]
-    runner.execute(do.SetDeadline(kind=fetch, at_ns=8))
-    runner.close()
-    assert list(kept.at_ns.values()) == [None, None]
 
 
 def test_effect_executor_does_not_report_a_leader_epoch_after_the_close() -> None:
     runner, calls, fed = executor()
     answers: list[Any] = []
-    runner._t.promises.store = lambda folder, leader_epoch, stored: answers.append(stored)  # type: ignore[method-assign]
+    runner._node.promises.store = lambda folder, leader_epoch, stored: answers.append(stored)  # type: ignore[method-assign]
     for _ in range(2):
         runner.execute(do.PersistLeaderEpoch(leader_epoch=4))
-    runner.close()
+    runner.has_ended = True
     for answer, error in zip(answers, (None, StorageError("late")), strict=True):
         answer(error)
-    assert (calls, fed, runner.storage_failed) == (["replay.close"], [], False)
+    assert (calls, fed, runner.storage_failed) == ([], [], False)
 
 
 _LOOK, _RETRY = do.SetDeadline(kind=events.Deadline.LAG, at_ns=1), do.ConfirmQuiescence(token=1)

@@ -38,7 +38,7 @@ class FakeWorker:
         self.high_watermark = 0
         self.config = StreamConfig(retention_bytes=1, compaction=True)
         self.set_aside: tuple[str, ...] = ("old",)
-        self.executor = SimpleNamespace(no_space=False)
+        self.no_space = False
         self.states = SimpleNamespace(checkpoint=lambda: self.done.append("checkpoint"))
         self.flusher = SimpleNamespace(stalls=False, alone=lambda work: self.done.append("settle") or work())
         self.compaction: Any = SimpleNamespace(run=lambda: self.done.append("run"))
@@ -238,7 +238,7 @@ def test_housekeeping_restarts_partitions_stopped_by_a_full_disk_when_space_is_f
     now = [1000.0]
     only_in(monkeypatch, housekeeping, "time", monotonic=lambda: now[0])
     monkeypatch.setattr(housekeeping.shutil, "disk_usage", lambda _: SimpleNamespace(total=total, free=free))
-    workers: Any = [SimpleNamespace(key="orders/0", executor=SimpleNamespace(no_space=no_space))]
+    workers: Any = [SimpleNamespace(key="orders/0", no_space=no_space)]
     reasons: list[str] = []
     keeping = Housekeeping(workers, 1.0, tmp_path, reasons.append)
     now[0] += uptime_s

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from liftpy.core.log.epoch_promises import PromiseJournal
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.errors import StorageError
-from sidecar.partition.promises import Promises, Told
+from sidecar.partition.promises import OnStored, Promises
 from tests.until import until
 
 
@@ -32,7 +32,7 @@ class Bench:
             if self.refuses:
                 raise StorageError("simulated")
 
-    def tells(self, key: str) -> Told:
+    def tells(self, key: str) -> OnStored:
         return lambda error: self.told.append((key, error))
 
     def on_disk(self) -> Callable[[str], int]:

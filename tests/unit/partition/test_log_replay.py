@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 from liftpy.config import NS_PER_S, StreamConfig
 from liftpy.core.log.log import Log
@@ -30,7 +32,11 @@ class Bench:
         self.fed: list[events.Event] = []
         self.failed: list[StorageError] = []
         self.done: list[str] = []
-        self.replay = LogReplay(self.derived, self.fed.append, self.failed.append)
+        self.replay = self.replay_of(self.derived)
+
+    def replay_of(self, derived: LogState) -> LogReplay:
+        partition: Any = SimpleNamespace(derived=derived, feed=self.fed.append, log_failed=self.failed.append)
+        return LogReplay(partition)
 
     def says(self, what: str) -> Callable[[], None]:
         return lambda: self.done.append(what)
@@ -85,7 +91,7 @@ async def test_log_replay_reads_backward_until_the_subject_index_is_complete() -
     for fails in (False, True):
         derived = LogState(bench.log, 0, 1 << 20, lambda: 0, subject="s.>", partition_subject_index_bytes=1 << 20)
         derived.first_read_bytes = 0
-        replay = LogReplay(derived, bench.fed.append, bench.failed.append)
+        replay = bench.replay_of(derived)
         while not derived.replay():
             pass
         assert derived.last_of("s.0") is None
@@ -98,7 +104,7 @@ async def test_log_replay_reads_backward_until_the_subject_index_is_complete() -
             assert derived.last_of("s.0") == 0
         replay.close()
     gone = LogState(bench.log, 0, 1 << 20, lambda: 0, subject="s.>", partition_subject_index_bytes=1 << 20)
-    replay = LogReplay(gone, bench.fed.append, bench.failed.append)
+    replay = bench.replay_of(gone)
     replay.close()
     gone.on_lacking()
     gone.on_lacking()
@@ -116,7 +122,7 @@ async def test_log_replay_of_a_follower_continues_in_the_background_with_fetched
     for batch in batches[:7]:
         bench.log.append(batch)
     derived = LogState(bench.log, 1 << 40, 1 << 20, lambda: 0)
-    replay = LogReplay(derived, bench.fed.append, bench.failed.append)
+    replay = bench.replay_of(derived)
     for batch in batches[7:]:
         bench.log.append(batch)
         derived.fetched([parse_batch(batch)])

@@ -29,10 +29,9 @@ from liftpy.errors import InvariantError, NoSpaceError, StorageError
 from sidecar.partition import driver as driver_module
 from sidecar.partition.deletions import Deletions
 from sidecar.partition.driver import ReplicaDriver
-from sidecar.partition.executor import Executor, Tools
 from sidecar.partition.promises import Promises
 from sidecar.partition.replication import AnswerRouter, FetchClient
-from tests.unit.partition.shell_parts import PARTS
+from tests.unit.partition.shell_parts import PARTS, executing_worker
 from tests.unit.partition.test_partition_opening import Group, SlowWorker, Worker
 from tests.unit.partition.test_scrub import flip, partition, scrub_of
 from tests.until import until
@@ -149,36 +148,22 @@ class FullLog:
 )
 def test_effect_executor_reports_a_failed_log_change_and_skips_the_rest_of_the_effect(effect: Any, error: StorageError) -> None:
     fed: list[Any] = []
-    failed: list[StorageError] = []
+    repaired: list[str] = []
     calls: list[str] = []
     flusher = SimpleNamespace(appended=lambda: calls.append("appended"), alone=lambda work: calls.append("settled") or work())
     fetched = {4: SimpleNamespace(buffer=memoryview(b""), batches=[])}
     tools: dict[str, Any] = dict.fromkeys(PARTS)
-    tools |= {
-        "key": KEY,
-        "incarnation": 1,
-        "log": FullLog(error),
-        "flusher": flusher,
-        "fetches": SimpleNamespace(fetched=fetched),
-    }
-    tools |= {
-        "counters": Counter(),
-        "feed": fed.append,
-        "high_watermark": int,
-        "leader": tuple,
-        "transfer_leadership": None,
-    }
-    executor = Executor(Tools(**tools))
-    executor.on_failure = failed.append
+    tools |= {"flusher": flusher, "fetches": SimpleNamespace(fetched=fetched)}
+    executor = executing_worker(fed, tools, FullLog(error), repaired)
     for _ in range(2):
         fetched[4] = SimpleNamespace(buffer=memoryview(b""), batches=[])
         executor.execute(effect)
     full = isinstance(error, NoSpaceError)
     assert fed == [events.StorageFailed(reason=str(error), no_space=full)] * 2
-    assert failed == [error], "the owner is told once"
+    assert repaired == ([] if full else [f"{KEY}: {error}"]), "the node is restarted once"
     assert (executor.storage_failed, executor.no_space) == (True, full)
     assert "appended" not in calls, "nothing is flushed that is not there"
-    assert tools["counters"] == {"storage_failure": 1}
+    assert executor.counters == {"storage_failure": 1}
 
 
 # ---- promises ----------------------------------------------------------------------------------------------

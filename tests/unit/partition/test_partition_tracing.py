@@ -14,12 +14,10 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.observe.trace_context import SpanTree, TraceContext, traceparent
 from liftpy.core.observe.tracing import SWITCHED, NodeTraces, PartitionTraces
 from liftpy.core.replication import effects as do
-from liftpy.core.replication.effects import Acts, acts_of
 from liftpy.core.replication.events import FetchReceived, LogFlushed, StopRequested
 from liftpy.core.replication.phases import LeaderPhase, RoleName
 from liftpy.core.wire.batch import build_batch
-from sidecar.partition.executor import TracedReplica, trace
-from sidecar.partition.worker import PartitionWorker
+from sidecar.partition.worker import METHODS, TRACED_METHODS, PartitionWorker, TracedReplica
 
 SENDER = TraceContext(7, 8, 1)
 BATCH = build_batch([b"a", b"b"], headers=[[("traceparent", traceparent(SENDER))], None])
@@ -27,17 +25,17 @@ LATER_NS = 3_000_000_000
 
 
 class Executing:
-    """An executor whose effects are counted."""
+    """A worker whose effects are counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, traces: PartitionTraces) -> None:
+        self.traces = traces
         self.done: Counter[str] = Counter()
         self.batch = BATCH
         self.acks = SimpleNamespace(count=3)
         self.log = SimpleNamespace(log_end_offset=10, flushed_end_offset=10)
-        self.acts: Acts = {}
 
-    def act_by(self, acts: Acts) -> None:
-        self.acts = acts
+    def followers(self) -> frozenset[str]:
+        return frozenset(("n2",))
 
     def append(self, effect: do.AppendBatch) -> bytes:
         self.done["append"] += 1
@@ -66,37 +64,29 @@ class Partition:
         self.stepped: list[Any] = []
         self.node = NodeTraces("n1", self.trees.append, lambda: self.now_ns, lambda: self.now_ns)
         self.traces = PartitionTraces(self.node, "orders", 3)
-        self.executing = Executing()
-        self.executor: Any = self.executing
-        self.log: Any = self.executing.log
-        self.acks: Any = self.executing.acks
+        self.executing = Executing(self.traces)
         self.replica: Any = SimpleNamespace(step=self.step)
-        self.driver: Any = SimpleNamespace(replica=None)
+        self.traced = TracedReplica(self.replica, self.traces)
 
     def step(self, event: Any, now_ns: int) -> list[Any]:
         self.stepped.append((event, now_ns))
         return ["an effect"]
 
-    def followers(self) -> frozenset[str]:
-        return frozenset(("n2",))
-
     def do(self, effect: Any) -> None:
-        self.executing.acts[type(effect)](effect)
+        TRACED_METHODS[type(effect)](self.executing, effect)
 
 
 @pytest.fixture
 def partition() -> Partition:
-    made = Partition()
-    trace(made, made.driver, made.traces)
-    return made
+    return Partition()
 
 
-def append(base_offset: int = 10) -> Any:
-    return SimpleNamespace(base_offset=base_offset, leader_epoch=4, timestamp_ns=1)
+def append(base_offset: int = 10) -> do.AppendBatch:
+    return do.AppendBatch(token=1, base_offset=base_offset, leader_epoch=4, timestamp_ns=1)
 
 
 def test_tracing_of_a_batch_creates_spans_from_append_to_ack(partition: Partition) -> None:
-    partition.executing.acts[do.AppendBatch](append())
+    partition.do(append())
     for at_ns, event in (
         (1100, LogFlushed(end_offset=12)),
         (
@@ -115,7 +105,7 @@ def test_tracing_of_a_batch_creates_spans_from_append_to_ack(partition: Partitio
         ),
     ):
         partition.now_ns = at_ns
-        assert partition.driver.replica.step(event, at_ns) == ["an effect"]
+        assert partition.traced.step(event, at_ns) == ["an effect"]
     partition.now_ns = 1300
     partition.do(do.RaiseHighWatermark(high_watermark=11))
     assert not partition.trees
@@ -132,8 +122,8 @@ def test_tracing_of_a_batch_creates_spans_from_append_to_ack(partition: Partitio
 
 
 def test_tracing_of_acks_without_a_waiting_publisher_creates_no_span(partition: Partition) -> None:
-    partition.executing.acts[do.AppendBatch](append())
-    partition.driver.replica.step(LogFlushed(end_offset=12), 1)
+    partition.do(append())
+    partition.traced.step(LogFlushed(end_offset=12), 1)
     partition.do(do.RaiseHighWatermark(high_watermark=11))
     partition.executing.send_acks = lambda effect: None  # type: ignore[method-assign]
     partition.do(do.SendAcks(policy=AckPolicy.LEADER, through_offset=11, leader_epoch=4))
@@ -144,12 +134,12 @@ def test_tracing_of_acks_without_a_waiting_publisher_creates_no_span(partition: 
 
 def test_tracing_of_a_failed_log_starts_no_batch_span(partition: Partition) -> None:
     partition.executing.batch = b""
-    partition.executing.acts[do.AppendBatch](append())
+    partition.do(append())
     assert not partition.traces.follows
 
 
 def test_tracing_of_a_leadership_end_and_an_election_creates_spans(partition: Partition) -> None:
-    partition.executing.acts[do.AppendBatch](append())
+    partition.do(append())
     partition.do(do.DropPendingAcks())
     (tree,) = partition.trees
     assert tree.root.error
@@ -161,26 +151,23 @@ def test_tracing_of_a_leadership_end_and_an_election_creates_spans(partition: Pa
     assert partition.executing.done == {"append": 1, "drop_pending_acks": 1, "role_changed": 2}
 
 
-def test_tracing_that_is_off_does_not_wrap_replica_and_effect_executor(partition: Partition) -> None:
-    trace(partition, partition.driver, None)
-    assert partition.driver.replica is partition.replica
-    assert partition.executing.acts == {}
-    stepped = TracedReplica(partition.replica, partition.traces).step(StopRequested(), 7)
+def test_tracing_passes_other_events_to_the_replica(partition: Partition) -> None:
+    stepped = partition.traced.step(StopRequested(), 7)
     assert (stepped, partition.stepped) == (["an effect"], [(StopRequested(), 7)])
 
 
 def test_tracing_switched_at_runtime_ends_open_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     partition, told = Partition(), list[Any]()
     worker: Any = PartitionWorker.__new__(PartitionWorker)
-    worker.key, worker._traces, worker._driver = PartitionKey("orders", "u1", 3), None, partition.driver
-    worker.executor, worker.replica, worker.log, worker.acks = partition.executor, partition.replica, None, None
-    answers: list[PartitionTraces | None] = [None, partition.traces, None]
-    worker._node = SimpleNamespace(tracing=SimpleNamespace(of=lambda key: answers.pop(0)))
+    driver, answers = SimpleNamespace(replica=None), [None, partition.traces, None]
+    node = SimpleNamespace(tracing=SimpleNamespace(of=lambda key: answers.pop(0)))
+    vars(worker).update(key=PartitionKey("orders", "u1", 3), replica=partition.replica, _driver=driver, _node=node)
     monkeypatch.setattr(partition.traces, "end_all", told.append)
     worker.trace()
-    assert partition.driver.replica is None, "untraced, nothing is touched"
+    assert (driver.replica, vars(worker)["_do"]) == (partition.replica, METHODS)
     worker.trace()
-    assert (worker._traces, told, len(partition.executing.acts)) == (partition.traces, [], 5)
+    assert (worker.traces, told, vars(worker)["_do"]) == (partition.traces, [], TRACED_METHODS)
+    assert isinstance(driver.replica, TracedReplica)
     worker.trace()
-    assert (worker._traces, told, partition.executing.acts) == (None, [SWITCHED], {})
-    assert set(acts_of(partition.executor)) >= {do.AppendBatch, do.SendAcks}
+    assert (told, vars(worker)["_do"]) == ([SWITCHED], METHODS)
+    assert driver.replica is partition.replica

@@ -29,7 +29,8 @@ def test_partition_that_reads_damage_writes_a_checkpoint_before_its_replica_fail
     broken = worker(
         log=SimpleNamespace(checkpoint=lambda: order.append("checkpoint")),
         flusher=SimpleNamespace(alone=lambda work: order.append("settle") or work()),
-        executor=SimpleNamespace(storage_failed=already, log_failed=lambda error: order.append("failed")),
+        storage_failed=already,
+        log_failed=lambda error: order.append("failed"),
     )
     PartitionWorker._restart_for_repair(broken, CorruptionError("a flip"))
     assert order == ([] if already else ["settle", "checkpoint", "failed"])
@@ -137,11 +138,9 @@ def test_partition_worker_with_a_log_closed_by_another_component_reports_one_fai
 
     def failed(error: Exception) -> None:
         failures.append(error)
-        worker.executor.storage_failed = True
+        worker.storage_failed = True
 
-    worker: Any = SimpleNamespace(
-        log=SimpleNamespace(closed=""), executor=SimpleNamespace(storage_failed=False, log_failed=failed)
-    )
+    worker: Any = SimpleNamespace(log=SimpleNamespace(closed=""), storage_failed=False, log_failed=failed)
     error = StorageError("compaction failed")
     PartitionWorker.log_was_closed(worker, error)
     assert not failures

@@ -32,7 +32,7 @@ class RecordingWorker:
         self.ends: list[bool] = []
         self.leader_epoch, self.asked = 4, []
         self.is_in_sync = True
-        self.executor = SimpleNamespace(storage_failed=False)
+        self.storage_failed = False
         self.ingest = SimpleNamespace(
             leave=lambda: self.asked.append("leave"), resubscribe=lambda: self.asked.append("back"), idle=True
         )

@@ -135,4 +135,4 @@ def test_log_limiter_writes_a_bounded_number_of_lines_per_second_and_counts_the_
         chatter.info(logger, "line %d", 10)
     said = [record.getMessage() for record in caplog.records]
     assert said == ["line 0", "line 1", "line 2", "log lines about partitions suppressed count=7", "line 10"]
-    assert chatter.left_out_count == 7
+    assert chatter.suppressed_count == 7

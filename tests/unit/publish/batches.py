@@ -9,13 +9,14 @@ from liftpy.config import AckPolicy, Codec, ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
+from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication.effects import AppendBatch
 from liftpy.core.replication.events import DuplicateReceived, PublishesReceived
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import RecordBatch, parse_batch
 from liftpy.core.wire.subjects import InboxRule
-from tests.unit.publish.unlogged import derived_state
+from tests.unit.publish.unlogged import FakeReplica, derived_state
 
 _Ack = client_pb2.Ack
 
@@ -26,13 +27,21 @@ class Bench:
     max_payload = 1 << 20
 
     def __init__(
-        self, policy: AckPolicy = AckPolicy.ALL, codec: Codec = Codec.NONE, *, takes: bool = True, partition: int = 1
+        self,
+        policy: AckPolicy = AckPolicy.ALL,
+        codec: Codec = Codec.NONE,
+        *,
+        takes: bool = True,
+        partition: int = 1,
+        memory: MemoryBudget | None = None,
     ) -> None:
         self.batches: list[RecordBatch] = []
         self.events: list[PublishesReceived] = []
         self.repeated: list[DuplicateReceived] = []
         self.lines: list[bytes] = []
         self.acks = PendingAcks(self, PartitionKey("s", "u1", partition), f"ev.{partition}")
+        self.replica = FakeReplica(is_busy=not takes)
+        log_and_replica: Any = {"log": self, "replica": self.replica}
         self.ingest = Ingest(
             shell=self,  # type: ignore[arg-type]
             subject=f"ev.{partition}",
@@ -42,17 +51,19 @@ class Bench:
             inboxes=InboxRule(("_INBOX.",)),
             acks=self.acks,
             feed=self.append,
-            wall_ns=lambda: 77,
-            log_end_offset=lambda: self.end,
-            may_refuse=lambda: True,
             derived=derived_state(),
-            takes=lambda: takes,
+            now_ns=lambda: 0,
+            wall_ns=lambda: 77,
+            memory=memory,
+            **log_and_replica,
         )
         self.ingest.start()
 
     @property
-    def end(self) -> int:
+    def log_end_offset(self) -> int:
         return self.batches[-1].next_offset if self.batches else 0
+
+    end = log_end_offset
 
     def listen(self, subject: str, sink: Any, given_up: Any = None, refuser: Any = None) -> Any:
         return None

@@ -18,7 +18,7 @@ from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record, parse_batch
 from liftpy.core.wire.subjects import InboxRule
-from tests.unit.publish.unlogged import derived_state
+from tests.unit.publish.unlogged import FakeReplica, derived_state
 
 _Ack = client_pb2.Ack
 Header = client_pb2.Header
@@ -34,13 +34,16 @@ class Bench:
         self.acks = PendingAcks(self, PartitionKey("s", "u1", 1), "ev.1")  # type: ignore[arg-type]
         self.ingest = Ingest(
             shell=self, subject="ev.1", config=ReplicationConfig(), policy=policy, codec=Codec.NONE,  # type: ignore[arg-type]
-            inboxes=InboxRule(("_INBOX.",)), acks=self.acks, feed=self.append, wall_ns=time.time_ns,
-            log_end_offset=lambda: len(self.records), may_refuse=lambda: may_refuse,
-            derived=derived_state(),
+            inboxes=InboxRule(("_INBOX.",)), acks=self.acks, replica=FakeReplica(may_refuse), feed=self.append,  # type: ignore[arg-type]
+            log=self, derived=derived_state(), now_ns=time.monotonic_ns, wall_ns=time.time_ns,  # type: ignore[arg-type]
         )  # fmt: skip
         self.ingest.start()
 
     max_payload = 1 << 20
+
+    @property
+    def log_end_offset(self) -> int:
+        return len(self.records)
 
     def listen(self, subject: str, sink: Any, given_up: Any = None, refuser: Any = None) -> Any:
         self.sink = sink

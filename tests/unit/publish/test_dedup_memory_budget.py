@@ -24,6 +24,7 @@ from liftpy.core.publish.producer_state import (
 )
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire.batch import build_batch, parse_batch
+from tests.unit.publish.unlogged import empty_log
 
 WINDOW = 120
 COLUMNS = parse_batch(build_batch([b"v"])).columns
@@ -100,8 +101,8 @@ def test_node_with_full_dedup_memory_evicts_message_ids_of_the_partition_that_gr
         take(other, offset, message_id=an_id(offset))
         other.committed(offset)
         assert node.size_bytes <= node.bound_bytes
-    assert (len(one), one.forgotten, one.is_whole) == (6, 0, True)
-    assert (len(other), other.forgotten, other.is_whole) == (4, 5, False)
+    assert (len(one), one.evicted_count, one.is_whole) == (6, 0, True)
+    assert (len(other), other.evicted_count, other.is_whole) == (4, 5, False)
     assert other.find(an_id(8), 1000) == StoredId(8, 8)
     one.begin(None)
     assert node.size_bytes == other.size_bytes == 4 * ONE
@@ -138,7 +139,7 @@ def test_dedup_window_that_evicts_only_expired_ids_stays_complete() -> None:
     made.committed(1)
     assert len(made) == 1
     take(made, 2, message_id=b"b", time=1000 + WINDOW)
-    assert (len(made), made.forgotten, made.is_whole) == (1, 1, True)
+    assert (len(made), made.evicted_count, made.is_whole) == (1, 1, True)
 
 
 def test_dedup_window_of_an_idle_log_expires_ids_by_the_wall_clock() -> None:
@@ -152,7 +153,7 @@ def test_dedup_window_of_an_idle_log_expires_ids_by_the_wall_clock() -> None:
     now[0] += WINDOW
     assert made.lacks([an_id(9)], 999 + WINDOW)
     assert made.lacks([an_id(9)], 1000 + WINDOW) == ""
-    assert (len(made), made.forgotten, made.is_whole) == (0, 0, True)
+    assert (len(made), made.evicted_count, made.is_whole) == (0, 0, True)
     made.reserve_ids([an_id(n) for n in range(30)])
     assert made.lacks([], 5000), "what is in hand counts"
     made.release_ids([an_id(n) for n in range(30)])
@@ -201,7 +202,7 @@ def test_producer_evicted_for_memory_is_rejected_as_unknown_until_its_expiry() -
         take(producers, offset, producer=producer, time=1000 + offset)
         producers.committed(offset)
         assert node.size_bytes <= node.bound_bytes
-    assert (producers.state_of(1), len(producers), producers.forgotten, producers.is_whole) == (None, 2, 1, False)
+    assert (producers.state_of(1), len(producers), producers.evicted_count, producers.is_whole) == (None, 2, 1, False)
     assert not producers.can_be_whole
     node.bound_bytes = 1 << 20
     assert producers.can_be_whole, "its log would tell"
@@ -229,7 +230,7 @@ def test_producer_state_without_expiry_is_incomplete_after_an_eviction_until_reb
 # ---- subjects ----------------------------------------------------------------------------------------------------------------
 def test_subject_index_over_the_node_memory_limit_is_dropped_until_memory_is_free() -> None:
     node = NodeStateMemory(20_000)
-    subjects, neighbour = LastPerSubject(False, 1 << 20, lambda: 0, node=node), Share(node, "ids")
+    subjects, neighbour = LastPerSubject(False, 1 << 20, empty_log(), node=node), Share(node, "ids")
     subjects.want(0)
     neighbour.hold(15_000)
     for offset in range(100):

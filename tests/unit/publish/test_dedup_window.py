@@ -162,14 +162,14 @@ def test_dedup_window_above_its_memory_limit_drops_and_counts_the_oldest_ids() -
         made.committed(offset - 1)
         assert made.size_bytes <= 4096
     assert 5 < len(made) < 20
-    assert made.forgotten == 100 - len(made)
+    assert made.evicted_count == 100 - len(made)
     assert made.find(b"%030d" % 99, 0) == StoredId(99, 99)
     assert made.find(b"%030d" % 0, 0) is None
     tail = ids(room=4096)
     for offset in range(100):
         take(tail, offset, offset, 5, {offset: b"%030d" % offset})
     assert tail.size_bytes <= 4096
-    assert tail.forgotten == 100 - len(tail) > 0
+    assert tail.evicted_count == 100 - len(tail) > 0
     tail.committed(99)
     assert tail.find(b"%030d" % 99, 0) == StoredId(99, 99)
 

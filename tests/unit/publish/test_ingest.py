@@ -14,6 +14,7 @@ from liftpy.config import AckPolicy, Codec, ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
+from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication.effects import AppendBatch, RejectReason
 from liftpy.core.replication.events import PublishesReceived
 from liftpy.core.wire import frames
@@ -22,7 +23,7 @@ from liftpy.core.wire.batch import parse_batch
 from liftpy.core.wire.subjects import InboxRule
 from sidecar.transport.dropped_publishes import Drops
 from tests.each import each
-from tests.unit.publish.unlogged import derived_state
+from tests.unit.publish.unlogged import FakeReplica, derived_state
 
 INBOXES = InboxRule(("_INBOX.",))
 
@@ -68,8 +69,6 @@ class FakeBus:
 class Bench:
     """An Ingest whose replica appends everything at once."""
 
-    may_leave = False
-
     def __init__(self, may_refuse: bool = True, append: bool = True, **config: Any) -> None:
         self.bus: Any = FakeBus()
         self.acks = PendingAcks(self.bus, PartitionKey("s", "u1", 0), "ev")
@@ -78,12 +77,18 @@ class Bench:
         self.append = append
         self.tokens: list[int] = []
         self.derived = derived_state()
+        self.replica = FakeReplica(may_refuse)
+        self.memory = MemoryBudget()
         self.ingest = Ingest(
             shell=self.bus, subject="ev", config=ReplicationConfig(**config), policy=AckPolicy.ALL, codec=Codec.NONE, inboxes=INBOXES,
-            acks=self.acks, feed=self.feed, wall_ns=time.time_ns, log_end_offset=lambda: self.end, may_refuse=lambda: may_refuse,
-            derived=self.derived, may_leave=lambda: self.may_leave,
+            acks=self.acks, replica=self.replica, feed=self.feed, log=self, derived=self.derived,  # type: ignore[arg-type]
+            now_ns=time.monotonic_ns, wall_ns=time.time_ns, memory=self.memory,
         )  # fmt: skip
         self.ingest.start()
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.end
 
     def feed(self, event: PublishesReceived) -> None:
         self.tokens.append(event.token)
@@ -125,12 +130,12 @@ async def test_ingest_is_subscribed_only_after_the_server_confirms_its_current_s
     bench.ingest._shell = bench.bus = FakeBus()
     bench.ingest.start()
     first()
-    assert not bench.ingest.heard, "that was the subscription before"
+    assert not bench.ingest.is_subscribed, "that was the subscription before"
     bench.bus.unheard[0]()
-    assert bench.ingest.heard
+    assert bench.ingest.is_subscribed
     bench.ingest.leave()
     bench.ingest.resubscribe()
-    assert not bench.ingest.heard
+    assert not bench.ingest.is_subscribed
 
 
 async def test_ingest_that_unsubscribes_is_idle_after_acks_of_messages_in_flight() -> None:
@@ -403,7 +408,7 @@ class Holding(Bench):
     def __init__(self, **config: Any) -> None:
         super().__init__(append=False, **config)
         self.events: list[PublishesReceived] = []
-        self.ingest._takes = lambda: False
+        self.replica.is_busy = True
         self.ingest._feed = self.events.append
         self.drops: list[tuple[str, int]] = []
         self.ingest.counters.on_drop = lambda reason, count: self.drops.append((reason, count))

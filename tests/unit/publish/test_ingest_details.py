@@ -121,7 +121,7 @@ async def test_ingest_accepts_as_many_unacked_publishers_as_its_limit() -> None:
 
 async def test_ingest_append_event_has_record_counts_and_conditional_flag_of_the_batch() -> None:
     bench = Holding()
-    bench.ingest._takes = lambda: True
+    bench.replica.is_busy = False
     bench.ingest.wall_ns = lambda: 77
     bench.publish(b"a")
     bench.publish(b"b", b"_INBOX.b")
@@ -143,7 +143,7 @@ async def test_ingest_append_event_has_record_counts_and_conditional_flag_of_the
 
 async def test_ingest_rejections_are_counted_by_reason_and_reply() -> None:
     bench = Holding()
-    bench.ingest._takes = lambda: True
+    bench.replica.is_busy = False
     for _ in range(2):
         for reply in (b"", b"_INBOX.a", b""):
             bench.publish(b"x", reply)
@@ -160,7 +160,7 @@ async def test_ingest_rejections_are_counted_by_reason_and_reply() -> None:
 
 async def test_ingest_batch_dropped_as_overloaded_counts_each_of_its_records() -> None:
     bench = Holding()
-    bench.ingest._takes = lambda: True
+    bench.replica.is_busy = False
     for reply in (b"", b"_INBOX.a"):
         bench.publish(b"x", reply)
     await turn()

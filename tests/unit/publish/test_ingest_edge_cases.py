@@ -9,7 +9,7 @@ import pytest
 
 from liftpy.config import AckPolicy, Codec
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.publish.memory_budget import MemoryBudget, NodePublishMemory, PartitionMemoryBudget
+from liftpy.core.publish.memory_budget import NodePublishMemory
 from liftpy.core.publish.message_decoder import InvalidBatchError, MessageDecoder, body_to_store
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
@@ -195,8 +195,8 @@ async def test_ingest_rejection_counts_publishes_with_and_without_reply_separate
 
 async def test_publish_above_the_node_memory_limit_is_rejected_or_dropped_if_it_has_no_reply() -> None:
     bench = Bench()
-    node = MemoryBudget(1000)
-    bench.ingest._may = bench.ingest._may._replace(room=PartitionMemoryBudget(node, 64 << 20, lambda: 0))
+    node = bench.memory
+    node.limit_bytes = 1000
     bench.publish(b"taken", b"_INBOX.a")
     await turn()
     node.update(NodePublishMemory(uncommitted=1000))

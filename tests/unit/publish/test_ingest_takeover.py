@@ -57,7 +57,7 @@ async def test_ingest_takeover_stores_buffered_messages_before_new_ones() -> Non
     hearing.sink(b"ev", b"", b"c", b"")  # type: ignore[misc]
     await turn()
     assert leader.counts() == [3]
-    assert (leader.bus.listened, leader.ingest.heard, leader.ingest.open) == (0, True, True)
+    assert (leader.bus.listened, leader.ingest.is_subscribed, leader.ingest.open) == (0, True, True)
     assert [inbox for inbox, _ in leader.answers(2)] == ["_INBOX.b"]
 
 
@@ -86,7 +86,7 @@ async def test_ingest_takeover_without_the_standby_connection_subscribes_on_the_
     hearing = FakeSubscription()
     leader = Leader(FailoverBacklog(hearing))
     hearing.lost()
-    assert (hearing.sink, leader.bus.listened, leader.ingest.heard) == (None, 1, False)
+    assert (hearing.sink, leader.bus.listened, leader.ingest.is_subscribed) == (None, 1, False)
     leader.publish(b"a")
     await turn()
     assert leader.counts() == [1]
@@ -116,7 +116,7 @@ async def test_ingest_takeover_with_a_lost_connection_accepts_nothing_until_it_r
         if by_standby:
             leader.ingest.process_link_loss()
             assert (hearing.left, leader.bus.left) == (0, 0), "it hears by the other one"
-        leader.may_leave = True
+        leader.replica.has_standby = True
         lost()
         lost()
         assert (link.left, leader.bus.listened) == (1, listened)
@@ -136,7 +136,7 @@ async def test_ingest_takeover_with_a_lost_connection_accepts_nothing_until_it_r
 async def test_ingest_takeover_with_a_denied_subscription_does_not_transfer_the_leadership() -> None:
     hearing = FakeSubscription()
     leader = Leader(FailoverBacklog(hearing))
-    leader.may_leave = hearing.is_denied = True
+    leader.replica.has_standby = hearing.is_denied = True
     hearing.lost()
     assert (hearing.left, leader.bus.listened) == (0, 1)
 

@@ -20,6 +20,7 @@ from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
 from liftpy.core.wire.subjects import matcher
 from liftpy.errors import CorruptionError
 from tests.long import examples
+from tests.unit.publish.unlogged import empty_log
 
 ROOM = 1 << 20
 ASKS = ("Nats-Expected-Last-Subject-Sequence", b"0")
@@ -196,7 +197,7 @@ def test_subject_index_above_its_limit_is_full_until_retention_deletes_subjects(
 
 
 def test_subject_index_requested_before_the_replay_becomes_ready_when_the_replay_starts() -> None:
-    made = LastPerSubject(False, ROOM, lambda: 0)
+    made = LastPerSubject(False, ROOM, empty_log())
     made.want(None)
     assert (made.state, made.lacks, made.find("s")) == ("reading", False, None)
     made.begin(0)
@@ -236,7 +237,7 @@ def test_newest_offsets_of_a_batch_are_returned_per_subject(codec: Codec) -> Non
 def test_subject_index_size_bytes_are_at_least_the_memory_used(per_batch: int, size: int) -> None:
     count = 20_000 if per_batch > 1 else 1_500
     for committed in (True, False):
-        made = LastPerSubject(False, 1 << 30, lambda: 0)
+        made = LastPerSubject(False, 1 << 30, empty_log())
         made.begin(0)
         made.want(0)
         batches = []

@@ -13,7 +13,6 @@ from liftpy.core.publish.memory_budget import (
     STANDBY_SHARE,
     MemoryBudget,
     NodePublishMemory,
-    PartitionMemoryBudget,
     limit_of,
 )
 from liftpy.errors import ConfigError
@@ -21,10 +20,6 @@ from sidecar.runtime.memory import memory_bytes
 from sidecar.runtime.settings import NodeSettings
 
 MIB = 1 << 20
-
-
-def of(node: MemoryBudget, queued_mib: float) -> PartitionMemoryBudget:
-    return PartitionMemoryBudget(node, 64 * MIB, lambda: round(queued_mib * MIB))
 
 
 @pytest.mark.parametrize(
@@ -45,11 +40,10 @@ def test_memory_budget_near_its_limit_first_rejects_publishes_of_partitions_with
     node = MemoryBudget(1000 * MIB)
     node.update(NodePublishMemory(uncommitted=held_mib * MIB))
     assert node.is_limited is is_limited
-    rooms = [of(node, queued) for queued in (0, 20, 40)]
-    assert [room.takes(0) or not node.is_limited for room in rooms] == takes
+    assert [node.takes(queued * MIB, 64 * MIB) or not node.is_limited for queued in (0, 20, 40)] == takes
     if held_mib == 900:
-        assert of(node, 0).takes(32 * MIB - 1)
-        assert not of(node, 0).takes(32 * MIB), "what has just come counts as well"
+        assert node.takes(32 * MIB - 1, 64 * MIB)
+        assert not node.takes(32 * MIB, 64 * MIB)
 
 
 def test_memory_budget_below_80_percent_accepts_publishes_of_all_partitions_again() -> None:

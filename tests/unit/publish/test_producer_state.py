@@ -359,11 +359,11 @@ def test_producer_state_expires_by_committed_time_and_evicts_the_least_recently_
     bench.producers.committed(0)
     assert bench.producers.state_of(7) is not None
     bench.producers.committed(1)
-    assert (bench.producers.state_of(7), bench.producers.forgotten) == (None, 0)
+    assert (bench.producers.state_of(7), bench.producers.evicted_count) == (None, 0)
     bench.publish([A], time=1100, producer=9)
     bench.publish([B], time=1100, producer=8, sequence=1)
     bench.publish([A], time=1100, producer=10)
-    assert (len(bench.producers), bench.producers.forgotten) == (2, 1)
+    assert (len(bench.producers), bench.producers.evicted_count) == (2, 1)
     assert bench.producers.state_of(9) is None, "8 was heard of after it"
 
 

@@ -11,7 +11,7 @@ from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.publish import acks
 from liftpy.core.publish.acks import Publishers
 from liftpy.core.publish.jetstream_headers import Rejection
-from liftpy.core.publish.memory_budget import LEAST_WAIT_MS, MemoryBudget, PartitionMemoryBudget
+from liftpy.core.publish.memory_budget import LEAST_WAIT_MS, MemoryBudget
 from liftpy.core.publish.standby import FailoverBacklog
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
@@ -142,12 +142,11 @@ async def test_quota_does_not_apply_to_messages_buffered_by_a_standby() -> None:
 
 def test_quota_rejection_without_a_lease_is_sent_when_the_lease_returns() -> None:
     bench = a_bench()
-    may = {"refuse": False, "refuse_for_now": False}
-    bench.ingest._may = bench.ingest._may._replace(refuse=lambda: may["refuse"], refuse_for_now=lambda: may["refuse_for_now"])
+    bench.replica.may_refuse = False
     bench.arrive(*((b"_INBOX.%d" % number, b"%d" % number, b"") for number in range(4)))
     bench.ingest.settle()
     assert (bench.lines, bench.ingest.counters.refused["quota"]) == ([], 2)
-    may["refuse"] = may["refuse_for_now"] = True
+    bench.replica.may_refuse = True
     bench.ingest.settle()
     assert {inbox: answer["retry_after_ms"] for inbox, answer in json_of(bench).items()} == {b"_INBOX.2": 1, b"_INBOX.3": 126}
     bench.ingest.settle()
@@ -157,21 +156,20 @@ def test_quota_rejection_without_a_lease_is_sent_when_the_lease_returns() -> Non
 def test_quota_rejections_waiting_for_a_lease_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acks, "MAX_DELAYED_REJECTIONS", 2)
     bench = a_bench()
-    may = {"refuse": False}
-    bench.ingest._may = bench.ingest._may._replace(refuse=lambda: may["refuse"], refuse_for_now=lambda: may["refuse"])
+    bench.replica.may_refuse = False
     bench.arrive((b"", b"v", b""), (b"", b"v", b""))
     bench.arrive((b"_INBOX.0", b"v", b""))
     bench.acks.drop()
     for number in range(1, 4):
         bench.arrive((b"_INBOX.%d" % number, b"v", b""))
-    may["refuse"] = True
+    bench.replica.may_refuse = True
     bench.arrive((b"_INBOX.now", b"v", b""))
     assert set(json_of(bench)) == {b"_INBOX.1", b"_INBOX.2", b"_INBOX.now"}, "what is owed is bounded"
 
 
 def test_quota_on_a_stream_with_standbys_rejects_no_publish() -> None:
     bench = a_bench()
-    bench.ingest._may = bench.ingest._may._replace(refuse=lambda: True, refuse_for_now=lambda: False)
+    bench.replica.has_standby = True
     bench.arrive(*((b"_INBOX.%d" % number, b"%d" % number, b"") for number in range(4)))
     bench.ingest.settle()
     assert (bench.lines, bench.acks.has_delayed_rejections, bench.ingest.counters.refused["quota"]) == ([], False, 2)
@@ -212,19 +210,18 @@ def test_overloaded_rejection_has_a_retry_delay() -> None:
 
 
 def test_overloaded_node_rejects_publishes_with_reply_and_stores_those_without() -> None:
-    bench = Bench()
     node = MemoryBudget()
-    bench.ingest._may = bench.ingest._may._replace(room=PartitionMemoryBudget(node, 1 << 20, lambda: 0))
+    bench = Bench(memory=node)
     came = ((b"", b"p", b""), (b"_INBOX.1", b"v", b""), (b"_INBOX.2", b"w", b""), (b"_INBOX.3", enveloped(b"e"), b""))
     node.is_late = True
     bench.arrive(*came)
     assert values(bench) == [b"p"]
     assert [b"retry_after_ms" in line for line in bench.lines] == [True, True, False]
     assert (bench.ingest.counters.overloaded, dict(bench.ingest.counters.refused)) == (3, {"overloaded": 3})
-    bench.ingest._may = bench.ingest._may._replace(refuse_for_now=lambda: False)
+    bench.replica.has_standby = True
     bench.arrive(*came)
     assert values(bench)[1:] == [b"p", b"v", b"w", b"e"], "who may not be told no is not refused for it"
-    bench.ingest._may = bench.ingest._may._replace(refuse_for_now=lambda: True)
+    bench.replica.has_standby = False
     bench.arrive(came[1])
     assert len(values(bench)) == 5
     node.is_late = False

@@ -74,7 +74,7 @@ class Bench:
         self.standby = Standby(
             shell=self, subject="ev", reader=MessageDecoder(KEY, "ev", AckPolicy.ALL, InboxRule(("_INBOX.",))),
             replica=self.replica, log=self.log, ids=self.ids,  # type: ignore[arg-type]
-            heard=StandbyBuffer(NodeStandbyMemory(node_bytes), bound_bytes, 10 * S),
+            buffer=StandbyBuffer(NodeStandbyMemory(node_bytes), bound_bytes, 10 * S),
             now_ns=lambda: self.now_ns, wall_ns=lambda: self.now_ns,
             rules=StandbyReplayRules(uncertainty_ns=1500 * MS), on_lost=self.lost.append,
         )  # fmt: skip
@@ -149,11 +149,11 @@ def test_standby_takeover_appends_missing_messages_in_arrival_order() -> None:
     assert [(stored, publishers.replies) for stored, publishers in taken.known] == [
         (StoredId(0, 0), [b"_INBOX.c.1000000000000"])
     ]
-    assert taken.hearing is bench.hearings[0]
+    assert taken.subscription is bench.hearings[0]
     assert not bench.hearings[0].closed, "it goes on with it"
     counters = bench.standby.counters
     assert (counters.appended, counters.recognised, counters.answered) == (2, 1, 1)
-    assert bench.standby.heard.size_bytes == bench.standby.heard.node.size_bytes == 0
+    assert bench.standby.buffer.size_bytes == bench.standby.buffer.node.size_bytes == 0
 
 
 def test_standby_takeover_acks_records_committed_in_the_last_lease_of_a_dead_leader() -> None:
@@ -383,7 +383,7 @@ def test_standby_messages_received_during_takeover_matching_are_appended_last() 
     assert taken is not None
     assert values(taken) == [b"%d" % number for number in (*range(1, 100, 2), *range(1000, 1010))]
     assert (bench.standby.counters.recognised, bench.standby.counters.appended) == (50, 50)
-    assert bench.standby.heard.size_bytes == bench.standby.heard.node.size_bytes == 0
+    assert bench.standby.buffer.size_bytes == bench.standby.buffer.node.size_bytes == 0
 
 
 def test_standby_takeover_matching_yields_after_its_time_slice() -> None:
@@ -404,15 +404,15 @@ def test_standby_takeover_matching_yields_after_its_time_slice() -> None:
 
 def test_standby_demoted_during_takeover_matching_still_has_its_buffered_messages() -> None:
     bench = long_heard()
-    held = bench.standby.heard.size_bytes
+    held = bench.standby.buffer.size_bytes
     found = bench.begins_to_lead()
     bench.go_on(7)
-    assert bench.standby.heard.size_bytes == 0, "there is room for what comes meanwhile"
+    assert bench.standby.buffer.size_bytes == 0, "there is room for what comes meanwhile"
     bench.heard(b"later")
     bench.standby.cancel()
     bench.go_on()
     assert found == []
-    assert bench.standby.heard.size_bytes == bench.standby.heard.node.size_bytes == held + MESSAGE_BYTES + len(b"later")
+    assert bench.standby.buffer.size_bytes == bench.standby.buffer.node.size_bytes == held + MESSAGE_BYTES + len(b"later")
     assert values(bench.leads()) == [*(b"%d" % number for number in range(1, 100, 2)), b"later"]
 
 
@@ -471,7 +471,7 @@ def test_standby_subscribes_only_while_its_replica_may_lead_next() -> None:
     bench.replica.stands_by = True
     bench.standby.review()
     bench.heard(b"b")
-    assert len(bench.standby.heard.blocks) == 1, "that of before is not in its way"
+    assert len(bench.standby.buffer.blocks) == 1, "that of before is not in its way"
     assert values(bench.leads()) == [b"b"]
 
 
@@ -499,11 +499,11 @@ def test_standby_buffer_after_a_settings_change_discards_earlier_messages(change
     bench.log.config = replace(bench.log.config, retention_age_s=5.0)
     bench.standby.review()
     bench.heard(b"2")
-    assert len(bench.standby.heard.blocks) == 2, "retention refuses nobody"
+    assert len(bench.standby.buffer.blocks) == 2, "retention refuses nobody"
     bench.log.config = replace(bench.log.config, **changed)
     bench.hearings[-1].sink(b"ev", b"", b"of a read that is not over", b"")
     bench.standby.review()
-    assert not bench.standby.heard.blocks
+    assert not bench.standby.buffer.blocks
     bench.heard(b"3")
     bench.standby.review()
     assert values(bench.leads()) == [b"3"]
@@ -527,7 +527,7 @@ def test_standby_that_missed_a_pause_of_the_stream_discards_earlier_messages() -
     bench = Bench()
     bench.heard(b"1")
     bench.standby.review()
-    assert bench.standby.heard.blocks
+    assert bench.standby.buffer.blocks
     bench.replica.state.pauses = 1  # it is over already: this node was told of both together
     bench.standby.review()
     bench.heard(b"2")
@@ -550,9 +550,9 @@ def test_standby_full_buffer_while_the_log_advances_drops_the_oldest_messages() 
     for number in range(4):
         bench.heard(b"%010d" % number, after_ns=2 * MS)
         bench.shows(b"other %d" % number, after_ns=2 * MS)
-    assert [message[2] for block in bench.standby.heard.blocks for message in block.messages] == [b"0000000002", b"0000000003"]
+    assert [message[2] for block in bench.standby.buffer.blocks for message in block.messages] == [b"0000000002", b"0000000003"]
     assert (bench.standby.report()["displaced_count"], bench.lost) == (2, [])
-    assert bench.standby.heard.size_bytes == 2 * SIZE
+    assert bench.standby.buffer.size_bytes == 2 * SIZE
 
 
 def test_standby_full_buffer_while_the_log_stalls_drops_and_reports_the_newest_messages() -> None:
@@ -565,11 +565,11 @@ def test_standby_full_buffer_while_the_log_stalls_drops_and_reports_the_newest_m
 
 def test_standby_buffers_of_all_partitions_of_a_node_share_one_size_limit() -> None:
     bench = Bench(node_bytes=3 * SIZE)
-    bench.standby.heard.node.size_bytes = 2 * SIZE
+    bench.standby.buffer.node.size_bytes = 2 * SIZE
     bench.heard(b"%010d" % 0, after_ns=MS)
     bench.heard(b"%010d" % 1, after_ns=MS)
     assert bench.lost == [1]
-    assert bench.standby.heard.node.size_bytes == 3 * SIZE
+    assert bench.standby.buffer.node.size_bytes == 3 * SIZE
 
 
 def test_standby_messages_dropped_by_its_connection_are_reported_as_lost() -> None:

@@ -525,7 +525,7 @@ def test_state_transfer_to_two_alternating_readers_gives_each_a_complete_state(s
     append(log, state, [f"m{n}" for n in range(200)], by=7)
     commit(log, state, 199)
     now_ns = 0
-    giver = StateServer(state, OF, lambda: now_ns)
+    state_server = StateServer(state, OF, lambda: now_ns)
     held = {"follower": (StatePieceRequest(), bytearray()), "backup": (StatePieceRequest(), bytearray())}
     whole: dict[str, bytes] = {}
     for _ in range(100):
@@ -533,7 +533,7 @@ def test_state_transfer_to_two_alternating_readers_gives_each_a_complete_state(s
             now_ns += round(seconds * NS_PER_S)
             append(log, state, [f"late{log.log_end_offset}"])
             commit(log, state, log.log_end_offset - 1)
-            piece = giver.read_piece(question, 700)
+            piece = state_server.read_piece(question, 700)
             if asker in whole or piece is None:
                 continue
             if not piece.position:

@@ -1,7 +1,8 @@
-"""Derived state for an Ingest that is tested without a log."""
+"""Derived state and a replica for an Ingest that is tested without a log."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,35 @@ from liftpy.core.publish.log_state import LogState
 WINDOW_NS = 120 * 1_000_000_000
 
 
+def empty_log() -> Any:
+    return SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
+
+
 def derived_state(window_ns: int = WINDOW_NS, max_bytes: int = 1 << 20) -> LogState:
     """Of an empty log; it is told of what is appended by the Ingest, and of nothing else."""
-    log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
-    return LogState(log, window_ns, max_bytes, lambda: 0)
+    return LogState(empty_log(), window_ns, max_bytes, lambda: 0)
+
+
+@dataclass
+class FakeReplica:
+    """Replica of a leader. A test sets what the leader may do."""
+
+    may_refuse: bool = True
+    has_standby: bool = False
+    """True if standby followers buffer publishes, so that the leader rejects none for a reason of its own."""
+    is_busy: bool = False
+    """True if the leader delays publishes."""
+    held_bytes: int = 0
+    uncommitted_bytes: int = 0
+
+    def may_refuse_publishers(self, now_ns: int) -> bool:
+        return self.may_refuse
+
+    def may_refuse_for_now(self, now_ns: int) -> bool:
+        return self.may_refuse and not self.has_standby
+
+    def takes_publishes(self) -> bool:
+        return not self.is_busy
+
+    def standby_to_lead_next(self) -> str:
+        return "n2" if self.has_standby else ""

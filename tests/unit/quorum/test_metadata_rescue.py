@@ -18,7 +18,7 @@ from liftpy.core.metadata.codec import image_from_bytes, image_to_bytes
 from liftpy.core.metadata.controller.cluster_events import RecentEvents
 from liftpy.core.metadata.controller.feature_negotiation import begin_at
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.replay import check_partition
@@ -47,7 +47,7 @@ def history() -> list[bytes]:
     """Return entries from 1 on: the level, registrations, streams, an election and a fence."""
     driver = Driver()
     driver.fsm = ClusterFsm(elections=True)
-    driver.ask(setFeatureLevel=begin_at(SPOKEN.most, driver.fsm.rules, TIMES).setFeatureLevel)
+    driver.ask(setFeatureLevel=begin_at(SUPPORTED_LEVELS.most, driver.fsm.rules, TIMES).setFeatureLevel)
     for node in NODES:
         driver.register(node)
     driver.create("orders", partitions=2, replicationFactor=3)

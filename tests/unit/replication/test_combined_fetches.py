@@ -122,20 +122,20 @@ def test_follower_leaves_combined_fetches_when_its_leader_changes_or_its_replica
 
 def test_follower_whose_combined_fetch_is_not_confirmed_fetches_at_once() -> None:
     follower = quiet_follower()
-    follower.step(ev.QuiescenceEnded(heard_ns=follower.now_ns), after_s=50)
+    follower.step(ev.QuiescenceEnded(last_answer_ns=follower.now_ns), after_s=50)
     assert follower.has(do.EndQuiescence)
     fetch = follower.only(do.SendFetch)
     assert (fetch.offset, fetch.offset_epoch, fetch.leader_epoch) == (2, 1, 1)
     follower.answered([], hw=2, request=fetch.request_id)
     assert follower.replica.phase == "FOLLOWER_IDLE", "it takes new idle waits"
-    follower.step(ev.QuiescenceEnded(heard_ns=follower.now_ns))
+    follower.step(ev.QuiescenceEnded(last_answer_ns=follower.now_ns))
     assert follower.sent() == [], "one that came too late"
 
 
 def test_follower_in_combined_fetches_reports_a_silent_leader() -> None:
     follower = quiet_follower()
     heard_ns = follower.now_ns
-    follower.step(ev.QuiescenceEnded(heard_ns=heard_ns), after_s=3)
+    follower.step(ev.QuiescenceEnded(last_answer_ns=heard_ns), after_s=3)
     assert not follower.has(do.ReportLeader), "it is asked first"
     follower.fire(Deadline.LEADER)
     assert follower.has(do.ReportLeader)
@@ -144,7 +144,7 @@ def test_follower_in_combined_fetches_reports_a_silent_leader() -> None:
 
 def test_follower_in_combined_fetches_does_not_report_an_answering_leader() -> None:
     follower = quiet_follower()
-    follower.step(ev.QuiescenceEnded(heard_ns=follower.now_ns), after_s=3)
+    follower.step(ev.QuiescenceEnded(last_answer_ns=follower.now_ns), after_s=3)
     follower.answered([], hw=2)
     follower.fire(Deadline.LEADER)
     assert not follower.has(do.ReportLeader)
@@ -152,7 +152,7 @@ def test_follower_in_combined_fetches_does_not_report_an_answering_leader() -> N
 
 def test_follower_without_combined_fetches_sends_single_fetches_at_long_intervals() -> None:
     follower = quiet_follower()
-    follower.step(ev.QuiescenceEnded(heard_ns=None))
+    follower.step(ev.QuiescenceEnded(last_answer_ns=None))
     assert follower.sent() == [do.EndQuiescence()]
     assert follower.replica.phase == "FOLLOWER_IDLE"
     before = follower.now_ns
@@ -413,7 +413,7 @@ def test_combined_fetches_to_a_node_end_after_two_unanswered_rounds() -> None:
     node.now_ns += node.quiet.interval_ns
     _, (ended,) = node.quiet.start_turn(node.now_ns)
     assert set(ended.fetches) == set(node.fetches)
-    assert ended.heard_ns == heard_ns
+    assert ended.last_answer_ns == heard_ns
     assert len(node.quiet) == 1, "the other leader's node has answered"
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import isr
-from liftpy.core.replication.fetch_handler import ParkedFetch, ParkedFetches
 from liftpy.core.replication.isr import REACH_NS, UNCERTAIN_ISR_NS, FollowerProgress, IsrChange
 from liftpy.core.replication.lease import EarlierLeaders, Lease
 from liftpy.core.replication.role import Backoff
@@ -157,16 +156,7 @@ def test_new_leader_lease_wait_covers_every_possible_previous_leader() -> None:
     assert succession.until_ns() == 110
     succession.partition_changed(state("c", epoch=3, leader_epoch=4, leaderships=4).state, live, 20)  # one was missed
     assert set(succession._suspects) == {"a", "b"}, "whoever it was"
-    succession.asked_by("a")
+    succession.record_fetch("a")
     assert not succession.is_over(20)
-    succession.asked_by("b")
+    succession.record_fetch("b")
     assert succession.is_over(20)
-
-
-def test_idle_followers_are_signaled_once_the_log_end_passes_their_offset() -> None:
-    waiters = ParkedFetches()
-    for name, end in (("a", 5), ("b", 6), ("c", 7)):
-        waiters.register(ParkedFetch(name, end, 1))
-    assert [w.replica for w in waiters.signal(6)] == ["a"]
-    assert [w.replica for w in waiters.signal(6)] == []
-    assert [w.replica for w in waiters.signal(8)] == ["b", "c"]

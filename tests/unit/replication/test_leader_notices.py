@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionMetadata, PartitionState, PartitionStatus
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
+from liftpy.core.partition.shell import ReplicaSource
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.isr import new_high_watermark
-from liftpy.core.replication.reads import ReplicaSource
 from liftpy.core.replication.replica import FollowerSnapshot, ReplicaSnapshot
 from tests.each import each
 from tests.unit.replication.stepping import S, Stepped, idle, state
@@ -282,9 +283,11 @@ def test_follower_snapshot_contains_its_leader_and_no_followers() -> None:
 @pytest.mark.parametrize("leads", [True, False])
 def test_replica_source_returns_role_epoch_and_committed_end_for_readers(leads: bool) -> None:
     log, _ = Log.open(MemoryStorage(), StreamConfig(max_per_subject=3))
-    failed = heard = False
     stepped = leader() if leads else idle(3)
-    source = ReplicaSource(stepped.replica, log, failed=lambda: failed, is_heard=lambda: heard)
+    partition: Any = SimpleNamespace(
+        replica=stepped.replica, log=log, storage_failed=False, ingest=SimpleNamespace(is_subscribed=False)
+    )
+    source = ReplicaSource(partition)
     assert (source.log is log, source.compacted) == (True, True)
     assert (source.leads, source.leader, source.leader_epoch) == (leads, "a", 4 if leads else 1)
     if leads:
@@ -292,12 +295,12 @@ def test_replica_source_returns_role_epoch_and_committed_end_for_readers(leads: 
         assert stepped.replica.log.newest_offset == 5
     assert source.high_watermark == 2, "not what is only stored"
     assert source.may_answer_latest(stepped.now_ns) is not leads, "nobody could publish here: ask again"
-    heard = True
+    partition.ingest.is_subscribed = True
     assert source.may_answer_latest(stepped.now_ns) is not leads, "HW has not reached the epoch's start"
     if leads:
         for replica in "bc":
             stepped.fetch(replica, 5, 4)
         assert source.may_answer_latest(stepped.now_ns)
     assert source.may_serve
-    failed = True
+    partition.storage_failed = True
     assert not source.may_serve

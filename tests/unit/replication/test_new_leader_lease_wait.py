@@ -33,9 +33,9 @@ def test_new_leader_waits_until_the_previous_leader_fetches() -> None:
     succession.partition_changed(state("a"), LIVE, 0)
     succession.partition_changed(candidate("b", 2, 1), LIVE, 5 * S)
     assert not succession.is_over(5 * S)
-    succession.asked_by("c")
+    succession.record_fetch("c")
     assert not succession.is_over(5 * S)
-    succession.asked_by("a")
+    succession.record_fetch("a")
     assert succession.is_over(5 * S)
 
 
@@ -71,7 +71,7 @@ def test_new_leader_waits_for_the_lease_of_a_leader_two_elections_before() -> No
     succession.partition_changed(candidate("c", 2, 1), LIVE, 0)
     succession.partition_changed(state("c", leader_epoch=2, leaderships=2), LIVE, 1)
     succession.partition_changed(candidate("b", 3, 2), LIVE, 2)
-    succession.asked_by("c")
+    succession.record_fetch("c")
     assert not succession.is_over(S - 1)
     assert succession.until_ns() == S
     assert succession.is_over(S)
@@ -81,9 +81,9 @@ def test_new_leader_that_missed_an_election_waits_for_every_replica() -> None:
     succession = EarlierLeaders("b", S)
     succession.partition_changed(state("a"), LIVE, 0)
     succession.partition_changed(candidate("b", 9, 3), LIVE, 0)
-    succession.asked_by("a")
+    succession.record_fetch("a")
     assert not succession.is_over(0)
-    succession.asked_by("c")
+    succession.record_fetch("c")
     assert succession.is_over(0)
 
 

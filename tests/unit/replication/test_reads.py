@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,9 +13,10 @@ from liftpy.config import StreamConfig
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
+from liftpy.core.partition.shell import ReplicaSource
 from liftpy.core.replication import reads as module
 from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
-from liftpy.core.replication.reads import MAX_WAIT_MS, Chunks, Reads, ReplicaSource
+from liftpy.core.replication.reads import MAX_WAIT_MS, Chunks, Reads
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import build_batch, split_batches
@@ -193,7 +196,10 @@ def test_corrupted_read_request_is_not_answered(shell: Shell) -> None:
 # ---- the rule of a real replica ----------------------------------------------------------------------------------------------
 def _source(stepped: Stepped, *, failed: bool = False, heard: bool = True) -> ReplicaSource:
     log, _ = Log.open(MemoryStorage(), StreamConfig())
-    return ReplicaSource(stepped.replica, log, failed=lambda: failed, is_heard=lambda: heard)
+    partition: Any = SimpleNamespace(
+        replica=stepped.replica, log=log, storage_failed=failed, ingest=SimpleNamespace(is_subscribed=heard)
+    )
+    return ReplicaSource(partition)
 
 
 def test_replica_source_of_a_leader_with_a_lease_answers_latest_reads() -> None:

@@ -184,7 +184,7 @@ class SlowDiskLeader(Stepped):
             self.heard()
             while self.replica._shared.deadlines._at_ns.get(ev.Deadline.LAG, self.now_ns + 1) <= self.now_ns:
                 self.step(ev.DeadlineReached(kind=ev.Deadline.LAG))
-                asked += [effect for effect in self.out if isinstance(effect, do.ProposeIsr | do.StepAside)]
+                asked += [effect for effect in self.out if isinstance(effect, do.ProposeIsr | do.TransferLeadership)]
         return asked
 
 
@@ -207,9 +207,9 @@ def test_slow_leader_requests_one_transfer_but_not_soon_after_its_election(leade
     leader.heard()
     leader.rounds(5)
     asked = leader.rounds(8, a=SLOW)
-    assert [type(effect) for effect in asked] == ([do.StepAside] if asks else [])
+    assert [type(effect) for effect in asked] == ([do.TransferLeadership] if asks else [])
     if asks:
-        assert isinstance(asked[0], do.StepAside)
+        assert isinstance(asked[0], do.TransferLeadership)
         assert (asked[0].toward, asked[0].leader_epoch) == ("b", 2)
         assert asked[0].reason == "a flush takes 1500 ms here and 4 ms on b"
         assert leader.replica.snapshot(leader.now_ns).has_slow_disk
@@ -230,7 +230,7 @@ def test_slow_leader_requests_no_transfer_if_no_follower_is_faster(partition: ob
         assert isinstance(leader, SlowDiskLeader)
         leader.rounds(5)
         asked = leader.rounds(8, **{who: SLOW, "c": SLOW})
-        assert not [e for e in asked if isinstance(e, do.StepAside) or "b" not in e.isr]  # type: ignore[union-attr]
+        assert not [e for e in asked if isinstance(e, do.TransferLeadership) or "b" not in e.isr]  # type: ignore[union-attr]
 
 
 def test_leader_detects_a_hanging_flush_but_not_a_pause_of_its_process() -> None:

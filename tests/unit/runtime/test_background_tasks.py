@@ -170,8 +170,8 @@ async def test_node_with_a_storage_error_of_one_partition_keeps_running(
 
 ONE_SHOTS: dict[str, tuple[type, str]] = {
     "proposals": (Proposals, "_send"),
-    "asking for": (Probes, "_ask"),
-    "looking for": (ControllerActions, "_probe"),
+    "probing": (Probes, "_ask"),
+    "checking whether": (ControllerActions, "_probe"),
     "following the feed": (FeedSubscriber, "_ask_for_what_is_missing"),
 }
 

@@ -104,7 +104,7 @@ def test_log_rate_limit_suppresses_a_flood_and_reports_the_count() -> None:
     for _ in range(100_000):
         said.log("a %s", "flood")
     assert said.lines == ["a flood"] * int(BURST_LINES)
-    assert said.suppression.left_out_count == 100_000 - BURST_LINES
+    assert said.suppression.suppressed_count == 100_000 - BURST_LINES
     said.now += 1.0
     said.suppression.write_counts()
     assert said.lines[-1] == "suppressed 99,980 lines like this one: a flood"

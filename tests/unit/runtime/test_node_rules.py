@@ -36,7 +36,7 @@ def a_link(name: str, number: int, *, connected: bool = True) -> Any:
         waiting_bytes=1,
         most_waiting_bytes=2,
         bursts=3,
-        cuts=cuts,
+        disconnect_loss=cuts,
         overflow=overflow,
         dropped_unread=7,
     )

@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.progress import NotServedError, ReadProgress
+from liftpy.core.services.bad_records import FailedUnit
 from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import DataLossError, LogTruncatedError, OffsetOutOfRangeError, StorageError
 from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine, Snapshot, record_feeder
@@ -102,8 +104,7 @@ class Node:
             outbox=self.outbox,
             factory=self._make,
             emitter=None,
-            started=self._started,
-            stop_reached=self._stop_reached,
+            host=self,
         )
         self.task: asyncio.Task[None] | None = None
 
@@ -111,12 +112,18 @@ class Node:
         self.services.append(Sum())
         return self.services[-1]
 
-    def _started(self, machine: ServiceMachine, snapshot: Any) -> None:
+    def machine_started(self, machine: ServiceMachine, snapshot: Any) -> None:
         self.machine = machine
         machine.change_role(self.role, self.epoch)
 
-    def _stop_reached(self) -> None:
+    def acknowledge(self) -> None:
         self.stops += 1
+
+    def is_beside_leader(self) -> bool:
+        return False
+
+    async def decide_to_skip(self, failing: FailedUnit) -> None:
+        raise AssertionError("it is no leader")
 
     async def start(self) -> None:
         await self.feeder.restart(self.log.log_start)
@@ -317,8 +324,8 @@ async def test_service_record_feeder_after_a_diverged_output_restores_an_earlier
     await again.at(35)
     await again.stored(10, 20, 30)
     begun: list[int] = []
-    told = again.feeder._started
-    again.feeder._started = lambda machine, snapshot: (begun.append(machine.position), told(machine, snapshot))[1]
+    told = again.machine_started
+    again.machine_started = lambda machine, snapshot: (begun.append(machine.position), told(machine, snapshot))[1]
     again.feeder.disproven()
     async with asyncio.timeout(30):
         while not begun:
@@ -540,6 +547,7 @@ async def test_service_record_feeder_with_a_slow_service_start_does_not_block_th
     keeper = SnapshotKeeper(SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20), settings, None)
     reader: Any = log
     started: list[ServiceMachine] = []
+    host: Any = SimpleNamespace(machine_started=lambda machine, _: started.append(machine))
     feeder = Feeder(
         reader=reader,
         identity=WHO,
@@ -548,8 +556,7 @@ async def test_service_record_feeder_with_a_slow_service_start_does_not_block_th
         outbox=None,
         factory=SlowToStart,
         emitter=None,
-        started=lambda machine, _: started.append(machine),
-        stop_reached=lambda: None,
+        host=host,
     )
     restarting = asyncio.create_task(feeder.restart(0))
     asyncio.get_running_loop().call_later(0.05, SlowToStart.loop_went_on.set)

@@ -18,7 +18,7 @@ from liftpy.core.services.bad_records import BadRecordError, DecisionMissedError
 from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import OffsetOutOfRangeError, UnavailableError
 from liftpy.service import Outbox, Role, Service, ServiceFailedError
-from liftpy.service.record_feeder import _PAUSE_S, SkipDecisions
+from liftpy.service.record_feeder import _PAUSE_S
 from tests.unit.services.test_record_feeder import FakeLog, Node
 
 
@@ -179,33 +179,31 @@ async def test_service_record_feeder_with_missing_outputs_rewinds_only_as_leader
 
 
 # ---- what can't be applied ---------------------------------------------------------------------------------------------------
-def decider(decided: list[FailedUnit], error: Exception | None = None) -> SkipDecisions:
+def decider(decided: list[FailedUnit], error: Exception | None = None) -> Any:
     async def decide(what: FailedUnit) -> None:
         if error is not None:
             raise error
         decided.append(what)
 
-    return SkipDecisions(lambda: True, decide)
+    return SimpleNamespace(decide_to_skip=decide)
 
 
 async def test_service_record_feeder_writes_a_skip_decision_once_and_reports_a_rejected_decision(node: Any) -> None:
     await node.feeder.restart(0)
     what, decided = failing(3), []
-    node.feeder._decider = decider(decided)
+    node.feeder._host = decider(decided)
     before_s = time.monotonic()
     await node.feeder._do(NextStep.DECIDE, what)
     assert decided == [what]
     assert before_s <= what.decided_s <= time.monotonic()
     assert node.waited == []
     refused = failing(4)
-    node.feeder._decider = decider(decided, UnavailableError("no ack"))
+    node.feeder._host = decider(decided, UnavailableError("no ack"))
     await node.feeder._do(NextStep.DECIDE, refused)
     assert (refused.decided_s, node.waited) == (None, [_PAUSE_S])
     assert node.feeder.problem == f"{refused.error}; giving up on it: UNAVAILABLE: no ack"
-    node.feeder._decider = None
-    await node.feeder._do(NextStep.DECIDE, refused)
     await node.feeder._do(NextStep.WAIT, refused)
-    assert (node.waited, refused.decided_s, decided) == ([_PAUSE_S] * 3, None, [what])
+    assert (node.waited, refused.decided_s, decided) == ([_PAUSE_S] * 2, None, [what])
 
 
 async def test_service_record_feeder_retries_a_failing_record_from_the_snapshot_before_the_record(node: Any) -> None:

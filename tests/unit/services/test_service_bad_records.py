@@ -32,7 +32,7 @@ from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import UnavailableError
 from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
 from liftpy.service.bad_record_writer import DecisionWriter
-from liftpy.service.record_feeder import Feeder, SkipDecisions
+from liftpy.service.record_feeder import Feeder
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import SnapshotKeeper, SnapshotStore
 from liftpy.testing.memory import memory_cluster
@@ -332,9 +332,7 @@ class Node:
             outbox=self.outbox,
             factory=self._make,
             emitter=None,
-            started=self._started,
-            stop_reached=lambda: None,
-            decider=SkipDecisions(lambda: self.leads, self._decide),
+            host=self,
         )
         self.task: asyncio.Task[None] | None = None
 
@@ -342,11 +340,16 @@ class Node:
         self.services.append(self.factory())
         return self.services[-1]
 
-    def _started(self, machine: ServiceMachine, snapshot: Any) -> None:
+    def machine_started(self, machine: ServiceMachine, snapshot: Any) -> None:
         self.machine = machine
         machine.change_role(Role.LEADER, 1)
 
-    async def _decide(self, failing: FailedUnit) -> None:
+    def acknowledge(self) -> None: ...
+
+    def is_beside_leader(self) -> bool:
+        return self.leads
+
+    async def decide_to_skip(self, failing: FailedUnit) -> None:
         if self.refuse_decisions:
             raise UnavailableError("nobody")
         self.decisions += 1

@@ -40,21 +40,19 @@ class World:
         self.ended: list[Any] = []
         self.moved: list[tuple[str, str]] = []
         self.replica.state = SimpleNamespace(replicas=("n1", "n2", "n3"), isr=("n1", "n2"), leader="n2", passed_over=())
+        partition: Any = SimpleNamespace(key=key, log=log, replica=self.replica, counters=self.counters, feed=self.fed.append)
+        proposals: Any = SimpleNamespace(report_service=lambda key, ended: self.ended.append(ended))
         self.services = PartitionServices(
+            partition,
             bus=bus,
-            key=key,
             node_id="n1",
             incarnation=3,
             config=ReplicationConfig(),
             timers=timers,
-            log=log,
-            replica=self.replica,
-            feed=self.fed.append,
+            proposals=proposals,
             subjects=Subjects(),
-            hand_over=lambda *told: self.moved.append(told),
+            transfer_leadership=lambda *told: self.moved.append(told),
             inboxes=InboxRule(("_INBOX.",)),
-            counters=self.counters,
-            report_ended=self.ended.append,
         )
         find = {("s", 0): self.services}
         self.handler = ServiceHandler(

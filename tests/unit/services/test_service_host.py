@@ -308,13 +308,13 @@ async def test_service_host_with_other_parameters_ends_and_keeps_its_snapshots(r
 
 async def test_service_host_without_a_recent_message_of_the_leader_node_writes_no_decision(running: Any) -> None:
     bus, made, _, _ = running
-    assert not made._is_beside_the_leader()
+    assert not made.is_beside_leader()
     await bus.tell(order(bus, 1))
-    assert not made._is_beside_the_leader()
+    assert not made.is_beside_leader()
     await bus.tell(order(bus, 2, leads=True))
-    assert made._is_beside_the_leader()
+    assert made.is_beside_leader()
     made._last_contact_s -= 60.0
-    assert not made._is_beside_the_leader()
+    assert not made.is_beside_leader()
 
 
 async def test_service_host_leader_without_messages_of_its_node_becomes_follower(running: Any) -> None:

@@ -191,7 +191,7 @@ async def test_service_host_after_a_state_rebuild_drops_earlier_replies(running:
     server, _, _ = running
     server._replies.add(Reply(1, "_INBOX.x", b""))
     machine = server.machine
-    server._machine_started(machine, None)
+    server.machine_started(machine, None)
     assert (len(server._replies), machine.replies, machine.is_apply_thread) == (
         0,
         server._replies,
@@ -214,7 +214,7 @@ async def test_service_host_without_messages_for_one_lease_rejects_queries_and_d
     await bus.tell(order(bus, 1, leaseMs=1500, highWatermark=3, leads=True))
     assert (server.is_fed, server.has_caught_up) == (True, False)
     now_s[0] = 1001.49
-    assert (server.is_fed, server._is_beside_the_leader()) == (True, True)
+    assert (server.is_fed, server.is_beside_leader()) == (True, True)
     server._feeder.problem = "reading"
     assert not server.is_fed
     server._feeder.problem = ""
@@ -222,7 +222,7 @@ async def test_service_host_without_messages_for_one_lease_rejects_queries_and_d
     assert not server.is_fed
     server._refusal = ""
     now_s[0] = 1001.5
-    assert (server.is_fed, server._is_beside_the_leader()) == (False, False)
+    assert (server.is_fed, server.is_beside_leader()) == (False, False)
 
 
 async def test_service_host_skip_decision_contains_leader_epoch_and_record_offset(
@@ -240,7 +240,7 @@ async def test_service_host_skip_decision_contains_leader_epoch_and_record_offse
     bad = Record(4, 0, None, b"bad", (), "", None, 6)
     what = FailedUnit(BadRecordError(Unit(4, "t"), bad, "it raised"))
     with pytest.raises(UnavailableError):
-        await server._decide(what)
+        await server.decide_to_skip(what)
     assert (server._client, "dead", 4.5) in [part.args for part in made.all("DecisionWriter")]
     identity, decision, record, error = given
     assert (identity, record, error) == (server.machine.identity, bad, str(what.error))

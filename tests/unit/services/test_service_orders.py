@@ -50,7 +50,7 @@ async def host() -> ServiceHost:
         cut_at=lambda at: made.told.append(("cut", at)), stop_at=lambda at: made.told.append(("stop", at)),
         problem="", snapshot_problem="",
     )  # fmt: skip
-    made._acknowledge = lambda: made.told.append("acknowledged")
+    made.acknowledge = lambda: made.told.append("acknowledged")
     return made
 
 

@@ -79,7 +79,7 @@ class Controller:
         return response
 
     async def settled(self) -> None:
-        await asyncio.gather(*self.handler._under_way)
+        await asyncio.gather(*self.handler._request_tasks)
 
 
 REQUEST = frames.encode(pb.ControlRequest(operationId=b"o" * 16, barrier=pb.Barrier()))
@@ -367,7 +367,7 @@ async def test_control_endpoint_during_a_flood_drops_client_requests_undecoded_a
         before = len(controller.replies)
         for _ in range(count):
             await controller.receive(message)
-            await asyncio.gather(*controller.handler._under_way)
+            await asyncio.gather(*controller.handler._request_tasks)
         return len(controller.replies) - before
 
     for subject in ("space.info", "space.control.admin"):
@@ -401,7 +401,7 @@ async def test_control_endpoint_rejects_an_operator_above_the_rate_limit_with_a_
         del controller.replies[:]
         for _ in range(count):
             await controller.receive(Message(asked, "_INBOX.x", subject))
-            await asyncio.gather(*controller.handler._under_way)
+            await asyncio.gather(*controller.handler._request_tasks)
         return [response for _, response in controller.replies if response.retryAfterMs]
 
     refused = await told(260, "space.control.admin.alice")

@@ -13,7 +13,7 @@ from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.subjects import Subjects
-from sidecar.metadata.member import TRANSFER_REQUEST_TIMEOUT_S, ask_accused, request_leadership_transfer
+from sidecar.metadata.member import TRANSFER_REQUEST_TIMEOUT_S, probe_accused_leader, request_leadership_transfer
 from tests.each import each
 
 QUESTION = LeaderCheck(PartitionKey("orders", "uid-1", 2), 7, "n2")
@@ -54,7 +54,7 @@ async def test_leader_probe_without_a_valid_answer_of_the_reported_leader_has_no
     answer: bytes | Exception, testimony: ProbeResult | None
 ) -> None:
     bus: Any = Bus(answer)
-    assert await ask_accused(bus, Subjects(), QUESTION) is testimony
+    assert await probe_accused_leader(bus, Subjects(), QUESTION) is testimony
     [(subject, payload)] = bus.asked
     asked = frames.decode(payload, replication_pb2.LeaderQuestion)
     assert (subject, asked.stream, asked.streamUid, asked.partition, asked.leaderEpoch) == (

@@ -47,7 +47,7 @@ async def test_control_endpoint_request_cancelled_by_close_gets_no_answer(handle
     await handler.handler.close()
     handler.may_decide.set()
     await turns()
-    assert (handler.decided, handler.replies, handler.listening, len(handler.handler._under_way)) == ([], [], {}, 0)
+    assert (handler.decided, handler.replies, handler.listening, len(handler.handler._request_tasks)) == ([], [], {}, 0)
 
 
 # ---- forwarding ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 from liftpy.client.closest_replica import this_host
 from liftpy.config import SessionTimes
 from liftpy.core.metadata.controller.quorum_member import ProbeNode, ProposedEntry
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage, NodeImage
 from liftpy.core.wire import frames
@@ -91,7 +91,7 @@ async def test_node_membership_registration_is_sent_again_with_equal_fields_unti
     wanted = pb.RegisterNode(
         nodeId="n4", previousIncarnation=3, cleanStop=True, flushedAlways=False, rack="r1", weight=2.0,
         version=membership_module.__version__, statusAddress="http://x", partitionBudget=64, start=9, host=this_host(),
-        minLevel=SPOKEN.least, maxLevel=SPOKEN.most,
+        minLevel=SUPPORTED_LEVELS.least, maxLevel=SUPPORTED_LEVELS.most,
     )  # fmt: skip
     assert [request.registerNode for request, _ in group.asked] == [wanted] * 4
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from liftpy.config import ReplicationConfig
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import InboxRule, Subjects
@@ -51,7 +51,7 @@ async def group(server: NatsServer, tmp_path: Path) -> AsyncIterator[GroupThread
 
 async def _register(group: GroupThread, node: str = "n1") -> pb.ControlResponse:
     said = pb.RegisterNode(nodeId=node, flushedAlways=True)
-    SPOKEN.write_to(said)
+    SUPPORTED_LEVELS.write_to(said)
     return await group.propose(pb.ControlRequest(registerNode=said))
 
 

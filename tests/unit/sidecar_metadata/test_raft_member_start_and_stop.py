@@ -56,7 +56,7 @@ def a_member(**log: Any) -> tuple[Any, list[Any]]:
     made._orders = part("orders", close=lambda: closed("orders"))
     made._outgoing = part("outgoing", counters=Counter({"not sent: x": 5}))
     made._connection, made._forwarder = part("connection", max_payload=77), part("forwarder", counters=Counter({"answers": 8}))
-    made._listener, made._asking = part("listener"), None
+    made._listener, made._lookup_task = part("listener"), None
     return made, calls
 
 
@@ -121,10 +121,10 @@ async def test_raft_member_describe_answer_contains_metadata_leader_and_controll
         return response if timeout_s == 1.0 else None
 
     made._orders.decide = decide
-    found = await made._decide_here(pb.ControlRequest(), 1.0)
+    found = await made._decide_as_controller(pb.ControlRequest(), 1.0)
     assert (found.metadataLeader, found.cluster.metadataLeader) == ("n3", "n3")
     assert [c.nodeId for c in found.cluster.controllers] == ["n1"]
-    assert await made._decide_here(pb.ControlRequest(), 2.0) is None
+    assert await made._decide_as_controller(pb.ControlRequest(), 2.0) is None
     made._member.answer_without_leader = lambda request: pb.ControlResponse(error=UNAVAILABLE)
     alone = made._describe_alone(pb.ControlRequest())
     assert (alone.metadataLeader, alone.HasField("cluster")) == ("n3", False)

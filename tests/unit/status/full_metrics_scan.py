@@ -67,11 +67,11 @@ def _add(sums: Counter[str], worker: Any) -> None:
         ("ingest_records", counters.records), ("ingest_bytes", counters.size_bytes), ("read_records", worker.reads.record_count),
         ("read_bytes", worker.reads.size_bytes), ("acks_waiting", worker.acks.count), ("log_size_bytes", worker.log.size_bytes),
         ("readers_waiting", worker.reads.waiting_count), ("duplicates", counters.duplicates),
-        ("message_ids_forgotten", derived.ids.forgotten), ("producers_forgotten", derived.producers.forgotten),
+        ("message_ids_forgotten", derived.ids.evicted_count), ("producers_forgotten", derived.producers.evicted_count),
         ("replayed_bytes", derived.replayed_bytes), ("derived_states_written", worker.states.writer.written),
         ("derived_states_failed", worker.states.writer.failed), ("poison_envelopes", worker.ingest.reader.poison_envelopes),
         ("refused_replies", worker.ingest.reader.refused_replies), ("truncated_records", worker.log.truncated_records),
-        ("fragment_reassembly_bytes", worker.fetches.fragment_reassembly_bytes), ("partitions_failed", worker.executor.storage_failed),
+        ("fragment_reassembly_bytes", worker.fetches.fragment_reassembly_bytes), ("partitions_failed", worker.storage_failed),
         ("partitions_with_full_subject_index", derived.subjects.state == "full"),
         ("partitions_with_quarantined_files", bool(worker.set_aside)),
     ):  # fmt: skip

@@ -69,7 +69,7 @@ def test_dashboard_partitions_answer_lists_the_worst_partitions_first_in_pages_w
     workers = [shown_worker("s", number) for number in range(7)] + [shown_worker("t", 0)]
     for number, isr in ((5, ("n1",)), (3, ("n1", "n2"))):
         workers[number].state = a_state(number, isr)
-    workers[6].executor.storage_failed = True
+    workers[6].storage_failed = True
     reporter = a_cluster(*workers)
     reporter.partitions.failed[PartitionKey("a", "u", 9)] = "no log"
     answers = the_answers(reporter)

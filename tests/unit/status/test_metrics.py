@@ -25,7 +25,7 @@ from liftpy.core.groups.lag import GroupLag
 from liftpy.core.log.flush import FlushScheduler
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.publish.ingest import IngestCounters
 from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.publish.memory_budget import MemoryBudget
@@ -62,7 +62,7 @@ def a_worker(stream: str = "s", partition: int = 0, role: RoleName = RoleName.LE
         "key": PartitionKey(stream, "u1", partition), "node_id": "n1", "state": state, "config": StreamConfig(min_isr=2),
         "ingest": SimpleNamespace(counters=counters, reader=SimpleNamespace(poison_envelopes=6, refused_replies=7)),
         "derived": SimpleNamespace(
-            ids=SimpleNamespace(forgotten=8), producers=SimpleNamespace(forgotten=9), replayed_bytes=11,
+            ids=SimpleNamespace(evicted_count=8), producers=SimpleNamespace(evicted_count=9), replayed_bytes=11,
             subjects=SimpleNamespace(state="ready"),
         ),
         "states": SimpleNamespace(writer=SimpleNamespace(written=12, failed=13)),
@@ -77,7 +77,7 @@ def a_worker(stream: str = "s", partition: int = 0, role: RoleName = RoleName.LE
         ),
         "fetches": SimpleNamespace(fragment_reassembly_bytes=25),
         "services": SimpleNamespace(report=list, left_services=list, known=False),
-        "set_aside": (), "executor": SimpleNamespace(storage_failed=False), **more,
+        "set_aside": (), "storage_failed": False, **more,
     })  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def a_room() -> MemoryBudget:
 def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -> Any:
     link = SimpleNamespace(
         name="ingest", is_connected=True, unsent_bytes=41, stats={"reconnects": 42}, waiting_bytes=43,
-        cuts=SimpleNamespace(lost_messages=44, unknown=45),
+        disconnect_loss=SimpleNamespace(lost_messages=44, unknown=45),
     )  # fmt: skip
     image = SimpleNamespace(
         index=5, feature_level=1, controllers=ControllerList(), streams={"s": 1}, waiting=frozenset(),
@@ -186,6 +186,30 @@ def test_metrics_page_lists_the_backup_metrics_with_their_descriptions() -> None
     assert {name: text.strip() for name, text in told.items()} == BACKUP_TABLE
 
 
+def test_pages_name_labels_as_the_exposition_has_them() -> None:
+    """Each ``liftpy_metric{label="value"}`` in a page, an alert or a dashboard."""
+    root = DOCS.parent.parent
+    pages = [
+        path for folder in ("docs", "deploy") for path in (root / folder).rglob("*") if path.suffix in (".md", ".yml", ".json")
+    ]
+    uses = [use for page in pages for use in re.findall(r'liftpy_(\w+)\{(\w+)=\\?"([^"\\]*)\\?"\}', page.read_text())]
+    assert len(uses) > 8
+    for name, label, value in uses:
+        base = re.sub("_(bucket|sum|count)$", "", name) if name not in TABLE else name
+        assert label in (*TABLE[base].labels, "le"), (name, label)
+        shown = Figures()
+        shown.each(name, [(value, 1)])
+        assert (value,) in shown.numbers[name], (name, value)
+
+
+def test_jetstream_page_names_the_counters_of_the_read_api() -> None:
+    root = DOCS.parent.parent
+    line = re.search(r"\*\*Counters\.\*\* ([^.]*)\.", (root / "docs" / "jetstream.md").read_text())
+    assert line is not None
+    code = (root / "sidecar" / "node" / "jetstream_api.py").read_text()
+    assert re.findall("`([^`]*)`", line[1]) == sorted(set(re.findall(r'counters\["(\w+)"\]', code)), key=line[1].index)
+
+
 def test_metrics_exposition_has_exactly_the_table_rows_with_their_labels() -> None:
     found = gathered(a_reporter([a_worker()]))
     families = {f.name.removeprefix("liftpy_"): f for f in text_string_to_metric_families(exposition(found).decode())}
@@ -213,7 +237,7 @@ def test_process_metrics_are_summed_over_all_processes_of_the_node() -> None:
 
 
 def test_metrics_of_a_node_have_the_values_of_their_sources() -> None:
-    failing = a_worker("s", 3, RoleName.FOLLOWER, executor=SimpleNamespace(storage_failed=True), set_aside=("x",))
+    failing = a_worker("s", 3, RoleName.FOLLOWER, storage_failed=True, set_aside=("x",))
     learner = a_worker("s", 4, RoleName.FOLLOWER, joining="n1", copy_epoch=3)
     workers = [a_worker("s", 2, isr=("n1",)), a_worker(), a_worker("s", 1, isr=("n1", "n2")), failing, learner]
     reporter = a_reporter(workers)
@@ -246,7 +270,8 @@ def test_metrics_of_a_node_have_the_values_of_their_sources() -> None:
         ("partition_budget",): 70, ("cluster_nodes", "live"): 2, ("cluster_nodes", "fenced"): 1, ("cluster_nodes", "drained"): 1,
         ("metadata_divergence_total",): 7,
         ("group_lag_records", "billing"): 75, ("group_lag_seconds", OTHERS): 0.5, ("group_lag_unknown",): 5,
-        ("feature_level",): 1, ("feature_level_supported", "min"): SPOKEN.least, ("feature_level_supported", "max"): SPOKEN.most,
+        ("feature_level",): 1, ("feature_level_supported", "min"): SUPPORTED_LEVELS.least,
+        ("feature_level_supported", "max"): SUPPORTED_LEVELS.most,
         ("cluster_streams",): 1, ("cluster_elections_total", "unclean"): 0, ("node_info", "true", "ns", "n1", "r1"): 1,
     }  # fmt: skip
     assert {name: found.get(name) for name in expected} == pytest.approx(expected, abs=0.2)

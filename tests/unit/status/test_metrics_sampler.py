@@ -134,9 +134,11 @@ def test_metrics_sampler_rows_include_worker_processes_of_the_node() -> None:
     said: list[Any] = []
     worker = a_worker("u", 2, isr=("n1",))
     other = a_reporter([worker])
-    tells = Sampler(History(), other, lambda: 1.0, lambda: 1.0, tell=lambda what: said.append(json.loads(json.dumps(what))))
+    tells = Sampler(
+        History(), other, lambda: 1.0, lambda: 1.0, send_sample=lambda what: said.append(json.loads(json.dumps(what)))
+    )
     reporter, history, clocks = a_reporter([a_worker()]), History(), Clocks()
-    made = Sampler(history, reporter, lambda: clocks.wall_s, lambda: clocks.now_s, others=lambda: said[-1:])
+    made = Sampler(history, reporter, lambda: clocks.wall_s, lambda: clocks.now_s, worker_samples=lambda: said[-1:])
     list(tells.sample())
     list(made.sample())
     clocks.go_on(1.0)

@@ -195,6 +195,18 @@ def test_status_request_over_nats_returns_the_page_after_the_given_partition(
     assert len(partitions) == PAGE_PARTITIONS
 
 
+def test_status_page_of_a_node_with_thousands_of_failed_logs_fits_into_a_message(
+    asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, made, ask = asked
+    made.reporter = Paged()
+    monkeypatch.setattr(Paged, "failed", {f"a/{number}": "STORAGE: " + "x" * 200 for number in range(6000)})
+    answer = ask(b"_INBOX.a", b"")
+    assert len(answer) <= bus.max_payload
+    assert len(json.loads(answer)["partitions"]) == PAGE_PARTITIONS
+    assert json.loads(answer)["failed_partitions"]["a/0"].startswith("STORAGE: ")
+
+
 def test_status_page_above_the_message_size_lists_fewer_partitions_and_sets_its_more_field(asked: Any) -> None:
     bus, made, ask = asked
     made.reporter = Paged()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -29,10 +29,12 @@ _SHOWN = {
 
 
 class Reporter:
+    failed: ClassVar[dict[str, str]] = {}
+
     def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
         behind = [key for key in PARTITIONS if key > after]
         shown = [{"stream": stream, "partition": partition, **_SHOWN} for stream, partition in behind[:count]]
-        return {**_FACTS, "partitions": shown, "more": len(behind) > count}
+        return {**_FACTS, "partitions": shown, "more": len(behind) > count, "failed_partitions": self.failed}
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ class Thread:
     def stop(self) -> None:
         self.did.append("stop")
 
-    def room(self) -> None:
-        self.did.append("room")
+    def resume(self) -> None:
+        self.did.append("resume")
 
 
 class Transport:
@@ -50,7 +50,7 @@ class Transport:
 
 
 class Bench:
-    """An Inflow without its task and without a socket; the clocks go as the test says."""
+    """An IngestConnection without its task and without a socket; the clocks go as the test says."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns, self.busy_ns = 5_000 * MS, 0
@@ -66,14 +66,14 @@ class Bench:
         self.given_up: list[int] = []
         self.bus.listen("ev", self._sink, given_up=self.given_up.append)
         self.takes = True
-        monkeypatch.setattr(self.bus._gate, "may_take", self._may_take)
+        monkeypatch.setattr(self.bus._gate, "may_take", self._may_parse)
         self.asked: list[tuple[int, bool, int]] = []
 
     def _sink(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         self.got.append(payload)
 
-    def _may_take(self, taken_bytes: int, blocked: bool, now_ns: int) -> bool:
-        self.asked.append((taken_bytes, blocked, now_ns))
+    def _may_parse(self, parsed_bytes: int, blocked: bool, now_ns: int) -> bool:
+        self.asked.append((parsed_bytes, blocked, now_ns))
         return self.takes
 
     def parsing(self, each_ns: int = 0) -> list[tuple[int, bool]]:
@@ -81,7 +81,7 @@ class Bench:
         pieces: list[tuple[int, bool]] = []
 
         async def parse(piece: bytes) -> None:
-            pieces.append((len(piece), self.bus._parser.leaving_out))
+            pieces.append((len(piece), self.bus._parser.drops_unread))
             self.busy_ns += each_ns
 
         self.bus._parser.parse = parse

@@ -294,7 +294,7 @@ async def test_connection_sends_its_messages_and_nats_py_publishes_in_call_order
     await until(lambda: len(got) == 30, "all")
     assert got == [b"%d" % number for number in range(30)]
     got.clear()
-    bus._kick()  # the flusher wakes up in this turn: before what waits for the turn's end
+    bus._wake_flusher()  # the flusher wakes up in this turn: before what waits for the turn's end
     for word in (b"at once", b"waits"):
         bus.send("order.x", [word])
     await bus.publish("order.x", b"by the flusher")

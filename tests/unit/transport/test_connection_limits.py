@@ -182,7 +182,7 @@ async def test_after_read_callback_outside_a_read_runs_in_the_next_loop_turn(sen
     assert done == []
     await asyncio.sleep(0)
     assert done == [1]
-    sending._taking = True
+    sending._is_parsing = True
     sending.call_after_read(lambda: done.append(2))
     await asyncio.sleep(0)
-    assert (done, len(sending._behind)) == ([1], 1)
+    assert (done, len(sending._after_read)) == ([1], 1)

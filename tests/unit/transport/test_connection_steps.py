@@ -103,7 +103,7 @@ async def test_connection_read_runs_callbacks_and_then_flushes_the_write_buffer(
     with pytest.raises(nats.errors.ProtocolError):
         bus._process_arrived(b"bad")
     assert did == ["behind", "let go"] * 2
-    assert (bus._taking, bus._behind) == (False, [])
+    assert (bus._is_parsing, bus._after_read) == (False, [])
 
 
 @pytest.mark.parametrize("state", ["is_closed", "is_reconnecting"])
@@ -169,7 +169,7 @@ async def test_listeners_retired_together_wait_for_one_server_flush(bus: Any, mo
     assert (did, len(settling.tasks)) == (["a leaves", "b leaves"], 1)
     await settling.end()
     assert did[2:] == ["late leaves", "a closes", "b closes", "late closes"], "also where the server does not answer"
-    assert (settling.asked, len(settling.tasks), bus._leaving) == ([1.0, 1.0], 1, [])
+    assert (settling.asked, len(settling.tasks), bus._retiring_listeners) == ([1.0, 1.0], 1, [])
     bus.retire([Leaver("c", did)])
     await settling.end()
     assert (did[6:], len(settling.tasks)) == (["c leaves", "c closes"], 2)

@@ -159,7 +159,7 @@ async def test_ingest_connection_delivers_a_new_read_after_buffered_bytes(
     bus = await inflow(url)
     got: list[bytes] = []
     bus.listen("ev", lambda s, r, payload, h: got.append(payload))
-    monkeypatch.setattr(bus, "_may_take", lambda: False)
+    monkeypatch.setattr(bus, "_may_parse", lambda: False)
     await until(lambda: bus._receiver is not None and bus._receiver._reader is not None, "the reading task is there")
     receiver = bus._receiver
     assert receiver is not None

@@ -28,7 +28,7 @@ async def test_ingest_connection_with_an_empty_buffer_parses_a_read_at_once(benc
     assert bench.got == [b"1"]
     await bus._process_data(data)
     assert bench.got == [b"1", b"1"]
-    assert (bus.taken_bytes, bus._arrived_bytes, bus._done_bytes) == (2 * len(data),) * 3
+    assert (bus.parsed_bytes, bus._arrived_bytes, bus._removed_bytes) == (2 * len(data),) * 3
     assert (bus.waiting_bytes, bus.most_waiting_bytes, bus._parsing) == (0, 0, False)
     assert bench.asked == [(0, False, bench.now_ns), (len(data), False, bench.now_ns)]
 
@@ -45,10 +45,10 @@ async def test_ingest_connection_buffers_a_read_that_is_large_or_follows_buffere
     bench.takes = why != "the gate"
     parsed = bench.parsing()
     assert bus._process_arrived(data) is data
-    assert (bus._arrived_bytes, bus.taken_bytes) == (before, 0)
+    assert (bus._arrived_bytes, bus.parsed_bytes) == (before, 0)
     await bus._process_data(data)
     assert parsed == []
-    assert (bus._arrived_bytes, bus._done_bytes, bus.taken_bytes) == (before + len(data), 0, 0)
+    assert (bus._arrived_bytes, bus._removed_bytes, bus.parsed_bytes) == (before + len(data), 0, 0)
     assert bus.waiting_bytes == bus.most_waiting_bytes == before + len(data)
     assert bus._chunks[-1] is data
     assert bus._arrived.is_set(), "the pump is told"
@@ -65,7 +65,7 @@ async def test_ingest_connection_reports_its_largest_backlog_in_bytes(bench: Ben
 
 async def test_ingest_connection_does_not_start_the_socket_thread_after_a_read_that_ends_with_a_ping(bench: Bench) -> None:
     looked: list[int] = []
-    bench.monkeypatch.setattr(bench.bus, "_hand_over", lambda: looked.append(1) or False)
+    bench.monkeypatch.setattr(bench.bus, "_start_thread_in_burst", lambda: looked.append(1) or False)
     assert bench.bus._process_arrived(message(b"1") + b"PING\r\n") == b""
     assert looked == []
     bench.bus._parser.reset()
@@ -75,15 +75,15 @@ async def test_ingest_connection_does_not_start_the_socket_thread_after_a_read_t
 
 async def test_ingest_connection_burst_starts_at_the_first_of_consecutive_large_reads(bench: Bench) -> None:
     bus, began_ns = bench.bus, bench.now_ns
-    bus._see(module._LARGE_BYTES - 1)
+    bus._count_read(module._LARGE_BYTES - 1)
     assert (bus._large_ns, bus._burst_ns) == (0, 0)
-    bus._see(module._LARGE_BYTES)
+    bus._count_read(module._LARGE_BYTES)
     bench.now_ns += 7
-    bus._see(module._LARGE_BYTES)
+    bus._count_read(module._LARGE_BYTES)
     assert (bus._large_ns, bus._burst_ns) == (began_ns + 7, began_ns)
-    bus._see(0)
+    bus._count_read(0)
     assert bus._burst_ns == began_ns, "a command that is gone on with is no read"
-    bus._see(1)
+    bus._count_read(1)
     assert (bus._large_ns, bus._burst_ns) == (began_ns + 7, 0)
     assert bus._arrived_bytes == 3 * module._LARGE_BYTES
 
@@ -101,7 +101,7 @@ async def test_ingest_connection_is_full_when_buffered_bytes_plus_bytes_held_by_
         (BUFFER_BYTES, 0, True, True),
     ):
         bus._arrived_bytes, bench.node.held_bytes = waiting, held
-        assert (bus._fills(), bus._is_full()) == (fills, full), (waiting, held)
+        assert (bus._is_half_full(), bus._is_full()) == (fills, full), (waiting, held)
 
 
 async def test_ingest_connection_above_half_its_buffer_reads_only_to_avoid_a_slow_consumer_disconnect(bench: Bench) -> None:
@@ -114,19 +114,19 @@ async def test_ingest_connection_above_half_its_buffer_reads_only_to_avoid_a_slo
 
     bench.monkeypatch.setattr(bus.overflow, "can_stop_reading", can_stop_reading)
     bus._arrived_bytes = BUFFER_BYTES // 2 - 1
-    assert bus._reads()
+    assert bus._should_read()
     assert asked == []
     bus._arrived_bytes = half = BUFFER_BYTES // 2
-    assert not bus._reads()
+    assert not bus._should_read()
     assert asked == [(half, bench.now_ns)]
-    bus._due_to = half
-    assert not bus._reads()
-    bus._due_to = half + 1
-    assert bus._reads()
-    bus._due_to, alone = 0, False
-    assert bus._reads()
-    bus._arrived_bytes, bus._due_to = BUFFER_BYTES, 2 * BUFFER_BYTES
-    assert not bus._reads(), "a full buffer takes nothing"
+    bus._read_at_least_to = half
+    assert not bus._should_read()
+    bus._read_at_least_to = half + 1
+    assert bus._should_read()
+    bus._read_at_least_to, alone = 0, False
+    assert bus._should_read()
+    bus._arrived_bytes, bus._read_at_least_to = BUFFER_BYTES, 2 * BUFFER_BYTES
+    assert not bus._should_read(), "a full buffer takes nothing"
 
 
 async def test_ingest_connection_read_by_a_thread_does_not_block_its_reading_task(bench: Bench) -> None:
@@ -149,11 +149,11 @@ async def test_ingest_connection_turn_parses_a_bounded_number_of_bytes(bench: Be
     bus._append(bytes(10))
     await bus._process_some()
     assert pieces == [(64 * KIB, False)] * 4
-    assert (bus.taken_bytes, bus.waiting_bytes, bus._position) == (256 * KIB, 44 * KIB + 10, 256 * KIB)
+    assert (bus.parsed_bytes, bus.waiting_bytes, bus._position) == (256 * KIB, 44 * KIB + 10, 256 * KIB)
     assert bus._room.is_set()
     await bus._process_some()
     assert pieces[4:] == [(44 * KIB, False), (10, False)]
-    assert (bus.taken_bytes, bus.waiting_bytes, bus._position, len(bus._chunks)) == (300 * KIB + 10, 0, 0, 0)
+    assert (bus.parsed_bytes, bus.waiting_bytes, bus._position, len(bus._chunks)) == (300 * KIB + 10, 0, 0, 0)
 
 
 async def test_ingest_connection_turn_ends_after_its_time_limit(bench: Bench) -> None:
@@ -193,12 +193,12 @@ async def test_ingest_connection_drops_buffered_bytes_to_make_room_for_bytes_it_
 
     bench.monkeypatch.setattr(bus.overflow, "due_bytes", due_bytes)
     bench.monkeypatch.setattr(bus.overflow, "roomy", lambda: pytest.fail("it is half full"))
-    bus._leave_out = leave_out
-    bus._done_bytes, bus._arrived_bytes, bench.node.held_bytes = 50, waiting + 50, held
+    bus._drop_without_reply = leave_out
+    bus._removed_bytes, bus._arrived_bytes, bench.node.held_bytes = 50, waiting + 50, held
     bus._pings_outstanding = 1
     await bus._make_room()
     assert asked == [(full, waiting + 50, 50, bench.now_ns)]
-    assert bus._due_to == waiting + 50 + due
+    assert bus._read_at_least_to == waiting + 50 + due
     assert told == ([left_out] if left_out else [])
     assert bus._pings_outstanding == 1
     bus._thread = Thread()
@@ -211,12 +211,12 @@ async def test_ingest_connection_that_drops_bytes_drops_whole_chunks_and_wakes_t
     for _ in range(5):
         bus._append(bytes(1000))
     thread = bus._thread = Thread()
-    await bus._leave_out(2001)
+    await bus._drop_without_reply(2001)
     assert pieces == [(1000, True)] * 3
-    assert (bus._parser.leaving_out, bus.taken_bytes, bus.waiting_bytes) == (False, 0, 2000)
-    assert (bus._room.is_set(), thread.did) == (True, ["room"])
-    await bus._leave_out(2000)
-    await bus._leave_out(1)
+    assert (bus._parser.drops_unread, bus.parsed_bytes, bus.waiting_bytes) == (False, 0, 2000)
+    assert (bus._room.is_set(), thread.did) == (True, ["resume"])
+    await bus._drop_without_reply(2000)
+    await bus._drop_without_reply(1)
     assert len(pieces) == 5
 
 
@@ -226,7 +226,7 @@ async def test_ingest_connection_that_drops_bytes_stops_at_its_time_limit(bench:
     for _ in range(5):
         bus._append(bytes(1000))
     bench.node.held_bytes = BUFFER_BYTES
-    await bus._leave_out(1 << 40)
+    await bus._drop_without_reply(1 << 40)
     assert len(pieces) == 2
     assert (bus._room.is_set(), thread.did) == (False, [])
 
@@ -238,14 +238,14 @@ async def test_ingest_connection_leaves_its_dropping_mode_when_the_parser_raises
     bench.bus._parser.parse = fails
     bench.bus._append(b"x")
     with pytest.raises(asyncio.CancelledError):
-        await bench.bus._leave_out(1)
-    assert (bench.bus._parser.leaving_out, bench.bus._parsing) == (False, False)
+        await bench.bus._drop_without_reply(1)
+    assert (bench.bus._parser.drops_unread, bench.bus._parsing) == (False, False)
 
 
 async def test_ingest_connection_counts_dropped_messages_per_subscription(bench: Bench) -> None:
     bench.bus.listen("two", lambda *_: None)
     bench.bus._append(message(b"1") * 3 + message(b"wants an answer", b"_INBOX.a") + message(b"", subject=b"two", sid=2))
-    await bench.bus._leave_out(1)
+    await bench.bus._drop_without_reply(1)
     assert (bench.given_up, bench.bus.dropped_unread, bench.got) == ([3], 4, [b"wants an answer"])
 
 
@@ -255,7 +255,7 @@ async def test_ingest_connection_counts_dropped_messages_for_the_new_handler_aft
     listener = bench.bus.listen("two", lambda *_: None, given_up=before.append)
     listener.feed_to(lambda *_: None, after.append)
     bench.bus._append(message(b"", subject=b"two", sid=2))
-    await bench.bus._leave_out(1)
+    await bench.bus._drop_without_reply(1)
     assert (before, after) == ([], [1])
 
 
@@ -269,7 +269,7 @@ async def test_ingest_connection_ignores_server_statistics_of_another_connection
     bus = bench.bus
     noted: list[Any] = []
     bench.monkeypatch.setattr(bus.overflow, "record_pong", lambda *given: noted.append(given))
-    bench.monkeypatch.setattr(bus.cuts, "record_server_report", noted.append)
+    bench.monkeypatch.setattr(bus.disconnect_loss, "record_server_report", noted.append)
     bus._client_id = 7
     bus._server_info = {"server_id": "s1"}
     told = ConnectionStats(3, server, client_id, 100, 5, reason)

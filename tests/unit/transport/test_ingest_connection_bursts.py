@@ -25,11 +25,11 @@ def in_a_burst(bench: Bench) -> None:
 async def test_ingest_connection_during_a_burst_is_read_by_a_thread(bench: Bench) -> None:
     bus = bench.bus
     in_a_burst(bench)
-    assert bus._hand_over()
+    assert bus._start_thread_in_burst()
     thread, transport = bus._thread, bus._receiver.transport
     assert (bus.bursts, transport.did) == (1, ["pause"])
-    assert thread.given[:3] == (5, bus._append_from_thread, bus._reads)
-    assert bus._hand_over(), "it has done so"
+    assert thread.given[:3] == (5, bus._append_from_thread, bus._should_read)
+    assert bus._start_thread_in_burst(), "it has done so"
     assert (bus._thread, bus.bursts, transport.did) == (thread, 1, ["pause"])
     thread.given[3]()
     assert bus._thread is thread, "it says in the loop that it has ended"
@@ -58,7 +58,7 @@ async def test_ingest_connection_is_read_by_the_event_loop_if_a_thread_cannot_re
         transport.closing = True
     else:
         transport.info["ssl_object" if why == "tls" else "socket"] = object() if why == "tls" else None
-    assert not bus._hand_over()
+    assert not bus._start_thread_in_burst()
     assert (bus._thread, bus.bursts, transport.did) == (None, 0, [])
 
 
@@ -71,14 +71,14 @@ async def test_ingest_connection_is_read_by_the_event_loop_if_no_thread_can_star
 
     bench.monkeypatch.setattr(module, "SocketThread", fails)
     in_a_burst(bench)
-    assert not bus._hand_over()
+    assert not bus._start_thread_in_burst()
     assert (bus._thread, bus.bursts, transport.did) == (None, 0, ["pause", "resume"])
     assert bus.errors["no thread to read a burst"] == 1
-    assert not bus._hand_over(), "not with the next read"
+    assert not bus._start_thread_in_burst(), "not with the next read"
     assert bus.errors["no thread to read a burst"] == 1
     bench.monkeypatch.setattr(module, "SocketThread", Thread)
     in_a_burst(bench)
-    assert bus._hand_over(), "in the next burst"
+    assert bus._start_thread_in_burst(), "in the next burst"
 
 
 @pytest.mark.parametrize(("thread", "receiver", "closing"), [(0, 1, 0), (1, 0, 0), (1, 1, 1)])
@@ -127,7 +127,7 @@ async def test_event_loop_reads_the_socket_again_after_the_burst(bench: Bench, s
     bus._thread = Thread()
     bus._large_ns = bench.now_ns - since_ns
     bus._arrived.set()
-    await bus._idle()
+    await bus._wait_for_data()
     assert (bus._thread is None) is back
     assert waits == [None if back else 0.2]
     assert not bus._arrived.is_set(), "it waited for something new"

@@ -60,7 +60,7 @@ class IngestRecorder:
 
     async def connect(self, url: str, asks: BusConnection, buffer_bytes: int) -> None:
         given = NodeSettings("n1", Path("unused"), nats=(url,))
-        self.bus = await open_bus(given, lambda: IngestConnection(self.node, buffer_bytes, asks=asks))
+        self.bus = await open_bus(given, lambda: IngestConnection(self.node, buffer_bytes, stats_connection=asks))
         self.bus.listen("ev", self._take, given_up=self._on_dropped)
 
     def _take(self, *_: bytes) -> None:
@@ -207,7 +207,7 @@ async def test_ingest_connection_closed_as_slow_consumer_counts_the_lost_message
         answer = await asks.request(SERVER_CONNECTIONS, json.dumps({"cid": client_id, "state": 1}).encode(), timeout=5)
         closed = bool(json.loads(answer.data)["data"]["connections"])
     taker.node.full_count = 0
-    cuts = taker.bus.cuts
+    cuts = taker.bus.disconnect_loss
     await until(lambda: cuts.lost_messages > 0, "it is counted")
     assert sent - 10 <= taker.taken + cuts.lost_messages <= sent, "all but what nobody heard of after the cut"
     assert f"that the server closed reason=Slow Consumer (Pending Bytes) count={cuts.lost_messages}" in caplog.text
@@ -222,7 +222,7 @@ async def test_ingest_connection_to_a_killed_server_logs_an_unknown_number_of_lo
         taker = IngestRecorder()
         await taker.open(gone, asks, MIB)
         gone.stop()
-        await until(lambda: taker.bus.cuts.unknown == 1, "it is said that nobody knows")
+        await until(lambda: taker.bus.disconnect_loss.unknown == 1, "it is said that nobody knows")
     assert "number not known at_least=0" in caplog.text
     await taker.bus.stop()
 
@@ -278,14 +278,14 @@ async def test_ingest_parser_in_overload_delivers_requests_and_counts_dropped_me
     for sid, subject in ((1, "ev"), (2, "two")):
         parser.expect(sid, subject)
         parser.on_dropped(sid, lambda count, sid=sid: counted.update({sid: counted[sid] + count}))  # type: ignore[misc]
-    parser.leaving_out = True
+    parser.drops_unread = True
     for start in range(0, len(STREAM), chunk_bytes):
         await parser.parse(STREAM[start : start + chunk_bytes])
     assert got == [b"wanted 1", MAGIC + b"wanted 2", MAGIC + b"wanted 3", b"wanted 4"]
     assert counted == {1: 171, 2: 1}
-    assert (parser.left_out, parser.seen) == (172, 178)
+    assert (parser.dropped_unread, parser.received) == (172, 178)
     assert connection.commands == [b"PING"]
     assert parser.errors == {"foreign_subject": 1}
-    parser.leaving_out = False
+    parser.drops_unread = False
     await parser.parse(message(b"as before"))
     assert got[-1] == b"as before"

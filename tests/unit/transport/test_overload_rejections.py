@@ -16,7 +16,6 @@ from liftpy.core.publish.memory_budget import (
     LONGEST_WAIT_MS,
     MemoryBudget,
     NodePublishMemory,
-    PartitionMemoryBudget,
 )
 from liftpy.core.publish.ports import can_be_rejected_unread
 from liftpy.core.wire._pb import client_pb2
@@ -71,7 +70,7 @@ class OverloadedParser(ParserBench):
         self.refused: list[tuple[int, list[bytes]]] = []
         self.doors = {sid: SwitchableRefuser(self.refused, sid) for sid in (1, 3)}
         for sid, door in self.doors.items():
-            self.parser.refuse_by(sid, door)
+            self.parser.set_rejector(sid, door)
         self.parser.pauses = True
 
 
@@ -85,7 +84,7 @@ def test_ingest_parser_in_overload_rejects_requests_of_one_subject_together() ->
     plain = [b"_INBOX.a.%d" % number for number in range(4)]
     assert made.refused == [(1, plain), (1, [b"_INBOX.e", b"_INBOX.f"]), (3, [b"_INBOX.b"]), (3, [b"_INBOX.c"])]
     assert made.got == [(b"any", b"_INBOX.d", b"a", b"")]
-    assert (made.parser.refused, made.parser.seen, made.counted) == (8, 9, (9, 25 + len(NEW)))
+    assert (made.parser.refused, made.parser.received, made.counted) == (8, 9, (9, 25 + len(NEW)))
 
 
 @each(
@@ -137,7 +136,7 @@ def test_ingest_parser_in_overload_rejects_requests_after_a_delivered_message(pa
     made.parser.pauses = pauses
     stream = ASKS * 2 + b"MSG ev 1 3\r\nabc\r\n" + ASKS * 3
     assert made.parser._messages(stream, 0) == len(stream)
-    assert (len(made.got), made.parser.refused, made.parser.seen) == (given, 6 - given, 6)
+    assert (len(made.got), made.parser.refused, made.parser.received) == (given, 6 - given, 6)
 
 
 def test_ingest_parser_in_overload_waits_for_the_rest_of_a_message() -> None:
@@ -152,8 +151,8 @@ def test_ingest_parser_in_overload_delivers_consecutive_envelopes_and_rejects_th
     made = OverloadedParser()
     enveloped = b"MSG ev 1 _INBOX.r %d\r\n%b\r\n" % (len(MAGIC), MAGIC)
     calls: list[int] = []
-    refuse = made.parser._refuse
-    made.parser._refuse = lambda buffer, position: (calls.append(position), refuse(buffer, position))[1]  # type: ignore[assignment, func-returns-value]
+    refuse = made.parser._reject_unread
+    made.parser._reject_unread = lambda buffer, position: (calls.append(position), refuse(buffer, position))[1]  # type: ignore[assignment, func-returns-value]
     stream = enveloped * 3 + b"MSG any 2 _INBOX.e %d\r\n%b\r\n" % (len(MAGIC), MAGIC) + ASKS + b"MSG ev 1 3\r\nabc\r\n"
     assert made.parser._messages(stream, 0) == len(stream)
     assert [payload for _, _, payload, _ in made.got] == [MAGIC] * 4 + [b"abc"]
@@ -220,7 +219,7 @@ async def test_ingest_parser_in_overload_handles_each_message_once_for_any_split
     assert made.got == [one for one in due if len(one) == 4]
     assert [(sid, reply) for sid, replies in made.refused for reply in replies] == [one for one in due if len(one) == 2]
     sizes = [len(payload) + len(block) for _, _, payload, block in frames]
-    assert (made.counted, made.parser.seen) == ((len(frames), sum(sizes)), len(frames))
+    assert (made.counted, made.parser.received) == ((len(frames), sum(sizes)), len(frames))
 
 
 async def test_ingest_connection_rejects_publishes_while_its_unread_bytes_are_too_old(
@@ -228,9 +227,9 @@ async def test_ingest_connection_rejects_publishes_while_its_unread_bytes_are_to
 ) -> None:
     bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
     bus = bench.bus
-    bus._room_of_node = room
+    bus._memory_budget = room
     bus.listen("two", lambda *_: None, refuser=(door := SwitchableRefuser([], 2)))
-    assert bus._parser._refusers == {b"2": door}
+    assert bus._parser._rejectors == {b"2": door}
     pieces = bench.parsing(each_ns=10 * MS)  # one in a turn
     bus._append(bytes(2 * PIECE_BYTES))
     await bus._process_some()
@@ -251,7 +250,7 @@ async def test_ingest_connection_rejects_publishes_while_its_unread_bytes_are_to
 async def test_ingest_connection_with_an_empty_buffer_accepts_publishes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last turn began late. A single message is then taken on arrival, without a turn."""
     bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
-    bench.bus._room_of_node = room
+    bench.bus._memory_budget = room
     bench.parsing()
     bench.bus._append(bytes(2))
     room.update_wait(2, 0, bench.now_ns)
@@ -259,7 +258,7 @@ async def test_ingest_connection_with_an_empty_buffer_accepts_publishes_again(mo
     await bench.bus._process_some()
     assert (room.is_late, bench.bus._parser.pauses, bench.bus.waiting_bytes) == (True, True, 0)
     bench.bus._arrived.set()
-    idle = asyncio.ensure_future(bench.bus._idle())
+    idle = asyncio.ensure_future(bench.bus._wait_for_data())
     await asyncio.sleep(0)
     assert (room.is_late, bench.bus._parser.pauses) == (False, False)
     idle.cancel()
@@ -270,7 +269,7 @@ async def test_ingest_connection_turn_parses_more_bytes_while_most_messages_are_
     waited_ms: int, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
-    bench.bus._room_of_node = room
+    bench.bus._memory_budget = room
     pieces = bench.parsing(each_ns=1)
     bench.bus._append(bytes(20 * PIECE_BYTES))
     room.update_wait(20 * PIECE_BYTES, 0, bench.now_ns)
@@ -283,13 +282,9 @@ async def test_ingest_connection_turn_parses_more_bytes_while_most_messages_are_
 class OverloadedIngest(Bench):
     """An ``Ingest`` whose node may be late."""
 
-    def __init__(self, own_bytes: int = 1 << 20) -> None:
-        super().__init__()
-        self.node = MemoryBudget(100)
-        self.may(room=PartitionMemoryBudget(self.node, own_bytes, lambda: 0))
-
-    def may(self, **changed: Any) -> None:
-        self.ingest._may = self.ingest._may._replace(**changed)
+    def __init__(self, late_s: float = 0.0) -> None:
+        self.node = MemoryBudget(100, late_s)
+        super().__init__(memory=self.node)
 
 
 def _is_late(bench: OverloadedIngest) -> None:
@@ -325,9 +320,9 @@ def test_overload_rejects_publishes_while_the_queue_delay_is_above_its_limit_or_
     assert not door.refuses()
     why(bench)
     assert door.refuses()
-    bench.may(refuse_for_now=lambda: False)
+    bench.replica.has_standby = True
     assert not door.refuses(), "somebody else may store it"
-    bench.may(refuse_for_now=lambda: True)
+    bench.replica.has_standby = False
     bench.ingest.reader._policy = AckPolicy.NONE
     assert not door.refuses(), "nobody is answered here: nobody waits"
 
@@ -347,10 +342,8 @@ def test_overload_rejects_publishes_for_slow_commits_only_under_memory_pressure(
 
 def test_overload_with_acks_above_the_delay_limit_rejects_publishes_even_without_memory_pressure() -> None:
     """At the start of a flood the queue is before the commit, and few bytes wait unread."""
-    bench = OverloadedIngest()
+    bench = OverloadedIngest(late_s=1.0)
     door = bench.ingest
-    bench.node = MemoryBudget(100, late_s=1.0)
-    bench.may(room=PartitionMemoryBudget(bench.node, 1 << 20, lambda: 0))
     seen = []
     for step in range(100):
         at_ms = 7000 + 50 * step
@@ -368,9 +361,7 @@ def test_overload_with_acks_above_the_delay_limit_rejects_publishes_even_without
 
 def test_overload_rejection_for_slow_commits_counts_as_memory_pressure() -> None:
     """Publishes are rejected when they are read, so the age of unread bytes shows no overload."""
-    bench = OverloadedIngest()
-    bench.node = MemoryBudget(100, late_s=1.0)
-    bench.may(room=PartitionMemoryBudget(bench.node, 1 << 20, lambda: 0))
+    bench = OverloadedIngest(late_s=1.0)
     _waits_for_its_commit(bench)
     assert bench.ingest.refuses()
     bench.node.update_wait(0, 0, 7502 * MS)
@@ -404,11 +395,11 @@ def test_overload_retry_delay_is_the_queue_age_within_bounds() -> None:
 
 
 def test_overload_rejection_without_a_lease_is_sent_when_the_lease_returns() -> None:
-    bench, said = OverloadedIngest(), [False]
-    bench.may(refuse=lambda: said[0], refuse_for_now=lambda: said[0])
+    bench = OverloadedIngest()
+    bench.replica.may_refuse = False
     bench.ingest.refuse([b"_INBOX.1"])
     assert bench.lines == []
-    said[0] = True
+    bench.replica.may_refuse = True
     bench.ingest.settle()
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1"]
 

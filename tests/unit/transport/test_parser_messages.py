@@ -102,9 +102,9 @@ def test_parser_leaves_a_line_without_a_handler_to_nats_py(line: bytes) -> None:
     assert (made.values(), made.counted, made.parser._needed_bytes) == ([b"a"], (1, 1), 0)
     if line.endswith(b"1"):  # not those whose size means something else
         leaving = ParserBench(IngestParser)
-        leaving.parser.leaving_out = True
+        leaving.parser.drops_unread = True
         assert leaving.parser._messages(ONE + line + b"\r\na\r\n" + ONE, 0) == len(ONE)
-        assert (leaving.values(), leaving.counted, leaving.parser.left_out) == ([], (1, 1), 1)
+        assert (leaving.values(), leaving.counted, leaving.parser.dropped_unread) == ([], (1, 1), 1)
 
 
 def test_parser_waits_for_the_rest_of_a_message_of_the_largest_size() -> None:
@@ -155,7 +155,7 @@ def test_parser_does_not_call_a_removed_handler() -> None:
 @pytest.fixture
 def leaving() -> ParserBench:
     made: Any = ParserBench(IngestParser)
-    made.parser.leaving_out = True
+    made.parser.drops_unread = True
     made.given_up = []
     made.parser.on_dropped(1, lambda count: made.given_up.append((1, count)))
     made.parser.on_dropped(2, lambda count: made.given_up.append((2, count)))
@@ -186,14 +186,14 @@ def test_parser_that_drops_messages_without_reply_stops_before_a_request_or_anot
     assert leaving.parser._messages(b"##" + first + other + PLAIN, 2) == 2 + len(first)
     assert (leaving.got, leaving.parser._needed_bytes) == ([], 0)
     assert leaving.given_up == ([(1, 2)] if first else [])
-    assert (leaving.parser.left_out, leaving.parser.seen, leaving.counted) == (count, count, (count, 3 * count))
+    assert (leaving.parser.dropped_unread, leaving.parser.received, leaving.counted) == (count, count, (count, 3 * count))
 
 
 def test_parser_that_drops_messages_without_reply_counts_them_per_subscription(leaving: Any) -> None:
     runs = PLAIN * 3 + b"MSG any 2 0\r\n\r\n" * 2 + b"HMSG ev 1 12 14\r\n%bab\r\n" % HEADERS + b"MSG w.a 3 3\r\nabc\r\n"
     assert leaving.parser._messages(runs, 0) == len(runs)
     assert leaving.given_up == [(1, 3), (2, 2), (1, 1)]
-    assert (leaving.parser.left_out, leaving.parser.seen, leaving.counted) == (7, 7, (7, 9 + 14 + 3))
+    assert (leaving.parser.dropped_unread, leaving.parser.received, leaving.counted) == (7, 7, (7, 9 + 14 + 3))
     leaving.parser.forget(1)
     assert sorted(leaving.parser._patterns) == [b"3"], "nor is its subject remembered"
     leaving.parser.expect(1, "ev")
@@ -214,17 +214,17 @@ async def test_parser_that_drops_messages_without_reply_delivers_requests(leavin
     await leaving.parser.parse(PLAIN + b"HMSG ev 1 r 12 14\r\n%bab\r\n" % HEADERS + b"MSG ev 1 r 3\r\nbug\r\n" + PLAIN)
     assert leaving.got == [(b"ev", b"r", b"ab", HEADERS)]
     assert leaving.client.failed == [b"ev"]
-    assert (leaving.parser.left_out, leaving.parser.seen) == (2, 4)
+    assert (leaving.parser.dropped_unread, leaving.parser.received) == (2, 4)
     await leaving.parser.parse(b"MSG a.x 7 r 3\r\nown\r\nMSG evx 1 r 1\r\na\r\n")
     assert leaving.client.own == [b"own"], "nats-py's own go to nats-py"
     assert leaving.parser.errors == {"foreign_subject": 1}
-    assert leaving.parser.seen == 6
+    assert leaving.parser.received == 6
 
 
 async def test_parser_skips_commands_buffered_from_a_lost_connection(leaving: Any) -> None:
     leaving.parser.lost = 1
     await leaving.parser.parse(b"PING\r\n" + PLAIN)
-    assert (leaving.client.calls, leaving.parser.left_out) == ({}, 1)
+    assert (leaving.client.calls, leaving.parser.dropped_unread) == ({}, 1)
     leaving.parser.lost = 0
     await leaving.parser.parse(b"PING\r\n")
     assert leaving.client.calls == {"ping": 1}
@@ -234,5 +234,5 @@ async def test_parser_outside_overload_delivers_every_message() -> None:
     made = ParserBench(IngestParser)
     await made.parser.parse(PLAIN * 2 + b"MSG evx 1 1\r\na\r\n" + b"MSG a.x 7 3\r\nown\r\n")
     assert (made.values(), made.client.own) == ([b"abc", b"abc"], [b"own"])
-    assert (made.parser.seen, made.parser.left_out, made.counted) == (4, 0, (2, 6))
+    assert (made.parser.received, made.parser.dropped_unread, made.counted) == (4, 0, (2, 6))
     assert made.parser.errors == {"foreign_subject": 1}

@@ -144,7 +144,7 @@ def test_server_statistics_after_a_disconnect_are_requested_despite_a_pending_re
 def test_server_statistics_answer_to_a_request_before_the_last_sixteen_is_ignored(asker: Asker) -> None:
     for _ in range(17):
         asker.ask(25)
-        asker.backlog._silent_ns = 0
+        asker.backlog._unanswered_since_ns = 0
     asker.bus.answer(1)
     assert asker.heard == [], "too long ago"
     asker.bus.answer(2)
@@ -279,8 +279,8 @@ async def test_ingest_parser_counts_dropped_messages_and_bytes() -> None:
     taken: list[bytes] = []
     parser = IngestParser(connection, {b"1": lambda s, r, payload, h: taken.append(payload)})
     parser.expect(1, "ev")
-    parser.leaving_out = True
+    parser.drops_unread = True
     await parser.parse(message(b"12345") * 3 + message(b"", headers=b"NATS/1.0\r\n\r\n") + message(b"want", b"_INBOX.a"))
     assert taken == [b"want"]
-    assert parser.left_out == 4
+    assert parser.dropped_unread == 4
     assert connection.stats == {"in_msgs": 4, "in_bytes": 3 * 5 + 12}

@@ -59,7 +59,7 @@ def test_socket_thread_reads_in_order_and_pauses_while_the_buffer_is_full(reader
     until(lambda: reader.looked > seen + 5)
     assert reader.taken == b""
     reader.room = True
-    reader.thread.room()
+    reader.thread.resume()
     until(lambda: reader.taken == b"one ")
     reader.theirs.sendall(b"two")
     until(lambda: reader.taken == b"one two")
@@ -72,14 +72,14 @@ def test_socket_thread_with_a_full_buffer_resumes_when_free_space_is_reported(mo
     until(lambda: reader.looked == 1)
     reader.theirs.sendall(b"x")
     reader.room = True
-    reader.thread.room()
+    reader.thread.resume()
     until(lambda: reader.taken == b"x")
     reader.close()
 
 
 def test_socket_thread_reports_eof_once(reader: Reader) -> None:
     reader.room = True
-    reader.thread.room()
+    reader.thread.resume()
     reader.theirs.sendall(b"last")
     reader.theirs.close()
     until(lambda: bool(reader.ended))
@@ -88,13 +88,17 @@ def test_socket_thread_reports_eof_once(reader: Reader) -> None:
 
 def test_socket_thread_after_stop_reads_nothing_and_reports_no_eof(reader: Reader) -> None:
     reader.room = True
-    reader.thread.room()
+    reader.thread.resume()
     reader.theirs.sendall(b"before")
     until(lambda: reader.taken == b"before")
     reader.thread.stop()
     reader.thread.stop()
     reader.theirs.sendall(b"after")
-    until(lambda: all(end.fileno() < 0 for end in (reader.thread._socket, reader.thread._woken, reader.thread._wakes)))
+    until(
+        lambda: all(
+            end.fileno() < 0 for end in (reader.thread._socket, reader.thread._wake_receiver, reader.thread._wake_sender)
+        )
+    )
     assert reader.ours.recv(100) == b"after", "the socket is still its owner's"
     assert (reader.taken, reader.ended) == (b"before", [])
 

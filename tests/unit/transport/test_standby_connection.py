@@ -15,7 +15,7 @@ from tests.until import until
 
 
 class FakeLink:
-    """An Inflow, as far as it is asked."""
+    """An IngestConnection, as far as it is asked."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []

@@ -191,7 +191,7 @@ async def test_lost_message_count_of_a_connection_uses_only_that_connections_sta
     judged: list[Any] = []
     monkeypatch.setattr(ingest_connection, "spawn", lambda work, name: (judged.append(work), work.close()))
     made: Any = DisconnectLoss(None, SimpleNamespace())  # type: ignore[arg-type]
-    made._judge = lambda *given: judged.append(given) or SimpleNamespace(close=lambda: None)
+    made._count_lost_messages = lambda *given: judged.append(given) or SimpleNamespace(close=lambda: None)
     made.connection_lost("s1", 7)
     told = ConnectionStats(0, "s2", 8, 0, 3, "")
     made.record_server_report(told)
@@ -237,6 +237,6 @@ async def test_statistics_of_a_lost_connection_are_requested_until_the_server_re
 
     monkeypatch.setattr(ingest_connection, "asyncio", SimpleNamespace(Queue=Queue, sleep=sleep, wait_for=wait_for))
     made: Any = DisconnectLoss(SimpleNamespace(ask=ask), SimpleNamespace())  # type: ignore[arg-type]
-    told = await made._ask(SimpleNamespace(server_id="s1", client_id=7))
+    told = await made._request_stats(SimpleNamespace(server_id="s1", client_id=7))
     assert told.delivered == 4
     assert waits == [("wait", 0.2), ("sleep", 0.2), ("wait", 0.2), ("wait", 0.2)]

@@ -147,7 +147,7 @@ async def test_worker_process_reports_whether_its_stop_was_clean(clean: bool) ->
     told = asyncio.Event()
     told.set()
     worker, said = _worker(
-        start=nothing, stop=nothing, _start_ended=lambda task: None, _stop_requested=told, _signing=None, was_clean=clean
+        start=nothing, stop=nothing, _start_ended=lambda task: None, _stop_requested=told, _health_task=None, was_clean=clean
     )
     assert await WorkerNode.run(worker) == 0
     assert said == [(FrameKind.STOPPED, int(clean))]
@@ -244,7 +244,7 @@ async def test_worker_process_that_ends_makes_waiting_calls_raise_worker_error()
 async def test_worker_process_request_that_times_out_is_removed() -> None:
     hand, _, _ = _hand()
     assert await hand.ask(FrameKind.ASK, b"", 0) is None
-    assert hand._asked == {}
+    assert hand._requests == {}
     hand.data_received(encode(FrameKind.TOLD, 1, b"{}"))  # late
 
 

@@ -25,7 +25,7 @@ from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.worker_frames import Frame, FrameKind, FrameReader, encode
 from liftpy.errors import ConfigError, CorruptionError, LiftError, ProtocolError, StorageError
 from liftpy.nats.credentials import Credentials
-from sidecar.runtime.restarts import momentary, never_again
+from sidecar.runtime.restarts import momentary, prevents_restart
 from sidecar.runtime.settings import NodeSettings
 from sidecar.status.figures import Figures
 from sidecar.status.metric_names import TABLE
@@ -340,9 +340,9 @@ class _Process:
         self.killed += 1
 
 
-def _hand(most_silent: int = 3) -> tuple[WorkerHandle, _Node, Any, _Process]:
+def _hand(max_unanswered_pings: int = 3) -> tuple[WorkerHandle, _Node, Any, _Process]:
     node, channel, process = _Node(), _Channel(), _Process()
-    hand = WorkerHandle(WorkerShare(1, 2), node, most_silent)  # type: ignore[arg-type]
+    hand = WorkerHandle(WorkerShare(1, 2), node, max_unanswered_pings)  # type: ignore[arg-type]
     hand._process = process  # type: ignore[assignment]
     hand.connection_made(channel)  # type: ignore[arg-type]
     return hand, node, channel, process
@@ -396,9 +396,9 @@ def test_worker_process_that_does_not_read_its_channel_is_killed(monkeypatch: py
     [(StorageError("full"), "momentary"), (CorruptionError("damaged"), "never"), (LiftError("a bug"), "a restart may help")],
 )
 def test_worker_process_failure_has_the_restart_policy_of_its_error(error: LiftError, kind: str) -> None:
-    body = json.dumps({"text": str(error), "momentary": momentary(error), "never_again": never_again(error)}).encode()
+    body = json.dumps({"text": str(error), "momentary": momentary(error), "prevents_restart": prevents_restart(error)}).encode()
     made = failure_of(2, body)
-    assert (momentary(made), never_again(made)) == (kind == "momentary", kind == "never")
+    assert (momentary(made), prevents_restart(made)) == (kind == "momentary", kind == "never")
     assert "worker 2" in str(made)
     assert isinstance(made, WorkerError) == (kind == "a restart may help")
 
@@ -442,23 +442,23 @@ def test_worker_process_receives_a_lease_after_the_image_of_the_lease() -> None:
 def test_worker_process_health_is_merged_into_the_health_of_the_node() -> None:
     workers = Workers(NodeSettings("n1", Path("/d"), workers=3), lambda error: None, lambda reason: None)
     own = HealthInput(nats=True, opened=True, registered=True, longest_flush_s=1.0, opening=1, stopped_for_space=1)
-    starting = workers.merged_signs(own)
+    starting = workers.merged_health_input(own)
     assert (starting.nats, starting.opened) == (False, False), "who has said nothing yet is not ready"
     assert workers.unsynced == "worker 1: it starts"
     well = {"longest_flush_s": 4.0, "nats": True, "opening": 2, "opened": True, "stopped_for_space": 3, "unsynced": ""}
-    workers.handles[0].signs, workers.handles[1].signs = well, {**well, "unsynced": "1 of 2"}
-    joined = workers.merged_signs(own)
+    workers.handles[0].health_report, workers.handles[1].health_report = well, {**well, "unsynced": "1 of 2"}
+    joined = workers.merged_health_input(own)
     assert (joined.longest_flush_s, joined.opening, joined.stopped_for_space) == (4.0, 5, 7)
     assert (joined.nats, joined.opened, joined.registered) == (True, True, True)
     assert workers.unsynced == "worker 2: 1 of 2"
-    workers.handles[0].signs = {**well, "nats": False}
-    assert not workers.merged_signs(own).nats
+    workers.handles[0].health_report = {**well, "nats": False}
+    assert not workers.merged_health_input(own).nats
 
 
 def test_node_with_a_single_process_has_no_worker_processes() -> None:
     own = HealthInput(nats=True)
     workers = Workers(NodeSettings("n1", Path("/d")), lambda error: None, lambda reason: None)
-    assert (workers.handles, workers.merged_signs(own), workers.unsynced) == ([], own, "")
+    assert (workers.handles, workers.merged_health_input(own), workers.unsynced) == ([], own, "")
     with pytest.raises(ConfigError, match=r"outside 1\.\.64"):
         NodeSettings("n1", Path("/d"), workers=65)
     with pytest.raises(ConfigError, match="workers"):

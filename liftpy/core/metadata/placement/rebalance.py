@@ -267,7 +267,7 @@ RACK_STRICT = "rack-strict"
 class DestinationNodes:
     """Nodes that may take replicas: they are live, have a weight above 0, and are not drained.
 
-    ``held``: number of replicas of each node, including those that move to the node, without those that leave it.
+    ``replica_counts``: number of replicas of each node, including those that move to the node, without those that leave it.
     """
 
     def __init__(self, nodes: Sequence[NodeFacts], replica_counts: Mapping[str, int]) -> None:

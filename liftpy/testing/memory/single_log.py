@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.controller.active_controller import ActiveController, merge_answers
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
-from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
@@ -81,7 +81,7 @@ class SingleLogGroup(ABC):
 
     def beat(self, node_id: str, incarnation: int) -> pb.ControlResponse:
         request = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=node_id, incarnation=incarnation))
-        SPOKEN.write_to(request.heartbeat)
+        SUPPORTED_LEVELS.write_to(request.heartbeat)
         now_ns = self.now_ns()
         response = self.duties.answer(request, self.image, now_ns, now_ns)
         assert response is not None
