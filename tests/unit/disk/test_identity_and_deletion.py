@@ -15,6 +15,7 @@ from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.errors import CorruptionError, InvalidNameError, StorageError, UnknownFormatError
 from sidecar.disk import data_folder
 from sidecar.disk.data_folder import DataDirectory, NodeIdentity
+from sidecar.disk.files import OpenMaps
 from sidecar.runtime.restarts import momentary
 from tests.unit.disk.recording import FOLDER, Recorder
 
@@ -156,6 +157,18 @@ def test_delete_unknown_that_fails_raises_storage_error_and_a_repetition_complet
             folder.delete_unknown("orders-0a1b2c-3")
     folder.delete_unknown("orders-0a1b2c-3")
     assert not folder.partition_path(UNKNOWN).parent.exists()
+    folder.close()
+
+
+def test_data_directory_logs_share_the_limit_of_open_maps(tmp_path: Path) -> None:
+    maps = OpenMaps(1)
+    folder = DataDirectory(tmp_path, maps)
+    for number in range(2):
+        file = folder.partition_storage(PartitionKey("orders", "u1", number)).create("log")
+        file.append([b"x"])
+        file.seal()
+        assert bytes(file.read(0, 1)) == b"x"
+    assert (len(maps), maps.opened) == (1, 2)
     folder.close()
 
 
