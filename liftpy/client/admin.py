@@ -73,7 +73,7 @@ class ReplicaMove:
     reason: MoveReason = MoveReason.BY_HAND
 
 
-def _must_fit(request: cluster_pb2.CreateStream | cluster_pb2.AddPartitions, what: str) -> None:
+def _check_size(request: cluster_pb2.CreateStream | cluster_pb2.AddPartitions, what: str) -> None:
     """Raise ConfigError if the replica lists in ``request`` are too large for one control request."""
     beyond_bytes = request.ByteSize() + _REQUEST_BYTES - MAX_REQUEST_BYTES
     if beyond_bytes <= 0 or not request.manual:
@@ -272,7 +272,7 @@ class Admin(NodeRequests):
             allowOffline=placement.allow_offline,
             laterPlacement=placement.later_policy,
         )
-        _must_fit(create, f"create stream {name}")
+        _check_size(create, f"create stream {name}")
         return create
 
     async def stream(self, name: str) -> StreamInfo:
@@ -394,7 +394,7 @@ class Admin(NodeRequests):
         Example:
             await client.admin.add_partitions("orders", 6)
         """
-        more = self._more(name, partitions, uid, placement or PlacementOptions())
+        more = self._add_partitions_request(name, partitions, uid, placement or PlacementOptions())
         before = len((await self._streams.describe(name)).partitions) if ready_s else 0
         added = await self._with_live_nodes(cluster_pb2.ControlRequest(addPartitions=more))
         stream = self._streams.cached[name] = await self._metadata.whole(added)
@@ -419,11 +419,13 @@ class Admin(NodeRequests):
             ConfigError: Fewer partitions than before, or not enough nodes.
             UnavailableError: The metadata group did not answer in time.
         """
-        more = self._more(name, partitions, uid, placement or PlacementOptions())
+        more = self._add_partitions_request(name, partitions, uid, placement or PlacementOptions())
         more.dryRun = True
         return await self._plan(cluster_pb2.ControlRequest(addPartitions=more))
 
-    def _more(self, name: str, partitions: int, uid: str, placement: PlacementOptions) -> cluster_pb2.AddPartitions:
+    def _add_partitions_request(
+        self, name: str, partitions: int, uid: str, placement: PlacementOptions
+    ) -> cluster_pb2.AddPartitions:
         check_name(name, "stream")
         more = cluster_pb2.AddPartitions(
             name=name,
@@ -433,7 +435,7 @@ class Admin(NodeRequests):
             manual=placement.lists(),
             allowOffline=placement.allow_offline,
         )
-        _must_fit(more, f"add partitions to stream {name}")
+        _check_size(more, f"add partitions to stream {name}")
         return more
 
     async def _plan(self, request: cluster_pb2.ControlRequest) -> PlacementPlan:

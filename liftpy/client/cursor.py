@@ -169,7 +169,7 @@ class Cursor:
             options=options,
         )
         if at is None and (await consumer.begin()).uid != self._uid:
-            raise self._made_again()
+            raise self._recreated_error()
         return consumer
 
     async def _committed_position(self, partition: int) -> pb.GroupPosition | None:
@@ -187,7 +187,7 @@ class Cursor:
         """Return the key of a partition of the current stream. Raise NotFoundError if the stream was created again."""
         stream = await self._client.stream(self.stream)
         if stream.uid != self._uid:
-            raise self._made_again()
+            raise self._recreated_error()
         if not 0 <= partition < len(stream.partitions):
             raise ConfigError(
                 f"Stream {self.stream} has no partition {partition}. It has {len(stream.partitions)} partitions, "
@@ -195,7 +195,7 @@ class Cursor:
             )
         return stream.key(partition)
 
-    def _made_again(self) -> NotFoundError:
+    def _recreated_error(self) -> NotFoundError:
         return NotFoundError(
             f"Stream {self.stream} was deleted and created again after cursor {self.name} was opened. Open the cursor again."
         )

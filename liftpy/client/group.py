@@ -35,7 +35,7 @@ from liftpy.core.groups.commands import partition_of
 from liftpy.core.groups.group import ADDED_LATER
 from liftpy.core.groups.member import MemberEvent, MemberMachine, PartitionAssigned, PartitionLost, PartitionRevoked
 from liftpy.core.wire._pb import group_pb2 as pb
-from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
+from liftpy.errors import ClientClosedError, ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 
 logger = logging.getLogger("liftpy.client")
@@ -125,7 +125,7 @@ class Group:
         self._machine: MemberMachine | None = None
         self._partition = 0
         self._pumps: dict[PartitionKey, _PartitionFetcher] = {}
-        self._leaving: dict[PartitionKey, int] = {}
+        self._revoking: dict[PartitionKey, int] = {}
         """Partitions to release after the application has finished their batches, with their generations."""
         self._ready: deque[tuple[_PartitionFetcher, BatchSlice]] = deque()
         self._current_batch: GroupBatch | None = None
@@ -138,9 +138,9 @@ class Group:
         """The record of ``_current_batch`` that an iteration returned last. It is finished when the next one is requested."""
         self._past: ConsumedRecord | None = None
         """The finished record before ``_record``. None: ``_record`` is the first record of ``_current_batch``."""
-        self._in_hand: Counter[tuple[PartitionKey, int]] = Counter()
+        self._unfinished_counts: Counter[tuple[PartitionKey, int]] = Counter()
         """(Partition, generation) -> number of parts that were taken and are not finished."""
-        self._done: dict[PartitionKey, tuple[int, int]] = {}
+        self._finished_ends: dict[PartitionKey, tuple[int, int]] = {}
         """Owned partition -> next offset to commit, and the LeaderEpoch of the record before it."""
         self._committed: dict[PartitionKey, tuple[int, int]] = {}
         self._committing = asyncio.Lock()
@@ -206,7 +206,7 @@ class Group:
             return
         try:
             if self._options.auto_commit_s:
-                await self._commit(machine, self._done, _ANSWER_S)
+                await self._commit(machine, self._finished_ends, _ANSWER_S)
             goodbye = None if self._instance else machine.leave()
             if goodbye is not None:
                 await self._send_command(goodbye, _ANSWER_S)
@@ -295,7 +295,7 @@ class Group:
             return None
         if record is None:
             return part
-        self._done[part.key] = (record.offset + 1, record.leader_epoch)
+        self._finished_ends[part.key] = (record.offset + 1, record.leader_epoch)
         rest = BatchSlice.between(part.slice.batch, record.offset + 1, part.slice.last_offset + 1)
         return None if rest is None else GroupBatch(part.key, part.generation, rest)
 
@@ -328,7 +328,7 @@ class Group:
                 if self._machine.may_deliver(pump.gained.key, now_ns()):
                     self._ready.popleft()
                     pump.taken.set()
-                    self._in_hand[pump.gained.key, pump.gained.generation] += 1
+                    self._unfinished_counts[pump.gained.key, pump.gained.generation] += 1
                     return GroupBatch(pump.gained.key, pump.gained.generation, piece)
                 self.counters["held_back"] += 1
             await self._news.wait()
@@ -388,7 +388,7 @@ class Group:
         if self._machine is None:
             raise ConfigError("The group is not open. Use it inside `async with client.group(...)`.")
         self._pass_over()
-        refused = await self._commit(self._machine, self._done, _COMMIT_S)
+        refused = await self._commit(self._machine, self._finished_ends, _COMMIT_S)
         if refused:
             names = ", ".join(f"{key.stream}/{key.partition}" for key in refused)
             raise GroupRejectedError(
@@ -400,7 +400,7 @@ class Group:
         """Mark all records of the current batch up to ``record`` (inclusive) as finished, so that they can be committed."""
         part = self._current_batch
         if part is not None and record is not None and self.generation_of(part.key) == part.generation:
-            self._done[part.key] = (record.offset + 1, record.leader_epoch)
+            self._finished_ends[part.key] = (record.offset + 1, record.leader_epoch)
 
     def _finish(self) -> None:
         part, self._current_batch = self._current_batch, None
@@ -417,13 +417,13 @@ class Group:
             part: The batch.
         """
         which = part.key, part.generation
-        if self._in_hand[which] <= 1:
-            del self._in_hand[which]
+        if self._unfinished_counts[which] <= 1:
+            del self._unfinished_counts[which]
         else:
-            self._in_hand[which] -= 1
+            self._unfinished_counts[which] -= 1
         if self.generation_of(part.key) == part.generation:
-            self._done[part.key] = (part.slice.last_offset + 1, part.slice.leader_epoch)
-        if self._leaving:
+            self._finished_ends[part.key] = (part.slice.last_offset + 1, part.slice.leader_epoch)
+        if self._revoking:
             self._wake.set()
 
     def generation_of(self, key: PartitionKey) -> int | None:
@@ -436,7 +436,7 @@ class Group:
             The generation, also while the partition is being released. None: this member does not own it.
         """
         pump = self._pumps.get(key)
-        return pump.gained.generation if pump is not None else self._leaving.get(key)
+        return pump.gained.generation if pump is not None else self._revoking.get(key)
 
     def _pass_over(self) -> None:
         """Move the positions of owned partitions past records that were filtered out or deleted.
@@ -444,11 +444,11 @@ class Group:
         A position moves only if all earlier records of its partition are finished.
         """
         for key, pump in self._pumps.items():
-            if self._in_hand[key, pump.gained.generation] or pump.consumer is None:
+            if self._unfinished_counts[key, pump.gained.generation] or pump.consumer is None:
                 continue
             at = pump.consumer.passed_offset
-            if at is not None and at > max(pump.gained.position, self._done.get(key, (0, 0))[0]):
-                self._done[key] = (at, 0)
+            if at is not None and at > max(pump.gained.position, self._finished_ends.get(key, (0, 0))[0]):
+                self._finished_ends[key] = (at, 0)
 
     # ---- the member's life -------------------------------------------------------------------------------------------------
     async def _beat_on(self, machine: MemberMachine) -> None:
@@ -459,7 +459,7 @@ class Group:
                 if command is not None:
                     await self._beat(machine, command)
                 await _wait(self._beat_soon, max(0.0, min(1.0, (machine.wake_ns - now_ns()) / _NS_PER_S)))
-        except Exception as error:  # an error of a callback, or a bug: the iteration raises it
+        except Exception as error:  # the client is closed, an error of a callback, or a bug: the iteration raises it
             self._fail(error)
 
     async def _live(self, machine: MemberMachine) -> None:
@@ -473,17 +473,19 @@ class Group:
                     commit_at_s = time.monotonic() + every_s
                     self._pass_over()
                     self._note_finished(self._past)
-                    await self._try_commit(machine, self._done)
+                    await self._try_commit(machine, self._finished_ends)
                 if time.monotonic() - self._last_check_s >= _STREAMS_S:
                     await self._refresh_streams(machine)
-                longest_s = _AGAIN_S if self._leaving and not self._in_hand else 1.0
+                longest_s = _AGAIN_S if self._revoking and not self._unfinished_counts else 1.0
                 await _wait(self._wake, max(0.0, min(longest_s, commit_at_s - time.monotonic())))
-        except Exception as error:  # an error of a callback, or a bug: the iteration raises it
+        except Exception as error:  # as above
             self._fail(error)
 
     async def _beat(self, machine: MemberMachine, command: pb.GroupCommand) -> None:
         try:
             answer = await self._send_command(command, _ANSWER_S)
+        except ClientClosedError:  # the iteration raises it: no heartbeat will have an answer
+            raise
         except LiftError as error:
             self.counters["unanswered"] += 1
             logger.debug("group %s: %s", self.name, error)
@@ -499,14 +501,14 @@ class Group:
                 self._begin(event)
                 gained.append(event.key)
             elif isinstance(event, PartitionRevoked):
-                self._leaving[event.key] = event.generation
+                self._revoking[event.key] = event.generation
                 self._stop(event.key)
                 self._wake.set()
             elif isinstance(event, PartitionLost):
                 self._stop(event.key)
-                for table in (self._leaving, self._done, self._committed):
+                for table in (self._revoking, self._finished_ends, self._committed):
                     table.pop(event.key, None)
-                self._in_hand.pop((event.key, event.generation), None)
+                self._unfinished_counts.pop((event.key, event.generation), None)
                 if self._current_batch is not None and (self._current_batch.key, self._current_batch.generation) == (
                     event.key,
                     event.generation,
@@ -536,13 +538,13 @@ class Group:
 
         The positions are committed first.
         """
-        keys_in_hand = {key for key, _ in self._in_hand}
-        for key in [key for key in self._leaving if key not in keys_in_hand]:
-            if key in self._done and not await self._try_commit(machine, {key: self._done[key]}):
+        keys_in_hand = {key for key, _ in self._unfinished_counts}
+        for key in [key for key in self._revoking if key not in keys_in_hand]:
+            if key in self._finished_ends and not await self._try_commit(machine, {key: self._finished_ends[key]}):
                 continue
-            if self._leaving.pop(key, None) is None:
+            if self._revoking.pop(key, None) is None:
                 continue
-            self._done.pop(key, None)
+            self._finished_ends.pop(key, None)
             self._committed.pop(key, None)
             self._call(1, [key])
             machine.given_up(key)
@@ -551,6 +553,8 @@ class Group:
     async def _try_commit(self, machine: MemberMachine, positions: dict[PartitionKey, tuple[int, int]]) -> bool:
         try:
             await self._commit(machine, positions, _ANSWER_S)
+        except ClientClosedError:
+            raise
         except LiftError as error:
             self.counters["uncommitted"] += 1
             logger.debug("group %s: %s", self.name, error)
@@ -579,7 +583,9 @@ class Group:
                 bad = {PartitionKey(at.stream, at.uid, at.partition) for at in answer.refused}
                 owned = {PartitionKey(at.stream, at.uid, at.partition) for at in command.commit.positions}
                 refused += [key for key in some if key in bad or key not in owned]
-                self._committed.update({key: at for key, at in some.items() if key in owned - bad and key in self._done})
+                self._committed.update(
+                    {key: at for key, at in some.items() if key in owned - bad and key in self._finished_ends}
+                )
         return refused
 
     async def _send_command(self, command: pb.GroupCommand, timeout_s: float) -> pb.GroupAnswer:
@@ -606,14 +612,16 @@ class Group:
     async def _refresh_streams(self, machine: MemberMachine) -> None:
         try:
             machine.reads(await self._known_streams())
+        except ClientClosedError:
+            raise
         except LiftError as error:
             self.counters["unanswered"] += 1
             logger.debug("group %s: %s", self.name, error)
 
     def _begin(self, gained: PartitionAssigned) -> None:
         self._stop(gained.key)
-        self._leaving.pop(gained.key, None)
-        self._done.pop(gained.key, None)
+        self._revoking.pop(gained.key, None)
+        self._finished_ends.pop(gained.key, None)
         self._committed.pop(gained.key, None)
         pump = self._pumps[gained.key] = _PartitionFetcher(gained)
         pump.task = asyncio.create_task(self._pump(pump), name=f"{self.name} reads {gained.key.stream}/{gained.key.partition}")
@@ -667,7 +675,7 @@ class Group:
         key = pump.gained.key
         if pump.gained.position < 0 and self._options.start == "new" and key not in self._committed:
             first = bounds.end_offset if self._start_of(pump.gained) == "new" else bounds.log_start_offset
-            begins = self._done.setdefault(key, (first, 0))
+            begins = self._finished_ends.setdefault(key, (first, 0))
             assert self._machine is not None
             # commit the start before any record is delivered. Otherwise the next owner would start later
             await self._commit(self._machine, {key: begins}, _ANSWER_S)

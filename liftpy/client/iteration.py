@@ -37,10 +37,10 @@ class ReadAhead:
         self._begin = begin
         self._ready: _Ready = asyncio.Queue(depth)
         self._pieces: deque[BatchSlice] = deque()
-        self._seen: list[LiftError | None] = []
+        self._seen_end: list[LiftError | None] = []
         """End (None) or error that ``at_once`` has received. ``next`` returns or raises it."""
         self._fetch: Fetch | None = None
-        self._beginning: asyncio.Task[Fetch] | None = None
+        self._open_task: asyncio.Task[Fetch] | None = None
         """Task that opens the read. It continues if its caller is canceled, and the next caller waits for it."""
         self._fetching: asyncio.Task[None] | None = None
         self._forget: Callable[[], None] = _do_nothing
@@ -65,14 +65,14 @@ class ReadAhead:
             return None
         if self._fetching is None:
             self._start(self._fetch)
-        item = self._seen.pop() if self._seen else await self._get()
+        item = self._seen_end.pop() if self._seen_end else await self._get()
         if self.ended:
             return None
         if isinstance(item, LiftError):
             fetching, self._fetching = self._fetching, None
             self._forget()
             if fetching is not None and not fetching.done():  # it was canceled, or is about to end
-                _end_later(fetching)
+                _close_later(fetching)
             raise item
         if item is None:
             await self.close()
@@ -85,15 +85,15 @@ class ReadAhead:
 
         The start asks a replica. If the caller is canceled, it continues in the background.
         """
-        if self._beginning is None:
-            self._beginning = asyncio.ensure_future(self._begin())
-            self._beginning.add_done_callback(lambda done: done.cancelled() or done.exception())
-        beginning = self._beginning
-        if not beginning.done():
-            await asyncio.wait((beginning,))
-        if self._beginning is beginning:
-            self._beginning = None
-        return None if beginning.cancelled() else beginning.result()
+        if self._open_task is None:
+            self._open_task = asyncio.ensure_future(self._begin())
+            self._open_task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        open_task = self._open_task
+        if not open_task.done():
+            await asyncio.wait((open_task,))
+        if self._open_task is open_task:
+            self._open_task = None
+        return None if open_task.cancelled() else open_task.result()
 
     async def _get(self) -> list[BatchSlice] | LiftError | None:
         self._getting = True
@@ -107,10 +107,10 @@ class ReadAhead:
 
         An end or an error in the queue is kept for the next call of ``next``.
         """
-        if not self._pieces and not self.ended and not self._seen and not self._ready.empty():
+        if not self._pieces and not self.ended and not self._seen_end and not self._ready.empty():
             item = self._ready.get_nowait()
             if not isinstance(item, list):
-                self._seen.append(item)
+                self._seen_end.append(item)
                 return None
             self._pieces.extend(item)
         return self._pieces.popleft() if self._pieces else None
@@ -118,7 +118,7 @@ class ReadAhead:
     @property
     def is_empty(self) -> bool:
         """True if fetching has started and the application has received all fetched slices."""
-        return self._fetching is not None and not self._pieces and not self._seen and self._ready.empty()
+        return self._fetching is not None and not self._pieces and not self._seen_end and self._ready.empty()
 
     def put_back(self, piece: BatchSlice) -> None:
         self._pieces.appendleft(piece)
@@ -138,28 +138,28 @@ class ReadAhead:
 
     async def close(self) -> None:
         """Stop fetching, and wait until the background tasks have ended."""
-        beginning = self._beginning
-        await end_tasks([self._let_go(), beginning])
+        open_task = self._open_task
+        await end_tasks([self._detach(), open_task])
 
     def abandon(self) -> None:
         """Stop fetching, without waiting for the end of the background tasks."""
-        fetching = self._let_go()
+        fetching = self._detach()
         if fetching is not None and not fetching.done() and not fetching.get_loop().is_closed():
-            fetching.get_loop().call_soon_threadsafe(_end_later, fetching)
+            fetching.get_loop().call_soon_threadsafe(_close_later, fetching)
 
-    def _let_go(self) -> asyncio.Task[None] | None:
+    def _detach(self) -> asyncio.Task[None] | None:
         self.ended = True
         self._pieces.clear()
-        self._seen.clear()
+        self._seen_end.clear()
         if self._getting:  # the waiting task gets the end
             while not self._ready.empty():
                 self._ready.get_nowait()
             self._ready.put_nowait(None)
         self._forget()
         self._forget = _do_nothing
-        beginning, self._beginning = self._beginning, None
-        if beginning is not None and not beginning.get_loop().is_closed():
-            beginning.get_loop().call_soon_threadsafe(beginning.cancel)
+        open_task, self._open_task = self._open_task, None
+        if open_task is not None and not open_task.get_loop().is_closed():
+            open_task.get_loop().call_soon_threadsafe(open_task.cancel)
         fetching, self._fetching = self._fetching, None
         return fetching
 
@@ -179,14 +179,14 @@ async def _fetch_all(fetch: Fetch, ready: _Ready, name: str) -> None:
         await ready.put(None)
 
 
-_ending: set[asyncio.Task[None]] = set()
+_close_tasks: set[asyncio.Task[None]] = set()
 """Closing tasks of abandoned iterations. The set keeps a reference, so that they run to their end."""
 
 
-def _end_later(fetching: asyncio.Task[None]) -> None:
-    ending = asyncio.create_task(end_tasks([fetching]), name="ending of an iteration")
-    _ending.add(ending)
-    ending.add_done_callback(_ending.discard)
+def _close_later(fetching: asyncio.Task[None]) -> None:
+    closing = asyncio.create_task(end_tasks([fetching]), name="closing of an iteration")
+    _close_tasks.add(closing)
+    closing.add_done_callback(_close_tasks.discard)
 
 
 def _do_nothing() -> None:

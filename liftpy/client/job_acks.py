@@ -48,7 +48,7 @@ class Settlements:
         self._name = name
         self._say = say
         self._batches: deque[_SettlementBatch] = deque()
-        self._telling: asyncio.Task[None] | None = None
+        self._send_task: asyncio.Task[None] | None = None
 
     def settle(self, settlements: list[pb.Settlement]) -> asyncio.Future[list[LostRange]]:
         """Queue the settlements ``settlements`` to be sent.
@@ -62,13 +62,13 @@ class Settlements:
             batch.done.set_result([])
             return batch.done
         self._batches.append(batch)
-        if self._telling is None or self._telling.done():
-            self._telling = asyncio.get_running_loop().create_task(self._send_all(), name=f"settlements of {self._name}")
+        if self._send_task is None or self._send_task.done():
+            self._send_task = asyncio.get_running_loop().create_task(self._send_all(), name=f"settlements of {self._name}")
         return batch.done
 
     async def wait_until_sent(self) -> None:
-        if self._telling is not None:
-            await self._telling
+        if self._send_task is not None:
+            await self._send_task
 
     async def _send_all(self) -> None:
         while self._batches:

@@ -182,7 +182,7 @@ class MetadataRequests:
         self.transport = transport
         self.subjects = subjects
         self.deadline_s = deadline_s
-        self._done_index = 0
+        self._last_write_index = 0
         """Highest metadata log index in an answer to a command or linearizable request. Older answers are discarded."""
         self._has_answered = False
         """True if a controller of this namespace has answered once. If NATS then reports no responders, requests retry."""
@@ -251,7 +251,7 @@ class MetadataRequests:
     async def read(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
         """Send a read-only request and return the answer. The request may be sent several times."""
         try:
-            return await self._ask_on(self.subjects.info(), request)
+            return await self._request_on(self.subjects.info(), request)
         except OutcomeUnknownError as error:
             if request.HasField("openGroups"):
                 raise
@@ -260,9 +260,9 @@ class MetadataRequests:
     async def command(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
         """Send a request that needs operator permissions, and return the answer."""
         request.internal = self.internal
-        return await self._ask_on(self.subjects.control_admin(), request)
+        return await self._request_on(self.subjects.control_admin(), request)
 
-    async def _ask_on(self, subject: str, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
+    async def _request_on(self, subject: str, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
         request.operationId = secrets.token_bytes(OPERATION_ID_SIZE_BYTES)
         payload = frames.seal(request)
         give_up_at = asyncio.get_running_loop().time() + self.deadline_s
@@ -340,9 +340,9 @@ class MetadataRequests:
         """Return whether ``response`` is older than the last command of this client. It may then describe a deleted stream."""
         if subject != self.subjects.info() or request.linearizable:
             if response.error == _Error.OK and response.index:
-                self._done_index = response.index  # it may fall: a rescued metadata group may begin again below it
+                self._last_write_index = response.index  # it may fall: a rescued metadata group may begin again below it
             return False
-        if not 0 < response.index < self._done_index:
+        if not 0 < response.index < self._last_write_index:
             return False
         self.transport.counters["answers of nodes that are behind"] += 1
         return True

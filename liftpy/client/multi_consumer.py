@@ -126,11 +126,13 @@ class ManyConsumer:
         self._positions = dict(positions or {})
         self._readers: dict[Place, Consumer] = {}
         self._iterations: dict[Place, Iteration[BatchSlice]] = {}
-        self._coming: dict[asyncio.Task[BatchSlice | None], Place] = {}
+        self._next_batches: dict[asyncio.Task[BatchSlice | None], Place] = {}
         self._paused: set[Place] = set()
         self._ended: set[Place] = set()
         self._next_check_s = 0.0
-        self._begun = False
+        self._refreshing: asyncio.Task[None] | None = None
+        """Task that lists the partitions. It continues if its caller is canceled: calls with a short timeout must not stop it."""
+        self._has_started = False
         """True if the partitions at the start of the read were listed."""
         self._waiting = False
         self._closes = 0
@@ -145,7 +147,11 @@ class ManyConsumer:
         """Slice whose records cannot be decoded. It is returned again, so that no later record is delivered before it."""
 
     async def __aenter__(self) -> ManyConsumer:
-        await self._refresh_partitions()
+        try:
+            await self._refresh_partitions()
+        except BaseException:
+            await self.aclose()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -154,8 +160,9 @@ class ManyConsumer:
     async def aclose(self) -> None:
         """Stop reading all partitions. A task that waits for records gets the end of the iteration."""
         self._closes += 1
-        coming, self._coming = list(self._coming), {}
-        await end_tasks(coming)
+        coming, self._next_batches = list(self._next_batches), {}
+        refreshing, self._refreshing = self._refreshing, None
+        await end_tasks([*coming, refreshing])
         iterations, self._iterations = list(self._iterations.values()), {}
         await asyncio.gather(*(iteration.aclose() for iteration in iterations))
 
@@ -184,9 +191,21 @@ class ManyConsumer:
     async def _refresh_partitions(self) -> None:
         """List the partitions and start to read the new ones. Do nothing if the last call was less than ``CHECK_EVERY_S`` ago."""
         now = asyncio.get_running_loop().time()
-        if now < self._next_check_s:
+        if self._refreshing is None and now < self._next_check_s:
             return
-        first = not self._begun  # also True if an earlier call has failed or was canceled
+        refreshing = self._refreshing
+        if refreshing is None:
+            refreshing = self._refreshing = asyncio.create_task(self._list_partitions(now), name="partitions of a consumer")
+            refreshing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        closes = self._closes
+        await asyncio.wait({refreshing})
+        if self._refreshing is refreshing:
+            self._refreshing = None
+        if self._closes == closes:  # else ``aclose`` has canceled it
+            refreshing.result()
+
+    async def _list_partitions(self, now: float) -> None:
+        first = not self._has_started  # also True if an earlier call has failed or was canceled
         streams = await self._client.admin.list_streams(internal=True)
         there = sorted(
             (stream.name, p.partition) for stream in streams if self._selects(stream.name) for p in stream.partitions
@@ -212,7 +231,7 @@ class ManyConsumer:
                 keys=self._keys,
                 options=bounded_ahead(self._options, ahead),
             )
-        self._begun, self._next_check_s = True, now + CHECK_EVERY_S
+        self._has_started, self._next_check_s = True, now + CHECK_EVERY_S
         # resolve the start "new" now, not at the first read
         await asyncio.gather(*(self._readers[place].begin() for place in new))
 
@@ -249,7 +268,7 @@ class ManyConsumer:
                 if self._closes != closes:
                     return None
                 self._arm()
-                going = [task for task, place in self._coming.items() if place not in self._paused]
+                going = [task for task, place in self._next_batches.items() if place not in self._paused]
                 if not going:
                     if self._ended >= set(self._readers) and self._readers:
                         return None
@@ -260,8 +279,8 @@ class ManyConsumer:
                     return None
                 if not done:
                     continue
-                task = min(done, key=lambda task: self._served.get(self._coming[task], 0))
-                place = self._coming.pop(task)
+                task = min(done, key=lambda task: self._served.get(self._next_batches[task], 0))
+                place = self._next_batches.pop(task)
                 piece = task.result()
                 if piece is not None:
                     self._turn += 1
@@ -273,14 +292,14 @@ class ManyConsumer:
 
     def _arm(self) -> None:
         """For each partition that is read and not paused, start a task that waits for its next slice, unless one is waiting."""
-        waited_for = set(self._coming.values())
+        waited_for = set(self._next_batches.values())
         for place, reader in self._readers.items():
             if place in waited_for or place in self._ended or place in self._paused:
                 continue
             iteration = self._iterations.get(place)
             if iteration is None:
                 iteration = self._iterations[place] = reader.batches()
-            self._coming[asyncio.create_task(_next(iteration), name=f"next of {place[0]}/{place[1]}")] = place
+            self._next_batches[asyncio.create_task(_next(iteration), name=f"next of {place[0]}/{place[1]}")] = place
 
     def __aiter__(self) -> AsyncIterator[ConsumedRecord]:
         return ResultIterator(self.next_record)
@@ -311,7 +330,7 @@ class ManyConsumer:
             The positions by (stream, partition), for ``client.consume_many(positions=...)``.
         """
         await self._refresh_partitions()
-        waiting = {place: task for task, place in self._coming.items()}
+        waiting = {place: task for task, place in self._next_batches.items()}
         positions = {}
         for place, reader in list(self._readers.items()):  # another task may find new partitions during a wait
             behind = await reader.position()

@@ -157,7 +157,7 @@ class PartitionQueue:
         """True if incomplete batches are sent without waiting for more records."""
         self._open = _FillingBatch(ticket=new_ticket())
         self._parcels: deque[ProducerBatch] = deque()
-        self._out_count = 0  # number of the first batches that were sent since the last `_go_back`, or stored
+        self._in_flight_count = 0  # number of the first batches that were sent since the last `_go_back`, or stored
         self._pause_s = FIRST_PAUSE_S
         self.resume_at = 0.0
         """Time before which the queue sends nothing."""
@@ -192,7 +192,7 @@ class PartitionQueue:
 
         Unanswered batches are sent again with equal sequence numbers.
         """
-        self.epoch, self._asks, self._out_count = epoch, False, 0
+        self.epoch, self._asks, self._in_flight_count = epoch, False, 0
         for parcel in self._parcels:
             parcel.batch = with_producer_epoch(parcel.batch, epoch)
             parcel.names = False
@@ -365,15 +365,15 @@ class PartitionQueue:
             return None
         if now >= self._probing_until:
             self._probing_until = 0.0
-        while self._out_count < self._room:
-            if self._out_count == len(self._parcels):
+        while self._in_flight_count < self._room:
+            if self._in_flight_count == len(self._parcels):
                 gathered = self._open
                 if not gathered.values or not (self._hurries or now >= gathered.since + self._linger_s):
                     return None
                 self._hurries = False
                 self._close()
-            parcel = self._parcels[self._out_count]
-            self._out_count += 1
+            parcel = self._parcels[self._in_flight_count]
+            self._in_flight_count += 1
             if parcel.placed is None:
                 self.sent_again += bool(parcel.attempt)
                 parcel.first_at = parcel.first_at if parcel.attempt else now
@@ -397,25 +397,25 @@ class PartitionQueue:
         """
         if self._asks:
             return None
-        if self._out_count:
+        if self._in_flight_count:
             due = self._parcels[0].answer_by
         elif self._parcels:
             return self.resume_at
         else:
             due = math.inf
-        if self._open.values and self._out_count < self._room:
+        if self._open.values and self._in_flight_count < self._room:
             due = min(due, max(self.resume_at, self._open.since + (0.0 if self._hurries else self._linger_s)))
         return None if due == math.inf else due
 
     def late(self, now: float) -> bool:
         """Return whether the deadline for the answer to the oldest batch is over. The queue then sends all batches again."""
-        if not self._parcels or not self._out_count or now < self._parcels[0].answer_by:
+        if not self._parcels or not self._in_flight_count or now < self._parcels[0].answer_by:
             return False
         self._go_back(now)
         return True
 
     def _go_back(self, now: float, after_s: float = 0.0) -> None:
-        self._out_count = 0
+        self._in_flight_count = 0
         self._quota_until = now + after_s
         self.resume_at = now + (after_s or self._pause_s)
         if not after_s:
@@ -436,7 +436,7 @@ class PartitionQueue:
         acked_parcels = []
         while self._parcels and (known := self._parcels[0].placed) is not None:
             acked_parcels.append((self._parcels.popleft(), known))
-            self._out_count = max(self._out_count - 1, 0)
+            self._in_flight_count = max(self._in_flight_count - 1, 0)
         return acked_parcels
 
     def refused(
@@ -446,7 +446,7 @@ class PartitionQueue:
 
         ``due``: with OUT_OF_ORDER, the sequence number that the leader expects. ``after_s``: wait that a quota requires, in seconds.
         """
-        out = next((parcel for parcel in islice(self._parcels, self._out_count) if parcel.sequence == sequence), None)
+        out = next((parcel for parcel in islice(self._parcels, self._in_flight_count) if parcel.sequence == sequence), None)
         if out is None or out.placed is not None or attempt != out.attempt:
             return True  # the rejection belongs to an attempt before the last `_go_back`
         if refusal is BatchRejection.FINAL:
@@ -466,4 +466,4 @@ class PartitionQueue:
     def connection_renewed(self, now: float) -> None:
         """Send all unanswered batches again after a reconnect. The first batch is sent alone, and the others after its answer."""
         self._probing_until, self._pause_s = now + _PROBING_S, FIRST_PAUSE_S
-        self._out_count, self.resume_at = 0, max(now, self._quota_until)
+        self._in_flight_count, self.resume_at = 0, max(now, self._quota_until)

@@ -158,7 +158,7 @@ class Producer:
         """Number of the next record, if the partitioner uses the record's number."""
         self._is_numbered = options.begin != "resume" and not callable(partitioner)
         self._used = len(self._courses)
-        self._why_not_again = self._why_not_keyless = ""
+        self._why_not_repeatable = self._why_not_keyless = ""
         """Why partitions of repeated records cannot be chosen again: of all records, and of keyless records. '': they can."""
         self._tasks: list[asyncio.Task[None]] = []
         self._subscription: Any = None
@@ -167,7 +167,7 @@ class Producer:
         self._yielding = 0
         """Number of ``send`` calls that yield to other tasks. A later ``send`` waits for them."""
         self._failure: LiftError | None = None
-        self._told = False
+        self._is_failure_reported = False
         """True if the application has seen the error."""
         self._loop = asyncio.get_running_loop()
         self._unwatch = [transport.on_denial(self._on_denial), transport.on_close(self._on_close)]
@@ -327,7 +327,7 @@ class Producer:
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            self._told = True
+            self._is_failure_reported = True
             raise self._failure
 
     async def close(self) -> None:
@@ -351,7 +351,7 @@ class Producer:
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if kind is None and not self._told:  # do not raise an error that the application has handled
+            if kind is None and not self._is_failure_reported:  # do not raise an error that the application has handled
                 await self.flush()
         finally:
             await self.close()
@@ -387,10 +387,10 @@ class Producer:
             receipt = await producer.send(b"one", key=b"k")
             ack = await receipt
         """
-        self._must_go_on()
+        self._check_usable()
         if self._has_started or self._yielding:
-            await self._let_others_go()
-            self._must_go_on()
+            await self._yield_to_other_tasks()
+            self._check_usable()
         if self._source is not None:
             self._must_have_no_round()
             raise ConfigError(_NO_POSITIONS)
@@ -399,9 +399,9 @@ class Producer:
         if pairs:
             _check_header_names(name for name, _ in pairs)
             size_bytes += sum(len(name.encode()) + len(content) + RECORD_BYTES for name, content in pairs)
-        self._must_fit(size_bytes)
+        self._check_size(size_bytes)
         if partition is None:
-            self._must_choose_as_before(keyless=key is None)
+            self._check_same_partitions(keyless=key is None)
         course: PartitionSender | None = None
         if partition is not None:
             course = self._course(partition)
@@ -409,7 +409,7 @@ class Producer:
             course = self._choose(key)
         if not self._buffer.try_enter(size_bytes):
             await self._buffer.enter(size_bytes)
-            self._must_go_on()
+            self._check_usable()
         course = course or self._choose(key)  # a number is used only if the record has entered the buffer
         ticket, index = course.lane.add(value, key, pairs, size_bytes, self._loop.time())
         course.awake.set()
@@ -417,7 +417,7 @@ class Producer:
             course.newest, self._has_started = ticket, True
         return Receipt(ticket, index)
 
-    async def _let_others_go(self) -> None:
+    async def _yield_to_other_tasks(self) -> None:
         """Let other tasks run once per batch, before a record is added. So a canceled ``send`` has added no record."""
         self._yielding += 1
         try:
@@ -468,7 +468,7 @@ class Producer:
             )
         sizes = _sizes_of(values, keys)
         if sizes:
-            self._must_fit(max(sizes))
+            self._check_size(max(sizes))
         if partition is not None:
             self._course(partition)
         shares: list[tuple[BatchFuture, int, int]] = []
@@ -476,22 +476,22 @@ class Producer:
         step_bytes = max(min(self._largest, self._options.buffer_bytes // 2), 1)
         step_records = min(_CHUNK_RECORDS, max(self._options.buffer_records // 2, 1), self._options.batch_records)
         while start < len(values):
-            self._must_go_on()
+            self._check_usable()
             end = _chunk_end(ends, start, step_bytes, step_records)
             if source_positions is not None:
                 end = bisect_right(source_positions, source_positions[end - 1], end - 1)
             size_bytes = ends[end - 1] - (ends[start - 1] if start else 0)
             some_keys = None if keys is None else keys[start:end]
             if partition is None:
-                self._must_choose_as_before(keyless=some_keys is None or None in some_keys)
+                self._check_same_partitions(keyless=some_keys is None or None in some_keys)
             by_number = partition is None and self._is_numbered
             # before the buffer is entered: an error of the partitioner takes no room in it
-            places = [] if by_number else self._shared_out(end - start, some_keys, partition)
+            places = [] if by_number else self._divide(end - start, some_keys, partition)
             if not self._buffer.try_enter(size_bytes, end - start):
                 await self._buffer.enter(size_bytes, end - start)
-                self._must_go_on()
+                self._check_usable()
             if by_number:  # numbers are used only for records that have entered the buffer
-                places = self._shared_out(end - start, some_keys, partition)
+                places = self._divide(end - start, some_keys, partition)
             if source_positions is not None:
                 self._last_position = source_positions[end - 1]
             some_positions = None if source_positions is None else source_positions[start:end]
@@ -519,7 +519,7 @@ class Producer:
             PublishRejectedError: ``TOO_LARGE``: a record does not fit into a message. ``DIVERGED_PRODUCER``: other
                 records of the round are stored.
         """
-        self._must_go_on()
+        self._check_usable()
         if self._source is not None and self._round is None:
             raise ConfigError(_NO_POSITIONS)
         course, count = self._course(partition), len(columns)
@@ -528,13 +528,13 @@ class Producer:
             found = set(names.column(0, len(names)).to_list())
             _check_header_names((name or b"").decode("utf-8", "surrogateescape") for name in found)
         sizes = columns.sizes(RECORD_BYTES)
-        self._must_fit(int(sizes.max(initial=0)))
+        self._check_size(int(sizes.max(initial=0)))
         ends, shares, start = np.cumsum(sizes), list[tuple[BatchFuture, int, int]](), 0
         step_bytes = max(min(self._largest, self._options.buffer_bytes // 2), 1)
         step_records = min(self._options.batch_records, max(self._options.buffer_records // 2, 1))
         partitions = self.round_partitions
         while start < count:
-            self._must_go_on()
+            self._check_usable()
             before = int(ends[start - 1]) if start else 0
             end = max(int(np.searchsorted(ends, before + step_bytes, "right")), start + 1)
             end = min(end, count, start + step_records)
@@ -545,7 +545,7 @@ class Producer:
                 size_bytes = int(ends[end - 1]) - before
                 if not self._buffer.try_enter(size_bytes, end - start):
                     await self._buffer.enter(size_bytes, end - start)
-                    self._must_go_on()
+                    self._check_usable()
                 shares.append((course.add_columns(columns, start, end, size_bytes, partitions), 0, end - start))
                 await asyncio.sleep(0)
             start = end
@@ -586,7 +586,7 @@ class Producer:
         now, shares = self._loop.time(), []
         for course, at in places:
             if positions is not None and positions[0] <= course.lane.position:
-                at = self._not_there(course.lane.position, positions, sizes, range(len(values)) if at is None else at)
+                at = self._not_stored(course.lane.position, positions, sizes, range(len(values)) if at is None else at)
             if at is None:
                 new_shares = course.lane.add_many(values, keys, sizes, now, positions)
             else:
@@ -597,7 +597,7 @@ class Producer:
             shares += new_shares
         return shares
 
-    def _not_there(self, known: int, positions: Sequence[int], sizes: Sequence[int], at: Sequence[int]) -> list[int]:
+    def _not_stored(self, known: int, positions: Sequence[int], sizes: Sequence[int], at: Sequence[int]) -> list[int]:
         """Return the indexes in ``at`` of the records that are not stored yet: their source offset is above ``known``.
 
         The buffer space of stored records is freed.
@@ -607,7 +607,7 @@ class Producer:
             self._buffer.leave(sum(sizes[i] for i in at[:first]), first)
         return list(at[first:])
 
-    def _shared_out(
+    def _divide(
         self, count: int, keys: Sequence[bytes | None] | None, partition: int | None
     ) -> list[tuple[PartitionSender, list[int] | None]]:
         """Divide ``count`` records between the partitions, and return each partition's sender with the indexes of its records.
@@ -619,7 +619,7 @@ class Producer:
         if len(self._courses) == 1:
             return [(self._courses[0], None)]
         if self._is_numbered and (self._partitioner != "key" or keys is None):
-            return self._shared_out_by_number(count)
+            return self._divide_by_number(count)
         if self._partitioner == "sticky" or (self._partitioner == "key" and keys is None):
             self._next = (self._next + 1) % len(self._courses)
             return [(self._courses[self._next], None)]
@@ -633,7 +633,7 @@ class Producer:
                 places.setdefault(course.partition, []).append(index)
         return [(self._courses[place], at) for place, at in places.items()]
 
-    def _shared_out_by_number(self, count: int) -> list[tuple[PartitionSender, list[int] | None]]:
+    def _divide_by_number(self, count: int) -> list[tuple[PartitionSender, list[int] | None]]:
         first, used = self._next_number, self._used
         self._next_number += count
         return [(self._courses[(first + at) % used], list(range(at, count, used))) for at in range(min(used, count))]
@@ -669,9 +669,9 @@ class Producer:
         counts = {state.partitioning.partitions for state in states}
         methods = {int(state.partitioning.method) for state in states}
         if 0 in counts:
-            self._why_not_again = "the log does not say how, or they were chosen in several ways"
+            self._why_not_repeatable = "the log does not say how, or they were chosen in several ways"
         elif len(counts) > 1:
-            self._why_not_again = f"they were chosen among {' and among '.join(map(str, sorted(counts)))} partitions"
+            self._why_not_repeatable = f"they were chosen among {' and among '.join(map(str, sorted(counts)))} partitions"
         elif counts == {1} or methods == {own}:
             self._used = counts.pop()
         elif own is PartitioningMethod.KEY_OR_NUMBER and methods <= BY_KEY:
@@ -679,11 +679,11 @@ class Producer:
             self._why_not_keyless = 'a process with begin="resume" has chosen them at random for records without key'
         else:
             before = " and ".join(_method_name(method) for method in sorted(methods))
-            self._why_not_again = f"they were chosen by {before} before, and now by {_method_name(own)}"
-        self._context.partitioning = None if self._why_not_again else Partitioning(self._used, own)
+            self._why_not_repeatable = f"they were chosen by {before} before, and now by {_method_name(own)}"
+        self._context.partitioning = None if self._why_not_repeatable else Partitioning(self._used, own)
 
-    def _must_choose_as_before(self, *, keyless: bool) -> None:
-        why = self._why_not_again or (self._why_not_keyless if keyless else "")
+    def _check_same_partitions(self, *, keyless: bool) -> None:
+        why = self._why_not_repeatable or (self._why_not_keyless if keyless else "")
         if why:
             text = (
                 f"Cannot choose the same partitions of {self._stream} again for the records of producer {self.name}: {why}. "
@@ -691,7 +691,7 @@ class Producer:
             )
             raise PublishRejectedError(text, "DIVERGED_PRODUCER")
 
-    def _must_fit(self, size_bytes: int) -> None:
+    def _check_size(self, size_bytes: int) -> None:
         if size_bytes > self._most_bytes:
             text = (
                 f"The record has about {size_bytes} bytes, but the NATS server accepts messages of {self._most_bytes} bytes. Send "
@@ -699,7 +699,7 @@ class Producer:
             )
             raise PublishRejectedError(text, "TOO_LARGE")
 
-    def _must_go_on(self) -> None:
+    def _check_usable(self) -> None:
         if self._failure is not None:
             self._raise_failure()
         self._transport.must_be_usable()

@@ -111,19 +111,19 @@ class Publisher:
         self._in_flight: dict[int, InFlight] = {}
         self._refused: set[int] = set()
         """Numbers of messages that wait to be sent again, and of the later messages that wait behind them."""
-        self._taken = True
+        self._is_accepted = True
         """True if no message was rejected since a leader accepted one."""
         self._first = -1
         """Number of the message that was sent again alone, as a probe. -1: none."""
         self._first_sent_at = 0.0
         self._probing_until = 0.0
         """End of the time after a reconnect in which probes are sent often. 0: an ack has arrived since."""
-        self._quiet_since: float | None = None
+        self._unanswered_since: float | None = None
         """Time since which no answer has arrived, checked at each tick. None: an answer has arrived since the last tick."""
         self._extended_at = 0.0
         """Time of the last extension of the deadlines, because the leader had no room."""
         self._next_id = 0
-        self._unseen: asyncio.Future[PublishAck] | None = None
+        self._unreported: asyncio.Future[PublishAck] | None = None
         """First failed message whose error the application has not seen. ``flush`` raises it."""
         self._inbox = ""
         self._loop = asyncio.get_running_loop()
@@ -242,8 +242,8 @@ class Publisher:
             self._refused.add(number)
         elif (
             address is not self._addressing.address
-            or not self._transport.hand_over(address.subject, payload, f"{self._inbox}.{number}")
-        ) and (self._transport.has_room or await self._room(number, message)):
+            or not self._transport.try_write(address.subject, payload, f"{self._inbox}.{number}")
+        ) and (self._transport.has_room or await self._wait_for_room(number, message)):
             await self._send_to_nats(number, message)
         return message.answer
 
@@ -374,7 +374,7 @@ class Publisher:
             await self._transport.settle()
             self._has_posted = False
             self._raise_denied()
-        unseen, self._unseen = self._unseen, None
+        unseen, self._unreported = self._unreported, None
         if unseen is not None and not _is_retrieved(unseen):
             unseen.result()
 
@@ -388,8 +388,8 @@ class Publisher:
         self._end("the publisher was closed before the ack came")
         for unwatch in self._unwatch:
             unwatch()
-        if self._unseen is not None:
-            self._unseen.exception()  # no later flush would raise it
+        if self._unreported is not None:
+            self._unreported.exception()  # no later flush would raise it
         subscription, self._subscription = self._subscription, None
         try:
             await end_tasks([self._sweeper, self._addressing.task])
@@ -445,7 +445,7 @@ class Publisher:
             self._window.leave(size_bytes)
             self._must_be_open()
 
-    async def _room(self, number: int, message: InFlight) -> bool:
+    async def _wait_for_room(self, number: int, message: InFlight) -> bool:
         """Wait until the connection has room for message ``number``. Return whether the message must still be sent.
 
         The result is False if the message has failed, or if it was scheduled for another attempt. A canceled call sends nothing.
@@ -486,7 +486,7 @@ class Publisher:
 
     # ---- answers -----------------------------------------------------------------------------------------------------
     async def _on_ack(self, message: Any) -> None:
-        self._quiet_since = None
+        self._unanswered_since = None
         token = message.subject.rpartition(".")[2]
         number = int(token) if token.isascii() and token.isdigit() and len(token) <= MAX_DIGITS else -1
         waiting = self._in_flight.get(number)
@@ -553,7 +553,7 @@ class Publisher:
 
     def _send_waiting(self) -> None:
         """Send all messages that wait for another attempt, because the leader has accepted the first one."""
-        self._taken, self._first, now = True, -1, asyncio.get_running_loop().time()
+        self._is_accepted, self._first, now = True, -1, asyncio.get_running_loop().time()
         for other in map(self._in_flight.__getitem__, self._refused):
             other.resend_at = max(now, other.not_before)
 
@@ -630,7 +630,7 @@ class Publisher:
         """
         if number in self._in_flight:
             now = asyncio.get_running_loop().time()
-            self._taken = self._taken and after_s > 0
+            self._is_accepted = self._is_accepted and after_s > 0
             message.schedule_retry(refusal, now, after_s)
             if not after_s and now < self._probing_until:
                 message.resend_at = min(message.resend_at, now + PROBE_S)
@@ -656,8 +656,8 @@ class Publisher:
         if answer.done():
             return
         answer.set_exception(error)
-        if self._unseen is None or _is_retrieved(self._unseen):
-            self._unseen = answer
+        if self._unreported is None or _is_retrieved(self._unreported):
+            self._unreported = answer
         else:
             answer.exception()  # it counts as looked at: one error is enough for flush()
 
@@ -671,23 +671,23 @@ class Publisher:
             if renewed.done():  # it is unknown which messages of the old connection have arrived
                 renewed = self._transport.reconnected
                 self._resume_sending(now)
-            elif now < self._probing_until and self._first_is_silent(now):
+            elif now < self._probing_until and self._is_probe_unanswered(now):
                 first = self._in_flight[self._first]
                 if first.known_until:  # the leader stores its message id once, so that the probe can be sent again
-                    self._may_be_stored([self._first], now, self._silence(), growth=1)
+                    self._may_be_stored([self._first], now, self._no_ack_text(), growth=1)
                 self._addressing.doubt()
             await self._send_refused(now)
             if tick % _TICKS_PER_DEADLINE_CHECK == 0:
                 late = [n for n, message in self._in_flight.items() if not message.resend_at and now >= message.deadline]
-                self._may_be_stored(late, now, self._silence())
+                self._may_be_stored(late, now, self._no_ack_text())
                 if late:
                     self._addressing.doubt()
 
     def _check_server(self, now: float) -> None:
         """Ping the NATS server if messages are in flight and no ack has arrived for ``SILENT_S`` seconds."""
-        if not self._in_flight or self._quiet_since is None:
-            self._quiet_since = now
-        elif now >= self._quiet_since + SILENT_S:
+        if not self._in_flight or self._unanswered_since is None:
+            self._unanswered_since = now
+        elif now >= self._unanswered_since + SILENT_S:
             self._transport.check_server()
 
     def _resume_sending(self, now: float) -> None:
@@ -703,7 +703,7 @@ class Publisher:
             if message.resend_at:
                 message.resend_at = max(now, message.not_before)
 
-    def _first_is_silent(self, now: float) -> bool:
+    def _is_probe_unanswered(self, now: float) -> bool:
         """Return whether the probe, the message that is sent alone, has no answer for ``PROBE_S`` seconds."""
         return self._first in self._in_flight and self._first not in self._refused and now >= self._first_sent_at + PROBE_S
 
@@ -713,7 +713,7 @@ class Publisher:
         The first one is sent alone, as a probe. The others follow when a leader has accepted it.
         """
         waits = self._first in self._in_flight and self._first not in self._refused
-        if waits and now < self._probing_until and self._first_is_silent(now):
+        if waits and now < self._probing_until and self._is_probe_unanswered(now):
             waits = False  # a probe without a message id cannot be sent again: the next message is the probe
         for number in sorted(self._refused):
             message = self._in_flight.get(number)
@@ -723,7 +723,7 @@ class Publisher:
                 await self._try_again(number, message, now)
             if number in self._refused:
                 waits = True
-            elif number in self._in_flight and not self._taken:
+            elif number in self._in_flight and not self._is_accepted:
                 self._first, self._first_sent_at, waits = number, now, True
 
     def _may_be_stored(self, numbers: Iterable[int], now: float, why: str, growth: int = 2) -> None:
@@ -743,7 +743,7 @@ class Publisher:
                 self._send_again(number, message, UnavailableError(why))
                 message.resend_at = now
 
-    def _silence(self) -> str:
+    def _no_ack_text(self) -> str:
         where = f"{self._stream}/{self._partition} on {self._addressing.address.subject}"
         return f"No ack from {where} within {self._options.timeout_s:g} s{self._last_foreign}. The message may be stored."
 

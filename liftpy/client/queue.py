@@ -354,17 +354,17 @@ class Queue:
         self._client, self._options = client, options
         self._member = secrets.token_hex(16)
         self._partition = 0
-        self._places: deque[_QueuePartition] = deque()
+        self._partitions: deque[_QueuePartition] = deque()
         self._at_open: set[PartitionKey] = set()
         """Partitions that existed when the queue was opened. ``start="new"`` applies only to these."""
         self._next_check_ns = 0
         """Monotonic time of the next check for new partitions, in nanoseconds."""
         self._ready: deque[Job] = deque()
         """Fetched jobs that are not delivered yet."""
-        self._coming: asyncio.Task[None] | None = None
+        self._fetch_task: asyncio.Task[None] | None = None
         """Task that takes more records from the coordinator. At most one runs."""
         self._pace = PrefetchLimit(options.ahead)
-        self._wanted = 1
+        self._last_requested = 1
         """Number of records that the last take requested."""
         self._touched_ns = 0
         """Time of the last delivery or arrival."""
@@ -372,7 +372,7 @@ class Queue:
         self._settlements = Settlements(self.name, self._settle_and_take)
         self._number = 0
         self._closed = False
-        self._burials: set[asyncio.Task[None]] = set()
+        self._dead_letter_tasks: set[asyncio.Task[None]] = set()
         self.problem = ""
         """Why a record cannot be stored as a dead letter now: stream, record and reason. '': no problem."""
         self.counters: Counter[str] = Counter()
@@ -391,13 +391,13 @@ class Queue:
             await self._client.stream(self._options.dead_letters)
         stream = await self._client.stream(self.stream)
         self._at_open = {stream.key(partition.partition) for partition in stream.partitions}
-        self._know(stream)
+        self._set_partitions(stream)
         return self
 
-    def _know(self, stream: StreamInfo) -> None:
-        known = {place.key: place for place in self._places}
+    def _set_partitions(self, stream: StreamInfo) -> None:
+        known = {place.key: place for place in self._partitions}
         keys = [stream.key(partition.partition) for partition in stream.partitions]
-        self._places = deque(known.get(key) or _QueuePartition(self._log_of(key)) for key in keys)
+        self._partitions = deque(known.get(key) or _QueuePartition(self._log_of(key)) for key in keys)
         for place in known.keys() - set(keys):
             known[place].log.close()
         self._next_check_ns = _now_ns() + (_STREAM_NS if keys else round(_ASK_AGAIN_S * 1e9))
@@ -422,11 +422,11 @@ class Queue:
         self._closed = True
         if self._untouched is not None:
             self._untouched.cancel()
-        if self._coming is not None and not self._coming.done():
-            await asyncio.wait({self._coming}, timeout=_LEAVE_S)
-        if self._burials:
-            await asyncio.wait(self._burials, timeout=_LEAVE_S)
-        await end_tasks([self._coming, *self._burials, *(place.log.close() for place in self._places)])
+        if self._fetch_task is not None and not self._fetch_task.done():
+            await asyncio.wait({self._fetch_task}, timeout=_LEAVE_S)
+        if self._dead_letter_tasks:
+            await asyncio.wait(self._dead_letter_tasks, timeout=_LEAVE_S)
+        await end_tasks([self._fetch_task, *self._dead_letter_tasks, *(place.log.close() for place in self._partitions)])
         try:
             await self._return_prefetched()
             await self._settlements.wait_until_sent()
@@ -481,7 +481,7 @@ class Queue:
         while not self._closed:
             if jobs := self._handed_on(max_records):
                 return jobs
-            coming, self._wanted = self._coming, max_records
+            coming, self._last_requested = self._fetch_task, max_records
             try:
                 if coming is None:
                     tries += 1
@@ -495,7 +495,7 @@ class Queue:
             if not self._ready and tries:
                 if _now_ns() >= give_up_ns:
                     return []
-                await self._news(give_up_ns)
+                await self._wait_for_records(give_up_ns)
         return []
 
     def _handed_on(self, count: int) -> list[Job]:
@@ -514,12 +514,12 @@ class Queue:
 
     def _run_shielded(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` in a task of its own, so that it continues if the caller is canceled. Return the task."""
-        coming = self._coming = asyncio.create_task(work, name=f"records of {self.name}")
+        coming = self._fetch_task = asyncio.create_task(work, name=f"records of {self.name}")
         coming.add_done_callback(self._brought)
         return coming
 
     def _brought(self, coming: asyncio.Task[None]) -> None:
-        self._coming = None
+        self._fetch_task = None
         if not coming.cancelled() and coming.exception() is not None:
             self.counters["not brought"] += 1
         self._touched_ns = _now_ns()
@@ -547,11 +547,11 @@ class Queue:
         refused: GroupRejectedError | None = None
         if _now_ns() >= self._next_check_ns:
             await self._refresh_partitions()
-        for _ in range(len(self._places)):
-            if not self._places:
+        for _ in range(len(self._partitions)):
+            if not self._partitions:
                 break
-            place = self._places[0]
-            self._places.rotate(-1)
+            place = self._partitions[0]
+            self._partitions.rotate(-1)
             try:
                 if await self._request_from(place, wanted):
                     return
@@ -588,7 +588,7 @@ class Queue:
         return False
 
     async def _refresh_stream(self) -> bool:
-        self._know(await self._client.stream(self.stream))
+        self._set_partitions(await self._client.stream(self.stream))
         return False
 
     async def _refresh_partitions(self) -> None:
@@ -606,15 +606,19 @@ class Queue:
         ready_s = answer.nextReadyMs / 1000 if known else _ASK_AGAIN_S
         place.again_ns = _now_ns() + round(min(ready_s, _ASK_AGAIN_S) * 1e9)
 
-    async def _news(self, until_ns: int) -> None:
+    async def _wait_for_records(self, until_ns: int) -> None:
         """Wait until new records are committed, or until other workers may have returned records."""
-        if any(place.log.bounds is None for place in self._places):
+        if any(place.log.bounds is None for place in self._partitions):
             return  # a partition was not asked yet
         now_ns = _now_ns()
         at_ns = min(
-            [until_ns, max(self._next_check_ns, now_ns), *(max(place.again_ns, now_ns + _CHECK_NS) for place in self._places)]
+            [
+                until_ns,
+                max(self._next_check_ns, now_ns),
+                *(max(place.again_ns, now_ns + _CHECK_NS) for place in self._partitions),
+            ]
         )
-        watches = {place.log.watch() for place in self._places if not place.log.has_more}
+        watches = {place.log.watch() for place in self._partitions if not place.log.has_more}
         wait_s = max(0.0, (at_ns - now_ns) / 1e9)
         if watches:
             await asyncio.wait(watches, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
@@ -702,8 +706,8 @@ class Queue:
             self._settlements.settle([settlement(pb.SETTLE_ACK, key, done)])
         if dead:
             burial = asyncio.create_task(self._add_all_dead_letters(key, dead, over_ns), name=f"dead letters of {self.name}")
-            self._burials.add(burial)
-            burial.add_done_callback(self._burials.discard)
+            self._dead_letter_tasks.add(burial)
+            burial.add_done_callback(self._dead_letter_tasks.discard)
             if not fetched_jobs:
                 await asyncio.wait((burial,), timeout=_DLQ_ATTEMPT_S)
         return fetched_jobs
@@ -877,7 +881,7 @@ class Queue:
                     "again. Open the queue again."
                 )
         free = {(one.stream, one.partition) for one in settlements if self._options.order_by_key or one.kind != pb.SETTLE_ACK}
-        for place in self._places:
+        for place in self._partitions:
             if (place.key.stream, place.key.partition) in free:
                 place.ended = -1  # these records are delivered again, or the next records of their keys are free
         return list(answer.lost)
@@ -902,14 +906,14 @@ class Queue:
     def _along(self, settlements: list[pb.Settlement], now_ns: int) -> tuple[_QueuePartition, pb.TakeRecords] | None:
         """Return the partition and the request for records to send together with ``settlements``. None: request no records."""
         ahead = self._pace.ahead(now_ns)
-        busy = self._closed or self._coming is not None or self._options.order_by_key or not self._places
+        busy = self._closed or self._fetch_task is not None or self._options.order_by_key or not self._partitions
         if busy or 2 * len(self._ready) > ahead or ahead == 0 or any(one.kind != pb.SETTLE_ACK for one in settlements):
             return None
-        for _ in range(len(self._places)):
-            place = self._places[0]
-            self._places.rotate(-1)
+        for _ in range(len(self._partitions)):
+            place = self._partitions[0]
+            self._partitions.rotate(-1)
             if place.log.has_more and place.is_due(now_ns):
-                return place, self._build_request(place, min(max(ahead, self._wanted), commands.MAX_TAKE))
+                return place, self._build_request(place, min(max(ahead, self._last_requested), commands.MAX_TAKE))
         return None
 
     async def _send_command(self, **what: Any) -> pb.GroupAnswer:

@@ -135,21 +135,21 @@ class _PartitionCopy:
         """Tasks that wait for the acks of the first batches, in order."""
         self._finished = 0
         """Number of batches whose results are acked."""
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def add(self, part: GroupBatch) -> None:
         self._parts.append(part)
-        self._news.set()
+        self._changed.set()
 
     @property
-    def _is_ours(self) -> bool:
+    def _is_owner(self) -> bool:
         return self._home.group.generation_of(self._key) == self._generation
 
     async def run(self) -> None:
         """Send the results of the queued batches until another member owns the source partition."""
         loop, home, refused_until = asyncio.get_running_loop(), self._home, 0.0
         try:
-            while self._is_ours:
+            while self._is_owner:
                 before = self._finished
                 try:
                     await self._copy()
@@ -160,7 +160,7 @@ class _PartitionCopy:
                     home.group.counters["target closed" if error.reason in _NOT_NOW else "copied anew"] += 1
                     if not refused_until or self._finished > before:
                         refused_until = loop.time() + home.patience_s
-                    if loop.time() >= refused_until and self._is_ours:
+                    if loop.time() >= refused_until and self._is_owner:
                         text = f"{home.target} has taken nothing of {self._key} for {home.patience_s:g} s: {error}"
                         raise PublishRejectedError(text, error.reason) from error
                 await asyncio.sleep(_AGAIN_S)
@@ -196,16 +196,16 @@ class _PartitionCopy:
         Batches that an earlier producer has sent are sent again. The producer skips the stored results.
         """
         home = self._home
-        while self._is_ours:
-            self._news.clear()
+        while self._is_owner:
+            self._changed.clear()
             while len(self._receipts) < len(self._parts):
                 receipt = await self._send(producer, self._parts[len(self._receipts)])
                 acknowledged = asyncio.create_task(_wait_for_ack(receipt))
-                acknowledged.add_done_callback(lambda _: self._news.set())
+                acknowledged.add_done_callback(lambda _: self._changed.set())
                 self._receipts.append(acknowledged)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_INTERVAL_S):
-                    await self._news.wait()
+                    await self._changed.wait()
             while self._receipts and self._receipts[0].done():
                 self._receipts.popleft().result()
                 home.group.finished(self._parts.popleft())

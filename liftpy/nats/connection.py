@@ -22,7 +22,7 @@ from nats.errors import UnexpectedEOF
 
 from liftpy.nats.parser import READ_BYTES, StrictConnection
 
-_LEFT_BYTES = 2 * READ_BYTES
+_MAX_UNREAD_BYTES = 2 * READ_BYTES
 """Maximum number of bytes to receive while the reading task is busy. Above it, the socket is not read."""
 Take = Callable[[bytes], bytes | None]
 """Called with received bytes. It returns the bytes for the reading task. None: no work. b"": no bytes, but the task must run.
@@ -37,9 +37,9 @@ class Receiver(asyncio.Protocol):
         self._stream = cast(asyncio.Protocol, transport.get_protocol())
         self._take = take
         self._bound_bytes = bound_bytes
-        self._left: deque[bytes] = deque()
+        self._unread: deque[bytes] = deque()
         """Bytes for the reading task, in order."""
-        self._left_bytes = 0
+        self._unread_bytes = 0
         self._paused = False
         self._reader: asyncio.Future[None] | None = None
         """Future that the reading task waits for. None: the task is busy, and new data must wait."""
@@ -51,7 +51,7 @@ class Receiver(asyncio.Protocol):
     @property
     def is_idle(self) -> bool:
         """True if the connection is open and no data waits for the reading task."""
-        return not self._left and self._ended is None and not self._stopped
+        return not self._unread and self._ended is None and not self._stopped
 
     def data_received(self, data: bytes) -> None:
         if self._stopped or self._ended is not None:
@@ -64,12 +64,12 @@ class Receiver(asyncio.Protocol):
                 self._end(error)
                 return
         if left is not None:
-            self._keep(left)
+            self._append_unread(left)
 
-    def _keep(self, left: bytes) -> None:
-        self._left.append(left)
-        self._left_bytes += len(left)
-        if self._left_bytes > self._bound_bytes and not self._paused:
+    def _append_unread(self, left: bytes) -> None:
+        self._unread.append(left)
+        self._unread_bytes += len(left)
+        if self._unread_bytes > self._bound_bytes and not self._paused:
             self._paused = True
             self.transport.pause_reading()
         self._wake()
@@ -106,14 +106,14 @@ class Receiver(asyncio.Protocol):
 
         Data that arrives later waits until the next call. After the last byte, the method raises the error that ended the data.
         """
-        while not self._left:
+        while not self._unread:
             if self._ended is not None:
                 raise self._ended
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        data = self._left[0] if len(self._left) == 1 else b"".join(self._left)
-        self._left.clear()
-        self._left_bytes = 0
+        data = self._unread[0] if len(self._unread) == 1 else b"".join(self._unread)
+        self._unread.clear()
+        self._unread_bytes = 0
         if self._paused:
             self._paused = False
             if not self.transport.is_closing():
@@ -123,7 +123,7 @@ class Receiver(asyncio.Protocol):
     def stop(self) -> None:
         """Stop reading. Data that still arrives is dropped."""
         self._stopped = True
-        self._left.clear()
+        self._unread.clear()
 
 
 async def receive(connection: Any, take: Take, bound_bytes: int) -> Receiver | None:
@@ -144,7 +144,7 @@ async def receive(connection: Any, take: Take, bound_bytes: int) -> Receiver | N
     else:
         reader.feed_eof()  # so that the next protocol line does not wait
         if early := await reader.read():
-            receiver._keep(early)
+            receiver._append_unread(early)
     return receiver
 
 
@@ -156,7 +156,7 @@ class ClientConnection(StrictConnection):
 
     async def _read_loop(self) -> None:
         """Process the data that ``_process_arrived`` leaves for the reading task."""
-        self._receiver = receiver = await receive(self, self._process_arrived, _LEFT_BYTES)
+        self._receiver = receiver = await receive(self, self._process_arrived, _MAX_UNREAD_BYTES)
         try:
             await super()._read_loop()
         finally:

@@ -317,8 +317,8 @@ class StrictConnection(Client):
         """Stream of the connection whose handshake is complete. None: there is none."""
         self._closed_in_handshake = False
         """True if the server closed the last connection during the handshake. nats-py reports this again when it cleans up."""
-        self._looked_at: tuple[str | None, bytes] = None, b""
-        """Subject of the last message in ``hand_over``, as text and as bytes."""
+        self._last_subject: tuple[str | None, bytes] = None, b""
+        """Subject of the last message in ``try_write``, as text and as bytes."""
 
     def use_carrier(self, carrier: Transport) -> None:
         """Use the transport ``carrier`` instead of TCP for all connections of this client. Call it before ``connect``."""
@@ -353,7 +353,7 @@ class StrictConnection(Client):
         if self.is_connected:
             await self._process_op_err(Error("The NATS credentials were reloaded. The client reconnects."))
 
-    def hand_over(self, subject: str, reply: str, payload: bytes, room_bytes: int) -> bool:
+    def try_write(self, subject: str, reply: str, payload: bytes, room_bytes: int) -> bool:
         """Queue a message for writing as ``publish`` does, at half the cost. Return False if it was not queued.
 
         The caller then calls ``publish``, which sends it or raises the error. ``room_bytes``: maximum number of waiting bytes.
@@ -363,11 +363,11 @@ class StrictConnection(Client):
             return False
         if size_bytes > self._max_payload or self._pending_data_size > room_bytes:
             return False
-        if subject != self._looked_at[0]:
+        if subject != self._last_subject[0]:
             if not _SUBJECT(subject):
                 return False
-            self._looked_at = subject, subject.encode()
-        line = b"PUB %b %b %d\r\n%b\r\n" % (self._looked_at[1], reply.encode(), size_bytes, payload)
+            self._last_subject = subject, subject.encode()
+        line = b"PUB %b %b %d\r\n%b\r\n" % (self._last_subject[1], reply.encode(), size_bytes, payload)
         self._pending.append(line)
         self._pending_data_size += len(line)
         stats = self.stats
@@ -526,7 +526,7 @@ def make_strict(connection: Client) -> Counter[str]:
     parser = StrictParser(connection, check_subjects=False)
     half = bytes(before.buf)
     if before.state == AWAITING_MSG_PAYLOAD:
-        half = _line_again(before) + half
+        half = _unfinished_line(before) + half
     before.reset()
     parser._chunks, parser._held_bytes = ([half] if half else []), len(half)
     connection._ps = parser
@@ -549,7 +549,7 @@ def cut_off(connection: Client) -> None:
         stream.transport.abort()
 
 
-def _line_again(parser: Any) -> bytes:
+def _unfinished_line(parser: Any) -> bytes:
     """Return the protocol line of the message that nats-py's parser has read only in part.
 
     The strict parser needs it to continue with this message.

@@ -38,6 +38,8 @@ from liftpy.nats.urls import check_urls, without_secrets
 _T = TypeVar("_T")
 DEFAULT_URL = "nats://127.0.0.1:4222"
 REQUEST_TIMEOUT_S = 2.0
+_LATE_PONG_S = 1.0
+"""Time to wait for a PONG after a reconnect, in seconds."""
 _CLOSE_S = 2.0
 ROOM_BYTES = 1024 * 1024
 """Maximum size of unwritten data, in bytes. Above 2 MiB, nats-py blocks a publisher without a timeout."""
@@ -96,7 +98,7 @@ async def open_connection(
     connection = ClientConnection()
     if carrier is not None:
         connection.use_carrier(carrier)
-    seen = _ErrorsSeen()
+    seen = _LastError()
     also: Callable[[], Awaitable[None]] | None = options.pop("reconnected_cb", None)
 
     async def reconnected() -> None:
@@ -143,7 +145,7 @@ def plain_cause(error: object) -> str:
     return re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
-class _ErrorsSeen:
+class _LastError:
     """Error callback for nats-py. It stores the last error and prints no traceback, because requests raise errors themselves."""
 
     def __init__(self) -> None:
@@ -172,11 +174,13 @@ class Transport:
 
     def __init__(self, connection: NatsConnection) -> None:
         self.connection = connection
-        self._ours = connection if isinstance(connection, StrictConnection) else None
+        self._strict_connection = connection if isinstance(connection, StrictConnection) else None
         self._loop = asyncio.get_running_loop()
         self.counters: Counter[str] = Counter()
         """Kind -> number of received messages that are invalid."""
         self.closed = False
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        """Future that completes when the transport is closed."""
         self._answers = Answers()
         self._opening: asyncio.Task[None] | None = None
         self._check: asyncio.Task[None] | None = None
@@ -234,9 +238,9 @@ class Transport:
         then, and answers may be lost, as after a broken connection.
         """
         if not self.closed and self.connection.is_connected and (self._check is None or self._check.done()):
-            self._check = self._loop.create_task(self._until_it_answers(), name="check of the NATS server")
+            self._check = self._loop.create_task(self._check_until_answered(), name="check of the NATS server")
 
-    async def _until_it_answers(self) -> None:
+    async def _check_until_answered(self) -> None:
         renewed, is_silent, stats = self.reconnected, False, self.connection.stats
         pong = self._loop.create_task(self.connection.flush(timeout=_CHECK_S), name="PING to the NATS server")  # type: ignore[arg-type]
         pong.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -383,7 +387,7 @@ class Transport:
             await self.room(self._loop.time() + timeout_s)
             subscription = await _with_cancellation(self.connection.subscribe(subject, cb=callback))
             if self.connection.is_connected:
-                with contextlib.suppress(UnavailableError):
+                with contextlib.suppress(UnavailableError, ClientClosedError):
                     await self.settle(timeout_s)
         except (nats.errors.Error, OSError) as error:
             self.must_be_usable()
@@ -427,17 +431,19 @@ class Transport:
             await self.room(give_up_at)
         await self.write(subject, payload, reply, headers, give_up_at)
 
-    def hand_over(self, subject: str, payload: bytes, reply: str) -> bool:
+    def try_write(self, subject: str, payload: bytes, reply: str) -> bool:
         """Queue a message for writing and return True, if it needs no wait.
 
         If the result is False, nothing was queued, and the caller must use ``write``.
         """
-        ours = self._ours
-        return ours is not None and len(payload) < _LARGE_BYTES and ours.hand_over(subject, reply, payload, ROOM_BYTES)
+        connection = self._strict_connection
+        return (
+            connection is not None and len(payload) < _LARGE_BYTES and connection.try_write(subject, reply, payload, ROOM_BYTES)
+        )
 
     async def write(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float) -> None:
         """Queue a message for writing, without a check for room. Raises the errors of ``publish``."""
-        if headers is None and self.hand_over(subject, payload, reply):
+        if headers is None and self.try_write(subject, payload, reply):
             return
         try:
             if len(payload) < _LARGE_BYTES:
@@ -466,13 +472,27 @@ class Transport:
     async def settle(self, timeout_s: float = 5.0) -> None:
         """Wait until the server has processed all data sent before, including subscriptions.
 
-        Raises UnavailableError if the server does not answer within ``timeout_s``. The method needs two flushes, because
-        nats-py's ``flush`` writes its PING before the buffered data. The PONG of the first one only shows that the buffer was
-        written. The PONG of the second one comes after the data.
+        Raises UnavailableError if the server does not answer within ``timeout_s``, or if the connection is renewed before: a
+        reconnect loses the PONG. Raises ClientClosedError if the transport is closed before.
+
+        The method needs two flushes, because nats-py's ``flush`` writes its PING before the buffered data. The PONG of the first
+        one only shows that the buffer was written. The PONG of the second one comes after the data.
         """
         try:
             for _ in range(2):
-                await _with_cancellation(self.connection.flush(timeout=timeout_s))  # type: ignore[arg-type]
+                renewed = self.reconnected
+                pong = self._loop.create_task(self.connection.flush(timeout=timeout_s), name="flush")  # type: ignore[arg-type]
+                pong.add_done_callback(lambda done: done.cancelled() or done.exception())
+                try:
+                    await asyncio.wait({pong, renewed, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+                    if renewed.done():  # the PING may have been sent after the reconnect
+                        await asyncio.wait({pong, self._ended}, timeout=_LATE_PONG_S, return_when=asyncio.FIRST_COMPLETED)
+                    if not pong.done():
+                        self.must_be_usable()
+                        raise ConnectionError("the connection was lost and renewed")
+                    pong.result()
+                finally:
+                    pong.cancel()
         except (nats.errors.Error, OSError, TimeoutError) as error:
             raise UnavailableError(
                 f"NATS connection error: {str(error) or type(error).__name__}. Check the NATS server, then retry."
@@ -482,6 +502,8 @@ class Transport:
         """Close the transport: requests that wait get ClientClosedError. The connection itself stays open."""
         self.check_event_loop()
         self.closed = True
+        if not self._ended.done():
+            self._ended.set_result(None)
         if self._check is not None:
             self._check.cancel()
         self._unwatch()
@@ -608,12 +630,12 @@ class Answers:
 
         ``is_publish``: True if NATS denied a publish, False for a subscription.
         """
-        ours = subject == f"{self._inbox}.*"
-        if not is_publish and ours:
+        connection = subject == f"{self._inbox}.*"
+        if not is_publish and connection:
             self.is_open = False  # the next request tries again, because permissions may change
         for number, (pending, answer) in self._asked.items():
             is_ours = pending == subject and is_publish
-            if (is_ours or ours or subject == f"{self._inbox}.{number}") and not answer.done():
+            if (is_ours or connection or subject == f"{self._inbox}.{number}") and not answer.done():
                 what = "publish" if is_ours else "be answered"
                 answer.set_exception(
                     NotAllowedError(

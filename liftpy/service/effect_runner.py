@@ -60,7 +60,7 @@ class EffectRunner:
         self._tries: dict[int, _EffectAttempts] = {}
         self._threads = 0
         self._ticked_s = 0.0
-        self._woken = asyncio.Event()
+        self._wake_event = asyncio.Event()
         self._rests_until_s = math.inf
         self.problem = ""
         """Reason why an effect has no result, for the status. '': none."""
@@ -71,13 +71,13 @@ class EffectRunner:
         if machine is not None and self._instance.leads:
             rests_until_s = time.monotonic() + self._rest_s(machine)
             if len(machine.effects) or rests_until_s < self._rests_until_s:
-                self._woken.set()
+                self._wake_event.set()
 
     async def run(self) -> None:
         """Run the effects and append ticks while this service is LEADER. This never ends."""
         try:
             while True:
-                self._woken.clear()
+                self._wake_event.clear()
                 machine = self._instance.machine
                 if machine is not None and self._instance.leads and not machine.failed:
                     self._begin(machine)
@@ -90,7 +90,7 @@ class EffectRunner:
                 rest_s = self._rest_s(machine)
                 self._rests_until_s = time.monotonic() + rest_s
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), rest_s)
+                    await asyncio.wait_for(self._wake_event.wait(), rest_s)
         finally:
             self._cancel_all()
 

@@ -59,8 +59,8 @@ _AHEAD_S = 5.0
 """Difference in seconds between log time and the records above which the status shows it. Clocks of nodes differ by less."""
 
 
-Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
-Say = Callable[[pb.ServiceHello | pb.ServiceAck, str, Told], None]
+MessageCallback = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
+Say = Callable[[pb.ServiceHello | pb.ServiceAck, str, MessageCallback], None]
 """Sends a message to a node in the same process: (message, name of the sender, callback for the answer)."""
 
 
@@ -126,7 +126,7 @@ class ServiceHost:
         self._thread = threading.get_ident()
         self._refusal = ""
         self._stopped = False
-        self._ended_by: Exception | str | None = None
+        self._end_reason: Exception | str | None = None
         """Error that ended the service. None: none, or ``stop`` was called."""
         self._diverged_at: int | None = None
         """Position of the snapshot that differs from those of most other nodes."""
@@ -163,7 +163,7 @@ class ServiceHost:
         try:
             await self._ended
         except Exception as error:
-            self._ended_by = error
+            self._end_reason = error
             raise
         finally:
             while self._tasks:  # until it is canceled: nats-py may swallow a cancellation
@@ -183,7 +183,7 @@ class ServiceHost:
         ``because``: reason that the node gets if other code ends the service because of an error. '': no error.
         """
         self._stopped = True
-        self._ended_by = self._ended_by or because or None
+        self._end_reason = self._end_reason or because or None
         if not self._ended.done():
             self._ended.set_result(None)
 
@@ -351,9 +351,9 @@ class ServiceHost:
     def is_beside_leader(self) -> bool:
         """Return whether this service runs on the node of the partition's leader."""
         order = self._order
-        return order is not None and order.leads and self._holds(order)
+        return order is not None and order.leads and self._is_valid(order)
 
-    def _holds(self, order: pb.JoinLog) -> bool:
+    def _is_valid(self, order: pb.JoinLog) -> bool:
         """Return whether ``order``, the last order of the node, is still valid by its lease.
 
         An order of a node in the same process is always valid.
@@ -379,7 +379,7 @@ class ServiceHost:
         """True if the host gets orders and records: the node's last order is valid, and reads from the node work."""
         order = self._order
         feeding = self._refusal or (self._feeder.problem if self._feeder is not None else "")
-        return order is not None and self._holds(order) and not feeding
+        return order is not None and self._is_valid(order) and not feeding
 
     @property
     def has_caught_up(self) -> bool:
@@ -406,7 +406,7 @@ class ServiceHost:
         assert feeder is not None
         # otherwise it would write outputs that another instance has written
         known = machine.outbox is None or machine.outbox.known
-        role = Role.LEADER if order.role == pb.SERVICE_LEADER and self._holds(order) and known else Role.FOLLOWER
+        role = Role.LEADER if order.role == pb.SERVICE_LEADER and self._is_valid(order) and known else Role.FOLLOWER
         if machine.change_role(role, order.leaderEpoch):
             logger.info(
                 "service role changed service=%s role=%s leader_epoch=%d position=%d",
@@ -475,7 +475,7 @@ class ServiceHost:
             await asyncio.sleep(0)  # first process an answer that is here already: this process was suspended, not its node
             self._upgrade_if_due()
             order = self._order
-            if order is not None and self.leads and not self._holds(order):
+            if order is not None and self.leads and not self._is_valid(order):
                 logger.warning(
                     "node silent stream=%s node=%s: service is FOLLOWER until it answers", order.stream, self._settings.node
                 )
@@ -505,7 +505,7 @@ class ServiceHost:
                 self._spawn(self._upgrader.decide(machine, *decision))
 
     def _hello(self, *, leaving: bool = False) -> pb.ServiceHello:
-        settings, machine, ended_by = self._settings, self.machine, self._ended_by
+        settings, machine, ended_by = self._settings, self.machine, self._end_reason
         ending = pb.ServiceHello.STOPPED
         if ended_by is not None:
             ending = pb.ServiceHello.DIVERGED if isinstance(ended_by, DivergedError) else pb.ServiceHello.FAILED

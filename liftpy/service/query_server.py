@@ -46,7 +46,7 @@ _COUNT_AGAIN_S = 10.0
 """Maximum age in seconds of the known number of partitions. Partitions may be added."""
 _IDLE_CHECK_S = 30.0
 """Interval of checks in seconds when no event wakes the server."""
-_ASKING = ReadOptions(patience_s=1.0, answer_timeout_s=0.5)
+_READ_OPTIONS = ReadOptions(patience_s=1.0, answer_timeout_s=0.5)
 _HEADERS_BYTES = 1024
 """Number of bytes of a message that are reserved for the headers of an answer."""
 
@@ -158,7 +158,7 @@ class QueryServer:
         """Ask the partition's leader how far the log is committed, and set this offset as the position of all ``queries``."""
         await self._count_partitions()
         try:
-            bounds = await self._client.bounds(self._settings.stream, self._settings.partition, options=_ASKING)
+            bounds = await self._client.bounds(self._settings.stream, self._settings.partition, options=_READ_OPTIONS)
             self._pending.set_position(queries, bounds.end_offset)
         except LiftError as error:
             for query in self._pending.drop(queries):

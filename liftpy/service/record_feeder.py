@@ -87,7 +87,7 @@ class Feeder:
         """Exclusive: the feeder applies records up to this offset. None: up to the high watermark."""
         self._told = False
         """True if the callback was called for this stop position."""
-        self._cut: int | None = None
+        self._truncated_at: int | None = None
         """End of the log if it is below the machine's position, so that a snapshot must be restored. None: it is not."""
         self._began: Snapshot | None = None
         """Snapshot from which the machine started. None: it started with an empty state."""
@@ -113,7 +113,7 @@ class Feeder:
 
         ``log_end_offset``: end of the leader's log, exclusive.
         """
-        self._cut = log_end_offset
+        self._truncated_at = log_end_offset
         self._wake.set()
 
     def disproven(self) -> None:
@@ -191,9 +191,9 @@ class Feeder:
 
     async def _go_back(self) -> bool:
         """Restore an earlier snapshot if the log was truncated, or if the state or the outbox cannot continue. Return True if so."""
-        outbox, cut = self._outbox, self._cut
+        outbox, cut = self._outbox, self._truncated_at
         if cut is not None:
-            self._cut = self._failing = None
+            self._truncated_at = self._failing = None
             self._decided.clear()  # the records of these decisions may be lost
             logger.warning(
                 "log truncated below the state service=%s end_offset=%d position=%d: restoring a snapshot",
@@ -253,7 +253,7 @@ class Feeder:
                 if not await self._wait_for_fetch(fetch):
                     continue
                 done, fetch = fetch, None
-                if start_offset != self._next_read() or self._cut is not None:
+                if start_offset != self._next_read() or self._truncated_at is not None:
                     _cancel(done)
                     continue  # in the meantime the feeder must verify the previous record, or the log was truncated
                 slices = self._result(done)
@@ -457,15 +457,15 @@ class Feeder:
                 await self._keeper.save(snapshot)
             if await self._keep_below_failing():
                 break
-            if machine.position <= chunk[-1].offset or self._must_wait() or self._cut is not None:
+            if machine.position <= chunk[-1].offset or self._must_wait() or self._truncated_at is not None:
                 break
             if time.monotonic() >= until_s:
                 await asyncio.sleep(0)  # other tasks send heartbeats and outputs in this pause
                 until_s = time.monotonic() + self._settings.step_s
-                if self._verifying or self._cut is not None:
+                if self._verifying or self._truncated_at is not None:
                     return
         else:
-            if self._cut is None:
+            if self._truncated_at is None:
                 await self._skip(self._progress.next_offset)
 
     async def _is_its_turn(self) -> bool:
@@ -477,7 +477,7 @@ class Feeder:
         while self._stop_position is None and machine.role is Role.FOLLOWER and (left_s := until_s - time.monotonic()) > 0:
             self._wake.clear()
             await self._wait_for_wake(left_s)
-            if self._verifying or self._cut is not None:
+            if self._verifying or self._truncated_at is not None:
                 return False
         return True
 

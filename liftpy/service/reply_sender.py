@@ -34,7 +34,7 @@ class Replier:
         self._buffer = buffer
         self._instance = instance
         self._inboxes = InboxRule(settings.reply_prefixes)
-        self._woken = asyncio.Event()
+        self._wake_event = asyncio.Event()
         self.sent_count = 0
         self.counters: Counter[str] = Counter()
         self.refused_count = 0
@@ -43,13 +43,13 @@ class Replier:
     def wake(self) -> None:
         """Let ``run`` check for replies to send now, because there is a new one or the role has changed."""
         if self._instance.leads:
-            self._woken.set()
+            self._wake_event.set()
 
     async def run(self) -> None:
         """Send the stored replies while this service is LEADER, forever."""
         self._buffer.on_answer_added = self.wake
         while True:
-            self._woken.clear()
+            self._wake_event.clear()
             sent = 0
             while (
                 self._instance.leads
@@ -68,7 +68,7 @@ class Replier:
                 await asyncio.sleep(_CHECK_INTERVAL_S)
             else:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), _IDLE_CHECK_S)
+                    await asyncio.wait_for(self._wake_event.wait(), _IDLE_CHECK_S)
 
     async def _send(self, reply: Reply) -> None:
         """Send one reply to the inbox of the command's sender. Raises UnavailableError if it must be sent again later."""

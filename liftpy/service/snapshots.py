@@ -357,8 +357,8 @@ def _storage_errors(what: str, path: Path):  # type: ignore[no-untyped-def]
         raise StorageError(f"Cannot {what} {path}: {error.strerror or error}. Check the disk and its permissions.") from error
 
 
-_KNOWN = 64
-_TOLD = 4
+_MAX_STORED = 64
+_MAX_DIGESTS = 4
 _NOTICED_S = 0.01
 _TURN = 1.5
 """Time between the turns of two nodes, as a factor of the last snapshot's duration."""
@@ -468,10 +468,10 @@ class SnapshotKeeper:
             self.problem = f"snapshot at {snapshot.position}: {error.code}: {error}"
         else:
             self.problem = ""
-            self._stored = [*self._stored[-_KNOWN:], stored_snapshot]
+            self._stored = [*self._stored[-_MAX_STORED:], stored_snapshot]
             self._stored_s, self._fresh_bytes = time.monotonic(), 0
             self.stored_count, self.state_bytes, self.saved_s = self.stored_count + 1, len(whole.state), time.monotonic()
-            self.digests = [*self.digests[1 - _TOLD :], (stored_snapshot.position, stored_snapshot.digest)]
+            self.digests = [*self.digests[1 - _MAX_DIGESTS :], (stored_snapshot.position, stored_snapshot.digest)]
 
     def retain_from(self) -> int:
         """Return the position of the newest snapshot whose outputs were compared. The log must be kept from there. 0: there is none."""
@@ -612,7 +612,7 @@ class SnapshotServer:
 
     def _offer(self, answer: pb.PeerSnapshotAnswer) -> None:
         for snapshot in self._keeper.offers():
-            if self._hold(snapshot) is not None:
+            if self._open_for_download(snapshot) is not None:
                 answer.offers.add(
                     position=snapshot.position,
                     digest=snapshot.digest,
@@ -624,7 +624,7 @@ class SnapshotServer:
         open_snapshot = self._open_snapshots.get(question.digest)
         if open_snapshot is None:
             offers = [offer for offer in self._keeper.offers() if offer.digest == question.digest]
-            open_snapshot = self._hold(offers[0]) if offers else None
+            open_snapshot = self._open_for_download(offers[0]) if offers else None
         if open_snapshot is None:
             raise UnavailableError(f"The snapshot at offset {question.position} no longer exists. Request a newer one.")
         room = min(question.maxBytes, self._settings.snapshot_chunk_bytes, self._transport.max_payload_bytes // 2)
@@ -636,7 +636,7 @@ class SnapshotServer:
         open_snapshot.used_s = time.monotonic()
         return open_snapshot.read(question.start, room)
 
-    def _hold(self, snapshot: StoredSnapshot) -> OpenSnapshot | None:
+    def _open_for_download(self, snapshot: StoredSnapshot) -> OpenSnapshot | None:
         """Open the offered snapshot ``snapshot``, so that it stays readable during a download. None: its file no longer exists.
 
         Above ``_MAX_OPEN_SNAPSHOTS`` open snapshots, close the least recently used one.
@@ -663,7 +663,7 @@ _TRIES = 3
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 5.0
 _SLOWEST_BYTES_PER_S = 64 * 1024
-_BEGINS_SLOWLY_S = 10.0
+_RATE_CHECK_AFTER_S = 10.0
 """Time in seconds after which the average rate of a download must reach a minimum."""
 _BARRED_S = 60.0
 """Time in seconds for which a downloaded snapshot is not downloaded again."""
@@ -799,7 +799,7 @@ class SnapshotFetcher:
                     size_bytes += len(piece)
                     self.fetched_bytes += len(piece)
                     took_s = time.monotonic() - began_s
-                    if took_s > _BEGINS_SLOWLY_S and size_bytes < took_s * _SLOWEST_BYTES_PER_S:
+                    if took_s > _RATE_CHECK_AFTER_S and size_bytes < took_s * _SLOWEST_BYTES_PER_S:
                         raise UnavailableError(
                             f"The snapshot download is too slow: {size_bytes} bytes in {took_s:.0f} s. The service tries another "
                             "node."

@@ -47,7 +47,7 @@ PAUSE_EACH_S = 0.0002
 """Additional pause for each watched partition, in seconds. It limits the requests about many partitions."""
 UNWANTED_S = 10.0
 """Time without a caller after which a watch ends, in seconds."""
-AskLeader = Callable[[PartitionView, float], Coroutine[None, None, PartitionView]]
+RequestLeaderView = Callable[[PartitionView, float], Coroutine[None, None, PartitionView]]
 """Function of a view and a timeout in seconds. It returns the bounds when the committed end has moved, or after the timeout."""
 
 
@@ -58,7 +58,7 @@ class BoundsWatch:
     ``views``.
     """
 
-    def __init__(self, ask: AskLeader, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, ask: RequestLeaderView, clock: Callable[[], float] = time.monotonic) -> None:
         self._ask = ask
         self._clock = clock
         self._views: dict[tuple[str, int], PartitionView] = {}

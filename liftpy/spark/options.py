@@ -470,7 +470,7 @@ CREDENTIALS = {option.field: name for name, option in _SOURCE.items() if name.st
 
 _PATH = "path"
 """Option in which Spark passes the argument of ``load(NAME)``, ``save(NAME)`` and ``start(NAME)``."""
-SPARKS_OWN = ("checkpointlocation", "queryname", _PATH, "outputmode")
+SPARK_OPTIONS = ("checkpointlocation", "queryname", _PATH, "outputmode")
 """Options that Spark adds itself to those of a sink."""
 KAFKA = {
     "kafka.bootstrap.servers": "nats",
@@ -819,7 +819,7 @@ class SinkOptions:
             ConfigError: An option is unknown or invalid.
             InvalidNameError: The stream has an invalid name.
         """
-        options = UserOptions(given, _SINK, SPARKS_OWN)
+        options = UserOptions(given, _SINK, SPARK_OPTIONS)
         return cls(
             access=_access(options),
             by_content=options.value("order") == "content",

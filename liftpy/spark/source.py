@@ -126,7 +126,7 @@ class CursorWriter:
             ) from None
 
 
-_GO_ON = ". Undo the results of the lost records if you can. Then use a new checkpoint, or set failOnDataLoss=false."
+_REMEDY = ". Undo the results of the lost records if you can. Then use a new checkpoint, or set failOnDataLoss=false."
 _logger = logging.getLogger(__name__)
 
 
@@ -224,7 +224,7 @@ class LiftReader(DataSourceReader):
             before = {key: range_facts.before_epoch for key, range_facts in zip(keys, facts, strict=True)}
             last = {key: range_facts.end_epoch for key, range_facts in zip(keys, facts, strict=True)}
             ranges = with_moving_ends(with_epochs(ranges, before, last), ending, views)
-            ranges = _split_where_ends_stay(ranges, options, catalog)
+            ranges = _split_at_fixed_ends(ranges, options, catalog)
         return _input_partitions([replace(planned, planned_ns=now_ns) for planned in ranges], losses)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -284,9 +284,9 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with with_error_code():
             start_at = StreamOffsets.from_json(start)
             end = self._target or _ends(self._views_from(start_at))
-            starts = without(start_at.next_offsets, self._made_again(start_at.uids, end.uids))
+            starts = without(start_at.next_offsets, self._recreated_streams(start_at.uids, end.uids))
             ends = raise_to_start(end.next_offsets, starts)
-            if self._too_few(starts, ends):
+            if self._has_too_few_records(starts, ends):
                 return start_at.to_json()
             uids = {**start_at.uids, **end.uids}
             if not isinstance(limit, ReadAllAvailable):
@@ -312,7 +312,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         views = self._open_catalog().views(max_age_s=BOUNDS_AGE_S, known=(start_at,))
         lost = [cut_text(view) for view in views.values() if view.cut_at is not None]
         if lost and self.options.fail_on_data_loss:
-            raise DataLossError("; ".join(lost) + _GO_ON)
+            raise DataLossError("; ".join(lost) + _REMEDY)
         return views
 
     def _epochs_at(self, ends: Bounds, start_at: StreamOffsets, end: StreamOffsets) -> Bounds:
@@ -347,7 +347,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self.options.max_bytes_per_trigger
         return end_within_bytes(most_bytes, starts, ends, uids, self._open_catalog().measure) if most_bytes else ends
 
-    def _too_few(self, starts: Bounds, ends: Bounds) -> bool:
+    def _has_too_few_records(self, starts: Bounds, ends: Bounds) -> bool:
         """Return whether the next micro-batch must wait, because it has fewer records than minOffsetsPerTrigger.
 
         It waits for at most maxTriggerDelay. The trigger AvailableNow never waits.
@@ -363,7 +363,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._triggered_s = now_s if waiting else self._triggered_s
         return False
 
-    def _made_again(self, known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+    def _recreated_streams(self, known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
         if not self.options.accept_recreated:
             check_uids(known, now)
         return find_recreated_streams(known, now)
@@ -401,8 +401,8 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ):  # micro-batch 0, perhaps again: startingOffsets may mean another offset by now
                 start_at = replace(ended, next_offsets=ended.began, epochs=self._epochs_began(start_at, ended), began={})
             views = self._open_catalog().views_reaching(ended.next_offsets, (ended, start_at))
-            recreated_streams = self._made_again(ended.uids, _uids(views))
-            again = self._made_again(start_at.uids, ended.uids) | recreated_streams
+            recreated_streams = self._recreated_streams(ended.uids, _uids(views))
+            again = self._recreated_streams(start_at.uids, ended.uids) | recreated_streams
             if not self.options.accept_recreated:
                 check_uids(start_at.uids, _uids(views))
             ranges, losses = plan_ranges(
@@ -462,7 +462,7 @@ def _split(ranges: list[PlannedRange], options: SourceOptions, catalog: Catalog)
     return split_at_borders(ranges, options.min_partitions, options.max_records_per_partition, catalog.measure)
 
 
-def _split_where_ends_stay(ranges: list[PlannedRange], options: SourceOptions, catalog: Catalog) -> list[PlannedRange]:
+def _split_at_fixed_ends(ranges: list[PlannedRange], options: SourceOptions, catalog: Catalog) -> list[PlannedRange]:
     """Split the planned ``ranges`` into tasks. A range with a moving end stays one task, because only that task finds the end [R11]."""
     whole, others = [one for one in ranges if one.moves_end], [one for one in ranges if not one.moves_end]
     if whole and (options.min_partitions > len(ranges) or options.max_records_per_partition):

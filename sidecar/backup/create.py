@@ -47,6 +47,7 @@ from liftpy.core.backup.manifest import (
 )
 from liftpy.core.backup.pieces import PIECE_BYTES, extend_chain, missing_files, reusable_pieces
 from liftpy.core.base.ids import PartitionKey, is_internal
+from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire.batch import RecordBatch
@@ -420,6 +421,11 @@ def _cursors(described: Iterable[tuple[str, bool, dict[PartitionKey, int]]], str
     return tuple(copies)
 
 
+def _nodes_to_read(partition: PartitionState) -> list[str]:
+    followers = [node for node in partition.isr if node != partition.leader]
+    return [*followers, *filter(None, (partition.leader,))] or list(partition.replicas)
+
+
 class _PartitionCopying:
     """The copy of one partition: first the pieces of earlier backups, then new records."""
 
@@ -427,9 +433,7 @@ class _PartitionCopying:
         self._home = home
         self._stream = stream
         self._number = number
-        partition = stream.partitions[number]
-        followers = [node for node in partition.isr if node != partition.leader]
-        self._nodes = [*followers, *filter(None, (partition.leader,))] or list(partition.replicas)
+        self._nodes = _nodes_to_read(stream.partitions[number])
         self._nodes_tried = number % len(self._nodes)
         self._compacted_end = 0
         """Exclusive: highest offset up to which a replica that answered has compacted."""
@@ -462,16 +466,18 @@ class _PartitionCopying:
     async def _request_state(self) -> tuple[int, bytes] | None:
         """Return the state from a replica whose version supports the request. None: no replica does."""
         last_error_text, is_old = "nobody was asked", False
-        for _ in range(_ROUNDS * len(self._nodes)):
-            node = self._nodes[self._nodes_tried % len(self._nodes)]
-            try:
-                state = await self._reads(node).state()
-                if state is not None:
-                    return state
-                is_old = True
-            except ReplicaUnavailableError as error:
-                last_error_text = f"{node}: {error}"
-            self._nodes_tried += 1
+        for _ in range(_ROUNDS):
+            for _ in list(self._nodes):
+                node = self._nodes[self._nodes_tried % len(self._nodes)]
+                try:
+                    state = await self._reads(node).state()
+                    if state is not None:
+                        return state
+                    is_old = True
+                except ReplicaUnavailableError as error:
+                    last_error_text = f"{node}: {error}"
+                self._nodes_tried += 1
+            await self._find_nodes()
         if is_old:
             return None
         raise UnavailableError(
@@ -576,26 +582,34 @@ class _PartitionCopying:
     async def _batches(self, offset: int) -> list[RecordBatch]:
         last_error_text = "nobody was asked"
         damaged: DamagedRecordsError | None = None
-        for attempt in range(_ROUNDS * len(self._nodes)):
-            node = self._nodes[self._nodes_tried % len(self._nodes)]
-            reads = self._reads(node)
-            try:
-                batches = (await reads.batches(offset))[0]
-                self._learn_compaction(reads, node, offset)
-                return batches
-            except DamagedRecordsError as error:
-                last_error_text, damaged = f"{node}: {error}", error
-            except ReplicaUnavailableError as error:
-                last_error_text, damaged = f"{node}: {error}", None
-                if str(error).startswith("OFFSET_OUT_OF_RANGE"):
-                    bounds = await self._home.client.bounds(self._stream.name, self._number)
-                    if offset < bounds.log_start_offset:
-                        raise _RecordsDeletedError from None
-            self._nodes_tried += 1
-            if attempt % len(self._nodes) == len(self._nodes) - 1:
-                await asyncio.sleep(AGAIN_S)
+        for _ in range(_ROUNDS):
+            for _ in list(self._nodes):
+                node = self._nodes[self._nodes_tried % len(self._nodes)]
+                reads = self._reads(node)
+                try:
+                    batches = (await reads.batches(offset))[0]
+                    self._learn_compaction(reads, node, offset)
+                    return batches
+                except DamagedRecordsError as error:
+                    last_error_text, damaged = f"{node}: {error}", error
+                except ReplicaUnavailableError as error:
+                    last_error_text, damaged = f"{node}: {error}", None
+                    if str(error).startswith("OFFSET_OUT_OF_RANGE"):
+                        bounds = await self._home.client.bounds(self._stream.name, self._number)
+                        if offset < bounds.log_start_offset:
+                            raise _RecordsDeletedError from None
+                self._nodes_tried += 1
+            await asyncio.sleep(AGAIN_S)
+            await self._find_nodes()
         text = f"{self._stream.name}/{self._number}: no replica gives offset {offset}: {last_error_text}"
         raise CorruptionError(text) if damaged is not None else UnavailableError(text)
+
+    async def _find_nodes(self) -> None:
+        """Update the nodes to read from, because the replicas may have moved. If no controller answers, keep the nodes."""
+        with suppress(LiftError):
+            stream = (await self._home.client.stream(self._stream.name)).image
+            if stream.uid == self._stream.uid:
+                self._nodes = _nodes_to_read(stream.partitions[self._number])
 
     def _reads(self, node: str) -> ReplicaReads:
         key = ReplicaAddress(stream=self._stream.name, uid=self._stream.uid, partition=self._number, node=node, patience_s=3.0)

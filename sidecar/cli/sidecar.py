@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -107,6 +108,7 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
         in_a_row = count_restart(restarts_in_a_row(), time.monotonic() - began)
         logger.warning("node stopped restarts=%d: starting again in %g s", in_a_row, pause_s(in_a_row))
         time.sleep(pause_s(in_a_row))
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the next node reloads after it. It reads the settings anyway
         arguments = [sys.executable, *sys.orig_argv[1:]]
         os.execve(sys.executable, arguments, restarted_environment(in_a_row))  # the same process for its supervisor
     return code

@@ -109,7 +109,7 @@ def ends_by_signal() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _add_spark_options(function: F, master: Callable[[Any], Any]) -> F:
+def _add_spark_options(function: F, master: Callable[[Any], Any], *, is_optional: bool) -> F:
     """Add the option ``master`` and --conf to a command. The command gets ``place``, None without a master."""
 
     @functools.wraps(function)
@@ -117,6 +117,8 @@ def _add_spark_options(function: F, master: Callable[[Any], Any]) -> F:
         settings = dict(one.partition("=")[::2] for one in conf)
         if lacking := [name for name, value in settings.items() if not name or not value]:
             raise click.UsageError(f"Invalid value for --conf: {lacking[0]}. Use NAME=VALUE.")
+        if not master and not is_optional:
+            raise click.UsageError("Invalid value for --master: it is empty. Use local[N] or spark://HOST:PORT.")
         if settings and not master:
             raise click.UsageError("--conf is a setting of Spark, so it needs --master.")
         return function(*args, place=SparkTarget(master, settings) if master else None, **kwargs)
@@ -128,7 +130,8 @@ def _add_spark_options(function: F, master: Callable[[Any], Any]) -> F:
 def spark_options(function: F) -> F:
     """Add the options --master and --conf to a command. The command gets ``place: SparkTarget``."""
     text = "Spark master: local[N] (this machine, N cores) or a cluster such as spark://host:7077."
-    return _add_spark_options(function, click.option("--master", default="local[*]", show_default=True, help=text))
+    master = click.option("--master", default="local[*]", show_default=True, help=text)
+    return _add_spark_options(function, master, is_optional=False)
 
 
 @contextmanager
@@ -162,7 +165,8 @@ def optional_spark_options(function: F) -> F:
     """Add the options --master and --conf to a command. The command gets ``place: SparkTarget``, None without --master."""
 
     text = "Read in the executors of this Spark master, local[N] or spark://host:7077.  [default: read here, without Spark]"
-    return _add_spark_options(function, click.option("--master", default="", metavar="MASTER", help=text))
+    master = click.option("--master", default="", metavar="MASTER", help=text)
+    return _add_spark_options(function, master, is_optional=True)
 
 
 tasks_option = click.option(

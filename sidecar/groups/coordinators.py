@@ -333,7 +333,7 @@ class GroupCoordinators:
                         "group coordinators not started missing_inbox_prefix=%s: this node coordinates no consumer groups. "
                         "Add the prefix to inbox_prefixes"
                     ),
-                    GROUPS_INBOX,
+                    f"{GROUPS_INBOX}.",
                 )
             return
         for key in sorted(wanted - self._running.keys()):

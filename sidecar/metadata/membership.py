@@ -366,7 +366,7 @@ class Membership:
         if response.error != pb.ControlResponse.OK:
             logger.info("leaderships not transferred reason=%s: stopping without a transfer", response.detail or response.error)
             return
-        logger.info("leaderships transferred result=%s", response.detail)
+        logger.info("transferring leaderships result=%s", response.detail)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._image_at(response.index), max(0.0, deadline - time.monotonic()))
             while self._has_moving_replicas():

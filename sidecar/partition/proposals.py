@@ -80,7 +80,7 @@ class Proposals:
         """Report to the metadata group that a leader is unreachable. There is no answer, because the replica repeats the report."""
         if effect.leader_lacks:
             logger.error(
-                "leader lacks committed records partition=%s leader=%s committed_end=%d",
+                "leader lacks committed records partition=%s leader=%s hw=%d",
                 key,
                 effect.leader,
                 effect.high_watermark,

@@ -441,7 +441,7 @@ class PartitionWorker(PartitionShell):
 
     def recheck_log(self, effect: do.RecheckLog) -> None:
         outcome = self.recheck(effect)
-        text = "replica fetched damaged bytes partition=%s from=%s offset=%d error=%s"
+        text = "replica fetched damaged bytes partition=%s replica=%s offset=%d result=%s"
         _seldom.warning(replica_logger, text, self.key, effect.replica, effect.offset, outcome.value)
 
     def store_promise(self, leader_epoch: int, then: Callable[[StorageError | None], None]) -> None:

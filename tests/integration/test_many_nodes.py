@@ -57,7 +57,7 @@ async def test_node_planned_stop_transfers_all_its_leaderships_before_it_ends(fi
     stream = await bench.client.stream(stream_name)
     assert stopping not in {p.leader for p in stream.partitions}
     assert all(p.leader for p in stream.partitions)
-    assert any("leaderships transferred" in line for line in five.nodes[stopping].log)
+    assert any("transferring leaderships" in line for line in five.nodes[stopping].log)
     assert await bench.publish_acked(f"data.{stream_name}", [b"x"], timeout_s=3) == [1]
     await close_bench(bench)
 

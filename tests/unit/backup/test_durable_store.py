@@ -215,6 +215,10 @@ async def test_backup_omits_streams_and_groups_that_are_deleted_during_the_backu
             raise NotFoundError("There is no group 'deleted'.")
         return SimpleNamespace(positions={PartitionKey(stream, "u", 0): 5 for stream in ("gone", "orders")}, queues=[])
 
+    async def stream(name: str) -> Any:
+        raise NotFoundError(f"there is no stream {name!r}")
+
+    client.stream = stream
     monkeypatch.setattr(create, "ReplicaReads", reads_of)
     monkeypatch.setattr(client, "groups", SimpleNamespace(list=list_groups, describe=describe_group))
     monkeypatch.setattr(client.admin, "describe_cluster", describe_cluster)

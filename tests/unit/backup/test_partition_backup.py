@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,12 +39,21 @@ class World:
         self.state: tuple[int, bytes] | None = 0, b""
         monkeypatch.setattr(create, "ReplicaReads", lambda transport, subjects, at: self.reads(at.node))
         monkeypatch.setattr(create, "AGAIN_S", 0)
-        client: Any = SimpleNamespace(transport=None, bounds=self.bounds)
+        client: Any = SimpleNamespace(transport=None, bounds=self.bounds, stream=self.describe)
         options = create.BackupOptions(piece_bytes=3 * LOG[0].header.size_bytes)
         self.home = create._BackupRun(client, Store.at(str(folder)), options, lambda name: None, id=THIRD)
         self.home.pace = SimpleNamespace(spent=self.spend)  # type: ignore[assignment]
         state = PartitionState(partition=0, replicas=NODES, isr=NODES, leader="n1", leader_epoch=9, epoch=1)
-        self.stream = StreamImage("orders", UID, "shop.orders", StreamConfig(), (state,))
+        self.stream = self.known = StreamImage("orders", UID, "shop.orders", StreamConfig(), (state,))
+
+    async def describe(self, name: str) -> Any:
+        return SimpleNamespace(image=self.known)
+
+    def move(self, uid: str, *nodes: str) -> None:
+        """Put the replicas on ``nodes``. The others have no replica."""
+        state = replace(self.stream.partitions[0], replicas=nodes, isr=nodes, leader=nodes[0])
+        self.known = replace(self.stream, uid=uid, partitions=(state,))
+        self.fails = {node: ReplicaUnavailableError("no replica here") for node in set(NODES) - set(nodes)}
 
     async def spend(self, size_bytes: int) -> None:
         self.spent += size_bytes
@@ -62,6 +72,8 @@ class World:
             return [batch for batch in self.log if batch.next_offset > offset][:1], None
 
         async def state() -> tuple[int, bytes] | None:
+            if (fails := self.fails.get(node)) is not None:
+                raise fails
             return self.state
 
         said = SimpleNamespace(batches=batches, state=state)
@@ -69,7 +81,10 @@ class World:
 
     async def take(self, high_watermark: int = 79, before: Any = None) -> Any:
         bounds = Bounds(UID, "n1", "n1", 9, log_start_offset=self.start, high_watermark=high_watermark)
-        return await create._PartitionCopying(self.home, self.stream, 0).run(create.Barrier(bounds), before)
+        return await self.copying().run(create.Barrier(bounds), before)
+
+    def copying(self) -> Any:
+        return create._PartitionCopying(self.home, self.stream, 0)
 
 
 async def test_partition_backup_is_split_into_pieces_with_record_count_and_size(
@@ -95,6 +110,20 @@ async def test_partition_backup_skips_absent_and_damaged_replicas(monkeypatch: p
         await world.take()
     world.fails = dict.fromkeys(NODES, damaged)
     with pytest.raises(CorruptionError):
+        await world.take()
+
+
+async def test_partition_backup_follows_replicas_that_moved_to_other_nodes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world = World(monkeypatch, tmp_path)
+    world.move(UID, "n4", "n5")
+    assert (await world.take()).pieces[-1].end == 80
+    world.start = 10
+    world.state = 80, b"state"
+    assert (await world.copying().barrier()).state is not None
+    world.move("another", "n4", "n5")
+    with pytest.raises(UnavailableError, match="no replica gives offset 10"):
         await world.take()
 
 

@@ -132,7 +132,7 @@ async def test_publisher_that_receives_no_acks_sends_at_most_the_messages_of_its
 
 async def test_publisher_memory_stays_constant_over_many_messages() -> None:
     made, wire, _ = publisher(window=100)
-    wire.hand_over = lambda *given: True  # type: ignore[method-assign]
+    wire.try_write = lambda *given: True  # type: ignore[method-assign]
 
     async def round_trip() -> None:
         first = made._next_id

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import Client, Publisher, PublishOptions, connect, consumer
+from liftpy.client import Client, GroupOptions, Publisher, PublishOptions, connect, consumer
 from liftpy.client.admin_requests import NodeRequests
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.in_flight import Window
+from liftpy.core.groups.commands import MIN_SESSION_MS
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.subjects import Subjects
@@ -25,6 +26,7 @@ from liftpy.errors import (
 )
 from liftpy.nats.transport import Transport, open_connection
 from liftpy.nats.urls import check_urls
+from liftpy.testing.memory import memory_cluster
 from tests.each import each
 
 
@@ -265,3 +267,57 @@ def test_connect_with_an_empty_server_list_raises_config_error() -> None:
     with pytest.raises(ConfigError, match="No NATS URL is given"):
         check_urls(())
     check_urls(("nats://a:1",))
+
+
+# ---- calls that wait during the close -----------------------------------------------------------------------------------------
+async def test_client_close_ends_a_first_publish_at_every_step() -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as admin:
+        await admin.create_stream("jobs", "jobs")
+        for count in range(60):
+            client = await cluster.client()
+            publishing = asyncio.create_task(client.publish("jobs", b"1"))
+            await turns(count)
+            await client.close()
+            done, _ = await asyncio.wait({publishing}, timeout=2.0)
+            assert done, f"it waits when the client closes after {count} turns"
+            error = publishing.exception()
+            assert error is None or isinstance(error, ClientClosedError | OutcomeUnknownError)
+
+
+async def test_client_close_ends_the_wait_of_a_group_member_without_partitions() -> None:
+    options = GroupOptions(session_s=MIN_SESSION_MS / 1000)
+    async with memory_cluster(1) as cluster, cluster.client() as first:
+        await asyncio.to_thread(cluster.serve_groups)
+        await first.create_stream("jobs", "jobs")
+        async with first.group("g", ["jobs"], options=options) as owner, asyncio.timeout(20):
+            while not owner.owned:
+                await asyncio.sleep(0.01)
+            client = await cluster.client()
+            member = await client.group("g", ["jobs"], options=options)
+            waiting = asyncio.create_task(anext(member))
+            await asyncio.sleep(0.1)
+            await client.close()
+            with pytest.raises(ClientClosedError):
+                await waiting
+            await member.close()
+
+
+async def test_publish_during_a_reconnect_does_not_wait_for_the_lost_pong(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as admin, cluster.client() as client:
+        await admin.create_stream("jobs", "jobs")
+        await client.stream("jobs")  # opens the inbox of the client, so that the publish opens only that of its acks
+        connection = client.transport.connection
+        real, lost = connection.flush, asyncio.Event()
+
+        async def flush(timeout: int = 10) -> None:
+            if not lost.is_set():
+                lost.set()
+                await asyncio.sleep(timeout)
+            await real(timeout)
+
+        monkeypatch.setattr(connection, "flush", flush)
+        publishing = asyncio.create_task(client.publish("jobs", b"1"))
+        await lost.wait()
+        await asyncio.to_thread(cluster.restart_nats)
+        async with asyncio.timeout(4):
+            await publishing

@@ -93,7 +93,7 @@ class Wire:
     async def room(self, give_up_at: float) -> None:
         await self.full(give_up_at)
 
-    def hand_over(self, subject: str, payload: bytes, reply: str) -> bool:
+    def try_write(self, subject: str, payload: bytes, reply: str) -> bool:
         return False
 
     async def write(self, subject: str, payload: bytes, reply: str, headers: Any, give_up_at: float) -> None:
@@ -452,12 +452,12 @@ async def test_publisher_ack_of_one_message_does_not_shorten_the_quota_delay_of_
 )
 async def test_publisher_counts_answers_of_other_streams_and_reports_them_in_the_timeout(answer: Any, why: str) -> None:
     made, wire, found = publisher(timeout_s=7.0)
-    assert made._silence() == "No ack from s/0 on shop.s within 7 s. The message may be stored."
+    assert made._no_ack_text() == "No ack from s/0 on shop.s within 7 s. The message may be stored."
     future = await made.send(b"v")
     await made._on_ack(answer)
     await turns()
     assert (future.done(), made.foreign_answers, wire.counters, found.asked) == (False, 1, {"acks by somebody else": 1}, 1)
-    assert made._silence().startswith(f"No ack from s/0 on shop.s within 7 s ({why}). The message may be stored.")
+    assert made._no_ack_text().startswith(f"No ack from s/0 on shop.s within 7 s ({why}). The message may be stored.")
     await made.close()
 
 
@@ -466,12 +466,12 @@ async def test_publisher_flush_raises_the_first_unretrieved_error_once() -> None
     futures = [await made.send(b"v") for _ in range(4)]
     futures[0].cancel()
     made._fail(0, UnavailableError("of one that was cancelled"))
-    assert (made._unseen, made.in_flight) == (None, 3)
+    assert (made._unreported, made.in_flight) == (None, 3)
     made._fail(1, UnavailableError("seen"))
     assert str(futures[1].exception()) == "seen"
     made._fail(2, UnavailableError("first"))
     made._fail(3, UnavailableError("second"))
-    assert made._unseen is futures[2], "who was told is not told again"
+    assert made._unreported is futures[2], "who was told is not told again"
     with pytest.raises(UnavailableError, match=r"^first$"):
         await made.flush()
     await made.flush()

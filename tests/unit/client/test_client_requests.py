@@ -34,7 +34,7 @@ from liftpy.errors import (
 from liftpy.nats import cancellation
 from liftpy.nats import transport as transport_module
 from liftpy.nats.credentials import Credentials
-from liftpy.nats.transport import Transport, _ErrorsSeen
+from liftpy.nats.transport import Transport, _LastError
 from tests.each import each
 from tests.unit.client.admins import admin_over
 
@@ -306,8 +306,8 @@ async def test_nats_transport_flush_that_fails_raises_unavailable(error: Excepti
             if len(flushed) == 2:
                 raise error
 
-    made: Any = Transport.__new__(Transport)
-    made.connection = Connection()
+    connection: Any = Connection()
+    made = Transport(connection)
     with pytest.raises(UnavailableError, match="NATS connection error"):
         await made.settle(3.0)
     await made.settle(4.0)
@@ -315,7 +315,7 @@ async def test_nats_transport_flush_that_fails_raises_unavailable(error: Excepti
 
 
 async def test_nats_connection_errors_record_the_last_error_and_an_authorization_failure() -> None:
-    seen = _ErrorsSeen()
+    seen = _LastError()
     await seen.note(LiftError(""))
     assert (seen.last, seen.not_accepted) == ("LiftError", False)
     await seen.note(nats.errors.Error("NATS server error: 'Authorization Violation'"))

@@ -112,7 +112,7 @@ async def test_nats_receiver_with_a_slow_callback_pauses_the_socket(connection: 
     while connection._transport.socket.reading:
         feed(LINE + PAYLOAD + b"\r\n")
         fed += 1
-    assert fed == receiving._LEFT_BYTES // len(PAYLOAD) + 1 == 2 * READ_BYTES // len(PAYLOAD) + 1
+    assert fed == receiving._MAX_UNREAD_BYTES // len(PAYLOAD) + 1 == 2 * READ_BYTES // len(PAYLOAD) + 1
     connection.gate.set()
     await settle()
     assert (connection.heard, connection._transport.socket.reading) == ([PAYLOAD] * (fed + 1), True)

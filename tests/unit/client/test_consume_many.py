@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,6 +107,24 @@ async def test_consume_many_reads_a_new_stream_from_its_first_record(monkeypatch
     assert [(place, start) for place, start, _ in streams.begun] == [(("orders", 0), "new"), (("new-1", 0), "earliest")]
 
 
+async def test_consume_many_with_short_timeouts_reads_on_during_a_slow_stream_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHECK_EVERY_S", 0.0)
+    streams = Streams(orders=1)
+    real = streams.list_streams
+
+    async def slow(**how: Any) -> list[Any]:
+        await asyncio.sleep(0.05)
+        return await real(**how)
+
+    monkeypatch.setattr(streams, "list_streams", slow)
+    async with streams.many("orders") as many, asyncio.timeout(5):
+        record = None
+        while record is None:
+            with suppress(TimeoutError):
+                record = await asyncio.wait_for(many.next_record(), 0.01)
+        assert record.record.key == b"orders/0/0"
+
+
 @pytest.mark.parametrize("what", ["lag", "positions"])
 async def test_consume_many_answers_while_another_task_adds_a_partition(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHECK_EVERY_S", 0.0)
@@ -171,12 +190,12 @@ async def test_consume_many_close_ends_a_wait_in_another_task(at: str, monkeypat
         many.pause(("orders", 0))
     waiting = asyncio.create_task(many.next())
     async with asyncio.timeout(20):
-        while not (many._waiting and (at == "a look" or many.places)) or (at == "a slice" and not many._coming):
+        while not (many._waiting and (at == "a look" or many.places)) or (at == "a slice" and not many._next_batches):
             await asyncio.sleep(0)
         await many.aclose()
         gate.set()
         assert await waiting is None
-    assert not many._coming
+    assert not many._next_batches
 
 
 async def test_consume_many_at_a_corrupt_record_raises_and_keeps_its_position(monkeypatch: pytest.MonkeyPatch) -> None:

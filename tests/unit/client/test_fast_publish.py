@@ -51,7 +51,7 @@ def connected(connection: Any, max_payload: int = 100) -> Any:
 async def test_fast_publish_writes_the_same_bytes_as_nats_py() -> None:
     ours, theirs = connected(StrictConnection()), connected(NatsConnection())
     for subject, reply, payload in (("a.b", "_INBOX.x.1", b"v"), ("a.b", "", b""), ("\u00e4.c", "_INBOX.x.2", b"12345")):
-        assert ours.hand_over(subject, reply, payload, ROOM_BYTES)
+        assert ours.try_write(subject, reply, payload, ROOM_BYTES)
         await theirs.publish(subject, payload, reply=reply)
     assert b"".join(ours._pending) == b"".join(theirs._pending)
     assert ours._pending_data_size == theirs._pending_data_size == len(b"".join(ours._pending))
@@ -62,19 +62,19 @@ async def test_fast_publish_writes_the_same_bytes_as_nats_py() -> None:
 async def test_fast_publish_of_an_invalid_subject_or_into_a_full_buffer_returns_false() -> None:
     ours = connected(StrictConnection())
     for subject in ("", "a b", "a\r\nPUB evil", "a\tb", "a\x7f"):
-        assert not ours.hand_over(subject, "", b"v", ROOM_BYTES)
-    assert not ours.hand_over("a", "", b"x" * 101, ROOM_BYTES)
-    assert ours.hand_over("a", "", b"x" * 100, ROOM_BYTES)
+        assert not ours.try_write(subject, "", b"v", ROOM_BYTES)
+    assert not ours.try_write("a", "", b"x" * 101, ROOM_BYTES)
+    assert ours.try_write("a", "", b"x" * 100, ROOM_BYTES)
     ours._status = NatsConnection.RECONNECTING
-    assert not ours.hand_over("a", "", b"v", ROOM_BYTES)
+    assert not ours.try_write("a", "", b"v", ROOM_BYTES)
     ours._status = NatsConnection.CONNECTED
     ours._flusher_task.set_result(None)
-    assert not ours.hand_over("a", "", b"v", ROOM_BYTES)
-    assert not StrictConnection().hand_over("a", "", b"v", ROOM_BYTES)
+    assert not ours.try_write("a", "", b"v", ROOM_BYTES)
+    assert not StrictConnection().try_write("a", "", b"v", ROOM_BYTES)
     assert len(ours._pending) == 1
     ours._flusher_task = asyncio.get_running_loop().create_future()
-    assert not ours.hand_over("a", "", b"v", ours._pending_data_size - 1)
-    assert ours.hand_over("a", "", b"v", ours._pending_data_size)
+    assert not ours.try_write("a", "", b"v", ours._pending_data_size - 1)
+    assert ours.try_write("a", "", b"v", ours._pending_data_size)
 
 
 async def test_nats_transport_uses_fast_publish_only_without_headers_on_its_own_connection() -> None:

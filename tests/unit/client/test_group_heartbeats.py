@@ -110,10 +110,10 @@ async def test_group_rebalance_moves_a_partition_only_after_its_unfinished_recor
     async with asyncio.timeout(30), await Group(home, "bills", ["orders"], "", options, None, None).open() as group:
         parts = {part.key: part for part in [await group.take(), await group.take()] if part is not None}
         async with await Group(home, "bills", ["orders"], "", options, None, None).open() as other:
-            while not group._leaving:
+            while not group._revoking:
                 group._beat_soon.set()
                 await asyncio.sleep(0.01)
-            (key,) = group._leaving
+            (key,) = group._revoking
             before = home.beats
             while home.beats < before + 6:
                 group._beat_soon.set()
@@ -190,13 +190,13 @@ async def test_group_commit_stops_before_unfinished_records() -> None:
         while pump.consumer is None or pump.consumer.passed_offset != 1:
             await asyncio.sleep(0)
         group._pass_over()
-        assert group._done == {}
+        assert group._finished_ends == {}
         home.node.append(b"b")
         while not group._ready:
             await asyncio.sleep(0)
         group.finished(part)
         group._pass_over()
-        assert group._done == {part.key: (1, 1)}
+        assert group._finished_ends == {part.key: (1, 1)}
 
 
 async def test_group_commit_of_many_partitions_is_split_into_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,15 +230,15 @@ async def test_group_member_that_lost_a_partition_drops_its_buffered_records() -
             await asyncio.sleep(0)
         group.finished(first)
         group._follow([PartitionLost(first.key, first.generation)])
-        assert group._done == {}
+        assert group._finished_ends == {}
         group.finished(second)
-        assert (group._done, group.generation_of(first.key)) == ({}, None)
+        assert (group._finished_ends, group.generation_of(first.key)) == ({}, None)
         taking = asyncio.create_task(group.take())
         await asyncio.sleep(0)
         assert (taking.done(), len(group._ready)) == (False, 0)
         group._follow([PartitionAssigned(first.key, first.generation + 1, 1, 1)])
         group.finished(second)
-        assert group._done == {}, "of an earlier generation"
+        assert group._finished_ends == {}, "of an earlier generation"
         part = await taking
         assert part is not None
         assert (part.generation, part.slice.first_offset) == (first.generation + 1, 1)

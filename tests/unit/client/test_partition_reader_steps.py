@@ -418,11 +418,11 @@ async def test_consumer_iteration_cleanup_cancels_the_task_in_the_background() -
 
     task = asyncio.create_task(forever())
     await turns()
-    iteration_module._end_later(task)
-    [ending] = iteration_module._ending
+    iteration_module._close_later(task)
+    [ending] = iteration_module._close_tasks
     await ending
     await turns()
-    assert (task.cancelled(), iteration_module._ending) == (True, set())
+    assert (task.cancelled(), iteration_module._close_tasks) == (True, set())
 
 
 # ---- what a reader believes ------------------------------------------------------------------------------------------------------

@@ -598,7 +598,7 @@ async def test_queue_take_without_records_waits_for_new_records_without_polling(
     async with client.queue("jobs", "w", options=QueueOptions(read=ReadOptions(wait_s=30.0))) as queue:
         waiting = asyncio.create_task(queue.take(5, timeout_s=50))
         async with asyncio.timeout(30):
-            while not any(place.log._watch is not None for place in queue._places):
+            while not any(place.log._watch is not None for place in queue._partitions):
                 await asyncio.sleep(0.01)
             await fill(client, 1)
             assert numbers(await waiting) == [0]
@@ -608,7 +608,7 @@ async def test_queue_take_that_is_cancelled_loses_no_records(client: Client) -> 
     await fill(client, 3)
     async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=600)) as queue:
         taking = asyncio.create_task(queue.take(3))
-        while queue._coming is None:
+        while queue._fetch_task is None:
             await asyncio.sleep(0)
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -172,6 +173,19 @@ async def test_group_coordinators_disabled_in_the_settings_do_not_start(
     assert made.report() == []
     await made.close()
     assert not Host.made
+
+
+async def test_group_coordinators_without_their_inbox_prefix_log_the_prefix_as_the_setting_needs_it(
+    connections: list[dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = GroupCoordinators(settings(tmp_path, inbox_prefixes=("_INBOX.",)), tmp_path, Counter(), nothing_read, say)
+    made.follow(ClusterImage(), image_of("a"))
+    await made.close()
+    prefixes = ("_INBOX.", *re.findall(r"missing_inbox_prefix=(\S+):", caplog.text))
+    made = GroupCoordinators(settings(tmp_path, inbox_prefixes=prefixes), tmp_path, Counter(), nothing_read, say)
+    made.follow(ClusterImage(), image_of("a"))
+    await until(lambda: len(Host.made) == 1)
+    await made.close()
 
 
 async def test_group_coordinator_restart_waits_for_the_end_of_the_former_coordinator(

@@ -16,7 +16,7 @@ from liftpy.core.groups.group import ConsumerGroup
 from liftpy.core.groups.lag import GroupLabels, GroupLag
 from liftpy.core.groups.machine import GroupRecord
 from liftpy.errors import NotFoundError, UnavailableError
-from sidecar.groups.coordinators import ASKS, GroupLags
+from sidecar.groups.coordinators import MAX_REQUESTS_PER_ROUND, GroupLags
 
 UID = "000001-1"
 TRANSPORT: Any = object()
@@ -117,10 +117,10 @@ async def test_group_lag_check_reads_the_age_of_a_record_stored_before_the_first
 
 async def test_group_lag_check_sends_a_bounded_number_of_requests(elsewhere: Elsewhere) -> None:
     lags = GroupLags(lambda key: None, "ns")
-    groups = {"g": a_group(*[0] * (2 * ASKS))}
+    groups = {"g": a_group(*[0] * (2 * MAX_REQUESTS_PER_ROUND))}
     for looks in (1, 2):
         await lags.measure(coordinators((groups, True)), TRANSPORT)
-        assert len(elsewhere.asked) == len({*elsewhere.asked}) == looks * ASKS
+        assert len(elsewhere.asked) == len({*elsewhere.asked}) == looks * MAX_REQUESTS_PER_ROUND
     assert elsewhere.most_at_once == module.REQUESTS_AT_ONCE
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -80,5 +81,26 @@ def test_node_stop_deadline_does_not_run_during_the_restart_pause(tmp_path: Path
     monkeypatch.setattr(command.LOGS, "configure", lambda *given: None)
     only_in(monkeypatch, command, "time", sleep=pause)
     monkeypatch.setattr(command.os, "execve", lambda *arguments: None)
+    monkeypatch.setattr(command.signal, "signal", lambda *arguments: None)
     command.sidecar.main(["--node-id", "n1", "--controllers", "n1", "--data", str(tmp_path)], standalone_mode=False)
     assert seen == [True]
+
+
+def test_restart_ignores_sighup_until_the_next_node_handles_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program that the process executes inherits an ignored signal. A default action would end it."""
+    seen: list[Any] = []
+
+    def stopped(main: Any) -> int:
+        main.close()
+        return EXIT_TO_REPAIR
+
+    monkeypatch.setattr(command, "run_loop", stopped)
+    monkeypatch.setattr(command.LOGS, "configure", lambda *given: None)
+    only_in(monkeypatch, command, "time", sleep=lambda _: None)
+    monkeypatch.setattr(command.os, "execve", lambda *arguments: seen.append(signal.getsignal(signal.SIGHUP)))
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        command.sidecar.main(["--node-id", "n1", "--controllers", "n1", "--data", str(tmp_path)], standalone_mode=False)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert seen == [signal.SIG_IGN]

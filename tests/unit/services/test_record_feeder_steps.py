@@ -95,7 +95,7 @@ async def test_service_record_feeder_rewinds_if_the_record_before_its_snapshot_h
     assert [at for at, _ in node.keeper.digests] == [10]
     await node.feeder.restart(0)
     await node.feeder._apply_slices(slices(9, 2, 2))
-    assert (node.machine.position, node.feeder._cut) == (10, 9)
+    assert (node.machine.position, node.feeder._truncated_at) == (10, 9)
     assert node.keeper.digests == [], "it is of another log"
 
 
@@ -424,7 +424,7 @@ async def test_service_record_feeder_waits_for_its_snapshot_turn_or_a_stop_posit
 
     node.feeder._wait_for_wake = cut
     assert not await node.feeder._is_its_turn(), "the records are to be read anew"
-    node.feeder._cut = None
+    node.feeder._truncated_at = None
     node.feeder._machine.role = Role.LEADER
     assert await node.feeder._is_its_turn(), "a leader waits for nobody"
 

@@ -272,12 +272,12 @@ async def test_service_effect_runner_starts_a_new_effect_without_waiting_for_the
     def asks(offset: int) -> None:
         machine.apply([Record(offset, 0, None, b"a", (), "", None, 1)])
 
-    await until(lambda: made._woken._waiters)
+    await until(lambda: made._wake_event._waiters)
     asks(0)
-    await until(lambda: ran == [0] and made._woken._waiters)
+    await until(lambda: ran == [0] and made._wake_event._waiters)
     instance.leads = False
     asks(1)
-    assert not made._woken.is_set()
+    assert not made._wake_event.is_set()
     instance.leads = True
     made.wake()
     await until(lambda: ran == [0, 1])
@@ -293,9 +293,9 @@ async def test_service_effect_runner_wakes_for_a_new_timer_only_if_due_before_th
     machine.on_work = bench.runner.wake
 
     def wakes(value: bytes) -> bool:
-        bench.runner._woken.clear()
+        bench.runner._wake_event.clear()
         machine.apply([Record(machine.position, 0, None, value, (), "", None, 1)])
-        return bool(bench.runner._woken.is_set())
+        return bool(bench.runner._wake_event.is_set())
 
     bench.runner._rests_until_s = bench.now_s + 10
     assert not wakes(b"timer %d" % (120 * 10**9))

@@ -474,12 +474,12 @@ async def test_service_snapshot_server_keeps_the_eight_last_requested_snapshots_
         await old.keeper.save(snapshot(position))
     every = list(old.keeper._stored)
     for kept in every[:8]:
-        giver._hold(kept)
-    giver._hold(every[0])
-    giver._hold(every[8])
+        giver._open_for_download(kept)
+    giver._open_for_download(every[0])
+    giver._open_for_download(every[8])
     assert list(giver._open_snapshots) == [kept.digest for kept in (*every[2:8], every[0], every[8])]
     old.store._path(39).unlink()
-    assert giver._hold(every[9]) is None
+    assert giver._open_for_download(every[9]) is None
     assert len(giver._open_snapshots) == 8
 
 

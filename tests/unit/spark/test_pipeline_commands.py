@@ -64,6 +64,7 @@ def test_spark_archive_dry_run_prints_the_next_offset_of_each_partition(
             "columns lacks stream, partition, offset",
         ),
         (["archive", "orders", "--table", "t", "--conf", "x", "--dry-run"], 2, "Use NAME=VALUE"),
+        (["archive", "orders", "--table", "t", "--master", "", "--dry-run"], 2, "--master"),
         (["archive", "nobody", "--table", "t", "--dry-run"], 1, "'nobody' does not exist"),
     ],
 )

@@ -187,7 +187,7 @@ def test_metrics_page_lists_the_backup_metrics_with_their_descriptions() -> None
 
 
 def test_pages_name_labels_as_the_exposition_has_them() -> None:
-    """Each ``liftpy_metric{label="value"}`` in a page, an alert or a dashboard."""
+    """Check ``liftpy_metric{label="value"}`` in pages, alerts and dashboards."""
     root = DOCS.parent.parent
     pages = [
         path for folder in ("docs", "deploy") for path in (root / folder).rglob("*") if path.suffix in (".md", ".yml", ".json")

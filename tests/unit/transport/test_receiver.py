@@ -157,7 +157,7 @@ async def test_receiver_error_is_raised_in_the_reading_task(bench: Bench) -> Non
     bench.receiver.data_received(b"behind it")
     with pytest.raises(ValueError, match="no"):
         await bench.reading
-    assert (bench.left, bench.taker.taken, list(bench.receiver._left)) == ([], [], []), "nothing is read again"
+    assert (bench.left, bench.taker.taken, list(bench.receiver._unread)) == ([], [], []), "nothing is read again"
 
 
 async def test_receiver_after_stop_passes_no_bytes_to_the_parser(bench: Bench) -> None:

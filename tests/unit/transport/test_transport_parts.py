@@ -80,7 +80,7 @@ async def test_receiver_is_idle_only_while_open_with_no_unread_bytes(receiver: A
     other = Receiver(receiver.transport, lambda data: data, 10)
     other.data_received(b"x")
     other.stop()
-    assert (other.is_idle, list(other._left)) == (False, [])
+    assert (other.is_idle, list(other._unread)) == (False, [])
 
 
 async def test_receiver_read_raises_the_first_error_of_a_lost_connection(receiver: Any) -> None:
