@@ -85,7 +85,9 @@ async def test_status_report_of_a_leader_has_its_offsets_its_followers_and_its_c
         assert (row["message_ids_state"], row["producers_state"], row["dropped"]) == ("whole", "open", {})
         pages = [reporter.page(after, 1) for after in (("", -1), ("nothing", 7), ("orders", 0))]
         assert [(len(page["partitions"]), page["more"]) for page in pages] == [(1, False), (1, False), (0, False)]
-    leading = a_reporter(tmp_path, coordinators=SimpleNamespace(group_rows=lambda: iter([{"group": "bills"}])))
+    leading = a_reporter(
+        tmp_path, coordinators=SimpleNamespace(running=SimpleNamespace(group_rows=lambda: iter([{"group": "bills"}])))
+    )
     assert ([*leading.group_rows()], [*reporter.group_rows()]) == ([{"group": "bills"}], [])
 
 
