@@ -630,12 +630,12 @@ class Answers:
 
         ``is_publish``: True if NATS denied a publish, False for a subscription.
         """
-        connection = subject == f"{self._inbox}.*"
-        if not is_publish and connection:
+        is_inbox = subject == f"{self._inbox}.*"
+        if not is_publish and is_inbox:
             self.is_open = False  # the next request tries again, because permissions may change
         for number, (pending, answer) in self._asked.items():
             is_ours = pending == subject and is_publish
-            if (is_ours or connection or subject == f"{self._inbox}.{number}") and not answer.done():
+            if (is_ours or is_inbox or subject == f"{self._inbox}.{number}") and not answer.done():
                 what = "publish" if is_ours else "be answered"
                 answer.set_exception(
                     NotAllowedError(
