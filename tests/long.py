@@ -29,3 +29,8 @@ def sampled(cases: Sequence[T], every: int) -> Sequence[T]:
 def examples(most: int) -> int:
     """Return how many examples Hypothesis draws for a test: ``most`` with ``--long``, otherwise two fifths of them."""
     return most if is_long() else most * 2 // 5
+
+
+def every(step: int) -> int:
+    """Return the step of a loop over all storage calls of an operation: 1 with ``--long``, otherwise ``step``."""
+    return 1 if is_long() else step

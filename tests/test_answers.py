@@ -11,7 +11,7 @@ from tests.sources import nodes
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = {"testing", "spark", "bench", "dev", "cli", "_pb", "backup"}
 """Packages that run in no node and no service, or answer nobody."""
-PUBLISH = {"send", "publish", "send_lines", "hand_over", "put", "respond"}
+PUBLISH = {"send", "publish", "send_lines", "try_write", "put", "respond"}
 CARRIERS = {"bus", "connection", "transport", "link", "outgoing", "shell", "ours", "message", "nc"}
 
 BUILT = {
@@ -22,7 +22,7 @@ EXCEPTIONS = {
     ("sidecar/transport/connection.py", "send"): "send_answer, which asks the rule",
     ("liftpy/core/publish/acks.py", "send_lines"): "acks: MessageDecoder asks the rule of each reply subject, many at once",
     ("liftpy/nats/transport.py", "publish"): "the way that all publishes take",
-    ("liftpy/nats/transport.py", "hand_over"): "the same",
+    ("liftpy/nats/transport.py", "try_write"): "the same",
     ("sidecar/metadata/publish_queue.py", "send"): "what was put there",
     ("sidecar/quorum/library.py", "send"): "frames of the metadata group, to members by their names",
     (

@@ -185,8 +185,8 @@ class Transport:
         self._opening: asyncio.Task[None] | None = None
         self._check: asyncio.Task[None] | None = None
         """Task of the running check of the server. None: no check has run."""
-        self._on_close: set[Callable[[], None]] = set()
-        self._on_denial: set[Denied] = set()
+        self._on_close: dict[Callable[[], None], None] = {}
+        self._on_denial: dict[Denied, None] = {}
         self._unwatch = watch_denials(connection, self._publish_or_subscribe_denied)
         self.reconnected: asyncio.Future[None] = self._loop.create_future()
         """Future that completes when the connection is renewed. Each reconnect creates another one."""
@@ -218,13 +218,13 @@ class Transport:
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call ``callback`` when this transport closes. Return a function that withdraws the callback."""
-        self._on_close.add(callback)
-        return lambda: self._on_close.discard(callback)
+        self._on_close[callback] = None
+        return lambda: self._on_close.pop(callback, None)
 
     def on_denial(self, callback: Denied) -> Callable[[], None]:
         """Call ``callback`` each time NATS denies a publish or subscription. Return a function that withdraws the callback."""
-        self._on_denial.add(callback)
-        return lambda: self._on_denial.discard(callback)
+        self._on_denial[callback] = None
+        return lambda: self._on_denial.pop(callback, None)
 
     def _publish_or_subscribe_denied(self, is_publish: bool, subject: str) -> None:
         self._answers.note_denial(is_publish, subject)
@@ -515,7 +515,7 @@ class Transport:
                 "The client was closed before the answer arrived. The request may have been applied. Open a new client to check it."
             )
         )
-        callbacks, self._on_close = self._on_close, set()
+        callbacks, self._on_close = self._on_close, {}
         for callback in callbacks:
             callback()
 
@@ -630,12 +630,12 @@ class Answers:
 
         ``is_publish``: True if NATS denied a publish, False for a subscription.
         """
-        connection = subject == f"{self._inbox}.*"
-        if not is_publish and connection:
+        is_inbox = subject == f"{self._inbox}.*"
+        if not is_publish and is_inbox:
             self.is_open = False  # the next request tries again, because permissions may change
         for number, (pending, answer) in self._asked.items():
             is_ours = pending == subject and is_publish
-            if (is_ours or connection or subject == f"{self._inbox}.{number}") and not answer.done():
+            if (is_ours or is_inbox or subject == f"{self._inbox}.{number}") and not answer.done():
                 what = "publish" if is_ours else "be answered"
                 answer.set_exception(
                     NotAllowedError(

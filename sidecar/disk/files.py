@@ -118,6 +118,8 @@ class OpenMaps:
 class DiskFile:
     """A LogFile on disk. It has an open file descriptor until it is sealed."""
 
+    __slots__ = ("_closed", "_descriptor", "_identity", "_map", "_maps", "_sealed", "_size_bytes", "path")
+
     def __init__(self, path: Path, *, create: bool, maps: OpenMaps | None = None) -> None:
         self.path = path
         self._maps = maps if maps is not None else OpenMaps()
@@ -416,6 +418,8 @@ class DirectoryStorage:
 
     ``maps``: memory maps, shared by all logs of the process. ``folders``: creates directories, shared by all logs.
     """
+
+    __slots__ = ("_changes", "_flushed_changes", "_maps", "folder")
 
     def __init__(self, folder: Path, maps: OpenMaps | None = None, folders: DirectoryCreator | None = None) -> None:
         self.folder = folder

@@ -44,12 +44,13 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.services.service import Role
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.subjects import GROUPS_INBOX, GROUPS_SERVICE, GROUPS_STREAM, InboxRule, Subjects
+from liftpy.core.wire.subjects import GROUPS_INBOX, GROUPS_SERVICE, InboxRule, Subjects
 from liftpy.errors import LiftError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import NoRespondersError, RequestTimeoutError, Transport, open_connection
 from liftpy.service.host import Say, ServiceHost
 from liftpy.service.settings import ServiceSettings
+from sidecar.groups.partitions import hosted_partitions
 from sidecar.partition.reads import ReadSubjects
 from sidecar.runtime import clock
 from sidecar.runtime.restarts import count_restart
@@ -252,14 +253,6 @@ _AGAIN_S, _LONGEST_AGAIN_S = 0.5, 30.0
 _STOP_S = 2.0
 
 
-def hosted_partitions(image: ClusterImage, node_id: str) -> frozenset[PartitionKey]:
-    """Return the partitions of the groups stream that have a replica on the node. Their coordinators run there."""
-    stream = image.streams.get(GROUPS_STREAM)
-    if stream is None:
-        return frozenset()
-    return frozenset(stream.key(part.partition) for part in stream.partitions if node_id in part.replicas)
-
-
 @dataclass(slots=True)
 class _HostedCoordinator:
     """One coordinator on this node. ``problem``: why it does not run, '' if it runs. ``restarts``: number of its restarts."""
@@ -323,8 +316,7 @@ class GroupCoordinators:
 
     def follow(self, _: ClusterImage, image: ClusterImage) -> None:
         """Start and stop coordinators so that they match the replicas of this node in the new ``image``."""
-        wanted = frozenset() if self._closed else hosted_partitions(image, self._settings.node_id)
-        wanted = frozenset(key for key in wanted if self._share.holds(key.stream, key.partition))
+        wanted = frozenset() if self._closed else hosted_partitions(image, self._settings.node_id, self._share)
         if wanted and not self._may_coordinate:
             if not self._logged:
                 self._logged = True

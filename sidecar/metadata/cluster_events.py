@@ -17,35 +17,26 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nats.errors
 from nats.aio.client import Client as NatsConnection
 
-from liftpy.client.client import Client
-from liftpy.client.encode_publish import Address
-from liftpy.client.in_flight import PublishOptions
-from liftpy.client.publisher import Publisher
 from liftpy.config import StreamConfig
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.metadata import codec
-from liftpy.core.metadata.controller.cluster_events import (
-    NOTHING,
-    EventLog,
-    EventStreamEnd,
-    RecentEvents,
-    is_recent,
-    last_place_of,
-)
+from liftpy.core.metadata.controller.cluster_events import EventLog, RecentEvents, is_recent
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import EVENTS_STREAM, Subjects, publish_answer, reply_to
 from liftpy.errors import LiftError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
-from liftpy.nats.transport import Transport
 from sidecar.metadata.publish_queue import PublishQueue, unsubscribe
 from sidecar.runtime.tasks import spawn
+
+if TYPE_CHECKING:
+    from sidecar.metadata.event_stream import EventStream
 
 MOST_AT_ONCE = 500
 """Maximum number of events that are derived and published after one tick. Further events follow after the next tick."""
@@ -165,10 +156,6 @@ MOST_WRITTEN_AT_ONCE = 64
 """Maximum number of events that are published to the stream at a time."""
 _AGAIN_S, _LONGEST_AGAIN_S = 0.5, 10.0
 _PATIENCE_S = 5.0
-_END_READ = 64
-"""Number of offsets at the end of the stream that are read to find the last event. Some offsets may have no event."""
-_READ_GROWTH_FACTOR = 8
-"""Factor by which the next read is larger after a read without events."""
 WRITTEN, FAILED = "events written to their stream", "events not written at the first attempt"
 CONFIG = StreamConfig(
     segment_bytes=16 * 1024 * 1024, retention_age_s=30 * 86_400.0, retention_bytes=1 << 30, optimistic_concurrency=True
@@ -206,10 +193,8 @@ class EventWriter:
         self._image = image
         self._leads = leads
         self._controllers = controllers
-        self._client: Client | None = None
-        self._publisher: Publisher | None = None
-        self._uid = ""
-        """Uid of the stream that ``_publisher`` writes to."""
+        self._stream: EventStream | None = None
+        """Client of the stream. None: not connected."""
         self._task: asyncio.Task[None] | None = None
         self.counters: Counter[str] = Counter()
 
@@ -221,10 +206,9 @@ class EventWriter:
         await self._disconnect()
 
     async def _disconnect(self) -> None:
-        client, self._client, self._publisher = self._client, None, None
-        if client is not None:
-            with contextlib.suppress(Exception):
-                await client.close()
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await stream.close()
 
     async def _run(self) -> None:
         wait_s = CHECK_PERIOD_S
@@ -239,7 +223,7 @@ class EventWriter:
                 while self._leads() and self._events.has_events_to_write and self._image().nodes:
                     await self._write()
                 wait_s = CHECK_PERIOD_S
-            except (LiftError, nats.errors.Error, OSError, TimeoutError, ValueError) as error:
+            except (LiftError, nats.errors.Error, OSError, TimeoutError, ValueError, ImportError) as error:
                 self._events.forget_tail()
                 self.counters[FAILED] += 1
                 logger.debug("events not written to their stream error=%s: retrying", error)
@@ -251,17 +235,15 @@ class EventWriter:
             raise UnavailableError(
                 f"The internal stream {EVENTS_STREAM} is not placed, because the cluster has too few nodes. The node retries."
             )
-        publisher = await self._open_publisher(stream)
+        writer = await self._open(stream)
         if self._events.tail is None:
-            self._events.set_tail(await self._tail(stream))
+            self._events.set_tail(await writer.end())
         due = self._events.take_due(MOST_WRITTEN_AT_ONCE)
         if not due:
             return
         assert self._events.tail is not None
         behind = self._events.tail.offset
-        answers = [
-            await publisher.send(json.dumps(event).encode(), expected_last=behind + number) for number, event in enumerate(due)
-        ]
+        answers = [await writer.publish(json.dumps(event).encode(), behind + number) for number, event in enumerate(due)]
         for number, answer in enumerate(await asyncio.gather(*answers, return_exceptions=True)):
             if isinstance(answer, BaseException):
                 raise answer
@@ -288,31 +270,19 @@ class EventWriter:
             raise UnavailableError(f"Cannot create the internal stream {EVENTS_STREAM}: {response.detail}. The node retries.")
         return stream
 
-    async def _open_publisher(self, stream: StreamImage) -> Publisher:
-        if self._client is None or self._client.transport.connection.is_closed:
+    async def _open(self, stream: StreamImage) -> EventStream:
+        """Return a client of ``stream``, connected and ready to write."""
+        if self._stream is None or self._stream.is_closed:
             await self._disconnect()
-            self._client = Client(Transport(await self._connect()), self._subjects, owns_connection=True)
-        if self._publisher is None or self._uid != stream.uid:
-            if self._publisher is not None:
-                await self._publisher.close()
-            options = PublishOptions(window=MOST_WRITTEN_AT_ONCE, patience_s=_PATIENCE_S)
-            address = Address(stream.subject, stream.uid)
-            self._publisher, self._uid = Publisher(self._client.transport, EVENTS_STREAM, 0, address, options), stream.uid
+            make = await asyncio.to_thread(_load_event_stream)
+            self._stream = make(await self._connect(), self._subjects, MOST_WRITTEN_AT_ONCE, _PATIENCE_S)
+        if await self._stream.open(stream):
             self._events.forget_tail()
-        return self._publisher
+        return self._stream
 
-    async def _tail(self, stream: StreamImage) -> EventStreamEnd:
-        """Return the end of the stream of events: its last offset, and the place of its last event.
 
-        Uncommitted records are not visible. If there are some, the first publish is rejected and the end is read again.
-        """
-        assert self._client is not None
-        bounds = await self._client.bounds(EVENTS_STREAM)
-        start, end = bounds.log_start_offset, bounds.high_watermark + 1
-        place, search_end, first = None, end, end - _END_READ
-        while place is None and search_end > start:
-            first = max(first, start)
-            async for part in self._client.read_range(EVENTS_STREAM, 0, first, search_end, uid=stream.uid, exact=True):
-                place = last_place_of(part.values()) or place
-            search_end, first = first, first - _READ_GROWTH_FACTOR * (end - first)
-        return EventStreamEnd(end - 1, place or NOTHING)
+def _load_event_stream() -> type[EventStream]:
+    """Import the client of the stream. Only a metadata leader needs it. It takes 0.1 s, so call it in a thread."""
+    from sidecar.metadata.event_stream import EventStream
+
+    return EventStream

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from liftpy.client.closest_replica import this_host
 from liftpy.config import NS_PER_S
@@ -53,14 +53,13 @@ from liftpy.nats.credentials import Credentials
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import OpenMaps, open_files_and_limit, raise_limit
 from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes, probe_flushes
-from sidecar.groups.coordinators import GroupCoordinators
+from sidecar.groups.on_demand import CoordinatorsOnDemand
 from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.group_role import MetadataConnection
 from sidecar.metadata.group_thread import GroupThread
 from sidecar.metadata.identity import NodeFile, WorkerMarks, unknown_folders
 from sidecar.metadata.membership import Membership, wait_for_predecessor
-from sidecar.node.jetstream_api import JetStreamHandler
 from sidecar.node.reload import ReloadableParts, SettingsReloader
 from sidecar.partition.deletions import Deletions, UnknownStreams
 from sidecar.partition.figures import NodeCounts, StreamLabels
@@ -98,6 +97,10 @@ from sidecar.transport.notify import Notifications, Requests
 from sidecar.workers.merged_status import MergedStatus
 from sidecar.workers.quiescence import WorkerCombinedFetches
 from sidecar.workers.workers import Workers, divided_settings
+
+if TYPE_CHECKING:
+    from sidecar.groups.coordinators import GroupCoordinators
+    from sidecar.node.jetstream_api import JetStreamHandler
 
 logger = logging.getLogger("liftpy.node")
 
@@ -169,9 +172,17 @@ class Node:
         self._flush_runner = FlushThread(self._flush_place)
         self._jetstream: JetStreamHandler | None = None
         self._services: ServiceHandler | None = None
-        self._coordinators = GroupCoordinators(
-            settings,
-            settings.data / "groups",
+        self._coordinators = CoordinatorsOnDemand(settings.node_id, self.share, self._make_coordinators)
+        self._unwatch: Callable[[], None] = lambda: None
+        self._recovered_elsewhere = {"damaged": 0, "suspect": 0}
+        """Numbers of logs that the worker processes have recovered."""
+        self._logs_are_clean = False
+        """During the stop: True if all acknowledged data of the closed components is on the disk."""
+
+    def _make_coordinators(self, coordinators: type[GroupCoordinators]) -> GroupCoordinators:
+        return coordinators(
+            self.settings,
+            self.settings.data / "groups",
             self.counters,
             self._reads_of,
             self._pass_message,
@@ -179,11 +190,6 @@ class Node:
             self._bounds,
             self._keys,
         )
-        self._unwatch: Callable[[], None] = lambda: None
-        self._recovered_elsewhere = {"damaged": 0, "suspect": 0}
-        """Numbers of logs that the worker processes have recovered."""
-        self._logs_are_clean = False
-        """During the stop: True if all acknowledged data of the closed components is on the disk."""
 
     def _metadata_leader(self) -> str:
         return self.group.leader if self.group is not None else ""
@@ -391,6 +397,8 @@ class Node:
 
     def _serve_jetstream(self) -> None:
         if self.settings.jetstream_api:
+            from sidecar.node.jetstream_api import JetStreamHandler  # only nodes with this setting need the client library
+
             self._jetstream = JetStreamHandler(
                 require_started(self._links).reads, self.settings, self._inboxes, self.counters, self._keys
             )

@@ -12,7 +12,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.replication.effects import ConfirmQuiescence, Effect, SetDeadline
+from liftpy.core.replication.effects import ConfirmQuiescence, Effect, Quiesce, SetDeadline
 from liftpy.core.replication.events import (
     DeadlineReached,
     Event,
@@ -34,6 +34,8 @@ RECENT_STEPS_OF_NODE = 8192
 """Maximum number of stored steps over all partitions of a process. Above it, each partition stores fewer steps."""
 _FEWEST_STEPS = 8
 """Number of steps that a partition always keeps. With more than 1,024 partitions, they are more than RECENT_STEPS_OF_NODE."""
+_STEPS_OF_IDLE = 2
+"""Number of steps that an idle partition keeps. A node may have thousands of idle partitions."""
 _MOST_OF_A_STEP = 500
 """Maximum length of a printed step, in characters."""
 
@@ -43,7 +45,10 @@ _ROUTINE, _LOOKS = (
     frozenset({LeaseChanged, DeadlineReached, QuiescentFetchReceived}),
     frozenset({SetDeadline, ConfirmQuiescence}),
 )
-"""Events of idle partitions. A step with such an event changes no metric if its only effects are in ``_LOOKS``."""
+"""Events of idle partitions. If the only effects of such an event are in ``_LOOKS``, its step changes nothing.
+
+It changes no metric, and an error report does not need it.
+"""
 
 Step = tuple[int, Event, list[Effect]]
 """One step of a replica: (monotonic time in nanoseconds, event, effects)."""
@@ -82,6 +87,11 @@ class ReplicaDriver:
     ``fatal``: called with the exception after a bug. It stops the process.
     """
 
+    __slots__ = (
+        "__weakref__", "_fatal", "_held", "_queue", "_running", "_stopped", "execute", "key", "recent_steps", "replica",
+        "step_over", "touched",
+    )  # fmt: skip
+
     def __init__(self, key: PartitionKey, replica: Replica, fatal: Callable[[Exception], None]) -> None:
         self.key = key
         self.replica: DrivenReplica = replica
@@ -100,7 +110,7 @@ class ReplicaDriver:
         self._held = False
         _story_limit.add(self)
         self.recent_steps: list[Step] = []
-        """The last steps, for error reports. Heartbeats that changed nothing are left out."""
+        """The last steps, for error reports. Steps that changed nothing are left out."""
 
     def feed(self, event: Event) -> None:
         """Pass an event to the replica now. During a step or after ``hold``, queue the event."""
@@ -140,12 +150,15 @@ class ReplicaDriver:
             while queue and not self._held:
                 event, now_ns = queue.pop(0), clock.now_ns()
                 effects = step(event, now_ns)
-                if effects or type(event) is not LeaseChanged:
+                if type(event) not in _ROUTINE or any(type(effect) not in _LOOKS for effect in effects):
                     recent_steps.append((now_ns, event, effects))
                     if len(recent_steps) > _story_limit.steps:
                         del recent_steps[: -_story_limit.steps]
-                    if type(event) not in _ROUTINE or any(type(effect) not in _LOOKS for effect in effects):
-                        self.touched()
+                    if Quiesce in map(type, effects):  # the follower is idle
+                        del recent_steps[:-_STEPS_OF_IDLE]
+                    self.touched()
+                elif type(event) is QuiescentFetchReceived:  # a follower of this leader is idle
+                    del recent_steps[:-_STEPS_OF_IDLE]
                 if logger.isEnabledFor(logging.DEBUG):  # the level may change
                     logger.debug("replica step partition=%s event=%s effects=%s", self.key, event, effects)
                 for effect in effects:

@@ -130,7 +130,7 @@ ROWS_PER_STEP = 1024
 """Number of partitions that are taken out of ``touched`` at once."""
 _leaves = attrgetter(
     "ingest.counters", "reads", "acks", "log", "replica", "derived", "derived.ids", "derived.producers", "derived.subjects",
-    "states.writer", "ingest.reader", "fetches", "standby", "services",
+    "states.writer", "ingest.reader", "fetches", "standby",
 )  # fmt: skip
 _NOTHING_OFTEN, _NOTHING_SELDOM, _NOTHING_SHOWN = (0,) * len(OFTEN), (0,) * len(SELDOM), (0,) * (len(SHOWN) + len(ROLES))
 Numbers = Sequence[int]
@@ -289,7 +289,7 @@ class IncrementalFigures:
             return
         sums = self.by_label[row.label]
         (
-            counters, reads, acks, log, replica, derived, ids, producers, subjects, writer, reader, fetches, standby, services
+            counters, reads, acks, log, replica, derived, ids, producers, subjects, writer, reader, fetches, standby
         ) = row.leaves  # fmt: skip
         role, state, config = replica.role, worker.state, worker.config
         leads = role is _LEADER and state is not None
@@ -323,7 +323,7 @@ class IncrementalFigures:
             self._update_row(
                 row, (dict(counters.refused), dict(counters.dropped), dict(counters.throttled), _standby_counts(standby))
             )
-        if services.known:
+        if worker.services.known:
             self.with_services.add(worker)
 
     def _lags(self, worker: Any, sums: LabelSums, records: int, since_ns: int, slow_until_ns: Sequence[int]) -> None:

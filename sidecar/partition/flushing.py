@@ -59,6 +59,12 @@ class Flusher:
     The callbacks run on the event loop, never before ``appended`` returns.
     """
 
+    __slots__ = (
+        "_began_s", "_checkpoint", "_checkpoint_began_s", "_commit", "_flush_thread", "_flushed", "_interval_ns",
+        "_is_reported", "_log", "_loop", "_moves", "_place", "_pool", "_thread", "_timer", "_timers", "_took", "appended",
+        "disk_ns", "flush_failed", "times",
+    )  # fmt: skip
+
     def __init__(
         self,
         log: Log,
@@ -250,6 +256,11 @@ partition_logger = logging.getLogger("liftpy.partition")
 
 class StateCheckpoints:
     """Writes the state that derives from a replica's log (message ids, producers, subjects) to state files."""
+
+    __slots__ = (
+        "_flusher", "_key", "_log", "_pool", "_unwritten", "_waited", "_writing", "state_fetcher", "state_server", "touched",
+        "writer", "written",
+    )  # fmt: skip
 
     def __init__(
         self, derived: LogState, log: Log, key: PartitionKey, config: ReplicationConfig, flusher: Flusher, pool: Pool

@@ -97,7 +97,12 @@ class Housekeeping:
             if worker.has_ended or worker.flusher.stalls:
                 continue
             if worker.log.may_give_up:
-                worker.apply_retention(self._partitions.clocks.time_of_age_ns())
+                while worker.apply_retention(self._partitions.clocks.time_of_age_ns()):
+                    await asyncio.sleep(0)  # one step has a limit, so that it does not block the event loop
+                    if worker.has_ended or worker.flusher.stalls:
+                        break
+                if worker.has_ended:
+                    continue
             if worker.log.may_be_cleaned:
                 await self._compact(worker)
                 if worker.has_ended:

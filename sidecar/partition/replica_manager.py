@@ -145,7 +145,7 @@ class Partitions:
 
     def services_of(self, stream: str, partition: int) -> PartitionServices | None:
         worker = self._by_name.get((stream, partition))
-        return None if worker is None else worker.services
+        return None if worker is None else worker.open_services()
 
     def reads_of(self, key: PartitionKey) -> ReadSubjects | None:
         worker = self._workers.get(key)

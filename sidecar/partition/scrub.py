@@ -144,9 +144,9 @@ class Scrub:
                 await asyncio.sleep(_CHECK_EVERY_S)
 
     async def _one_that_was_sealed(self) -> bool:
-        for worker in self._healthy():
+        for worker in self._workers():  # every second, so it does not sort them
             segment = freshly_sealed(worker.log)
-            if segment is not None:
+            if segment is not None and _is_healthy(worker):
                 segment.awaits_scrub = False
                 await self._scan(worker, segment, 0, self._bytes_per_s * SEALED_FASTER, _REST_SEALED)
                 return True
@@ -181,8 +181,7 @@ class Scrub:
         return True
 
     def _healthy(self) -> list[ScrubTarget]:
-        workers = [worker for worker in self._workers() if not worker.storage_failed and not worker.log.closed]
-        return sorted(workers, key=lambda worker: str(worker.key))
+        return sorted(filter(_is_healthy, self._workers()), key=lambda worker: str(worker.key))
 
     # ---- one segment -------------------------------------------------------------------------------------------------
     async def _scan(
@@ -241,6 +240,10 @@ def _check_progress(fields: dict[str, Any]) -> ScrubProgress:
         elif not isinstance(value, float if isinstance(default, float) else str):
             raise TypeError(f"{name} is no {type(default).__name__}")
     return progress
+
+
+def _is_healthy(worker: ScrubTarget) -> bool:
+    return not worker.storage_failed and not worker.log.closed
 
 
 def _load(path: Path) -> ScrubProgress:

@@ -55,11 +55,11 @@ from sidecar.partition.quiescence import FetchCombiner
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.recovery import LogReplay, RecoveredLogs
 from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationHandler
-from sidecar.partition.services import PartitionServices
+from sidecar.partition.services import NoServices, PartitionServices
 from sidecar.runtime import clock
 from sidecar.runtime.logs import INFO_LOG_LIMIT, WarningLogRateLimit
 from sidecar.runtime.settings import NodeSettings
-from sidecar.runtime.timers import Timer, Timers
+from sidecar.runtime.timers import EventTimer, Timer, Timers
 from sidecar.tracing.node_tracing import Tracing
 from sidecar.transport.connections import NodeConnections
 from sidecar.transport.dropped_publishes import Drops
@@ -194,12 +194,19 @@ class PartitionWorker(PartitionShell):
         self.fetches = FetchClient(node.router, node.subjects, key, node_id, feed, node.counters, node.instruments)
         self.flusher = self._flusher(node)
         self.states = StateCheckpoints(self.derived, log, key, node.settings.replication, self.flusher, node.pool)
-        self.services = self._services(node)
+        self.services: PartitionServices | NoServices = NoServices(feed)
         self.fetched, self.state_fetcher = self.fetches.fetched, self.states.state_fetcher
         self._deadlines: dict[str, Timer] = {}
         """Name -> timer of a deadline. A timer is created when it is first set."""
         self._do = METHODS
         self._join_parts()
+
+    def open_services(self) -> PartitionServices:
+        """Return the services of this partition. The first message of a service creates the object."""
+        if isinstance(self.services, NoServices):
+            self.services = self._services(self._node)
+            self.services.touched = self.touched
+        return self.services
 
     def _services(self, node: NodeTools) -> PartitionServices:
         return PartitionServices(
@@ -219,7 +226,7 @@ class PartitionWorker(PartitionShell):
     def _join_parts(self) -> None:
         self._driver.execute, self._driver.step_over = self.execute, self.replication.step_over
         self.log.on_damage = self._restart_for_repair
-        for part in (self._driver, self.ingest.reader, self.standby, self.reads, self.replay, self.states, self.services):
+        for part in (self._driver, self.ingest.reader, self.standby, self.reads, self.replay, self.states):
             part.touched = self.touched
         self.replication.state_server = self.states.state_server
         self.fetches.state_fetcher = self.states.state_fetcher
@@ -551,7 +558,7 @@ class PartitionWorker(PartitionShell):
         self.replication.stop()
 
     def _timer(self, kind: events.Deadline) -> Timer:
-        return Timer(partial(self._driver.feed, _REACHED[kind._name_]))
+        return EventTimer(self._driver.feed, _REACHED[kind._name_])
 
     def set_deadline(self, effect: do.SetDeadline) -> None:
         name = effect.kind._name_  # an enum member's hash is a call into Python
@@ -578,10 +585,14 @@ class PartitionWorker(PartitionShell):
         self.standby.review()
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
-    def apply_retention(self, now_wall_ns: int) -> None:
-        """Delete records as the retention settings require. ``now_wall_ns``: wall clock. 0: delete no records because of their age."""
+    def apply_retention(self, now_wall_ns: int) -> bool:
+        """Delete records as the retention settings require. Return True if there may be more to delete.
+
+        ``now_wall_ns``: wall clock. 0: delete no records because of their age.
+        """
         if self.flusher.stalls:
-            return
+            return False
+        start_before = self.log.log_start_offset
 
         def retain() -> None:
             before, retain_from = self.log.log_start_offset, self.services.retain_from()
@@ -607,6 +618,7 @@ class PartitionWorker(PartitionShell):
             self.feed(events.LogStartMoved(log_start_offset=self.log.log_start_offset))
 
         self.flusher.alone(retain)
+        return self.log.log_start_offset > start_before
 
     def _state_written(self) -> None:
         """Apply retention again, because it waited for a state file that is now written."""

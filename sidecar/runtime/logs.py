@@ -52,6 +52,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.metadata", "controllers in the settings differ from the metadata log set"): "metadata.settings_differ",
     ("liftpy.metadata", "events not written to their stream error=%s: retrying"): "events.not_stored",
     ("liftpy.groups", "group coordinator failed partition=%s error=%s: restarting i"): "group.coordinator_restarted",
+    ("liftpy.groups", "group coordinators not loaded error=%r: retrying after the n"): "group.coordinators_not_loaded",
     ("liftpy.groups", "group coordinators not started missing_inbox_prefix=%s: this"): "group.coordinator_disabled",
     ("liftpy.node", "component failed to close component=%s, closing the others"): "node.close_failed",
     ("liftpy.node", "settings reloaded changes=%s"): "node.settings_reloaded",

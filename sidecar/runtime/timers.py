@@ -11,6 +11,7 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from sidecar.runtime import clock
 
@@ -29,16 +30,32 @@ SLICE_NS = 8 * NS_PER_MS
 
 
 class Timer:
-    """One deadline that can be set many times. When it is due, it is cleared, and ``fire`` is called on the event loop."""
+    """One deadline that can be set many times. When it is due, it is cleared, and ``call`` is called on the event loop."""
 
-    __slots__ = ("_due_ns", "_queued_ns", "fire")
+    __slots__ = ("_call", "_due_ns", "_queued_ns")
 
-    def __init__(self, fire: Callable[[], None]) -> None:
-        self.fire = fire
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
         self._due_ns: int | None = None
         """Monotonic time of the deadline in nanoseconds. None: it is not set."""
         self._queued_ns: int | None = None
         """Earliest slot in which it is queued. It is never after the deadline, rounded up to the grid."""
+
+    def fire(self) -> None:
+        self._call()
+
+
+class EventTimer(Timer):
+    """Timer that passes ``event`` to its function. It needs less memory than a timer with a ``partial``."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self, call: Callable[[Any], None], event: object) -> None:
+        super().__init__(call)
+        self._event = event
+
+    def fire(self) -> None:
+        self._call(self._event)
 
 
 class Timers:

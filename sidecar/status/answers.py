@@ -38,8 +38,8 @@ from sidecar.runtime import clock
 from sidecar.runtime.settings import with_cluster
 from sidecar.runtime.tasks import spawn
 from sidecar.status.figures import Figures
-from sidecar.status.metrics import exposition
 from sidecar.status.report import Reporter
+from sidecar.status.scrapes import metrics_text
 
 T = TypeVar("T")
 Answer = Callable[[bytes], None]
@@ -164,8 +164,7 @@ class PageAnswers:
             return _encode(kind, None)
 
     async def _metrics(self, reporter: Reporter, query: Any) -> str:
-        figures = await self._gather(reporter)
-        return (await asyncio.to_thread(exposition, figures)).decode()
+        return (await metrics_text(await self._gather(reporter))).decode()
 
     async def _settings(self, reporter: Reporter, query: Any) -> list[dict[str, Any]]:
         return with_cluster(self.settings(), reporter.group.image)

@@ -13,12 +13,11 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from liftpy import __version__
 from liftpy.config import NS_PER_S, AckPolicy
 from liftpy.core.base.instruments import Histogram
-from liftpy.core.groups.lag import GroupLag
 from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.services.sessions import DIVERGED
 from liftpy.core.wire.decode_errors import by_reason
@@ -30,6 +29,9 @@ from sidecar.runtime.logs import LEVELS, LOGS
 from sidecar.status.metric_names import ERRORS, INCIDENTS, MOST_VALUES
 from sidecar.status.report import Reporter
 from sidecar.tracing.node_tracing import DROPPED
+
+if TYPE_CHECKING:
+    from liftpy.core.groups.lag import GroupLag
 
 SLICE_S = 0.002
 MOST_S = 0.02

@@ -10,11 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from heapq import nsmallest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from liftpy import __version__
 from liftpy.core.base.instruments import Instruments
-from liftpy.core.groups.lag import GroupLag
 from liftpy.core.log.flush import FlushScheduler
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
 from liftpy.core.publish.log_state_part import NodeStateMemory
@@ -26,7 +25,7 @@ from liftpy.core.replication.replica import ReplicaSnapshot
 from liftpy.core.wire.decode_errors import by_reason
 from liftpy.nats.urls import shown_address
 from sidecar.disk.flush_thread import FlushTimes
-from sidecar.groups.coordinators import GroupCoordinators
+from sidecar.groups.on_demand import CoordinatorsOnDemand
 from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.metadata.group import MetadataGroup
 from sidecar.partition.replica_manager import Partitions
@@ -36,6 +35,10 @@ from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection
 from sidecar.transport.connections import NodeConnections
+
+if TYPE_CHECKING:
+    from liftpy.core.groups.lag import GroupLag
+    from sidecar.groups.coordinators import GroupCoordinators
 
 _TRAFFIC = ("in_msgs", "out_msgs", "in_bytes", "out_bytes", "reconnects")
 
@@ -58,7 +61,7 @@ class Reporter:
         descriptors: Callable[[], dict[str, int]] = dict,
         flush_times: FlushTimes | None = None,
         flush_place: FlushScheduler | None = None,
-        coordinators: GroupCoordinators | None = None,
+        coordinators: CoordinatorsOnDemand | None = None,
         instruments: Instruments | None = None,
         intake: NodeInflight | None = None,
         read_budget: ReadBudget | None = None,
@@ -148,23 +151,33 @@ class Reporter:
         trust = self._clocks.check()
         return {"skew_s": round(trust.skew_ns / 1e9, 3), "doubt": trust.why}
 
+    @property
+    def _running_coordinators(self) -> GroupCoordinators | None:
+        return self._coordinators.running if self._coordinators is not None else None
+
     def coordinators(self) -> list[dict[str, Any]]:
-        return self._coordinators.report() if self._coordinators is not None else []
+        running = self._running_coordinators
+        return running.report() if running is not None else []
 
     def group_lags(self) -> dict[str, GroupLag]:
         """Return the lag of the groups that this node coordinates, by metric label."""
-        return self._coordinators.lags.of if self._coordinators is not None else {}
+        running = self._running_coordinators
+        return running.lags.of if running is not None else {}
 
     def lags_by_group(self) -> dict[str, GroupLag]:
         """Return the lag of each group that this node coordinates, by name. Each measurement creates a new dict."""
-        return self._coordinators.lags.by_group if self._coordinators is not None else _NO_LAGS
+        running = self._running_coordinators
+        return running.lags.by_group if running is not None else _NO_LAGS
 
     def group_rows(self) -> Iterator[dict[str, Any]]:
-        return self._coordinators.group_rows() if self._coordinators is not None else iter(())
+        running = self._running_coordinators
+        return running.group_rows() if running is not None else iter(())
 
     def group_rows_of(self, name: str) -> dict[str, list[dict[str, Any]]]:
-        rows = self._coordinators.group_rows_of(name) if self._coordinators is not None else None
-        return rows if rows is not None else {"rows": [], "members": [], "positions": [], "history": []}
+        running = self._running_coordinators
+        return (
+            running.group_rows_of(name) if running is not None else {"rows": [], "members": [], "positions": [], "history": []}
+        )
 
     @property
     def node_id(self) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from heapq import nsmallest
 from itertools import islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl
 
 import nats.errors
@@ -65,13 +65,16 @@ from sidecar.status.cluster_poller import ClusterPoller
 from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.health import ASKED, Health
 from sidecar.status.http import JSON, LOOPBACK, TEXT, EventStreamResponse, HttpServer, host_of, http
-from sidecar.status.metrics import MOST_PARTITIONS, by_partition, exposition
+from sidecar.status.metric_names import MOST_PARTITIONS
 from sidecar.status.node_watch import NodeWatcher, Parts, nats_problem
-from sidecar.status.pages import Site
 from sidecar.status.report import Reporter
 from sidecar.status.sampler import ProcessSample, Sampler
+from sidecar.status.scrapes import metrics_text, partitions_text
 from sidecar.transport.connection import BusConnection, send_answer
 from sidecar.transport.liveness import QUESTION
+
+if TYPE_CHECKING:
+    from sidecar.status.pages import Site
 
 logger = logging.getLogger("liftpy.status")
 _HOST = "127.0.0.1"
@@ -129,6 +132,7 @@ class StatusHandler:
         self.probes = HttpServer(self.answer_probe, self._counters)
         self.change_hosts(settings.dashboard_hostnames)
         self._site: Site | None = None
+        """Pages of the cluster. None: nobody has requested a page yet."""
         self._poller: ClusterPoller | None = None
         self._history_task: asyncio.Task[None] | None = None
         self.reporter: Reporter | None = None
@@ -195,7 +199,6 @@ class StatusHandler:
         requester = NodeStatusRequester(own, bus, subjects, self)
         self._poller = ClusterPoller(self._settings.namespace, requester, own=(own, self.history))
         self.answers.kept = self._poller.copied_history
-        self._site = Site(self._poller)
 
     def _answer(self, reply: bytes, answer: bytes) -> None:
         assert self._bus is not None
@@ -328,7 +331,7 @@ class StatusHandler:
         if path == b"/status":
             return http("200 OK", JSON, json.dumps(await processes.page(*part)).encode() if wanted else b"")
         rows = await processes.of_stream(stream, MOST_PARTITIONS)
-        return http("200 OK", TEXT, by_partition(rows) if wanted else b"")
+        return http("200 OK", TEXT, await partitions_text(rows) if wanted else b"")
 
     async def answer(self, asked: bytes) -> bytes:
         """Return the answer to the status request ``asked``, or b'' if there is none yet."""
@@ -346,10 +349,13 @@ class StatusHandler:
     async def _metrics(self, reporter: Reporter, wanted: bool) -> bytes:
         """Return the HTTP answer to ``/metrics``. ``wanted``: True to include the body.
 
-        Values are gathered in slices, and formatted in a thread, so that the event loop is not blocked.
+        Values are gathered in slices, so that the event loop is not blocked.
         """
         figures = await self._gather(reporter)
-        return http("200 OK", TEXT, await asyncio.to_thread(exposition, figures) if wanted else b"")
+        return http("200 OK", TEXT, await metrics_text(figures) if wanted else b"")
+
+    async def _partition_metrics(self, rows: list[dict[str, Any]], wanted: bool) -> bytes:
+        return http("200 OK", TEXT, await partitions_text(rows) if wanted else b"")
 
     def _healthy(self, path: bytes, query: bytes) -> bytes:
         """Return the HTTP answer to ``/livez`` or ``/readyz``: status 200 if all checks pass, otherwise 503.
@@ -379,10 +385,18 @@ class StatusHandler:
             return self._healthy(path, query)
         if path in (b"/status", b"/metrics", b"/metrics/partitions"):
             return self._own(path, query, words[0] == b"GET")
-        if self._site is None:
+        if self._poller is None:
             return http("503 Service Unavailable", TEXT, b"starting\n")
-        response = self._site.respond(path.decode("ascii", "replace"), query)
-        return response if response is not None else http("404 Not Found", TEXT, _THERE)
+        return self._page(self._poller, path.decode("ascii", "replace"), query)
+
+    async def _page(self, viewing: ClusterPoller, path: str, query: bytes) -> bytes | EventStreamResponse:
+        """Return the answer to an HTTP request for a page of the cluster."""
+        if self._site is None:
+            self._site = (await asyncio.to_thread(_load_site))(viewing)
+        response = self._site.respond(path, query)
+        if response is None:
+            return http("404 Not Found", TEXT, _THERE)
+        return response if isinstance(response, bytes) else await response
 
     def _own(self, path: bytes, query: bytes, wanted: bool) -> bytes | Awaitable[bytes]:
         """Return the answer to an HTTP request for the status or the metrics of this node. ``wanted``: True to include the body."""
@@ -398,8 +412,7 @@ class StatusHandler:
             return self._merged_response(self.processes, path, part, _stream(query), wanted)
         if path == b"/status":
             return http("200 OK", JSON, json.dumps(self.reporter.page(*part)).encode() if wanted else b"")
-        quote = by_partition(self.reporter.of_stream(_stream(query), MOST_PARTITIONS))
-        return http("200 OK", TEXT, quote if wanted else b"")
+        return self._partition_metrics(self.reporter.of_stream(_stream(query), MOST_PARTITIONS), wanted)
 
     def answer_probe(self, request: bytes) -> bytes | Awaitable[bytes | EventStreamResponse]:
         """Return the answer to an HTTP request at ``probe_listen``: health and metrics, for a kubelet or Prometheus.
@@ -445,6 +458,13 @@ class NodeStatusRequester:
     async def node_ids(self) -> list[str]:
         reporter = self._handler.reporter
         return sorted(reporter.group.image.nodes) if reporter is not None else []
+
+
+def _load_site() -> type[Site]:
+    """Import the pages. It takes 0.1 s, so call it in a thread. Most nodes have no viewers."""
+    from sidecar.status.pages import Site
+
+    return Site
 
 
 def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:

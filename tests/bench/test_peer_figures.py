@@ -13,20 +13,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from liftpy.core.wire import envelope
-from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import ConfigError
 from sidecar.bench import arrivals, cases, running, systems
 from sidecar.bench.cases import measure_process
-from sidecar.bench.dialects import LIFTBRIDGE, PLAIN, envelope_of, field, number_field
-from sidecar.bench.open_loop import Acks, quantiles
+from sidecar.bench.open_loop import Acks
 from sidecar.bench.publisher import CountedAnswers
 from sidecar.bench.running import bars
 from sidecar.bench.running import rows as rows_of
 from sidecar.cli.bench import bench
 from tests.bench.peer import consume
-from tests.bench.peer.batches import OURS, median, row, with_ratios
-from tests.clients.build import MissingError, Program
+from tests.bench.peer.batches import row
 
 _PRINTS = 'print(\'go\', flush=True); print(\'{"acked": 200, "took_s": 4.0, "cpu_s": 0.5}\')'
 
@@ -37,25 +33,6 @@ def test_bench_process_is_measured_after_its_warm_up() -> None:
     assert row("peer", 100, run) == {"system": "peer", "size_bytes": 100, "records_per_s": 50.0, "all_cpu_us": 2500.0}
     with pytest.raises(SystemExit, match="failed with exit code 3"):
         measure_process([sys.executable, "-c", "raise SystemExit(3)"], None, [])
-
-
-def test_bench_report_ratios_compare_medians_of_the_same_record_size() -> None:
-    def of(system: str, size_bytes: int, *rates: float) -> dict[str, object]:
-        runs = [{"system": system, "size_bytes": size_bytes, "records_per_s": rate, "all_cpu_us": 1 / rate} for rate in rates]
-        return median(runs)
-
-    found = with_ratios([of(OURS, 100, 10, 900, 800), of(OURS, 1000, 90), of("peer", 100, 400, 1, 7000), of("peer", 1000, 180)])
-    assert [(one["system"], one["records_per_s"], one["ours_to_theirs"]) for one in found] == [
-        (OURS, 800, 1.0),
-        (OURS, 90, 1.0),
-        ("peer", 400, 2.0),
-        ("peer", 180, 0.5),
-    ]
-
-
-def test_bench_peer_without_installed_tools_is_skipped_with_the_reason() -> None:
-    with pytest.raises(MissingError, match="no a-tool-that-nobody-has here"):
-        Program(name="peer", sources="peer", tools=("a-tool-that-nobody-has",), build="", run=("./peer",)).ready()
 
 
 def test_bench_report_compares_readers_of_the_same_kind_and_size() -> None:
@@ -100,31 +77,6 @@ def test_bench_ack_counter_counts_each_ack_once_for_any_split_of_the_bytes() -> 
         Acks().add(b'MSG _INBOX.open.x 1 12\r\n{"error":{}}\r\n', 0)
 
 
-def test_bench_liftbridge_publisher_sends_protobuf_envelopes() -> None:
-    line, _, payload = LIFTBRIDGE.publish(b"bench", b"x" * 200, b"_INBOX.a").partition(b"\r\n")
-    assert line == b"PUB bench %d" % (len(payload) - 2)
-    kind, body = envelope.decode(payload[:-2])
-    message = client_pb2.Message.FromString(bytes(body))
-    assert kind == envelope.MessageType.PUBLISH
-    assert (message.value, message.ackInbox, message.ackPolicy) == (b"x" * 200, "_INBOX.a", client_pb2.ALL)
-    assert PLAIN.publish(b"bench", b"xy", b"_INBOX.a") == b"PUB bench _INBOX.a 2\r\nxy\r\n"
-    unasked = LIFTBRIDGE.publish(b"bench", b"", b"").partition(b"\r\n")[2][:-2]
-    assert client_pb2.Message.FromString(bytes(envelope.decode(unasked)[1])).ackPolicy == client_pb2.NONE
-
-
-@pytest.mark.parametrize("refused", [False, True])
-def test_bench_liftbridge_ack_counter_counts_each_ack_once_for_any_split_of_the_bytes(refused: bool) -> None:
-    ack = client_pb2.Ack(stream="bench", offset=80, ackInbox="_INBOX.a", ackPolicy=client_pb2.ALL).SerializeToString()
-    payload = envelope_of(1, ack + number_field(9, 0x50 << 7 | 3) + (number_field(10, 3) if refused else b""))
-    whole = 2 * (b"MSG _INBOX.a 1 %d\r\n%s\r\n" % (len(payload), payload))
-    for cut in range(len(whole) + 1):
-        answers = CountedAnswers(LIFTBRIDGE)
-        for piece in (whole[:cut], whole[cut:]):
-            answers.add(piece)
-        assert (answers.acked, answers.refused) == (2, refused), cut
-    assert field(1, b"x" * 300)[:3] == b"\x0a\xac\x02"
-
-
 def test_bench_of_a_missing_system_is_skipped_by_default_and_fails_when_the_system_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -147,12 +99,6 @@ def test_bench_of_a_missing_system_is_skipped_by_default_and_fails_when_the_syst
         (tmp_path / name).touch()
     everybody = (*systems.DEFAULT_SYSTEMS, "liftbridge", "kafka-flushed", "kafka")
     assert systems.choose_systems((), systems.ComparisonOptions(kafka_jars=tmp_path), said.append) == everybody
-
-
-def test_bench_report_quantile_keys_contain_the_percentile() -> None:
-    assert quantiles([], "ack_") == {}
-    found = quantiles([number * 1_000_000 for number in range(1000)][::-1], "end_")
-    assert found == {"end_p50_ms": 500.0, "end_p99_ms": 990.0, "end_p999_ms": 999.0}
 
 
 def test_bench_report_has_medians_and_ratios_per_case() -> None:

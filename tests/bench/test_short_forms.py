@@ -147,11 +147,11 @@ def test_reads_bench_reports_reader_gaps_for_paused_and_killed_nodes() -> None:
 
 
 @pytest.mark.processes
-def test_memory_bench_short_form_shows_that_an_idle_replica_needs_less_than_40_kb_of_objects() -> None:
+def test_memory_bench_short_form_shows_that_an_idle_replica_needs_less_than_35_kb_of_objects() -> None:
     total = printed("-m", "tests.bench.memory", "--short").splitlines()[-1]
     size_bytes, of_what = total.split(" B in ")
     assert of_what.endswith(" blocks per replica, 20 partitions")
-    assert int(size_bytes.replace(",", "")) < 40_000, "31,000 in November 2026"
+    assert int(size_bytes.replace(",", "")) < 35_000, "25,000 in November 2026, 28,000 on a busy machine"
 
 
 @pytest.mark.processes

@@ -20,6 +20,7 @@ _RECORDED_NAMES = {
     "ServiceEnded": "Ended",
     "ServiceHealth": "Wellbeing",
     "ServicesReplayed": "Replayed",
+    "TransferLeadership": "StepAside",
     "TruncateLog": "CutLog",
 }
 """Class -> its name when the digests were recorded."""
@@ -27,5 +28,6 @@ _CALL = re.compile(rf"\b({'|'.join(_RECORDED_NAMES)})\(")
 
 
 def with_recorded_names(text: str) -> str:
-    """Return ``text``, which contains representations of objects, with the recorded names of their classes."""
+    """Return ``text``, which contains representations of objects, with the recorded names of their classes and fields."""
+    text = text.replace("QuiescenceEnded(last_answer_ns=", "QuiescenceEnded(heard_ns=")
     return _CALL.sub(lambda found: f"{_RECORDED_NAMES[found[1]]}(", text)

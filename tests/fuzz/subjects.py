@@ -396,7 +396,11 @@ class Fuzz:
         """What nodes listen to, and nothing was sent to."""
         listened = await self._listened(connection)
         known = [subject for _, subject in rows]
-        inbox = (*(f"{subject}." for row, subject in rows if row == "inbox"), "_INBOX_liftpy-jetstream.")
+        inbox = (
+            *(f"{subject}." for row, subject in rows if row == "inbox"),
+            "_INBOX_liftpy-jetstream.",
+            "_INBOX_liftpy-groups.",
+        )  # they come and go
         known.append(KEPT)  # what is published there is stored: its records are to stay as they are
         return sorted(p for p in listened if not p.startswith(inbox) and not any(matches(p, subject) for subject in known))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import signal
 import struct
 from pathlib import Path
 from typing import Any
@@ -47,53 +46,6 @@ async def expect_everywhere(bench: Any, name: str, acked: list[bytes]) -> None:
     assert list(dict.fromkeys(value for value in logs[0] if value in set(acked))) == acked
 
 
-@pytest.mark.parametrize("how", ["terminate", "kill"])
-async def test_follower_that_was_stopped_or_killed_has_every_acked_record_after_its_restart(
-    fragile: Any, stream_name: str, how: str
-) -> None:
-    await fragile.create(stream_name)
-    subject = f"data.{stream_name}"
-    leader = await settle(fragile, stream_name)
-    follower = next(node for node in NODES if node != leader)
-    before = (await fragile.client.admin.node_status(follower))["incarnation"]
-    acked = payloads("before", 20)
-    await fragile.publish_acked(subject, acked)
-    node = fragile.cluster.nodes[follower]
-    code = await asyncio.to_thread(getattr(node, how))
-    assert code == (0 if how == "terminate" else -signal.SIGKILL)
-    more = payloads("while it is away", 20)
-    await fragile.publish_acked(subject, more)
-    assert follower not in await fragile.isr(stream_name)
-    await asyncio.to_thread(node.start)
-    await asyncio.to_thread(node.wait_ready)
-    await settle(fragile, stream_name)
-    assert (await fragile.client.admin.node_status(follower))["incarnation"] > before
-    last = payloads("after", 5)
-    await fragile.publish_acked(subject, last)
-    await expect_everywhere(fragile, stream_name, acked + more + last)
-
-
-@pytest.mark.parametrize("how", ["terminate", "kill"])
-async def test_leader_that_was_stopped_or_killed_has_every_acked_record_after_its_restart(
-    fragile: Any, stream_name: str, how: str
-) -> None:
-    await fragile.create(stream_name)
-    subject = f"data.{stream_name}"
-    leader = await settle(fragile, stream_name)
-    epoch = (await fragile.client.stream(stream_name)).partitions[0].leader_epoch
-    acked = payloads("before", 20)
-    await fragile.publish_acked(subject, acked)
-    node = fragile.cluster.nodes[leader]
-    await asyncio.to_thread(getattr(node, how))
-    await asyncio.to_thread(node.start)
-    await asyncio.to_thread(node.wait_ready)
-    await settle(fragile, stream_name)
-    assert (await fragile.client.stream(stream_name)).partitions[0].leader_epoch > epoch
-    last = payloads("after", 20)
-    await fragile.publish_acked(subject, last)
-    await expect_everywhere(fragile, stream_name, acked + last)
-
-
 async def test_client_publishes_all_succeed_while_the_leader_node_stops_cleanly(fragile: Any, stream_name: str) -> None:
     await fragile.create(stream_name)
     leader = await settle(fragile, stream_name)
@@ -121,44 +73,6 @@ async def test_client_publishes_all_succeed_while_the_leader_node_stops_cleanly(
     total = (await fragile.replica(await fragile.leader(stream_name), stream_name))["newest_offset"] + 1
     for name in NODES:
         assert set(acked) <= set(await fragile.values_on(name, stream_name, total))
-
-
-async def test_nodes_killed_at_the_same_time_have_every_acked_record_after_their_restart(
-    fragile: Any, stream_name: str
-) -> None:
-    await fragile.create(stream_name)
-    subject = f"data.{stream_name}"
-    await settle(fragile, stream_name)
-    acked = payloads("before", 50)
-    await fragile.publish_acked(subject, acked)
-    for node in fragile.cluster.nodes.values():
-        node.send(signal.SIGKILL)
-    for node in fragile.cluster.nodes.values():
-        await asyncio.to_thread(node.kill)
-    for node in fragile.cluster.nodes.values():
-        node.start()
-    for node in fragile.cluster.nodes.values():
-        await asyncio.to_thread(node.wait_ready)
-    await settle(fragile, stream_name)
-    last = payloads("after", 5)
-    await fragile.publish_acked(subject, last)
-    await expect_everywhere(fragile, stream_name, acked + last)
-
-
-async def test_paused_follower_leaves_the_isr_until_it_resumes(fragile: Any, stream_name: str) -> None:
-    await fragile.create(stream_name)
-    subject = f"data.{stream_name}"
-    leader = await settle(fragile, stream_name)
-    follower = next(node for node in reversed(NODES) if node != leader)
-    fragile.cluster.nodes[follower].send(signal.SIGSTOP)
-    try:
-        acked = payloads("while it is paused", 30)
-        await fragile.publish_acked(subject, acked)
-        assert follower not in await fragile.isr(stream_name)
-    finally:
-        fragile.cluster.nodes[follower].send(signal.SIGCONT)
-    await settle(fragile, stream_name)
-    await expect_everywhere(fragile, stream_name, acked)
 
 
 async def test_nodes_reconnect_after_a_nats_restart_and_lose_no_acked_record(fragile: Any, stream_name: str) -> None:

@@ -49,92 +49,6 @@ def json_of(run: Run, *words: str) -> Any:
     return json.loads(out)
 
 
-def test_cli_creates_a_stream_publishes_and_consumes_records_and_deletes_the_stream(run: Run, tmp_path: Path) -> None:
-    code, out, err = run("stream", "create", "orders", "--subject", "shop.orders")
-    assert (code, err) == (0, "")
-    assert out == "stream orders on shop.orders: 1 partition, 3 replicas each\n"
-    assert [s["name"] for s in json_of(run, "stream", "list")] == ["orders"]
-
-    lines = tmp_path / "lines"
-    lines.write_text("one\ntwo\nthree\n")
-    done = json_of(run, "publish", "orders", str(lines))
-    assert (done["published"], done["first_offset"], done["last_offset"], done["ack"]) == (3, 0, 2, "all")
-    code, out, _ = run("publish", "orders", str(lines))
-    assert (code, out.startswith("3 messages published to orders/0 (ack all, offsets 3 to 5)")) == (0, True)
-
-    code, out, _ = run("consume", "orders", "--until", "end")
-    assert (code, out) == (0, "0\tone\n1\ttwo\n2\tthree\n3\tone\n4\ttwo\n5\tthree\n")
-    code, out, _ = run("consume", "orders", "--from", "1", "--until", "2", "--json")
-    assert [(r["offset"], r["value"]) for r in map(json.loads, out.splitlines())] == [(1, "two"), (2, "three")]
-    assert run("consume", "orders", "--from", "latest", "--until", "end")[1] == "5\tthree\n"
-    assert run("consume", "orders", "--from", "new", "--until", "end")[:2] == (0, "")
-
-    shown = json_of(run, "stream", "show", "orders")
-    assert (shown["subject"], shown["partitions"][0]["status"]) == ("shop.orders", "ONLINE")
-    assert len(shown["partitions"][0]["isr"]) == 3
-    code, out, _ = run("stream", "show", "orders")
-    assert code == 0
-    assert shown["uid"] in out
-
-    code, out, _ = run("stream", "delete", "orders", "--yes")
-    assert (code, out) == (0, "stream orders deleted, with its 6 records in 1 partition\n")
-    assert json_of(run, "stream", "list") == []
-    assert "liftpy stream create" in run("stream", "list")[1]
-
-
-def test_cli_errors_contain_the_unknown_name_and_the_existing_streams(run: Run) -> None:
-    assert run("stream", "create", "twice", "--subject", "twice")[0] == 0
-    code, out, err = run("stream", "create", "twice", "--subject", "twice2")
-    assert (code, out) == (1, "")
-    assert "twice" in err
-    code, out, _ = run("stream", "create", "big", "--subject", "big", "--replicas", "7")
-    assert code == 0
-    assert "(insufficient-nodes): not enough nodes: 4 more needed" in out
-    assert run("stream", "delete", "big", "--yes")[0] == 0
-    for words in (["stream", "show", "nosuch"], ["consume", "nosuch"], ["publish", "nosuch", "/dev/null"]):
-        code, out, err = run(*words)
-        assert (code, out) == (1, ""), words
-        assert "there is no stream 'nosuch'" in err
-        assert "twice" in err
-    code, _, err = run("consume", "twice", "--from", "5")
-    assert code == 1
-    assert "'earliest', 'latest' or 'new'" in err
-    code, _, err = run("stream", "show", "nosuch", "--json")
-    assert json.loads(err)["error"]["code"] == "NOT_FOUND"
-    assert run("stream", "delete", "twice", "--yes")[0] == 0
-
-
-def test_status_command_lists_the_lag_of_every_replica(run: Run) -> None:
-    assert run("stream", "create", "watched", "--subject", "watched", "--partitions", "2")[0] == 0
-    found = json_of(run, "status")
-    assert [(n["node_id"], n["fenced"], n["answers"]) for n in found["nodes"]] == [(n, False, True) for n in ("n1", "n2", "n3")]
-    assert found["metadata_leader"] in ("n1", "n2", "n3")
-    assert [(p["stream"], p["partition"]) for p in found["partitions"]] == [("watched", 0), ("watched", 1)]
-    for partition in found["partitions"]:
-        assert partition["leader"] in partition["isr"]
-        assert (partition["high_watermark"], partition["newest_offset"]) == (-1, -1)
-        assert set(partition["lag"]) == set(partition["replicas"]) == {"n1", "n2", "n3"}
-        assert set(partition["lag"].values()) == {0}
-    code, out, _ = run("status", "--stream", "watched")
-    assert code == 0
-    for word in ("watched/0", "watched/1", "metadata leader: n", "ISR", "lag"):
-        assert word in out
-    assert run("status", "--stream", "nosuch")[0] == 1
-    assert run("stream", "delete", "watched", "--yes")[0] == 0
-
-
-def test_settings_commands_show_and_reload_the_settings_of_a_running_node(run: Run, cluster: DevCluster) -> None:
-    rows = {row["name"]: row for row in json_of(run, "settings", "show", "n2")["settings"]}
-    assert (rows["node_id"]["value"], rows["node_id"]["source"], rows["node_id"]["applies"]) == ("n2", "flag", "restart")
-    assert (rows["log_format"]["source"], rows["log_format"]["applies"]) == ("default", "live")
-    code, out, _ = run("settings", "show", "n2", "--diff")
-    assert code == 0
-    assert "node_id" in out
-    assert "log_format" not in out
-    assert run("settings", "reload", "n2")[:2] == (0, "n2: no setting has changed\n")
-    assert run("settings", "show", "n9")[0] == 1
-
-
 def test_consume_command_that_follows_a_stream_ends_on_ctrl_c_without_a_traceback(run: Run, cluster: DevCluster) -> None:
     assert run("stream", "create", "followed", "--subject", "followed")[0] == 0
     command = [*INTERRUPTIBLE_LIFTPY, "consume", "followed", "--nats", cluster.nats_url]
@@ -317,17 +231,6 @@ def test_cli_with_a_wrong_subject_or_namespace_fails_within_seconds_with_the_rea
         code, _, err = run(*words, "--namespace", "elsewhere")
         assert (code, "No liftpy node of namespace 'elsewhere' answers at nats://127.0.0.1" in err) == (3, True), (words, err)
     assert time.monotonic() - began < 30, "each waits about a second"
-
-
-def test_stream_create_command_with_too_few_nodes_creates_fewer_replicas_and_prints_the_number(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with DevCluster(1) as alone, pytest.raises(SystemExit) as left:
-        main.main(["stream", "create", "small", "--subject", "small", "--nats", alone.nats_url])
-    assert not left.value.code
-    out = capsys.readouterr().out
-    assert "1 partition, 1 replica each" in out
-    assert "only 1 node in the cluster, so 1 replica instead of 3" in out
 
 
 def shell(words: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import Client, ReadOptions, connect
+from liftpy.client import Client, connect
 from liftpy.config import AckPolicy
 from liftpy.errors import NotFoundError
 from sidecar.dev.cluster import DevCluster
@@ -44,35 +44,8 @@ def name() -> str:
     return f"stream{next(_numbers)}"
 
 
-def payloads(start: int, end: int) -> list[bytes]:
-    return [b"payload %d" % i for i in range(start, end)]
-
-
 async def read(client: Client, stream: str, **how: Any) -> list[Any]:
     return [record async for record in client.consume(stream, **{"until": "end", **how})]
-
-
-async def test_consumer_continues_at_another_replica_after_its_replica_was_killed(name: str) -> None:
-    cluster = await asyncio.to_thread(DevCluster, 3)
-    cluster.start()  # in the main thread: the children die with the thread that started them
-    try:
-        async with await connect(cluster.nats_url, cluster.namespace) as client:
-            stream = await client.create_stream(name, f"data.{name}")
-            leader = stream.partitions[0].leader
-            async with client.publisher(name) as publisher:
-                for payload in payloads(0, 2000):
-                    await publisher.send(payload)
-            victim = next(n for n in stream.partitions[0].replicas if n != leader)
-            reader = client.consume(name, options=ReadOptions(max_bytes=4096, read_ahead=1, wait_s=0.5))
-            reader._reader.node = victim
-            records = aiter(reader)
-            got = [(await anext(records)).value for _ in range(50)]
-            await asyncio.to_thread(cluster.nodes[victim].kill)
-            got += [(await anext(records)).value for _ in range(1950)]
-            assert got == payloads(0, 2000)
-            assert len({r.offset for r in await read(client, name)}) == 2000
-    finally:
-        cluster.stop()
 
 
 async def test_client_uses_a_cached_subject_only_while_its_stream_exists(client: Client, dev: DevCluster, name: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -63,28 +62,6 @@ async def test_node_with_a_directory_restored_from_a_clean_stop_catches_up(
     await fragile.publish_acked(subject, last)
     await expect_everywhere(fragile, stream_name, acked + more + last)
     assert any("older copy" in line for line in node.log)
-
-
-async def test_node_with_a_directory_copied_while_it_ran_catches_up(fragile: Any, stream_name: str, tmp_path: Path) -> None:
-    """The copy has seen the process that registered last, so its registration shows nothing: the election compares the logs."""
-    await fragile.create(stream_name)
-    subject = f"data.{stream_name}"
-    leader = await settle(fragile, stream_name)
-    folder, copy = fragile.cluster.data / leader, tmp_path / "copy"
-    acked = payloads("before the copy", 10)
-    await fragile.publish_acked(subject, acked)
-    with contextlib.suppress(shutil.Error):  # files come and go meanwhile
-        await asyncio.to_thread(shutil.copytree, folder, copy)
-    more = payloads("after the copy", 60)
-    await fragile.publish_acked(subject, more)
-    await kill_all(fragile)
-    await asyncio.to_thread(shutil.rmtree, folder)
-    await asyncio.to_thread(shutil.copytree, copy, folder)
-    await start_all(fragile)
-    await settle(fragile, stream_name)
-    last = payloads("in the end", 5)
-    await fragile.publish_acked(subject, last)
-    await expect_everywhere(fragile, stream_name, acked + more + last)
 
 
 async def test_controller_with_a_restored_older_directory_votes_only_after_catching_up(
@@ -169,20 +146,3 @@ def _twin(bench: Any, name: str, data: Path) -> DevNode:
     command[at : at + 2] = ["-c", _IMPATIENT]
     command[command.index("--data") + 1] = str(data)
     return DevNode(name, command, bench.cluster._environment(name, True), show)
-
-
-async def test_follower_killed_and_restarted_quickly_stays_in_the_isr(fragile: Any, stream_name: str) -> None:
-    await fragile.create(stream_name)
-    leader = await settle(fragile, stream_name)
-    name = next(node for node in NODES if node != leader)
-    acked = payloads("before", 10)
-    await fragile.publish_acked(f"data.{stream_name}", acked)
-    await settle(fragile, stream_name)
-    node = fragile.cluster.nodes[name]
-    for _ in range(3):
-        await asyncio.to_thread(node.kill)
-        node.log.clear()
-        await start(node)
-        assert not any("registered, but" in line or "another process" in line for line in node.log), list(node.log)
-    await settle(fragile, stream_name)
-    await expect_everywhere(fragile, stream_name, acked)

@@ -57,7 +57,7 @@ def lines(node: DevNode, what: str) -> int:
     return sum(what in line for line in node.log)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [2])
 async def test_node_reconnects_with_changed_credentials_without_a_restart(workers: int, tmp_path: Path) -> None:
     """And with those that it has, where the server takes no others."""
     settings = tmp_path / "liftpy.toml"

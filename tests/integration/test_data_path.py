@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
-import urllib.request
 from typing import Any
 
 import nats.errors
@@ -16,10 +13,9 @@ from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2, replication_pb2
 from liftpy.core.wire.batch import split_batches
-from liftpy.core.wire.frames import decode_presence
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError
-from sidecar.transport.liveness import QUESTION, is_absent
+from sidecar.transport.liveness import is_absent
 
 pytestmark = pytest.mark.processes
 
@@ -126,23 +122,6 @@ async def test_subject_with_two_streams_gets_answers_only_from_the_stream_with_a
     assert [json.loads(answer)["stream"] for answer in answers] == [stream_name]
 
 
-async def test_long_poll_read_at_the_log_end_is_answered_at_the_next_commit(bench: Any, stream_name: str) -> None:
-    await bench.create(stream_name)
-    await bench.publish_acked(f"data.{stream_name}", [b"first"])
-    await bench.read_from("n2", stream_name, 1)
-    request = frames.encode(client_pb2.ReadRequest(offset=1, waitMs=20_000))
-    reading = asyncio.create_task(bench.nc.request(f"liftpy.{stream_name}.0.read.n2", request, timeout=25))
-    await bench.until(lambda: _waits(bench, stream_name), "the reader waits")
-    await bench.nc.publish(f"data.{stream_name}", b"second")
-    head, batches = frames.decode_read_response((await reading).data)
-    assert (head.error, head.nextOffset, head.node) == (0, 2, "n2")
-    assert split_batches(batches)[0].values() == [b"second"]
-
-
-async def _waits(bench: Any, name: str) -> bool:
-    return (await bench.replica("n2", name))["waiting_readers"] == 1
-
-
 async def test_rejected_read_contains_the_error_of_its_reason(bench: Any, stream_name: str) -> None:
     """[R7, R9]"""
     stream = await bench.create(stream_name)
@@ -167,18 +146,6 @@ async def test_rejected_read_contains_the_error_of_its_reason(bench: Any, stream
     assert (bounds.highWatermark, bounds.logStartOffset, bounds.streamUid, bounds.leader) == (0, 0, stream.uid, leader)
 
 
-async def test_partitions_of_a_stream_have_separate_subjects_and_leaders_on_all_nodes(bench: Any, stream_name: str) -> None:
-    await bench.create(stream_name, partitions=6)
-    for number in range(6):
-        subject = f"data.{stream_name}" + (f".{number}" if number else "")
-        await bench.publish_acked(subject, [b"to %d" % number])
-    stream = await bench.client.stream(stream_name)
-    assert {p.leader for p in stream.partitions} == set(NODES)
-    for partition in stream.partitions:
-        found = split_batches(await bench.read_from("n1", stream_name, 1, partition.partition))
-        assert found[0].values() == [b"to %d" % partition.partition]
-
-
 async def test_deleted_stream_leaves_no_data_directory_on_any_node(bench: Any, stream_name: str) -> None:
     stream = await bench.create(stream_name)
     await bench.publish_acked(f"data.{stream_name}", [b"x"])
@@ -193,36 +160,3 @@ async def test_deleted_stream_leaves_no_data_directory_on_any_node(bench: Any, s
     again = await bench.create(stream_name)
     assert again.uid != stream.uid
     assert await bench.publish_acked(f"data.{stream_name}", [b"new"]) == [1]
-
-
-async def test_status_port_on_loopback_serves_the_status_page_and_the_metrics(bench: Any, stream_name: str) -> None:
-    await bench.create(stream_name)
-    await bench.publish_acked(f"data.{stream_name}", [b"x"])
-    leader = await bench.leader(stream_name)
-    url = bench.cluster.nodes[leader].status_url
-
-    def get(path: str) -> str:
-        with urllib.request.urlopen(url + path, timeout=5) as answer:
-            return str(answer.read().decode())
-
-    report = json.loads(await asyncio.to_thread(get, "/status"))
-    assert report["node"] == leader
-    assert any(p["stream"] == stream_name and p["role"] == "LEADER" for p in report["partitions"])
-    assert all(p["fragment_reassembly_bytes"] == 0 for p in report["partitions"])
-    assert report["connections"]["ingest"]["lost_with_connections"] == 0
-    metrics = await asyncio.to_thread(get, "/metrics")
-    for name in (
-        "ingest_records_total",
-        "fragment_reassembly_bytes",
-        "publish_lost_on_disconnect_total",
-        "publish_lost_unknown_total",
-    ):
-        assert f"\nliftpy_{name} " in metrics
-    assert f'href="/stream/{stream_name}"' in await asyncio.to_thread(get, "/")
-
-
-async def test_presence_request_is_answered_only_by_a_running_node(bench: Any) -> None:
-    told_ns = decode_presence((await bench.nc.request("liftpy.status.n1", QUESTION, timeout=5)).data)
-    assert abs((told_ns or 0) - time.time_ns()) < 60e9
-    assert not await is_absent(bench.nc, Subjects(), "n1")
-    assert await is_absent(bench.nc, Subjects(), "n9")

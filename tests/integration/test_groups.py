@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections import Counter
 
 import pytest
@@ -13,12 +11,9 @@ from liftpy.client import GroupOptions, GroupRejectedError, QueueOptions, connec
 from liftpy.client.group import Group
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups.commands import partition_of
-from liftpy.core.observe.app_rows import NO_MEMBERS
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.subjects import GROUPS_STREAM
-from sidecar.cli.dashboard import ClusterSite
-from tests import fork_server
-from tests.integration.conftest import Bench, page_data
+from tests.integration.conftest import Bench
 
 pytestmark = pytest.mark.processes
 
@@ -51,33 +46,6 @@ async def work(group: Group, seen: Seen, *, finish: bool = True) -> None:
 def held(group: Group) -> set[int]:
     """Which partitions it reads."""
     return {key.partition for key in group.owned}
-
-
-async def test_dashboard_group_page_shows_members_positions_and_lag(coordinated: Bench, stream_name: str) -> None:
-    await coordinated.create(stream_name, partitions=2)
-    page, name = ClusterSite(coordinated.client, coordinated.cluster.namespace, ("127.0.0.1",)), f"page-{stream_name}"
-
-    async def shows(members: int, lag: int, problem: str) -> bool:
-        found = [row for row in (await page_data(page, "groups"))["page"]["rows"] if row["group"] == name]
-        return [(row["members"], row["lag_records"], row["problem"]) for row in found] == [(members, lag, problem)]
-
-    async with await coordinated.client.publisher(stream_name, 1) as publisher:
-        await asyncio.gather(*[await publisher.send(b"%d" % number) for number in range(10)])
-    async with coordinated.client.group(name, [stream_name], options=GroupOptions(auto_commit_s=0)) as group:
-        async for _ in group.batches():
-            await group.commit()
-            break
-        await coordinated.until(lambda: shows(1, 0, ""), "the page shows a group without lag")
-
-        async def shows_positions() -> bool:
-            detail = (await page_data(page, f"group/{name}"))["page"]
-            at = {row["partition"]: (row["position"], row["end"]) for row in detail["positions"]}
-            return [member["partitions"] for member in detail["members"]] == [2] and at.get(1) == (10, 10)
-
-        await coordinated.until(shows_positions, "the page shows the member and the position of the group")
-    async with await coordinated.client.publisher(stream_name, 1) as publisher:
-        await (await publisher.send(b"more"))
-    await coordinated.until(lambda: shows(0, 1, NO_MEMBERS), "the page shows a group that has lag and no members")
 
 
 async def test_group_with_a_dead_member_delivers_each_record_to_the_remaining_member(
@@ -142,53 +110,6 @@ async def test_group_redelivers_records_that_a_closed_member_did_not_finish(coor
 
 async def _true(fact: bool) -> bool:
     return fact
-
-
-async def test_group_commands_list_show_reset_and_delete_a_group(coordinated: Bench, stream_name: str) -> None:
-    client, name = coordinated.client, stream_name
-    await coordinated.create(name, partitions=2)
-
-    async def run(*words: str) -> tuple[int, str, str]:
-        command = [
-            sys.executable,
-            "-c",
-            "from sidecar.cli.main import main; main()",
-            *words,
-            "--nats",
-            coordinated.cluster.nats_url,
-        ]
-        done = await asyncio.to_thread(fork_server.run, command, text=True, timeout=60)
-        return done.returncode, done.stdout, done.stderr
-
-    for number in range(20):
-        await client.publish(name, b"v", partition=number % 2)
-    async with asyncio.timeout(60), client.group(f"g-{name}", [name]) as group:
-        seen: Seen = Counter()
-        async for part in group.batches():
-            seen.update((part.key.partition, offset) for offset in part.slice.offsets().tolist())
-            if len(seen) == 20:
-                await group.commit()
-                break
-        described = await client.groups.describe(f"g-{name}")
-        assert sorted(described.members[0].owned) == [(name, 0), (name, 1)]
-        assert sorted(described.positions.values()) == [10, 10]
-        code, _, err = await run("group", "reset", f"g-{name}", "--stream", name, "--to", "-3", "--yes")
-        assert code, "it has a member"
-        assert "GROUP_NOT_EMPTY" in err, err
-    code, out, _ = await run("group", "list")
-    assert code == 0
-    assert f"g-{name}" in out
-    for words, said in ((("--to", "-3", "--dry-run"), "nothing was done"), (("--to", "-3", "--partition", "1", "--yes"), "7")):
-        code, out, err = await run("group", "reset", f"g-{name}", "--stream", name, *words)
-        assert code == 0, err
-        assert said in out
-    shown = json.loads((await run("group", "show", f"g-{name}", "--json"))[1])
-    assert [(at["partition"], at["position"], at["lag"]) for at in shown["positions"]] == [(0, 10, 0), (1, 7, 3)]
-    assert (await run("group", "show", f"g-{name}"))[0] == 0
-    for words, there in ((("--dry-run",), True), (("--yes",), False)):
-        assert (await run("group", "delete", f"g-{name}", *words))[0] == 0
-        assert (f"g-{name}" in [one.name for one in await client.groups.list()]) is there
-    assert (await run("group", "show", f"g-{name}"))[0] == 1
 
 
 async def test_queue_redelivers_only_unacked_records_after_its_coordinator_moved(coordinated: Bench, stream_name: str) -> None:

@@ -38,36 +38,6 @@ def cluster() -> Iterator[DevCluster]:
         yield running
 
 
-def test_node_remove_command_removes_only_a_stopped_node_without_replicas(cluster: DevCluster) -> None:
-    code, said = liftpy(cluster, "node", "remove", "n4", "--timeout", "0.5")
-    assert (code, said["code"]) == (2, "CONFIG")
-    assert said["detail"] == "node 'n4' is alive: stop it first"
-    code, said = liftpy(cluster, "node", "remove", "n5")
-    assert (code, said["code"]) == (1, "NOT_FOUND")
-    assert "there are: n1, n2, n3, n4" in said["detail"]
-    assert cluster.nodes["n4"].terminate() == 0
-    assert liftpy(cluster, "node", "remove", "n4", "--dry-run")[1]["removed"] is False
-    assert nodes(cluster) == {"n1", "n2", "n3", "n4"}
-    code, said = liftpy(cluster, "node", "remove", "n4")
-    assert (code, said) == (0, {"node": "n4", "removed": True, "dry_run": False, "controller": False})
-    assert nodes(cluster) == {"n1", "n2", "n3"}
-    cluster.nodes["n4"].start()
-    cluster.nodes["n4"].wait_ready()
-    assert nodes(cluster) == {"n1", "n2", "n3", "n4"}
-    code, said = liftpy(cluster, "stream", "create", "held", "--subject", "held", "--partitions", "4")
-    assert code == 0, said
-    cluster.nodes["n4"].kill()
-    for more in ((), ("--dry-run",)):
-        code, said = liftpy(cluster, "node", "remove", "n4", *more)
-        assert (code, said["code"]) == (2, "CONFIG")
-        assert said["detail"].startswith("node 'n4' holds 3 replicas of held: 0 are on their way to others, 3 wait")
-        assert "liftpy node drain n4" in said["detail"]
-    assert nodes(cluster) == {"n1", "n2", "n3", "n4"}
-    start(cluster, "n4")
-    code, said = liftpy(cluster, "stream", "delete", "held", "--yes")
-    assert code == 0, said
-
-
 def start(cluster: DevCluster, name: str) -> None:
     cluster.nodes[name].start()
     cluster.nodes[name].wait_ready()

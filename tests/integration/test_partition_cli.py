@@ -57,64 +57,6 @@ def until(condition: Callable[[], Any], what: str) -> None:
         time.sleep(0.05)
 
 
-def _truncated(offset: int, records: int, of_records: int) -> dict[str, Any]:
-    return {"partition": 0, "offset": offset, "records": records, "of_records": of_records, "at_most": False}
-
-
-def test_stream_delete_records_command_removes_the_records_before_an_offset(cluster: DevCluster) -> None:
-    assert liftpy(cluster, "stream", "create", "old", "--subject", "old")[0] == 0
-
-    async def publish() -> None:
-        async with connect(cluster.nats_url) as client:
-            for number in range(9):
-                await client.publish("old", b"%d" % number)
-
-    asyncio.run(publish())
-    dry = {"stream": "old", "dry_run": True, "begins": [_truncated(6, 6, 9)]}
-    assert liftpy(cluster, "stream", "delete-records", "old", "--before", "6", "--dry-run") == (0, dry)
-    assert len(asyncio.run(read(cluster, "old"))) == 9
-    assert liftpy(cluster, "stream", "delete-records", "old", "--before", "6", "--yes") == (0, dry | {"dry_run": False})
-    until(lambda: [r.offset for r in asyncio.run(read(cluster, "old"))] == [6, 7, 8], "the log begins at 6")
-    code, refused = liftpy(cluster, "stream", "delete-records", "old", "--before", "10", "--yes")
-    assert (code != 0, "Offset 10 is outside 6..9" in refused) == (True, True), refused
-    ago = liftpy(cluster, "stream", "delete-records", "old", "--before", "-1h", "--yes")
-    assert ago == (0, {"stream": "old", "dry_run": False, "begins": [_truncated(6, 0, 3)]})
-    code, all_of_it = liftpy(cluster, "stream", "delete-records", "old", "--before", "new", "--yes")
-    assert (code, all_of_it["begins"]) == (0, [_truncated(9, 3, 3)])
-    until(lambda: not asyncio.run(read(cluster, "old")), "nothing is left")
-
-
-def test_partition_transfer_command_moves_the_leadership_to_the_given_node(cluster: DevCluster) -> None:
-    assert liftpy(cluster, "stream", "create", "moves", "--subject", "moves", "--partitions", "3")[0] == 0
-    first = state(cluster, "moves")
-    other = first["replicas"][1]
-    code, moved = liftpy(cluster, "partition", "transfer", "moves", "--node", other)
-    assert (code, moved["leader"]) == (0, other)
-    assert moved["leader_epoch"] > first["leader_epoch"]
-    assert state(cluster, "moves")["leader"] == other
-    code, back = liftpy(cluster, "partition", "elect-preferred")
-    assert [(m["partition"], m["leader"]) for m in back["moved"]] == [(0, first["replicas"][0])]
-    assert liftpy(cluster, "partition", "elect-preferred") == (0, {"moved": []})
-
-
-@pytest.mark.parametrize(
-    ("words", "exit_code", "text"),
-    [
-        (["transfer", "moves", "--node", "n9"], 2, "n9 has no replica of moves/0"),
-        (["transfer", "moves", "7"], 1, "Its partitions are 0 to 2"),
-        (["transfer", "nothing"], 1, "no stream"),
-        (["elect", "moves"], 2, "already has a leader"),
-        (["elect", "moves", "--confirm", "moves/0"], 2, "needs --unclean"),
-    ],
-)
-def test_partition_commands_with_impossible_arguments_fail_with_the_reason(
-    cluster: DevCluster, words: list[str], exit_code: int, text: str
-) -> None:
-    code, said = liftpy(cluster, "partition", *words)
-    assert code == exit_code, said
-    assert text in said
-
-
 def test_unclean_election_happens_only_on_command(cluster: DevCluster) -> None:
     assert liftpy(cluster, "stream", "create", "lossy", "--subject", "lossy", "--replicas", "2", "--min-isr", "1")[0] == 0
     partition = state(cluster, "lossy")

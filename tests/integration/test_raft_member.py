@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -126,31 +125,6 @@ async def test_controllers_with_bootstrap_majority_start_without_the_third_membe
     assert (await controllers["c"].propose(register("c"), 15)).error == OK
 
 
-async def test_proposals_of_each_controller_are_applied_by_all_controllers(controllers: Controllers) -> None:
-    await controllers.start()
-    for name in "abc":
-        response = await controllers[name].propose(register(name))
-        assert (response.error, response.node.nodeId) == (OK, name)
-    response = await controllers.asked(create("orders"))
-    assert response.error == OK, response.detail
-    await until(lambda: all("orders" in controllers[n].image.streams for n in "abc"))
-    assert len({controllers[n].image.nodes["a"].incarnation for n in "abc"}) == 1
-    assert sorted(s.nodeId for s in controllers["a"].status()) == ["a", "b", "c"]
-    assert await controllers["c"].barrier()
-
-
-async def test_metadata_leader_status_shows_the_applied_index_of_each_controller(controllers: Controllers) -> None:
-    await controllers.start()
-    await controllers["a"].propose(register("a"))
-    leader = controllers[controllers.leader]
-
-    def level() -> bool:
-        states = leader.status()
-        return len({s.appliedIndex for s in states}) == 1 and states[0].appliedIndex > 0 and not any(s.lag for s in states)
-
-    await until(level)
-
-
 async def test_controller_that_cannot_write_its_snapshot_stops_and_keeps_its_entries(url: str, tmp_path: Path) -> None:
     group = Controllers(url, tmp_path, names="a", compact_after=20)
     await group.start()
@@ -166,46 +140,6 @@ async def test_controller_that_cannot_write_its_snapshot_stops_and_keeps_its_ent
     await group.start()
     await until(lambda: "n0" in group["a"].image.nodes)
     await group.stop()
-
-
-async def test_controllers_apply_a_repeated_operation_once_after_a_leader_change(controllers: Controllers) -> None:
-    await controllers.start()
-    await controllers["a"].propose(register("a"))
-    request = create("orders")
-    request.operationId = bytes(range(16))
-    first = await controllers.asked(request)
-    await controllers.stop(controllers.leader)
-    again = await controllers.asked(request)
-    assert (first.error, again.error, again.stream.uid) == (OK, OK, first.stream.uid)
-
-
-async def test_metadata_leader_that_stops_transfers_its_leadership(controllers: Controllers) -> None:
-    await controllers.start()
-    await controllers["a"].propose(register("a"))
-    old = controllers.leader
-    await controllers.stop(old)
-    assert (await controllers.asked(create("orders"))).error == OK
-    assert controllers.leader not in ("", old)
-    await controllers.start(old)
-    await until(lambda: "orders" in controllers[old].image.streams)
-
-
-async def test_controller_that_was_down_catches_up_from_a_snapshot(url: str, tmp_path: Path) -> None:
-    group = Controllers(url, tmp_path, compact_after=20)
-    await group.start()
-    await group["a"].propose(register("a"))
-    absent = next(n for n in "abc" if n != group.leader)
-    await group.stop(absent)
-    for number in range(60):
-        assert (await group.asked(create(f"s{number}"))).error == OK
-    await until(lambda: (tmp_path / group.leader / "snapshot").exists())
-    await group.start(absent)
-    await until(lambda: len(group[absent].image.streams) == 60)
-    await group.stop()
-    await group.start()
-    await until(lambda: all(len(group[n].image.streams) == 60 for n in "abc"))
-    await group.stop()
-    assert not group.failures
 
 
 async def test_node_outside_the_metadata_group_receives_changes_by_the_metadata_feed(
@@ -232,14 +166,6 @@ async def test_node_outside_the_metadata_group_receives_changes_by_the_metadata_
     await connection.close()
 
 
-async def test_controller_without_a_majority_answers_a_proposal_with_unavailable(controllers: Controllers) -> None:
-    await controllers.start()
-    await controllers["a"].propose(register("a"))
-    await controllers.stop("a", "b")
-    response = await controllers["c"].propose(register("c"), 1.0)
-    assert response.error in (pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_UNKNOWN)
-
-
 @pytest.mark.parametrize("lost", ["journal", "snapshot"])
 async def test_controller_without_its_journal_or_snapshot_file_raises_at_start(url: str, tmp_path: Path, lost: str) -> None:
     group = Controllers(url, tmp_path, compact_after=10)
@@ -254,17 +180,6 @@ async def test_controller_without_its_journal_or_snapshot_file_raises_at_start(u
         await group.start("a")
     for _, connection in group.running.values():
         await connection.close()
-
-
-async def test_controllers_reject_an_entry_of_unknown_bytes(controllers: Controllers) -> None:
-    await controllers.start()
-    await controllers["a"].propose(register("a"))
-    leader = controllers[controllers.leader]
-    answer, _ = await leader._driver.propose(pickle.dumps({"nodes": ["evil"]}))
-    assert answer is not None
-    assert pb.ControlResponse.FromString(answer).error == pb.ControlResponse.INVALID
-    await until(lambda: all(controllers[name].counters.get("entries refused") == 1 for name in "abc"))
-    assert all(set(controllers[name].image.nodes) == {"a"} for name in "abc")
 
 
 async def test_controller_that_cannot_flush_its_journal_stops_with_the_disk_error(url: str, tmp_path: Path) -> None:

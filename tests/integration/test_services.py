@@ -29,7 +29,6 @@ from liftpy.service.output_writer import Emitter
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli.dashboard import ClusterSite
 from sidecar.cli.service import EXIT_CONFIG, EXIT_DIVERGED, EXIT_IN_USE, store_now
-from sidecar.cli.status import gather
 from sidecar.dev.cluster import DevCluster
 from tests import fork_server
 from tests.examples.echo import TIMES
@@ -63,46 +62,6 @@ async def bench(cluster: DevCluster) -> AsyncIterator[Bench]:
 async def run(bench: Bench, stream_name: str) -> AsyncIterator[Callable[..., Any]]:
     async with running_services(bench, stream_name) as begin:
         yield begin
-
-
-@pytest.mark.parametrize("fault", ["metadata leader", "both leaders", "nats"])
-async def test_services_have_equal_states_after_node_kills_or_a_nats_restart(run: Any, fault: str) -> None:
-    """Of the metadata leader, of a node that leads the metadata group and the partition, of nats-server."""
-    service: Running = await run("bank")
-    bench = service.bench
-    await service.publish(260)
-    if fault == "nats":
-        bench.cluster.nats.kill()
-        await asyncio.to_thread(bench.cluster.nats.resume)
-    else:
-        victim = (await bench.client.admin.describe_cluster()).metadata_leader
-        if fault == "both leaders" and await bench.leader(service.stream) != victim:
-            await service.elect(victim)
-            await bench.until(lambda: answers(service.leads, victim), f"{victim} leads both")
-        bench.cluster.nodes[victim].kill()
-        await service.publish_slowly(20)
-        bench.cluster.nodes[victim].start()
-        await asyncio.to_thread(bench.cluster.nodes[victim].wait_ready)
-    await service.publish_slowly(20)
-    await bench.until(service.leads, "a service leads")
-    await service.check()
-
-
-async def test_services_on_all_nodes_skip_the_same_bad_records_and_store_dead_letters(run: Any) -> None:
-    """Also while the leadership moves. The decisions are records of the stream, so a replay of it is what all nodes have."""
-    service: Running = await run("strict")
-    bench = service.bench
-    await service.publish(60)
-    await bench.until(service.went_on, "all go on")
-    led = await bench.leader(service.stream)
-    await service.elect(next(node for node in NODES if node != led))
-    await service.publish_slowly(40)
-    await bench.until(service.went_on, "all go on")
-    await service.check()
-    dead = [record async for record in bench.client.consume(service.dead_letters, until="end")]
-    sources = {dict(record.headers)["Lift-Dead-Letter-Source"].rsplit(b"/", 1)[1] for record in dead}
-    log = [record async for record in bench.client.consume(service.stream, until="end")]
-    assert sources == {b"%d" % record.offset for record in log if record.value == b"none"} != set()
 
 
 async def test_service_version_that_is_rolled_out_becomes_active_at_the_same_record_on_all_nodes(run: Any) -> None:
@@ -377,27 +336,6 @@ async def _another(service: Running, first: str) -> str:
 
 async def _beyond(service: Running, count: int) -> bool:
     return (await service.bench.client.bounds(service.outputs)).end_offset > count
-
-
-async def test_services_killed_at_the_same_time_return_to_the_same_state_and_outputs(run: Any) -> None:
-    service: Running = await run("ratelimiter")
-    bench = service.bench
-    await service.publish(730)
-    await bench.until(lambda: _beyond(service, 100), "outputs flow")
-    for node in NODES:
-        service.kill(node)
-        bench.cluster.nodes[node].kill()
-    for node in NODES:
-        bench.cluster.nodes[node].start()
-        service.start(node)
-    for node in NODES:
-        bench.cluster.nodes[node].wait_ready()
-    await bench.until(service.leads, "a service leads again")
-    await service.check()
-    (partition,) = (await gather(bench.client, service.stream))["partitions"]
-    said = {node: (s["role"], s["position"], s["lag"]) for node, (s,) in partition["services"].items()}
-    leader = await service.leads()
-    assert said == {node: ("LEADER" if node == leader else "FOLLOWER", service.sent, 0) for node in NODES}
 
 
 async def test_service_process_runs_one_instance_per_partition(run: Any) -> None:

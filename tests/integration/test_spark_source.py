@@ -177,17 +177,6 @@ def test_spark_read_that_is_rejected_raises_with_error_code_and_reason(
         streams.read("refused", **options).collect()
 
 
-@pytest.mark.long
-def test_spark_batch_with_retention_after_planning_raises_data_loss(streams: Streams) -> None:
-    log = streams.node.add_stream("shrinking").partitions[0]
-    append(log, 200)
-    frame = streams.read("shrinking", columns="offset")
-    assert frame.count() == 200  # planned once for the life of this frame
-    log.log_start_offset = 100
-    with pytest.raises(Exception, match=r"\[DATA_LOSS\] OFFSET_OUT_OF_RANGE shrinking/0 .*\[0, 100\)"):
-        frame.count()
-
-
 # ---- streaming -----------------------------------------------------------------------------------------------------------
 def test_spark_streaming_query_restarted_with_its_checkpoint_reads_each_record_once(streams: Streams) -> None:
     stream = streams.node.add_stream("flow", partitions=2)
@@ -221,31 +210,6 @@ def test_spark_repeated_micro_batch_has_the_same_records(streams: Streams) -> No
     assert sorted(i for file in files for i in pq.read_table(file)["offset"].to_pylist()) == list(range(60, 600))
     first = json.loads((streams.folder / "again" / "checkpoint" / "offsets" / "1").read_text().splitlines()[-1])
     assert first == {"again": {"0": 100, "epochs": {"0": 1}, "uid": "uid-again"}}
-
-
-@pytest.mark.long
-def test_spark_streaming_query_with_a_checkpoint_of_a_recreated_stream_raises_not_found(streams: Streams) -> None:
-    append(streams.node.add_stream("reborn", uid="first").partitions[0], 50)
-    streams.run_to_end("reborn", "reborn")
-    append(streams.node.add_stream("reborn", uid="second").partitions[0], 80)
-    with pytest.raises(Exception, match=r"\[NOT_FOUND\] Stream reborn was deleted and created again"):
-        streams.run_to_end("reborn", "reborn")
-    streams.run_to_end("reborn", "reborn", onRecreated="earliest")
-    assert streams.written("reborn") == sorted(expected(0, range(50)) + expected(0, range(80)))
-    assert streams.last_offsets("reborn") == {"reborn": {"0": 80, "epochs": {"0": 1}, "uid": "second"}}
-
-
-@pytest.mark.long
-def test_spark_streaming_query_whose_next_records_were_deleted_raises_data_loss(streams: Streams) -> None:
-    log = streams.node.add_stream("trimmed").partitions[0]
-    append(log, 100)
-    streams.run_to_end("trimmed", "trimmed")
-    append(log, 100)
-    log.log_start_offset = 150
-    with pytest.raises(Exception, match=r"\[DATA_LOSS\] OFFSET_OUT_OF_RANGE trimmed/0: offsets \[100, 150\)"):
-        streams.run_to_end("trimmed", "trimmed")
-    streams.run_to_end("trimmed", "trimmed", failOnDataLoss="false")
-    assert streams.written("trimmed") == expected(0, range(100)) + expected(0, range(150, 200))
 
 
 # ---- a real cluster --------------------------------------------------------------------------------------------------------

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.core.log.flush import PROBES
 from sidecar.dev.nats_server import NatsServer
-from sidecar.disk.flush_thread import PROBE_NAME
 from sidecar.node import node
 from sidecar.node.node import Node
 from sidecar.runtime.settings import NodeSettings
@@ -36,31 +34,6 @@ def settings(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 async def stop(running: Node) -> None:
     running.request_stop(hand_over=False)
     assert await running.stop() == 0
-
-
-async def test_node_with_a_fast_disk_flushes_on_the_event_loop(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Path, bool]] = []
-
-    def fast(folder: Path) -> list[float]:
-        asked.append((folder, threading.current_thread() is threading.main_thread()))
-        return [0.0001] * PROBES
-
-    monkeypatch.setattr(node, "probe_flushes", fast)
-    running = Node(settings)
-    await running.start()
-    assert running.status.reporter is not None
-    assert running.status.reporter.report()["flush_place"]["on_loop"] is True
-    assert asked == [(settings.data, False)]
-    await stop(running)
-
-
-async def test_node_start_measures_flush_times_and_leaves_no_probe_file(settings: NodeSettings) -> None:
-    running = Node(settings)
-    await running.start()
-    await until(lambda: running._flush_place.probed)
-    assert running._flush_place.probed <= PROBES
-    assert not (settings.data / PROBE_NAME).exists()
-    await stop(running)
 
 
 async def test_node_start_does_not_wait_for_a_hanging_flush_probe(

@@ -65,20 +65,6 @@ async def test_resign_request_for_another_replica_or_leader_epoch_is_ignored(ben
     assert (await bench.nc.request(f"data.{stream_name}", b"x", timeout=TIMEOUT_S)).data
 
 
-async def test_resign_request_whose_reply_subject_is_not_an_inbox_is_rejected(bench: Any, stream_name: str) -> None:
-    await bench.create(stream_name)
-    partition, _ = await _asker(bench, stream_name)
-    request = replication_pb2.StepAside(stream=stream_name, partition=0, leaderEpoch=partition.leader_epoch)
-
-    async def refused() -> int:
-        return int((await bench.client.admin.node_status(partition.leader))["refused"].get("invalid reply subject", 0))
-
-    before = await refused()
-    await bench.nc.publish(f"liftpy.notify.{partition.leader}", frames.encode(request), reply=f"data.{stream_name}")
-    await bench.until(lambda: _rises(refused, before), "it is counted")
-    assert await bench.publish_acked(f"data.{stream_name}", [b"x"]) == [1]
-
-
 async def _asker(bench: Any, stream_name: str) -> Any:
     stream = await bench.client.stream(stream_name)
 
@@ -97,7 +83,3 @@ async def _leads(bench: Any, name: str, node: str) -> bool:
 
 async def _more(answers: dict[str, int], count: int) -> bool:
     return answers["acks"] >= count
-
-
-async def _rises(count: Any, before: int) -> bool:
-    return bool(await count() > before)

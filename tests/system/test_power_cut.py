@@ -52,13 +52,6 @@ def test_power_cut_preserves_bytes_flushed_by_any_flush_call(machine: Machine, f
     assert machine.cut() == {"a": b"onetwo"}
 
 
-def test_power_cut_preserves_bytes_of_an_earlier_process_that_a_later_process_flushed(machine: Machine) -> None:
-    machine.run("made('a', b'one'); made('b', b'one')")
-    machine.run("os.write(opened('a'), b'two'); os.write(opened('b'), b'two')")
-    machine.run("os.fdatasync(opened('a'))")
-    assert machine.cut() == {"a": b"onetwo", "b": b"one"}
-
-
 def test_power_cut_preserves_only_flushed_truncations(machine: Machine) -> None:
     machine.run(
         "for name in 'abc': made(name, b'0123456789')\n"
@@ -67,11 +60,6 @@ def test_power_cut_preserves_only_flushed_truncations(machine: Machine) -> None:
         "file = opened('c', os.O_RDWR | os.O_TRUNC); os.write(file, b'y'); os.ftruncate(file, 4); os.fsync(file)"
     )
     assert machine.cut() == {"a": b"0123456789", "b": b"01234x", "c": b"y\0\0\0"}
-
-
-def test_power_cut_preserves_a_large_file_flushed_in_pieces(machine: Machine) -> None:
-    machine.run("file = made('a', b'')\nfor number in range(100): os.write(file, bytes([number]) * 3000); os.fdatasync(file)")
-    assert machine.cut() == {"a": b"".join(bytes([number]) * 3000 for number in range(100))}
 
 
 def test_power_cut_preserves_bytes_written_during_a_flush_and_flushed_by_the_next(machine: Machine) -> None:
@@ -128,21 +116,6 @@ def test_power_cut_does_not_confuse_files_that_reuse_an_inode(machine: Machine) 
 
 
 # ---- several cuts, several nodes -------------------------------------------------------------------------------------------
-def test_power_cut_does_not_remove_bytes_that_survived_an_earlier_cut(machine: Machine) -> None:
-    machine.run("file = made('a', b'one'); os.write(file, b'two')")
-    assert machine.cut() == machine.cut() == {"a": b"one"}
-    machine.run("file = opened('a'); os.write(file, b'2'); os.fsync(file); os.write(file, b'3')")
-    assert machine.cut() == {"a": b"one2"}
-
-
-def test_power_cut_of_one_node_leaves_the_files_of_other_nodes_unchanged(machine: Machine) -> None:
-    machine.run(
-        "for node in ('n1', 'n2'):\n    os.mkdir(node); sync_folder(); made(node + '/a', b'1', False)\nmade('n3', b'1', False)"
-    )
-    machine.power.cut(["n1"])
-    assert machine.files() == {"n2/a": b"1", "n3": b"1"}
-    machine.run("os.fsync(opened('n2/a')); sync_folder('n2')")
-    assert machine.cut() == {"n2/a": b"1"}
 
 
 def test_power_cut_preserves_a_random_part_of_the_unflushed_bytes(machine: Machine) -> None:
@@ -184,15 +157,6 @@ def test_bytes_written_again_after_a_failed_flush_survive_a_power_cut(machine: M
     )
     page_of_d = b"D" + b"B" * (PAGE - 1)
     assert machine.cut() == {"a": b"A" * 2 * PAGE + page_of_d + bytes(PAGE) + b"C" * PAGE}, "whole pages, and zeros between"
-
-
-def test_flushed_copy_of_a_file_with_a_failed_flush_survives_a_power_cut(machine: Machine) -> None:
-    machine.power.fail(Rule(FLUSH_FAILS, "a"))
-    machine.run(
-        "file = made('a', b'one', False); failure_of(os.fsync, file); os.fsync(file)\n"
-        "os.fsync(made('copy', open('a', 'rb').read(), False)); os.rename('copy', 'a'); sync_folder()"
-    )
-    assert machine.cut() == {"a": b"one"}
 
 
 def test_power_cut_after_a_failed_directory_flush_removes_its_new_files(machine: Machine) -> None:

@@ -225,8 +225,10 @@ class PartitionState:
     @property
     def leaving(self) -> str:
         """Replica to remove next during a move. '': none. Replicas outside the ISR are removed first, the leader last."""
+        if not self.target or len(self.replicas) <= len(self.target):
+            return ""
         unwanted = [node for node in self.replicas if node not in self.target]
-        if not unwanted or len(self.replicas) <= len(self.target) or not self.target:
+        if not unwanted:
             return ""
         return min(unwanted, key=lambda node: (node in self.isr, node == self.leader, -self.replicas.index(node)))
 

@@ -524,7 +524,9 @@ class Log:
         hold_bytes: int = 0,
         may_drop: Callable[[int], bool] = lambda log_start_offset: True,
     ) -> bool:
-        """Delete the whole segments that the retention settings or an operator's request allow to delete.
+        """Delete the whole segments that the retention settings or an operator's request allow to delete, at most ``AT_ONCE``.
+
+        Call it again while it returns True: there may be more.
 
         Args:
             now_wall_ns: Wall clock, in nanoseconds since 1970.
@@ -544,6 +546,7 @@ class Log:
         wanted = retained_start(self.segments, self.config, high, now_wall_ns)
         requested_start = asked_start(self.segments, self.asked_start)
         start = min(max(limit_retention_start(self.segments, wanted, retain_from, hold_bytes), requested_start), high + 1)
+        start = asked_start(self.segments, start)
         if start > before and may_drop(start):
             self.drop_prefix(start)
         self.cleaning.note_bounds(self.log_start_offset, high + 1)

@@ -16,7 +16,7 @@ from typing import Protocol
 from liftpy.config import NS_PER_S, StreamConfig
 
 AT_ONCE = 32
-"""Maximum number of segments that one step deletes after an operator's request."""
+"""Maximum number of segments that one step of retention deletes. Each takes a flush of the directory."""
 
 
 class RetainedSegment(Protocol):

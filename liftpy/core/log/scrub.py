@@ -114,7 +114,8 @@ def is_confirmed_damage(log: Log, segment: Segment, scan: Scan) -> bool:
 
 def freshly_sealed(log: Log) -> Segment | None:
     """Return a segment that this process sealed and flushed, and that was not read from disk since. None: there is none."""
-    for segment in log.segments[:-1]:
+    segments = log.segments
+    for segment in segments[:-1] if len(segments) > 1 else ():
         if segment.awaits_scrub and segment.next_offset <= log.durable_end_offset:
             return segment
     return None

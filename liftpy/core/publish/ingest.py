@@ -173,6 +173,12 @@ class Ingest:
     publishes no longer reach it and standby followers receive them. The leadership must then be transferred.
     """
 
+    __slots__ = (
+        "_acks", "_again_count", "_backlog", "_config", "_derived", "_drain_scheduled", "_feed", "_left", "_listener", "_log",
+        "_memory", "_next_token", "_now_ns", "_on_leave", "_pending_ids", "_raw", "_raw_bytes", "_registry", "_replica",
+        "_shell", "_subject", "_tokens", "_unanswered", "counters", "is_subscribed", "reader", "wall_ns",
+    )  # fmt: skip
+
     def __init__(
         self,
         *,

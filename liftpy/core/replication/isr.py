@@ -148,6 +148,32 @@ def _lagging_members_that_stay(
     return {replica for i, replica in enumerate(best_first) if i < missing or followers[replica].caught_up_ns >= since_ns}
 
 
+def is_unchanged(
+    leader: str,
+    isr: frozenset[str],
+    followers: Mapping[str, FollowerProgress],
+    live: Mapping[str, int],
+    *,
+    log_end_offset: int,
+    now_ns: int,
+    max_lag_ns: int,
+) -> bool:
+    """Return whether ``wanted_isr`` certainly returns ``isr``, if no disk is slow. Idle partitions are checked often.
+
+    That is so if each follower is a live ISR member with all records, and the leader waits for none of them. The arguments are
+    those of ``wanted_isr``.
+    """
+    if leader not in isr or len(followers) != len(isr) - 1:
+        return False
+    newest = log_end_offset - 1
+    for replica, progress in followers.items():
+        if replica not in isr or replica not in live or progress.position is None or progress.position < newest:
+            return False
+        if progress.probed or now_ns - progress.caught_up_ns > max_lag_ns:
+            return False
+    return True
+
+
 def wanted_isr(
     leader: str,
     isr: frozenset[str],

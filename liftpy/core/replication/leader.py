@@ -526,6 +526,13 @@ class LeaderRole(ReplicaRole):
         if change.in_flight or now_ns < change.retry_at_ns or not self.shared.lease.is_current(now_ns):
             return
         slow = to_keep_out(self.shared.node_id, metadata.isr, self.flushes.slow(now_ns))
+        log_end_offset, max_lag_ns = self.log.log_end_offset, nanoseconds(config.max_lag_time_s)
+        if not slow and not change.unsettled and not metadata.state.target:
+            leader, followers, live = self.shared.node_id, self.handler.followers, self.shared.live
+            if isr.is_unchanged(
+                leader, metadata.isr, followers, live, log_end_offset=log_end_offset, now_ns=now_ns, max_lag_ns=max_lag_ns
+            ):
+                return
         wanted = isr.wanted_isr(
             self.shared.node_id,
             metadata.isr,
@@ -533,9 +540,9 @@ class LeaderRole(ReplicaRole):
             self.shared.live,
             high_watermark=self.log.high_watermark,
             epoch_start_offset=self.epoch_start_offset,
-            log_end_offset=self.log.log_end_offset,
+            log_end_offset=log_end_offset,
             now_ns=now_ns,
-            max_lag_ns=nanoseconds(config.max_lag_time_s),
+            max_lag_ns=max_lag_ns,
             max_lag_records=config.max_lag_records,
             by_quorum=self._commits_by_quorum,
             replica_count=len(metadata.state.replicas),

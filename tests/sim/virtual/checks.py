@@ -47,10 +47,9 @@ def workers_of(world: World) -> dict[Place, list[PartitionWorker]]:
     """Return all running replicas."""
     found: dict[Place, list[PartitionWorker]] = {}
     for node in world.nodes:
-        program = node.node
-        if program is not None and program.partitions is not None:
-            for worker in sorted(program.partitions, key=lambda one: (one.key.stream, one.key.partition)):
-                found.setdefault((worker.key.stream, worker.key.partition), []).append(worker)
+        replicas = [replica for program in node.programs if program.partitions is not None for replica in program.partitions]
+        for worker in sorted(replicas, key=lambda one: (one.key.stream, one.key.partition)):
+            found.setdefault((worker.key.stream, worker.key.partition), []).append(worker)
     return found
 
 
@@ -114,6 +113,11 @@ def check_logs(world: World, model: Model, streams: list[tuple[str, str, int]]) 
             if not copies:
                 violated(f"{place}: no replica")
                 continue
+            start = max(worker.log.log_start_offset for worker in running[place])
+            if place in model.may_shrink:
+                copies = {node: {o: value for o, value in copy.items() if o >= start} for node, copy in copies.items()}
+            elif start > model.deleted_below.get(place, 0):
+                violated(f"{place}: the records below {start} were deleted, and nobody has asked for it")
             first_id, first = next(iter(copies.items()))
             committed[place] = set(first)
             for node_id, copy in copies.items():
@@ -125,11 +129,11 @@ def check_logs(world: World, model: Model, streams: list[tuple[str, str, int]]) 
             if model.may_lose:
                 continue
             for offset, value in model.acked.get(place, {}).items():
-                if first.get(offset) != value:
+                if offset >= start and first.get(offset) != value:
                     violated(f"{place}: {value[:20]!r} was acknowledged at {offset}, where {first.get(offset, b'')[:20]!r} is")
                     break
             for offset, value in model.seen.get(place, {}).items():
-                if first.get(offset) != value:
+                if offset >= start and first.get(offset) != value:
                     violated(f"{place}: {value[:20]!r} was read at {offset}, where {first.get(offset, b'')[:20]!r} is")
                     break
             if wrong := sorted(model.rejected.get(place, set()) & set(first.values())):

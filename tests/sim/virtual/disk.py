@@ -11,6 +11,7 @@ import errno
 import os
 import shutil
 import stat
+from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,14 @@ from tests.sim.virtual.scheduler import NS_PER_US, Process, Scheduler
 
 _FLUSH_NS = (100 * NS_PER_US, 900 * NS_PER_US)
 _WRITE_NS = 8 * NS_PER_US
+_SIZE_BYTES = 1 << 40
+_Usage = namedtuple("_Usage", "total used free")  # the class of shutil is private
 
 real_open, real_close, real_write, real_writev = os.open, os.close, os.write, os.writev
 real_pwrite, real_fsync, real_fdatasync, real_ftruncate = os.pwrite, os.fsync, os.fdatasync, os.ftruncate
 real_listdir = os.listdir
+real_disk_usage = shutil.disk_usage
+real_dup = os.dup
 
 
 class Disk:
@@ -116,6 +121,11 @@ class Disk:
                 self.failures += 1
                 return real_write(descriptor, data[: self.scheduler.random.randrange(1, len(data))])
         return real_writev(descriptor, pieces)
+
+    def usage(self) -> Any:
+        """Return what ``shutil.disk_usage`` says about it."""
+        free = 0 if self.is_full else _SIZE_BYTES // 2
+        return _Usage(_SIZE_BYTES, _SIZE_BYTES - free, free)
 
     def rewritten(self, descriptor: int) -> None:
         """The file was changed before its end."""
@@ -280,6 +290,11 @@ def interpose(running: Callable[[], Process | None]) -> None:
             process.scheduler.random.shuffle(names)
         return names
 
+    def disk_usage(folder: Any) -> Any:
+        disk = _disk_of(running())
+        return real_disk_usage(folder) if disk is None else disk.usage()
+
+    shutil.disk_usage = disk_usage  # type: ignore[assignment]
     os.open, os.close, os.write, os.writev = opened, closed, write, writev  # type: ignore[assignment]
     os.pwrite, os.fsync, os.fdatasync = pwrite, flush, flush  # type: ignore[assignment]
     os.ftruncate, os.listdir = ftruncate, listdir  # type: ignore[assignment]

@@ -52,11 +52,8 @@ class Faults:
                 server.start()
         for node in world.nodes:
             node.disk.heal()
-            node.rate = 1.0
-            if node.process is not None and node.process.is_alive:
-                node.process.change_rate(1.0)
-            else:
-                node.start()
+            node.set_clock(rate=1.0)
+            node.start()
 
     # ---- helpers ---------------------------------------------------------------------------------------------------------
     def node(self) -> NodeProcess:
@@ -160,6 +157,14 @@ def _kill(faults: Faults) -> None:
     faults.node().kill(restart_after_ns=faults.soon_ns())
 
 
+def _kill_one(faults: Faults) -> None:
+    faults.node().kill_one(faults.draw)
+
+
+def _pause_one(faults: Faults) -> None:
+    faults.node().pause_one(faults.draw, int(faults.draw.choice((0.5, 3.0, 6.0)) * NS_PER_S))
+
+
 def _terminate(faults: Faults) -> None:
     faults.node().terminate()
 
@@ -191,17 +196,11 @@ def _disk(name: str, *values: int) -> Fault:
 
 
 def _clock_drift(faults: Faults) -> None:
-    node = faults.node()
-    node.rate = faults.draw.choice((0.999, 1.001, 0.9999, 1.0001))
-    if node.process is not None and node.process.is_alive:
-        node.process.change_rate(node.rate)
+    faults.node().set_clock(rate=faults.draw.choice((0.999, 1.001, 0.9999, 1.0001)))
 
 
 def _clock_jump(faults: Faults) -> None:
-    node = faults.node()
-    node.wall_offset_ns = int(faults.draw.choice((-3600, -5, -0.3, 0.3, 5, 3600)) * NS_PER_S)
-    if node.process is not None and node.process.is_alive:
-        node.process.wall_offset_ns = node.wall_offset_ns
+    faults.node().set_clock(wall_offset_ns=int(faults.draw.choice((-3600, -5, -0.3, 0.3, 5, 3600)) * NS_PER_S))
 
 
 def _bit_flip(faults: Faults) -> None:
@@ -228,6 +227,8 @@ _FAULTS: dict[str, Fault] = {
     "garbled": _garbled,
     "reload": _reload,
     "kill": _kill,
+    "kill-one": _kill_one,
+    "pause-one": _pause_one,
     "terminate": _terminate,
     "pause": _pause,
     "suspend": _suspend,

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import concurrent.futures
 import concurrent.futures.thread
+import datetime
 import gc
 import logging
 import os
 import random
+import signal
+import socket
 import sys
 import threading
 import time
 import zlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from tests.sim.virtual import disk, threads
@@ -25,6 +29,9 @@ from tests.sim.virtual.scheduler import NS_PER_S, Process, ProcessEnd
 
 _real_urandom = os.urandom
 _real_getpid = os.getpid
+_real_kill = os.kill
+_real_gethostname = socket.gethostname
+_real_datetime = datetime.datetime
 real_exit = os._exit
 _real_sleep = time.sleep
 _BOOTTIME, _REALTIME = time.CLOCK_BOOTTIME, time.CLOCK_REALTIME
@@ -102,6 +109,37 @@ def _getpid() -> int:
     return _real_getpid() if process is None else process.pid
 
 
+def _kill(pid: int, number: int) -> None:
+    process = running()
+    if process is None:
+        _real_kill(pid, number)
+        return
+    other = process.scheduler.processes.get(pid)
+    if other is None or not other.is_alive:
+        raise ProcessLookupError(3, "No such process")
+    assert number == 0, "nodes only ask whether a process is there"
+
+
+def _gethostname() -> str:
+    process = running()
+    return _real_gethostname() if process is None else process.host
+
+
+class _IsDatetime(type):
+    """Type of ``_Datetime``: each datetime is one of its instances."""
+
+    def __instancecheck__(cls, one: object) -> bool:
+        return isinstance(one, _real_datetime)
+
+
+class _Datetime(_real_datetime, metaclass=_IsDatetime):
+    """A datetime whose clock is that of the simulated process."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> Any:
+        return _real_datetime.fromtimestamp(time.time(), tz)
+
+
 def _exit(code: int) -> None:
     if running() is None:
         real_exit(code)
@@ -123,6 +161,8 @@ def install() -> None:
     os.urandom = _urandom
     random._urandom = _urandom  # type: ignore[attr-defined]
     os.getpid = _getpid
+    os.kill = _kill
+    socket.gethostname = _gethostname
     os._exit = _exit  # type: ignore[assignment]
     threading.Thread = threads.VirtualThread  # type: ignore[misc]
     threading.Timer = _timer  # type: ignore[misc, assignment]
@@ -137,11 +177,18 @@ def adapt() -> None:
     """Adapt imported modules that block their event loop on a thread."""
     import pysyncobj.node
 
+    import liftpy.client.closest_replica
     import sidecar.disk.files
     import sidecar.disk.flush_thread
     import sidecar.node.node
     import sidecar.runtime.memory
 
+    setattr(liftpy.client.closest_replica, "_BOOT_ID", SimpleNamespace(read_text=lambda **_: "boot"))  # noqa: B010
+    _adapt_workers()
+    _adapt_ingest()
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] in ("liftpy", "sidecar") and getattr(module, "datetime", None) is _real_datetime:
+            setattr(module, "datetime", _Datetime)  # noqa: B010
     sidecar.disk.flush_thread.FlushThread.run = _flush_runner  # type: ignore[method-assign]
     sidecar.disk.files.open_count = lambda: 64
     setattr(sidecar.node.node, "retain_freed_memory", lambda *_: None)  # noqa: B010  # it is no export of that module
@@ -150,6 +197,35 @@ def adapt() -> None:
     sidecar.runtime.memory.OPENED = sidecar.runtime.memory.CLOSED = 1 << 30
     logging.raiseExceptions = False
     pysyncobj.node.Node.__hash__ = lambda node: zlib.crc32(str(node.id).encode())  # it keeps its peers in a set
+
+
+def _adapt_workers() -> None:
+    """Run worker processes in the world."""
+    import sidecar.node.worker_node as worker
+    from sidecar.runtime.logs import LOGS
+    from sidecar.workers import channel, workers
+    from tests.sim.virtual import child_process
+
+    LOGS.configure = lambda *_: None  # type: ignore[method-assign]
+    pairs = SimpleNamespace(socketpair=child_process.socketpair, AF_UNIX=socket.AF_UNIX, SOCK_STREAM=socket.SOCK_STREAM)
+    ignored = SimpleNamespace(**vars(signal) | {"signal": lambda *_: None})
+    setattr(workers, "socket", pairs)  # noqa: B010
+    setattr(workers, "spawn_process", child_process.spawn)  # noqa: B010
+    setattr(worker, "socket", SimpleNamespace(socket=child_process.socket_of))  # noqa: B010
+    setattr(worker, "signal", ignored)  # noqa: B010
+    setattr(worker, "run_loop", child_process.run_loop)  # noqa: B010
+    setattr(worker, "retain_freed_memory", lambda: None)  # noqa: B010
+    setattr(worker, "make_collections_rare", lambda: None)  # noqa: B010
+    setattr(channel, "queue", SimpleNamespace(SimpleQueue=child_process.ThreadQueue))  # noqa: B010
+    channel.Channel.finish = child_process.finish_channel  # type: ignore[assignment, method-assign]
+
+
+def _adapt_ingest() -> None:
+    """Let the thread that reads a burst read a simulated connection."""
+    from sidecar.transport import ingest_connection
+    from tests.sim.virtual import ingest_thread
+
+    ingest_thread.adapt(ingest_connection)
 
 
 def _flush_runner(self: Any, work: Callable[[], int], within_s: float) -> Any:

@@ -295,6 +295,15 @@ class VirtualLoop(_Base):  # type: ignore[misc]
         transport = await network.connect(self, protocol, str(host), int(port))
         return transport, protocol
 
+    async def create_unix_connection(self, protocol_factory: Callable[[], Any], *, sock: Any, **_: Any) -> Any:
+        """Use one end of a simulated socket pair."""
+        from tests.sim.virtual.child_process import SocketTransport
+
+        protocol = protocol_factory()
+        transport = SocketTransport(self, protocol, sock)
+        protocol.connection_made(transport)
+        return transport, protocol
+
 
 def _make_task(loop: Any, coro: Any, context: Context | None = None) -> VirtualTask:
     return VirtualTask(

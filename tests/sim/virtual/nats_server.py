@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from liftpy.core.wire.subjects import SERVER_CONNECTIONS
 from tests.sim.virtual.network import Connection, Network
 from tests.sim.virtual.scheduler import NS_PER_US
 
@@ -75,6 +76,10 @@ class Client:
         self._may_publish: dict[str, bool] = {}
         """Subject -> whether the permissions of its user allow publishes to it."""
         self._may_answer: dict[str, None] = {}
+        self.delivered = 0
+        """Number of messages that the server has sent or buffered."""
+        self.end_reason = ""
+        """Reason why the server has closed the connection."""
 
     # ---- from the connection ---------------------------------------------------------------------------------------------
     def received(self, data: bytes) -> None:
@@ -179,6 +184,8 @@ class Client:
     def lost(self) -> None:
         """The connection has ended."""
         self.server.clients.pop(self.number, None)
+        self.server.closed[self.number] = self
+        self.end_reason = self.end_reason or "Client Closed"
         for subscription in self.subscriptions.values():
             self.server.cluster.interest.remove(subscription)
         self.subscriptions.clear()
@@ -190,6 +197,7 @@ class Client:
         if len(self.connection.down.waiting) > self.server.cluster.max_pending:
             self.server.cluster.count("slow consumers")
             self.server.cluster.trace("slow consumer", self.server.name, self.name)
+            self.end_reason = "Slow Consumer (Pending Bytes)"
             self.connection.cut()
 
     def error(self, text: str) -> None:
@@ -212,6 +220,7 @@ class Client:
             line = f"HMSG {message.subject} {subscription.sid}{reply} {message.header_bytes} {size_bytes}\r\n"
         else:
             line = f"MSG {message.subject} {subscription.sid}{reply} {size_bytes}\r\n"
+        self.delivered += 1
         self.send(line.encode() + message.content + b"\r\n")
         if subscription.left:
             subscription.left -= 1
@@ -308,6 +317,8 @@ class NatsServer:
         self.is_up = True
         self.life = 1
         self.clients: dict[int, Client] = {}
+        self.closed: dict[int, Client] = {}
+        """Connections that have ended."""
 
     def accept(self, connection: Connection) -> Client:
         """Return a client connects: the server speaks first."""
@@ -326,12 +337,22 @@ class NatsServer:
         connection.send(b"INFO " + json.dumps(info).encode() + b"\r\n")
         return client
 
+    def statistics(self, number: int) -> bytes:
+        """Return what the server says about one connection, as nats-server does (CONNZ). Without it, the list is empty."""
+        client = self.clients.get(number) or self.closed.get(number)
+        found = []
+        if client is not None:
+            pending_bytes = len(client.connection.down.waiting)
+            found = [{"cid": number, "pending_bytes": pending_bytes, "out_msgs": client.delivered, "reason": client.end_reason}]
+        return json.dumps({"data": {"server_id": f"{self.name}-{self.life}", "connections": found}}).encode()
+
     def stop(self) -> None:
         """Stop: all clients are disconnected and its data is lost."""
         self.is_up = False
         self.cluster.trace("nats server stops", self.name)
         for client in list(self.clients.values()):
             client.connection.cut()
+        self.closed.clear()
 
     def start(self) -> None:
         """Start again without any state."""
@@ -420,7 +441,9 @@ class NatsCluster:
         self.count("messages")
         for watcher in self.watchers:
             watcher(client.name, message, len(receivers))
-        if not receivers and no_responders and message.reply:
+        if message.subject == SERVER_CONNECTIONS and message.reply:
+            self._send_statistics(client, message)
+        elif not receivers and no_responders and message.reply:
             self._nobody_there(client, message.reply)
         for subscription in receivers:
             if self.lose_one_in and draw.randrange(self.lose_one_in) == 0:
@@ -429,6 +452,17 @@ class NatsCluster:
                 subscription.client.deliver(subscription, message)
             else:
                 self._send_over_route(client.server, subscription, message)
+
+    def _send_statistics(self, client: Client, message: Message) -> None:
+        """Each server that the asker reaches answers about its own connection with this number."""
+        number = json.loads(message.content)["cid"]
+        for server in self.servers:
+            if server.is_up and frozenset((client.server.name, server.name)) not in self._cut_routes:
+                answer = Message(message.reply, "", server.statistics(number), 0)
+                for subscription in list(client.subscriptions.values()):
+                    if matches(subscription.tokens, message.reply.split(".")):
+                        client.deliver(subscription, answer)
+                        break
 
     def _nobody_there(self, client: Client, reply: str) -> None:
         header = b"NATS/1.0 503\r\n\r\n"

@@ -149,6 +149,8 @@ class Connection:
         if process.paused_until_ns > self.network.scheduler.now_ns:
             self.network.scheduler.after(process.paused_until_ns - self.network.scheduler.now_ns, self.down.kick)
             return False
+        if transport.reader is not None:
+            return bool(transport.reader.arrived(data))
         if not transport.reading:
             return False
         transport.deliver(data)
@@ -186,7 +188,12 @@ class VirtualTransport(asyncio.Transport):
         self._closing = False
         self._lost = False
         self._writing_paused = False
+        self._resuming = False
         self._high_bytes = HIGH_WATER_BYTES
+        self.reader: Any = None
+        """Thread's socket that reads in place of the loop."""
+        self._unseen_end: tuple[Exception | None] | None = None
+        """End of the connection that a loop that does not read has not seen yet."""
         connection.transport = self
         connection.up.on_room = self._room
 
@@ -201,7 +208,11 @@ class VirtualTransport(asyncio.Transport):
 
     def ended(self, error: Exception | None) -> None:
         """The other side has closed, or the network has."""
-        self._loop.call_soon(self._end, error)
+        if self.reader is not None:
+            self._unseen_end = (error,)
+            self.reader.ended()
+        else:
+            self._loop.call_soon(self._end, error)
 
     def _end(self, error: Exception | None) -> None:
         if self._lost or self._closing:
@@ -223,6 +234,13 @@ class VirtualTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         """Resume deliveries."""
         self.reading = True
+        if self._unseen_end is not None:
+            self._loop.call_soon(self._end, self._unseen_end[0])
+            self._unseen_end = None
+        self._connection.down.kick()
+
+    def kick(self) -> None:
+        """Deliver what waits, as there may be room."""
         self._connection.down.kick()
 
     def is_reading(self) -> bool:
@@ -247,12 +265,17 @@ class VirtualTransport(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def _room(self) -> None:
-        if self._writing_paused and len(self._connection.up.waiting) * 4 <= self._high_bytes:
-            self._writing_paused = False
+        if self._writing_paused and not self._resuming and self._has_room():
+            self._resuming = True
             self._loop.call_soon(self._may_write)
 
+    def _has_room(self) -> bool:
+        return len(self._connection.up.waiting) * 4 <= self._high_bytes
+
     def _may_write(self) -> None:
-        if not self._lost:
+        self._resuming = False
+        if not self._lost and self._has_room():  # the protocol stays paused if a write has used the room
+            self._writing_paused = False
             self._protocol.resume_writing()
 
     def get_write_buffer_size(self) -> int:
@@ -296,8 +319,10 @@ class VirtualTransport(asyncio.Transport):
         self._protocol = protocol
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return the default: there is no socket."""
-        return default
+        """Return the socket, for a thread that reads it."""
+        from tests.sim.virtual.ingest_thread import descriptor_of
+
+        return descriptor_of(self) if name == "socket" else default
 
 
 class Network:

@@ -10,7 +10,9 @@ from typing import Any, cast
 
 from liftpy.errors import ConfigError
 from sidecar.node import node as running
+from sidecar.node import worker_node
 from sidecar.node.node import Node
+from sidecar.node.worker_node import WorkerNode
 from sidecar.runtime.restarts import EXIT_NO_RESTART
 from sidecar.runtime.settings import NodeSettings, SettingsLoader, with_values
 from tests.sim.virtual import scheduler as scheduling
@@ -22,18 +24,32 @@ from tests.sim.virtual.scheduler import NS_PER_S, Process, Scheduler
 _RESTART_NS = NS_PER_S // 2
 
 
+def _register(program: Node) -> None:
+    """Register the object of a process for the checks."""
+    scheduler = scheduling.active
+    assert scheduler is not None
+    assert scheduler.process is not None
+    scheduler.process.program = program
+
+
 class _KnownNode(Node):
-    """Node object that registers itself for the checks."""
+    """Node object that registers itself."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        scheduler = scheduling.active
-        assert scheduler is not None
-        assert scheduler.process is not None
-        scheduler.process.program = self
+        _register(self)
+
+
+class _KnownWorker(WorkerNode):
+    """Object of a worker process that registers itself."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        _register(self)
 
 
 setattr(running, "Node", _KnownNode)  # noqa: B010  # it is no export of that module
+setattr(worker_node, "WorkerNode", _KnownWorker)  # noqa: B010
 
 
 def begin(process: Process, work: Callable[[], Coroutine[Any, Any, Any]], ended: Callable[[asyncio.Task[Any]], None]) -> None:
@@ -84,6 +100,8 @@ class NodeProcess:
         self.rate = 1.0
         self.wall_offset_ns = 0
         self.exits: list[int] = []
+        self.passwords: tuple[str, ...] = ()
+        """Passwords of which the NATS servers accept each. (): they ask for none."""
 
     @property
     def is_up(self) -> bool:
@@ -94,6 +112,13 @@ class NodeProcess:
     def node(self) -> Node | None:
         """Node object of the current process, if any."""
         return self.process.program if self.process is not None and self.process.is_alive else None
+
+    @property
+    def programs(self) -> list[Node]:
+        """Objects of the node and of its workers, as far as they run."""
+        if self.process is None or not self.process.is_alive:
+            return []
+        return [one.program for one in self.process.running if one.program is not None]
 
     def start(self) -> None:
         """Start a process."""
@@ -137,10 +162,33 @@ class NodeProcess:
     def kill(self, *, restart_after_ns: int = -1) -> None:
         """Kill the process, and restart it after ``restart_after_ns``, -1: never."""
         self.wants_restart = False
-        if self.process is not None:
-            self.process.end(-9)
+        for process in self.process.running if self.process is not None else ():
+            process.end(-9)
         if restart_after_ns >= 0:
             self.scheduler.after(restart_after_ns, self.start)
+
+    def kill_one(self, draw: random.Random) -> None:
+        """Kill one of its processes. The others end with it, and its supervisor restarts the node."""
+        if self.process is not None and self.process.is_alive:
+            process = draw.choice(self.process.running)
+            self.scheduler.trace("killed", process.name)
+            process.end(-9)
+
+    def pause_one(self, draw: random.Random, for_ns: int) -> None:
+        """Stop one of its processes for a while (SIGSTOP)."""
+        if self.process is not None and self.process.is_alive:
+            process = draw.choice(self.process.running)
+            self.scheduler.trace("paused", process.name, for_ns)
+            process.pause(for_ns)
+
+    def set_clock(self, *, rate: float | None = None, wall_offset_ns: int | None = None) -> None:
+        """Change the clock of the host, in all processes that run now and later."""
+        self.rate = self.rate if rate is None else rate
+        self.wall_offset_ns = self.wall_offset_ns if wall_offset_ns is None else wall_offset_ns
+        for process in self.process.running if self.process is not None else ():
+            process.wall_offset_ns = self.wall_offset_ns
+            if rate is not None:
+                process.change_rate(rate)
 
     def power_cut(self, *, restart_after_ns: int) -> None:
         """Kill the process and lose unflushed data."""
@@ -157,11 +205,14 @@ class NodeProcess:
         """Change the settings file and send SIGHUP. A wrong file changes nothing."""
         self.file.error = draw.choice(("", "", "", "scrub_bytes_per_s = 'x' is no number"))
         if not self.file.error:
-            changed = {
+            changed: dict[str, Any] = {
                 "scrub_bytes_per_s": draw.choice((0, 10_000, 1 << 20)),
+                "metrics_streams": draw.choice(((), ("orders",), ("moved", "bills"))),
                 "replication.copy_bytes_per_s": draw.choice((1 << 20, 32 << 20)),
                 "replication.preferred_leader_interval_s": draw.choice((0.0, 5.0, 300.0)),
             }
+            if self.passwords:
+                changed["credentials.password"] = draw.choice(self.passwords)
             self.file.settings = with_values(self.file.settings, changed)
         self.reload()
 
@@ -180,4 +231,5 @@ class NodeProcess:
         """SIGSTOP, or its host sleeps."""
         if self.process is not None and self.process.is_alive:
             self.scheduler.trace("suspended" if suspended else "paused", self.name, for_ns)
-            self.process.pause(for_ns, suspended=suspended)
+            for process in self.process.running:
+                process.pause(for_ns, suspended=suspended)

@@ -22,12 +22,19 @@ class Profile:
     faults: tuple[str, ...] = ()
     replication: Mapping[str, Any] = field(default_factory=dict)
     groups: bool = False
+    workers: tuple[int, ...] = (1,)
+    """Numbers of processes of a node, of which one is drawn for each node."""
+    operations: bool = False
+    """True if the cluster has more kinds of streams, and operators change them."""
+    small_limits: bool = False
+    """True if limits of memory, snapshots and checkpoints may be so small that a history reaches them."""
     changes_controllers: bool = False
     """True if the operator adds and removes controllers."""
 
 
 _NETWORK = ("cut", "partition", "one-way", "slow-network", "lose", "nats-restart", "route", "slow-consumer", "garbled")
 _PROCESS = ("kill", "kill", "terminate", "pause", "power-cut", "reload")
+_WORKERS = ("kill-one", "pause-one", "terminate")
 _DISK = ("disk-error", "disk-slow", "disk-full", "disk-short", "power-cut")
 _CLOCK = ("clock-drift", "clock-jump", "suspend")
 
@@ -38,6 +45,8 @@ PROFILES = {
         Profile("calm"),
         Profile("kills", faults=_PROCESS),
         Profile("network", faults=_NETWORK),
+        Profile("workers", workers=(2,), faults=(*_WORKERS, "kill", "power-cut", "cut", "reload")),
+        Profile("operations", nodes=4, operations=True, small_limits=True, faults=("kill", "cut", "pause", "terminate")),
         Profile("disk", faults=(*_DISK, "kill")),
         Profile("clocks", faults=(*_CLOCK, "kill")),
         Profile("groups", faults=("kill", "cut", "pause"), groups=True),
@@ -45,8 +54,11 @@ PROFILES = {
         Profile(
             "all",
             nodes=4,
-            faults=(*_NETWORK, *_PROCESS, *_DISK, *_CLOCK, "bit-flip", "empty"),
+            workers=(1, 1, 2),
+            faults=(*_NETWORK, *_PROCESS, *_WORKERS, *_DISK, *_CLOCK, "bit-flip", "empty"),
             groups=True,
+            operations=True,
+            small_limits=True,
             changes_controllers=True,
         ),
     )

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import PartitionStatus
 from tests.sim.virtual.attacks import attack, probe
+from tests.sim.virtual.backups import Backups
 from tests.sim.virtual.checks import MessageRules, check_logs, unsettled, workers_of
 from tests.sim.virtual.faults import Faults
 from tests.sim.virtual.group_workload import Groups, hostile_member
+from tests.sim.virtual.operations import KEYED, MOVED, PLAIN, Operations
 from tests.sim.virtual.refusals import LIMITED, LIMITED_SUBJECT, Refusals, create_limited
 from tests.sim.virtual.reports import check_reports
 from tests.sim.virtual.workload import Clients, Model
@@ -38,11 +40,19 @@ async def tell(world: World) -> None:
         for name, subject, partitions in streams:
             await client.create_stream(name, subject, partitions=partitions, config=config)
         await create_limited(client)
+        clients, faults = Clients(world, model, streams), Faults(world)
+        operations = Operations(world, model, clients)
+        if world.profile.operations:
+            await operations.create(client)
     everything = [*streams, (LIMITED, LIMITED_SUBJECT, 1)]
-    clients, faults = Clients(world, model, streams), Faults(world)
     clients.start()
+    backups = Backups(world, model, clients)
+    if world.profile.operations:
+        operations.start()
+        backups.start()
     Refusals(world, model, clients).start()
-    world.run_in(world.client_process("stranger"), lambda: attack(world, rules, everything, lambda: clients.stopping))
+    of_clients = [*everything, KEYED, MOVED, PLAIN]
+    world.run_in(world.client_process("stranger"), lambda: attack(world, rules, of_clients, lambda: clients.stopping))
     groups = Groups(world, model, clients)
     if world.profile.groups:
         groups.start()
@@ -53,6 +63,8 @@ async def tell(world: World) -> None:
     clients.stopping = True
     await world.until("all clients have ended", lambda: clients.running == 0, _ENDING_S)
     model.check_overdue()
+    if world.profile.operations:
+        everything += operations.streams
     for node in world.nodes:
         node.file.error = ""
         node.reload()
@@ -72,9 +84,14 @@ async def tell(world: World) -> None:
     world.scheduler.counters["messages per s when quiet, sum"] += int(per_s)
     if per_s > _QUIET_MESSAGES_PER_S:
         world.scheduler.violated(f"{per_s:.0f} messages per s in a quiet cluster")
+    if readers := [one.process.name for one in world.network.connections if one.transport is not None and one.transport.reader]:
+        world.scheduler.violated(f"threads of {readers} still read a burst in a quiet cluster")
     committed = check_logs(world, model, everything)
     if world.profile.groups and not model.may_lose:
         await groups.finish(committed)
+    if world.profile.operations and not model.may_lose:
+        await operations.check()
+        await backups.check()
     if not model.may_lose:
         await check_reports(world, model, everything)
     # The checks read all records. A node that meets a flipped bit restarts to repair it.

@@ -44,6 +44,10 @@ class Model:
     """Values that were sent under a message id: each is stored once at most."""
     rejected: dict[Place, set[bytes]] = field(default_factory=dict)
     """Values that a leader has rejected or must not store."""
+    deleted_below: dict[Place, int] = field(default_factory=dict)
+    """Offset below which an operator may have deleted records."""
+    may_shrink: set[Place] = field(default_factory=set)
+    """Partitions whose oldest records retention deletes."""
     calls: dict[int, Call] = field(default_factory=dict)
     answers: Counter[str] = field(default_factory=Counter)
     requests_done: list[tuple[str, str]] = field(default_factory=list)

@@ -21,6 +21,7 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.wire.permissions import AccessRole, Scope, rights_of
 from liftpy.errors import LiftError
 from liftpy.nats.credentials import Credentials
+from sidecar.quorum import library
 from sidecar.runtime.settings import NodeSettings
 from tests.sim.virtual import scheduler as scheduling
 from tests.sim.virtual.disk import Disk
@@ -32,7 +33,8 @@ from tests.sim.virtual.scheduler import NS_PER_S, Process, Scheduler
 
 _MOST_S = 600.0
 """Virtual seconds that a history takes at most."""
-_PASSWORD = "secret"
+_PASSWORD, _OTHER_PASSWORD = "secret", "another secret"
+_SMALL_SNAPSHOT_BYTES = 100_000
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 
@@ -50,6 +52,7 @@ class Outcome:
     turns: int
     counters: Counter[str] = field(default_factory=Counter)
     lines: list[str] | None = None
+    reached: dict[str, list[int]] = field(default_factory=dict)
 
 
 _FOLDER_DESCRIPTOR = 500
@@ -74,6 +77,9 @@ class World:
         self.has_users = self.random.random() < 0.5 if profile.users is None else profile.users
         if self.has_users:
             self._make_users()
+        self.limits: dict[str, Any] = self._draw_limits() if profile.small_limits else {}
+        """Settings of replication that the seed has drawn."""
+        self.has_small_snapshots = library.COMPACT_AFTER_BYTES < _SMALL_SNAPSHOT_BYTES
         self.has_events_stream = self.random.random() < 0.75
         base = "/dev/shm" if Path("/dev/shm").is_dir() else None
         self._random_folder = tempfile.mkdtemp(prefix="liftpy-world-", dir=base)
@@ -95,7 +101,8 @@ class World:
     def _make_users(self) -> None:
         """Nodes have the permissions that ``liftpy rights`` prints, and need no others."""
         rights = rights_of(AccessRole.NODE, Scope(data_subjects=(">",), jetstream="hub"))
-        self.nats.users["node", _PASSWORD] = Rights(rights.publish, rights.subscribe, reply=rights.responses is not None)
+        of_nodes = Rights(rights.publish, rights.subscribe, reply=rights.responses is not None)
+        self.nats.users["node", _PASSWORD] = self.nats.users["node", _OTHER_PASSWORD] = of_nodes
         self.nats.users["app", _PASSWORD] = Rights()
 
         def denied(client: str, text: str) -> None:
@@ -103,6 +110,19 @@ class World:
                 self.scheduler.violated(f"{client}: {text}")
 
         self.nats.on_denial = denied
+
+    def _draw_limits(self) -> dict[str, Any]:
+        """Draw limits. The size at which a metadata snapshot is written is no setting, but a constant of this Python process."""
+        choose = self.random.choice
+        library.COMPACT_AFTER_BYTES = choose((library.COMPACT_AFTER_BYTES, 2_000, 20_000))
+        library.COMPACT_AT_ONCE_BYTES = 4 * library.COMPACT_AFTER_BYTES
+        return {
+            "ingest_buffer_bytes": choose((256 * 1024 * 1024, 256 * 1024 * 1024, 400_000)),
+            "state_checkpoint_interval_s": choose((60.0, 1.0)),
+            "replacement_grace_s": choose((300.0, 2.0)),
+            "fetch_timeout_s": choose((1.0, 0.3)),
+            "replication_max_bytes": choose((1024 * 1024 - 4096, 64 * 1024)),
+        }
 
     @property
     def credentials(self) -> Credentials:
@@ -122,11 +142,17 @@ class World:
             nats=urls[turn:] + urls[:turn],
             controllers=controllers,
             memory_limit_bytes=256 * 1024 * 1024,
+            workers=self.profile.workers[0] if len(self.profile.workers) == 1 else self.random.choice(self.profile.workers),
             jetstream_api="hub",
             credentials=Credentials(user="node", password=_PASSWORD) if self.has_users else Credentials(),
-            replication=ReplicationConfig(**{"events_stream": self.has_events_stream, **self.profile.replication}),
+            replication=ReplicationConfig(
+                **{"events_stream": self.has_events_stream, **self.limits, **self.profile.replication}
+            ),
         )
-        return NodeProcess(self.scheduler, self.network, Disk(self.scheduler, name, self.folder / name / "data"), settings)
+        node = NodeProcess(self.scheduler, self.network, Disk(self.scheduler, name, self.folder / name / "data"), settings)
+        if self.has_users:
+            node.passwords = (_PASSWORD, _OTHER_PASSWORD)
+        return node
 
     def _expects(self, process: Process, error: BaseException | None) -> bool:
         disk = process.disk

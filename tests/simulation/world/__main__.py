@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.sim.virtual import interposition
+from tests.sim.virtual.reached import Reached, report
 
 
 def _in_a_fork(work: Any) -> Any:
@@ -45,6 +46,16 @@ def _in_a_fork(work: Any) -> Any:
         data = pipe.read()
     os.waitpid(child, 0)
     return SimpleNamespace(**json.loads(data)) if data else None
+
+
+def _measured(folders: list[str], work: Any) -> Any:
+    """The outcome of ``work``, with the lines of the folders that it has run."""
+    reached = Reached(folders)
+    if folders:
+        reached.start()
+    outcome = work()
+    outcome.reached = {file: sorted(lines) for file, lines in reached.lines.items()}
+    return outcome
 
 
 def _report(outcome: Any) -> str:
@@ -94,6 +105,9 @@ def main() -> int:
     )
     parser.add_argument("--stops-early", action="store_true", help="end a history at its first violation")
     parser.add_argument("--digests", action="store_true")
+    parser.add_argument(
+        "--reached", nargs="+", default=[], help="folders of the shells: list the lines in them that no seed runs"
+    )
     parser.add_argument("--partitions", type=int, default=0, help="a large cluster with this number of partitions loses a node")
     parser.add_argument("--nodes", type=int, default=100, help="nodes of the large cluster")
     parser.add_argument("--minutes", type=float, default=5.0, help="virtual minutes of the large cluster")
@@ -110,7 +124,12 @@ def main() -> int:
         return _in_a_fork(
             lambda: (
                 (plant and plant())
-                or worlds.run_world(seed, options.profile, busy_s=options.busy, traced=traced, stops_early=stops_early)
+                or _measured(
+                    options.reached,
+                    lambda: worlds.run_world(
+                        seed, options.profile, busy_s=options.busy, traced=traced, stops_early=stops_early
+                    ),
+                )
             )
         )
 
@@ -124,6 +143,7 @@ def main() -> int:
     if options.planted is not None:
         return _find_planted(run, range(options.first, options.first + options.seeds), options.planted)
     seen: Counter[str] = Counter()
+    reached: dict[str, set[int]] = {}
     failed, virtual_s, node_s, began, began_cpu = [], 0.0, 0.0, time.monotonic(), os.times()
     for seed in range(options.first, options.first + options.seeds):
         outcome = run(seed)
@@ -131,6 +151,8 @@ def main() -> int:
             failed.append(seed)
             continue
         seen += Counter(outcome.counters)
+        for file, lines in outcome.reached.items():
+            reached.setdefault(file, set()).update(lines)
         virtual_s, node_s = virtual_s + outcome.virtual_s, node_s + outcome.node_s
         if options.digests:
             print(seed, outcome.digest, flush=True)
@@ -140,6 +162,8 @@ def main() -> int:
     if not options.digests:
         for what, count in sorted(seen.items()):
             print(f"{count:>10}  {what}")
+    if options.reached:
+        print(report(options.reached, reached))
     ended = os.times()
     cpu_s = ended.children_user + ended.children_system - began_cpu.children_user - began_cpu.children_system
     print(

@@ -141,14 +141,6 @@ class Ground:
                 )
         return {partition: (name, generation) for partition, (_, name, generation) in newest.items()}
 
-    def last_given(self) -> dict[int, int]:
-        """Partition -> the greatest offset that anybody was given."""
-        found: dict[int, int] = {}
-        for member in self.members.values():
-            for line in member.said("given"):
-                found[line["partition"]] = max(found.get(line["partition"], -1), line["last"])
-        return found
-
     # ---- what is asked of the cluster ----------------------------------------------------------------------------------------
     async def described(self) -> GroupDescription:
         """The group, and its positions among those looked at."""

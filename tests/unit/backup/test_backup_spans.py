@@ -14,36 +14,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from liftpy.core.observe import tracing as steps_module
-from liftpy.core.observe.tracing import StepSpans
 from liftpy.errors import CorruptionError
 from sidecar.backup.create import BackupResult
 from sidecar.cli import backup
 from sidecar.cli.backup import span_attributes, trace_steps
 from sidecar.runtime.settings import Target
 from tests.unit.backup.stored import SECOND, two_backups
-
-
-def test_backup_step_span_ends_when_the_next_step_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter((100, 110, 130, 170, 105))
-    spans = StepSpans("backup", lambda: next(now))
-    for name in ("begin", "barrier", "pieces"):
-        spans.step(name)
-    spans.attributes = {"liftpy.streams": 2}
-    root, steps, parent, links = spans.end_all("torn")
-    assert (root.name, root.start_ns, root.end_ns, root.error) == ("backup", 100, 105, "torn")
-    assert root.attributes == {"liftpy.streams": 2, "liftpy.step": "pieces"}
-    said = [(step.name, step.start_ns, step.end_ns) for step in steps]
-    assert said == [("begin", 110, 130), ("barrier", 130, 170), ("pieces", 170, 170)], "the clock went back"
-    assert (parent, links) == (None, ())
-
-    monkeypatch.setattr(steps_module, "MOST_STEPS", 2)
-    many = StepSpans("backup", lambda: 7)
-    assert many.end_all().children == ()
-    for name in "abc":
-        many.step(name)
-    assert [step.name for step in many.end_all().children] == ["a", "b"]
-    assert many.end_all().root.attributes == {}
 
 
 class Kept:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,72 +154,6 @@ async def test_restore_whose_helper_node_fails_to_start_removes_that_node(manife
     assert world.done == [("remove_node", restore._helper_id)]
 
 
-@pytest.mark.parametrize("into", ["orders", "copy"])
-@pytest.mark.parametrize("fails_at", ["", "replicate", "open", "leave", "remove"])
-async def test_restore_opens_streams_for_publishes_after_all_replicas_are_in_sync(
-    manifest: Manifest, fails_at: str, into: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    world = World()
-    restore = a_restore(world, manifest, into, "another")
-    done = world.done
-
-    def step(name: str) -> None:
-        if name == fails_at:
-            raise UnavailableError(name)
-
-    def noted(name: str, result: Any = None) -> Callable[..., Any]:
-        async def work(*args: Any, **more: Any) -> Any:
-            done.append((name, *more.values()))
-            return result
-
-        return work
-
-    restore._step, restore._options = step, RestoreOptions(target=None, scratch=tmp_path)  # type: ignore[arg-type]
-    image = SimpleNamespace(uid=NEW_UID)
-    asked = {"make_room": None, "plan_placement": (("n1", "n2"),), "start": None, "until": None, "first_epoch": 7,
-             "move": None, "remove_helper": None}  # fmt: skip
-    for name, result in asked.items():
-        monkeypatch.setattr(restore, f"_{name}", noted(name, result))
-
-    async def create(one: Any, first_epoch: int) -> None:
-        done.append(("create",))
-        one.image = image
-
-    monkeypatch.setattr(restore, "_create", create)
-    monkeypatch.setattr(restore, "_stage", lambda scratch: done.append(("stage",)))
-    monkeypatch.setattr(restore, "_install_logs", lambda scratch, one: done.append(("give", one.wish.into)))
-    monkeypatch.setattr(restore, "undo", noted("undo"))
-    monkeypatch.setattr(restore_module, "helper_node", lambda *_: SimpleNamespace(running=False, interrupt=lambda: None))
-    said: list[dict[str, str]] = []
-
-    async def cursors(client: Any, manifest: Manifest, uids: dict[str, str]) -> dict[str, str]:
-        said.append(uids)
-        return {}
-
-    monkeypatch.setattr(restore_module, "set_cursors", cursors)
-    if fails_at:
-        with pytest.raises(UnavailableError):
-            await restore.run()
-        assert done[-1] == ("undo",)
-    else:
-        await restore.run()
-        assert said == [{"orders": NEW_UID} if into == "orders" else {}], "what has another name is no stream of theirs"
-    names = [one[0] for one in done if one[0] in ("first_epoch", "create", "give", "move", "alter_stream", "remove_helper")]
-    whole = [
-        "first_epoch",
-        *["create", "give"] * 2,
-        "move",
-        *["alter_stream"] * 2,
-        "move",
-        *["alter_stream"] * 2,
-        "remove_helper",
-    ]
-    end = {"replicate": 5, "open": 6, "leave": 8, "remove": 11, "": 12}[fails_at]
-    assert names == whole[:end]
-    assert [one[1:] for one in done if one[0] == "move"] == [(True,), (False,)][: names.count("move")]
-    assert restore._open == ({into, "another"} if end >= 8 else set())
-
-
 class RealDecisions(World):
     """A cluster that checks and applies the requests which create partitions, as its controllers do."""
 
@@ -303,13 +236,6 @@ async def test_restore_keeps_the_placement_policy_of_the_stream(
     world.cluster.register(HELPER)
     await create_first_stream(restore)
     assert world.image.streams["orders"].placement == (policy or "round-robin")
-
-
-async def test_restored_stream_places_added_partitions_by_its_placement_policy(manifest: Manifest) -> None:
-    world = RealDecisions("n1", "n2", HELPER)
-    restore = a_restore(world, manifest)
-    await create_first_stream(restore)
-    assert len((await world.add_partitions("orders", 3)).partitions) == 3
 
 
 @pytest.mark.parametrize(

@@ -12,24 +12,18 @@ import os
 import socket
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import click
 import pytest
 
 import pyspark_liftpy
-from liftpy.client import PublishAck
-from liftpy.config import AckPolicy
-from liftpy.core.wire.batch import build_batch, parse_batch
-from liftpy.errors import PublishRejectedError
 from sidecar.cli import main, publish
-from sidecar.cli.consume import record_json
 from sidecar.dev import demo_steps
 from sidecar.dev.demo_flights import FLIGHT_COUNT, mean_delays, read_flights
 from sidecar.dev.demo_steps import Failover
 
 demo = importlib.import_module("sidecar.cli.demo")
-OWN = ["stream", "partition", "publish", "consume", "status", "demo"]
+
+
 NOBODY = ["--nats", "nats://127.0.0.1:1"]
 
 
@@ -38,20 +32,6 @@ def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, 
         main.main(list(arguments))
     said = capsys.readouterr()
     return int(left.value.code or 0), said.out, said.err
-
-
-@pytest.mark.parametrize("words", [[c] for c in OWN] + [["stream", s] for s in ("create", "list", "show", "delete")])
-def test_help_of_each_command_shows_usage_and_common_options(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(*words, "--help", capsys=capsys)
-    assert code == 0
-    assert out.startswith(f"Usage: liftpy {' '.join(words)}")
-    command = main.liftpy.get_command(click.Context(main.liftpy), words[0])
-    if isinstance(command, click.Group) and len(words) == 1:
-        return
-    assert "--json" in out
-    if words != ["demo"]:
-        assert "--nats" in out
-        assert "--namespace" in out
 
 
 @pytest.mark.parametrize(
@@ -85,31 +65,6 @@ def test_command_without_a_nats_server_exits_with_3_and_prints_the_url(
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["stream", "create", "orders"], "--subject"),
-        (["stream", "create", "orders", "--subject", "s", "--replicas", "0"], "--replicas"),
-        (["stream", "create", "orders", "--subject", "s", "--flush", "weekly"], "interval:100ms"),
-        (["consume", "orders", "--from", "yesterday"], "earliest, latest, new"),
-        (["consume", "orders", "--until", "-3"], "Use end, the last offset to read"),
-        (["consume"], "NAME"),
-        (["publish", "orders", "/nonexistent"], "No such file"),
-        (["publish", "orders", "--ack-policy", "maybe"], "all"),
-        (["status", "--nats", "http://x"], "Invalid NATS URL"),
-        (["status", "--namespace", "a b"], "namespace"),
-        (["demo", "--records", "0"], "--records"),
-        (["strem"], "strem"),
-    ],
-)
-def test_command_with_wrong_usage_exits_with_2_and_a_hint(
-    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = run(*words, capsys=capsys)
-    assert (code, out) == (2, "")
-    assert hint in err
-
-
 def test_publish_input_received_in_any_chunks_is_split_into_lines() -> None:
     async def lines(file: io.RawIOBase | io.BufferedIOBase) -> list[bytes]:
         return [line async for some in publish._lines(file) for line in some]  # type: ignore[arg-type]
@@ -131,65 +86,6 @@ def test_publish_input_received_in_any_chunks_is_split_into_lines() -> None:
             return [*found, *[line async for some in got for line in some]]
 
         assert asyncio.run(first_before_the_second_is_whole()) == [b"first", b"second"]
-
-
-class Scripted:
-    """A publisher that refuses the lines named ``no``, at once or later; ``sent`` are those that it was given."""
-
-    def __init__(self, at_once: bool) -> None:
-        self.sent: list[tuple[bytes, bytes | None, tuple[tuple[str, bytes], ...]]] = []
-        self.at_once = at_once
-        self.answers: list[asyncio.Future[PublishAck]] = []
-
-    async def __aenter__(self) -> Scripted:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.flush()
-
-    async def flush(self) -> None:
-        await asyncio.wait(self.answers)
-
-    async def send(
-        self, line: bytes, *, key: bytes | None, headers: tuple[tuple[str, bytes], ...], ack: AckPolicy
-    ) -> asyncio.Future[PublishAck]:
-        answer: asyncio.Future[PublishAck] = asyncio.get_running_loop().create_future()
-        offset = len(self.sent)
-        self.sent.append((line, key, headers))
-        self.answers.append(answer)
-
-        def done() -> None:
-            if line == b"no":
-                answer.set_exception(PublishRejectedError("refused: TOO_LARGE", "TOO_LARGE"))
-            else:
-                answer.set_result(PublishAck("s", 0, offset, 1))
-
-        done() if self.at_once else asyncio.get_running_loop().call_soon(done)
-        return answer
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.parametrize("keep_going", [True, False])
-def test_publish_command_with_rejected_lines_prints_their_count_and_the_first_line_number(
-    at_once: bool, keep_going: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = Scripted(at_once)
-
-    async def publisher(*_: object, **__: object) -> Scripted:
-        return made
-
-    monkeypatch.setattr(publish, "with_client", lambda _, work, **__: asyncio.run(work(SimpleNamespace(publisher=publisher))))
-    text = b"a\nno\n" + b"b\n" * 40_000 + b"no\n"
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
-    more = ["--keep-going"] if keep_going else []
-    code, out, err = run("publish", "s", *more, "--key", "k", "--header", "h=1", "--json", capsys=capsys)
-    found = json.loads(out)
-    assert code == 1
-    assert (found["refused"], found["first_refused_line"], found["error"]) == (1 + keep_going, 2, "PUBLISH_REJECTED")
-    assert "refused: TOO_LARGE" in err
-    assert found["published"] == len(made.sent) - found["refused"]
-    assert (len(made.sent) == 40_003) is keep_going
-    assert made.sent[0] == (b"a", b"k", (("h", b"1"),))
 
 
 def test_demo_flights_file_has_all_flights_with_the_published_mean_delays() -> None:
@@ -256,15 +152,6 @@ def test_demo_command_exits_with_0_only_if_all_steps_return_the_sent_records(
     assert (got, json.loads(out)["agrees"]) == (code, agrees)
     assert 0 <= json.loads(out)["seconds"] < 600
     assert made == [(3, "nodes", True, True)] * 2
-
-
-def test_record_json_of_a_record_with_key_headers_and_subject_has_all_fields() -> None:
-    batch = parse_batch(
-        build_batch([b"v"], keys=[b"k"], headers=[[("a", b"b")]], subjects=["s"], base_offset=3, timestamp_ns=9)
-    )
-    assert [record_json(r) for r in batch.records()] == [
-        {"offset": 3, "timestamp_ns": 9, "value": "v", "key": "k", "headers": [{"name": "a", "value": "b"}], "subject": "s"}
-    ]
 
 
 def test_demo_import_path_contains_the_directory_of_the_spark_data_source(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import io
-import json
 import os
 import sys
 from pathlib import Path
@@ -16,16 +14,12 @@ import click
 import pytest
 
 from liftpy.client import Client
-from liftpy.core.log.log import Log
-from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
+from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from sidecar.cli import consume, controllers, output, session
-from sidecar.cli.main import COMMANDS, exit_code, liftpy, main
+from sidecar.cli.main import main
 from sidecar.cli.stream_settings import SETTINGS
-from sidecar.disk.files import DirectoryStorage
 from sidecar.runtime.settings import Target
 from tests.flat_client import FlatClient
-from tests.unit.log.log_model import SMALL, fill
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -67,10 +61,6 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def test_exit_code_differs_for_usage_errors_unavailable_errors_and_other_errors() -> None:
-    assert [exit_code(kind("x")) for kind in (ConfigError, UnavailableError, LiftError)] == [2, 3, 1]
-
-
 @pytest.mark.parametrize("through", ["directly", "click"])
 def test_command_with_a_closed_stdout_exits_without_an_error(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gone: list[int] = []
@@ -104,16 +94,6 @@ def test_discard_stdout_after_a_closed_pipe_prevents_an_error_in_the_last_flush(
         finally:
             sys.stdout = real
         assert set(os.listdir("/proc/self/fd")) <= before, "the second descriptor of the pipe's place is closed"
-
-
-def test_main_command_loads_each_listed_command_by_name() -> None:
-    context = click.Context(liftpy)
-    assert liftpy.list_commands(context) == list(COMMANDS)
-    for name in COMMANDS:
-        command = liftpy.get_command(context, name)
-        assert command is not None
-        assert command.name == name
-    assert liftpy.get_command(context, "nosuch") is None
 
 
 # ---- pipes -------------------------------------------------------------------------------------------------------------------
@@ -204,28 +184,6 @@ def test_credential_error_contains_the_flag_or_variable_and_the_path(
     assert (code, expected.format(path) in err) == (2, True), err
 
 
-async def test_controllers_gather_returns_the_change_in_progress_and_the_lag_of_each_controller() -> None:
-    @dataclasses.dataclass
-    class Member:
-        node_id: str
-        lag: int
-        waits_for: str = ""
-
-    held = ControllerList(("n1", "n2"), "n3", "", 7)
-
-    async def describe_cluster() -> Any:
-        return SimpleNamespace(
-            metadata_leader="n2",
-            image=SimpleNamespace(index=9, controllers=held),
-            controllers=(Member("n1", 1, "n3 is not heard"), Member("n2", 0)),
-        )
-
-    found = await controllers.gather(SimpleNamespace(admin=SimpleNamespace(describe_cluster=describe_cluster)))  # type: ignore[arg-type]
-    members = [{"node_id": "n1", "lag": 1, "waits_for": "n3 is not heard"}, {"node_id": "n2", "lag": 0, "waits_for": ""}]
-    under_way = "the controllers are n1, n2; n3 becomes a controller when it has caught up; the change waits: n3 is not heard"
-    assert found == {"metadata_leader": "n2", "index": 9, "changed_at": 7, "under_way": under_way, "controllers": members}
-
-
 # ---- liftpy consume, with who reads it -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ends", ["reader", "records", "failure"])
 def test_consume_command_ends_when_its_pipe_closes_or_the_last_record_is_printed(
@@ -256,77 +214,6 @@ def test_consume_command_ends_when_its_pipe_closes_or_the_last_record_is_printed
     assert (code, cancelled) == (1 if ends == "failure" else 0, ["printing" if ends == "reader" else "watching"])
     assert err.startswith("a: 1\nb: 2\n")
     assert ("gone" in err) is (ends == "failure")
-
-
-# ---- liftpy log --------------------------------------------------------------------------------------------------------------------
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "streams" / "s-1" / "0"
-    log, _ = Log.open(DirectoryStorage(path), SMALL)
-    fill(log, 40)
-    log.raise_high_watermark(50)
-    log.close()
-    return path
-
-
-def open_here(folder: Path) -> list[str]:
-    names = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        try:
-            names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        except OSError:
-            continue
-    return [name for name in names if name.startswith(str(folder))]
-
-
-def test_log_repair_prints_the_quarantined_file_and_the_first_missing_offset(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files = sorted(folder.glob("*.log"))
-    data = bytearray(files[-1].read_bytes())
-    data[70] ^= 1
-    files[-1].write_bytes(data)
-    (folder.parent.parent.parent / "lock").touch()
-    code, out, _ = run(capsys, "log", "repair", str(folder))
-    assert code == 0
-    assert f"quarantined {files[-1].name}:" in out
-    first = int(files[-1].stem)
-    assert f"records are missing from offset {first} on" in out
-    assert f"the log ends before offset {first}" in out
-    assert open_here(folder.parent.parent.parent) == []
-    assert run(capsys, "log", "repair", str(folder))[0] == 0, "the lock is free again"
-
-
-def test_log_dump_with_batches_option_prints_each_batch(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    _, out, _ = run(capsys, "log", "dump", str(folder))
-    assert "other files" not in out
-    assert "leader epochs (epoch: first offset): 1: 0" in out
-    assert "base_offset=" not in out
-    (folder / "notes.txt").write_text("x")
-    _, out, _ = run(capsys, "log", "dump", "--batches", str(folder))
-    assert "other files: notes.txt" in out
-    assert out.count("base_offset=") == 40
-    shown = json.loads(run(capsys, "log", "dump", "--json", "--batches", str(folder))[1])
-    assert shown["other_files"] == ["notes.txt"]
-    rows = shown["batches"]
-    assert [row["last_offset"] - row["base_offset"] + 1 for row in rows] == [row["records"] for row in rows] == [3] * 40
-    assert {row["leader_epoch"] for row in rows} == {1}
-    for segment in shown["segments"]:
-        inside = [row for row in rows if segment["base_offset"] <= row["base_offset"] < segment["next_offset"]]
-        assert sum(row["size_bytes"] for row in inside) == segment["file_size_bytes"] - inside[0]["position"]
-        ends = [row["position"] + row["size_bytes"] for row in inside]
-        assert [row["position"] for row in inside[1:]] == ends[:-1]
-    assert "batches" not in json.loads(run(capsys, "log", "dump", "--json", str(folder))[1])
-    found = [path for path in folder.iterdir() if path.name == "high-watermark"]
-    for path in found:
-        path.write_bytes(b"x")
-    assert "checkpoint: damaged" in run(capsys, "log", "dump", str(folder))[1]
-    for path in found:
-        path.unlink()
-    assert "checkpoint: none" in run(capsys, "log", "dump", str(folder))[1]
 
 
 # ---- liftpy service ------------------------------------------------------------------------------------------------------------------

@@ -114,20 +114,6 @@ def test_delete_records_before_an_offset_inside_a_batch_keeps_the_batch(run: Run
     _until(lambda: _offsets(cluster, made) == list(range(1, 11)))
 
 
-def test_delete_records_prompt_and_dry_run_show_the_number_of_records(run: Run, name: str, cluster: MemoryCluster) -> None:
-    code, out, _ = run("stream", "delete-records", name, "--before", "4", "--partition", "1", "--dry-run")
-    assert (code, "4 of 10 records" in out) == (0, True)
-    code, _, err = run("stream", "delete-records", name, "--before", "new", answer="n\n")
-    assert (code, "20 of 20 records" in err) == (130, True)
-    code, out, _ = run("stream", "purge", name, "--key", "k", "--before", "4", "--partition", "0", "--dry-run")
-    assert (code, "2 of 10 records" in out) == (0, True)
-    code, _, err = run("stream", "purge", name, "--key", "k", answer="n\n")
-    assert (code, err.count("5 of 10 records")) == (130, 2)
-    code, _, err = run("stream", "delete", name, answer="n\n")
-    assert (code, "its 20 records" in err) == (130, True)
-    assert held(cluster, name) == [ALL, ALL]
-
-
 @pytest.mark.parametrize("command", [("delete-records", "--before", "new"), ("purge", "--key", "k"), ("delete",)])
 def test_delete_command_for_a_stream_that_waits_for_nodes_asks_for_a_confirmation(
     command: tuple[str, ...], run: Run, cluster: MemoryCluster
@@ -164,15 +150,6 @@ def test_delete_command_after_a_stream_was_recreated_during_the_prompt_changes_n
     monkeypatch.setattr("click.confirm", confirm)
     code, _, err = run("stream", command[0], name, *command[1:])
     assert (code, bool(err), held(cluster, name)) == (1, True, [[0], []])
-
-
-@pytest.mark.parametrize(
-    "words", [("stream", "delete"), ("stream", "delete-records", "--before", "new"), ("stream", "purge", "--key", "k"),
-              ("partition", "elect", "--unclean")]
-)  # fmt: skip
-def test_delete_command_for_an_unknown_stream_exits_with_1_without_a_prompt(words: tuple[str, ...], run: Run) -> None:
-    code, _, err = run(*words[:2], "nothere", *words[2:], answer="y\n")
-    assert (code, "nothere" in err, "?" in err) == (1, True, False), err
 
 
 def test_purge_command_with_a_key_that_is_not_utf_8_deletes_the_records_of_the_key(
@@ -265,14 +242,3 @@ def test_consume_output_option_with_a_too_long_file_name_exits_with_2(
     file = tmp_path / ("x" * (letters - len(suffix)) + suffix)
     code, _, err = run("consume", name, "--output", str(file))
     assert (code, "too long" in err, "Traceback" in err) == (2, True, False), err
-
-
-def test_consume_with_json_option_prints_one_line_per_record(run: Run, name: str) -> None:
-    code, out, _ = run("consume", name, "--partition", "0", "--until", "end", "--json")
-    assert (code, [json.loads(line)["offset"] for line in out.splitlines()]) == (0, ALL)
-
-
-def test_log_verify_of_a_directory_without_segments_is_rejected(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "server.log").write_text("started")
-    code, out, err = run("log", "verify", str(tmp_path))
-    assert (code, out, "a partition directory (no segment" in err) == (2, "", True)

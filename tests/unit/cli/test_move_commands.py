@@ -19,7 +19,6 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import UnavailableError
 from sidecar.cli import node, partition, reassignment, rebalance, status, stream
 from sidecar.cli.main import main
-from sidecar.cli.reassignment import Estimate, MoveProgress, sentence
 from tests.unit.metadata.reassignment_driver import Moved
 
 GB = 1_000_000_000
@@ -140,55 +139,6 @@ def test_node_drain_prints_streams_whose_replicas_no_other_node_can_host(run: Cl
     assert "orders: more replicas than the 4 other nodes that may take them" in said
 
 
-def test_stream_alter_with_more_replicas_adds_a_replica_to_each_partition(run: Cli) -> None:
-    run.moved.driver.create(partitions=4, replicationFactor=2)
-    planned = run.json("stream", "alter", "orders", "--replicas", "3", "--dry-run")
-    assert [len(p["target"]) for p in planned["partitions"]] == [3] * 4
-    assert not movements(run.moved.image)
-    code, said = run("stream", "alter", "orders", "--replicas", "3", "--dry-run")
-    assert (code, "4 partitions change; nothing was done: this is a dry run" in said) == (0, True)
-    assert "every partition" not in said
-    code, said = run("stream", "alter", "orders", "--replicas", "3")
-    assert code == 0
-    assert "4 partitions change; the new number of replicas is 3" in said
-    assert "every partition of orders has 3 replicas" in said
-    assert [list(p.replicas) for _, p in run.moved.partitions()] == [p["target"] for p in planned["partitions"]]
-    altered = run.json("stream", "alter", "orders", "--replicas", "1")
-    assert (altered["replication_factor"], altered["dry_run"]) == (1, False)
-    assert [p["replicas"] for p in altered["partitions"]] == [list(p.replicas) for _, p in run.moved.partitions()], (
-        "as it is now"
-    )
-    assert all(len(p.replicas) == 1 for _, p in run.moved.partitions())
-    code, said = run("stream", "alter", "orders", "--replicas", "9")
-    assert (code, "there are 5" in said) == (2, True)
-
-
-def test_partition_move_to_given_nodes_returns_after_the_move_is_complete(run: Cli) -> None:
-    run.moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
-    assert run.json("partition", "move", "orders", "--node", "d,e,a")["replicas"] == ["d", "e", "a"]
-    run.moved.copies = False
-    assert run.json("partition", "move", "orders", "0", "--node", "b,c,a", "--no-wait")["target"] == ["b", "c", "a"]
-    assert run.json("status")["moves"][0]["why"] == "by hand"
-    assert run.json("partition", "move", "orders", "--cancel")["target"] == []
-    assert run("partition", "move", "orders")[0] == 2
-    assert run("partition", "move", "orders", "7", "--node", "a")[0] == 1
-    assert run("partition", "move", "orders", "--node", "zz")[0] == 2
-
-
-def test_rebalance_command_makes_the_moves_that_its_dry_run_listed(run: Cli) -> None:
-    run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a", "b", "c"]) for n in range(10)])
-    planned = run.json("rebalance", "--dry-run")
-    assert (planned["moved"], planned["fewest"], len(planned["moves"])) == (12, 12, 12)
-    assert planned["before"] == {"a": 10, "b": 10, "c": 10, "d": 0, "e": 0}
-    assert run.moved.held("d") == 0
-    code, said = run("rebalance")
-    assert code == 0
-    assert "12 moves (minimum: 12)." in said
-    assert said.endswith("all moves are complete\n")
-    assert {node_id: run.moved.held(node_id) for node_id in "abcde"} == planned["held"]
-    assert run.json("rebalance")["moves"] == []
-
-
 def test_rebalance_cancel_keeps_the_moves_of_other_commands(run: Cli) -> None:
     run.moved.copies = False
     run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a", "b", "c"]) for n in range(10)])
@@ -202,17 +152,6 @@ def test_rebalance_cancel_keeps_the_moves_of_other_commands(run: Cli) -> None:
     assert [m["why"] for m in run.json("status")["moves"]] == ["by hand"]
     assert run("rebalance", "--cancel", "--dry-run")[0] == 2
     assert run("rebalance", "--without", "a")[0] == 2
-
-
-def test_rebalance_by_leaders_moves_leaderships_and_no_replicas(run: Cli) -> None:
-    run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a", "b", "c", "d", "e"]) for n in range(20)])
-    held = dict(run.moved.image.replica_counts)
-    made = run.json("rebalance", "--by", "leaders")
-    assert (made["moved"], made["fewest"]) == (16, 16)
-    assert dict(run.moved.image.leader_counts) == dict.fromkeys("abcde", 4)
-    assert dict(run.moved.image.replica_counts) == held
-    assert all(p.leader == p.replicas[0] for _, p in run.moved.partitions())
-    assert run.json("rebalance", "--by", "leaders")["moves"] == []
 
 
 def test_rebalance_by_bytes_distributes_the_log_bytes_reported_by_the_nodes(run: Cli) -> None:
@@ -303,18 +242,6 @@ def test_move_command_whose_stream_is_recreated_during_the_move_reports_the_recr
     monkeypatch.setattr(run.moved, "step", stepped)
     code, told = run(*words, "--timeout", "10s")
     assert (code, "Stream orders was deleted and created again while its replicas moved." in told) == (1, True), told
-
-
-def test_move_time_estimate_without_measured_progress_is_none() -> None:
-    estimate = Estimate()
-    assert estimate.seconds(0.0, 1000) is None
-    assert estimate.seconds(1.0, 1000) is None
-    assert estimate.seconds(2.0, 500) == 2.0
-    assert estimate.seconds(3.0, 2000) is None
-    assert sentence(MoveProgress(partitions=3, copying=1, remaining_bytes=2_500_000), 7.4) == (
-        "3 partitions move, 1 is being copied, 2.5 MB left, about 7 s"
-    )
-    assert "nothing moves yet" in sentence(MoveProgress(partitions=0, copying=0, remaining_bytes=0), None)
 
 
 async def test_reassign_all_sends_moves_in_batches_and_returns_an_error_per_rejected_move() -> None:

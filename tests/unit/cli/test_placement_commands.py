@@ -102,17 +102,6 @@ def test_stream_create_dry_run_prints_the_replicas_that_stream_create_assigns(ru
     assert planned["racks"]["r0"]["replicas"] == image.replica_counts["n0"] + image.replica_counts["n1"]
 
 
-def test_stream_create_dry_run_prints_placement_notes(run: Printed) -> None:
-    for number in range(6):
-        run.driver.ask(setNode=pb.SetNode(nodeId=f"n{number}", rack=""))
-    code, said = run(*CREATE, "--placement", "rack", "--partitions", "2", "--dry-run")
-    assert code == 0
-    assert "note: no node has a rack: placed round robin" in said
-    assert "n0 n1 n2" in said
-    assert "note: no node" in said
-    assert "racks" not in said.split("nothing")[0].split("note: ")[1].split("\n", 1)[1]
-
-
 def test_stream_create_with_an_assignment_file_places_replicas_on_the_listed_nodes(run: Printed, tmp_path: Path) -> None:
     file = tmp_path / "map.json"
     file.write_text(json.dumps([{"id": n, "replicas": [f"n{n}", "n5"]} for n in range(3)]))
@@ -203,37 +192,6 @@ def test_stream_create_with_contradictory_placement_options_is_rejected(run: Pri
     file.write_text("[]")
     assert "The file assigns no partitions. Add at least one." in run(*CREATE, "--assignment", str(file))[1]
     assert run("stream", "add-partitions", "orders")[0] == 2
-
-
-def test_add_partitions_command_keeps_the_replicas_of_existing_partitions(run: Printed) -> None:
-    run(*CREATE, "--partitions", "2")
-    before = replicas(run)
-    assert [
-        entry["id"] for entry in run.json("stream", "add-partitions", "orders", "--partitions", "5", "--dry-run")["partitions"]
-    ] == [2, 3, 4]
-    assert replicas(run) == before
-    assert "has 5 partitions" in run("stream", "add-partitions", "orders", "--partitions", "5")[1]
-    assert replicas(run)[:2] == before
-    assert len(replicas(run)) == 5
-    code, said = run("stream", "add-partitions", "orders", "--partitions", "4")
-    assert code == 2
-    assert "has 5 partitions: they can become more, not fewer" in said
-
-
-def test_rebalance_dry_run_prints_the_planned_moves_and_moves_no_replica(run: Printed) -> None:
-    run(*CREATE, "--partitions", "6")
-    run.driver.register("n6", rack="r3")
-    before = replicas(run)
-    planned = run.json("rebalance", "--dry-run")
-    assert (len(planned["moves"]), planned["fewest"]) == (2, 2)
-    assert {move["into"] for move in planned["moves"]} == {"n6"}
-    assert planned["held"]["n6"] == 2
-    assert {move["out"] for move in run.json("rebalance", "--dry-run", "--without", "n0")["moves"]} >= {"n0"}
-    said = run("rebalance", "--dry-run")[1]
-    assert "minimum: 2). Dry run: nothing" in said
-    assert replicas(run) == before
-    assert run("rebalance", "--without", "n0")[0] == 2
-    assert "Node n9 does not exist" in run("rebalance", "--dry-run", "--without", "n9")[1]
 
 
 def test_node_set_weight_and_set_rack_override_the_node_settings_until_auto_is_set(run: Printed) -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib
 import logging
-import signal
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from liftpy.core.services.bad_records import Unit
 from liftpy.core.services.outbox import Route
 from liftpy.core.services.rules import parameters_digest
 from liftpy.core.wire.batch import Record
@@ -21,11 +16,7 @@ from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from liftpy.service import Service
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli import service
-from tests.flat_client import FlatClient
-from tests.only_in import only_in
-from tests.unit.cli.test_cluster_commands import run
-
-service_orders = service_call = service_query = importlib.import_module("sidecar.cli.service")
+from tests.unit.cli.test_command_sessions import run
 
 
 class Told(Service):
@@ -84,15 +75,6 @@ def test_service_run_flag_of_each_setting_sets_the_service_setting(
     )  # fmt: skip
     assert (wanted, factory.func, factory.keywords) == ((3,), Told, {"limit": 9, "name": "from the file"})
     assert target.namespace == "liftpy"
-
-
-def test_service_run_without_optional_flags_uses_the_default_settings(
-    ran: list[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(capsys, *LEAST)[0] == 0
-    assert ran[1] == ServiceSettings("told", "s", "n1", Path("d"))
-    assert (ran[2], ran[0].keywords) == ((0,), {})
-    assert logging.getLogger().level == logging.INFO
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("all", None), ("3", (3,)), ("2, 0,2 ,11", (0, 2, 11)), ("999999", (999_999,))])
@@ -167,135 +149,6 @@ def test_load_service_with_a_name_of_no_service_raises_config_error(name: str, s
         service.load_service(name)
     assert said in str(raised.value)
     assert service.load_service("tests.unit.cli.test_service_flags:Told").__name__ == "Told"
-
-
-# ---- one process, several partitions -----------------------------------------------------------------------------------------
-
-
-async def test_service_run_on_sigint_before_the_partitions_are_known_starts_no_partition(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    handlers: dict[int, Any] = {}
-    ran: list[str] = []
-    monkeypatch.setattr(asyncio.get_running_loop(), "add_signal_handler", handlers.__setitem__, raising=False)
-
-    async def never(*_: Any) -> Any:
-        handlers[signal.SIGINT]()
-        await asyncio.Event().wait()
-
-    async def one(*_: Any) -> None:
-        ran.append("one")
-
-    monkeypatch.setattr(service, "_find_partitions", never)
-    monkeypatch.setattr(service, "_run_one", one)
-    nothing: Any = None
-    await service._run(nothing, ServiceSettings("s", "in", "n1", Path("d")), None, nothing)
-    assert ran == []
-
-
-# ---- what an operator says -----------------------------------------------------------------------------------------------------
-def asked_by(module: Any, monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
-    monkeypatch.setattr(module, "with_client", lambda target, work, **_: asyncio.run(work(client)))
-
-
-def test_service_skip_command_writes_a_decision_for_the_given_offset_and_timer(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[Any] = []
-
-    async def pass_over(*what: Any, **how: Any) -> int:
-        given.append((what, how))
-        return 44
-
-    asked_by(service_orders, monkeypatch, "client")
-    monkeypatch.setattr(service_orders, "pass_over", pass_over)
-    words = ("service", "skip", "bank", "--stream", "s", "--partition", "2", "--offset", "17")
-    code, out, _ = run(capsys, *words, "--timer", "t", "--dead-letter-stream", "dead", "--force")
-    assert (code, out) == (0, "bank skips offset 17, timer 't' of s/2: decided by the record at offset 44\n")
-    assert run(capsys, *words)[1] == "bank skips offset 17 of s/2: decided by the record at offset 44\n"
-    assert given == [
-        (("client", "bank", "s", 2, Unit(17, "t")), {"dead_letter": "dead", "force": True}),
-        (("client", "bank", "s", 2, Unit(17)), {"dead_letter": "", "force": False}),
-    ]
-    assert run(capsys, "service", "skip", "../x", "--stream", "s", "--offset", "1")[0] == 2
-
-
-def test_service_snapshot_command_requests_snapshots_of_the_given_partition_and_nodes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[Any] = []
-
-    async def store_now(*what: Any) -> dict[str, int]:
-        given.append(what)
-        return {"n1": 40, "n3": 41}
-
-    asked_by(service_orders, monkeypatch, "client")
-    monkeypatch.setattr(service_orders, "store_now", store_now)
-    words = ("service", "snapshot", "bank", "--stream", "s")
-    _, out, _ = run(capsys, *words, "--partition", "2", "--node", "n3", "--node", "n1", "--timeout", "5", "--namespace", "ns")
-    assert out == "bank on n1: snapshot at 40\nbank on n3: snapshot at 41\n"
-    run(capsys, *words)
-    assert given == [("client", "bank", "s", 2, ("n3", "n1"), 5.0, "ns"), ("client", "bank", "s", None, (), 30.0, "liftpy")]
-    assert run(capsys, "service", "snapshot", "../x", "--stream", "s")[0] == 2
-
-
-async def test_service_snapshot_command_checks_the_snapshot_position_five_times_per_second(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    slept: list[float] = []
-    positions = iter((6, 6, 8, 9))
-
-    class Client(FlatClient):
-        transport = SimpleNamespace()
-
-        async def stream(self, name: str) -> Any:
-            return SimpleNamespace(uid="u1", partitions=[SimpleNamespace(replicas=("n1",))])
-
-        async def node_status(self, node: str) -> Any:
-            found = {"service": "bank", "position": 8, "snapshot": next(positions)}
-            return {"partitions": [{"uid": "u1", "partition": 0, "services": [found]}]}
-
-    async def publish(subject: str, payload: bytes) -> None:
-        assert subject.startswith("ns.service.n1.session.")
-
-    async def sleep(wait_s: float) -> None:
-        slept.append(wait_s)
-
-    client: Any = Client()
-    client.transport.publish = publish
-    only_in(monkeypatch, service_orders, "asyncio", sleep=sleep)
-    assert await service_orders.store_now(client, "bank", "s", 0, (), 30.0, "ns") == {"n1": 8}
-    assert slept == [0.2, 0.2]
-
-
-@pytest.mark.parametrize(
-    ("words", "how"),
-    [
-        ((), {"partition": None, "key": None, "message_id": "", "timeout_s": 5.0}),
-        (
-            ("--partition", "2", "--key", "é", "--message-id", "m1", "--show-offset", "--timeout", "3"),
-            {"partition": 2, "key": "é".encode(), "message_id": "m1", "timeout_s": 3.0},
-        ),
-    ],
-)
-def test_service_call_command_sends_the_command_with_its_options_and_prints_the_answer(
-    words: tuple[str, ...], how: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[Any] = []
-
-    class Client(FlatClient):
-        async def call(self, *what: Any, **told: Any) -> Any:
-            given.append((what, told))
-            return SimpleNamespace(value=b"done\n" if words else b"done", offset=12, node="n2")
-
-    asked_by(service_call, monkeypatch, Client())
-    code, out, err = run(capsys, "service", "call", "bank", "open", "--stream", "s", *words)
-    assert (code, out) == (0, "done\n")
-    assert err == ("offset 12, answered by n2\n" if words else "")
-    ((what, told),) = given
-    assert what == ("bank", "s", b"open")
-    assert {name: told[name] for name in how} == how
-    assert run(capsys, "service", "call", "../x", "open", "--stream", "s")[0] == 2
 
 
 # ---- liftpy permissions -----------------------------------------------------------------------------------------------------------

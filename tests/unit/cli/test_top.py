@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pty
-import re
 import select
 import signal
 import struct
@@ -15,7 +14,6 @@ import sys
 import termios
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from fcntl import ioctl
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,11 +24,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, judge, leader_of, states
-from liftpy.core.observe.cluster_model import HISTORY, ClusterMonitor, Model, NodeRow
+from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, judge
+from liftpy.core.observe.cluster_model import ClusterMonitor, Model, NodeRow
 from liftpy.core.observe.node_summary import LATENCY_S, MOST_NODES, NodeSummary, percentile, summary_from_json
 from liftpy.errors import UnavailableError
-from sidecar.cli.top import SORTS, SummaryPoller, View, as_object, render, rows_of, spark, view_after_key
+from sidecar.cli.top import SORTS, SummaryPoller, View, as_object, render, view_after_key
 from tests.each import each
 from tests.flat_client import FlatClient
 
@@ -77,11 +75,6 @@ def test_node_summary_after_encode_and_decode_is_equal_and_at_most_1024_bytes() 
     assert len(encoded) <= 1024
     assert summary_from_json(json.loads(encoded)["glance"]) == told
     assert json.loads(NodeSummary(node="a").encode()) == {"glance": {"node": "a"}}
-
-
-@pytest.mark.parametrize("said", [None, 1, [], {}, {"node": 4}, {"node": ""}, {"leads": 3}])
-def test_node_summary_of_invalid_data_is_none(said: object) -> None:
-    assert summary_from_json(said) is None
 
 
 @each(
@@ -174,20 +167,6 @@ def test_top_verdict_of_a_cluster_has_one_reason_with_an_existing_runbook(
     assert all((RUNBOOKS / f"{reason.runbook}.md").is_file() for reason in verdict.reasons)
 
 
-def test_top_verdict_lists_reasons_that_stop_publishes_first() -> None:
-    verdict = judge({"n1": a_glance("n1", under_replicated=1, under_min_isr=1, nodes={f"m{n}": "live" for n in range(9)})})
-    assert [reason.stops for reason in verdict.reasons] == [True, False, False]
-    assert verdict.reasons[1].text == "m0, m1, m2, m3, m4 and 4 more does not answer"
-    assert judge({}).word == judge({"n1": None}).word == UNAVAILABLE
-
-
-def test_top_node_state_is_live_only_if_the_node_answers() -> None:
-    glances = {"n1": None, "n2": a_glance("n2"), "n9": a_glance("n9", nodes={}, is_controller=False)}
-    assert states(glances) == {"n1": "silent", "n2": "live", "n3": "silent", "n9": "live"}
-    assert leader_of(glances) == "", "n1, whom the others name, does not answer"
-    assert leader_of({"n1": a_glance("n1")}) == "n1"
-
-
 # ---- the model --------------------------------------------------------------------------------------------------------------
 def row_of(model: Model, node: str) -> NodeRow:
     return next(row for row in model.rows if row.node == node)
@@ -204,26 +183,6 @@ def test_top_rates_and_percentiles_are_computed_from_two_answers() -> None:
     assert row.ack_p99_s == pytest.approx(0.008 + 0.008 * 0.8)
     assert (model.records_in_s, model.streams, model.metadata_leader) == (2000, 7, "n1")
     assert row_of(model, "n3").state == "silent", "a controller names it"
-
-
-def test_top_rate_of_a_restarted_node_has_a_gap() -> None:
-    watching = watched(3)
-    watching.add_summaries(103.0, {"n1": a_glance("n1", 1, incarnation=5), "n2": None, "n3": a_glance("n3", 9)})
-    model = watching.model()
-    assert (row_of(model, "n1").records_in_s, row_of(model, "n1").history[-1]) == (None, None)
-    assert row_of(model, "n2").history[-1] is None
-    watching.add_summaries(104.0, {"n1": a_glance("n1", 2, incarnation=5), "n2": a_glance("n2", 9), "n3": a_glance("n3", 10)})
-    assert row_of(watching.model(), "n1").records_in_s == 1000
-
-
-def test_top_rate_history_is_bounded_and_excludes_removed_nodes() -> None:
-    watching = watched(HISTORY + 9)
-    model = watching.model()
-    assert {len(model.history_in), len(model.history_out), len(row_of(model, "n2").history)} == {HISTORY}
-    assert watching.nodes() == ["n1", "n2", "n3"]
-    watching.add_summaries(999.0, {"n1": a_glance("n1", 99, nodes={"n1": "live", "n7": "live"}, index=50)})
-    assert watching.nodes() == ["n1", "n7"]
-    assert ClusterMonitor("ns").nodes(["a"]) == ["a"]
 
 
 # ---- frames -----------------------------------------------------------------------------------------------------------------
@@ -279,32 +238,6 @@ GROUPS = [
 ]
 
 
-def test_top_groups_page_shows_only_the_columns_that_fit_the_width() -> None:
-    console = Console(width=60, file=io.StringIO(), legacy_windows=False)
-    console.print(render(watched(3).model(), 60, 12, View(shows="groups"), GROUPS))
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert [line.split()[:2] for line in lines if line.startswith(("billing", "mailers"))] == [
-        ["billing", "group"],
-        ["mailers", "queue"],
-    ]
-    assert "no members" in "\n".join(lines)
-    assert "coordinator" not in "\n".join(lines), "the last columns have no room"
-    assert "[groups]" in lines[-1]
-    assert all(len(line) <= 60 for line in lines)
-
-
-def test_top_groups_page_with_a_filter_shows_only_groups_that_match() -> None:
-    for view, said in (
-        (View(shows="groups", filter="mail"), "mailers"),
-        (View(shows="groups", filter="x"), "no group has this"),
-    ):
-        console = Console(width=80, file=io.StringIO(), legacy_windows=False)
-        console.print(render(watched(3).model(), 80, 12, view, GROUPS))
-        text = console.file.getvalue()  # type: ignore[attr-defined]
-        assert said in text
-        assert "billing" not in text
-
-
 def test_top_requests_groups_only_while_the_groups_page_is_shown() -> None:
     class Admin:
         def __init__(self) -> None:
@@ -353,35 +286,6 @@ def test_top_frame_with_any_content_fits_the_terminal_size(
     assert len(text_of(watching.model(), width, height, View(page=page, sort=sort))) <= height
 
 
-@pytest.mark.parametrize(("more", "said"), [(0, ""), (1, "and 1 more")])
-def test_top_frame_with_too_many_reasons_shows_the_number_of_omitted_reasons(more: int, said: str) -> None:
-    troubles: list[dict[str, Any]] = [{"under_min_isr": 1}, {"under_replicated": 1}, {"failed": 1}, {"nats_connected": False}]
-    watching = watched(5, n2={name: value for one in troubles[: 3 + more] for name, value in one.items()})
-    found = re.findall(r"and \d+ more", "\n".join(text_of(watching.model(), 160, 40)))
-    assert found == ([said] if said else [])
-
-
-def test_top_frame_shows_markup_in_names_as_text() -> None:
-    watching = ClusterMonitor("[bold]x[/bold]")
-    watching.add_summaries(1.0, {"[red]n[/red]": a_glance("n1", nodes={})})
-    shown = "\n".join(text_of(watching.model()))
-    assert "[bold]x[/bold]" in shown
-    assert "[red]n[/red]" in shown
-
-
-def test_top_rows_are_sorted_by_the_chosen_column_and_filtered_by_node_name() -> None:
-    rows = tuple(
-        NodeRow(node=node, state="live", glance=NodeSummary(node=node, lag_s=lag), records_in_s=rate, ack_p99_s=p99)
-        for node, rate, lag, p99 in (("a", 1.0, 9.0, 0.2), ("b", 3.0, 0.0, None), ("ab", 3.0, 5.0, 0.1), ("c", None, 1.0, 0.3))
-    )
-    model = replace(ClusterMonitor("ns").model(), rows=rows)
-    wanted = {"rate": "ab b a c", "lag": "a ab c b", "p99": "c a ab b", "name": "a ab b c"}
-    for sort, order in wanted.items():
-        assert [row.node for row in rows_of(model, View(sort=sort))] == order.split()
-    assert [row.node for row in rows_of(model, View(sort="name", reverse=True))] == ["c", "b", "ab", "a"]
-    assert [row.node for row in rows_of(model, View(filter="b"))] == ["ab", "b"]
-
-
 def test_top_keys_change_sort_order_page_and_filter_as_documented() -> None:
     def after(keys: str, view: View | None = None, count: int = 3) -> View:
         view = view or View()
@@ -408,14 +312,6 @@ def test_top_keys_change_sort_order_page_and_filter_as_documented() -> None:
         "n",
     )
     assert (after("/nq\x1b").filter, after("/n\r\x1b").filter, after("/\t").filter) == ("", "", "")
-
-
-@pytest.mark.parametrize(
-    ("values", "shown"),
-    [([], "    "), ([0, 0], "  ▁▁"), ([None, 1, 2, 8], " ▂▃█"), ([9, 9, 0, 7, 0, 7], "▁█▁█"), ([None], "    ")],
-)
-def test_top_sparkline_scales_its_values_to_the_bar_height(values: list[float | None], shown: str) -> None:
-    assert spark(values, 4) == shown
 
 
 # ---- over NATS ------------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner
 
 from liftpy.core.metadata.feature_range import FeatureLevels, LevelRange
-from liftpy.core.metadata.features import FEATURES
 from liftpy.core.metadata.image import NodeImage
 from sidecar.cli import upgrade as commands
 from tests.flat_client import FlatClient
@@ -91,25 +90,3 @@ def test_upgrade_finalize_with_an_unsupported_node_lists_the_reasons_and_sets_no
     assert run(client, "finalize", "--level", "6", as_json=False) == (1, "node b speaks 5, not 6\n")
     assert run(client, "finalize")[1]["to"] == 5, "the highest that all speak"
     assert client.set == []
-
-
-def test_upgrade_revert_sets_the_previous_feature_level_if_allowed(run: Any) -> None:
-    assert run(FakeClient(5), "revert") == (1, {"level": 5, "to": 4, "reasons": ["There is no level before 5."], "done": False})
-    assert run(FakeClient(6, reasons=("orders",)), "revert")[0] == 1
-    client = FakeClient(6)
-    assert run(client, "revert", "--dry-run") == (0, {"level": 6, "to": 5, "reasons": [], "done": False})
-    assert client.set == []
-    assert run(client, "revert", as_json=False) == (0, "it is 5\n")
-    assert client.set == [5]
-
-
-def test_upgrade_report_lists_node_versions_feature_levels_and_disk_formats(run: Any) -> None:
-    code, found = run(FakeClient(6, b=None, reasons=("orders",)), "report")
-    assert (code, found["level"], found["in_the_way_back"]) == (0, 6, ["orders"])
-    assert found["nodes"] == {"a": {"version": "1", "speaks": [5, 6]}, "b": {"version": "1", "speaks": None}}
-    assert [found["disk_formats"][name]["writes"] for name in ("image", "record batch")] == [2, 1]
-    assert [row["level"] for row in found["known_here"]] == [feature.level for feature in FEATURES]
-    _, shown = run(FakeClient(5, b=None), "report", as_json=False)
-    assert "no answer" in shown
-    assert "5 to 6" in shown
-    assert shown.endswith("return to the previous level: not possible. There is no level before 5.\n")

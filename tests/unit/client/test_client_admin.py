@@ -13,7 +13,7 @@ from liftpy.client import Client
 from liftpy.client import metadata_requests as requests_module
 from liftpy.client.admin import Admin
 from liftpy.client.metadata_requests import MetadataRequests
-from liftpy.config import AckPolicy, StreamConfig
+from liftpy.config import StreamConfig
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
@@ -95,16 +95,6 @@ async def controller(server_side: Transport, subjects: Subjects) -> Controller:
 @pytest.fixture
 def admin(transport: Transport, subjects: Subjects) -> Admin:
     return admin_over(transport, subjects, deadline_s=5.0)
-
-
-async def test_admin_create_stream_request_contains_the_stream_settings(admin: Admin, controller: Controller) -> None:
-    controller.script = [made]
-    config = StreamConfig(ack_policy=AckPolicy.LEADER, min_isr=1, retention_age_s=3.5)
-    stream = await admin.create_stream("orders", "shop.orders", config=config, ready_s=0)
-    assert (stream.name, stream.uid, stream.subject, stream.config) == ("orders", "u1", "shop.orders", config)
-    asked = controller.asked[0]
-    assert len(asked.operationId) == 16
-    assert (asked.createStream.partitions, asked.createStream.replicationFactor) == (1, 0)
 
 
 async def test_admin_after_a_change_ignores_answers_with_a_lower_metadata_index(admin: Admin, controller: Controller) -> None:

@@ -193,31 +193,6 @@ async def test_consumer_raises_each_fetch_error_once_and_resumes_at_the_next_rec
     await nothing_left()
 
 
-async def test_consumer_iteration_after_a_wait_that_timed_out_returns_the_next_record() -> None:
-    reader = Reader()
-    gate = asyncio.Event()
-    fetch = reader.fetch
-
-    async def slow(progress: ReadProgress) -> list[BatchSlice]:
-        await gate.wait()
-        gate.clear()
-        return await fetch(progress)
-
-    reader.fetch = slow  # type: ignore[method-assign]
-    consumer, got, timed_out = Consumer(reader, "earliest", "end"), list[int](), 0
-    items = aiter(consumer)
-    while True:
-        try:
-            got.append((await asyncio.wait_for(anext(items), 0.002)).offset)
-        except TimeoutError:
-            timed_out += 1
-            gate.set()
-        except StopAsyncIteration:
-            break
-    assert got == list(range(RECORDS))
-    assert timed_out >= RECORDS // (PER_BATCH * PER_ANSWER)
-
-
 async def test_consumer_iteration_replaced_after_a_cancellation_raises_in_the_first_iterator() -> None:
     reader = Reader()
     consumer = Consumer(reader, "earliest", "end")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from itertools import count
@@ -23,9 +22,7 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     ClientClosedError,
     ConfigError,
-    LiftError,
     NotAllowedError,
-    OutcomeUnknownError,
     UnavailableError,
 )
 from liftpy.nats import transport as transport_module
@@ -81,26 +78,6 @@ async def test_request_on_a_blocked_nats_connection_raises_unavailable_after_its
     with pytest.raises(UnavailableError, match="Nothing was sent"):
         await stuck.request("anybody", bytes(size_bytes), 0.3)
     assert 0.25 < asyncio.get_running_loop().time() - began < 30
-
-
-async def test_publisher_on_a_blocked_nats_connection_raises_unavailable(stuck: Transport) -> None:
-    began = asyncio.get_running_loop().time()
-    publisher = Publisher(stuck, "s", 0, Address("data"), PublishOptions(timeout_s=0.2, patience_s=0.4, window_bytes=1 << 20))
-    publisher._subscription, publisher._inbox = contextlib.nullcontext(), "_INBOX.p"
-    publisher._sweeper = asyncio.create_task(publisher._sweep(asyncio.get_running_loop().create_future()))
-    with pytest.raises(UnavailableError, match="Nothing was sent"):
-        await publisher.publish(b"x")
-    sending = asyncio.create_task(publisher.send(b"cancelled"))
-    while not publisher.in_flight:
-        await asyncio.sleep(0)
-    sending.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await sending
-    assert (publisher.in_flight, publisher.in_flight_bytes) == (0, 0)
-    with pytest.raises(UnavailableError, match="Nothing was sent"):
-        await publisher.post(b"x")
-    assert asyncio.get_running_loop().time() - began < 3
-    await publisher.close()
 
 
 async def test_large_request_on_a_blocked_nats_connection_raises_timeout_or_unavailable(
@@ -248,30 +225,6 @@ def test_publish_with_reserved_header_names_or_wrong_types_raises_config_error(h
         pairs_of(headers)
 
 
-async def test_publish_sends_headers_in_the_order_of_the_call(transport: Transport, server_side: Transport) -> None:
-    heard: asyncio.Queue[Any] = asyncio.Queue()
-    raw: list[bytes] = []
-    await server_side.connection.subscribe("data.pairs", cb=heard.put)
-    await server_side.settle()
-    before = server_side.connection._process_headers
-
-    async def seen(block: bytes) -> Any:
-        raw.append(bytes(block))
-        return await before(block)
-
-    server_side.connection._process_headers = seen  # type: ignore[method-assign]
-    p = Publisher(transport, "s", 0, Address("data.pairs"), PublishOptions())
-    pairs = [("b", "1"), ("a", b"2"), ("b", b"3")]
-    async with asyncio.timeout(30):
-        await p.post(b"v", headers=pairs)
-        await heard.get()
-        assert raw[-1] == b"NATS/1.0\r\nb: 1\r\na: 2\r\nb: 3\r\n\r\n"
-        await p.post(b"v", key=b"", headers=[*pairs, ("c", b"\xff\r\n")])
-        message = frames.decode((await heard.get()).data, client_pb2.Message)
-    assert [(h.name, h.value) for h in message.headers] == [("b", b"1"), ("a", b"2"), ("b", b"3"), ("c", b"\xff\r\n")]
-    await p.close()
-
-
 # ---- rights ------------------------------------------------------------------------------------------------------------------
 RIGHTS = """
 authorization: { users: [
@@ -387,19 +340,6 @@ async def _first(items: Any) -> Any:
     return await anext(aiter(items))
 
 
-async def test_client_close_that_is_cancelled_closes_the_connection_in_the_background(transport: Transport) -> None:
-    client = Client(transport, Subjects(f"home{next(_subjects)}"), owns_connection=False)
-    own = client._publishers["s", 0] = await client.publisher("s", subject="data.cancelled")
-    own._sweeper = asyncio.create_task(own._sweep(asyncio.get_running_loop().create_future()), name="acks of s/0")
-    closing = asyncio.create_task(client.close())
-    await asyncio.sleep(0)
-    closing.cancel()
-    await asyncio.wait([closing])
-    async with asyncio.timeout(30):
-        await client.close()
-    assert own._sweeper.done()
-
-
 async def test_client_close_fails_a_request_in_flight_with_client_closed(transport: Transport, server_side: Transport) -> None:
     await server_side.connection.subscribe("data.slow", cb=keeper([]))
     await server_side.settle()
@@ -411,8 +351,3 @@ async def test_client_close_fails_a_request_in_flight_with_client_closed(transpo
     with pytest.raises(ClientClosedError):
         await asyncio.wait_for(asking, 2)
     assert transport.waiting_count == 0
-
-
-def test_client_raises_errors_of_nats_py_as_liftpy_errors() -> None:
-    assert issubclass(NotAllowedError, LiftError)
-    assert not issubclass(NotAllowedError, UnavailableError | OutcomeUnknownError)

@@ -11,7 +11,6 @@ import pytest
 from nats.protocol.parser import Parser
 
 from liftpy.client import connect
-from liftpy.errors import ConfigError
 from liftpy.nats.parser import StrictParser, make_strict
 from liftpy.nats.transport import open_connection
 
@@ -105,31 +104,3 @@ async def test_strict_nats_parser_installed_on_an_open_connection_delivers_a_par
         assert isinstance(connection._ps, StrictParser)
         await connection._ps.parse(frame[cut:] + b"PING\r\n")
         assert connection.got in ([b"hello", b"PING"], [b"PING", b"PING"]), cut
-
-
-def test_strict_nats_parser_installed_on_a_connection_without_a_parser_raises_config_error() -> None:
-    connection: Any = _Heard()
-    connection._ps = None
-    with pytest.raises(ConfigError, match="nats-py"):
-        make_strict(connection)
-
-
-def test_strict_nats_parser_installed_twice_keeps_its_counters() -> None:
-    connection: Any = _Heard()
-    errors = make_strict(connection)
-    assert make_strict(connection) is errors is connection._ps.errors
-    assert not connection._ps._check_subjects
-
-
-async def test_nats_parser_reset_drops_the_bytes_of_the_old_connection() -> None:
-    connection: Any = _Heard()
-    connection._subs[1] = object()
-    make_strict(connection)
-    parser = connection._ps
-    parser._rest.buf.extend(b"PIN")
-    await parser.parse(b"MSG a 1 5\r\nhel")
-    assert parser._held_bytes == len(parser._chunks[0]) + sum(map(len, parser._chunks[1:])) > 0
-    parser.reset()
-    assert (parser._chunks, parser._held_bytes, parser._needed_bytes, bytes(parser._rest.buf)) == ([], 0, 0, b"")
-    await parser.parse(b"PING\r\nMSG a 1 2\r\nhi\r\n")
-    assert connection.got == [b"PING", b"hi"]

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 import liftpy
+from liftpy.client import Client, sync
 from liftpy.client import client as client_module
-from liftpy.client import sync
 from liftpy.client.admin import differences
 from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import AlreadyExistsError, ClientClosedError, ConfigError, NotFoundError
+from liftpy.testing.memory import memory_cluster
 from tests.unit.client.test_client_publisher import Leader
 
 
@@ -63,16 +65,6 @@ async def test_awaitable_context_opens_with_await_or_async_with() -> None:
         assert found is thing
     assert await asyncio.create_task(AwaitableContext(opened())) is thing
     assert thing.steps == ["entered", "left well", "entered", "left ValueError", "entered", "left well"]
-
-
-async def test_connect_used_directly_in_async_with_returns_an_open_client(nats_url: str) -> None:
-    async with liftpy.connect(nats_url) as client:
-        assert client.transport.connection.is_connected
-    with pytest.raises(ClientClosedError):
-        await client.admin.list_streams()
-    with pytest.raises(liftpy.UnavailableError):
-        async with liftpy.connect("nats://127.0.0.1:1", timeout_s=0.2):
-            pass
 
 
 def image(**fields: Any) -> StreamImage:
@@ -203,3 +195,20 @@ def test_sync_client_call_from_its_own_thread_is_rejected() -> None:
     with pytest.raises(NotFoundError):
         loop.run(fails())
     loop.end(sync._do_nothing)
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with memory_cluster() as cluster, cluster.client() as client:
+        yield client
+
+
+async def test_stream_info_deprecated_field_warns_and_returns_the_value(client: Client) -> None:
+    await client.create_stream("orders", "shop.orders")
+    found = await client.stream("orders")
+    with pytest.warns(DeprecationWarning, match=r"PartitionInfo\.purges is now PartitionInfo\.state\.purges"):
+        assert found.partitions[0].purges == ()  # type: ignore[attr-defined]
+    with pytest.warns(DeprecationWarning, match=r"StreamInfo\.commits_by_quorum is now"):
+        assert found.commits_by_quorum is False  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="'StreamInfo' object has no attribute 'colour'"):
+        _ = found.colour  # type: ignore[attr-defined]

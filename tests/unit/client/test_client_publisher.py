@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import Client
 from liftpy.client import publisher as publisher_module
-from liftpy.client.encode_publish import Address
+from liftpy.client.encode_publish import Address, headers_with_conditions
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.publisher import Publisher
 from liftpy.config import AckPolicy
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ClientClosedError, ConfigError, OutcomeUnknownError, PublishRejectedError, UnavailableError
 from liftpy.nats import transport as transport_module
 from liftpy.nats.transport import Transport, open_connection
@@ -40,6 +38,10 @@ class Leader:
         self.seen = 0
         self.mute: set[bytes] = set()
         """Values that are not answered."""
+        self.unanswered: list[Any] = []
+        """The messages that the script left without an answer."""
+        self.ids: list[bytes] = []
+        """The message id of each publish."""
 
     async def start(self) -> Leader:
         self.subscription = await self.transport.connection.subscribe(self.subject, cb=self.on_message)
@@ -50,8 +52,10 @@ class Leader:
         self.seen += 1
         if message.data.startswith(envelope.MAGIC) and frames.decode(message.data, client_pb2.Message).value in self.mute:
             return
+        self.ids += [h.value for h in frames.decode(message.data, client_pb2.Message).headers if h.name == "Nats-Msg-Id"]
         answer = self.script.pop(0) if self.script else _Ack()
         if answer is None:
+            self.unanswered.append(message)
             return
         if isinstance(answer, _Ack):
             published = frames.decode(message.data, client_pb2.Message)
@@ -280,27 +284,106 @@ async def test_publisher_flush_waits_only_for_messages_sent_before_the_flush(tra
     await p.close()
 
 
-async def test_client_first_publish_by_many_tasks_creates_one_publisher(
+def with_ids(transport: Transport, leader: Leader, window_s: float = 120.0, **options: Any) -> Publisher:
+    """Return a publisher of a stream that knows message ids for ``window_s``."""
+    return Publisher(transport, "flights", 0, Address(leader.subject, "", True, window_s), PublishOptions(**options))
+
+
+async def test_publisher_resends_an_unanswered_message_only_with_a_message_id(
     transport: Transport, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = Client(transport, Subjects("first"), owns_connection=False)
-    made = 0
+    monkeypatch.setattr(publisher_module, "FIRST_ATTEMPT_S", 0.05)
+    leader.script = [None, None]
+    async with with_ids(transport, leader, message_ids=True) as p:
+        ack = await p.publish(b"x")
+        assert (ack and ack.offset, leader.seen) == (0, 3)
+        assert len(leader.ids) == 3
+        assert len(set(leader.ids)) == 1
+    leader.script = [None]
+    for window_s, message_ids, options in ((120.0, False, {}), (0.0, True, {"msg_id": "one"})):
+        p = with_ids(transport, leader, window_s, message_ids=message_ids, timeout_s=0.2)
+        leader.script, leader.seen = [None], 0
+        with pytest.raises(OutcomeUnknownError) as caught:
+            await p.publish(b"x", **options)
+        assert (caught.value.message_id, leader.seen) == (options.get("msg_id", ""), 1)
+        await p.close()
 
-    async def publisher_of(stream: str, partition: int = 0, *, options: PublishOptions) -> Publisher:
-        nonlocal made
-        assert options.message_ids
-        made += 1
-        await transport.settle()
-        return publisher(transport, leader)
 
-    monkeypatch.setattr(client, "publisher", publisher_of)
-    acks = await asyncio.gather(*(client.publish("flights", b"%d" % i) for i in range(200)))
-    assert made == 1
-    assert sorted(ack.offset for ack in acks if ack) == list(range(200))
-    await client.close()
-    with pytest.raises(ClientClosedError):
-        await client.publish("flights", b"x")
-    assert not any(task.get_name().startswith("acks of") for task in asyncio.all_tasks())
+async def test_publisher_does_not_resend_an_unanswered_message_after_the_dedup_window(
+    transport: Transport, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher_module, "FIRST_ATTEMPT_S", 0.02)
+    leader.mute = {b"x"}
+    p = with_ids(transport, leader, 1.0, timeout_s=0.1, patience_s=600.0)
+    with pytest.raises(OutcomeUnknownError, match="message id one"):
+        await asyncio.wait_for(p.publish(b"x", msg_id="one"), 30)
+    assert leader.seen > 1
+    await p.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(_Ack.READ_ONLY, OutcomeUnknownError), (_Ack.INCORRECT_OFFSET, PublishRejectedError)]
+)
+async def test_publisher_rejection_after_an_unanswered_attempt_says_if_the_message_may_be_stored(
+    transport: Transport, leader: Leader, monkeypatch: pytest.MonkeyPatch, error: Any, kind: type[Exception]
+) -> None:
+    monkeypatch.setattr(publisher_module, "FIRST_ATTEMPT_S", 0.05)
+    leader.script = [None, _Ack(ackError=error)]
+    p = with_ids(transport, leader)
+    with pytest.raises(kind) as caught:
+        await p.publish(b"x", msg_id="one")
+    assert type(caught.value) is kind
+    await p.close()
+
+
+async def test_publisher_sends_later_messages_after_a_resent_message(transport: Transport, leader: Leader) -> None:
+    leader.script = [_Ack(ackError=_Ack.NOT_LEADER)]
+    async with publisher(transport, leader) as p:
+        first = await p.send(b"0")
+        while not leader.seen:
+            await asyncio.sleep(0)
+        for side in (leader.transport, transport):
+            await side.settle()
+        later = [await p.send(b"%d" % number) for number in range(1, 4)]
+        assert [(await future).offset for future in (first, *later)] == [0, 1, 2, 3]
+    assert [message.value for message in leader.stored] == [b"0", b"1", b"2", b"3"]
+
+
+async def test_publisher_over_quota_resends_after_the_delay_in_the_ack(transport: Transport, leader: Leader) -> None:
+    leader.script = [_Ack(ackError=_Ack.QUOTA, retryAfterMs=400)]
+    loop = asyncio.get_running_loop()
+    async with publisher(transport, leader) as p:
+        began = loop.time()
+        assert await p.publish(b"x")
+        assert loop.time() - began >= 0.4
+
+
+async def test_publisher_batch_ack_completes_each_sent_message_with_its_own_offset(
+    transport: Transport, leader: Leader
+) -> None:
+    leader.script = [None] * 4
+    async with publisher(transport, leader) as p:
+        answers = [await p.send(b"%d" % number) for number in range(4)]
+        answers[2].cancel()
+        while len(leader.unanswered) < 4:
+            await asyncio.sleep(0)
+        told = _Ack(stream="flights", offset=70, recordCount=(1 << 32) - 1, leaderEpoch=9)
+        await leader.unanswered[1].respond(frames.encode(_Ack(stream="other", offset=5, recordCount=3)))
+        await leader.unanswered[1].respond(frames.encode(told))
+        assert await answers[3] == PublishAck("flights", 0, 72, 9)
+        assert (answers[1].result().offset, answers[0].done(), p.in_flight) == (70, False, 1)
+        await leader.unanswered[0].respond(frames.encode(_Ack(stream="flights", offset=4, recordCount=4)))
+        assert ((await answers[0]).offset, p.in_flight, p.in_flight_bytes) == (4, 0, 0)
+
+
+async def test_publisher_ack_of_a_cancelled_message_frees_its_window_space(transport: Transport, leader: Leader) -> None:
+    leader.script = [None]
+    async with publisher(transport, leader, window=1) as p:
+        (await p.send(b"v")).cancel()
+        while not leader.unanswered:
+            await asyncio.sleep(0)
+        await leader.unanswered[0].respond(frames.encode(_Ack(stream="flights", offset=4)))
+        await asyncio.wait_for(p.publish(b"w"), 30)
 
 
 async def test_publisher_resends_unacked_messages_when_a_stalled_nats_server_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,3 +445,18 @@ async def test_publisher_after_a_nats_server_restart_gets_acks_within_two_second
         await asyncio.gather(*answers, return_exceptions=True)
         await ours.close()
         await theirs.close()
+
+
+def test_publish_with_message_id_or_expected_offset_sends_the_nats_header_of_each() -> None:
+    assert headers_with_conditions({"a": "1"}, "id", None) == (("a", b"1"), ("Nats-Msg-Id", b"id"))
+    assert headers_with_conditions(None, "", -1) == (("Nats-Expected-Last-Sequence", b"0"),)
+    assert headers_with_conditions(None, "", 41) == (("Nats-Expected-Last-Sequence", b"42"),)
+    for wrong in ("a\r\nb", " a", "x" * 256, "é" * 128):
+        with pytest.raises(ConfigError, match="Invalid message id"):
+            headers_with_conditions(None, wrong, None)
+    headers_with_conditions(None, "x" * 255, (1 << 62) - 1)
+    for offset in (-2, 1 << 62):
+        with pytest.raises(ConfigError, match="Invalid expected_last ="):
+            headers_with_conditions(None, "", offset)
+    with pytest.raises(ConfigError, match="set twice"):
+        headers_with_conditions({"Nats-Msg-Id": "a"}, "b", None)

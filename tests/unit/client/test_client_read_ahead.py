@@ -1,4 +1,4 @@
-"""Test the read-ahead of a consumer: it starts once, stays within its depth, and ends on close."""
+"""Test the read-ahead of a consumer: its errors, and its end on close."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from liftpy.client.encode_publish import Address
 from liftpy.client.iteration import Iteration, LastItem, ReadAhead
 from liftpy.client.service_commands import CommandAnswer, _once
-from liftpy.errors import ClientClosedError, ConfigError, LiftError, UnavailableError
+from liftpy.errors import ClientClosedError, ConfigError, LiftError
 from tests.unit.client.test_service_commands import COMMAND, Wire, reply
 
 
@@ -65,59 +65,11 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def test_read_ahead_returns_batch_slices_in_order_and_none_after_the_last() -> None:
-    one, two, three = piece(1), piece(2), piece(3)
-    source, home = Source([one, two], [], [three], None), Home()
-    ahead = ahead_of(source, home)
-    assert [await ahead.next() for _ in range(3)] == [one, two, three]
-    assert len(home.callbacks) == 1
-    assert await ahead.next() is None
-    assert (ahead.ended, home.callbacks, ahead._fetching) == (True, [], None)
-    assert await ahead.next() is None
-    assert (source.begun, source.fetched) == (1, 4)
-
-
-async def test_read_ahead_fetches_at_most_the_configured_number_of_slices() -> None:
-    source = Source(*[[piece(n)] for n in range(9)])
-    ahead = ahead_of(source, depth=2)
-    await ahead.next()
-    await turns()
-    assert source.fetched == 4, "one was taken, two are ready, one waits for room"
-    await ahead.next()
-    await turns()
-    assert source.fetched == 5
-    await ahead.close()
-    assert ahead.ended
-
-
-async def test_read_ahead_returns_fetched_slices_before_raising_an_error_and_resumes() -> None:
-    one, two = piece(1), piece(2)
-    source, home = Source([one], UnavailableError("nobody"), [two], None), Home()
-    ahead = ahead_of(source, home)
-    assert await ahead.next() is one
-    with pytest.raises(UnavailableError, match="nobody"):
-        await ahead.next()
-    assert (home.callbacks, ahead.ended) == ([], False)
-    assert await ahead.next() is two
-    assert len(home.callbacks) == 1
-    assert await ahead.next() is None
-    assert source.begun == 1
-
-
 async def test_read_ahead_raises_an_unexpected_fetch_error_in_the_consumer() -> None:
     ahead = ahead_of(Source(KeyError("k")))
     with pytest.raises(LiftError, match=r"read s/0: KeyError\('k"):
         await ahead.next()
     await turns()
-
-
-async def test_read_ahead_of_a_closed_client_fetches_nothing() -> None:
-    source, home = Source([piece(1)], [piece(2)]), Home()
-    ahead = ahead_of(source, home)
-    home.closed = ClientClosedError("closed")
-    with pytest.raises(ClientClosedError):
-        await ahead.next()
-    assert (source.begun, source.fetched) == (0, 0)
 
 
 async def test_client_close_cancels_read_ahead_and_ends_the_waiting_consumer() -> None:
@@ -144,35 +96,6 @@ async def test_client_close_with_a_full_read_ahead_buffer_ends_the_consumer() ->
     home.callbacks[0]()
     with pytest.raises(ClientClosedError):
         await ahead.next()
-
-
-async def test_client_close_cancels_read_ahead_again_if_the_cancellation_is_swallowed() -> None:
-    """nats-py swallows some cancellations."""
-    swallowed: list[str] = []
-    home = Home()
-
-    async def stubborn() -> Any:
-        while True:
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                swallowed.append("once")
-                if len(swallowed) > 1:
-                    raise
-
-    async def begin() -> Any:
-        return stubborn
-
-    ahead: Any = ReadAhead("s/0", home, 2, begin)
-    waiting = asyncio.ensure_future(ahead.next())
-    await turns()
-    fetching = ahead._fetching
-    home.callbacks[0]()
-    with pytest.raises(ClientClosedError):
-        await waiting
-    async with asyncio.timeout(30):
-        await asyncio.wait([fetching])
-    assert (swallowed, fetching.done()) == (["once", "once"], True)
 
 
 async def test_read_ahead_abandon_cancels_the_fetch_without_waiting() -> None:

@@ -1,4 +1,4 @@
-"""Test cursors with the real coordinator in a cluster in memory: one owner, positions that never decrease."""
+"""Test cursors with the real coordinator in a cluster in memory: rejected commits, groups and streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from liftpy.client import cursor as module
 from liftpy.client.coordinator import GroupRejectedError
 from liftpy.client.positions import Position
 from liftpy.core.wire._pb import group_pb2
-from liftpy.errors import ConfigError, NotFoundError, OffsetOutOfRangeError
+from liftpy.errors import ConfigError, NotFoundError
 from liftpy.testing.memory import memory_cluster
 
 
@@ -25,41 +25,6 @@ async def client() -> AsyncIterator[Client]:
         for number in range(10):
             await made.publish("orders", b"%d" % number)
         yield made
-
-
-async def test_cursor_resumes_at_its_committed_position(client: Client) -> None:
-    async with client.cursor("nightly", "orders") as cursor:
-        assert await cursor.fetch() is None
-        consumer = await cursor.consume(until="end")
-        async for record in consumer:
-            if record.offset == 3:
-                await cursor.commit(await consumer.position())
-                break
-        assert (await cursor.fetch(), await cursor.fetch(1)) == (4, None)
-        await cursor.commit(2, partition=1)
-    async with client.cursor("nightly", "orders") as again:
-        assert (await again.fetch(), await again.fetch(1)) == (4, 2)
-        assert [record.offset async for record in await again.consume(until="end")] == [4, 5, 6, 7, 8, 9]
-        await client.admin.truncate_before("orders", 0, 6)
-        async with asyncio.timeout(30):
-            while (await client.bounds("orders")).log_start_offset < 6:
-                await asyncio.sleep(0.01)
-        with pytest.raises(OffsetOutOfRangeError):
-            _ = [record async for record in await again.consume(until="end")]
-
-
-async def test_cursor_commit_is_rejected_after_another_client_opened_the_cursor(client: Client) -> None:
-    one = await client.cursor("nightly", "orders")
-    await one.commit(5)
-    other = await client.cursor("nightly", "orders")
-    with pytest.raises(GroupRejectedError, match="opened by another"):
-        await one.commit(6)
-    assert await other.fetch() == 5
-    await other.commit(7)
-    await other.commit(7)
-    with pytest.raises(ConfigError, match="because 7"):
-        await other.commit(6)
-    assert await one.fetch() == 7
 
 
 async def test_cursor_commit_is_rejected_after_an_operator_set_or_deleted_the_cursor(client: Client) -> None:

@@ -130,28 +130,6 @@ def test_partition_reader_skips_compacted_offsets_after_two_equal_answers(gap: b
     assert told_before.next_offset == after
 
 
-async def test_partition_reader_bounds_contain_the_compaction_flag(client: Client, liar: Liar) -> None:
-    for said in (True, False):
-        liar.bounds_lies = [_set(compacted=said)]
-        consumer = client.consume("s", until=499, options=QUICK)
-        await consumer.begin()
-        assert consumer._position().compacted is said
-
-
-async def test_partition_reader_counts_dropped_answers_by_reason(client: Client, liar: Liar, transport: Transport) -> None:
-    liar.lies = [LIES["another partition"], LIES["another request"], LIES["cut behind what was read"], LIES["made again"]]
-    assert await values(aiter(client.consume("s", until=499, options=QUICK))) == expected(0, 500)
-    assert transport.counters["answers to something else"] == 2
-    assert transport.counters["damaged answers"] == 1
-    assert transport.counters["answers doubted"] == 1
-
-
-async def test_read_request_contains_stream_partition_and_request_id(client: Client, liar: Liar) -> None:
-    await values(aiter(client.consume("s", until=499, options=QUICK)))
-    assert {(a.stream, a.partition, a.HasField("partition")) for a in liar.asked} == {("s", 0, True)}
-    assert len({a.requestId for a in liar.asked}) > 1
-
-
 def test_partition_reader_raises_a_fatal_error_only_after_the_second_equal_error() -> None:
     opinion = ErrorConfirmation()
     gone, cut = NotFoundError("gone"), LogTruncatedError("cut", 3)
@@ -174,19 +152,3 @@ def test_partition_reader_drops_an_answer_with_an_impossible_high_watermark() ->
     for _ in range(20):
         with pytest.raises(NotServedError):
             progress.accept(answer(hw=5))
-
-
-async def test_partition_reader_bounds_confirm_a_fatal_error_with_a_second_answer(
-    client: Client, liar: Liar, transport: Transport
-) -> None:
-    liar.bounds_lies = [LIES["another partition"], LIES["made again"], LIES["another request"]]
-    assert (await client.bounds("s")).high_watermark == 499
-    assert liar.bounds_lies == []
-    assert transport.counters["answers doubted"] == 0, "without a uid nobody is told that it was made again"
-    reader = client._streams.reader("s", 0, QUICK)
-    liar.bounds_lies = [LIES["made again"], LIES["another partition"]]
-    assert (await reader.bounds("u1"))[0].uid == "u1"
-    assert transport.counters["answers doubted"] == 1
-    liar.bounds_lies = [LIES["made again"]] * 2
-    with pytest.raises(NotFoundError):
-        await reader.bounds("u1")

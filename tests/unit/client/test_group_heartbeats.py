@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from liftpy.client import GroupOptions
-from liftpy.client import group as group_module
-from liftpy.client import queue as queue_module
 from liftpy.client.group import Group
 from liftpy.core.groups import commands
 from liftpy.core.groups.commands import decode_command
@@ -148,73 +146,6 @@ async def test_group_member_with_an_instance_id_does_not_leave_on_close(instance
     ):
         assert await group.take() is not None
     assert home.left == left
-
-
-async def test_group_heartbeat_without_an_answer_is_repeated() -> None:
-    home = Coordinated()
-    home.unanswered = 2
-    home.node.append(b"a")
-    async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
-        while home.unanswered:
-            group._beat_soon.set()
-            await asyncio.sleep(0.01)
-        group._beat_soon.set()
-        assert await group.take() is not None
-        assert group.counters["unanswered"] == 2
-
-
-async def test_group_with_auto_commit_s_below_one_second_commits_several_times_per_second() -> None:
-    home = Coordinated()
-    options = GroupOptions(auto_commit_s=0.1)
-    async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", options, None, None).open() as group:
-        home.node.append(b"0")
-        await anext(group.batches())
-        began, took = time.monotonic(), []
-        for number in range(1, 6):
-            home.node.append(b"%d" % number)
-            await anext(group.batches())
-            while committed(home) != {0: number}:
-                home.commits.clear()
-                await home.commits.wait()
-            took.append(time.monotonic() - began)
-        assert took[-1] < 2.5, f"five commits, at most one each second: {took}"
-
-
-async def test_group_commit_stops_before_unfinished_records() -> None:
-    home = Coordinated()
-    home.node.append(b"a")
-    async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
-        part = await group.take()
-        assert part is not None
-        (pump,) = group._pumps.values()
-        while pump.consumer is None or pump.consumer.passed_offset != 1:
-            await asyncio.sleep(0)
-        group._pass_over()
-        assert group._finished_ends == {}
-        home.node.append(b"b")
-        while not group._ready:
-            await asyncio.sleep(0)
-        group.finished(part)
-        group._pass_over()
-        assert group._finished_ends == {part.key: (1, 1)}
-
-
-async def test_group_commit_of_many_partitions_is_split_into_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "MAX_POSITIONS", 1)
-    home = Coordinated(partitions=3)
-    home.node.append(b"a")
-    async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
-        for _ in range(3):
-            part = await group.take()
-            assert part is not None
-            group.finished(part)
-        await group.commit()
-        assert committed(home) == {0: 1, 1: 1, 2: 1}
-
-
-def test_group_session_clock_includes_the_time_of_a_suspended_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: 7 if clock == time.CLOCK_BOOTTIME else 0)
-    assert (group_module.now_ns(), queue_module._now_ns()) == (7, 7)
 
 
 async def test_group_member_that_lost_a_partition_drops_its_buffered_records() -> None:

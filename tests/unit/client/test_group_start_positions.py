@@ -98,20 +98,6 @@ async def test_group_commit_excludes_records_that_were_fetched_but_not_returned(
         assert await taken(group, 1) == [b"fetched"]
 
 
-async def test_group_member_on_start_lists_the_streams_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    await client.publish("orders", b"1")
-    listed, real = list[int](), client.admin.list_streams
-
-    async def counted() -> list[StreamImage]:
-        listed.append(1)
-        return await real()
-
-    monkeypatch.setattr(client.admin, "list_streams", counted)
-    async with client.group("billing", ["orders"], options=GroupOptions(auto_commit_s=0)) as group:
-        assert await taken(group, 1) == [b"1"]
-    assert len(listed) == 1
-
-
 async def test_group_with_start_new_commits_its_start_before_delivering_records(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

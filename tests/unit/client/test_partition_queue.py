@@ -6,7 +6,6 @@ import pytest
 
 from liftpy.client.partition_queue import (
     FIRST_PAUSE_S,
-    LONGEST_PAUSE_S,
     BatchRejection,
     BatchResult,
     PartitionQueue,
@@ -57,26 +56,6 @@ def at(offset: int, known: int = 0) -> BatchResult:
 
 
 # ---- batches -----------------------------------------------------------------------------------------------------------------
-def test_producer_partition_queue_sends_buffered_records_when_the_window_has_space() -> None:
-    lane = a_lane(window=2)
-    fill(lane, b"a")
-    assert [values_of(p) for p in sent(lane, 0)] == [[b"a"]]
-    fill(lane, b"b", b"c", b"d", b"e")
-    assert [values_of(p) for p in sent(lane, 0)] == [[b"b", b"c"]]
-    assert sent(lane, 0) == []
-    assert tokens(lane.acked(0, at(0))) == ["a"]
-    assert [values_of(p) for p in sent(lane, 0)] == [[b"d", b"e"]]
-    header = parse_batch(lane._parcels[-1].batch).header
-    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 0, 3)
-
-
-def test_producer_partition_queue_batch_stays_below_batch_bytes_except_for_one_larger_record() -> None:
-    lane = a_lane(window=9, batch_records=10, batch_bytes=5)
-    fill(lane, b"ddddddd", b"aa", b"bbb", b"c", b"ddddddd", b"e")
-    assert [values_of(p) for p in sent(lane, 0)] == [[b"ddddddd"], [b"aa", b"bbb"], [b"c"], [b"ddddddd"], [b"e"]]
-    assert [p.size_bytes for p in lane._parcels] == [7, 5, 1, 7, 1]
-
-
 @pytest.mark.parametrize(("batch_records", "batch_bytes"), [(10, 5), (3, 100), (1, 100), (10, 1), (2, 6)])
 def test_producer_partition_queue_add_many_without_keys_builds_the_same_batches_as_add(
     batch_records: int, batch_bytes: int
@@ -88,23 +67,6 @@ def test_producer_partition_queue_add_many_without_keys_builds_the_same_batches_
     many.add_many(values[:3], None, [len(value) for value in values[:3]], 0.0)
     many.add_many(values[3:], None, [len(value) for value in values[3:]], 0.0)
     assert [(p.batch, p.size_bytes) for p in sent(many, 0)] == [(p.batch, p.size_bytes) for p in sent(one, 0)]
-
-
-def test_producer_partition_queue_add_many_after_add_builds_the_same_batches_as_add() -> None:
-    values = [b"aa", b"bbb", b"c", b"ddddddd", b"e", b"f", b"g"]
-    keys = [b"k%d" % i for i in range(len(values))]
-    one, many = a_lane(9, 2, 5), a_lane(9, 2, 5)
-    for lane in (one, many):
-        lane.add(b"0", None, (), 1, 0.0)
-    for value, key in zip(values, keys, strict=True):
-        one.add(value, key, (), len(value), 0.0)
-    shares = many.add_many(values, keys, [len(value) for value in values], 0.0)
-    found = sent(many, 0)
-    assert [(p.sequence, p.batch, p.digest, p.size_bytes) for p in found] == [
-        (p.sequence, p.batch, p.digest, p.size_bytes) for p in sent(one, 0)
-    ]
-    assert [(first, count) for _, first, count in shares] == [(1, 1), (0, 2), (0, 1), (0, 2), (0, 1)]
-    assert all(ticket is parcel.ticket for (ticket, _, _), parcel in zip(shares, found, strict=False))
 
 
 def test_producer_partition_queue_batch_contains_keys_headers_and_tombstones() -> None:
@@ -131,16 +93,6 @@ def test_producer_partition_queue_batch_contains_records_with_and_without_keys()
     lane.add_many([b"c"], [b"l"], [1], 0.0)
     lane.add(b"d", None, (), 1, 0.0)
     assert parse_batch(sent(lane, 0)[0].batch).keys() == [b"l", None]
-
-
-def test_producer_partition_queue_continues_at_the_sequence_epoch_and_digest_of_the_log() -> None:
-    lane, digest = a_lane(), RollingDigest(values=5)
-    lane.begin(4, (1 << 32) - 1, digest)
-    fill(lane, b"a", b"b", b"c")
-    first, second = sent(lane, 0)
-    assert (first.sequence, second.sequence, lane.next_sequence) == ((1 << 32) - 1, 1, 2)
-    assert (first.digest, second.digest) == (digest, digest.over(parse_batch(first.batch).columns, 0, 2))
-    assert parse_batch(first.batch).header.producer_epoch == 4
 
 
 # ---- answers -----------------------------------------------------------------------------------------------------------------
@@ -176,15 +128,6 @@ def test_producer_partition_queue_resends_rejected_batches_after_a_delay() -> No
     assert tokens(lane.acked(2, at(2, 2))) == ["c", "d", "e"]
 
 
-def test_producer_partition_queue_ignores_rejections_of_batches_after_a_rejected_batch() -> None:
-    lane = a_lane()
-    fill(lane, b"a", b"b", b"c", b"d")
-    sent(lane, 0)
-    assert lane.refused(0, 1, BatchRejection.AGAIN, 1.0)
-    assert lane.refused(2, 1, BatchRejection.OUT_OF_ORDER, 1.5, due=0)
-    assert lane.resume_at == 1.0 + FIRST_PAUSE_S
-
-
 def test_producer_partition_queue_without_a_producer_epoch_sends_nothing() -> None:
     lane = PartitionQueue(7, window=3, batch_bytes=1000, batch_records=2, attempt_s=1.0, new_ticket=list)
     fill(lane, b"a")
@@ -193,48 +136,6 @@ def test_producer_partition_queue_without_a_producer_epoch_sends_nothing() -> No
     assert len(sent(lane, 0)) == 1
     assert lane.refused(99, 1, BatchRejection.FINAL, 1.0)
     assert not lane.refused(0, 1, BatchRejection.FINAL, 1.0)
-
-
-def test_producer_partition_queue_retry_delays_grow_to_a_second_and_reset_after_an_ack() -> None:
-    lane = a_lane(window=9)
-    fill(lane, b"a", b"b", b"c")
-    pauses, now = [], 0.0
-    for attempt in range(1, 10):
-        sent(lane, now)
-        lane.refused(0, attempt, BatchRejection.AGAIN, now)
-        pauses.append(round(lane.resume_at - now, 6))
-        now = lane.resume_at
-    assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
-    assert pauses[-1] == LONGEST_PAUSE_S
-    lane.acked(0, at(0))
-    sent(lane, now)
-    lane.refused(2, 10, BatchRejection.AGAIN, now)
-    assert round(lane.resume_at - now, 6) == FIRST_PAUSE_S
-
-
-def test_producer_partition_queue_over_quota_resends_after_the_delay_in_the_rejection() -> None:
-    lane = a_lane(window=9)
-    fill(lane, b"a", b"b", b"c")
-    sent(lane, 1.0)
-    assert lane.refused(0, 1, BatchRejection.AGAIN, 1.0, after_s=7.5)
-    assert (lane.resume_at, sent(lane, 8.4)) == (8.5, [])
-    assert len(sent(lane, 8.5)) == 2
-    lane.refused(0, 2, BatchRejection.AGAIN, 9.0)
-    assert round(lane.resume_at - 9.0, 6) == FIRST_PAUSE_S, "pauses grow for other refusals"
-
-
-def test_producer_partition_queue_resends_a_batch_without_answer_after_its_timeout() -> None:
-    lane = a_lane()
-    assert lane.wake_at() is None
-    assert not lane.late(99)
-    fill(lane, b"a")
-    assert lane.wake_at() == 0.0
-    sent(lane, 10.0)
-    assert lane.wake_at() == 11.0
-    assert not lane.late(10.99)
-    assert lane.late(11.0)
-    assert not lane.late(11.0), "it has gone back"
-    assert [p.attempt for p in sent(lane, 11.0 + FIRST_PAUSE_S)] == [2]
 
 
 def test_producer_partition_queue_fails_when_the_leader_lost_stored_records() -> None:
@@ -289,16 +190,6 @@ def test_producer_partition_queue_unknown_to_the_leader_gets_a_new_epoch_and_res
     assert lane.unanswered[0] == 4
 
 
-def test_producer_partition_queue_reset_sends_only_the_first_batch_until_its_ack() -> None:
-    lane = a_lane()
-    lane.begin(3, 0, RollingDigest(values=9), reset=True)
-    fill(lane, b"a", b"b", b"c")
-    (first,) = sent(lane, 0)
-    lane.acked(first.sequence, at(0))
-    (second,) = sent(lane, 0)
-    assert (first.reset, second.reset, first.digest) == (True, False, RollingDigest())
-
-
 def test_producer_partition_queue_after_a_reconnect_resends_one_batch_several_times_per_second() -> None:
     lane = a_lane()
     fill(lane, b"a", b"b", b"c")
@@ -325,24 +216,3 @@ def test_producer_partition_queue_over_quota_after_a_reconnect_still_waits_for_t
     lane.refused(first.sequence, 1, BatchRejection.AGAIN, 1.0, after_s=9.0)
     lane.connection_renewed(2.0)
     assert (sent(lane, 2.0), lane.wake_at()) == ([], 10.0)
-
-
-def test_producer_partition_queue_without_a_known_digest_sends_no_digest() -> None:
-    lane = a_lane()
-    lane.begin(4, 7, None)
-    fill(lane, b"a", b"b", b"c")
-    assert [(parcel.sequence, parcel.digest) for parcel in sent(lane, 0)] == [(7, None), (9, None)]
-    assert lane.unanswered == (7, None)
-    lane = a_lane()
-    lane.begin(4, 0, None)
-    assert lane.unanswered == (0, RollingDigest()), "who begins knows it"
-
-
-def test_producer_partition_queue_batch_age_counts_from_its_first_send() -> None:
-    """The producer timeout uses this age, so a batch that is resent often fails in the end."""
-    lane = a_lane()
-    fill(lane, b"a")
-    for now in (5.0, 7.0, 11.0):
-        (parcel,) = sent(lane, now)
-        assert parcel.first_at == 5.0
-        assert lane.late(now + 1.0)

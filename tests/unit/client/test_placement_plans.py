@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from liftpy.client import admin as admin_module
-from liftpy.client import service_commands, services
 from liftpy.client.admin import Admin
 from liftpy.client.client import Client
 from liftpy.client.encode_publish import Address
-from liftpy.client.metadata_requests import MetadataRequests, control_error
 from liftpy.client.placement_plans import (
     PlacementOptions,
-    PlacementPlan,
-    PlannedNode,
     ReplicaCounts,
     assignment_from_json,
     plan_from_pb,
@@ -30,13 +25,11 @@ from liftpy.core.metadata.codec import CONFIG
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import ConfigError, InvalidNameError, LiftError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.errors import ConfigError, InvalidNameError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.nats.transport import Transport
 from tests.each import each
-from tests.only_in import only_in
 from tests.unit.client.admins import admin_over
 
-_Error = pb.ControlResponse.Error
 PLAN = pb.PlacementPlan(
     nodes=[
         pb.PlannedNode(nodeId="n1", rack="b", weight=1.5, replicas=4, leaders=2, fenced=False),
@@ -52,23 +45,6 @@ PLAN = pb.PlacementPlan(
 
 
 # ---- plans ---------------------------------------------------------------------------------------------------------------------
-def test_placement_plan_decode_returns_the_encoded_fields() -> None:
-    assert plan_from_pb(PLAN) == PlacementPlan(
-        first_partition=2,
-        replicas=(("n1", "n3"), ("n3", "n2")),
-        nodes=(
-            PlannedNode(node_id="n1", rack="b", weight=1.5, replicas=4, leaders=2, fenced=False),
-            PlannedNode(node_id="n2", rack="a", weight=1.0, replicas=3, leaders=1, fenced=True),
-            PlannedNode(node_id="n3", rack="a", weight=1.0, replicas=7, leaders=5, fenced=False),
-        ),
-        notes=("one", "two"),
-        waits="",
-    )
-    waits = plan_from_pb(pb.PlacementPlan(nodes=PLAN.nodes, waits="insufficient-nodes"))
-    assert (waits.replicas, waits.waits) == ((), "insufficient-nodes")
-    assert plan_from_pb(pb.PlacementPlan(replicationFactor=3)).replicas == ()
-
-
 @pytest.mark.parametrize(
     ("places", "factor", "right"),
     [([0, 1], 2, True), ([0, 2], 1, True), ([0, 1], 0, False), ([0, 1, 2], 2, False), ([0, 3], 2, False), ([0], 2, False)],
@@ -285,32 +261,6 @@ async def test_admin_reassign_request_contains_the_replicas_or_the_cancellation(
     assert len(group.asked) == 2
 
 
-async def test_admin_stream_request_is_sent_to_the_info_subject() -> None:
-    group = Group(pb.ControlResponse(stream=stream_pb()), pb.ControlResponse(stream=stream_pb()))
-    assert (await group.admin.stream("s")).uid == "u1"
-    await MetadataRequests(group, Subjects("ns", principal="me")).stream("s", linearizable=True)  # type: ignore[arg-type]
-    assert [(asked.describeStream.name, asked.linearizable) for asked in group.asked] == [("s", False), ("s", True)]
-    assert group.subjects == [Subjects("ns").info()] * 2
-
-
-async def test_admin_attempt_timeout_is_limited_to_the_remaining_deadline() -> None:
-    group = Group(*(pb.ControlResponse(stream=stream_pb()) for _ in range(3)))
-    transport: Any = group
-    await admin_over(transport, Subjects("ns"), deadline_s=600.0).stream("s")
-    await admin_over(transport, Subjects("ns"), deadline_s=1.0).stream("s")
-    await admin_over(transport, Subjects("ns"), deadline_s=0.0).stream("s")
-    long, short, least = group.times_s
-    assert long == 1.5
-    assert 0 <= least <= short <= 1.0
-
-
-def test_admin_answer_with_an_unknown_error_code_raises_lift_error() -> None:
-    error = control_error(pb.ControlResponse(error=_Error.STALE))
-    assert str(error) == "the metadata group answered STALE"
-    unknown = control_error(pb.ControlResponse(error=77))  # type: ignore[arg-type]
-    assert (type(unknown), str(unknown)) == (LiftError, "the metadata group answered 77")
-
-
 # ---- a client and its streams ----------------------------------------------------------------------------------------------------
 _REST: dict[str, Any] = {"leader_epoch": 1, "replicas": (), "isr": (), "target": (), "status": 1, "pause": 0}
 
@@ -359,39 +309,6 @@ def led_client(**script: list[Any]) -> tuple[Any, Told, list[Any]]:
     return made, told, led
 
 
-async def test_create_stream_caches_the_stream_and_waits_for_its_leaders() -> None:
-    stream = image(3, led=2)
-    made, told, led = led_client(command=[None, None], whole=[stream, stream])
-    config = StreamConfig()
-    wish = {"partitions": 3, "replicas": 2, "config": config, "placement": WISH}
-    assert (await made.create_stream("s", "shop.s", **wish, ready_s=7.0)).image is stream
-    assert [name for name, *_ in told.asked] == ["command", "whole"]
-    assert led == [("u1", 0, 7.0), ("u1", 1, 7.0)], "one without a leader has nobody to wait for"
-    assert made._streams.cached == {"s": stream}
-    led.clear()
-    assert (await made.create_stream("s", "shop.s", ready_s=0)).image is stream
-    assert led == []
-
-
-async def test_client_context_exit_closes_the_nats_transport() -> None:
-    made = a_client()
-    async with made as same:
-        assert same is made
-        assert not made.transport.closed
-    assert made.transport.closed
-
-
-async def test_add_partitions_waits_only_for_leaders_of_the_new_partitions() -> None:
-    before, after = image(2), image(4)
-    made, told, led = led_client(stream=[before], command=[None, None], whole=[after, after])
-    assert (await made.admin.add_partitions("s", 4, uid="u1", placement=WISH, ready_s=3.0)).image is after
-    assert [name for name, *_ in told.asked] == ["stream", "command", "whole"]
-    assert led == [("u1", 2, 3.0), ("u1", 3, 3.0)]
-    assert made._streams.cached == {"s": after}
-    assert (await made.admin.add_partitions("s", 4, ready_s=0)).image is after
-    assert len(led) == 2
-
-
 async def test_stream_readiness_wait_polls_a_stream_without_replicas_until_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_module, "_PLACED_POLL_S", 0.001)
     placed = image(1)
@@ -407,63 +324,6 @@ async def test_stream_readiness_wait_polls_a_stream_without_replicas_until_place
     with pytest.raises(UnavailableError, match=text):
         await made.admin.until_ready(StreamInfo.of(image(waiting=1)), 0.0)
     assert led == []
-
-
-async def test_stream_readiness_wait_sleeps_at_most_the_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sleep is also at most the poll interval."""
-    now, slept = [100.0], []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(round(seconds, 6))
-        now[0] += seconds
-
-    made, _, _ = led_client(stream=[image(waiting=1)] * 9)
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
-    only_in(monkeypatch, admin_module, "asyncio", sleep=sleep)
-    with pytest.raises(UnavailableError):
-        await made.admin.until_ready(StreamInfo.of(image(waiting=1)), 0.625)
-    assert slept == [0.25, 0.25, 0.125]
-
-
-async def test_service_call_sends_the_command_to_the_input_stream_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, told, _ = led_client(stream=[image(3), image(3, uid="u2"), image(3, uid="u2")])
-    called: list[Any] = []
-    anew = False
-
-    async def call(transport: Any, find: Any, command: service_commands.Command, timeout_s: float) -> str:
-        called.append((transport, await find(anew), command, timeout_s))
-        return "answer"
-
-    monkeypatch.setattr(service_commands, "call", call)
-    given: Any = {"partition": 2, "key": b"k", "headers": {"h": "1"}, "message_id": "id", "timeout_s": 9.0}
-    assert await made.services.call("bank", "s", b"pay", **given) == "answer"
-    command = service_commands.Command("bank", "s", 2, b"pay", b"k", (("h", b"1"),), "id")
-    assert called == [(made.transport, Address("shop.s.2", "u1"), command, 9.0)]
-    await made.services.call("bank", "s", b"pay", partition=0)
-    assert called[1][1:] == (Address("shop.s", "u1"), service_commands.Command("bank", "s", 0, b"pay"), 5.0)
-    assert len(told.asked) == 1, "it is known already"
-    anew = True
-    await made.services.call("bank", "s", b"pay", partition=0)
-    assert called.pop()[1] == Address("shop.s", "u2"), "made again meanwhile"
-    anew = False
-    for service, stream, partition, kind in (("a b", "s", 0, InvalidNameError), ("bank", "a b", 0, InvalidNameError),
-                                             ("bank", "s", -1, ConfigError), ("bank", "s", 3, NotFoundError)):  # fmt: skip
-        with pytest.raises(kind):
-            await made.services.call(service, stream, b"pay", partition=partition)
-    assert len(called) == 2
-    assert len(told.asked) == 3, "a partition that is not known may have been added"
-
-
-async def test_service_query_contains_the_arguments_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, asked = a_client(), []
-
-    async def ask(*given: Any) -> str:
-        asked.append(given)
-        return "answer"
-
-    monkeypatch.setattr(services, "ask", ask)
-    assert await made.services.query("bank", b"q", partition=2, at_least=7, timeout_s=9.0) == "answer"
-    assert asked == [(made.transport, made._streams.requests.subjects, "bank", b"q", 2, 7, 9.0)]
 
 
 def test_publish_address_of_a_partition_has_its_subject_and_stream_uid() -> None:

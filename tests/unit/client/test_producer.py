@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import encode_publish
 from liftpy.client.encode_publish import Address
 from liftpy.client.partition_sender import BATCH_BYTES, RECORD_BYTES, ManyAck, ProducerOptions
 from liftpy.client.producer import Partitioner, Producer
@@ -273,24 +272,6 @@ async def test_producer_batch_resent_after_a_lost_ack_is_stored_once() -> None:
     await p.close()
 
 
-async def test_producer_resends_batches_in_flight_at_once_after_a_reconnect() -> None:
-    wire = Wire()
-    p = await a_producer(wire, attempt_s=600.0, patience_s=3600.0)
-    lost = iter([True])
-    wire.loses = lambda: next(lost, False)
-    receipt = await p.send(b"a")
-    while not wire.published:
-        await asyncio.sleep(0)
-    renewed, wire.reconnected = wire.reconnected, asyncio.get_running_loop().create_future()
-    renewed.set_result(None)
-    assert (await receipt).offset == 0
-    assert (wire.values(), p.resends) == ([b"a"], 1)
-    assert p._courses[0].addressing._wait_s == encode_publish._FIRST_WAIT_S, (
-        "its leader has answered: the next doubt waits no longer"
-    )
-    await p.close()
-
-
 async def test_producer_close_without_acks_fails_sent_records_with_outcome_unknown() -> None:
     wire = Wire()
     p = await a_producer(wire, window=1, attempt_s=600.0, patience_s=3600.0)
@@ -398,51 +379,6 @@ async def test_producer_timeout_error_contains_the_last_rejection() -> None:
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------------------
-async def test_producer_ignores_answers_of_other_partitions() -> None:
-    wire, odd = Wire(), iter([{"stream": "other"}, {"partition": 3}, {"streamUid": "u9"}])
-
-    def forged(ack: _Ack) -> _Ack:
-        for name, value in next(odd, {}).items():
-            setattr(ack, name, value)
-        return ack
-
-    p = await a_producer(wire)
-    wire.answers_as = forged
-    await p.send(b"a")
-    await p.flush()
-    assert (wire.counters["acks by somebody else"], wire.values()) == (3, [b"a"])
-    junk = [
-        SimpleNamespace(subject=f"_INBOX.me0.{token}", data=b"x", headers=None)
-        for token in ("9-0-1", "1-0-1", "a-0-1", "0-0", "0-0-x")
-    ]
-    for message in junk:
-        await p._on_answer(message)
-    await p._on_answer(SimpleNamespace(subject="_INBOX.me0.0-5-1", data=b"x", headers=None))
-    await p.close()
-
-
-async def test_producer_without_responders_retries_until_a_leader_answers() -> None:
-    wire = Wire()
-    p = await a_producer(wire)
-    through, deaf = wire.publish, [True]
-
-    async def publish(subject: str, payload: bytes, reply: str = "", *, give_up_at: float) -> None:
-        if deaf:
-            deaf.clear()
-            await p._on_answer(SimpleNamespace(subject=reply, data=b"", headers={"Status": "503"}))
-            return
-        await through(subject, payload, reply, give_up_at=give_up_at)
-
-    wire.publish = publish  # type: ignore[method-assign]
-    await p.send(b"a")
-    await p.flush()
-    assert (wire.values(), p.resends) == ([b"a"], 1)
-    assert p._courses[0].addressing._wait_s == encode_publish._FIRST_WAIT_S, (
-        "its leader has answered: the next doubt waits no longer"
-    )
-    await p.close()
-
-
 async def test_producer_retries_a_batch_after_a_connection_write_error() -> None:
     wire = Wire()
     p = await a_producer(wire)

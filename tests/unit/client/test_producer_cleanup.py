@@ -1,42 +1,19 @@
-"""Test address lookups of a producer, and that it leaves no timers, callbacks, tasks or buffer space behind."""
+"""Test retries, cancellation and flush of a producer."""
 
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from liftpy.client.encode_publish import Address
-from liftpy.client.partition_sender import RECORD_BYTES
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import OutcomeUnknownError, ProtocolError, PublishRejectedError
 from tests.unit.client.test_producer import Wire, a_producer
 
 _Ack = client_pb2.Ack
-
-
-@pytest.mark.parametrize(
-    ("says", "doubts"),
-    [
-        ({"stream": "other"}, True),
-        ({"ackError": _Ack.WRONG_STREAM}, True),
-        ({"ackError": _Ack.NOT_LEADER, "streamUid": ""}, True),
-        ({"ackError": _Ack.NOT_LEADER}, False),
-        ({}, False),
-    ],
-)
-async def test_producer_after_an_ack_of_another_stream_looks_up_the_address(says: dict[str, Any], doubts: bool) -> None:
-    p = await a_producer(Wire())
-    (course,) = p._courses
-    told: list[bool] = []
-    course.addressing.doubt = lambda: told.append(True)  # type: ignore[method-assign]
-    ack = _Ack(**{"stream": "s", "streamUid": "u1"} | says)
-    course.process_answer(0, 1, SimpleNamespace(data=frames.encode(ack), headers=None))
-    assert told == [True] * doubts
-    await p.close()
 
 
 async def test_producer_open_rejected_as_overloaded_is_retried_after_a_lookup() -> None:
@@ -57,88 +34,6 @@ async def test_producer_open_rejected_as_overloaded_is_retried_after_a_lookup() 
     async with await a_producer(wire, find=find) as p:
         await p.send(b"a")
     assert (wire.values(), wire.asked, found) == ([b"a"], 2, [0])
-
-
-async def test_producer_send_yields_to_the_event_loop_once_per_batch() -> None:
-    wire, turns = Wire(), [0]
-    p = await a_producer(wire, linger_s=60)
-
-    async def count() -> None:
-        while True:
-            turns[0] += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count())
-    await asyncio.sleep(0)
-    before = turns[0]
-    for n in range(50):
-        await p.send(b"%d" % n)
-    assert 1 <= turns[0] - before <= 5
-    counting.cancel()
-    await p.flush()
-    await p.close()
-
-
-async def test_producer_close_cancels_its_background_tasks() -> None:
-    wire, asks = Wire(), asyncio.Event()
-
-    async def find(partition: int) -> Address:
-        asks.set()
-        return await asyncio.get_running_loop().create_future()
-
-    p = await a_producer(wire, find=find)
-    wire.denied(True, "ev.0")  # it has failed, and its own tasks with it
-    p._courses[0].addressing.doubt()
-    await asks.wait()
-    task = p._courses[0].addressing.task
-    await p.close()
-    assert task is not None
-    assert [made.done() for made in (task, *p._tasks)] == [True, True]
-
-
-async def test_producer_close_removes_its_client_callbacks() -> None:
-    wire = Wire()
-    p = await a_producer(wire, linger_s=60)
-    await p.send(b"a")
-    async with asyncio.timeout(30):
-        await p.flush()
-    assert (wire.values(), wire.unwatched) == ([b"a"], [])
-    await p.close()
-    assert (wire.unwatched, wire.left) == (["denials", "close"], 1)
-
-
-async def test_producer_buffer_size_includes_headers() -> None:
-    wire = Wire()
-    p = await a_producer(wire, linger_s=60)
-    await p.send(b"abc", key=b"de", headers={"name": "value", "n": "v"})
-    assert p.unanswered == (1, 3 + 2 + RECORD_BYTES + (4 + 5 + RECORD_BYTES) + (1 + 1 + RECORD_BYTES))
-    await p.flush()
-    assert p.unanswered == (0, 0)
-    await p.close()
-
-
-@pytest.mark.parametrize("has_sent", [True, False])
-async def test_producer_without_a_digest_sends_no_digest_to_the_next_leader(has_sent: bool) -> None:
-    """The first leader read a compacted log and has no digest. The next leader has the digest of all records."""
-    wire = Wire()
-    async with await a_producer(wire) as p:
-        await p.send_many([b"a", b"b"])
-    producers = wire.nodes[0].ingest._derived.producers
-    ((producer_id, whole),) = producers._states.items()
-    producers._states[producer_id] = whole._replace(digest=None)
-    async with await a_producer(wire) as p:
-        state, digest = producers._states[producer_id], whole.digest
-        if has_sent:
-            await p.send(b"c")
-            await p.flush()
-            state = producers._states[producer_id]
-            assert state.digest is None
-            digest = digest.over(wire.nodes[0].batches[-1].columns, 0, 1)
-        producers._states[producer_id] = state._replace(digest=digest)
-        wire.another_leader()
-        await p.send(b"d")
-        await p.flush()
-    assert wire.values() == [b"a", b"b", *([b"c"] if has_sent else []), b"d"]
 
 
 async def test_producer_resends_its_batches_once_per_reconnect() -> None:

@@ -94,18 +94,6 @@ async def test_producer_with_a_source_resumes_after_the_lowest_source_position_o
     assert [note.name for note in positions_in(wire, 0)] == ["group/0"] * 2, "the first of each epoch says it"
 
 
-async def test_producer_name_is_sent_only_with_the_first_batch_of_an_epoch() -> None:
-    wire = Wire()
-    async with await a_producer(wire, read=None) as p:
-        for n in range(3):
-            await (await p.send(b"%d" % n))
-    assert [batch.columns.note and ProducerNote.decode(batch.columns.note).name for batch in wire.nodes[0].batches] == [
-        "group/0",
-        None,
-        None,
-    ]
-
-
 async def test_producer_with_another_source_mode_or_an_older_generation_is_rejected() -> None:
     wire = Wire()
     async with await a_producer(wire, READ._replace(generation=5)) as p:

@@ -97,13 +97,6 @@ async def client(transport: Transport, node: Node) -> AsyncIterator[Client]:
         yield client
 
 
-async def test_published_message_contains_stream_name_stream_uid_and_partition(client: Client, node: Node) -> None:
-    await node.make("a", "u1")
-    await client.publish("a", b"1")
-    (message,) = node.stored["u1"]
-    assert (message.stream, message.streamUid, message.partition) == ("a", "u1", 0)
-
-
 async def test_publish_to_a_cached_subject_of_a_deleted_stream_stores_nothing_in_its_new_stream(
     client: Client, node: Node
 ) -> None:
@@ -146,17 +139,6 @@ async def test_publisher_of_a_recreated_stream_stores_every_later_message_once(c
         await publisher.flush()
     assert sorted(f.result().offset for f in futures) == list(range(50))
     assert sorted(node.values("u2")) == sorted(b"%d" % i for i in range(50))
-
-
-async def test_publish_looks_up_one_stream_and_not_the_whole_cluster(client: Client, node: Node) -> None:
-    for name in "abc":
-        await node.make(name, f"u{name}")
-    await client.publish("a", b"x")
-    await client.publish("b", b"x")
-    assert (await client.stream("c")).uid == "uc"
-    with pytest.raises(NotFoundError, match="there are: a, b, c"):
-        await client.publish("nowhere", b"x")
-    assert node.kinds == {"describeStream"}
 
 
 async def test_publish_without_ack_with_a_stream_uid_is_not_stored_in_a_recreated_stream(client: Client, node: Node) -> None:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
-from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions, ReadOptions
+from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions
 from liftpy.client import queue as module
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.queue import PrefetchLimit
 from liftpy.client.queue_log import QueueLog
 from liftpy.config import StreamConfig
-from liftpy.core.wire._pb import group_pb2
 from liftpy.errors import (
     ConfigError,
     InvalidNameError,
@@ -247,59 +245,6 @@ async def test_queue_does_not_deliver_buffered_records_whose_lease_expired(
         assert slow.counters["expired"] >= 2
 
 
-async def test_queue_does_not_deliver_records_whose_lease_expired_while_the_host_was_suspended(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(PrefetchLimit, "ahead", lambda self, now_ns: 2)
-    slept_ns = 10**12  # before it began
-    real = module._now_ns
-    monkeypatch.setattr(module, "_now_ns", lambda: real() + slept_ns)
-    await fill(client, 3)
-    async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=30)) as queue:
-        begun_ns = time.monotonic_ns()
-        first = await anext(queue)
-        assert begun_ns < first.until_ns - 29 * 10**9 < time.monotonic_ns() + 10**9
-        assert len(queue._ready) == 2
-        slept_ns += 31 * 10**9
-        assert queue._handed_on(2) == []
-        assert queue.counters["expired"] == 2
-
-
-async def test_queue_ack_wait_starts_before_the_take_request(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    await fill(client, 1)
-    async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=5)) as queue:
-        real, request_ns = queue._send_command, list[int]()
-
-        async def slow(**what: Any) -> Any:
-            request_ns.append(module._now_ns())
-            answer = await real(**what)
-            await asyncio.sleep(0.05)
-            return answer
-
-        report_through(monkeypatch, queue, slow)
-        (job,) = await queue.take(1)
-        assert job.over_ns <= request_ns[-1] + 5 * 10**9
-
-
-async def test_queue_dead_letter_stored_by_two_workers_has_one_message_id(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first worker ends before it reports the dead letter. The next worker stores it under another lease."""
-    await fill(client, 1)
-    ids: list[str] = []
-
-    async def publish(stream: str, value: Any, **how: Any) -> None:
-        ids.append(how["msg_id"])
-
-    monkeypatch.setattr(client, "publish", publish)
-    async with client.queue("jobs", "w", options=QueueOptions(dead_letters="dead")) as queue:
-        (job,) = await queue.take(1)
-        for lease in (4, 9):
-            part = group_pb2.GrantedRange(start=0, end=1, lease=lease, deliveries=lease, dead=True)
-            await queue._add_dead_letters(part, job, 5.0)
-    assert ids[0] == ids[1]
-
-
 async def test_queue_close_releases_records_granted_during_the_close(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(client, 1)
     options = QueueOptions(ack_wait_s=60)
@@ -323,29 +268,6 @@ async def test_queue_close_releases_records_granted_during_the_close(client: Cli
     assert await taking == []
     async with client.queue("jobs", "w", options=options) as other:
         assert numbers(await other.take(1)) == [0]
-
-
-async def test_queue_settlement_with_more_ranges_than_the_limit_is_split_into_requests(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_RANGES", 2)
-    await fill(client, 9)
-    async with client.queue("jobs", "w") as queue:
-        jobs, told = await queue.take(9), list[Any]()
-        real = queue._settlements.settle
-        monkeypatch.setattr(queue._settlements, "settle", lambda asked: told.extend(asked) or real(asked))
-        await queue.ack(jobs[::2])
-    assert [[part.start for part in one.ranges] for one in told] == [[0, 2], [4, 6], [8]]
-
-
-async def test_queue_does_not_deliver_records_released_by_the_worker(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PrefetchLimit, "ahead", lambda self, now_ns: 2)
-    await fill(client, 3)
-    async with client.queue("jobs", "w") as queue:
-        await anext(queue)
-        assert len(queue._ready) == 2
-        await queue._return_prefetched()
-        assert queue._handed_on(2) == []
 
 
 async def test_queue_skips_deleted_records(client: Client) -> None:
@@ -449,23 +371,6 @@ async def test_queue_of_a_stream_created_again_with_fewer_partitions_delivers_it
         await client.create_stream("jobs", "jobs")
         await client.publish("jobs", b"8")
         assert await all_of(queue, 1, Job.ack) == [8]
-
-
-async def test_queue_worker_opened_after_added_partitions_reads_them_from_their_first_record(client: Client) -> None:
-    """The first worker does not yet know them. A recreated stream is read in the same way."""
-    options = QueueOptions(start="new")
-    await fill(client, 3)
-    async with client.queue("jobs", "w", options=options) as first:
-        assert await first.take(3, timeout_s=0.0) == []
-    await client.admin.add_partitions("jobs", 2)
-    await client.publish("jobs", b"7", partition=1)
-    async with client.queue("jobs", "w", options=options) as second:
-        assert await all_of(second, 1, Job.ack) == [7]
-    await client.admin.delete_stream("jobs")
-    await client.create_stream("jobs", "jobs")
-    await client.publish("jobs", b"8")
-    async with client.queue("jobs", "w", options=options) as third:
-        assert await all_of(third, 1, Job.ack) == [8]
 
 
 async def test_queue_start_option_selects_the_first_record(client: Client) -> None:
@@ -590,20 +495,6 @@ async def test_queue_releases_prefetched_records_that_stay_unused(client: Client
         assert slow.counters["given back"] == 5
 
 
-async def test_queue_take_without_records_waits_for_new_records_without_polling(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_CHECK_NS", 3_600_000_000_000)  # else it looks by itself
-    monkeypatch.setattr(module, "_ASK_AGAIN_S", 3600.0)
-    async with client.queue("jobs", "w", options=QueueOptions(read=ReadOptions(wait_s=30.0))) as queue:
-        waiting = asyncio.create_task(queue.take(5, timeout_s=50))
-        async with asyncio.timeout(30):
-            while not any(place.log._watch is not None for place in queue._partitions):
-                await asyncio.sleep(0.01)
-            await fill(client, 1)
-            assert numbers(await waiting) == [0]
-
-
 async def test_queue_take_that_is_cancelled_loses_no_records(client: Client) -> None:
     await fill(client, 3)
     async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=600)) as queue:
@@ -639,23 +530,6 @@ def _asked_in_order(real: Any) -> Any:
         return take
 
     return asked
-
-
-async def test_queue_dead_letter_of_a_record_that_is_not_utf_8_is_stored(client: Client) -> None:
-    await client.create_stream("wild", "wild.>")
-    raw = client.transport.connection._transport
-    block = b"NATS/1.0\r\n\xe9: x\r\nh: \xe9\r\n\r\n"
-    raw.write(b"HPUB wild.caf\xe9 %d %d\r\n%s0\r\n" % (len(block), len(block) + 1, block))
-    while not (await client.bounds("wild")).end_offset:
-        await asyncio.sleep(0.01)
-    async with client.queue("wild", "w", options=QueueOptions(dead_letters="dead")) as queue:
-        (job,) = await queue.take(1)
-        await job.reject("poison")
-        async with asyncio.timeout(30):
-            while not queue.counters["buried"]:
-                assert await queue.take(1, timeout_s=0.1) == []
-    [buried] = [record async for record in client.consume("dead", until="end")]
-    assert (buried.value, buried.header("h"), buried.header("Dead-Letter-Subject")) == (b"0", b"\xe9", b"wild.caf\xe9")
 
 
 async def test_queue_take_with_an_infinite_timeout_returns_the_first_record(client: Client) -> None:

@@ -31,12 +31,3 @@ def test_queue_prefetch_size_is_zero_at_the_start_and_after_a_pause() -> None:
     assert pace.ahead(end + 3_000 * MS) == 0
     pace.took(10, end + 3_000 * MS)
     assert pace.ahead(end + 3_001 * MS) == 0, "it begins anew"
-
-
-def test_queue_prefetch_size_is_limited_to_the_option_or_one_take() -> None:
-    small, large = PrefetchLimit(64), PrefetchLimit(64)
-    assert small.ahead(after(small, 10, 1, 8)) == 64
-    assert large.ahead(after(large, 1000, 1, 8)) == 1000
-    old = PrefetchLimit(64)
-    end = after(old, 1000, 10, 3)
-    assert old.ahead(after(old, 1, 100, 9, begin_ns=end)) == 2, "the rate is of the last takes alone"

@@ -35,38 +35,9 @@ def offsets(slices: list[BatchSlice]) -> list[int]:
     return [offset for piece in slices for offset in piece.offsets().tolist()]
 
 
-def test_partition_reader_returns_batches_in_order_and_advances_its_offset() -> None:
-    progress = ReadProgress("s", 0, 0)
-    assert offsets(progress.accept(answer(batch(0, 3), batch(3, 2), hw=9))) == [0, 1, 2, 3, 4]
-    assert (progress.next_offset, progress.uid, progress.node, progress.high_watermark) == (5, "u1", "n1", 9)
-    request = progress.request(1000, 20)
-    assert (request.offset, request.minHighWatermark, request.streamUid, request.maxBytes, request.waitMs) == (
-        5,
-        4,
-        "u1",
-        1000,
-        20,
-    )
-
-
-def test_partition_reader_drops_records_before_the_start_and_after_the_end_offset() -> None:
-    progress = ReadProgress("s", 0, 2, end_offset=6)
-    pieces = progress.accept(answer(batch(0, 4), batch(4, 4), batch(8, 4), hw=20))
-    assert offsets(pieces) == [2, 3, 4, 5]
-    assert [v for p in pieces for v in p.values()] == [b"v2", b"v3", b"v4", b"v5"]
-    assert [r.offset for p in pieces for r in p.records()] == [2, 3, 4, 5]
-    assert (progress.next_offset, progress.done) == (6, True)
-
-
 def test_partition_reader_of_overlapping_answers_returns_each_record_once() -> None:
     progress = ReadProgress("s", 0, 5)
     assert offsets(progress.accept(answer(batch(0, 5), batch(5, 2), hw=9))) == [5, 6]
-
-
-def test_partition_reader_at_the_log_end_accepts_an_empty_answer() -> None:
-    progress = ReadProgress("s", 0, 5)
-    assert progress.accept(answer(hw=4)) == []
-    assert progress.next_offset == 5
 
 
 def test_partition_reader_with_an_empty_answer_below_the_high_watermark_tries_another_replica() -> None:
@@ -128,10 +99,6 @@ def test_partition_reader_of_a_compacted_log_accepts_missing_offsets() -> None:
 def test_partition_reader_skips_control_batches() -> None:
     progress = ReadProgress("s", 0, 0)
     assert offsets(progress.accept(answer(batch(0, 2, control=True), batch(2, 1), hw=9))) == [2]
-
-
-def test_read_request_of_a_range_contains_the_required_high_watermark() -> None:
-    assert ReadProgress("s", 0, 3, end_offset=50, floor_high_watermark=49).request(1, 0).minHighWatermark == 49
 
 
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=12), st.data())
@@ -253,10 +220,3 @@ def test_partition_reader_above_the_decompression_limit_skips_no_batches(monkeyp
     filtered = ReadProgress("s", 0, 0, wanted=Filter(keys=(b"k",)))
     assert offsets(filtered.accept(answer(*batches, hw=9, selected=True, nextOffset=9, lookedEpoch=1))) == [0, 1, 2]
     assert filtered.next_offset == 3
-
-
-def test_filtered_read_does_not_advance_past_the_high_watermark() -> None:
-    for committed, reached in ((True, 3), (False, 9)):
-        progress = ReadProgress("s", 0, 0, wanted=Filter(keys=(b"k",)), committed=committed)
-        assert offsets(progress.accept(answer(batch(0, 3), hw=5, selected=True, nextOffset=9, lookedEpoch=1))) == [0, 1, 2]
-        assert progress.next_offset == reached

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +21,6 @@ from liftpy.nats.transport import NoRespondersError, RequestTimeoutError
 
 _Ack = client_pb2.Ack
 COMMAND = Command("bank", "commands", 3, b"pay", b"k", (("h", b"1"),), "id-1")
-OK = _Ack(stream="commands", partition=3)
 
 
 def message(data: bytes = b"", **headers: str) -> Any:
@@ -79,37 +78,6 @@ class Wire:
             assert not self.waiting, "every inbox is given back"
 
 
-async def test_service_command_message_contains_ack_inbox_reply_inbox_and_message_id() -> None:
-    wire = Wire((ack(), reply()))
-    assert await wire.call() == CommandAnswer(b"done", 17, "n2")
-    [(subject, sent, acked)] = wire.sent
-    assert (subject, acked, sent.replySubject) == ("shop.commands", "inbox.1", "inbox.0")
-    assert sent == client_pb2.Message(
-        offset=-1,
-        value=b"pay",
-        key=b"k",
-        keyed=True,
-        stream="commands",
-        streamUid="u1",
-        partition=3,
-        headers=[client_pb2.Header(name="h", value=b"1"), client_pb2.Header(name="Nats-Msg-Id", value=b"id-1")],
-        replySubject="inbox.0",
-        ackPolicy=client_pb2.ALL,
-    )
-    assert wire.expected == [("shop.commands", 2.0)] * 2, "an attempt takes no longer"
-
-
-@pytest.mark.parametrize(("key", "bytes_", "keyed"), [(None, b"", False), (b"", b"", True), (b"k", b"k", True)])
-async def test_service_command_without_key_is_sent_differently_from_an_empty_key(
-    key: bytes | None, bytes_: bytes, keyed: bool
-) -> None:
-    wire = Wire((None, reply()))
-    await wire.call(Command("bank", "commands", 3, b"pay", key))
-    sent = wire.sent[0][1]
-    assert (sent.key, sent.keyed) == (bytes_, keyed)
-    assert len(sent.headers[0].value) == 32, "a message id of its own"
-
-
 @pytest.mark.parametrize("said", [_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.BELOW_MIN_ISR])
 async def test_service_command_rejected_with_a_retryable_error_is_resent_with_the_same_id(said: Any) -> None:
     wire = Wire((ack(ackError=said), None), (ack(), reply()))
@@ -148,11 +116,6 @@ async def test_service_command_ignores_an_ack_of_another_stream_and_returns_the_
     assert not asking.done()
     wire.waiting["inbox.0"].set_result(reply())
     assert await asking == CommandAnswer(b"done", 17, "n2")
-
-
-async def test_service_command_with_ack_and_answer_returns_the_answer() -> None:
-    """The service applied the command in one of the attempts."""
-    assert (await Wire((ack(ackError=_Ack.READ_ONLY), reply())).call()).value == b"done"
 
 
 async def test_service_command_without_responders_raises_unavailable_if_no_attempt_was_sent(
@@ -263,24 +226,3 @@ async def test_service_command_that_the_service_skipped_raises_with_the_reason()
         await wire.call()
     assert "REFUSED: no money�" in str(caught.value)
     assert len(wire.sent) == 1
-
-
-async def test_service_command_answer_without_a_node_header_is_accepted() -> None:
-    said = reply(b"")
-    del said.headers["Lift-Node"]
-    assert await Wire((None, said)).call() == CommandAnswer(b"", 17, "")
-
-
-async def test_service_command_that_cannot_be_sent_is_retried() -> None:
-    wire = Wire((ack(), reply()))
-    real, failures = wire.publish, [UnavailableError("not now")]
-
-    async def publish(*given: Any) -> None:
-        if failures:
-            raise failures.pop()
-        await real(*given)
-
-    wire.publish = publish  # type: ignore[method-assign]
-    find: Callable[..., Any] = wire.found
-    transport: Any = wire
-    assert (await call(transport, find, COMMAND, 30)).value == b"done"

@@ -30,21 +30,6 @@ async def test_consumer_getone_with_timeout_zero_returns_every_record() -> None:
         assert (await consumer.position()).offset == RECORDS
 
 
-async def test_consumer_iteration_with_cancelled_waits_returns_every_record() -> None:
-    async with memory_cluster() as cluster, cluster.client() as client:
-        await filled(client)
-        consumer, found = client.consume("orders"), list[int]()
-        records = consumer.records()
-        async with asyncio.timeout(30):
-            while len(found) < RECORDS:
-                try:
-                    async with asyncio.timeout(0):
-                        found.append((await anext(records)).offset)
-                except TimeoutError:
-                    pass
-        assert found == list(range(RECORDS))
-
-
 async def test_consumer_closed_during_its_start_leaves_no_task() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         await filled(client)

@@ -22,7 +22,6 @@ from liftpy.client.producer import Producer
 from liftpy.client.publisher import Publisher
 from liftpy.client.queue import Job, Queue
 from liftpy.client.services import Services
-from liftpy.client.sync import SyncClient, SyncConsumer
 from liftpy.errors import ClientClosedError
 from tests.each import each
 
@@ -108,34 +107,6 @@ def loop() -> Iterator[Any]:
     made.end(nothing)
 
 
-def test_sync_consumer_iteration_left_early_closes_its_reader(loop: Any) -> None:
-    ended: list[str] = []
-
-    async def batches() -> Any:
-        try:
-            for number in range(9):
-                yield f"batch {number}"
-        finally:
-            ended.append(threading.current_thread().name)
-
-    class Reading:
-        def batches(self) -> Any:
-            self.made = batches()  # held: the collector is not what ends it
-            return self.made
-
-    reader: Any = Reading()
-    for broken_off in (True, False):
-        ended.clear()
-        slices = SyncConsumer(loop, reader).batches()
-        if broken_off:
-            assert [next(slices), next(slices)] == ["batch 0", "batch 1"]  # type: ignore[comparison-overlap]
-            assert ended == []
-            slices.close()
-        else:
-            assert list(slices) == [f"batch {number}" for number in range(9)]  # type: ignore[comparison-overlap]
-        assert ended == ["liftpy-client"]
-
-
 @each(("ours", "theirs"), PAIRS)
 def test_sync_class_has_the_public_methods_of_the_async_class(ours: type, theirs: type) -> None:
     excepted = NOT_FOR_APPLICATIONS - ({"queue"} if theirs is Client else set())
@@ -156,18 +127,6 @@ def test_sync_attribute_has_the_type_and_docstring_of_the_async_property(ours: t
     attribute, original = vars(ours)[name], original_of(theirs, name)
     assert attribute.__doc__ == original.__doc__
     assert attribute.__orig_class__.__args__ == (get_type_hints(original.fget)["return"],)
-
-
-def test_sync_call_runs_in_the_thread_of_the_client_with_its_arguments(loop: Any) -> None:
-    client: Any = Asked(Client)
-    made: Any = SyncClient(loop, client)
-    assert made.publish("orders", b"x", key=b"k") == "answer of publish"
-    assert made.consume("orders", until="end")._wrapped == "answer of consume"
-    assert client.calls == [
-        ("publish", {"stream": "orders", "value": b"x", "key": b"k"}),
-        ("consume", {"stream": "orders", "until": "end"}),
-    ]
-    assert client.threads == {"liftpy-client"}
 
 
 def test_sync_connect_has_the_parameters_of_connect() -> None:

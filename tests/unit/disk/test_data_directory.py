@@ -14,6 +14,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import CorruptionError, DataDirectoryLockedError, InvalidNameError, NoSpaceError, StorageError
 from sidecar.disk.data_folder import DataDirectory, NodeIdentity
 from sidecar.disk.files import DirectoryStorage, DiskFile
+from tests.long import sampled
 
 KEY = PartitionKey("orders", "u1", 0)
 
@@ -51,7 +52,7 @@ def test_node_identity_damaged_at_any_byte_or_bit_is_rejected(tmp_path: Path) ->
     data = path.read_bytes()
     damaged = [data[:n] for n in range(len(data))]
     damaged += [data[: b // 8] + bytes([data[b // 8] ^ 1 << (b % 8)]) + data[b // 8 + 1 :] for b in range(len(data) * 8)]
-    for wrong in damaged:
+    for wrong in sampled(damaged, 7):
         path.write_bytes(wrong)
         try:
             assert folder.load_identity() == identity  # the checksum's own letters may change case
@@ -120,17 +121,6 @@ def test_data_directory_lock_file_contains_only_the_current_process_id(tmp_path:
     folder = DataDirectory(tmp_path)
     assert (tmp_path / "lock").read_bytes() == f"{os.getpid()}\n".encode()
     folder.close()
-
-
-def test_data_directory_lock_file_is_overwritten_before_it_is_truncated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file that was cut first may find no space on a full disk."""
-    (tmp_path / "lock").write_bytes(b"99999999999999\n")
-    cuts: list[int] = []
-    monkeypatch.setattr("sidecar.disk.data_folder.os.ftruncate", lambda _, size: cuts.append(size))
-    DataDirectory(tmp_path).close()
-    assert cuts == [len(f"{os.getpid()}\n")]
 
 
 def test_disk_file_failed_truncation_leaves_no_copy_and_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

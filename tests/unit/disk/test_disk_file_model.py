@@ -15,7 +15,7 @@ import pytest
 
 from liftpy.errors import NoSpaceError, StorageError
 from sidecar.disk import files
-from sidecar.disk.files import DirectoryCreator, DirectoryStorage, DiskFile, OpenMaps, make_folder, replace_file, sync_folder
+from sidecar.disk.files import DirectoryCreator, DirectoryStorage, DiskFile, OpenMaps, make_folder, replace_file
 
 BLOCK = 64
 
@@ -95,28 +95,6 @@ def test_disk_file_after_random_operations_equals_a_byte_string_model(seed: int,
     file.close()
 
 
-@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 1])
-def test_disk_file_rewrite_and_truncate_of_a_sealed_file_write_each_byte_once(
-    size: int, tmp_path: Path, system: System
-) -> None:
-    written: list[tuple[int, bytes]] = []
-    file = DiskFile(tmp_path / "log", create=True)
-    data = bytes(n % 251 for n in range(size + 5))
-    file.append([data])
-    real = os.pwrite
-    os.pwrite = lambda fd, block, at: written.append((at, bytes(block))) or real(fd, block, at)  # type: ignore[assignment]
-    file.rewrite(2)
-    assert b"".join(block for _, block in written) == data[2:]
-    assert [at for at, _ in written] == list(range(2, len(data), BLOCK))
-    file.seal()
-    file.truncate(size)
-    assert contents(file) == data[:size]
-    file.append([b"more"])
-    file.seal()
-    assert bytes(file.read(0, 1000)) == data[:size] + b"more", "a copy that is sealed again is read by its name"
-    file.close()
-
-
 def test_disk_file_read_excludes_bytes_of_an_unfinished_write(tmp_path: Path) -> None:
     file = DiskFile(tmp_path / "log", create=True)
     file.append([b"counted"])
@@ -124,15 +102,6 @@ def test_disk_file_read_excludes_bytes_of_an_unfinished_write(tmp_path: Path) ->
         behind.write(b"torn")
     assert bytes(file.read(0, 100)) == bytes(file.reread(0, 100)) == b"counted"
     assert bytes(file.read(50, 10)) == bytes(file.reread(50, 10)) == b""
-    file.close()
-
-
-def test_disk_file_reread_bypasses_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, dropped = DiskFile(tmp_path / "log", create=True), []
-    file.append([b"x" * 100])
-    monkeypatch.setattr(os, "posix_fadvise", lambda fd, at, size, advice: dropped.append((at, size, advice)))
-    assert len(file.reread(10, 1000)) == 90
-    assert dropped == [(10, 90, os.POSIX_FADV_DONTNEED)]
     file.close()
 
 
@@ -235,45 +204,6 @@ def test_replace_file_that_fails_leaves_no_temporary_file(
     assert (tmp_path / "small").read_bytes() == b"old"
 
 
-class Maps:
-    """Which files are mapped, by a model: those read last, each once."""
-
-    def __init__(self, folder: Path, bound: int) -> None:
-        self.maps, self.used, self.files = OpenMaps(bound), [], []
-        for number in range(5):
-            file = DiskFile(folder / str(number), create=True, maps=self.maps)
-            file.append([bytes([number])])
-            file.seal()
-            self.files.append(file)
-
-    def read(self, number: int) -> None:
-        assert bytes(self.files[number].read(0, 1)) == bytes([number])
-        self.used = [*(n for n in self.used if n != number), number][-self.maps.bound :]
-
-    def agree(self) -> None:
-        assert [n for n, file in enumerate(self.files) if file._map is not None] == sorted(self.used)
-        assert len(self.maps) == len(self.used)
-
-
-@pytest.mark.parametrize("bound", [1, 2, 3])
-def test_mmap_cache_holds_the_most_recently_read_files(bound: int, tmp_path: Path) -> None:
-    world, draw = Maps(tmp_path, bound), random.Random(bound)
-    for _ in range(60):
-        world.read(draw.randrange(5))
-        world.agree()
-    opened = world.maps.opened
-    world.read(world.used[-1])
-    assert world.maps.opened == opened, "it was mapped"
-    world.files[world.used[0]].close()
-    world.used.pop(0)
-    world.agree()
-    world.maps.let_go()
-    world.used = []
-    world.agree()
-    world.read(4 if 4 not in world.used and not world.files[4]._closed else 3)
-    world.agree()
-
-
 def test_mmap_cache_holds_no_map_of_a_file_closed_during_mapping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread closes it between the two: its space is the log's again."""
     maps = OpenMaps()
@@ -304,45 +234,6 @@ def test_disk_file_read_after_another_file_replaced_it_raises_storage_error(tmp_
         with pytest.raises(StorageError, match="another file"):
             look(0, 5)
     file.close()
-
-
-@pytest.fixture
-def flushes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    done: list[str] = []
-    really = sync_folder
-
-    def counted(folder: Path) -> None:
-        if folder.name in fail_of:
-            raise OSError(errno.EIO, "no")
-        done.append(folder.name)
-        really(folder)
-
-    fail_of: set[str] = set()
-    counted.fail_of = fail_of  # type: ignore[attr-defined]
-    monkeypatch.setattr(files, "sync_folder", counted)
-    return done
-
-
-def test_directory_creation_flushes_the_parent_once_per_process(tmp_path: Path, flushes: list[str]) -> None:
-    folders, fail_of = DirectoryCreator(), files.sync_folder.fail_of  # type: ignore[attr-defined]
-    folders.make(tmp_path / "s" / "0")
-    assert flushes[-1] == "s"
-    folders.make(tmp_path / "s" / "0")
-    assert flushes.count("s") == 1, "it was there, and has been flushed"
-    os.rmdir(tmp_path / "s" / "0")
-    os.rmdir(tmp_path / "s")
-    folders.note_removed(tmp_path / "s")
-    os.makedirs(tmp_path / "s" / "0")  # by somebody who died before the flush
-    folders.make(tmp_path / "s" / "0")
-    assert flushes.count("s") == 2, "a folder that was removed is not known any more"
-    fail_of.add("s")
-    with pytest.raises(StorageError):
-        folders.make(tmp_path / "s" / "1")
-    fail_of.clear()
-    for _ in range(2):
-        before = flushes.count("s")
-        folders.make(tmp_path / "s" / "1")
-        assert flushes.count("s") == before + 1, "a flush that has failed once is never believed again"
 
 
 def test_replace_file_overwrites_a_longer_left_over_temporary_file_completely(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.errors import NoSpaceError, StorageError
+from liftpy.errors import StorageError
 from sidecar.disk import files
 from sidecar.disk.files import DirectoryStorage, DiskFile, OpenMaps, replace_file
 
@@ -27,34 +27,6 @@ def flushed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     monkeypatch.setattr(files, "sync_folder", sync_folder)
     return seen
-
-
-CHANGES: dict[str, Callable[[DirectoryStorage], object]] = {
-    "create": lambda storage: storage.create("new").close(),
-    "rename": lambda storage: storage.rename("a", "b"),
-    "remove": lambda storage: storage.remove("a"),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_folder_storage_flushes_the_directory_once_per_change(change: str, flushed: list[Path], tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"x")
-    storage = DirectoryStorage(tmp_path)
-    flushed.clear()
-    storage.sync_folder()
-    assert flushed == [tmp_path], "what an earlier process may have left"
-    storage.sync_folder()
-    assert len(flushed) == 1
-    CHANGES[change](storage)
-    storage.sync_folder()
-    storage.sync_folder()
-    assert flushed == [tmp_path] * 2
-    CHANGES["create"](storage)
-    storage.replace("small", b"data")
-    assert len(flushed) == 3, "that flushes the folder itself"
-    storage.sync_folder()
-    assert len(flushed) == 3
-    assert storage.load("small") == b"data"
 
 
 def test_folder_storage_flushes_again_after_a_change_during_a_flush(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -139,29 +111,6 @@ def test_mmap_cache_at_the_descriptor_limit_is_emptied_and_the_open_retried(
     assert bytes(view) == b"xxx"
     assert bytes(sealed.read(0, 100)) == b"x" * 100, "it is mapped again"
     sealed.close()
-
-
-def test_disk_file_short_write_is_completed_and_a_failed_write_is_undone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    made = DiskFile(tmp_path / "f", create=True)
-    made.append([b"abc"])
-    real = os.writev
-    monkeypatch.setattr(os, "writev", lambda descriptor, pieces: real(descriptor, [bytes(pieces[0])[:1]]))
-    made.append([b"def", b"ghi"])
-    assert (made.size_bytes, bytes(made.read(0, 99))) == (9, b"abcdefghi")
-
-    def full(descriptor: int, data: Any) -> int:
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(NoSpaceError):
-        made.append([b"jkl"])
-    monkeypatch.undo()
-    assert (made.size_bytes, (tmp_path / "f").read_bytes()) == (9, b"abcdefghi")
-    made.append([b"m"])
-    assert (tmp_path / "f").read_bytes() == b"abcdefghim"
-    made.close()
 
 
 def test_replace_file_with_short_writes_replaces_the_whole_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -73,11 +73,6 @@ def test_node_identity_of_another_format_version_raises_unknown_format(
     folder.close()
 
 
-def test_node_identity_stopped_cleanly_is_true_only_for_the_last_incarnation() -> None:
-    said = {(i, clean): NodeIdentity("a", i, clean).stopped_cleanly for i in range(4) for clean in range(4)}
-    assert {pair for pair, cleanly in said.items() if cleanly} == {(1, 1), (2, 2), (3, 3)}
-
-
 def test_data_directory_start_flushes_its_existing_directories(tmp_path: Path) -> None:
     (tmp_path / "data" / "streams").mkdir(parents=True)
     recorder = Recorder(tmp_path)
@@ -104,18 +99,6 @@ def test_delete_partition_interrupted_at_any_step_completes_when_repeated(left: 
         assert not path.parent.exists()
     folder.partition_storage(KEY).create("log").append([b"y"])
     assert folder.partition_storage(KEY).names() == ["log"]
-    folder.close()
-
-
-def test_delete_partition_renames_and_flushes_before_it_deletes_files(tmp_path: Path) -> None:
-    folder = DataDirectory(tmp_path)
-    folder.partition_storage(KEY).create("log").append([b"x"])
-    recorder = Recorder(tmp_path)
-    with recorder.recording():
-        folder.delete_partition(KEY)
-    said = [str(call) for call in recorder.calls]
-    renamed, flushed = said.index("rename streams/orders-u1/0 -> streams/orders-u1/0.deleted"), "flush folder streams/orders-u1"
-    assert renamed < said.index(flushed) < min(n for n, line in enumerate(said) if line.startswith("unlink"))
     folder.close()
 
 

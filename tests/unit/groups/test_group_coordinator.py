@@ -88,32 +88,6 @@ def test_group_coordinator_assigns_a_partition_to_a_new_member_only_after_its_re
     lab.test.verify(hash_seeds=1)
 
 
-def test_group_coordinator_heartbeat_sent_before_an_assignment_does_not_release_the_partition() -> None:
-    lab = Lab()
-    a = lab.join("a")
-    old = pb.GroupAnswer(generation=0)
-    again = lab.beat("a", old)
-    assert generation_of(again, 0) == generation_of(a, 0), "it did not know yet what it has"
-    dropped = lab.beat("a", a, gives_up=[0])
-    assert owned(dropped) == [0, 1, 2, 3]
-    assert generation_of(dropped, 0) > generation_of(a, 0), "it had it, and has it no more: it begins anew"
-    assert generation_of(dropped, 1) == generation_of(a, 1)
-
-
-def test_group_coordinator_command_applied_twice_changes_nothing() -> None:
-    lab = Lab()
-    join = pb.JoinGroup(member="a", streams=[stream()])
-    a = lab.say(number=1, join=join)
-    more = pb.BeatGroup(
-        member="a", generation=a.generation, owned=a.assigned, tellsStreams=True, streams=[stream(), stream(1, "t")]
-    )
-    assert owned(lab.say(number=2, beat=more), "t") == [0]
-    for copy in ({"number": 1, "join": join}, {"number": 2, "beat": pb.BeatGroup(member="a", generation=99)}):
-        late = lab.say(5, **copy)
-        assert (owned(late), owned(late, "t")) == ([0, 1, 2, 3], [0])
-    assert lab.query("g").members[0].silentMs > 9000, "nor do they keep it alive"
-
-
 def test_group_coordinator_fences_a_member_after_the_session_timeout() -> None:
     lab = Lab()
     a, b = lab.join("a"), lab.join("b")
@@ -125,15 +99,6 @@ def test_group_coordinator_fences_a_member_after_the_session_timeout() -> None:
     gone = lab.beat("a", a)
     assert gone.code == pb.GROUP_UNKNOWN_MEMBER
     assert lab.commit("a", 0, 5, generation_of(a, 0)).code == pb.GROUP_UNKNOWN_MEMBER, "[G2]"
-
-
-def test_group_coordinator_after_its_own_outage_ends_no_member_session() -> None:
-    lab = Lab()
-    a = lab.join("a")
-    for _ in range(5):
-        lab.test.advance(3600)
-        a = lab.beat("a", a)
-        assert owned(a) == [0, 1, 2, 3], "[G4]"
 
 
 def test_group_coordinator_ends_silent_member_sessions_with_its_own_timer_records() -> None:
@@ -161,15 +126,6 @@ def test_group_coordinator_static_member_that_rejoins_keeps_partitions_and_fence
     beat = pb.BeatGroup(member="a", instance="i1", generation=a.generation)
     assert lab.say(beat=beat).code == pb.GROUP_FENCED_INSTANCE
     assert lab.commit("a", 0, 5, generation_of(a, 0)).code == pb.GROUP_UNKNOWN_MEMBER
-
-
-def test_group_coordinator_leave_releases_all_partitions_of_the_member() -> None:
-    lab = Lab()
-    lab.join("a")
-    b = lab.join("b")
-    assert lab.say(leave=pb.LeaveGroup(member="a")).code == pb.GROUP_OK
-    assert owned(lab.beat("b", b)) == [0, 1, 2, 3]
-    assert lab.say(leave=pb.LeaveGroup(member="a")).code == pb.GROUP_UNKNOWN_MEMBER
 
 
 def test_group_coordinator_committed_offset_decreases_only_by_a_reset() -> None:
@@ -231,17 +187,6 @@ def test_group_coordinator_recreated_stream_has_no_committed_offsets() -> None:
     cursor = Lab()
     cursor.commit("", 0, 7, 0, uid=LATER)
     assert cursor.commit("", 0, 9, 0).code == pb.GROUP_STALE
-
-
-def test_group_coordinator_assigns_added_partitions_to_a_member() -> None:
-    lab = Lab()
-    a = lab.join("a", [stream(2)])
-    beat = pb.BeatGroup(member="a", generation=a.generation, owned=a.assigned, tellsStreams=True, streams=[stream(5)])
-    after = lab.say(beat=beat)
-    assert owned(after) == [0, 1, 2, 3, 4]
-    assert generation_of(after, 0) == generation_of(a, 0), "what does not move goes on"
-    beat = pb.BeatGroup(member="a", generation=a.generation, owned=a.assigned, tellsStreams=True, streams=[stream(3)])
-    assert owned(lab.say(beat=beat)) == [0, 1, 2, 3, 4], "who knows less does not take any away"
 
 
 def test_group_coordinator_marks_partitions_that_were_added_before_a_member_joined() -> None:
@@ -318,24 +263,6 @@ def test_group_coordinator_query_returns_members_committed_offsets_and_queues() 
     queue = lab.query("work").queues[0]
     assert (queue.takenBelow, queue.out, queue.acknowledgedBelow) == (10, 10, 0)
     lab.test.verify(hash_seeds=0)
-
-
-def test_group_coordinator_commit_of_an_earlier_assignment_is_rejected() -> None:
-    lab = Lab()
-    a = lab.join("a")
-    again = lab.beat("a", a, gives_up=[0])
-    assert lab.commit("a", 0, 9, generation_of(a, 0)).code == pb.GROUP_STALE
-    assert lab.commit("a", 0, 9, generation_of(again, 0)).code == pb.GROUP_OK
-
-
-def test_group_coordinator_heartbeat_of_an_earlier_session_is_rejected() -> None:
-    lab = Lab()
-    a = lab.join("a")
-    lab.say(leave=pb.LeaveGroup(member="a"))
-    late = lab.join("a")
-    assert late.session != a.session
-    beat = pb.BeatGroup(member="a", generation=late.generation, owned=a.assigned, session=a.session)
-    assert lab.say(beat=beat).code == pb.GROUP_UNKNOWN_MEMBER
 
 
 def test_group_coordinator_group_that_was_deleted_and_recreated_gets_a_higher_generation() -> None:

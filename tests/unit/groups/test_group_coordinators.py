@@ -15,10 +15,13 @@ import pytest
 
 import sidecar.groups.coordinators as module
 from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.worker_assignment import WHOLE
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire.subjects import GROUPS_STREAM
 from liftpy.errors import UnavailableError
-from sidecar.groups.coordinators import GroupCoordinators, hosted_partitions
+from sidecar.groups.coordinators import GroupCoordinators
+from sidecar.groups.on_demand import CoordinatorsOnDemand
+from sidecar.groups.partitions import hosted_partitions
 from sidecar.runtime.settings import NodeSettings
 from tests.unit.metadata.small_images import a_partition, a_stream, an_image
 from tests.until import until
@@ -233,3 +236,64 @@ async def test_group_coordinator_that_fails_after_a_long_run_restarts_without_a_
     one.end()
     await running_one
     assert (pauses, one.restarts) == ([1.0, 2.0, 1.0], 3)
+
+
+class Created:
+    """Stand in for GroupCoordinators, which records its images."""
+
+    def __init__(self) -> None:
+        self.followed: list[ClusterImage] = []
+        self.closed = False
+
+    def follow(self, _: ClusterImage, image: ClusterImage) -> None:
+        self.followed.append(image)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def test_coordinators_on_demand_are_created_once_for_the_newest_image_with_a_replica_here() -> None:
+    created: list[Created] = []
+
+    def make(_: type[GroupCoordinators]) -> Any:
+        created.append(Created())
+        return created[-1]
+
+    demand = CoordinatorsOnDemand("a", WHOLE, make)
+    without, first, second = image_of("bc"), image_of("abc"), image_of("ab", uid="u2")
+    demand.follow(ClusterImage(), without)
+    demand.follow(without, first)
+    demand.follow(first, second)
+    await until(lambda: bool(created) and created[0].followed == [second])
+    demand.follow(second, without)
+    await demand.close()
+    (one,) = created
+    assert (one.followed, one.closed) == ([second, without], True)
+
+
+async def test_coordinators_on_demand_that_cannot_be_created_are_created_after_the_next_image() -> None:
+    created: list[Created] = []
+    failures = [ImportError("no module")]
+
+    def make(_: type[GroupCoordinators]) -> Any:
+        if failures:
+            raise failures.pop()
+        created.append(Created())
+        return created[-1]
+
+    demand = CoordinatorsOnDemand("a", WHOLE, make)
+
+    def is_running() -> bool:
+        demand.follow(ClusterImage(), image_of("abc"))
+        return demand.running is not None
+
+    await until(is_running)
+    await demand.close()
+    assert len(created) == 1
+
+
+async def test_coordinators_on_demand_without_a_replica_here_end_without_being_created() -> None:
+    demand = CoordinatorsOnDemand("a", WHOLE, lambda _: pytest.fail("no replica of the groups stream is here"))
+    demand.follow(ClusterImage(), image_of("bc"))
+    await demand.close()
+    assert demand.running is None

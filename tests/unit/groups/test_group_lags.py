@@ -5,7 +5,6 @@ from __future__ import annotations
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups.commands import encode_command
 from liftpy.core.groups.lag import (
-    MOST_AGES,
     MOST_ENDS,
     MOST_PARTITIONS,
     MOST_STEPS,
@@ -63,30 +62,6 @@ def test_group_lag_seconds_of_records_stored_before_the_first_report_use_their_a
     ]
 
 
-def test_group_lag_keeps_a_bounded_number_of_ages() -> None:
-    known = ends((1000, 0))
-    for offset in range(100):
-        known.set_age(offset, (offset - 200) * S)
-    assert known.behind(99, 0)[1] == 101 * S
-    assert sum(known.offset_without_age(offset) is None for offset in range(100)) == MOST_AGES
-
-
-def test_group_lag_below_the_log_start_needs_the_age_of_the_first_record() -> None:
-    known = PartitionEnds()
-    known.set_bounds(100, 0, start=30)
-    assert known.offset_without_age(5) == 30
-    known.set_age(30, -60 * S)
-    assert known.behind(5, 0) == (70, 60 * S)
-
-
-def test_group_lag_excludes_records_below_the_log_start() -> None:
-    known = PartitionEnds()
-    known.set_bounds(25, 0, start=20)
-    assert [known.behind(position, S)[0] for position in (0, 20, 22)] == [5, 5, 3]
-    known.set_bounds(25, 2 * S, start=25)
-    assert known.behind(0, 3 * S) == (0, 0), "retention has taken all"
-
-
 def test_group_lag_after_a_decreased_partition_end_restarts_its_history_of_ends() -> None:
     known = ends((10, 0), (25, 60), (20, 80))
     assert known.behind(12, 90 * S) == (8, 10 * S)
@@ -130,14 +105,6 @@ def test_group_lag_includes_committed_offsets_and_queues_but_no_cursors() -> Non
         "workers": {a_key(2): 3},
         "nightly": {},
     }
-
-
-def test_group_lag_of_several_partitions_is_the_sum_of_records_and_the_oldest_age() -> None:
-    lag = GroupLag()
-    lag.add(ends((9, 0)), 5, 10 * S)
-    lag.add(ends((9, 0), (10, 8)), 9, 10 * S)
-    lag.add(None, 3, 10 * S)
-    assert lag == GroupLag(5, 10.0, 1)
 
 
 def test_group_lag_known_partition_ends_are_bounded_in_number() -> None:

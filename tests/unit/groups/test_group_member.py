@@ -9,7 +9,6 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups.member import (
     MemberMachine,
     MemberRefused,
-    MemberStage,
     PartitionAssigned,
     PartitionLost,
     PartitionRevoked,
@@ -84,38 +83,11 @@ def test_group_member_session_begins_at_the_send_time_of_the_heartbeat() -> None
     assert machine.may_deliver(key(0), 13 * S), "nobody else had it meanwhile: the generation is the same"
 
 
-def test_group_member_ignores_answers_older_than_its_session() -> None:
-    machine = member()
-    machine.command(0)
-    assert machine.on_answer(ok(1, {0: 1}), 10 * S) == []
-    assert machine.stage is MemberStage.JOINING
-
-
 def test_group_member_in_a_new_session_loses_and_regains_its_partitions() -> None:
     machine = joined()
     machine.command(2 * S)
     events = machine.on_answer(ok(2, {1: 5}, 5, session=4), 2 * S)
     assert events == [PartitionLost(key(0), 1), PartitionLost(key(1), 1), PartitionAssigned(key(1), 5, 10, 1)]
-
-
-def test_group_member_does_not_regain_a_released_partition_from_an_older_answer() -> None:
-    machine = joined()
-    machine.command(1 * S)
-    machine.given_up(key(1))
-    assert owned(machine.command(1 * S)) == [0]
-    assert machine.on_answer(ok(2, {0: 1, 1: 1}), 1 * S) == [], "that heartbeat had named it yet"
-    assert owned(machine.command(5 * S)) == [0]
-    assert machine.on_answer(ok(4, {0: 1, 1: 7}, 7), 5 * S) == [PartitionAssigned(key(1), 7, 10, 1)]
-
-
-def test_group_member_applies_only_the_latest_answer() -> None:
-    machine = joined()
-    machine.command(1 * S)
-    machine.command(2 * S)
-    machine.on_answer(ok(3, {0: 1, 1: 1}, 3), 2 * S)
-    assert machine.on_answer(ok(2, {0: 1}, 2), 2 * S) == []
-    assert machine.on_answer(ok(3, {0: 1}, 3), 2 * S) == []
-    assert machine.on_answer(ok(99, {}, 9), 2 * S) == [], "nobody asked that"
 
 
 def test_group_member_sends_changed_subscriptions_until_the_coordinator_confirms() -> None:

@@ -85,16 +85,6 @@ def test_work_queue_redelivers_a_record_after_the_ack_wait_or_the_requested_dela
     assert settle(queue, pb.SETTLE_EXTEND, (0, 2, 5), now_s=25, member="a") == [(0, 2)], "too late"
 
 
-def test_work_queue_merges_adjacent_record_ranges_with_equal_extended_ack_wait() -> None:
-    queue = WorkQueue("u", 0)
-    take(queue, count=10, end=10)
-    settle(queue, pb.SETTLE_EXTEND, (2, 4, 1), now_s=1)
-    settle(queue, pb.SETTLE_EXTEND, (6, 8, 1), now_s=2)
-    assert shown(queue) == "OUT0..2 OUT2..4 OUT4..6 OUT6..8 OUT8..10"
-    assert settle(queue, pb.SETTLE_EXTEND, (0, 9, 1), now_s=3) == []
-    assert shown(queue) == "OUT0..9 OUT9..10"
-
-
 def test_work_queue_limits_pending_records_per_queue_and_member() -> None:
     queue = WorkQueue("u", 0)
     bounds = {"maxAckPending": 15, "maxMemberPending": 8}
@@ -104,17 +94,6 @@ def test_work_queue_limits_pending_records_per_queue_and_member() -> None:
     assert take(queue, member="c", **bounds) == [], "[Q5]"
     settle(queue, pb.SETTLE_ACK, (0, 3, 1))
     assert take(queue, member="c", **bounds) == [(15, 18, 3)]
-
-
-def test_work_queue_removes_records_below_the_log_start() -> None:
-    queue = WorkQueue("u", 0)
-    take(queue)
-    settle(queue, pb.SETTLE_ACK, (4, 6, 1))
-    queue.forget_below(5)
-    assert (queue.prefix, shown(queue), queue.out_count) == (6, "OUT6..10", 4)
-    queue.forget_below(50)
-    assert (queue.prefix, queue.frontier, queue.out_count) == (50, 50, 0)
-    assert take(queue, count=1) == [(50, 51, 2)]
 
 
 def test_work_queue_above_its_state_limit_delivers_no_new_records(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,16 +158,3 @@ def test_work_queue_settlement_of_an_unknown_lease_costs_no_scan_of_its_pieces()
             least = min(least, time.perf_counter() - begin)
         steps[count] = least
     assert steps[5_000] < 20 * steps[10]
-
-
-def test_work_queue_report_lists_members_with_pending_records_and_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = WorkQueue("u", 0)
-    take(queue, member="gone", count=2)
-    take(queue, 10.0, "b", 5)
-    take(queue, 10.0, "a", 9)
-    settle(queue, pb.SETTLE_ACK, (7, 9, 3), now_s=10)
-    found = queue.view("s", 0)
-    assert [(one.member, one.records, one.first, one.deliveries) for one in found.holders] == [("a", 7, 5, 1), ("b", 5, 0, 2)]
-    assert (found.out, found.acknowledged) == (12, 2)
-    monkeypatch.setattr(commands, "MAX_HOLDERS", 1)
-    assert [one.member for one in queue.view("s", 0).holders] == ["a"]

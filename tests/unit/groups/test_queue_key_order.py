@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.core.groups import commands
-from liftpy.core.groups.queue import KEY_BYTES, NO_KEY, PIECE_BYTES, KeyOrder, PieceKind, WorkQueue, key_digest
+from liftpy.core.groups.queue import KEY_BYTES, NO_KEY, PIECE_BYTES, KeyOrder, PieceKind, WorkQueue
 from liftpy.core.wire._pb import group_pb2 as pb
 from tests.long import examples
 
@@ -38,12 +38,6 @@ def offsets(parts: list[pb.GrantedRange]) -> list[int]:
     return [offset for part in parts for offset in range(part.start, part.end)]
 
 
-def test_work_queue_key_digest_of_a_missing_or_empty_key_is_reserved() -> None:
-    assert key_digest(None) == key_digest(b"") == NO_KEY
-    assert 0 < key_digest(b"k") < 1 << 64
-    assert key_digest(b"k") != key_digest(b"l")
-
-
 def test_work_queue_key_order_releases_the_next_record_only_after_the_first_record_of_the_key() -> None:
     order = KeyOrder()
     assert [order.add(key, offset) for offset, key in enumerate((7, 8, 7, 7))] == [True, True, False, False]
@@ -59,30 +53,6 @@ def test_ordered_work_queue_take_without_the_keys_of_new_records_is_rejected() -
     assert take(queue, []) == take(queue, [1, 1], first=6) == [], "not those that are next"
     assert offsets(take(queue, [9] * 5 + [1, 1, 0, 0, 2])) == [5, 7, 8, 9]
     assert (queue.frontier, queue.view("s", 0).held) == (10, 1)
-
-
-def test_ordered_work_queue_redelivered_record_is_delivered_before_later_records_of_its_key() -> None:
-    queue = WorkQueue("u", 0, ordered=True)
-    assert offsets(take(queue, [1, 1, 2])) == [0, 2]
-    settle(queue, pb.SETTLE_NACK, 0, 1, delayMs=5000)
-    assert take(queue, [1, 1, 2], 1) == []
-    assert queue.next_ready_ns() == 5 * S
-    assert offsets(take(queue, [1, 1, 2], 5)) == [0]
-    assert offsets(take(queue, [1, 1, 2], 15)) == [0, 2], "their waits were over"
-    settle(queue, pb.SETTLE_REJECT, 0, 3, 15)
-    (dead,) = take(queue, [], 15)
-    assert (dead.start, dead.dead) == (0, True)
-    settle(queue, pb.SETTLE_ACK, 0, 4, 15)
-    assert offsets(take(queue, [], 15)) == [1], "a dead letter frees its key"
-
-
-def test_ordered_work_queue_key_is_released_when_its_record_is_below_the_log_start() -> None:
-    queue = WorkQueue("u", 0, ordered=True)
-    take(queue, [1, 1, 1, 2, 2])
-    queue.forget_below(2)
-    assert offsets(take(queue, [])) == [2]
-    queue.forget_below(50)
-    assert (queue.size_bytes, queue.view("s", 0).held) == (2 * PIECE_BYTES, 0)
 
 
 def test_ordered_work_queue_bounds_records_that_wait_for_their_key(monkeypatch: pytest.MonkeyPatch) -> None:

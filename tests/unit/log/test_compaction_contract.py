@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from liftpy.config import StreamConfig
 from liftpy.core.log.compaction import Compaction
-from liftpy.core.log.compaction_point import HORIZON_NAME, NEVER, CompactionHorizon, Horizon, decode_horizon
+from liftpy.core.log.compaction_point import HORIZON_NAME, NEVER, CompactionHorizon, Horizon
 from liftpy.core.log.log import Log
 from liftpy.core.wire.batch import build_batch, split_batches
 from tests.unit.log.small_logs import S, a_log, add, filled
@@ -47,20 +45,6 @@ def compacted(log: Log, now_ns: int = 0) -> list[tuple[int, bytes | None, bytes 
     return rows
 
 
-def test_compaction_retains_the_last_record_per_key_and_records_without_key() -> None:
-    log = keyed([(b"a", b"1"), (None, b"x")], [(b"b", b"1"), (b"a", b"2")], [(None, b"y"), (b"b", b"2")])
-    assert compacted(log) == [(1, None, b"x"), (3, b"a", b"2"), (4, None, b"y"), (5, b"b", b"2")]
-    assert log.horizon == Horizon(6, 1)
-    assert decode_horizon(log.storage.load(HORIZON_NAME)) == Horizon(6, 1), "stored before it is told"
-
-
-@pytest.mark.parametrize(("age_s", "gone"), [(99, False), (101, True)])
-def test_compaction_retains_a_tombstone_for_the_delete_retention_time(age_s: int, gone: bool) -> None:
-    log = keyed([(b"a", None), (b"b", b"1")], [(b"c", b"1")], config={"delete_retention_s": 100.0})
-    kept = [key for _, key, _ in compacted(log, age_s * S)]
-    assert (b"a" not in kept) is gone
-
-
 def test_compaction_preserves_leader_epochs_and_segment_size_limits() -> None:
     rows = [[(b"a", b"%d" % n)] for n in range(6)]
     log = keyed(*rows, [(b"z", b"1")], epochs=(1, 1, 2, 2, 3, 3, 3))
@@ -73,18 +57,6 @@ def test_compaction_preserves_leader_epochs_and_segment_size_limits() -> None:
     assert len(compacted(log)) == 9
     assert all(segment.size_bytes <= 3 * sizes[0] + 10 for segment in log.segments)
     assert len(log.segments) == 4
-
-
-def test_compaction_flushes_its_output_and_removes_it_when_abandoned() -> None:
-    log = keyed([(b"a", b"1")], [(b"a", b"2")])
-    compaction = log.begin_compaction(0)
-    assert compaction is not None
-    compaction.run()
-    for output in compaction.outputs:
-        file: Any = output.segment.file
-        assert file.synced == file.size_bytes
-    compaction.abandon()
-    assert not [name for name in log.storage.names() if name.endswith(".tmp")]
 
 
 def test_compaction_reads_only_committed_and_flushed_segments() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from liftpy.config import StreamConfig
-from liftpy.core.log.compaction_point import HORIZON_NAME, NEVER, Horizon, decode_horizon, encode_horizon, shows_traces
+from liftpy.core.log.compaction_point import HORIZON_NAME, NEVER, Horizon, decode_horizon, shows_traces
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication.events import EpochQueryAnswered
@@ -108,11 +108,6 @@ def test_compaction_horizon_of_an_emptied_log_is_reset(empty: Callable[[Log], ob
     empty(log)
     assert log.horizon == NEVER
     assert reopened(log.storage, power=True).horizon == NEVER
-
-
-def test_compaction_horizon_encoded_and_decoded_is_equal() -> None:
-    assert decode_horizon(encode_horizon(Horizon(7, 3))) == Horizon(7, 3)
-    assert decode_horizon(None) is decode_horizon(b"") is decode_horizon(encode_horizon(NEVER)[:-1]) is None
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import EVERY_NS, READERS, Log, RecheckLimiter, RecheckResult
-from liftpy.core.log.scrub import Scan, freshly_sealed, is_confirmed_damage, next_segment, scan_of, scrub_all
+from liftpy.core.log.scrub import Scan, freshly_sealed, is_confirmed_damage, scan_of, scrub_all
 from liftpy.core.log.segment import index_name, log_name
 from liftpy.core.log.storage import LogFile, MemoryStorage
 from liftpy.core.wire.batch import HEADER_SIZE_BYTES, build_batch, split_batches
 from liftpy.errors import CorruptionError
 from tests.long import examples
+from tests.unit.log import small_logs
 
 CONFIG = StreamConfig(segment_bytes=1 << 20)
 SEALED_BATCHES = 40
@@ -104,19 +105,6 @@ def test_scrub_of_any_flipped_bit_reports_damage_with_its_position(sealed: bool,
     assert len(told) == 1
 
 
-def test_scrub_scan_resumes_at_a_given_position() -> None:
-    log, _, _ = filled()
-    segment = log.segments[0]
-    whole = scan_of(log, segment)
-    assert whole == Scan(0, segment.size_bytes)
-    rest = scan_of(log, segment, segment.size_bytes - 10)
-    assert rest is not None
-    assert rest.position == segment.entries[-1].position
-    left = segment.size_bytes - rest.position
-    assert rest.step(segment.file, 1 << 20) == left
-    assert rest.done
-
-
 def test_scrub_scan_ignores_unflushed_data() -> None:
     log, _ = Log.open(MemoryStorage(), CONFIG)
     assert scan_of(log, log.segments[0]) is None
@@ -148,15 +136,6 @@ def test_freshly_sealed_returns_only_a_flushed_segment_that_this_process_sealed(
     assert freshly_sealed(log) is None, "not flushed yet"
     log.flush()
     assert freshly_sealed(log) is log.segments[1]
-
-
-def test_next_segment_returns_segments_in_order() -> None:
-    log, _, _ = filled()
-    first = next_segment(log, -1)
-    assert first is log.segments[0]
-    second = next_segment(log, first.base_offset)
-    assert second is log.segments[1]
-    assert next_segment(log, second.base_offset) is None
 
 
 def test_compaction_that_reads_a_damaged_block_raises_corruption_and_reports_damage() -> None:
@@ -227,3 +206,17 @@ def test_log_open_without_space_for_an_index_file_opens_the_log() -> None:
     storage.capacity_bytes = storage.used_bytes() + 10
     log, _ = Log.open(storage, CONFIG)
     read_all(log)
+
+
+def test_log_read_of_a_block_with_wrong_offsets_raises_corruption() -> None:
+    """A misdirected write put correct batches at the place of others."""
+    storage = MemoryStorage()
+    small_logs.filled(400, roll_every=200, storage=storage, segment_bytes=1 << 28).close()
+    log = small_logs.a_log(storage)
+    entries = log.segments[0].entries
+    data = storage.files[log_name(0)].data
+    at, other = entries[1], entries[2]
+    size = min(entries[2].position - at.position, entries[3].position - other.position)
+    data[at.position : at.position + size] = data[other.position : other.position + size]
+    with pytest.raises(CorruptionError):
+        log.read(at.base_offset, 1)

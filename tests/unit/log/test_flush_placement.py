@@ -36,37 +36,12 @@ def place() -> FlushScheduler:
     return made
 
 
-def test_flush_placement_starts_in_threads_and_moves_to_the_loop_after_short_flushes() -> None:
-    place = FlushScheduler()
-    assert not place.takes(100, False)
-    assert in_thread(place, FAST_S, 1000) == 32
-    assert place.takes(100, False)
-    done = {"on_loop": True, "done_on_loop": 0, "done_in_thread": 32, "moves": 1}
-    assert place.report() == {**done, "probed": 0, "probes_failed": 0}
-
-
 def test_flush_placement_with_fast_start_probes_starts_on_the_event_loop() -> None:
     place = FlushScheduler()
     place.tried_out([SHORT_S] * PROBES)
     assert place.takes(100, False)
     done = {"on_loop": True, "done_on_loop": 0, "done_in_thread": 0, "moves": 1}
     assert place.report() == {**done, "probed": PROBES, "probes_failed": 0}
-
-
-def test_flush_placement_counts_the_flush_probes_at_node_start_as_flushes() -> None:
-    place = FlushScheduler()
-    place.tried_out([FAST_S] * 10 + [SHORT_S * 2] + [FAST_S] * (PROBES - 11))
-    assert in_thread(place, FAST_S, 1000) == 32 - (10 - 3) - (PROBES - 11)
-    fewer = FlushScheduler()
-    fewer.tried_out([FAST_S] * 20)
-    assert in_thread(fewer, FAST_S, 1000) == 12
-
-
-def test_flush_placement_with_failed_probes_starts_in_threads() -> None:
-    place = FlushScheduler()
-    place.tried_out(None)
-    assert place.report()["probes_failed"] == 1
-    assert in_thread(place, FAST_S, 1000) == 32
 
 
 def test_flush_placement_on_the_event_loop_ignores_later_probe_results(place: FlushScheduler) -> None:
@@ -84,22 +59,6 @@ def test_flush_placement_of_a_disk_slow_half_of_the_time_stays_in_threads() -> N
         for _ in range(50):
             place.record_thread_flush(FAST_S if rng.random() < 0.5 else 0.005, 100)
         assert not place.report()["moves"]
-
-
-@pytest.mark.parametrize("took_s", [SHORT_S * 1.01, 0.01, 1.0])
-def test_flush_placement_of_a_disk_slower_than_a_thread_switch_stays_in_threads(took_s: float) -> None:
-    place = FlushScheduler()
-    assert in_thread(place, took_s, 10_000) == 10_000
-
-
-def test_flush_placement_moves_to_the_loop_if_over_three_of_four_flushes_are_short() -> None:
-    """A disk that becomes slow moves the flushes later. A disk that is slow half of the time never does."""
-    rng = random.Random(1)
-    for share, moves in ((0.5, False), (0.85, True), (0.95, True)):
-        place = FlushScheduler()
-        for _ in range(2000):
-            in_thread(place, FAST_S if rng.random() < share else 0.005)
-        assert place.on_loop is moves, share
 
 
 def test_flush_placement_leaves_the_event_loop_after_one_long_flush(place: FlushScheduler) -> None:

@@ -84,18 +84,6 @@ def test_group_commit_flushes_records_appended_during_a_flush_with_the_next_flus
     assert shell.commit.count == 2
 
 
-def test_group_commit_requests_one_flush_for_appends_before_it_starts() -> None:
-    shell = Shell()
-    shell.starts = False
-    shell.append(3)
-    assert shell.heard() == ["begin"]
-    flush = shell.commit.start()
-    assert flush is not None
-    assert flush.end_offset == 3
-    shell.end()
-    assert shell.heard() == ["done", (3, 7)]
-
-
 def test_group_commit_runs_deferred_work_in_order_after_the_running_flush() -> None:
     shell = Shell()
     shell.append()
@@ -145,38 +133,6 @@ def test_group_commit_truncation_waits_for_the_running_flush_and_flushes_afterwa
     assert shell.heard() == ["done", (2, 7)]
 
 
-def test_group_commit_retention_waits_for_the_running_flush_and_starts_another() -> None:
-    shell = Shell()
-    shell.append(2)
-    shell.commit.alone(lambda: shell.log.apply_retention(0))
-    assert shell.heard() == ["begin", "wait", "done", (1, 7), "begin"]
-    shell.end()
-    assert shell.log.durable_end_offset == 2
-
-
-def test_group_commit_flushes_a_segment_sealed_by_retention() -> None:
-    shell = Shell()
-    shell.append()
-    shell.end()
-    shell.heard()
-    shell.commit.alone(lambda: None)
-    assert shell.heard() == [], "there is nothing to flush"
-    shell.commit.alone(shell.log.roll)
-    assert shell.heard() == ["begin"]
-    assert [job.index_name for job in shell.begun[-1].seals] == ["00000000000000000000.index"]
-
-
-def test_group_commit_file_change_that_raises_leaves_the_log_usable() -> None:
-    shell = Shell()
-    shell.append()
-    shell.end()
-    with pytest.raises(ZeroDivisionError):
-        shell.commit.alone(lambda: 1 // 0)
-    shell.append()
-    shell.end()
-    assert shell.log.durable_end_offset == 2
-
-
 @pytest.mark.parametrize("waited_for", [False, True])
 def test_group_commit_flush_error_fails_the_log_and_starts_no_further_flush(waited_for: bool) -> None:
     shell = Shell()
@@ -217,14 +173,6 @@ def test_group_commit_with_interval_policy_counts_records_as_flushed_at_once_and
     assert shell.heard() == ["done", "begin"], "and what its timer wanted is not forgotten"
     shell.end()
     assert shell.log.durable_end_offset == 4
-
-
-def test_group_commit_with_policy_none_counts_records_as_flushed_at_once() -> None:
-    shell = Shell("none")
-    shell.append(2)
-    assert shell.heard() == [(1, 0), (2, 0)]
-    shell.commit.alone(lambda: shell.log.truncate_to(1))
-    assert shell.heard() == [(1, 0)]
 
 
 def test_group_commit_runs_one_checkpoint_at_a_time_and_none_during_file_changes() -> None:

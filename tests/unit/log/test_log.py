@@ -7,45 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.small_files import EPOCHS_NAME, decode_epochs, encode_epochs
 from liftpy.core.log.storage import MemoryFile, MemoryStorage
 from liftpy.core.wire.batch import parse_batch, split_batches
-from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, OffsetOutOfRangeError, StorageError, UnknownFormatError
-from tests.long import examples, sampled
+from liftpy.errors import InvariantError, NoSpaceError, StorageError, UnknownFormatError
+from tests.long import every, examples, sampled
 from tests.unit.log.log_model import SMALL, batch, content, fill, reopened
 
 
 def _log(storage: MemoryStorage | None = None, config: StreamConfig = SMALL) -> Log:
     return Log.open(storage or MemoryStorage(), config)[0]
-
-
-def test_log_newly_opened_is_empty() -> None:
-    log = _log()
-    assert (log.log_start_offset, log.log_end_offset, log.newest_offset, log.high_watermark) == (0, 0, -1, -1)
-    assert log.read(0, 1000).chunks == ()
-    assert log.epochs.end_offset_for(7, log.log_end_offset) == (0, 0)
-
-
-@pytest.mark.parametrize("policy", ["none", "interval:100"])
-def test_log_with_flush_policy_none_or_interval_counts_written_records_as_flushed(policy: str) -> None:
-    log = _log(config=StreamConfig(segment_bytes=4096, flush=FlushPolicy.parse(policy)))
-    fill(log, 1)
-    assert log.flushed_end_offset == 3
-
-
-def test_log_after_a_flush_error_raises_log_closed_on_every_call() -> None:
-    storage = MemoryStorage()
-    log = _log(storage)
-    fill(log, 1)
-    storage.fail_after(0)
-    with pytest.raises(StorageError):
-        log.flush()
-    assert log.begin_flush() is None
-    for call in (lambda: fill(log, 1), log.checkpoint, lambda: log.read(0, 100)):
-        with pytest.raises(LogClosedError, match="flush failed"):
-            call()
 
 
 def test_log_append_on_a_full_disk_raises_no_space_and_earlier_batches_stay_readable() -> None:
@@ -66,41 +39,6 @@ def test_log_append_rejects_wrong_offsets_and_lower_epochs() -> None:
     assert log.log_end_offset == 2
 
 
-def test_log_read_returns_records_up_to_the_high_watermark() -> None:
-    log = _log()
-    fill(log, 5)
-    assert log.read(0, 10_000).next_offset == 0
-    log.raise_high_watermark(8)
-    assert log.read(4, 10_000).next_offset == 9
-    assert log.read(9, 10_000).chunks == ()
-    with pytest.raises(InvariantError, match="D7"):
-        log.raise_high_watermark(15)
-    for offset in (-1, 16):
-        with pytest.raises(OffsetOutOfRangeError, match=r"0\.\.15"):
-            log.read(offset, 10)
-
-
-@pytest.mark.parametrize("max_bytes", [1, 400, 1000, 5000, 100_000])
-def test_log_reads_return_whole_batches_across_segments(max_bytes: int) -> None:
-    log = _log()
-    fill(log, 60)
-    assert len(log.segments) > 3
-    offset = 4
-    while offset < log.log_end_offset:
-        result = log.read(offset, max_bytes, end_offset=log.log_end_offset)
-        assert result.size_bytes == sum(map(len, result.chunks))
-        assert result.size_bytes <= max_bytes or result.next_offset - offset <= 3
-        assert result.next_offset > offset
-        offset = result.next_offset
-
-
-def test_log_offset_for_timestamp_returns_the_first_offset_at_or_after_the_timestamp() -> None:
-    log = _log()
-    fill(log, 60)  # batch at offset n has timestamp 1000 n
-    for timestamp, offset in [(0, 0), (1, 3), (3000, 3), (100_500, 102), (177_000, 177), (177_001, 180)]:
-        assert log.offset_for_timestamp(timestamp) == offset
-
-
 def test_log_flush_started_before_a_truncation_does_not_cover_later_appends() -> None:
     log = _log()
     fill(log, 3)
@@ -111,28 +49,6 @@ def test_log_flush_started_before_a_truncation_does_not_cover_later_appends() ->
     log.truncate_to(3)
     fill(log, 4, epoch=2)
     assert log.complete_flush(flush) == 3
-
-
-def test_log_checkpoint_stores_the_promised_epoch() -> None:
-    storage = MemoryStorage()
-    log = _log(storage)
-    log.note_promise(5)
-    log.note_promise(4)
-    fill(log, 1)
-    log.flush()
-    log.raise_high_watermark(0)
-    calls: list[str] = []
-    storage.fault = calls.append
-    log.checkpoint()
-    assert "replace" in calls
-    assert reopened(storage.crash()).persisted_epoch == 5, "older versions read it there"
-    calls.clear()
-    log.note_promise(6)
-    log.checkpoint()
-    assert calls == [], "the journal has it"
-    opened, _ = Log.open(storage.crash(), StreamConfig(), promised_epoch=6)
-    assert opened.persisted_epoch == 6
-    assert Log.open(storage.crash(), StreamConfig(), promised_epoch=4)[0].persisted_epoch == 5
 
 
 def test_log_epoch_cache_after_any_operation_equals_a_scan_of_the_batches() -> None:
@@ -147,33 +63,6 @@ def test_log_epoch_cache_after_any_operation_equals_a_scan_of_the_batches() -> N
     assert log.epochs.end_offset_for(5, log.log_end_offset) == (4, 120)
     log.truncate_to(60)
     assert log.epochs.entries == expected[:1]
-
-
-def test_log_reset_empties_the_log_at_the_new_start_offset() -> None:
-    storage = MemoryStorage()
-    log = _log(storage)
-    fill(log, 30)
-    log.flush()
-    log.start_afresh(500)
-    assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (500, 500, 499)
-    log.append(batch(500))
-    log.flush()
-    assert [o for o, _ in content(reopened(storage.crash()))] == [500]
-
-
-def test_log_drop_prefix_moves_the_log_start_by_whole_batches() -> None:
-    log = _log()
-    fill(log, 60)
-    log.raise_high_watermark(100)
-    log.drop_prefix(40)
-    assert log.log_start_offset == 39  # the first offset of the batch that holds 40
-    log.drop_prefix(10)
-    assert log.log_start_offset == 39
-    log.drop_prefix(5000)
-    assert log.log_start_offset == 99  # HW + 1 is 101, inside the batch 99..101
-    assert log.segments[0].next_offset > 99
-    with pytest.raises(OffsetOutOfRangeError):
-        log.read(98, 100)
 
 
 # ---- histories against a list ----------------------------------------------------------------------------------------
@@ -349,43 +238,11 @@ def test_log_open_after_a_crash_at_any_storage_call_returns_all_flushed_records(
         assert content(reopened(after.crash())) == content(survivor)
         if done:
             break
-        calls += 1
+        calls += every(3)
     assert calls > 0
 
 
 # ---- other ways through a log ----------------------------------------------------------------------------------------
-def test_log_retention_deletes_whole_committed_segments() -> None:
-    def log_with(**retention: float) -> Log:
-        log = _log(config=StreamConfig(segment_bytes=4096, **retention))
-        fill(log, 60)
-        log.raise_high_watermark(100)
-        return log
-
-    for log in (log_with(retention_records=10), log_with(retention_bytes=1), log_with(retention_age_s=1.0)):
-        assert log.apply_retention(10**15)
-        assert 0 < log.log_start_offset <= 101
-        assert log.log_start_offset == log.segments[0].base_offset
-        assert not log.apply_retention(10**15)
-    log = log_with(retention_records=150)
-    log.apply_retention(0)
-    held = [s.record_count for s in log.segments]
-    assert sum(held) >= 150 > sum(held[1:])
-    assert not log_with().apply_retention(10**15)
-
-
-def test_log_retention_by_age_applies_without_new_records() -> None:
-    storage = MemoryStorage()
-    log = _log(storage, StreamConfig(retention_age_s=1.0))
-    fill(log, 5)
-    log.flush()
-    log.raise_high_watermark(13)
-    assert not log.apply_retention(10**15)  # the last record is not committed
-    log.raise_high_watermark(14)
-    assert log.apply_retention(10**15)
-    assert (log.log_start_offset, log.log_end_offset, content(log)) == (15, 15, [])
-    assert not log.apply_retention(10**15)
-    log.close()
-    assert reopened(storage).log_end_offset == 15
 
 
 def test_log_emptied_by_retention_still_reports_its_last_epoch() -> None:
@@ -433,17 +290,6 @@ def test_log_append_batches_writes_only_the_listed_batches_of_a_response() -> No
     assert [o for o, _ in content(log)] == [0, 1, 2, 3]
 
 
-def test_log_open_that_finds_a_torn_tail_after_a_clean_stop_requires_the_replica_to_leave_the_isr() -> None:
-    storage, _ = _written()
-    log = reopened(storage)
-    log.close()
-    del storage.files[max(n for n in storage.files if n.endswith(".log"))].data[-1:]
-    assert not Log.open(storage.crash(), SMALL, clean=False)[1].must_leave_isr
-    report = Log.open(storage.crash(), SMALL, clean=True)[1]
-    assert report.lost_flushed
-    assert report.must_leave_isr
-
-
 def test_log_open_corrects_the_leader_epochs_file_from_the_batches() -> None:
     storage, _ = _written()
     assert decode_epochs(storage.load(EPOCHS_NAME)) == ((1, 0), (2, 18))
@@ -452,15 +298,6 @@ def test_log_open_corrects_the_leader_epochs_file_from_the_batches() -> None:
     assert log.epochs.entries == ((1, 0), (2, 18))
     log.checkpoint()
     assert decode_epochs(storage.load(EPOCHS_NAME)) == ((1, 0), (2, 18))
-
-
-def test_log_append_after_the_maximum_segment_age_rolls_the_segment() -> None:
-    log = _log(config=StreamConfig(segment_age_s=10))
-    log.append(batch(0), 1_000_000_000)
-    log.append(batch(1), 10_999_999_999)
-    assert len(log.segments) == 1
-    log.append(batch(2), 11_000_000_000)
-    assert len(log.segments) == 2
 
 
 def test_log_with_another_format_version_is_rejected_and_not_modified() -> None:

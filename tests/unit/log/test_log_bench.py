@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.bench.log.__main__ import rows
 
 
+@pytest.mark.long
 def test_log_benchmark_reports_a_ratio_for_each_operation(tmp_path: Path) -> None:
     (tmp_path / "large").mkdir()
     found = rows(tmp_path, 1 << 20, short=True)

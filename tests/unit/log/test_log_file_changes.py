@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from liftpy.core.log.epoch_promises import _LEAST_BYTES, PROMISES_NAME, PromiseJournal
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryFile, MemoryStorage
 from liftpy.core.wire.batch import build_batch, parse_batch, split_batches
@@ -72,22 +71,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[MemoryFile]:
     return closed
 
 
-def test_leader_epoch_journal_closes_the_file_that_a_rewrite_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = MemoryStorage()
-    closed = counted(monkeypatch)
-    journal = PromiseJournal(storage)
-    first = storage.files[PROMISES_NAME]
-    journal.store({"s/0": 1})
-    assert closed == []
-    first.append([bytes(_LEAST_BYTES)])
-    journal.store({"s/0": 2})
-    second = storage.files[PROMISES_NAME]
-    assert (first is second, closed) == (False, [first])
-    for _ in range(2):
-        journal.close()
-    assert closed == [first, second]
-
-
 def test_log_truncation_reset_and_retention_close_removed_files(monkeypatch: pytest.MonkeyPatch) -> None:
     log = filled()
     files = [segment.file for segment in log.segments]
@@ -103,17 +86,6 @@ def test_log_truncation_reset_and_retention_close_removed_files(monkeypatch: pyt
 
 
 # ---- fillers ---------------------------------------------------------------------------------------------------------------
-def test_compaction_filler_batch_has_the_newest_timestamp_and_the_dropped_offset_range() -> None:
-    log = keyed([(b"a", b"1")], [(b"b", b"1"), (b"a", b"2")], [(b"b", b"2")], [(b"a", b"3"), (b"b", b"3")])
-    compaction = log.begin_compaction(0)
-    assert compaction is not None
-    compaction.run()
-    assert log.complete_compaction(compaction) == 4
-    filler, kept = (batch.header for chunk in log.read(0, 1 << 20).chunks for batch in split_batches(chunk))
-    assert (filler.base_offset, filler.next_offset, filler.record_count, filler.leader_epoch) == (0, 4, 0, 1)
-    assert filler.timestamp_ns == 2 * S
-    assert (kept.base_offset, kept.next_offset, kept.record_count, kept.timestamp_ns) == (4, 6, 2, 3 * S)
-    assert log.offset_for_timestamp(3 * S) == 4
 
 
 def test_compaction_filler_batch_covers_one_leader_epoch_only() -> None:

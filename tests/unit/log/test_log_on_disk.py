@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 
 from liftpy.config import StreamConfig
-from liftpy.core.log import recovery
 from liftpy.core.log.compaction_point import NEVER, Horizon, infer_horizon
-from liftpy.core.log.epoch_promises import PROMISES_NAME, PromiseJournal
 from liftpy.core.log.inspect import inspect
 from liftpy.core.log.log import Log
 from liftpy.core.log.scrub import Scan
 from liftpy.core.log.segment import Segment, walk
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
-from liftpy.errors import CorruptionError, NoSpaceError, StorageError
+from liftpy.errors import StorageError
 from sidecar.disk.files import DirectoryStorage
 from tests.unit.log.log_model import SMALL, content, fill
 from tests.unit.log.test_compaction import CONFIG, NOW_NS, _append, _records
@@ -82,54 +80,7 @@ def test_inspect_command_reports_missing_committed_records(high_watermark: int, 
     assert found == ((f"committed records are missing: HW {high_watermark}, the log ends before 12",) if missing else ())
 
 
-def test_leader_epoch_journal_removes_the_file_of_an_interrupted_write() -> None:
-    storage = MemoryStorage()
-    PromiseJournal(storage).store({"s-u1/0": 4})
-    storage.create(f"{PROMISES_NAME}.tmp").append([b"half"])
-    again = PromiseJournal(storage)
-    assert storage.names() == [PROMISES_NAME]
-    assert again.epoch_of("s-u1/0") == 4
-
-
-@pytest.mark.parametrize("where", ["append", "sync"])
-def test_rewrite_copy_that_fails_leaves_no_file(where: str) -> None:
-    storage = MemoryStorage()
-    file = storage.create("a")
-    file.append([b"0123456789"])
-    file.sync()
-
-    def fault(what: str) -> None:
-        if what == where:
-            raise NoSpaceError("full")
-
-    storage.fault = fault
-    with pytest.raises(StorageError):
-        recovery._copy(storage, file, 2, 8, "a")
-    storage.fault = None
-    assert storage.names() == ["a"]
-    assert bytes(storage.open("a").read(0, 99)) == b"0123456789"
-    recovery._copy(storage, file, 2, 8, "b")
-    assert bytes(storage.open("b").read(0, 99)) == b"234567"
-
-
 # ---- checks ------------------------------------------------------------------------------------------------------------
-def one_segment(batches: int = 40) -> tuple[Log, Segment]:
-    log, _ = Log.open(MemoryStorage(), StreamConfig())
-    fill(log, batches, size=900)
-    log.flush()
-    return log, log.segments[0]
-
-
-@pytest.mark.parametrize("piece_bytes", [1, 100, 2800, 3000, 9000, 1 << 20])
-def test_scrub_scan_in_chunks_reads_each_byte_once(piece_bytes: int) -> None:
-    _, segment = one_segment()
-    scan = Scan(0, segment.size_bytes)
-    sizes = []
-    while not scan.done:
-        before = scan.position
-        sizes.append(scan.step(segment.file, piece_bytes))
-        assert scan.position - before == sizes[-1] > 0
-    assert (sum(sizes), scan.next_offset) == (segment.size_bytes, segment.next_offset)
 
 
 def test_log_scan_of_batches_larger_than_the_read_size_reads_few_extra_bytes() -> None:
@@ -142,50 +93,6 @@ def test_log_scan_of_batches_larger_than_the_read_size_reads_few_extra_bytes() -
     while not scan.done:
         scan.step(segment.file, 128 * 1024)
     assert segment.size_bytes < scan.read_bytes < 2 * segment.size_bytes
-
-
-def test_scrub_scan_at_a_damaged_batch_raises_corruption_and_stays_at_its_position() -> None:
-    _, segment = one_segment()
-    file: Any = segment.file
-    sizes = [header.size_bytes for _, header in segment.batches(0, segment.size_bytes)]
-    file.data[sizes[0] + 80] ^= 1
-    scan = Scan(0, segment.size_bytes)
-    assert scan.step(file, 10) == sizes[0]
-    for _ in range(2):
-        with pytest.raises(CorruptionError):
-            scan.step(file, 10)
-        assert (scan.position, scan.next_offset) == (sizes[0], 3), "nothing of it counts as checked"
-
-
-def test_segment_reads_and_verifies_each_block_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, written = one_segment()
-    assert len(written.entries) > 2
-    reads: list[tuple[int, int]] = []
-    file: Any = SimpleNamespace(
-        seal=lambda: None, read=lambda at, size: reads.append((at, size)) or written.file.read(at, size), reread=None
-    )
-    segment = Segment.from_summary(file, written.summary())
-    last = written.entries[-1].position
-    segment.check(0, 1)
-    assert reads == [(0, written.entries[1].position)]
-    segment.check(0, 1)
-    segment.check(1, 2)
-    assert len(reads) == 1
-    segment.check(last, last + 1)
-    assert reads[1:] == [(last, written.size_bytes - last)]
-    segment.check(0, written.size_bytes)
-    assert sorted(at for at, _ in reads) == [entry.position for entry in written.entries], "every block, and each of them once"
-    data: Any = written.file
-    written.file = file
-    written.check(0, written.size_bytes)
-    written.file = data
-    assert len(reads) == len(written.entries), "what this process wrote needs no check"
-    data.data[last + 90] ^= 1
-    fresh = Segment.from_summary(file, written.summary())
-    for _ in range(2):
-        with pytest.raises(CorruptionError):
-            fresh.check(last, last + 1)
-        assert fresh.damaged
 
 
 # ---- a segment that is split for its unproven tail ------------------------------------------------------------------------

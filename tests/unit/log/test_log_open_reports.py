@@ -7,16 +7,16 @@ from collections.abc import Callable
 import pytest
 
 from liftpy.core.log import recovery
-from liftpy.core.log.inspect import headers, inspect
+from liftpy.core.log.inspect import inspect
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import Damage, OpenReport, recover
-from liftpy.core.log.scrub import Scan, freshly_sealed, next_segment, scan_of
+from liftpy.core.log.scrub import Scan, freshly_sealed
 from liftpy.core.log.segment import index_name, log_name
-from liftpy.core.log.small_files import CHECKPOINT_NAME, EPOCHS_NAME, Checkpoint, decode_index, encode_checkpoint
+from liftpy.core.log.small_files import CHECKPOINT_NAME, EPOCHS_NAME, Checkpoint, encode_checkpoint
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.errors import CorruptionError
 from tests.unit.log.log_model import SMALL, batch, content
-from tests.unit.log.small_logs import S, a_log, add, filled
+from tests.unit.log.small_logs import filled
 
 CRC = "its CRC-32C does not match"
 
@@ -118,33 +118,6 @@ def test_log_open_with_a_gap_between_segments_reports_damage_and_quarantines_the
 
 
 # ---- looking into a folder -----------------------------------------------------------------------------------------------
-def test_inspect_command_lists_each_segment_of_an_intact_directory() -> None:
-    storage = closed()
-    report = inspect(storage)
-    assert [(s.name, s.file_size_bytes, s.index, s.fault, s.fault_position, s.torn_tail) for s in report.segments] == [
-        (log_name(base), right(base, storage), index, "", right(base, storage), False)
-        for base, index in ((0, "right"), (6, "right"), (12, "missing"))
-    ]
-    assert [(s.summary.base_offset, s.summary.next_offset, s.summary.record_count) for s in report.segments] == [
-        (0, 6, 6), (6, 12, 6), (12, 18, 6),
-    ]  # fmt: skip
-    assert [s.summary.max_timestamp_ns for s in report.segments] == [2 * S, 5 * S, 8 * S]
-    assert [s.summary.first_timestamp_ns for s in report.segments] == [0, 3 * S, 6 * S]
-    assert report.segments[0].summary == decode_index(storage.load(index_name(0)))
-    assert (report.log_end_offset, report.epochs, report.other_files, report.faults) == (18, [(1, 0), (2, 8)], (), ())
-    assert report.checkpoint is not None
-    assert (report.checkpoint.high_watermark, report.checkpoint_found) == (17, True)
-    found = list(headers(storage, 6))
-    assert [(header.base_offset, header.record_count, header.leader_epoch) for _, header in found] == [
-        (6, 2, 1), (8, 2, 2), (10, 2, 2),
-    ]  # fmt: skip
-    size = found[1][0]
-    assert [position for position, _ in found] == [0, size, 2 * size]
-    for name in ("notes.log", ".log", "00000000000000000099.tmp", "00000000000000000006.bak"):
-        storage.replace(name, b"somebody's")
-    assert inspect(storage).segments == report.segments, "only a number before .log is a segment"
-    empty = inspect(MemoryStorage())
-    assert (empty.segments, empty.log_end_offset, empty.epochs, empty.checkpoint_found) == ((), 0, [], False)
 
 
 def gone(storage: MemoryStorage) -> None:
@@ -198,32 +171,6 @@ def test_inspect_command_reports_a_torn_tail_only_at_the_end_of_the_last_segment
 
 
 # ---- reading it back -----------------------------------------------------------------------------------------------------
-def test_scrub_scan_reads_whole_batches_per_step_and_reports_damage() -> None:
-    log = filled()
-    segment = log.segments[1]
-    size = segment.size_bytes // 3
-    scan = scan_of(log, segment)
-    assert scan == Scan(6, 3 * size, 0, 6)
-    assert scan is not None
-    assert (scan.step(segment.file, 1), scan.position, scan.next_offset) == (size, size, 8), "one at the least"
-    assert (scan.step(segment.file, 2 * size - 1), scan.position, scan.next_offset) == (size, 2 * size, 10)
-    assert (scan.step(segment.file, 1 << 20), scan.done, scan.next_offset, scan.leader_epoch) == (size, True, 12, 2)
-    flip(log.storage, log_name(6), size + 70)  # type: ignore[arg-type]
-    for max_bytes in (1, size, 2 * size, 1 << 20):
-        scan = scan_of(log, segment)
-        assert scan is not None
-        with pytest.raises(CorruptionError, match=CRC):
-            [scan.step(segment.file, max_bytes) for _ in range(3)]
-        assert (scan.position, scan.next_offset) == (size, 8)
-
-
-def test_scrub_scan_past_the_end_of_the_batches_raises() -> None:
-    file = MemoryStorage().create("x")
-    file.append([batch(0, 2)])
-    scan = Scan(0, file.size_bytes + 30)
-    assert scan.step(file, 1 << 20) == file.size_bytes
-    with pytest.raises(CorruptionError):
-        scan.step(file, 1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -238,21 +185,3 @@ def test_scrub_scan_of_a_valid_batch_with_wrong_offset_or_epoch_raises(base_offs
         return
     with pytest.raises(CorruptionError, match=f"{log_name(0)} is damaged: found offset {base_offset} instead of 2"):
         scan.step(file, 1 << 20)
-
-
-def test_next_segment_skips_empty_segments() -> None:
-    log = filled()
-    assert [getattr(next_segment(log, after), "base_offset", None) for after in (-1, 0, 5, 6, 12, 99)] == [
-        0,
-        6,
-        6,
-        12,
-        None,
-        None,
-    ]
-    log.roll()
-    assert next_segment(log, 12) is None
-    empty = a_log()
-    assert next_segment(empty, -1) is None
-    add(empty)
-    assert scan_of(empty, empty.segments[0]) is None, "nothing is flushed"

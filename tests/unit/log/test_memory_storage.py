@@ -50,17 +50,6 @@ def test_memory_storage_call_with_an_injected_failure_raises_and_changes_nothing
     assert {name: bytes(held.data) for name, held in storage.files.items()} == {"a": b"abcdef"}
 
 
-def test_memory_storage_fail_after_makes_all_later_calls_raise() -> None:
-    storage, file = with_a_file(b"")
-    storage.fail_after(2)
-    file.append([b"1"])
-    file.append([b"2"])
-    for _ in range(2):
-        with pytest.raises(StorageError, match=r"fail_after.*append"):
-            file.append([b"3"])
-    assert bytes(file.data) == b"12"
-
-
 def test_memory_storage_append_above_its_capacity_raises_no_space() -> None:
     storage = MemoryStorage(capacity_bytes=10)
     storage.replace("small", b"1234")
@@ -144,12 +133,4 @@ def test_memory_storage_data_truncated_and_rewritten_after_a_failed_sync_can_be_
     assert file.synced == min(cut, 4)
     file.append([b"xy"])
     file.sync()
-    assert file.synced == synced
-
-
-@pytest.mark.parametrize(("position", "synced"), [(5, 4), (4, 6), (0, 6)])
-def test_memory_storage_rewrite_from_the_position_of_a_failed_sync_can_be_synced(position: int, synced: int) -> None:
-    storage, file = with_a_file(synced=4)
-    a_failed_sync(file, storage)
-    file.rewrite(position)
     assert file.synced == synced

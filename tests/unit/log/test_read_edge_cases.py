@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from liftpy.core.log.log import Log
-from liftpy.core.log.reading import ReadResult, offset_at, segment_at, without_earlier_offsets
+from liftpy.core.log.reading import ReadResult, without_earlier_offsets
 from liftpy.core.log.segment import log_name
 from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_filler, parse_batch, parse_header, split_batches
 from liftpy.errors import OffsetOutOfRangeError
-from tests.unit.log.log_model import SMALL, batch, fill, reopened
+from tests.unit.log.log_model import batch, fill, reopened
 
 
 def a_log() -> Log:
@@ -98,15 +98,3 @@ def test_log_read_inside_a_compaction_filler_starts_at_the_requested_offset() ->
     assert without_earlier_offsets(nothing, 5) is nothing
     alone = without_earlier_offsets(ReadResult((memoryview(filler),), len(filler), 20), 19)
     assert [parse_batch(chunk).base_offset for chunk in alone.chunks] == [19]
-
-
-def test_log_segment_lookup_returns_the_segment_that_contains_an_offset() -> None:
-    log = a_log()
-    bases = [segment.base_offset for segment in log.segments]
-    for number, base in enumerate(bases):
-        assert segment_at(log.segments, base) == number
-        assert segment_at(log.segments, base - 1) == max(number - 1, 0)
-    assert segment_at(log.segments, 1 << 40) == len(bases) - 1
-    first = log.segments[1]
-    assert offset_at(first, 0) == first.base_offset
-    assert SMALL.segment_bytes == 4096

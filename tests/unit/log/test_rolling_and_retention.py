@@ -93,18 +93,6 @@ def test_log_start_is_stored_before_files_are_removed() -> None:
     assert offsets_of(log, 12) == list(range(12, 18))
 
 
-def test_log_retention_stops_at_the_high_watermark() -> None:
-    log = a_log()
-    for _ in range(6):
-        add(log, 2)
-        log.roll()
-    log.flush()
-    log.raise_high_watermark(5)
-    log.drop_prefix(100)
-    assert log.log_start_offset == 6
-    assert log.log_end_offset == 12
-
-
 @pytest.mark.parametrize(("committed", "now_s", "start"), [(5, 101, 6), (5, 100, 0), (4, 101, 0), (-1, 101, 0)])
 def test_log_retention_by_age_empties_a_fully_committed_log(committed: int, now_s: int, start: int) -> None:
     log = a_log(retention_age_s=100.0)
@@ -114,6 +102,30 @@ def test_log_retention_by_age_empties_a_fully_committed_log(committed: int, now_
     assert log.apply_retention(now_s * S) is (start > 0)
     assert (log.log_start_offset, len(log.segments), log.log_end_offset) == (start, 1, 6)
     assert log.apply_retention(now_s * S) is False
+
+
+def test_log_retention_step_flushes_the_directory_a_limited_number_of_times() -> None:
+    log = a_log(retention_records=1)
+    for _ in range(3 * AT_ONCE):
+        add(log, 2)
+        log.roll()
+    log.flush()
+    log.raise_high_watermark(log.log_end_offset - 1)
+    storage, flushes = log.storage, 0
+    really = storage.sync_folder
+
+    def counted() -> None:
+        nonlocal flushes
+        flushes += 1
+        really()
+
+    storage.sync_folder = counted  # type: ignore[method-assign]
+    while True:
+        flushes, is_moved = 0, log.apply_retention(0)
+        assert flushes <= AT_ONCE + 2
+        if not is_moved:
+            break
+    assert log.log_start_offset == log.log_end_offset - 2
 
 
 @pytest.mark.parametrize(("retain_from", "hold_bytes", "start"), [(None, 0, 6), (5, 1 << 20, 2), (5, 10, 6), (6, 1 << 20, 6)])
@@ -201,13 +213,6 @@ def test_log_with_a_requested_start_deletes_only_committed_records() -> None:
     add(log, 2)
     log.raise_high_watermark(7)
     assert (log.apply_retention(0), log.log_start_offset) == (False, 6)
-
-
-def test_log_with_a_requested_start_deletes_records_that_a_service_holds_back() -> None:
-    log = filled()
-    log.asked_start = 12
-    assert log.apply_retention(0, 2, 1 << 30)
-    assert log.log_start_offset == 12
 
 
 def test_log_with_a_requested_start_deletes_a_bounded_number_of_segments_per_call() -> None:

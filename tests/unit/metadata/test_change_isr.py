@@ -38,19 +38,6 @@ def test_change_isr_based_on_an_older_state_returns_stale_with_the_current_state
     assert driver.partition() == now
 
 
-@pytest.mark.parametrize("field", ["leader", "leaderEpoch", "epoch"])
-def test_change_isr_with_another_leader_leader_epoch_or_partition_epoch_returns_stale(driver: Driver, field: str) -> None:
-    request = driver.isr_request(["a"])
-    setattr(request, field, "b" if field == "leader" else getattr(request, field) + 1)
-    assert driver.ask(changeIsr=request).error == Error.STALE
-
-
-def test_change_isr_sent_before_a_leader_restart_returns_stale(driver: Driver) -> None:
-    old = driver.isr_request(["a"])
-    driver.restart("a")
-    assert driver.ask(changeIsr=old).error == Error.STALE
-
-
 @pytest.mark.parametrize("isr", [[], ["b"], ["a", "d"], ["a", "a"], ["a", "zz"]])
 def test_change_isr_to_an_impossible_isr_returns_invalid(driver: Driver, isr: list[str]) -> None:
     request = driver.isr_request([node for node in isr if node != "zz"])
@@ -92,13 +79,6 @@ def test_change_isr_to_the_same_members_increments_the_partition_epoch(driver: D
     assert answer.partition.epoch > before.epoch
     assert driver.partition().isr == before.isr
     assert driver.ask(changeIsr=late).error == Error.STALE
-
-
-def test_change_isr_of_an_unknown_partition_returns_not_found(driver: Driver) -> None:
-    for field, value in (("stream", "nothing"), ("uid", "other"), ("partition", 7), ("partition", -1)):
-        request = driver.isr_request(["a"])
-        setattr(request, field, value)
-        assert driver.ask(changeIsr=request).error == Error.NOT_FOUND
 
 
 def test_leave_isr_of_a_follower_with_failed_storage_removes_the_follower(driver: Driver) -> None:

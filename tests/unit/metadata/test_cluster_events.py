@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_driver import MS, Driver, Error
+from cluster_driver import Driver, Error
 from election_driver import Cluster
 
 from liftpy.config import SessionTimes
-from liftpy.core.metadata.controller.cluster_events import KINDS, ClusterEvent, RecentEvents, event_text, events_of, is_recent
+from liftpy.core.metadata.controller.cluster_events import KINDS, ClusterEvent, RecentEvents, event_text, events_of
 from liftpy.core.metadata.controller.feature_negotiation import begin_at
 from liftpy.core.metadata.controller.requests import REQUESTS, RequesterKind
 from liftpy.core.metadata.image import ClusterImage
@@ -295,19 +295,6 @@ def some(index: int, count: int, time_ns: int = 0) -> Any:
     return (ClusterEvent(index=index, number=n, time_ns=time_ns or index, kind="election") for n in range(count))
 
 
-def test_cluster_event_trail_derives_the_events_of_a_large_entry_in_parts() -> None:
-    trail = RecentEvents()
-    trail.note_entry(5, some(5, 7))
-    trail.note_entry(6, some(6, 2))
-    assert trail.events_after((0, -1), 0, 99) == [], "applying makes no events"
-    assert [event.place for event in trail.derive_events(3)] == [(5, 0), (5, 1), (5, 2)]
-    assert trail.index == 0, "the entry is not whole"
-    assert [len(trail.derive_events(3)) for _ in range(4)] == [3, 3, 0, 0]
-    assert trail.index == 6
-    assert [event.place for event in trail.events_after((5, 5), 0, 2)] == [(5, 6), (6, 0)]
-    assert [event.place for event in trail.events_after((0, -1), 6, 9)] == [(6, 0), (6, 1)]
-
-
 def test_cluster_event_trail_is_bounded_and_reports_the_first_index_in_memory() -> None:
     trail = RecentEvents(most=4, most_noted=2)
     trail.note_entry(1, some(1, 3, 100))
@@ -326,18 +313,6 @@ def test_cluster_event_trail_is_bounded_and_reports_the_first_index_in_memory() 
         [],
         [],
     )
-
-
-def test_cluster_event_json_omits_empty_fields() -> None:
-    event = ClusterEvent(
-        index=7, number=1, time_ns=1_700_000_000_123 * MS, kind="isr_changed", stream="s", partition=0, was="a b", now="a"
-    )
-    assert event.as_object() == {
-        "index": 7, "number": 1, "time": "2023-11-14T22:13:20.123Z", "time_ns": 1_700_000_000_123 * MS, "kind": "isr_changed",
-        "stream": "s", "partition": 0, "was": "a b", "now": "a",
-    }  # fmt: skip
-    assert is_recent(event, event.time_ns + 59 * 1000 * MS)
-    assert not is_recent(event, event.time_ns + 61 * 1000 * MS)
 
 
 @pytest.mark.parametrize("event", [{}, {"kind": "request"}, {"kind": "x", "was": ""}])

@@ -8,6 +8,7 @@ from cluster_driver import MS, Driver, Error
 from liftpy.core.metadata import idempotency_cache
 from liftpy.core.metadata.codec import image_to_bytes
 from liftpy.core.metadata.controller import state_machine as fsm_module
+from liftpy.core.metadata.image import NodeImage
 from liftpy.core.metadata.records import CountersMoved, NodeChanged, OperationDone
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError, UnknownFormatError
@@ -218,3 +219,44 @@ def test_cluster_fsm_answers_barrier_and_describe_with_the_image_at_their_index(
     assert [node.nodeId for node in image.nodes] == ["a", "b"]
     assert image.streams[0].partitions[0].leader == "a"
     assert not image.operations
+
+
+def test_cluster_fsm_counters_include_only_exceptions_and_undecodable_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(("a", "b", "c"))
+    fsm = driver.fsm
+    driver.ask(createStream=pb.CreateStream(name="s", subject="x"))
+    driver.ask(createStream=pb.CreateStream(name="s", subject="x"))
+    driver.ask(barrier=pb.Barrier())
+    driver.ask(createStream=pb.CreateStream(name="t", subject="y", dryRun=True))
+    fsm.apply(b"\xff", driver.index)
+    assert (fsm.failure_count, fsm.refused_count) == (0, 0)
+    fsm.apply(b"\xff", driver.index + 1)
+    assert (fsm.failure_count, fsm.refused_count, fsm.image.index) == (0, 1, driver.index + 1)
+    before = fsm.image
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("liftpy.core.metadata.controller.state_machine.kind_of", broken)
+    answer = pb.ControlResponse.FromString(
+        fsm.apply(pb.ControlRequest(operationId=b"o" * 16, barrier=pb.Barrier()).SerializeToString(), driver.index + 2)
+    )
+    assert (answer.error, answer.detail, answer.index) == (pb.ControlResponse.UNKNOWN, "RuntimeError: a bug", driver.index + 2)
+    assert (fsm.failure_count, fsm.refused_count) == (1, 1)
+    assert (fsm.image.index, fsm.image.streams, fsm.last_records) == (driver.index + 2, before.streams, ())
+
+
+@pytest.mark.parametrize(
+    ("previous", "clean", "always", "complete"),
+    [(1, True, False, True), (1, False, True, True), (1, False, False, False), (0, True, True, False), (7, True, True, False)],
+)
+def test_restarted_node_is_complete_only_with_its_last_incarnation_and_flushed_data(
+    previous: int, clean: bool, always: bool, complete: bool
+) -> None:
+    from liftpy.core.metadata.controller.nodes import has_all_acknowledged_records
+
+    known = NodeImage(node_id="a", incarnation=1)
+    if previous == 7:
+        known = NodeImage(node_id="a", incarnation=9, previous_incarnation=5)
+    request = registration(nodeId="a", previousIncarnation=previous, cleanStop=clean, flushedAlways=always)
+    assert has_all_acknowledged_records(known, request) is complete

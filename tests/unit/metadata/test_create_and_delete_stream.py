@@ -6,24 +6,8 @@ import pytest
 from cluster_driver import Driver, Error
 
 from liftpy.config import AckPolicy, FlushMode
-from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.each import each
-
-
-def test_created_stream_is_online_with_the_first_replica_as_leader() -> None:
-    driver = Driver(("a", "b", "c"))
-    response = driver.create(partitions=3)
-    assert response.error == Error.OK
-    assert [list(p.replicas) for p in response.stream.partitions] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
-    stream = driver.fsm.image.streams["orders"]
-    for partition in stream.partitions:
-        assert partition.leader == partition.replicas[0]
-        assert partition.isr == partition.replicas
-        assert partition.status is PartitionStatus.ONLINE
-    assert len({p.leader_epoch for p in stream.partitions}) == 3
-    assert response.stream.uid == stream.uid
-    assert response.index == driver.index
 
 
 @pytest.mark.parametrize(("nodes", "expected"), [(("a",), 1), (("a", "b"), 2), (("a", "b", "c", "d"), 3)])
@@ -33,12 +17,6 @@ def test_create_stream_with_replication_factor_zero_gets_three_replicas_or_one_p
     response = Driver(nodes).create()
     assert len(response.stream.partitions[0].replicas) == expected
     assert f"replication factor {expected}" in response.detail
-
-
-def test_create_stream_places_no_replica_on_a_fenced_node() -> None:
-    driver = Driver(("a", "b", "c"))
-    driver.fence("b")
-    assert list(driver.create().stream.partitions[0].replicas) == ["a", "c"]
 
 
 @each(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -17,48 +16,12 @@ def cluster(ids: str, **more: Any) -> list[NodeFacts]:
     return [NodeFacts(node_id=node, **more) for node in ids]
 
 
-def test_destination_nodes_of_the_documented_example_are_the_documented_nodes() -> None:
-    nodes = [NodeFacts(node_id=n, rack=r) for n, r in zip("abcde", "xyzxz", strict=True)]
-    held = {"d": 3, "e": 5}
-    assert DestinationNodes(nodes, held).choose("ab", "c") == "e"
-    assert DestinationNodes(nodes[:4], held).choose("ab", "c") == "d"
-    assert DestinationNodes(nodes[:4], held).choose("ab", "c", strictly=True) is None
-
-
-def test_destination_nodes_count_replicas_assigned_earlier_in_the_plan() -> None:
-    takers = DestinationNodes(cluster("abc"), {"a": 2, "b": 1})
-    assert [takers.choose(()) for _ in range(6)] == ["c", "b", "c", "a", "b", "c"]
-
-
 @pytest.mark.parametrize("more", [{"live": False}, {"leaving": True}, {"weight": 0.0}, {"budget": 2}])
 def test_destination_nodes_exclude_full_draining_and_dead_nodes(more: dict[str, Any]) -> None:
     takers = DestinationNodes([NodeFacts(node_id="a", **more), NodeFacts(node_id="b")], {"a": 2, "b": 9})
     assert takers.choose(()) == "b"
     assert takers.choose("b") is None
     assert takers.choose((), "b") is None
-
-
-def test_destination_nodes_receive_replicas_in_proportion_to_their_weight() -> None:
-    takers = DestinationNodes([NodeFacts(node_id="a", weight=3), NodeFacts(node_id="b")], {})
-    assert Counter(takers.choose(()) for _ in range(40)) == {"a": 30, "b": 10}
-
-
-def test_replica_to_remove_is_a_replica_outside_the_isr_or_on_the_most_loaded_node() -> None:
-    takers = DestinationNodes(
-        [NodeFacts(node_id=n, rack=r) for n, r in zip("abcd", "xyxz", strict=True)], {"a": 1, "b": 9, "c": 1, "d": 5}
-    )
-    assert takers.replica_to_remove(("a", "b", "c", "d"), "a", "abc") == "d", "outside the ISR"
-    assert takers.replica_to_remove(("a", "b", "c", "d"), "a", "abcd") == "c", "its rack has another"
-    assert takers.replica_to_remove(("a", "b", "d"), "a", "abd") == "b", "it holds most"
-    assert takers.replica_to_remove(("a", "b"), "b", "b") == "a"
-    assert takers.replica_to_remove(("a", "b"), "a", "a") == "b", "never the leader"
-
-
-def test_destination_nodes_include_a_full_node_after_the_removal_of_one_replica() -> None:
-    takers = DestinationNodes(cluster("ab", budget=2), {"a": 2, "b": 2})
-    assert takers.choose(()) is None
-    takers.replica_to_remove(("a", "b"), "b", "ab")
-    assert takers.choose(()) == "a"
 
 
 def test_destination_nodes_extend_or_shorten_a_replica_list_to_a_replication_factor() -> None:

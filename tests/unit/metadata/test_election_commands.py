@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from cluster_driver import Error
-from election_driver import CANDIDATE_FOUND, ELECTION, OFFLINE, ONLINE, Cluster
+from election_driver import CANDIDATE_FOUND, OFFLINE, ONLINE, Cluster
 
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 # ---- what may be lost ----------------------------------------------------------------------------------------------
-def test_leader_restarted_after_data_loss_leaves_the_isr_and_another_replica_is_elected() -> None:
-    cluster = Cluster()
-    cluster.restart("a", flushed=False)
-    assert cluster.now[0] is ELECTION
-    assert cluster.partition().isr == ("b", "c")
-    cluster.conclude()
-    cluster.promote()
-    assert cluster.partition().isr == ("b", "c")
-
-
 def test_candidate_restarted_after_data_loss_is_passed_over() -> None:
     cluster = Cluster()
     cluster.fence("a")
@@ -49,22 +39,6 @@ def test_last_replica_that_may_have_lost_data_is_elected_only_by_an_unclean_elec
     assert (partition.unclean_elected, partition.isr, partition.incomplete) == (True, ("a",), ())
 
 
-def test_unclean_election_replaces_the_isr_only_after_the_promotion() -> None:
-    cluster = Cluster("abc", minIsr=1)
-    cluster.change_isr(["a"])
-    cluster.fence("a")
-    assert cluster.now == (OFFLINE, "", "")
-    cluster.elect("c", unclean=True)
-    assert (cluster.now, cluster.partition().isr) == ((CANDIDATE_FOUND, "", "c"), ("a",))
-    assert not cluster.partition().unclean_elected
-    cluster.pass_over()
-    assert (cluster.now, cluster.partition().isr) == ((OFFLINE, "", ""), ("a",))
-    cluster.elect("b", unclean=True)
-    cluster.promote()
-    assert (cluster.now, cluster.partition().isr) == ((ONLINE, "b", ""), ("b",))
-    assert cluster.partition().unclean_elected
-
-
 def test_unclean_candidate_that_is_fenced_ends_the_election() -> None:
     cluster = Cluster("abc", minIsr=1)
     cluster.change_isr(["a"])
@@ -89,20 +63,6 @@ def test_candidate_passed_over_in_an_election_is_electable_after_the_election() 
     led = cluster.now[1]
     assert led not in ("a", first)
     assert cluster.partition().passed_over == ()
-
-
-def test_complete_replica_outside_the_isr_is_elected_if_no_isr_member_is_electable() -> None:
-    cluster = Cluster("abc")
-    cluster.change_isr(["a", "c"])
-    assert cluster.partition().complete == (), "the two that are left commit without b"
-    cluster.change_isr(["a"])
-    assert cluster.partition().complete == ("c",), "nothing is committed since c left, but b lacks what came before"
-    cluster.fence("a")
-    assert cluster.now == (CANDIDATE_FOUND, "", "c")
-    cluster.promote()
-    assert (cluster.now, cluster.partition().isr, cluster.partition().complete) == ((ONLINE, "c", ""), ("c",), ())
-    cluster.change_isr(["b", "c"])
-    assert cluster.partition().complete == ()
 
 
 def test_replica_that_lost_data_is_not_electable_as_complete_replica() -> None:
@@ -134,18 +94,6 @@ def test_unclean_election_without_an_offline_partition_or_a_live_replica_is_reje
 
 
 # ---- planned transfers ---------------------------------------------------------------------------------------------
-def test_leadership_transfer_keeps_the_old_leader_in_the_isr() -> None:
-    cluster = Cluster()
-    assert cluster.elect("c").error == Error.OK
-    assert cluster.now == (CANDIDATE_FOUND, "", "c")
-    cluster.promote()
-    assert cluster.now == (ONLINE, "c", "")
-    assert cluster.partition().isr == ("a", "b", "c")
-    cluster.elect()
-    cluster.promote()
-    assert cluster.now == (ONLINE, "a", ""), "no name: the preferred leader"
-
-
 def test_leadership_transfer_that_fails_proposes_the_old_leader_again() -> None:
     cluster = Cluster("ab")
     cluster.elect("b")

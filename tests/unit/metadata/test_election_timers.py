@@ -28,30 +28,6 @@ def timers(cluster: Cluster) -> ElectionTimers:
     return made
 
 
-def test_election_timers_have_no_deadline_while_all_partitions_are_online(timers: ElectionTimers) -> None:
-    assert timers.next_deadline_ns() is None
-    assert timers.take_due(10 * TIMEOUT) == []
-
-
-def test_election_timers_end_an_election_and_pass_over_a_silent_candidate(cluster: Cluster, timers: ElectionTimers) -> None:
-    cluster.fence("a")
-    timers.image_changed(cluster.fsm.image, 0)
-    assert timers.take_due(WAIT - 1) == []
-    (conclude,) = timers.take_due(WAIT)
-    assert isinstance(conclude, pb.ConcludeElection)
-    assert cluster.ask(concludeElection=conclude).error == 0
-    timers.image_changed(cluster.fsm.image, WAIT)
-    assert timers.next_deadline_ns() == WAIT + TIMEOUT
-    (passing,) = timers.take_due(WAIT + TIMEOUT)
-    assert isinstance(passing, pb.PassOver)
-    assert cluster.ask(passOver=passing).error == 0
-    assert cluster.now[2] == "c"
-    timers.image_changed(cluster.fsm.image, WAIT + TIMEOUT)
-    cluster.promote()
-    timers.image_changed(cluster.fsm.image, WAIT + TIMEOUT)
-    assert timers.next_deadline_ns() is None
-
-
 def test_candidate_timer_restarts_with_new_promotion_progress_but_not_with_a_repeated_report(
     cluster: Cluster, timers: ElectionTimers
 ) -> None:
@@ -229,17 +205,6 @@ def test_candidate_without_progress_is_passed_over_at_the_time_limit(many: Many)
         many.ask(electLeader=many.about(pb.ElectLeader, moving, node="b"))
         timers.image_changed(many.fsm.image, now)
     assert stuck in {p.partition for p in timers.take_due(end)}
-
-
-def test_election_timers_due_returns_only_expired_deadlines(many: Many) -> None:
-    timers = watching(many)
-    assert timers.next_deadline_ns() == WAIT
-    assert [p.partition for p in timers.take_due(WAIT)] == list(range(12))
-    assert timers.take_due(WAIT) == []
-    assert timers.next_deadline_ns() == 2 * WAIT
-    many.delete("many")
-    timers.image_changed(many.fsm.image, WAIT)
-    assert timers.next_deadline_ns() is None
 
 
 def test_election_timers_after_resigning_have_no_deadline(cluster: Cluster, timers: ElectionTimers) -> None:

@@ -13,16 +13,14 @@ from liftpy.core.metadata.controller.active_controller import ActiveController
 from liftpy.core.metadata.controller.feature_negotiation import ReportedLevels, levels_answer
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.describe import ClusterPages, describe
-from liftpy.core.metadata.feature_range import DEFAULT_LEVELS, NO_LEVEL, LevelRange, level_range_in
+from liftpy.core.metadata.feature_range import DEFAULT_LEVELS, NO_LEVEL, LevelRange
 from liftpy.core.metadata.features import (
     FEATURES,
     SUPPORTED_LEVELS,
     UNSUPPORTED,
     Feature,
-    check_level,
     feature_level_rejection,
     level_range_of,
-    refused_level,
 )
 from liftpy.core.metadata.feed import MAX_UNREADABLE, FeedSubscription
 from liftpy.core.metadata.image import ClusterImage, ClusterRules
@@ -277,17 +275,6 @@ def test_registration_of_a_node_without_a_feature_range_is_rejected() -> None:
     assert registration_result(before_the_log) is RegistrationOutcome.UNSPOKEN
 
 
-def test_feature_range_contains_the_levels_between_its_minimum_and_maximum() -> None:
-    assert level_range_in(pb.RegisterNode()) == DEFAULT_LEVELS
-    assert level_range_in(pb.RegisterNode(minLevel=2)) == LevelRange(2, 2)
-    assert (str(LevelRange(1, 2)), str(LevelRange(2, 2))) == ("1 to 2", "2")
-    assert [level in LevelRange(2, 3) for level in (1, 2, 3, 4)] == [False, True, True, False]
-    assert refused_level(2, "x", LevelRange(1, 2)) == ""
-    assert [feature.level for feature in FEATURES] == list(range(SUPPORTED_LEVELS.least, SUPPORTED_LEVELS.most + 1))
-    assert DEFAULT_LEVELS.most < SUPPORTED_LEVELS.least
-    check_level(ClusterImage(), SUPPORTED_LEVELS)
-
-
 # ---- a group without a level ----------------------------------------------------------------------------------------------------
 def test_metadata_image_without_a_feature_level_is_accepted_only_while_empty() -> None:
     """[M14]"""
@@ -407,11 +394,6 @@ def test_cluster_rules_in_the_image_do_not_depend_on_controller_settings() -> No
     assert sorted(other.image.streams) == ["sa"], "the namespace is the image's"
 
 
-def heavier(weight: int) -> bytes:
-    request = pb.ControlRequest(operationId=bytes([weight]) * 16, timeNs=5, setNode=pb.SetNode(nodeId="a", weight=weight))
-    return request.SerializeToString()
-
-
 def test_metadata_image_digest_changes_with_every_entry_and_is_restored_from_a_snapshot() -> None:
     driver = a_driver("a")
     seen = {driver.fsm.image.digest}
@@ -456,11 +438,3 @@ def test_feature_level_request_sent_twice_returns_the_first_answer() -> None:
     answer = levels_answer(request, driver.fsm.image, ReportedLevels(), {}, driver.fsm.rules, TIMES)
     assert answer is not None
     assert answer.detail == "the feature level is 6, it was 5"
-
-
-def test_describe_cluster_shows_the_feature_level() -> None:
-    for driver, level in ((a_driver("a"), NOW), (finalized("a"), NEXT)):
-        pages = ClusterPages()
-        while pages.request is not None:
-            pages.add(describe(driver.fsm.image, pages.request).cluster)
-        assert image_from_pb(pages.cluster.image).feature_level == level

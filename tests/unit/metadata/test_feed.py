@@ -80,14 +80,6 @@ def feed() -> Feed:
     return made
 
 
-def test_metadata_feed_subscriber_starts_from_a_snapshot_and_applies_later_entries(feed: Feed) -> None:
-    feed.deliver(feed.do("create", partitions=3))
-    feed.check()
-    feed.deliver(feed.do("change_isr", isr=["a", "b"]))
-    feed.check()
-    assert feed.subscription.resync_count == 0
-
-
 def test_metadata_feed_of_a_controller_without_entries_offers_no_snapshot() -> None:
     feed = Feed()
     for _ in range(3):  # asked before the cluster's first entry, also by way of a snapshot
@@ -114,31 +106,6 @@ def test_metadata_feed_snapshot_of_index_0_is_rejected() -> None:
     feed.settle()
 
 
-def test_metadata_feed_subscriber_requests_a_snapshot_then_chunks_then_missing_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_module, "CHUNK_SIZE_BYTES", 100)
-    feed = Feed()
-    feed.register("a", "b")
-    image = feed.driver.fsm.image
-    feed.producer.snapshot_is_ready(image.index, encode_snapshot(image, operations=False))
-    subscription, request = feed.subscription, feed.subscription.request(0)
-    assert request == pb.FeedSnapshotRequest(nodeId="n9"), "it has nothing, and has begun with nobody's snapshot"
-    assert request is not None
-    first = feed.producer.answer(request)
-    assert first is not None
-    assert not subscription.response_received(first)
-    assert subscription.request(RETRY_AFTER_NS) == pb.FeedSnapshotRequest(
-        nodeId="n9", snapshotIndex=image.index, offsetBytes=len(first.chunk)
-    )
-    feed.now_ns = 2 * RETRY_AFTER_NS
-    feed.settle()
-    assert subscription.synced
-    assert subscription.request(feed.now_ns + RETRY_AFTER_NS) is None
-    feed.register("c")
-    (last,) = feed.register("d")
-    feed.deliver([last])
-    assert subscription.request(feed.now_ns + 2 * RETRY_AFTER_NS) == pb.FeedSnapshotRequest(nodeId="n9", afterIndex=image.index)
-
-
 def test_metadata_feed_subscriber_fetches_a_lost_entry_without_a_snapshot(feed: Feed) -> None:
     feed.do("create")
     feed.deliver(feed.register("d"))
@@ -154,14 +121,6 @@ def test_metadata_feed_subscriber_detects_a_lost_last_entry_by_the_published_las
     feed.deliver([feed.producer.head()])
     assert feed.subscription.behind
     feed.settle()
-
-
-def test_metadata_feed_subscriber_ignores_late_and_repeated_entries(feed: Feed) -> None:
-    entries = feed.do("create") + feed.register("d")
-    feed.deliver(entries)
-    image = feed.subscription.image
-    feed.deliver(entries[::-1] * 2)
-    assert feed.subscription.image is image
 
 
 def test_metadata_feed_publishes_entries_applied_since_the_last_publication_in_one_message(feed: Feed) -> None:

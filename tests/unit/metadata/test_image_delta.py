@@ -6,11 +6,9 @@ from dataclasses import replace
 
 from cluster_driver import Driver
 
-from liftpy.config import NO_QUOTA, CommitPolicy, DefaultQuota, StreamConfig
+from liftpy.config import DefaultQuota, StreamConfig
 from liftpy.core.base.partition import PartitionState
-from liftpy.core.metadata import image
 from liftpy.core.metadata import image_delta as diff_module
-from liftpy.core.metadata.codec import CONFIG
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -78,31 +76,6 @@ def test_metadata_image_diff_of_equal_images_is_empty() -> None:
     assert [str(c.key) for c in diff(driver.fsm.image, old).partitions] == ["orders/0"]
 
 
-def test_metadata_image_diff_compares_only_changed_streams_unless_too_many_changed(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    driver = Driver(("a", "b"))
-    for number in range(4):
-        driver.create(f"s{number}")
-    old = driver.fsm.image
-    driver.change_isr(["a"], "s2" if driver.partition("s2").leader == "a" else "s1")
-    assert len(driver.fsm.image.trail.since(old.trail) or ()) == 1
-    monkeypatch.setattr(image, "MAX_STEPS", 3)
-    driver.create("s4")
-    driver.create("s5")
-    assert len(driver.fsm.image.trail.since(old.trail) or ()) == 3
-    driver.create("s6")
-    assert driver.fsm.image.trail.since(old.trail) is None
-    assert len(diff(old, driver.fsm.image).created) == 3
-
-
-def test_metadata_image_diff_reports_quota_shares_changed_by_added_partitions() -> None:
-    first = PartitionState(partition=0, replicas=("a",), isr=("a",), leader="a", leader_epoch=1, epoch=1)
-    for config, numbers in ((pb.StreamConfig(), [1]), (pb.StreamConfig(quotaRecordsPerS=10), [0, 1])):
-        stream = StreamImage("s", "u", "s", CONFIG.from_pb(config), partitions=(first,))
-        more = replace(stream, partitions=(first, replace(first, partition=1)))
-        assert [change.key.partition for change in diff_module._partitions(stream, more, NO_QUOTA, NO_QUOTA)] == numbers
-        assert more.partition_metadata(first).partition_count == 2
-
-
 def rates(config: StreamConfig) -> tuple[int, int, int]:
     return config.quota_records_per_s, config.quota_bytes_per_s, config.quota_by_token
 
@@ -138,14 +111,3 @@ def test_metadata_image_diff_reports_streams_that_use_a_changed_default_quota() 
     gone = replace(after.without_stream("tokens"), default_quota=DefaultQuota(records_per_s=11))
     assert [stream.name for stream in diff(after, gone).deleted] == ["tokens"]
     assert [str(c.key) for c in diff(after, gone).partitions if c.new is not None] == ["plain/0", "plain/1"]
-
-
-def test_partition_metadata_of_a_stream_has_the_partition_state_and_the_stream_settings() -> None:
-    driver = Driver(("a", "b", "c"))
-    driver.create(config=pb.StreamConfig(commitPolicy="quorum"))
-    stream = driver.fsm.image.streams["orders"]
-    told = stream.partition_metadata(stream.partitions[0])
-    assert told.key == stream.key(0)
-    assert told.isr == frozenset("abc")
-    assert told.state is stream.partitions[0]
-    assert (told.state.leader, told.state.status, told.min_isr, told.config.commit_policy) == ("a", 1, 2, CommitPolicy.QUORUM)

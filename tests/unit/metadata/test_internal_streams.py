@@ -37,11 +37,6 @@ def test_groups_stream_has_the_requested_replicas_or_the_number_of_live_nodes(
     assert driver.fsm.image.streams[GROUPS_STREAM].replica_count == copies
 
 
-def test_groups_stream_created_without_nodes_is_placed_when_nodes_register() -> None:
-    driver = Driver()
-    assert driver.ask(openGroups=pb.OpenGroups(partitions=3)).stream.waiting == 3
-
-
 def test_groups_stream_with_a_conflicting_subject_is_rejected_with_the_name_of_the_other_stream() -> None:
     driver = Driver(("a",))
     driver.create("mine", "liftpy-groups")
@@ -90,13 +85,3 @@ def test_internal_stream_change_in_a_batch_is_rejected() -> None:
     batch = pb.Batch(requests=[pb.BatchedRequest(request=request) for request in (other, cut)])
     assert "--internal" in refusal(RequestAcl.ADMIN, "", pb.ControlRequest(batch=batch))
     assert refusal(RequestAcl.ADMIN, "", pb.ControlRequest(batch=batch, internal=True)) == ""
-
-
-def test_internal_stream_replicas_can_be_moved_without_the_internal_flag() -> None:
-    for asked in ({"reassign": pb.Reassign(stream="_x")}, {"electLeader": pb.ElectLeader(stream="_x")}):
-        assert refusal(RequestAcl.ADMIN, "", pb.ControlRequest(**asked)) == ""
-
-
-@pytest.mark.parametrize("door", list(RequestAcl))
-def test_open_groups_request_on_each_request_subject_is_accepted(door: RequestAcl) -> None:
-    assert refusal(door, "n1", pb.ControlRequest(openGroups=pb.OpenGroups())) == ""

@@ -10,7 +10,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.data_deletion import DataDeletion
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import stopped_cleanly
-from liftpy.core.metadata.sessions import MAX_WAITING, AnsweredHeartbeats, RegistrationOutcome, registration_result
+from liftpy.core.metadata.sessions import AnsweredHeartbeats, RegistrationOutcome, registration_result
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 E = pb.ControlResponse
@@ -29,15 +29,6 @@ def test_heartbeat_answer_grants_the_lease_after_the_node_applied_the_image_of_t
     assert heartbeats.image_seen(9) == (200, 5_000_000), "with the length that its answer said"
     assert heartbeats.image_seen(12) == (300, 4_000_000)
     assert heartbeats.image_seen(13) is None
-
-
-def test_heartbeat_answers_that_wait_for_an_image_are_bounded_and_replaced_by_newer_answers() -> None:
-    heartbeats = AnsweredHeartbeats()
-    for number in range(MAX_WAITING + 10):
-        heartbeats.response_received(1 + number, granted(9), 7)
-    assert len(heartbeats._waiting) == MAX_WAITING
-    assert heartbeats.response_received(1000, granted(7), 7) == (1000, 0)
-    assert heartbeats.image_seen(9) is None
 
 
 @pytest.mark.parametrize(

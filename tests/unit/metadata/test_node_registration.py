@@ -14,14 +14,6 @@ from tests.born import registration
 from tests.unit.metadata.image_checks import check_image
 
 
-def test_register_node_of_each_new_process_gives_a_new_incarnation() -> None:
-    driver = Driver(("a", "b"))
-    first = driver.incarnation("a")
-    response = driver.restart("a", clean=True)
-    assert response.node.incarnation > driver.incarnation("b") > first
-    assert driver.fsm.image.nodes["a"].previous_incarnation == first
-
-
 def test_restarted_complete_replica_stays_in_the_isr_and_leads_with_a_new_leader_epoch() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=2)

@@ -128,21 +128,6 @@ def test_pause_partitions_of_a_missing_partition_changes_nothing(
     assert pause(driver, configVersion=0).error == Error.OK
 
 
-def test_pause_partitions_of_an_unplaced_stream_is_rejected() -> None:
-    driver = Driver(("a",))
-    driver.create(replicationFactor=3)
-    if not state_is_placed(driver):
-        assert pause(driver).detail == "there is no partition orders/0: it waits for nodes"
-    driver = a_stream()
-    assert pause(driver, pb.UNTIL_RESUMED, 7, 5).detail == "there is no partition orders/5: it has 3"
-    assert wake(driver, 0, partition=3).error == Error.NOT_FOUND
-    assert wake(driver, 0, uid="of before").error == Error.NOT_FOUND
-
-
-def state_is_placed(driver: Driver) -> bool:
-    return bool(driver.fsm.image.streams["orders"].partitions)
-
-
 def test_paused_partition_stays_paused_after_elections_restarts_and_snapshots() -> None:
     cluster = Cluster("abc")
     pause(cluster, pb.UNTIL_RESUMED)

@@ -195,23 +195,6 @@ def test_placement_least_loaded_prefers_the_fewest_replicas_then_leaders() -> No
     assert placed(nodes, "least-loaded", 3, 1) == [("d",), ("c",), ("d",)]  # 10 / 5 is as few as b's 2, and d leads fewer
 
 
-def test_placement_with_a_huge_start_position_equals_the_placement_with_its_remainder() -> None:
-    for policy in ("round-robin", "rack", "rack-strict"):
-        nodes = in_racks({"x": range(3), "y": range(3, 6), "z": range(6, 9)})
-        period = 9 * 7
-        huge = period * 10**40 + 11
-        assert placed(nodes, policy, 20, 3, huge) == placed(nodes, policy, 20, 3, 11)
-        wanted = PlacementRequest(policy=policy, partitions=20, replication_factor=3, start=huge)
-        assert place(nodes, wanted).next_start == huge + 20
-
-
-@pytest.mark.parametrize("policy", ["rendezvous", "least-loaded"])
-def test_placement_policies_without_rotation_keep_the_start_position(policy: str) -> None:
-    wanted = PlacementRequest(policy=policy, stream="s", partitions=20, replication_factor=1, start=5)
-    assert place(facts("abc"), wanted).next_start == 5
-    assert placed(facts("abc"), policy, 20, 1, 5) == placed(facts("abc"), policy, 20, 1, 6)
-
-
 def test_placement_rendezvous_prefers_different_racks() -> None:
     nodes = in_racks({"x": ["a", "b"], "y": ["c", "d"], "": ["e"]})
     rack_of = {node.node_id: node.rack for node in nodes}
@@ -298,30 +281,6 @@ def test_placement_replicas_are_distinct_and_independent_of_the_node_order(
     assert placed(data.draw(st.permutations(nodes)), policy, partitions, factor, start) == found
 
 
-@given(layouts(), st.integers(0, 10**6), st.data())
-def test_placement_rack_balances_leaders_and_followers_over_a_full_rotation(
-    racks: dict[str, list[int]], start: int, data: st.DataObject
-) -> None:
-    nodes = in_racks(racks)
-    factor = data.draw(st.integers(1, len(nodes)))
-    found = placed(nodes, "rack", len(nodes), factor, start)
-    for place_ in range(factor):
-        assert len({replicas[place_] for replicas in found}) == len(nodes)
-    assert sorted(node.node_id for node in row_of(sort_by_id(nodes))) == sorted(node.node_id for node in nodes)
-
-
-@given(layouts(same_size=True), st.integers(1, 60), st.integers(0, 10**6), st.data())
-def test_placement_rack_uses_distinct_racks_if_racks_have_equal_size(
-    racks: dict[str, list[int]], partitions: int, start: int, data: st.DataObject
-) -> None:
-    nodes = in_racks(racks)
-    factor = data.draw(st.integers(1, len(racks)))
-    rack_of = {node.node_id: node.rack for node in nodes}
-    found = placed(nodes, "rack", partitions, factor, start)
-    assert all(len({rack_of[node] for node in replicas}) == factor for replicas in found)
-    assert placed(nodes, "rack-strict", partitions, factor, start) == found
-
-
 @given(layouts(), st.integers(1, 40), st.integers(0, 10**6), st.data())
 def test_placement_rack_strict_always_uses_distinct_racks(
     racks: dict[str, list[int]], partitions: int, start: int, data: st.DataObject
@@ -389,16 +348,6 @@ def test_placement_never_exceeds_a_node_budget(policy: str, rooms: list[int], pa
         return
     given_ = Counter(node for replicas in found for node in replicas)
     assert all(node.replicas + given_[node.node_id] <= node.budget for node in nodes)
-
-
-@given(st.integers(1, 9), st.integers(1, 80), st.data())
-def test_placement_least_loaded_balances_replicas_and_leaders(count: int, partitions: int, data: st.DataObject) -> None:
-    factor = data.draw(st.integers(1, count))
-    nodes = facts(range(count))
-    found = placed(nodes, "least-loaded", partitions, factor)
-    for most_apart, given_ in ((1, [n for r in found for n in r]), (2, [r[0] for r in found])):
-        counts = [given_.count(node.node_id) for node in nodes]
-        assert max(counts) - min(counts) <= most_apart
 
 
 def test_placement_least_loaded_on_unbalanced_nodes_balances_leaders() -> None:

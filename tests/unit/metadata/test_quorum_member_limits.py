@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from liftpy.config import ReplicationConfig
@@ -13,15 +11,11 @@ from liftpy.core.metadata.controller.quorum_member import (
     ProposedEntry,
     leader_to_ask_first,
 )
-from liftpy.core.metadata.controller.state_machine import MAX_TIME_NS
-from liftpy.core.metadata.describe import ClusterPages
 from liftpy.core.metadata.request_limits import MAX_LIST_LENGTH, MAX_REQUEST_BYTES, MAX_TEXT_BYTES, fit
 from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire._pb import replication_pb2
-from tests.born import born_fsm, registration
 from tests.unit.metadata.small_images import S, a_partition, a_stream, an_image
-from tests.unit.metadata.test_feed_limits import entries, subscribed
 from tests.unit.metadata.test_quorum_member import Member, heartbeat
 
 
@@ -54,16 +48,6 @@ def test_metadata_leader_drops_a_proposal_above_the_entry_size(monkeypatch: pyte
     assert isinstance(answer, pb.ControlResponse)
     assert answer.error == pb.ControlResponse.INVALID
     assert [d for d in made.tick() if isinstance(d, ProposedEntry)]
-
-
-def test_metadata_leader_repeats_a_barrier_rejected_as_too_large() -> None:
-    made = Member()
-    made.log.leads = True
-    [order] = made.tick()
-    assert isinstance(order, ProposedEntry)
-    assert made.tick() == []
-    made.member.entry(order, 1, 1)
-    assert len(made.tick()) == 1
 
 
 def test_metadata_leader_writes_no_log_entry_to_reject_an_impossible_request_in_a_batch() -> None:
@@ -123,44 +107,7 @@ def test_metadata_leader_asks_a_partition_leader_to_resign_only_before_a_transfe
     assert leader_to_ask_first(wanted, asked()) == ("a", question), "toward the preferred one"
 
 
-# ---- the feed ------------------------------------------------------------------------------------------------------------------
-def test_metadata_feed_subscription_drops_buffered_entries_older_than_the_image() -> None:
-    made, (one, two, three, four) = subscribed(), entries(4)
-    for entry in (two, four):
-        assert not made.entry_received(entry)
-    assert set(made._waiting) == {1, 3}
-    twice = type(one)()
-    twice.CopyFrom(one)
-    twice.index = 3
-    twice.records.extend([*two.records, *three.records])
-    assert made.entry_received(twice), "three entries in one"
-    assert made.image.index == 4
-    assert made._waiting == {}, "the second was in it, the fourth followed"
-    assert not made.behind
-
-
 # ---- entries, pages, bounds ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("time_ns", "known_ns", "error"),
-    [
-        (0, 7, pb.ControlResponse.OK),
-        (8, 8, pb.ControlResponse.OK),
-        (MAX_TIME_NS - 1, MAX_TIME_NS - 1, pb.ControlResponse.OK),
-        (MAX_TIME_NS, 7, pb.ControlResponse.INVALID),
-    ],
-)
-def test_cluster_fsm_image_time_advances_with_valid_entry_times(
-    time_ns: int, known_ns: int, error: pb.ControlResponse.Error
-) -> None:
-    fsm = born_fsm()
-    fsm.image = replace(fsm.image, time_ns=7)
-    request = pb.ControlRequest(operationId=b"i" * 16, timeNs=time_ns, registerNode=registration(nodeId="n1"))
-    answer = pb.ControlResponse.FromString(fsm.apply(request.SerializeToString(), 1))
-    assert (answer.error, fsm.image.time_ns, fsm.image.index) == (error, known_ns, 1)
-
-
-def test_describe_cluster_pages_set_the_paged_flag_in_the_first_request() -> None:
-    assert ClusterPages().request == pb.DescribeCluster(paged=True)
 
 
 def test_control_request_above_the_size_list_or_text_limit_is_rejected() -> None:

@@ -11,7 +11,7 @@ from cluster_driver import Driver, Error
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import MoveReason, PartitionState
 from liftpy.core.metadata.controller.admission import RequestAcl, refusal
-from liftpy.core.metadata.controller.reassign import finish_reached_target, remove_replica, without_further_moves
+from liftpy.core.metadata.controller.reassign import finish_reached_target, without_further_moves
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
@@ -86,19 +86,6 @@ def test_reassign_evicts_replicas_outside_the_isr_first_and_the_leader_last(driv
     join(driver, "a", "d")
     assert driver.partition().leaving == "a"
     assert join(driver, "d", evicted="a").error == Error.INVALID, "the leader does not evict itself"
-
-
-def test_reassign_to_another_order_of_the_replicas_needs_no_copy(driver: Driver) -> None:
-    to(driver, "c", "a", "b")
-    assert (driver.partition().replicas, driver.partition().isr) == (("c", "a", "b"), ("c", "a", "b"))
-    assert (driver.partition().target, driver.partition().leader) == ((), "a")
-
-
-def test_reassign_sent_twice_changes_nothing(driver: Driver) -> None:
-    to(driver, "d", "b", "a")
-    before = driver.partition()
-    assert to(driver, "d", "b", "a").error == Error.OK
-    assert driver.partition() == before
 
 
 def test_reassign_cancelled_before_the_learner_joined_restores_the_partition(driver: Driver) -> None:
@@ -371,29 +358,6 @@ def test_reassign_leadership_target_remains_after_an_election_of_another_replica
     assert driver.partition().candidate == "b"
     won = promoted(driver)
     assert (won.leader, won.leader_to_elect, won.moved_for) == ("b", "c", MoveReason.LEADERSHIPS)
-
-
-def test_reassign_removes_an_evicted_replica_from_every_partition_field() -> None:
-    abc = ("a", "b", "c")
-    whole = PartitionState(
-        partition=0, replicas=abc, isr=abc, leader="a", leader_epoch=1, epoch=1, incomplete=abc, complete=abc, passed_over=abc,
-        joining="d", target=("a", "b"),
-    )  # fmt: skip
-    ac = ("a", "c")
-    assert remove_replica(whole, "b") == replace(whole, replicas=ac, isr=ac, incomplete=ac, complete=ac, passed_over=ac)
-
-
-def test_reassign_at_its_target_orders_all_partition_lists_like_the_replicas(driver: Driver) -> None:
-    stream = driver.fsm.image.streams["orders"]
-    mixed = PartitionState(
-        partition=0, replicas=("a", "b", "c"), isr=("c", "a"), leader="a", leader_epoch=1, epoch=1, incomplete=("c", "b", "x"),
-        complete=("b",), target=("c", "b", "a"), moved_for=MoveReason.DRAINED,
-    )  # fmt: skip
-    found = finish_reached_target(stream, mixed)
-    assert (found.replicas, found.isr, found.incomplete, found.complete) == (("c", "b", "a"), ("c", "a"), ("c", "b"), ())
-    assert (found.target, found.moved_for) == ((), MoveReason.BY_HAND)
-    short = finish_reached_target(stream, replace(mixed, isr=("a",), complete=("b", "c"), target=("a", "b", "d")))
-    assert (short.isr, short.complete, short.moved_for) == (("a",), ("b", "c"), MoveReason.DRAINED)
 
 
 def test_reassign_with_an_unknown_reason_is_treated_as_manual(driver: Driver) -> None:

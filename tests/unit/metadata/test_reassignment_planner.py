@@ -30,13 +30,6 @@ def reassign(moved: Moved, *replicas: str, partition: int = 0, reason: pb.MoveRe
     assert moved.driver.ask(reassign=wish).error == pb.ControlResponse.OK
 
 
-def test_reassignment_planner_of_a_healthy_cluster_proposes_nothing() -> None:
-    moved = Moved()
-    moved.driver.create(partitions=8, replicationFactor=3)
-    assert [moved.look() for _ in range(3)] == [[], [], []]
-    assert moved.moving.next_deadline_ns() is None
-
-
 def test_reassignment_planner_moves_first_leaderships_then_replicas_of_a_drained_node() -> None:
     moved = Moved("abcde")
     moved.driver.create(partitions=20, replicationFactor=3)
@@ -54,15 +47,6 @@ def test_reassignment_planner_moves_first_leaderships_then_replicas_of_a_drained
     assert moved.look() == []
     drain(moved, "b", leaving=False)
     assert moved.look() == []
-
-
-def test_reassignment_planner_moves_a_single_replica_and_its_leadership_off_a_drained_node() -> None:
-    moved = Moved("ab")
-    moved.driver.create(replicationFactor=1)
-    drain(moved, "a")
-    moved.until(lambda: settled(moved) and moved.held("a") == 0)
-    partition = moved.driver.partition()
-    assert (partition.replicas, partition.leader) == (("b",), "b")
 
 
 def test_reassignment_planner_replaces_a_dead_node_after_the_grace_period() -> None:

@@ -35,13 +35,6 @@ def test_request_forwarding_ends_with_the_first_decisive_answer(error: pb.Contro
     assert made.response.error == error
 
 
-@pytest.mark.parametrize("error", [E.UNAVAILABLE, E.OUTCOME_UNKNOWN, E.NOT_METADATA_LEADER])
-def test_request_forwarding_retries_after_an_answer_without_a_decision(error: pb.ControlResponse.Error) -> None:
-    made = way()
-    assert not made.response_received(E(error=error))
-    assert not made.decided
-
-
 def test_request_forwarding_that_times_out_after_a_sent_attempt_returns_an_unknown_outcome() -> None:
     made = way()
     made.attempt_failed("no controller can be reached", sent=False)

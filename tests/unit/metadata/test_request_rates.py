@@ -38,10 +38,3 @@ def test_request_rate_memory_holds_a_bounded_number_of_principals(monkeypatch: p
     assert len(rates) == 2
     assert rates.wait_ms("a", 0) > 0, "it asked after b"
     assert rates.wait_ms("b", 0) == 0, "it was forgotten"
-
-
-def test_request_rejected_by_the_total_rate_limit_does_not_use_the_rate_of_its_principal() -> None:
-    rates = RequestRates()
-    assert sum(taken(rates, f"p{number}", PRINCIPAL_AT_ONCE, 0) for number in range(4)) == ALL_AT_ONCE
-    assert taken(rates, "late", PRINCIPAL_AT_ONCE, 0) == 0
-    assert taken(rates, "late", 400, NS_PER_S) == IN_ALL

@@ -22,7 +22,7 @@ from liftpy.core.metadata.image_delta import diff, entry_between
 from liftpy.core.metadata.record_builder import Rules
 from liftpy.core.metadata.records import SessionTimesSet, record_from_pb
 from liftpy.core.metadata.replay import replay
-from liftpy.core.metadata.sessions import NodeSessions, heartbeat_every_s
+from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError
@@ -64,11 +64,6 @@ def times_of(driver: Driver) -> SessionTimes:
 
 
 # ---- what can be ----------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("times", [(100, 50), (3_600_000, 3_599_999), (2000, 900)])
-def test_session_times_within_their_bounds_are_accepted(times: tuple[int, int]) -> None:
-    assert SessionTimes(*times).is_settled
-
-
 @pytest.mark.parametrize(
     ("times", "says"),
     [
@@ -326,17 +321,3 @@ def test_election_without_position_reports_waits_for_the_session_time_in_the_ima
     timers = ElectionTimers(ReplicationConfig(session_s=60.0, lease_s=50.0), wait_s=1.0)
     timers.lead(image, START)
     assert timers.next_deadline_ns() == START + (2 + 1) * 1000 * MS
-
-
-def test_node_heartbeat_interval_is_at_most_a_third_of_the_lease_time() -> None:
-    assert heartbeat_every_s(0.25, None) == 0.25
-    assert heartbeat_every_s(0.25, OWN) == 0.25
-    assert heartbeat_every_s(5.0, OWN) == pytest.approx(0.3)
-
-
-def test_node_that_sends_heartbeats_at_the_lease_interval_is_not_overdue() -> None:
-    driver = a_driver("a")
-    sessions = leading(driver, own=ReplicationConfig(heartbeat_interval_s=10.0, session_s=60.0, lease_s=50.0))
-    beat(sessions, driver, "a", START)
-    assert sessions.overdue(START + 600 * MS) == []
-    assert sessions.overdue(START + 601 * MS) == ["a"]

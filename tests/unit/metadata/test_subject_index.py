@@ -125,20 +125,9 @@ def test_create_stream_with_a_subject_of_a_deleted_stream_or_a_stream_without_ac
     check_image(image)
 
 
-def test_create_stream_checks_the_name_before_the_subject() -> None:
-    driver = Driver(("a",))
-    create(driver, "one", "shop.>")
-    assert create(driver, "one", "shop.>").error == Error.EXISTS
-
-
 @each("name", ["control", "feed", "inbox", "info", "notify", "raft", "service", "status"])
 def test_create_stream_with_a_name_of_protocol_words_is_rejected(name: str) -> None:
     assert "protocol's own" in create(Driver(("a",)), name, "shop").detail
-
-
-@each("subject", ["liftpy.>", "liftpy", "_INBOX.>", "_INBOX_bob.x", "_INBOX", "$SYS.>", "$JS.API", ">", "*.x"])
-def test_create_stream_with_a_protocol_subject_is_rejected(subject: str) -> None:
-    assert "overlap" in create(Driver(("a",)), "one", subject).detail
 
 
 @each(

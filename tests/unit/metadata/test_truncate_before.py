@@ -6,27 +6,12 @@ import pytest
 from cluster_driver import Driver, Error
 from election_driver import CANDIDATE_FOUND, ONLINE, Cluster
 
-from liftpy.core.metadata.codec import PARTITION
-from liftpy.core.metadata.image_delta import diff
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def ask(driver: Driver, offset: int, **more: object) -> pb.ControlResponse:
     about = {"stream": "orders", "uid": driver.fsm.image.streams["orders"].uid, "partition": 1} | more
     return driver.ask(truncateBefore=pb.TruncateBefore(offset=offset, **about))  # type: ignore[arg-type]
-
-
-def test_truncate_before_increases_the_requested_log_start_of_every_replica() -> None:
-    driver = Driver(("a", "b", "c"))
-    driver.create(partitions=2)
-    before = driver.fsm.image
-    answer = ask(driver, 41)
-    assert answer.error == Error.OK
-    now = driver.fsm.image.streams["orders"].partitions
-    assert (now[0].asked_start, now[1].asked_start) == (0, 41)
-    assert answer.partition == PARTITION.to_pb(now[1])
-    assert now[1].epoch > before.streams["orders"].partitions[1].epoch
-    assert [change.key.partition for change in diff(before, driver.fsm.image).partitions] == [1]
 
 
 @pytest.mark.parametrize("offset", [40, 41])

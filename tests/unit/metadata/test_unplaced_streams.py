@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
 from cluster_driver import Driver, Error
 from election_driver import Cluster
 
@@ -16,11 +13,9 @@ from liftpy.core.metadata.controller.streams import AGAIN_AFTER_NS, AT_ONCE, CHE
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage
 from liftpy.core.metadata.placement import POLICIES
 from liftpy.core.metadata.placement.policies import HASHES_PER_STEP
-from liftpy.core.metadata.records import PartitionsAdded
-from liftpy.core.metadata.replay import replay, replay_all
+from liftpy.core.metadata.replay import replay_all
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.errors import InvariantError
 from tests.each import each
 from tests.unit.metadata.image_checks import check_image
 
@@ -197,22 +192,6 @@ def test_create_stream_with_expensive_placement_is_logged_and_applied_in_steps()
     assert len(plan.replicas) == 600
     create.partitions, create.dryRun = 3, True
     assert answer_without_log(driver.fsm.image, pb.ControlRequest(createStream=create), 0, driver.fsm.rules) is not None
-
-
-@pytest.mark.parametrize("wrong", [{"partition": 1}, {"isr": ()}, {"leader": ""}, {"isr": ("z",)}])
-def test_partitions_added_record_with_impossible_partitions_raises_invariant_error(wrong: dict[str, object]) -> None:
-    """Any client with publish permission can forge a record on the feed."""
-    driver = Driver(("a",))
-    driver.create(replicationFactor=1)
-    good = driver.partition()
-    driver.delete("orders")
-    driver.create(replicationFactor=2)
-    stream = driver.fsm.image.streams["orders"]
-    with pytest.raises(InvariantError):
-        replay(driver.fsm.image, PartitionsAdded("orders", stream.uid, (replace(good, **wrong),)))  # type: ignore[arg-type]
-    with pytest.raises(InvariantError):
-        replay(driver.fsm.image, PartitionsAdded("orders", "another", (good,)))
-    assert not replay(driver.fsm.image, PartitionsAdded("orders", stream.uid, (good,))).waiting
 
 
 def test_stream_of_an_older_snapshot_format_is_decoded_as_placed() -> None:

@@ -191,6 +191,22 @@ def test_replica_driver_on_a_node_with_many_partitions_stores_fewer_past_steps(m
     assert len(first.recent_steps) == 64, "the others are gone"
 
 
+def test_replica_driver_of_an_idle_partition_stores_few_past_steps() -> None:
+    asked = events.QuiescentFetchReceived(token=1, replica="b", incarnation=1, leader_epoch=1, request_id=1)
+    waits = do.Quiesce(leader="a", leader_epoch=1, request_id=1)
+    answers: Any = {asked: [do.ConfirmQuiescence(token=1)], "idle": [waits], **{n: ["effect"] for n in range(9)}}
+    driver = ReplicaDriver(KEY, Scripted(answers), lambda error: pytest.fail(str(error)))  # type: ignore[arg-type]
+    driver.execute = lambda effect: None
+    kept: list[Any] = []
+    for event in (*range(9), asked, *range(9), "idle", asked):
+        driver.feed(event)  # type: ignore[arg-type]
+        kept.append([past_event for _, past_event, _ in driver.recent_steps])
+    assert kept[8] == list(range(9))
+    assert kept[9] == [7, 8], "the leader of an idle follower, without its question"
+    assert kept[18] == [7, 8, *range(9)]
+    assert kept[19] == kept[20] == [8, "idle"], "an idle follower"
+
+
 def test_effect_executor_reports_only_the_first_storage_error() -> None:
     repaired: list[str] = []
     runner, _, fed = executor({"append": StorageError("broken")}, repaired)

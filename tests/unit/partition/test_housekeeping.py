@@ -202,6 +202,14 @@ async def test_housekeeping_uses_time_zero_for_retention_while_the_clock_is_untr
     assert ages == [7, 7, 0, 0]
 
 
+async def test_housekeeping_repeats_retention_of_a_partition_while_it_deletes_segments(tmp_path: Path) -> None:
+    one, moves = FakeWorker("a"), [True, True, False]
+    one.config, one.set_aside = StreamConfig(retention_bytes=1), ()
+    one.apply_retention = lambda now: moves.pop(0)  # type: ignore[method-assign, assignment]
+    await Housekeeping(FakeWorkers([one]), 1.0, tmp_path, pytest.fail)._retention()  # type: ignore[arg-type]
+    assert moves == []
+
+
 async def test_housekeeping_runs_retention_periodically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.002)
     one = FakeWorker("a")

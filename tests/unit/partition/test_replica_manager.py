@@ -40,6 +40,9 @@ class RecordingWorker:
         self.feed = self.events.append
         self.services = object()
 
+    def open_services(self) -> object:
+        return self.services
+
     def announce_change(self) -> None:
         self.events.append("announced")
 

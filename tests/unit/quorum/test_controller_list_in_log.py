@@ -251,26 +251,3 @@ def test_last_remaining_controller_applies_its_controller_change_after_the_flush
         net.start(lead)
         assert net.run(lambda: bool(net.leaders()))
         assert voters(net, lead) == voters(net, other) == tuple(sorted((lead, other))), "it went with the memory"
-
-
-def test_raft_journal_flushed_index_excludes_unflushed_and_truncated_entries(tmp_path: Path) -> None:
-    journal = GroupJournal(tmp_path / "journal")
-    for index in range(1, 5):
-        journal.add(b"x", index, 1)
-    assert journal.flushed_index == 0
-    journal.sync()
-    journal.add(b"x", 5, 1)
-    assert journal.flushed_index == 4
-    journal.deleteEntriesFrom(2)
-    journal.add(b"y", 3, 2)
-    assert journal.flushed_index == 2, "what took the place of a flushed one is not"
-    journal.sync()
-    assert journal.flushed_index == 3
-    journal.deleteEntriesTo(1)
-    assert journal.flushed_index == 3
-    journal.close()
-    journal = GroupJournal(tmp_path / "journal")
-    assert journal.flushed_index == 3
-    journal.clear()
-    assert journal.flushed_index == 0
-    journal.close()

@@ -168,20 +168,6 @@ def test_raft_hello_with_an_invalid_directory_history_is_rejected(tmp_path: Path
         assert net.leaders() == [leader]
 
 
-def test_data_directory_history_nonces_are_stored_and_bounded(tmp_path: Path) -> None:
-    drawn = iter(range(1, 10_001, 2))
-    first = DirectoryLineage(tmp_path, lambda: next(drawn))
-    tail = struct.pack("<QQB", 99, first.nonce, 0)
-    assert first.process_hello("b", tail)
-    first.sync()
-    lineages = [DirectoryLineage(tmp_path, lambda: next(drawn)) for _ in range(200)]
-    last = lineages[-1]
-    assert last.known == {"b": 99}
-    assert last.earlier == (first.nonce, *(one.nonce for one in lineages[-1 - MAX_EARLIER : -1]))
-    assert not last.process_hello("b", struct.pack("<QQB", 101, last.nonce, 0)), "it does not hold 99"
-    assert last.process_hello("b", struct.pack("<QQBQ", 101, last.nonce, 1, 99))
-
-
 def test_data_directory_history_reports_a_missing_nonce_until_caught_up(tmp_path: Path) -> None:
     lineage = DirectoryLineage(tmp_path, lambda: 5)
     lineage.process_hello("b", struct.pack("<QQB", 99, 4711, 0))
@@ -201,15 +187,6 @@ def test_data_directory_history_is_reported_as_restored_only_by_a_majority_of_un
     assert lineage.process_hello("b", struct.pack("<QQB", 103, 4711, 0)), "one that went back itself has no say"
     lineage.caught_up()
     assert lineage.known == {}, "what it knew of them was as old as the rest of it"
-
-
-def test_data_directory_history_ignores_a_report_that_the_peer_withdrew(tmp_path: Path) -> None:
-    lineage = DirectoryLineage(tmp_path, lambda: 5, majority=2)
-    for peer in "bc":
-        assert lineage.process_hello(peer, struct.pack("<QQB", 99, 0, 0))
-    for peer, known_as, missed in (("b", 4711, ()), ("b", 5, ()), ("c", 4711, ()), ("b", 4711, (4711,))):
-        assert lineage.process_hello(peer, struct.pack("<QQB", 101, known_as, 0)) is False
-        assert lineage.missed == missed
 
 
 def test_data_directory_history_file_that_is_damaged_raises_corruption_error(tmp_path: Path) -> None:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from liftpy.core.metadata.request_limits import SENT_TOGETHER
+from sidecar.quorum import driver as driver_module
+from sidecar.quorum.driver import REST_S, GroupDriver, time_to_next_tick_s
+from sidecar.quorum.library import TICK_S
+from tests.each import each
 from tests.unit.quorum.raft_network import OurNet, our_net
 
 A_REQUEST_BYTES = 100
@@ -68,3 +74,37 @@ def test_raft_tick_applies_one_batch_of_requests_at_most(tmp_path: Path) -> None
             steps += 1
             assert steps < 500
         assert 1 <= most <= 2
+
+
+def parts(leads: bool, hears: bool, election_s: float) -> tuple[Any, Any]:
+    core = SimpleNamespace(leads=leads, until_append_s=lambda: 0.06, until_election_s=lambda: election_s, behind=False)
+    return core, SimpleNamespace(has_leader_contact=lambda _: hears, sessions=SimpleNamespace(outbox=[]))
+
+
+@each(
+    ("leads", "hears", "election_s", "wait_s"),
+    [
+        (False, False, 0.5, TICK_S),
+        (False, False, 0.03, 0.031),
+        (False, False, -0.1, TICK_S),
+        (False, True, 0.5, REST_S),
+        (True, False, 0.5, 0.061),
+    ],
+)
+def test_raft_tick_comes_with_the_next_append_election_or_duty(
+    leads: bool, hears: bool, election_s: float, wait_s: float
+) -> None:
+    core, transport = parts(leads, hears, election_s)
+    assert time_to_next_tick_s(core, transport, 1.0) == pytest.approx(wait_s, abs=0.01)
+    assert time_to_next_tick_s(core, transport, 0.02) == pytest.approx(0.02, abs=0.01)
+
+
+async def test_raft_driver_counts_no_late_tick_while_ticks_come_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "tick_once", lambda *_: None)
+    core, transport = parts(False, True, 0.5)
+    nothing: Any = None
+    driver = GroupDriver(core, transport, nothing, nothing, lambda: None, nothing, lambda: 1.0)
+    driver.start()
+    driver.tick()
+    assert driver.late_tick_count == 0
+    driver.stop()

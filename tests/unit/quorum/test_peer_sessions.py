@@ -80,22 +80,6 @@ def test_raft_session_delivers_chunked_messages_in_order() -> None:
     assert pair.got["b"] == bodies
 
 
-def test_raft_session_ends_at_a_lost_frame_and_reconnects() -> None:
-    pair = Pair()
-    pair.connect()
-    for body in (b"1", b"2", b"3"):
-        pair.sides["a"].send("b", body, 1, pair.now)
-    pair.take()
-    del pair.bus[1]
-    pair.deliver()
-    assert pair.got["b"] == [b"1"]
-    assert pair.links["b"][:2] == [True, False]
-    pair.settle()
-    assert pair.sides["a"].send("b", b"4", 1, pair.now)
-    pair.deliver()
-    assert pair.got["b"] == [b"1", b"4"]
-
-
 def test_raft_session_ignores_frames_of_an_older_session() -> None:
     pair = Pair()
     pair.connect()
@@ -194,18 +178,6 @@ def test_raft_snapshot_file_that_is_incomplete_is_rejected() -> None:
             decode_snapshot_file(bytes(damaged))
     with pytest.raises(StorageError):
         decode_snapshot_file(pickle.dumps(snapshot.image))
-
-
-def test_raft_frame_fits_into_a_small_nats_max_payload() -> None:
-    pair = Pair()
-    pair.connect()
-    body = random.Random(1).randbytes(300_000)
-    for max_payload in (32 * 1024, 4096, 1 << 20):
-        pair.sides["a"].fit(max_payload)
-        assert pair.sides["a"].send("b", body, 1, pair.now)
-        assert max(len(frame) for _, frame in pair.sides["a"].outbox) < max_payload
-        pair.deliver()
-    assert pair.got["b"] == [body] * 3
 
 
 @pytest.mark.parametrize("lists", [{"a": "abc", "b": "abd"}, {"a": "ab", "b": "abc"}, {"a": "abc", "b": "bcd"}])

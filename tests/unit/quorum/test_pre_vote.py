@@ -3,54 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from sidecar.quorum.pre_vote import PreVote, may_grant
-from tests.each import each
 from tests.unit.quorum.raft_network import OurNet, our_net
-
-WOULD: dict[str, Any] = {
-    "leads": False, "quiet_s": 0.4, "quiet_needed_s": 0.4, "turn_is_late": False, "own": (3, 7), "asker": (3, 7),
-}  # fmt: skip
-
-
-@each(
-    ("otherwise", "granted"),
-    [
-        ({}, True),
-        ({"leads": True}, False),
-        ({"quiet_s": 0.39}, False),
-        ({"turn_is_late": True}, False),
-        ({"asker": (3, 8)}, True),
-        ({"asker": (3, 6)}, False),
-        ({"asker": (4, 1)}, True),
-        ({"asker": (2, 9)}, False),
-    ],
-)
-def test_raft_pre_vote_is_granted_in_the_same_cases_as_a_vote(otherwise: dict[str, Any], granted: bool) -> None:
-    assert may_grant(**{**WOULD, **otherwise}) is granted
-
-
-@pytest.mark.parametrize(("members", "needed"), [(2, 1), (3, 1), (4, 2), (5, 2)])
-def test_raft_pre_vote_is_won_with_a_majority_including_the_requesting_controller(members: int, needed: int) -> None:
-    votes = PreVote(members)
-    votes.record_grant("early")
-    assert not votes.won
-    votes.begin()
-    for number in range(needed):
-        assert not votes.won
-        votes.record_grant("the same")
-        votes.record_grant(f"n{number}") if number else None
-    assert votes.won
-    votes.begin()
-    assert not votes.won, "what was granted before counts no more"
-    votes.record_grant("n1")
-    votes.record_grant("n2")
-    votes.end()
-    votes.record_grant("n3")
-    assert not votes.won
 
 
 def terms(net: OurNet) -> set[int]:
@@ -77,16 +31,6 @@ def test_controller_partitioned_only_from_the_leader_triggers_no_election(tmp_pa
             value = b"after %d" % len(net.results)
             net.put(lead, value)
             assert net.run(lambda name=name, value=value: value in net.values(name))
-
-
-def test_raft_leader_that_dies_is_replaced_within_one_term(tmp_path: Path) -> None:
-    with our_net(tmp_path) as net:
-        lead, *others = net.elected()
-        (before,) = terms(net)
-        net.crash(lead)
-        assert net.run(net.leaders, 3.0)
-        assert net.run(lambda: terms(net) == {before + 1}, 1.0)
-        assert net.leaders()[0] in others
 
 
 def test_raft_group_after_a_member_with_a_higher_term_returns_has_one_leader(tmp_path: Path) -> None:
@@ -122,22 +66,6 @@ def test_controller_with_the_longer_log_wins_despite_a_lower_term(tmp_path: Path
 
 def due_at(net: OurNet, name: str, moment: float) -> None:
     net.up[name].core._SyncObj__raftElectionDeadline = moment
-
-
-def test_controller_that_granted_a_pre_vote_postpones_its_own_election(tmp_path: Path) -> None:
-    with our_net(tmp_path) as net:
-        lead, near, far = net.elected()
-        (before,) = terms(net)
-        net.crash(lead)
-        net.run(lambda: False, 0.45)
-        due_at(net, near, net.now)
-        due_at(net, far, net.now + 1e9)
-        assert net.run(lambda: net.up[near].core.pre_vote.asks)
-        due_at(net, far, net.now)
-        net.step()  # the question is there, and the own election is due
-        assert not net.up[far].core.pre_vote.asks
-        assert net.run(lambda: net.leaders() == [near], 1.0)
-        assert net.run(lambda: terms(net) == {before + 1}, 1.0)
 
 
 def test_raft_pre_vote_round_ends_when_a_leader_sends_append_entries(tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.metadata.controller.quorum_member import EntryOutcome
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.quorum.driver import GroupDriver
 from sidecar.quorum.journal import GroupJournal
-from sidecar.quorum.library import Node, RaftCore, check_library, settings
+from sidecar.quorum.library import FAIL_REASON, Node, RaftCore, check_library, outcome_of, settings
 from sidecar.quorum.transport import SessionTransport
 from tests.born import born_fsm, registration
+from tests.each import each
 from tests.unit.quorum.raft_network import our_net
 
 # ---- 9: an outcome that is not known ------------------------------------------------------------------------------------
@@ -170,3 +172,23 @@ async def test_raft_callback_that_raises_stops_the_process_after_one_apply(tmp_p
     assert driver.stopped
     assert [type(failure) for failure in failures] == [KeyError]
     core.log.close()
+
+
+@each(
+    ("answer", "reason", "outcome"),
+    [
+        (b"", FAIL_REASON.SUCCESS, EntryOutcome.APPLIED),
+        (None, FAIL_REASON.SUCCESS, EntryOutcome.UNKNOWN),
+        (None, FAIL_REASON.QUEUE_FULL, EntryOutcome.NEVER),
+        (None, FAIL_REASON.MISSING_LEADER, EntryOutcome.NEVER),
+        (None, FAIL_REASON.DISCARDED, EntryOutcome.NEVER),
+        (None, FAIL_REASON.NOT_LEADER, EntryOutcome.NEVER),
+        (None, FAIL_REASON.LEADER_CHANGED, EntryOutcome.UNKNOWN),
+        (None, FAIL_REASON.REQUEST_DENIED, EntryOutcome.NEVER),
+        (b"", FAIL_REASON.UNKNOWN_OUTCOME, EntryOutcome.UNKNOWN),
+    ],
+)
+def test_raft_entry_outcome_of_each_pysyncobj_result_equals_the_expected_outcome(
+    answer: bytes | None, reason: int, outcome: EntryOutcome
+) -> None:
+    assert outcome_of(answer, reason) is outcome

@@ -1,24 +1,21 @@
-"""Test the guards of the Raft driver against faults of PySyncObj 0.3.17: membership changes, votes and network access."""
+"""Test the guards of the Raft driver against faults of PySyncObj 0.3.17: membership changes and pickles."""
 
 from __future__ import annotations
 
 import os
 import pickle
-import shutil
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from liftpy.errors import CorruptionError, ProtocolError
+from liftpy.errors import ProtocolError
 from sidecar.quorum.library import FAIL_REASON, Node
 from sidecar.quorum.peer_sessions import _DATA, _FIRST, _FRAME, _LAST
-from tests.unit.quorum.raft_network import bare_member, our_net
+from tests.unit.quorum.raft_network import our_net
+
 
 # ---- 7: two changes of the members at once, and a member that votes twice ----------------------------------------------
-
-
 def test_raft_membership_change_by_pysyncobj_is_rejected(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, *_ = net.elected()
@@ -36,55 +33,7 @@ def test_raft_membership_change_by_pysyncobj_is_rejected(tmp_path: Path) -> None
             assert {node.id for node in member.core.otherNodes} == {*"abc"} - {name}
 
 
-def test_raft_member_that_lost_its_disk_does_not_vote(tmp_path: Path) -> None:
-    with our_net(tmp_path) as net:
-        net.split("ac", "b")
-        net.forbid_elections("b", "c")
-        assert net.run(net.leaders)
-        net.crash("c")
-        shutil.rmtree(tmp_path / "c")
-        net.split("a", "bc")
-        net.start("c")
-        net.run(lambda: net.up["b"].transport.sessions.peers["c"].up)
-        for _ in range(5):
-            net.elect_now("b")
-            net.run(lambda: "b" in net.leaders(), 1)
-        assert net.up["b"].core.raftCurrentTerm > 2
-        assert "b" not in net.leaders()
-        for _ in range(5):
-            net.elect_now("c")
-            net.run(lambda: "c" in net.leaders(), 1)
-        assert net.up["c"].core.raftCurrentTerm == 0, "nor asks for votes"
-
-
-async def test_raft_member_with_an_empty_directory_starts_on_probation(tmp_path: Path) -> None:
-    member = bare_member(tmp_path)
-    assert member._log.core.on_probation
-    member._log.journal.close()
-    (tmp_path / "member").write_text("a\n")  # it has been a voting member
-    member = bare_member(tmp_path)
-    assert not member._log.core.on_probation
-    member._log.journal.abandon()
-    (tmp_path / "journal").unlink()
-    with pytest.raises(CorruptionError, match="with the same id"):
-        bare_member(tmp_path)
-
-
 # ---- 8: a port for everybody, and pickles from everybody ---------------------------------------------------------------
-
-
-def test_raft_member_opens_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("a socket was opened")
-
-    for name in "__init__", "bind", "listen", "connect":
-        monkeypatch.setattr(socket.socket, name, refuse)
-    with our_net(tmp_path) as net:
-        lead, *_ = net.elected()
-        net.put(lead, b"1")
-        assert net.run(lambda: all(net.values(name) == [b"1"] for name in "abc"))
-
-
 class _Evil:
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -64,18 +64,6 @@ def test_raft_journal_of_commit_index_updates_is_bounded_in_bytes(tmp_path: Path
     again.close()
 
 
-def test_raft_journal_counts_the_bytes_of_its_entries(tmp_path: Path) -> None:
-    journal = GroupJournal(tmp_path / "journal", flush=False)
-    for index in range(1, 11):
-        journal.add(b"x" * index, index, 1)
-    for change in (lambda: journal.deleteEntriesFrom(8), lambda: journal.deleteEntriesTo(3), journal.clear):
-        change()
-        assert journal.entry_bytes == sum(21 + len(command) for command, _, _ in journal[:])  # type: ignore[misc, union-attr]
-        journal.sync()
-        assert journal.file_bytes == (tmp_path / "journal").stat().st_size
-    journal.close()
-
-
 async def test_raft_inbox_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "MAX_INBOX_BYTES", 1_000)
     unused: Any = SimpleNamespace(leads=False)

@@ -38,22 +38,6 @@ def _content(journal: GroupJournal) -> tuple[list, int, str | None]:
     return list(journal[:]), journal.getCurrentTerm(), journal.getVotedForNodeId()
 
 
-def test_raft_journal_restores_entries_term_and_vote(tmp_path: Path) -> None:
-    journal = _filled(tmp_path / "journal")
-    journal.setRaftCommitIndex(4)
-    journal.onOneSecondTimer()
-    journal.close()
-    again = GroupJournal(tmp_path / "journal")
-    assert _content(again) == ([(b"command %d" % i, i, 3) for i in range(1, 7)], 3, "b")
-    assert again.getRaftCommitIndex() == 4
-
-
-def test_raft_journal_reopened_without_a_flush_drops_unflushed_entries(tmp_path: Path) -> None:
-    journal = _filled(tmp_path / "journal", 2)
-    journal.add(b"late", 3, 3)
-    assert len(GroupJournal(tmp_path / "journal")) == 2
-
-
 def test_raft_journal_after_a_restart_contains_no_truncated_entries(tmp_path: Path) -> None:
     journal = _filled(tmp_path / "journal")
     journal.deleteEntriesFrom(4)
@@ -241,41 +225,4 @@ def test_raft_journal_creates_no_file_before_its_first_flush(tmp_path: Path) -> 
     journal.close()
     again = GroupJournal(path)
     assert len(again) == 1, "a death flushes nothing"
-    again.abandon()
-
-
-def test_raft_journal_file_is_unchanged_after_an_open_without_writes(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    journal = GroupJournal(path)
-    journal.add(b"x", 1, 1)
-    journal.setCurrentTerm(4, "b")
-    journal.close()
-    before = path.read_bytes()
-    journal = GroupJournal(path)
-    journal.sync()
-    opened = path.read_bytes()
-    journal.sync()
-    assert path.read_bytes() == opened == before, "nothing is new"
-    journal.onOneSecondTimer()
-    journal.sync()
-    assert path.read_bytes() == opened, "the commit index has not changed"
-
-    def commits() -> None:
-        journal.setRaftCommitIndex(2)
-        journal.onOneSecondTimer()
-
-    for change in (commits, lambda: journal.setCurrentTerm(5, None), lambda: journal.add(b"y", 2, 5)):
-        size_bytes = path.stat().st_size
-        change()
-        assert path.stat().st_size == size_bytes, "not before the flush"
-        journal.sync()
-        grown = path.stat().st_size
-        assert grown > size_bytes
-        journal.sync()
-        assert path.stat().st_size == grown == journal.file_bytes
-    journal.add(b"z", 3, 5)
-    journal._destroy()
-    assert journal._descriptor == -1, "the library lets go of it as it is closed"
-    again = GroupJournal(path)
-    assert ([again[n][0] for n in range(3)], again.getCurrentTerm(), again.getVotedForNodeId()) == ([b"x", b"y", b"z"], 5, None)
     again.abandon()

@@ -49,15 +49,6 @@ def test_raft_log_above_the_size_limit_is_compacted_when_idle_and_loaded_from_th
         assert len(net.values(near)) >= len(before) - 21, "from the snapshot, before anything is heard of the others"
 
 
-def test_raft_log_below_the_size_limit_is_not_compacted_when_idle(tmp_path: Path) -> None:
-    with our_net(tmp_path) as net:
-        lead, *_ = net.elected()
-        put(net, lead, COMPACT_AFTER_BYTES // 3)
-        before = sizes(net)
-        idle(net, 3 * LULL_S)
-        assert sizes(net) == before
-
-
 def test_raft_log_that_is_never_idle_is_compacted_at_a_larger_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert COMPACT_AT_ONCE_BYTES > 4 * COMPACT_AFTER_BYTES
     monkeypatch.setattr(library, "COMPACT_AT_ONCE_BYTES", 2 * COMPACT_AFTER_BYTES)

@@ -1,8 +1,7 @@
-"""Test the rules around PySyncObj: truncation, snapshots, the journal and accepted messages [M1, M2, M8, M9, S13]."""
+"""Test the journal, the messages and the sessions around PySyncObj: what they accept [M2, M8, M9, S13]."""
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,183 +10,15 @@ import pytest
 from liftpy.core.log.journal_frames import FRAME_HEAD_BYTES, seal_frame
 from liftpy.errors import CorruptionError, ProtocolError
 from sidecar.quorum import codec
-from sidecar.quorum import raft_rules as hardening_module
 from sidecar.quorum.codec import MAX_NUMBER
 from sidecar.quorum.journal import _MAGIC, _RECORD, GroupJournal
-from sidecar.quorum.library import Node
 from sidecar.quorum.peer_sessions import SILENCE_S, TERM_REACH, Peer, PeerSessions
-from sidecar.quorum.probation import is_first_start
-from sidecar.quorum.raft_rules import RaftMessageChecks
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 from tests.each import each
 
 
-# ---- hardening ---------------------------------------------------------------------------------------------------------------
-class Core:
-    """A log of (command, index, term) from index ``first`` on."""
-
-    def __init__(self, *terms: int, first: int = 1, applied: int = 1, term: int = 9, leads: bool = False) -> None:
-        self.entries = [(b"c%d" % (first + n), first + n, t) for n, t in enumerate(terms)]
-        self.raftLastApplied, self.raftCurrentTerm, self.raftCommitIndex, self.leads = applied, term, applied, leads
-        self.next: dict[str, int] = {}
-        self.log = self
-
-    def __getitem__(self, position: int) -> tuple[bytes, int, int]:
-        if position < 0:
-            raise IndexError(position)
-        return self.entries[position]
-
-    @property
-    def last_index(self) -> int:
-        return self.entries[-1][1]
-
-    def deleteEntriesFrom(self, position: int) -> None:
-        del self.entries[position:]
-
-    def next_index(self, node: Any) -> int:
-        return self.next.get(node.id, 0)
-
-    def set_next_index(self, node: Any, index: int) -> None:
-        self.next[node.id] = index
-
-
-class Hard:
-    """Provide a Hardening around ``core``.
-
-    ``handled``: messages passed to PySyncObj. ``replies``: answers without PySyncObj.
-    """
-
-    def __init__(self, core: Core) -> None:
-        self.core, self.handled, self.replies, self.counters = core, [], [], Counter[str]()
-        self.rules = RaftMessageChecks(core, self.handle, self.reply, self.counters)  # type: ignore[arg-type]
-        self.steps_back_to: int | None = None
-
-    def handle(self, node: Any, message: dict[str, Any]) -> None:
-        self.handled.append(message)
-        if self.steps_back_to is not None:
-            self.core.next[node.id] = self.steps_back_to
-
-    def reply(self, node: Any, message: dict[str, Any]) -> None:
-        self.replies.append(message)
-
-    def deliver(self, of_term: int = 9, **message: Any) -> bool:
-        return self.rules.deliver(Node("b"), message, of_term)
-
-    def append(self, previous: int, previous_term: int, *terms: int, commit: int = 0) -> bool:
-        entries = [(b"c%d" % (previous + 1 + n), previous + 1 + n, t) for n, t in enumerate(terms)]
-        return self.deliver(
-            type="append_entries", term=9, commit_index=commit, prevLogIdx=previous, prevLogTerm=previous_term, entries=entries
-        )
-
-
-@pytest.mark.parametrize(("term", "taken"), [(8, False), (9, True), (10, False)])
-def test_raft_append_answers_of_another_term_are_ignored(term: int, taken: bool) -> None:
-    hard = Hard(Core(1, 1, 2, leads=True))
-    assert hard.deliver(term, type="next_node_idx", next_node_idx=3, success=True, reset=False)
-    assert bool(hard.handled) is taken
-    assert hard.counters == ({} if taken else {"append_answers_of_other_term": 1})
-
-
-@pytest.mark.parametrize(("index", "taken"), [(0, False), (1, True), (4, True), (5, False)])
-def test_raft_append_answers_beyond_the_log_are_rejected(index: int, taken: bool) -> None:
-    hard = Hard(Core(1, 1, 2, leads=True))
-    assert hard.deliver(type="next_node_idx", next_node_idx=index, success=True, reset=False) is taken
-    assert (len(hard.handled), hard.counters) == ((1, {}) if taken else (0, {"append_answers_beyond_log": 1}))
-
-
-def test_raft_next_index_never_decreases_on_a_success_answer() -> None:
-    hard = Hard(Core(1, 1, 2, leads=True))
-    hard.core.next["b"] = 4
-    for step, left in ((2, 4), (4, 4), (5, 5)):
-        hard.steps_back_to = step
-        hard.deliver(type="next_node_idx", next_node_idx=3, success=True, reset=False)
-        assert hard.core.next["b"] == left
-
-
-@pytest.mark.parametrize(("previous", "applied", "left"), [(3, 1, 2), (4, 1, 3), (4, 3, 3), (3, 3, 4), (2, 3, 4)])
-def test_raft_conflicting_entries_are_truncated_unless_applied(previous: int, applied: int, left: int) -> None:
-    hard = Hard(Core(1, 1, 2, 2, applied=applied))
-    hard.append(previous, 7, 8)
-    assert len(hard.core.entries) == left
-    assert hard.handled, "the library answers"
-
-
-@pytest.mark.parametrize("previous", [3, 5])
-def test_raft_append_at_or_beyond_the_end_of_the_log_is_passed_on_and_keeps_the_session(previous: int) -> None:
-    hard = Hard(Core(1, 1, 2))
-    assert hard.append(previous, 2, 3)
-    assert [message["prevLogIdx"] for message in hard.handled] == [previous]
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_raft_append_of_entries_already_in_the_log_neither_truncates_nor_rewrites(count: int) -> None:
-    hard = Hard(Core(1, 1, 2, 2, 2))
-    hard.append(2, 1, *([2] * count), commit=5)
-    assert hard.core.last_index == 5
-    assert [message.get("entries", []) for message in hard.handled if message.get("entries")] == []
-    if count < 3:
-        assert hard.replies == [{"type": "next_node_idx", "next_node_idx": 3 + count, "reset": False, "success": True}]
-        assert hard.handled == [{"type": "append_entries", "term": 9, "commit_index": 2 + count}], "no more than was compared"
-    hard = Hard(Core(1, 1, 2))
-    hard.append(2, 1, 2, 3)
-    (message,) = hard.handled
-    assert (message["prevLogIdx"], message["prevLogTerm"], message["entries"]) == (3, 2, [(b"c4", 4, 3)])
-    hard = Hard(Core(1, 1, 2, 2))
-    hard.append(2, 1, 5)
-    assert hard.handled[0]["entries"] == [(b"c3", 3, 5)], "another term: not held"
-
-
 def snapshot(index: int = 7, term: int = 3) -> bytes:
     return encode_snapshot_file(SnapshotFile((b"x", index, term), (b"w", index - 1, term), ("a", "b"), b"image" * 10))
-
-
-def chunks(hard: Hard, data: bytes, size: int, term: int = 9, commit: int = 50) -> list[bool]:
-    pieces = [(data[at : at + size], at == 0, at + size >= len(data)) for at in range(0, len(data), size)]
-    return [hard.deliver(type="append_entries", term=term, commit_index=commit, serialized=piece) for piece in pieces]
-
-
-def installed(hard: Hard) -> list[dict[str, Any]]:
-    return [message for message in hard.handled if message.get("serialized")]
-
-
-@pytest.mark.parametrize("size", [7, 40, 10_000])
-def test_raft_snapshot_is_installed_after_all_chunks_arrived(size: int) -> None:
-    hard = Hard(Core(1, 1))
-    assert all(chunks(hard, snapshot(), size))
-    (message,) = installed(hard)
-    assert message["serialized"] == (snapshot(), True, True)
-    assert message["commit_index"] == 7
-
-
-@each(
-    ("index", "term", "message_term", "result"),
-    [(7, 3, 9, "installed"), (7, 9, 9, "installed"), (7, 10, 9, "rejected"), (5, 3, 9, "known"), (4, 2, 9, "known"),
-     (6, 2, 9, "known"), (6, 3, 9, "installed"), (7, 3, 8, "")],
-)  # fmt: skip
-def test_raft_snapshot_is_installed_only_if_its_index_is_above_the_applied_index(
-    index: int, term: int, message_term: int, result: str
-) -> None:
-    hard = Hard(Core(1, 1, 2, 2, 2, 2, applied=5))
-    chunks(hard, snapshot(index, term), 10_000, term=message_term)
-    assert bool(installed(hard)) is (result == "installed")
-    assert dict(hard.counters) == ({f"snapshots_{result}": 1} if result else {})
-    if result == "known":
-        assert hard.replies[-1]["next_node_idx"] == index + 1
-
-
-def test_raft_snapshot_that_is_damaged_or_sent_in_two_sessions_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    hard, data = Hard(Core(1, 1)), snapshot()
-    spoilt = bytearray(data)
-    spoilt[-3] ^= 1
-    assert chunks(hard, bytes(spoilt), 40)[-1] is False
-    assert hard.deliver(type="append_entries", term=9, commit_index=0, serialized=(data[:40], True, False))
-    hard.rules.session_ended("b")
-    assert not hard.deliver(type="append_entries", term=9, commit_index=0, serialized=(data[40:], False, True))
-    assert not installed(hard)
-    monkeypatch.setattr(hardening_module, "MAX_SNAPSHOT_BYTES", len(data) - 1)
-    assert not all(chunks(hard, data, 40))
-    monkeypatch.setattr(hardening_module, "MAX_SNAPSHOT_BYTES", len(data))
-    assert all(chunks(hard, data, 40))
 
 
 # ---- the journal -------------------------------------------------------------------------------------------------------------
@@ -197,11 +28,6 @@ def journal(folder: Path, *terms: int) -> GroupJournal:
         made.add(b"command %d" % index, index, term)
     made.sync()
     return made
-
-
-def again(made: GroupJournal) -> GroupJournal:
-    made.abandon()
-    return GroupJournal(made._path)
 
 
 def framed(*records: tuple[int, int, int, bytes]) -> bytes:
@@ -239,8 +65,6 @@ def test_raft_journal_with_a_torn_frame_is_truncated_only_if_no_valid_frame_foll
 
 
 # ---- frames, sessions, lineages ------------------------------------------------------------------------------------------------
-
-
 MESSAGES: list[dict[str, Any]] = [
     {"type": "append_entries", "term": 3, "commit_index": 2, "entries": [(b"a", 5, 3), (b"b", 6, 3)], "prevLogIdx": 4, "prevLogTerm": 2,
      "sent_ns": 7, "checkpoint": (0, b"")},
@@ -367,21 +191,6 @@ def test_raft_term_far_above_the_own_term_is_accepted_only_after_a_delay(ahead: 
 def peers(*said: str) -> list[Peer]:
     """Return peers: 'n' is connected and new, 'o' is connected and old, '-' is not connected."""
     return [Peer(f"p{i}", 1, heard=word != "-", is_new=word == "n") for i, word in enumerate(said)]
-
-
-@each(
-    ("own_is_new", "said", "majority", "first"),
-    [
-        (True, "nn", False, True), (True, "n-", False, False), (True, "n-", True, True), (True, "--", True, False),
-        (True, "no", True, False),
-        (False, "nn", True, False), (True, "nn--", True, True), (True, "n---", True, False),
-        (True, "", False, True),
-    ],
-)  # fmt: skip
-def test_raft_group_first_start_is_allowed_only_if_the_known_peers_are_new(
-    own_is_new: bool, said: str, majority: bool, first: bool
-) -> None:
-    assert is_first_start(own_is_new, peers(*said), majority=majority) is first
 
 
 def test_raft_journal_is_rewritten_in_bounded_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

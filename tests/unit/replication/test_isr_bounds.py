@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -43,6 +45,31 @@ def test_silent_followers_leave_the_isr_together_down_to_min_isr(min_isr: int, s
         followers[node].probed, followers[node].absences = True, absences
     staying = frozenset("abcd") - frozenset("bcd"[:silent]) if leave and absences == 2 else frozenset("abcd")
     assert wanted(followers, min_isr=min_isr) == staying
+
+
+def test_isr_that_counts_as_unchanged_is_the_wanted_isr_and_no_member_has_lost_records() -> None:
+    chance, found = random.Random(1), Counter[bool]()
+    for _ in range(20_000):
+        members = frozenset("a").union(node for node in "bcd" if chance.random() < 0.8)
+        live = {node: 1 for node in "bcd" if chance.random() < 0.9}
+        followers = {
+            node: FollowerProgress(
+                caught_up_ns=chance.choice((0, 5, 10)), incarnation=1, live=node in live, position=chance.choice((None, 4, 5, 5, 5)),
+                was_caught_up=chance.random() < 0.5, probed=chance.random() < 0.1, absences=chance.choice((0, 2)),
+            )
+            for node in "bcd" if (node in members) == (chance.random() < 0.9)
+        }  # fmt: skip
+        limits = {"log_end_offset": 6, "now_ns": 10, "max_lag_ns": chance.choice((4, 7, 100))}
+        unchanged = isr.is_unchanged("a", members, followers, live, **limits)
+        found[unchanged] += 1
+        more = {
+            "high_watermark": chance.choice((4, 5)), "epoch_start_offset": chance.choice((0, 6)), "min_isr": chance.randint(1, 4),
+            "max_lag_records": chance.choice((0, 1)), "by_quorum": chance.random() < 0.5, "replica_count": 4,
+        }  # fmt: skip
+        if unchanged:
+            assert isr.wanted_isr("a", members, followers, live, **limits, **more) == members  # type: ignore[arg-type]
+            assert not isr.have_lost(followers, members, int(more["high_watermark"]))
+    assert min(found[True], found[False]) > 1000
 
 
 @pytest.mark.parametrize(

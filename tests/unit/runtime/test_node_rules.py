@@ -16,7 +16,7 @@ from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import ConfigError
-from sidecar.runtime.settings import NodeSettings, Target
+from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import fatal_on, report_failure, spawn_in
 from sidecar.status.report import Reporter
 
@@ -128,24 +128,7 @@ def test_node_settings_with_invalid_values_are_rejected(wrong: dict[str, Any], t
         NodeSettings("n1", tmp_path, **wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"namespace": "a.>"}, {"nats": ("http://here",)}], ids=str)
-def test_connection_target_with_invalid_values_raises_config_error(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        Target(**wrong)
-
-
 # ---- tasks --------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("given", [True, False])
-async def test_fatal_error_handler_passes_other_errors_to_the_former_event_loop_handler(given: bool) -> None:
-    loop = asyncio.get_running_loop()
-    told: list[dict[str, Any]] = []
-    loop.set_exception_handler((lambda _, context: told.append(context)) if given else None)
-    take_back = fatal_on(loop, lambda _: None)
-    context = {"message": "somebody else's"}
-    loop.call_exception_handler(context)
-    assert told == ([context] if given else [])
-    take_back()
-    assert (loop.get_exception_handler() is None) is not given
 
 
 async def test_fatal_error_handler_reports_a_background_failure_only_to_the_node(monkeypatch: pytest.MonkeyPatch) -> None:

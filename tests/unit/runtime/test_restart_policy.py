@@ -5,18 +5,14 @@ from __future__ import annotations
 import errno
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from liftpy.errors import ConfigError, CorruptionError, DataDirectoryLockedError, NoSpaceError, StorageError, UnknownFormatError
 from sidecar.cli import sidecar as command
-from sidecar.runtime import restarts as node
 from sidecar.runtime.restarts import EXIT_TO_REPAIR, count_restart, exit_after, momentary, pause_s
-from sidecar.runtime.settings import restarted_environment, restarts_in_a_row
 from tests.each import each
 from tests.only_in import only_in
 
@@ -69,14 +65,6 @@ def test_restart_policy_pause_doubles_up_to_30_s_and_resets_after_a_run_of_a_min
     assert pause_s(count_restart(count, ran_s=61.0)) == 0.5
 
 
-def test_restart_count_is_passed_to_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LIFTPY_RESTARTS_IN_A_ROW", raising=False)
-    assert restarts_in_a_row() == 0
-    assert restarts_in_a_row(restarted_environment(3)) == 3
-    assert restarts_in_a_row({"LIFTPY_RESTARTS_IN_A_ROW": "many"}) == 0
-    assert restarts_in_a_row(restarted_environment(10**9)) == 1000
-
-
 def test_node_stop_deadline_does_not_run_during_the_restart_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
@@ -116,34 +104,3 @@ def test_restart_ignores_sighup_until_the_next_node_handles_it(tmp_path: Path, m
     finally:
         signal.signal(signal.SIGHUP, before)
     assert seen == [signal.SIG_IGN]
-
-
-def test_node_stop_deadline_kills_a_hanging_process_with_a_log_line(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    made: list[Any] = []
-    left: list[int] = []
-
-    class Timer:
-        daemon = False
-
-        def __init__(self, seconds: float, leave: Callable[[], None]) -> None:
-            self.seconds, self.leave, self.began = seconds, leave, False
-            made.append(self)
-
-        def start(self) -> None:
-            assert self.daemon, "before it begins"
-            self.began = True
-
-        def cancel(self) -> None:
-            made.remove(self)
-
-    monkeypatch.setattr(node, "threading", SimpleNamespace(Timer=Timer))
-    monkeypatch.setattr(node, "os", SimpleNamespace(_exit=left.append))
-    node.exit_after(12.0)
-    node.exit_after(3.0)
-    assert [(timer.seconds, timer.began) for timer in made] == [(12.0, True), (3.0, True)]
-    made[0].leave()
-    assert (left, caplog.messages) == ([1], ["stop not complete seconds=12: forcing exit"])
-    node.cancel_exit()
-    assert made == []

@@ -96,17 +96,6 @@ def test_settings_error_contains_the_name_of_the_wrong_setting(text: str, names:
         load(text, folder=tmp_path)
 
 
-def test_settings_file_that_is_missing_raises_config_error() -> None:
-    with pytest.raises(ConfigError, match="Cannot read"):
-        SettingsLoader(Path("/nonexistent/node.toml"), {}, {}).load()
-
-
-def test_settings_repr_hides_the_password() -> None:
-    settings = load(None, {"node_id": "n1", "data": "/x"}, {"LIFTPY_USER": "u", "LIFTPY_PASSWORD": "secret"})
-    assert settings.credentials.password == "secret"
-    assert "secret" not in repr(settings)
-
-
 def test_target_of_a_command_is_taken_from_flags_before_environment_variables() -> None:
     assert target_from(None, None, {}, {}) == Target()
     assert target_from(None, None, {}, {"LIFTPY_NATS": "nats://e:1", "LIFTPY_NAMESPACE": "x"}).nats == ("nats://e:1",)
@@ -205,24 +194,6 @@ def test_settings_numbers_home_paths_and_comma_lists_are_converted_to_their_type
 
 
 # ---- what one process says to another ------------------------------------------------------------------------------------
-def test_child_process_environment_marks_the_warning_about_open_nats_as_already_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in [name for name in os.environ if name.startswith("LIFTPY_")]:
-        monkeypatch.delenv(name)
-    ours = dict(os.environ)
-    assert settings.was_open_nats_reported() is False
-    for name, value in {**settings.quiet_environment(), "LIFTPY_NODE_ID": "n9"}.items():
-        monkeypatch.setenv(name, value)
-    assert settings.was_open_nats_reported() is True
-    assert settings.was_open_nats_reported({}) is False, "what was given counts, and not our own"
-    assert settings.quiet_environment() == {"LIFTPY_OPEN_NATS_SAID": "1"}
-    assert settings.was_open_nats_reported(settings.quiet_environment()) is True
-    assert settings.child_environment() == ours, "no settings of another node"
-    monkeypatch.setenv("PATH", "/somewhere")
-    assert settings.search_path() == "/somewhere"
-    monkeypatch.delenv("PATH")
-    assert settings.search_path() == os.defpath
 
 
 def test_child_process_environment_passes_credentials_and_addresses() -> None:

@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from liftpy.core.observe.node_health import Check
-from liftpy.errors import CorruptionError, FencedError, NoSpaceError, StorageError, UnknownFormatError, WrongDataDirectoryError
 from sidecar.runtime import supervisor as module
-from sidecar.runtime.restarts import momentary, prevents_restart
 from sidecar.runtime.settings import supervisor_of
 from sidecar.runtime.supervisor import Supervisor
 
@@ -99,17 +97,6 @@ def test_systemd_watchdog_of_another_process_gets_no_ping() -> None:
     assert supervisor_of({**own, "WATCHDOG_PID": str(os.getpid())}) == ("@x", 15.0)
     assert supervisor_of({**own, "WATCHDOG_PID": "1"}) == ("@x", 0.0)
     assert supervisor_of({}) == ("", 0.0)
-
-
-@pytest.mark.parametrize("error", [CorruptionError("x"), UnknownFormatError("x"), WrongDataDirectoryError("x")])
-def test_systemd_exit_code_of_a_permanent_error_prevents_a_restart(error: Exception) -> None:
-    assert prevents_restart(error)
-    assert not momentary(error)
-
-
-@pytest.mark.parametrize("error", [None, FencedError("x"), NoSpaceError("x"), StorageError("x"), OSError()])
-def test_systemd_exit_code_of_another_error_allows_a_restart(error: Exception | None) -> None:
-    assert not prevents_restart(error)
 
 
 async def test_systemd_reload_notification_contains_its_start_time(there: There) -> None:

@@ -9,43 +9,10 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.services.outbox import Output
-from liftpy.core.services.rules import check_outputs
 from liftpy.errors import ConfigError
-from liftpy.service import Outbox, Service
-from liftpy.service.output_writer import Destination, Emitter, frame_of, message_that_fits
+from liftpy.service import Outbox
+from liftpy.service.output_writer import Destination, Emitter
 from liftpy.service.settings import ServiceSettings
-
-
-def output(number: int, value: bytes = b"v") -> Output:
-    return Output(number, 10 + number, 0, value, None, ())
-
-
-def test_service_outbox_is_full_exactly_at_its_limits() -> None:
-    one = output(0)
-    for room, full in ((one.size_bytes + 1, False), (one.size_bytes, True)):
-        outbox = Outbox("u/0", max_bytes=room)
-        assert not outbox.full
-        outbox.add(output(0))
-        assert outbox.full is full
-        outbox.outputs_committed(1)
-        assert not outbox.full, "what is written takes no room"
-        outbox.add(output(1))
-        assert outbox.full is full
-    for room, full in ((2, False), (1, True)):
-        outbox = Outbox("u/0", max_records=room)
-        outbox.add(output(0))
-        assert outbox.full is full
-
-
-def test_service_output_batch_above_the_message_size_is_split() -> None:
-    to = Destination("out", "u1", 0, "out.here")
-    rows: list[Any] = [(b"a" * 500, None, ()), (b"b" * 500, b"key", ()), (b"c" * 500, None, ())]
-    sizes = [len(frame_of(to, 7, rows[:count])) for count in (1, 2, 3)]
-    for count, room, fits in (
-        (3, sizes[2], 3), (3, sizes[2] - 1, 1), (2, sizes[1], 2), (2, sizes[1] - 1, 1), (2, sizes[0], 1), (2, 1, 1), (1, 1, 1),
-    ):  # fmt: skip
-        assert message_that_fits(to, 7, rows[:count], room) == (frame_of(to, 7, rows[:fits]), fits), (count, room)
 
 
 @pytest.mark.parametrize(
@@ -80,16 +47,3 @@ async def test_service_output_destination_with_a_missing_or_unsuitable_partition
     else:
         with pytest.raises(ConfigError, match=re.escape(error)):
             await emitter._open()
-
-
-def test_check_outputs_without_an_output_stream_raises_with_the_reason() -> None:
-    class Says(Service):
-        emits = True
-
-    class Calls(Service):
-        def on_record(self, record: Any) -> None:
-            self.emit(b"x")
-
-    for service, _ in ((Says, "Says says emits = True, and"), (Calls, "Calls calls emit, and")):
-        with pytest.raises(ConfigError, match=", but the service has no output stream"):
-            check_outputs(service, "")

@@ -303,62 +303,6 @@ def test_service_settings_with_a_route_but_no_output_stream_raise_config_error()
         ServiceSettings("s", "in", "n1", Path("/x"), routes=(ALERTS,))
 
 
-async def test_service_output_router_that_lost_leadership_stops_writing_and_reads_the_target_stream(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world = World()
-    copier: Any = Copier(world)
-    world.logs["out", 0] = [output(number) for number in range(5)]
-    await copier.router._turn()
-    assert numbers(world, 0) == [0, 1, 2, 3, 4]
-    assert (copier.router._places[0].end_offset, copier.router._places[0].last_number, copier.router._next) == (5, 4, 5)
-    place = copier.router._places[0]
-    place.waiting = [output(5)]
-    copier.is_leader = False
-    with pytest.raises(OutputNotWrittenError, match="Route alerts: this instance"):
-        await copier.router._write(0, place)
-    assert (numbers(world, 0), place.end_offset) == ([0, 1, 2, 3, 4], 5)
-    copier.asked = 0
-
-    def leads(self: Copier) -> bool:
-        self.asked += 1
-        if self.asked > 3:
-            raise ConfigError("enough")
-        return False
-
-    monkeypatch.setattr(Copier, "leads", property(leads))
-    await copier.router.run()
-    assert (copier.asked, copier.router._places) == (4, {})
-
-
-async def test_service_output_router_batches_contain_consecutive_outputs_up_to_the_size_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("liftpy.service.output_writer._BATCH_RECORDS", 4)
-    world = World()
-    copier: Any = Copier(world)
-    sizes: list[tuple[str, int, int]] = []
-    ours = world.append
-
-    def append(subject: str, frame: bytes) -> bytes:
-        head, published = frames.decode_batch_publish(frame)
-        sizes.append((subject, head.expectedOffset, parse_batch(published).record_count))
-        return ours(subject, frame)
-
-    monkeypatch.setattr(world, "append", append)
-    world.logs["out", 0] = [output(number) for number in range(10)]
-    await copier.router._turn()
-    assert sizes == [("warn", 0, 4), ("warn", 4, 4), ("warn", 8, 2)]
-    assert (copier.router._places[0].end_offset, copier.router._places[0].last_number) == (10, 9)
-    again: Any = Copier(world)
-    await again.router._learn()
-    assert {p: (place.end_offset, place.last_number) for p, place in again.router._places.items()} == {0: (10, 9), 1: (0, -1)}
-    assert again.router._next == 0, "the partition that is behind has all that is its own read again"
-    sizes.clear()
-    await again.router._turn()
-    assert sizes == []
-
-
 async def test_service_output_router_reports_a_failure_until_a_copy_succeeds() -> None:
     world = World()
     copier: Any = Copier(world)

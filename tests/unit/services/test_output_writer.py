@@ -21,7 +21,7 @@ from liftpy.core.wire.batch import Record, parse_batch, seal
 from liftpy.errors import ConfigError, LiftError, OffsetOutOfRangeError
 from liftpy.nats.transport import RequestTimeoutError
 from liftpy.service import DivergedError, Outbox
-from liftpy.service.output_writer import Emitter, OutputNotWrittenError
+from liftpy.service.output_writer import Emitter
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli.service import exit_code
 from tests.until import until
@@ -364,56 +364,6 @@ async def test_service_output_writer_notifies_routes_after_each_written_batch(st
     start(follower).produce(10)
     await until(lambda: follower.outbox.emitted_end == 10)
     assert follower.ends == [10]
-
-
-async def test_service_output_writer_retries_a_rejected_append_before_the_next_poll(start: Any) -> None:
-    partition = Partition()
-    sender = Sender(partition)
-    object.__setattr__(sender.emitter._settings, "emit_poll_interval_s", 3600.0)
-    ours, refusals = partition.append, [1, 1, 1]
-
-    def append(frame: bytes) -> bytes:
-        refused = frames.encode(client_pb2.Ack(stream="out", ackError=client_pb2.Ack.INCORRECT_OFFSET))
-        return refused if refusals and refusals.pop() else ours(frame)
-
-    partition.append = append  # type: ignore[method-assign]
-    start(sender).produce(3)
-    await until(lambda: len(partition.log) == 3, within_s=60)
-    assert refusals == []
-
-
-@pytest.mark.parametrize(
-    ("answer", "raised", "text"),
-    [
-        (asyncio.CancelledError(), asyncio.CancelledError, ""),
-        (OutputNotWrittenError("refused"), OutputNotWrittenError, "refused"),
-        (RuntimeError("broken"), OutputNotWrittenError, "Output 0 was not stored: broken. The service retries."),
-    ],
-)
-async def test_service_output_writer_append_error_raises_and_marks_no_output_as_written(
-    answer: Any, raised: Any, text: str
-) -> None:
-    sender: Any = Sender(Partition())
-    sender.produce(6)
-    sender.outbox.known, sender.emitter._must_check = True, False
-
-    async def write(batch: Any) -> None:
-        if batch.first.number == 0:
-            raise answer
-
-    sender.emitter._write = write
-    with pytest.raises(raised, match=f"^{text}$"):
-        await sender.emitter._send()
-    assert sender.outbox.emitted_end == 0, "what was acknowledged behind it counts when the stream was read"
-
-
-@pytest.mark.parametrize(("tell", "must_look"), [("wake", False), ("reread_end", True)])
-async def test_service_output_writer_that_sleeps_wakes_on_each_notification(tell: str, must_look: bool) -> None:
-    sender: Any = Sender(Partition())
-    sender.emitter._must_check = False
-    sender.emitter._wake.clear()
-    getattr(sender.emitter, tell)()
-    assert (sender.emitter._wake.is_set(), sender.emitter._must_check) == (True, must_look)
 
 
 @pytest.mark.parametrize("purged", [range(5, 8), range(6, 10), range(10)])

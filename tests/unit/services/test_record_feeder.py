@@ -6,11 +6,10 @@ import asyncio
 import itertools
 import json
 import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ from liftpy.client.progress import NotServedError, ReadProgress
 from liftpy.core.services.bad_records import FailedUnit
 from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import DataLossError, LogTruncatedError, OffsetOutOfRangeError, StorageError
-from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine, Snapshot, record_feeder
+from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine, Snapshot
 from liftpy.service.record_feeder import Feeder
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import SnapshotKeeper, SnapshotStore
@@ -48,6 +47,8 @@ class FakeLog:
     def __init__(self) -> None:
         self.batches: list[bytes] = []
         self.log_start = 0
+        self.compacted: set[int] = set()
+        """Offsets without a record."""
         self.committed = asyncio.Event()
         self.highest_read = -1
         self.truncated: LogTruncatedError | None = None
@@ -76,9 +77,10 @@ class FakeLog:
                 break
             self.committed.clear()
             await self.committed.wait()
-        found = [parse_batch(data) for data in self.batches[progress.next_offset : progress.next_offset + 7]]
-        progress.next_offset = found[-1].next_offset
-        self.highest_read = max(self.highest_read, found[-1].last_offset)
+        end = min(progress.next_offset + 7, len(self.batches))
+        found = [parse_batch(self.batches[at]) for at in range(progress.next_offset, end) if at not in self.compacted]
+        progress.next_offset = end
+        self.highest_read = max(self.highest_read, end - 1)
         return [s for s in (BatchSlice.between(batch, 0, None) for batch in found) if s]
 
 
@@ -180,6 +182,19 @@ async def test_service_record_feeder_stops_at_the_stop_position_and_resumes_when
     await node.at(35)
     assert node.services[0].values == [f"v{n}" for n in range(35)]
     await node.stored(20, 30)
+
+
+async def test_service_record_feeder_over_compacted_offsets_ends_at_the_stop_position(node: Node) -> None:
+    node.log.append(30)
+    node.log.compacted = set(range(5, 29))
+    await node.feeder.restart(0)
+    node.feeder.stop_at(12)
+    node.task = asyncio.create_task(node.feeder.run())
+    await node.at(12)
+    assert node.stops == 1
+    node.feeder.stop_at(None)
+    await node.at(30)
+    assert node.services[0].values == ["v0", "v1", "v2", "v3", "v4", "v29"]
 
 
 async def test_service_record_feeder_of_the_next_process_resumes_from_the_snapshot(
@@ -371,21 +386,6 @@ async def test_service_record_feeder_applies_records_if_a_snapshot_cannot_be_wri
             await asyncio.sleep(0.002)
 
 
-async def test_service_record_feeder_yields_to_the_event_loop_between_slow_records(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Sum, "on_record", lambda self, record: time.sleep(0.005))
-    node.log.append(60)
-    applied_at_beats: list[int] = []
-    await node.start()
-    async with asyncio.timeout(30):
-        while node.machine.position < 60:
-            await asyncio.sleep(0)
-            applied_at_beats.append(node.machine.position)
-    steps = {later - earlier for earlier, later in itertools.pairwise(applied_at_beats[-40:])}
-    assert max(steps) == 1
-
-
 async def test_service_record_feeder_with_a_log_start_above_its_snapshot_raises_data_loss(node: Node) -> None:
     node.log.append(25)
     node.log.log_start = 5
@@ -393,73 +393,7 @@ async def test_service_record_feeder_with_a_log_start_above_its_snapshot_raises_
         await node.start()
 
 
-async def test_service_record_feeder_with_a_log_start_equal_to_its_snapshot_position_resumes(
-    node: Node, log: FakeLog, tmp_path: Path
-) -> None:
-    log.append(20)
-    await node.start()
-    await node.stored(10, 20)
-    await node.close()
-    log.log_start = 20
-    again = Node(log, tmp_path)
-    await again.start()
-    log.append(3)
-    await again.at(23)
-    await again.close()
-
-
 # ---- snapshots, not on all nodes at once -----------------------------------------------------------------------------------
-class Slow(Sum):
-    """A service whose snapshot blocks the event loop for a moment."""
-
-    def take_snapshot(self) -> bytes:
-        time.sleep(0.02)
-        return super().take_snapshot()
-
-
-async def test_service_record_feeder_of_a_follower_stores_its_snapshot_after_the_leader(
-    log: FakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A snapshot that takes only a moment, or a waiting promotion, is an exception."""
-    node = Node(log, tmp_path)
-    monkeypatch.setattr(node, "_make", Slow)
-    node.feeder._factory = Slow
-    waited: list[float] = []
-    real: Any = node.feeder._wait_for_wake
-
-    async def woken(timeout_s: float) -> None:
-        waited.append(timeout_s)
-        await asyncio.sleep(0)
-
-    node.keeper.turn = 2
-    log.append(15)
-    await node.start()
-    await node.stored(10)
-    took_s = node.keeper._blocked_s
-    assert took_s >= 0.02
-    assert node.keeper.turn_s() == pytest.approx(took_s * 3)
-    monkeypatch.setattr(node.feeder, "_wait_for_wake", woken)
-    log.append(10)
-    await node.stored(10, 20)
-    assert waited, "it was another node's turn"
-    assert waited[0] <= took_s * 3
-    waited.clear()
-    node.become(Role.LEADER, 2)
-    log.append(10)
-    await node.stored(20, 30)
-    node.become(Role.FOLLOWER, 3)
-    node.feeder.stop_at(45)
-    log.append(10)
-    await node.stored(30, 40)
-    assert not [timeout_s for timeout_s in waited if timeout_s != record_feeder._PAUSE_S]
-    monkeypatch.setattr(node.feeder, "_wait_for_wake", real)
-    node.keeper.note_blocked_time(1000.0)
-    assert node.keeper.turn_s() == 5.0
-    node.keeper.note_blocked_time(0.009)
-    assert node.keeper.turn_s() == 0.0
-    await node.close()
-
-
 async def test_service_record_feeder_waiting_for_its_snapshot_turn_rewinds_after_a_truncation(
     log: FakeLog, tmp_path: Path
 ) -> None:
@@ -473,9 +407,10 @@ async def test_service_record_feeder_waiting_for_its_snapshot_turn_rewinds_after
     async with asyncio.timeout(30):
         while log.highest_read < 11:
             await asyncio.sleep(0.001)
+    node.feeder.stop_at(None)
     for _ in range(5):
         await asyncio.sleep(0.001)
-    assert node.machine.position == 8
+    assert node.machine.position == 8, "it waits on, and the event loop runs"
     del log.batches[6:]
     node.feeder.cut_at(6)
     await node.at(6)
@@ -487,33 +422,6 @@ async def test_service_record_feeder_waiting_for_its_snapshot_turn_rewinds_after
     await node.at(11)
     await node.stored(10)
     await node.close()
-
-
-async def test_service_record_feeder_encodes_a_deferred_snapshot_in_another_thread(log: FakeLog, tmp_path: Path) -> None:
-    class Later(Sum):
-        threads: ClassVar[list[int]] = []
-
-        def take_snapshot(self) -> Any:
-            values = tuple(self.values)
-
-            def make() -> bytes:
-                self.threads.append(threading.get_ident())
-                return json.dumps(values).encode()
-
-            return make
-
-    node, other = Node(log, tmp_path / "a"), Node(log, tmp_path / "b")
-    node.feeder._factory = Later
-    log.append(12)
-    await node.start()
-    await node.stored(10)
-    assert Later.threads[0] != threading.get_ident()
-    assert len(Later.threads) == 1
-    await other.start()
-    await other.stored(10)
-    assert node.store._path(10).read_bytes() == other.store._path(10).read_bytes()
-    for made in (node, other):
-        await made.close()
 
 
 @pytest.mark.parametrize("made", [7, lambda: 7, lambda: 1 // 0])

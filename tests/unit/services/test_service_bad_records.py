@@ -26,7 +26,6 @@ from liftpy.core.services.bad_records import (
     dead_letter_headers,
     decided_unit,
 )
-from liftpy.core.services.machine import MAX_OUTPUTS_PER_CALLBACK
 from liftpy.core.services.snapshot import decode
 from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import UnavailableError
@@ -105,19 +104,6 @@ def test_service_failing_record_discards_its_outputs_and_raises_with_its_offset(
         machine.snapshot()
 
 
-def test_service_skips_a_record_that_has_a_skip_decision() -> None:
-    service = Brittle()
-    machine = machine_of(service)
-    machine.skip(Unit(1))
-    machine.apply([record(0), record(1, b"bad"), record(2), record(3, b"", headers=SkipDecision("brittle", Unit(1)).headers())])
-    assert service.seen == ["x", "x"]
-    assert outputs(machine) == [b"x/1", b"x/2"] * 2
-    assert machine.position == 4
-    again = record(4, b"", headers=SkipDecision("brittle", Unit(1)).headers())
-    machine.apply([again, record(5)])  # a decision may be there twice
-    assert machine.position == 6
-
-
 def test_service_skip_decision_for_an_applied_record_raises_decision_missed() -> None:
     machine = machine_of(Brittle())
     with pytest.raises(DecisionMissedError):
@@ -151,36 +137,6 @@ def test_service_skip_decision_of_another_leader_epoch_is_ignored() -> None:
     assert decided_unit(record(9, b"", epoch=6, headers=headers), "brittle") is None
 
 
-def test_service_skip_of_a_failing_timer_keeps_other_timers() -> None:
-    log = [record(0, b"timer bad"), record(1, b"timer good", NS), record(2, b"y", 2 * NS)]
-    with pytest.raises(BadRecordError, match="on_timer 'bad' failed at offset 1: KeyError") as raised:
-        machine_of(Brittle()).apply(log)
-    service = Brittle()
-    machine = machine_of(service)
-    machine.skip(raised.value.unit)
-    machine.apply(log)
-    assert service.seen == ["timer bad", "timer good", "fired good", "y"]
-
-
-def test_service_outputs_of_expired_timers_do_not_count_in_the_output_limit_of_a_record() -> None:
-    machine = machine_of(Brittle())
-    for n in range(MAX_OUTPUTS_PER_CALLBACK + 100):
-        machine._timers.set(f"t{n}", NS)
-    machine.apply([record(0, b"x", 2 * NS)])
-    assert machine.outbox is not None
-    assert machine.outbox.output_count == MAX_OUTPUTS_PER_CALLBACK + 102
-
-
-def test_service_fires_all_expired_timers_of_a_record_above_the_fire_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.core.services.machine.MAX_FIRES_PER_RECORD", 10)
-    service = Brittle()
-    machine = machine_of(service)
-    for n in range(40):
-        machine._timers.set(f"t{n}", NS)
-    machine.apply([record(0, b"x", 2 * NS)])
-    assert len([text for text in service.seen if text.startswith("fired")]) == 40
-
-
 def test_service_snapshot_contains_the_applied_skip_decisions() -> None:
     machine = machine_of(Brittle())
     machine.skip(Unit(1))
@@ -201,30 +157,6 @@ def test_service_skip_decisions_are_bounded_in_number() -> None:
     assert len(list(skips)) == MAX_SKIPS
     assert Unit(4) not in skips
     assert Unit(5) in skips
-
-
-POISON = {
-    "no id, and refused": {"do": "rob", "account": "a"},
-    "a lock of an endless time": {"id": "1", "do": "lock", "account": "a", "for_s": float("inf")},
-    "a lock beyond all times": {"id": "1", "do": "lock", "account": "a", "for_s": 10**30},
-    "a name that is no text": {"id": "1", "do": "open", "account": "\ud800"},
-    "an answer that is too large": {"id": "x" * 300_000, "do": "deposit", "account": "a", "amount": 1},
-    "too deep": b"[" * 200_000,
-}
-
-
-@pytest.mark.parametrize("what", POISON)
-def test_bank_example_answers_invalid_commands_and_continues(what: str) -> None:
-    given = [{"id": "0", "do": "open", "account": "a"}, POISON[what], {"id": "2", "do": "lock", "account": "a", "for_s": 1}]
-    if what == "a name that is no text":
-        given.insert(2, {"id": "1", "do": "lock", "account": "\ud800", "for_s": 1})
-    given.append({"id": "3", "do": "deposit", "account": "a", "amount": 5})
-    values = [v if isinstance(v, bytes) else json.dumps(v).encode() for v in given]
-    bank = Bank()
-    machine = machine_of(bank)
-    machine.apply([record(offset, value, offset * NS) for offset, value in enumerate(values)])
-    assert bank.accounts == {"a": 5}
-    assert len(outputs(machine)) in (len(given), len(given) + 1)  # and the lock that ended
 
 
 def test_bank_example_version_2_applies_the_record_that_fails_in_version_1() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from liftpy.core.services import effects as bounds
-from liftpy.core.services.bad_records import Unit
 from liftpy.core.services.effects import Effect, PendingEffects, result_headers, tick_headers
 from liftpy.errors import CorruptionError, UnavailableError
 from liftpy.service import Identity, Outbox, Record, Service, ServiceFailedError, ServiceMachine
@@ -70,21 +69,6 @@ def machine_of(service: Service | None = None, snapshot: Any = None) -> ServiceM
 
 
 # ---- the state -------------------------------------------------------------------------------------------------------------
-def test_service_effect_is_pending_until_its_first_result() -> None:
-    machine = machine_of()
-    machine.apply([record(0, b"a"), record(1, b"b")])
-    first, second = machine.effects
-    assert (first.name, first.payload, first.number, first.id, first.output_count) == ("charge", b"a", 0, "u/0/shop/0", 1)
-    assert second.output_count == 2
-    machine.apply([record(2, b"paid", result_headers("shop", 1)), record(3, b"again", result_headers("shop", 1))])
-    assert [effect.number for effect in machine.effects] == [0]
-    assert machine.snapshot().state == b"order:a order:b charge:b:paid", "a second result means nothing"
-    for strange in ("other/0", "shop/7", "shop/x", "shop/-1", "shop/" + "9" * 30, "", "/0"):
-        machine.apply([record(machine.position, b"x", (("Lift-Service-Effect", strange.encode()),))])
-    assert machine.snapshot().state == b"order:a order:b charge:b:paid"
-    assert len(machine.effects) == 1
-
-
 def test_service_restored_from_a_snapshot_resumes_pending_effects() -> None:
     machine = machine_of()
     assert machine.snapshot().sections == ()
@@ -120,19 +104,6 @@ def test_service_test_harness_run_effects_applies_the_effect_results() -> None:
 
     with pytest.raises(ServiceFailedError, match="than 5 effects"):
         ServiceTest(Endless).send(b"a").run_effects(limit=5)
-
-
-def test_service_failing_record_discards_its_effects() -> None:
-    machine = machine_of()
-    with pytest.raises(ServiceFailedError):
-        machine.apply([record(0, b"bad")])
-    assert len(machine.effects) == 0
-    again = machine_of()
-    again.apply([record(0, b"a")])
-    again.skip(Unit(1))
-    again.apply([record(1, b"paid", result_headers("shop", 0))])
-    assert len(again.effects) == 0
-    assert again.snapshot().state == b"order:a"
 
 
 def test_service_tick_fires_only_due_timers() -> None:

@@ -292,13 +292,6 @@ def test_service_endpoint_sends_agreed_snapshot_digests_to_a_service_that_fetche
     assert not world.last(pb.JoinLog).agreed, "one against one"
 
 
-@pytest.mark.parametrize(("leader", "turn"), [("n1", 0), ("n2", 1), ("n3", 1), ("", 1)])
-def test_service_endpoint_instruction_contains_the_snapshot_turn_of_the_node(world: World, leader: str, turn: int) -> None:
-    world.replica.state.leader = leader
-    world.say(hello())
-    assert world.last(pb.JoinLog).turn == turn
-
-
 def test_service_endpoint_instruction_contains_the_lowest_code_version_of_all_replicas(world: World) -> None:
     def report(node: str, version: int) -> pb.ServiceReport:
         states = [pb.ServiceReport.State(service="bank", position=50, life=3, version=version)]
@@ -385,12 +378,3 @@ def test_service_endpoint_close_of_a_partition_cancels_all_timers(world: World, 
     world.services.close()
     assert {id(timer) for _, timer in world.timers} <= {id(timer) for timer in gone}
     assert len(world.timers) >= 3
-
-
-@pytest.mark.parametrize(("high_watermark", "leads"), [(8, False), (9, True), (10, True)])
-def test_service_endpoint_leads_after_records_of_earlier_epochs_are_committed(
-    world: World, high_watermark: int, leads: bool
-) -> None:
-    world.replica.epoch_start_offset, world.replica.high_watermark = 10, high_watermark
-    world.become("LEADER", "LEADER_READY", 2)
-    assert world.services._view().leads is leads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import NS_PER_S
-from liftpy.core.services.sessions import MAX_REPORTED, REST_S, ServiceHealth, ServicesHealth
+from liftpy.core.services.sessions import REST_S, ServiceHealth, ServicesHealth
 
 GRACE_S = 5.0
 OTHERS = ("n2", "n3")
@@ -80,47 +80,3 @@ def test_service_health_waits_after_a_leadership_transfer_before_the_next_transf
         if wellness.toward({"bank": DEAD}, OTHERS, seconds(at_s))[0]:
             moved.append(at_s)
     assert moved == [GRACE_S, GRACE_S + REST_S, GRACE_S + 2 * REST_S]
-
-
-def test_service_health_keeps_a_bounded_number_of_reports() -> None:
-    wellness = ServicesHealth(seconds(GRACE_S))
-    for number in range(100):
-        wellness.record_states(f"x{number}", {f"s{n}": WELL for n in range(100)}, 0)
-    assert len(wellness.unhealthy_services({}, 0)) == 0
-    assert len(wellness._failing_since_ns) == MAX_REPORTED == len(wellness._reports)
-
-
-def test_service_health_report_expires_after_4_seconds() -> None:
-    wellness = ServicesHealth(seconds(GRACE_S))
-    assert not wellness.knows(0)
-    wellness.record_states("n2", {}, 0)
-    assert not wellness.knows(0), "it has no services"
-    wellness.record_states("n2", {"bank": WELL}, 0)
-    wellness.record_states("n3", {"bank": WELL}, seconds(1))
-    assert wellness.knows(seconds(4))
-    assert list(wellness._reports) == ["n2", "n3"]
-    assert wellness.knows(seconds(4) + 1)
-    assert list(wellness._reports) == ["n3"]
-    assert not wellness.knows(seconds(5) + 1)
-    wellness.record_states("n2", {"bank": WELL}, 0)
-    assert wellness.unhealthy_services({}, seconds(9)) == [], "what nobody says any more is no service"
-    assert wellness._failing_since_ns == {}
-
-
-def test_service_health_reports_a_service_as_unhealthy_only_after_the_whole_grace_period() -> None:
-    wellness = ServicesHealth(seconds(GRACE_S))
-    assert wellness.unhealthy_services({"bank": DEAD}, seconds(1)) == []
-    assert wellness.unhealthy_services({"bank": DEAD, "till": DEAD}, seconds(5.999)) == []
-    assert wellness.unhealthy_services({"bank": DEAD, "till": DEAD}, seconds(6)) == ["bank"]
-    assert wellness.unhealthy_services({"bank": WELL, "till": DEAD}, seconds(8)) == []
-    assert wellness.unhealthy_services({"bank": DEAD, "till": DEAD}, seconds(11)) == ["till"], "the bank was well meanwhile"
-
-
-def test_service_health_keeps_reports_of_at_most_16_nodes_with_16_services() -> None:
-    wellness = ServicesHealth(seconds(GRACE_S))
-    for number in range(20):
-        wellness.record_states(f"n{number}", {f"s{name}": WELL for name in range(20)}, 0)
-    assert len(wellness._reports) == 16 == MAX_REPORTED
-    assert {len(report.services) for report in wellness._reports.values()} == {16}
-    wellness.record_states("n3", {"s": WELL}, 1)
-    assert list(wellness._reports["n3"].services) == ["s"], "one that is known says more"

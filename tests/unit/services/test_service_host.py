@@ -13,17 +13,16 @@ import pytest
 
 from liftpy.client.progress import NotServedError
 from liftpy.core.services.outbox import Output
-from liftpy.core.services.sessions import MAX_SERVICES, SendToService, ServicesReplayed
+from liftpy.core.services.sessions import MAX_SERVICES, ServicesReplayed
 from liftpy.core.services.versions import VersionDecision
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.envelope import MessageType
 from liftpy.errors import ConfigError, DataDirectoryLockedError, NotFoundError, UnavailableError
-from liftpy.service import DivergedError, Outbox, Role, host, record_feeder
+from liftpy.service import DivergedError, Outbox, Role, ServiceFailedError, host
 from liftpy.service.bad_record_writer import DecisionWriter
 from liftpy.service.host import ServiceHost
-from liftpy.service.output_writer import Emitter
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import ServiceLock
 from tests.unit.services.test_record_feeder import EVERY, FakeLog, Node, Sum
@@ -169,6 +168,45 @@ async def test_service_host_with_a_permanent_refusal_raises_and_releases_its_res
     ServiceLock(tmp_path, "sum", "in", 0).close()
 
 
+async def test_service_host_ignores_an_order_for_another_instance_and_an_older_order(running: Any) -> None:
+    bus, made, task, log = running
+    log.append(3)
+    other = order(bus, 9, role=pb.SERVICE_LEADER)
+    other.instance += 1
+    await bus.tell(other)
+    await bus.tell(order(bus, 5, role=pb.SERVICE_LEADER))
+    await bus.until(lambda: made.leads and bus.acks)
+    await bus.tell(order(bus, 4))
+    assert made.leads, "an older order arrived late"
+    await bus.tell(order(bus, 6))
+    await bus.until(lambda: not made.leads)
+    assert {ack.ackId for ack in bus.acks} <= {5, 6}
+    assert not task.done()
+
+
+@pytest.mark.parametrize(
+    ("reason", "error"),
+    [
+        (pb.ServiceRefusal.MALFORMED, ConfigError),
+        (pb.ServiceRefusal.COMPACTED, ConfigError),
+        (pb.ServiceRefusal.TOO_MANY, None),
+        (pb.ServiceRefusal.NO_SUCH_PARTITION, None),
+    ],
+)
+async def test_service_host_ends_only_after_a_permanent_refusal(
+    running: Any, reason: Any, error: type[Exception] | None
+) -> None:
+    bus, made, task, _ = running
+    await bus.tell(pb.ServiceRefusal(instance=bus.hellos[0].instance + 1, reason=reason, node="n1", detail="for another"))
+    assert made.problem == ""
+    await bus.tell(pb.ServiceRefusal(instance=bus.hellos[0].instance, reason=reason, node="n1", detail="why"))
+    if error is None:
+        assert (made.problem, task.done()) == ("why", False)
+    else:
+        with pytest.raises(error):
+            await task
+
+
 async def test_service_host_replaced_by_another_instance_loses_leadership_and_registers_again(running: Any) -> None:
     """The hello of the other instance may be forged."""
     bus, made, task, _ = running
@@ -210,20 +248,6 @@ async def test_service_host_of_the_leader_activates_a_version_that_all_nodes_run
     assert said == [(VersionDecision("sum", 2, 3), False)]
 
 
-@pytest.mark.parametrize(("ahead_s", "said"), [(0.0, ""), (4.9, ""), (3600.0, "log time is 3600 s ahead of the newest record")])
-async def test_service_host_with_log_time_ahead_reports_a_problem_unless_a_worse_problem_exists(
-    running: Any, ahead_s: float, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bus, made, _, _ = running
-    await bus.tell(order(bus, 1))
-    await bus.until(lambda: made.machine is not None)
-    monkeypatch.setattr(type(made.machine), "ahead_ns", ahead_s * 1e9)
-    assert made.problem.startswith(said)
-    assert bool(made.problem) is bool(said)
-    made._feeder.problem = "worse"
-    assert made.problem == "worse"
-
-
 async def test_service_host_stores_its_state_on_request_and_at_stop(running: Any, tmp_path: Path) -> None:
     bus, made, task, log = running
 
@@ -254,6 +278,50 @@ async def test_service_host_stores_its_state_on_request_and_at_stop(running: Any
     made.stop()
     await task
     assert stored() == [3, 5]
+
+
+class SilentEmitter:
+    """An output writer that writes nothing."""
+
+    problem = ""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def reread_end(self) -> None: ...
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_service_host_reports_the_time_since_its_last_written_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, log = Bus(), FakeLog()
+    monkeypatch.setattr(host, "PartitionReader", lambda *_: log)
+    monkeypatch.setattr(host, "Emitter", SilentEmitter)
+    settings = ServiceSettings("sum", "in", "n1", tmp_path, output_stream="out", heartbeat_interval_s=0.01)
+    made = ServiceHost(Sum, settings, bus, "ns")  # type: ignore[arg-type]
+    task = asyncio.create_task(made.run())
+    await bus.until(lambda: bus.said)
+    await bus.tell(order(bus, 1))
+    machine = await bus.until(lambda: made.machine)
+    assert bus.hellos[-1].figures.sinceOutputMs == -1, "it does not know what is written"
+    machine.outbox.known = True
+    await bus.until(lambda: bus.hellos[-1].figures.sinceOutputMs >= 20)
+    made.stop()
+    await task
+
+
+async def test_service_host_raises_the_error_of_an_invalid_snapshot(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bus, _, task, log = running
+    monkeypatch.setattr(Quiet, "take_snapshot", lambda self: 7)
+    log.append(EVERY)
+    await bus.tell(order(bus, 1))
+    with pytest.raises(ServiceFailedError):
+        await asyncio.wait_for(task, 30)
+    assert bus.hellos[-1].leaving
 
 
 async def test_service_host_that_failed_stores_no_snapshot(running: Any, tmp_path: Path) -> None:
@@ -306,17 +374,6 @@ async def test_service_host_with_other_parameters_ends_and_keeps_its_snapshots(r
     assert not files("diverged")
 
 
-async def test_service_host_without_a_recent_message_of_the_leader_node_writes_no_decision(running: Any) -> None:
-    bus, made, _, _ = running
-    assert not made.is_beside_leader()
-    await bus.tell(order(bus, 1))
-    assert not made.is_beside_leader()
-    await bus.tell(order(bus, 2, leads=True))
-    assert made.is_beside_leader()
-    made._last_contact_s -= 60.0
-    assert not made.is_beside_leader()
-
-
 async def test_service_host_leader_without_messages_of_its_node_becomes_follower(running: Any) -> None:
     bus, made, _, _ = running
     await bus.tell(order(bus, 1, role=pb.SERVICE_LEADER))
@@ -333,36 +390,6 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
     made = Node(FakeLog(), tmp_path)
     yield made
     await made.close()
-
-
-@pytest.mark.parametrize(
-    ("before", "took_steps", "after"),
-    [(16, 1.01, 8), (16, 1.0, 16), (16, 0.25, 16), (16, 0.24, 32), (1, 2.0, 1), (1, 0.0, 2), (128, 0.0, 128), (3, 9.0, 1)],
-)
-async def test_service_record_feeder_chunk_size_shrinks_for_slow_and_grows_for_fast_services(
-    before: int, took_steps: float, after: int, node: Node
-) -> None:
-    made: Any = node.feeder
-    assert record_feeder._MAX_CHUNK_RECORDS == 128
-    made._chunk_records = before
-    made._adapt_chunk(took_steps * node.settings.step_s)
-    assert made._chunk_records == after
-
-
-async def test_service_record_feeder_replay_over_compacted_offsets_ends_at_the_stop_position(node: Node) -> None:
-    await node.feeder.restart(0)
-    made: Any = node.feeder
-    made.stop_at(8)
-    await made._skip(12)
-    assert (node.machine.position, node.stops) == (8, 1), "what was read ended past the stop"
-    made.stop_at(None)
-    await made._skip(12)
-    assert node.machine.position == 12
-    made.stop_at(20)
-    await made._skip(15)
-    assert (node.machine.position, node.stops) == (15, 1)
-    await made._skip(20)
-    assert node.stops == 2
 
 
 async def test_service_record_feeder_reports_a_read_error_until_a_read_succeeds(node: Node) -> None:
@@ -391,32 +418,6 @@ async def test_service_record_feeder_truncation_at_a_snapshot_position_keeps_the
 
 
 # ---- outputs ---------------------------------------------------------------------------------------------------------------
-async def test_service_output_writer_after_a_role_change_reads_the_output_stream_before_sending(tmp_path: Path) -> None:
-    """The role changed while a window of outputs was in flight. The stream may hold outputs of another leader."""
-    settings = ServiceSettings("s", "in", "n1", tmp_path, output_stream="out", emit_window=1)
-    outbox = Outbox("u/0")
-    machine_outputs = [host_output(number) for number in range(3)]
-    for output in machine_outputs:
-        outbox.add(output)
-    outbox.known = True
-    transport: Any = SimpleNamespace(max_payload_bytes=1 << 20)
-    instance: Any = SimpleNamespace(leads=True, outputs_written=list)
-    made: Any = Emitter(transport, transport, settings, outbox, instance)
-    written: list[int] = []
-
-    async def write(batch: Any) -> None:
-        written.append(batch.first.number)
-        if batch.first.number == 1:
-            made.reread_end()
-
-    made._write, made._must_check = write, False
-    await made._send()
-    assert written == [0, 1]
-    made._must_check = False
-    await made._send()
-    assert (written, outbox.emitted_end) == ([0, 1, 2], 3)
-
-
 def host_output(number: int) -> Any:
     return Output(number, number, 0, b"v", None, ())
 
@@ -439,36 +440,6 @@ def test_service_outbox_after_a_log_truncation_drops_compared_digests() -> None:
 
 
 # ---- what sessions say in full -----------------------------------------------------------------------------------------------
-def test_service_sessions_instruction_and_rejection_contain_all_fields() -> None:
-    s = sessions()
-    view = replace(FOLLOWS, log_start_offset=4, high_watermark=8)
-    (tell,) = s.hello(hello(instance=5, position=2), "_INBOX.a", view, 0)
-    assert isinstance(tell, SendToService)
-    wanted = pb.JoinLog(
-        service="bank", stream="s", partition=0, streamUid="u1", instance=5, ackId=100, role=pb.SERVICE_FOLLOWER, leaderEpoch=1,
-        startOffset=4, stopPosition=-1, highWatermark=8, logEndOffset=-1, leaseMs=1500, node="n1",
-    )  # fmt: skip
-    assert (tell.inbox, tell.message) == ("_INBOX.a", wanted)
-    (tell,) = s.hello(hello(instance=6, position=2), "_INBOX.b", view, 0)
-    assert isinstance(tell, SendToService)
-    detail = "another instance of this service has registered with this node"
-    refusal = pb.ServiceRefusal(
-        reason=pb.ServiceRefusal.REPLACED, detail=detail, node="n1", service="bank", stream="s", partition=0, instance=6
-    )
-    assert (tell.inbox, tell.message) == ("_INBOX.b", refusal)
-
-
-FIGURES = pb.ServiceFigures(
-    sinceOutputMs=1,
-    queriesWaiting=2,
-    queriesAnswered=3,
-    queriesRefused=4,
-    snapshotsStored=5,
-    sinceSnapshotMs=6000,
-    snapshotBytes=7,
-)
-
-
 def test_service_sessions_report_an_ended_service_with_its_end_reason() -> None:
     s, at_ns = sessions(), 5_000_000_000
     s.hello(hello("a", position=4, problem="on_record failed at offset 4: ValueError", failing=True), "_INBOX.a", FOLLOWS, 0)
@@ -498,38 +469,6 @@ def test_service_sessions_report_an_ended_service_with_its_end_reason() -> None:
     assert s.missing_services(9, at_ns)[-1]["problem"] == "nothing is heard from it"
 
 
-def test_service_sessions_report_contains_one_row_per_service() -> None:
-    s = sessions()
-    s.hello(hello("a", position=10), "_INBOX.a", FOLLOWS, 0)
-    s.hello(hello("a", position=4, outputCount=8, emittedEnd=7, problem="x" * 5000), "_INBOX.a", FOLLOWS, 0)
-    s.hello(hello("b", position=10, figures=FIGURES), "_INBOX.b", FOLLOWS, 0)
-    s.replay(CANDIDATE, 0)
-    s.hello(hello("c", position=12), "_INBOX.c", CANDIDATE, 0)
-    rows = {str(row.pop("service")): row for row in s.report(9)}
-    problem = str(rows["a"].pop("problem"))
-    assert 0 < len(problem) < 5000
-    base = {"role": "FOLLOWER", "order": "replay", "acknowledged": False, "output_count": 0, "emitted_end": 0}
-    base |= {"fetched_bytes": 0, "given_bytes": 0, "version": 0, "active_version": 0}
-    base |= {"promotion_waits": True, "excused": False, "failing": False, "differs": False, "snapshot": 0, "problem": ""}
-    base |= {"output_backlog": 0}
-    base |= {"since_output_s": None, "queries_waiting": 0, "queries_answered": 0, "queries_refused": 0, "snapshots_stored": 0}
-    base |= {"since_snapshot_s": None, "snapshot_bytes": 0, "timers_waiting": 0, "effects_waiting": 0}
-    a = base | {"position": 4, "lag": 6, "output_count": 8, "emitted_end": 7, "output_backlog": 1}
-    assert rows["a"] == {name: value for name, value in a.items() if name != "problem"}
-    b = {"since_output_s": 0.001, "queries_waiting": 2, "queries_answered": 3, "queries_refused": 4, "snapshots_stored": 5}
-    assert rows["b"] == base | b | {"position": 10, "lag": 0, "since_snapshot_s": 6.0, "snapshot_bytes": 7}
-    assert rows["c"] == base | {"position": 12, "lag": 0, "promotion_waits": False}, "it came when the promotion had begun"
-    (order,) = joined(s.hello(hello("b", position=10), "_INBOX.b", CANDIDATE, 0))
-    s.ack(acked(order, 10), CANDIDATE)
-    s.role_changed(LEADS)
-    (order,) = joined(s.hello(hello("c", position=12), "_INBOX.c", LEADS, 0))
-    s.ack(acked(order, 3), LEADS)
-    found = {row["service"]: (row["role"], row["order"], row["acknowledged"], row["promotion_waits"]) for row in s.report(9)}
-    assert found["c"] == ("FOLLOWER", "catch-up", True, False), "it has connected, and is not at its stop"
-    assert found["b"] == ("LEADER", "lead", False, False)
-    assert found["a"] == ("FOLLOWER", "catch-up", False, False)
-
-
 def test_service_sessions_ignore_a_replay_ack_of_an_earlier_promotion() -> None:
     s = sessions()
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
@@ -547,37 +486,3 @@ def test_service_sessions_ignore_a_replay_ack_of_an_earlier_promotion() -> None:
     assert replays(s.ack(acked(again, 12), later)) == [ServicesReplayed(12, True)]
     (lead,) = joined(s.role_changed(replace(LEADS, leader_epoch=5)))
     assert lead.role == pb.SERVICE_LEADER
-
-
-def test_service_sessions_stop_waiting_for_a_promotion_in_a_new_candidate_epoch() -> None:
-    s = sessions()
-    s.hello(hello("bank", position=10), "_INBOX.a", FOLLOWS, 0)
-    s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
-    s.replay(CANDIDATE, 0)
-    assert s.role_changed(CANDIDATE) == []
-    assert s.waits_until_ns is not None, "still the same candidate"
-    s.role_changed(replace(CANDIDATE, leader_epoch=3))
-    assert s.waits_until_ns is None, "a candidate in another epoch begins its own"
-    assert s.report(9)[0]["excused"] is True
-
-
-def test_service_sessions_replay_progress_is_the_position_of_the_slowest_service() -> None:
-    s = sessions()
-    s.hello(hello("a", position=10), "_INBOX.a", FOLLOWS, 0)
-    s.hello(hello("b", position=10), "_INBOX.a", FOLLOWS, 0)
-    for name, position in (("a", 2), ("b", 5)):
-        s.hello(hello(name, position=position), "_INBOX.a", FOLLOWS, 0)
-    assert replays(s.replay(CANDIDATE, 0)) == [ServicesReplayed(2, False)]
-    assert replays(s.hello(hello("b", position=8), "_INBOX.a", CANDIDATE, 0)) == [], "the slowest has not moved"
-    assert replays(s.hello(hello("a", position=30), "_INBOX.a", CANDIDATE, 0)) == [ServicesReplayed(8, False)]
-    assert replays(s.hello(hello("b", position=40), "_INBOX.a", CANDIDATE, 0)) == [ServicesReplayed(10, False)]
-    s.hello(hello("a", instance=2, first=True, position=0), "_INBOX.a", CANDIDATE, 1500)
-    assert s.report(9)[0]["position"] == 0, "a new process begins anew"
-
-
-@pytest.mark.parametrize("leaving_instance", [1, 2])
-def test_service_sessions_ignore_a_leave_of_an_instance_that_is_not_registered(leaving_instance: int) -> None:
-    s = sessions()
-    s.hello(hello(instance=1), "_INBOX.a", FOLLOWS, 0)
-    assert s.hello(hello(instance=leaving_instance, leaving=True, first=True), "_INBOX.z", FOLLOWS, 0) == []
-    assert len(s) == (0 if leaving_instance == 1 else 1)

@@ -11,12 +11,9 @@ import pytest
 
 from liftpy.core.services.effects import MAX_PENDING, MAX_PENDING_BYTES, Effect, PendingEffects
 from liftpy.core.services.machine import LogTimers
-from liftpy.core.services.outbox import Output
 from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyBuffer
-from liftpy.core.services.service import Role
-from liftpy.core.services.snapshot import Snapshot
 from liftpy.core.wire.batch import Record
-from liftpy.errors import ConfigError, LiftError
+from liftpy.errors import ConfigError
 from liftpy.service import Identity, Outbox, Service, ServiceFailedError, ServiceMachine
 from liftpy.service.settings import ServiceSettings
 from tests.each import each
@@ -76,26 +73,6 @@ def refused(ask: Callable[[Any, Record], None], outbox: Outbox | None = None) ->
     except ServiceFailedError as error:
         return str(error.__cause__)
     return ""
-
-
-def test_service_machine_without_records_has_position_zero_in_its_snapshot() -> None:
-    class Told(Asking):
-        pass
-
-    outbox = Outbox("u/0")
-    machine = ServiceMachine(Told(), Identity("s", "in", "u", 0), snapshot_interval_records=100, outbox=outbox)
-    machine.start(None)
-    assert machine.snapshot() == Snapshot(Identity("s", "in", "u", 0), 0, 0, 0, 0, (), b"")
-    assert (machine.position, machine.last_epoch, machine.now_ns, machine.leader_epoch, machine.active_version) == (
-        0,
-        0,
-        0,
-        0,
-        1,
-    )
-    assert (machine.role, machine.failed, machine.routes) == (Role.FOLLOWER, False, None)
-    assert (outbox.output_count, outbox.emitted_end, outbox.compared_end, outbox.oldest_number) == (0, 0, 0, 0)
-    assert (outbox.digest, outbox.known, outbox.diverged, outbox.must_rewind) == (b"", False, "", False)
 
 
 def times(count: int, size: int = 0) -> Callable[[Any, Record], None]:
@@ -186,15 +163,6 @@ def test_service_pending_effects_above_the_number_or_byte_limit_are_rejected() -
     assert pending.has_room(10_000, 8 * MIB)
 
 
-def test_service_log_timers_moved_many_times_do_not_grow_the_heap() -> None:
-    timers = LogTimers()
-    for at_ns in range(67):
-        timers.set("t", at_ns)
-    assert timers._heap == [(66, "t")]
-    assert (timers.due_ns, timers.entries(), timers.pop_due(65), timers.pop_due(66)) == (66, ((66, "t"),), None, (66, "t"))
-    assert (len(timers), timers.due_ns) == (0, 1 << 63)
-
-
 def test_service_answer_table_without_space_drops_the_oldest_answers_and_frees_their_bytes() -> None:
     size = Answer(0, "a", b"v").size_bytes
     assert size == 14 + 1 + 1
@@ -210,38 +178,12 @@ def test_service_answer_table_without_space_drops_the_oldest_answers_and_frees_t
     assert (len(buffer), buffer._kept_bytes) == (0, 0)
 
 
-def test_service_machine_with_a_full_outbox_blocks_only_the_leader() -> None:
-    outbox = Outbox("u/0", max_records=2)
-    machine = ServiceMachine(_emitting(), Identity("s", "in", "u", 0), snapshot_interval_records=100, outbox=outbox)
-    machine.start(None)
-    records = [Record(offset, 0, None, b"", (), "", None, 1) for offset in range(5)]
-    machine.change_role(Role.LEADER, 1)
-    assert machine.apply(records).count == 2
-    machine.change_role(Role.FOLLOWER, 2)
-    assert machine.apply(records).count == 3
-    assert [outbox.oldest_number, outbox.waiting_count] == [3, 2]
-    assert Output(0, 0, 0, b"abc", b"de", (("fg", b"hij"),)).size_bytes == 3 + 2 + 2 + 3 + 128
-
-
-def _emitting() -> Service:
-    class Told(Asking):
-        pass
-
-    Told.ask = times(1)  # type: ignore[method-assign]
-    return Told()
-
-
-def test_service_without_on_effect_raises_not_implemented() -> None:
-    with pytest.raises(NotImplementedError):
-        Service.on_effect(_emitting(), Effect(0, "id", "name", b""))
-    assert issubclass(ServiceFailedError, LiftError)
-
-
-def test_service_without_callbacks_raises_not_implemented_when_called() -> None:
-    class Bare(Service):
-        """A service without any callbacks."""
-
-    for ask in (lambda: Bare().on_record(Record(0, 0, None, b"", (), "", None, 1)), Bare().take_snapshot):
-        with pytest.raises(NotImplementedError):
-            ask()
-    assert Bare().on_start(None) is None
+def test_service_log_timers_at_their_limit_reject_new_timers_but_move_existing_timers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftpy.core.services.machine.MAX_TIMERS", 3)
+    timers = LogTimers()
+    for name in "abc":
+        timers.set(name, 5)
+    with pytest.raises(ValueError, match="timers that"):
+        timers.set("d", 1)
+    timers.set("a", 9)
+    assert [timers.pop_due(9) for _ in range(4)] == [(5, "b"), (5, "c"), (9, "a"), None]

@@ -80,18 +80,6 @@ def test_service_machine_fires_timers_in_the_order_of_a_log_time_that_never_decr
     assert service.seen[5:] == [["timer", "b", 50], ["timer", "a", 60], [5, "x", 70]]
 
 
-def test_service_machine_fires_a_self_resetting_timer_until_log_time() -> None:
-    service, machine = started()
-    machine.apply([record(0, b"t:again:10", 0), record(1, b"x", 35)])
-    assert [seen[2] for seen in service.seen if seen[0] == "timer"] == [10, 20, 30]
-
-
-def test_service_machine_timer_in_the_past_fires_before_the_next_record() -> None:
-    service, machine = started()
-    machine.apply([record(0, b"t:old:5", 100), record(1, b"x", 100)])
-    assert service.seen[1] == ["timer", "old", 100]
-
-
 def test_service_machine_with_a_timer_that_fires_endlessly_fails_the_service() -> None:
     _, machine = started()
     with pytest.raises(ServiceFailedError, match="forever"):
@@ -137,19 +125,6 @@ def test_service_machine_restored_from_a_snapshot_has_the_state_of_a_full_replay
         assert machine.outbox is not None
         assert again.outbox.output_count == machine.outbox.output_count
         assert again.snapshot() == machine.snapshot()
-
-
-def test_service_machine_numbers_outputs_with_timer_outputs_first() -> None:
-    _, machine = started()
-    machine.apply([record(0, b"t:emit:5", 0), record(1, b"e:a,b", 9), record(2, b"e:c", 9)])
-    assert machine.outbox is not None
-    outputs = machine.outbox.read(0, 100)
-    assert [(o.number, o.offset, o.index, o.value) for o in outputs] == [
-        (0, 1, 0, b"emit"),
-        (1, 1, 1, b"a"),
-        (2, 1, 2, b"b"),
-        (3, 2, 0, b"c"),
-    ]
 
 
 def test_service_machine_calls_the_role_callback_once_per_role_change() -> None:
@@ -243,14 +218,6 @@ def test_service_machine_rejects_publish_control_headers_on_outputs(name: str) -
         machine.apply([record(0)])
 
 
-def test_service_machine_accepts_a_message_id_on_an_output() -> None:
-    service, machine = started()
-    service.on_record = lambda record: service.emit(b"x", headers=[("Nats-Msg-Id", b"1")])  # type: ignore[method-assign]
-    machine.apply([record(0)])
-    assert machine.outbox is not None
-    assert machine.outbox.output_count == 1
-
-
 def test_service_machine_raises_diverged_even_if_the_service_catches_all_errors() -> None:
     _, machine = started()
     assert machine.outbox is not None
@@ -269,14 +236,6 @@ def test_service_machine_raises_diverged_even_if_the_service_catches_all_errors(
     )
     with pytest.raises(DivergedError, match="output 0"):
         machine.apply([record(0, b"e:ours")])
-
-
-def test_service_machine_restored_between_boundaries_takes_the_next_snapshot_at_a_boundary() -> None:
-    _, machine = started(every=10)
-    machine.apply([record(offset) for offset in range(15)])
-    _, again = started(every=10, snapshot=machine.snapshot())
-    taken = again.apply([record(offset) for offset in range(15, 41)]).snapshots
-    assert [(snapshot.position, len(json.loads(snapshot.state))) for snapshot in taken] == [(20, 20), (30, 30), (40, 40)]
 
 
 def test_service_machine_rejects_emit_in_take_snapshot() -> None:
@@ -304,46 +263,7 @@ def test_service_machine_fires_a_due_timer_before_the_record_and_no_cancelled_ti
     ]
 
 
-def test_service_machine_with_a_future_record_timestamp_reports_log_time_ahead() -> None:
-    _, machine = started()
-    assert machine.ahead_ns == 0
-    machine.apply([record(0, at_ns=100), record(1, at_ns=3_600_000), record(2, at_ns=200)])
-    assert (machine.now_ns, machine.ahead_ns) == (3_600_000, 3_599_800)
-    _, again = started(snapshot=machine.snapshot())
-    assert (again.now_ns, again.ahead_ns) == (3_600_000, 0), "no record yet"
-    again.apply([record(3, at_ns=300)])
-    assert again.ahead_ns == 3_599_700
-    again.apply([record(4, at_ns=3_600_001)])
-    assert again.ahead_ns == 0
-
-
-def test_service_machine_snapshot_contains_position_time_timers_outputs_and_service_state() -> None:
-    _, machine = started()
-    machine.apply([record(0, b"e:a,b", at_ns=5, epoch=3), record(1, b"t:late:99", at_ns=7, epoch=4)])
-    made = machine.snapshot()
-    assert machine.outbox is not None
-    assert (made.identity, made.position, made.last_epoch, made.now_ns, made.output_count) == (WHO, 2, 4, 7, 2)
-    assert (made.timers, made.output_digest, made.skips, made.make) == (((99, "late"),), machine.outbox.digest, (), None)
-    assert len(made.output_digest) == 16
-    assert json.loads(made.state) == [[0, "e:a,b", 5], [1, "t:late:99", 7]]
-    assert machine.snapshot(40).position == 40
-    other = Journal()
-    plain = ServiceMachine(other, WHO, snapshot_interval_records=1000)
-    plain.start(None)
-    assert (plain.snapshot().output_count, plain.snapshot().output_digest) == (0, b"")
-    other.take_snapshot = lambda: lambda: b"later"  # type: ignore[method-assign, assignment, return-value]
-    later = plain.snapshot()
-    assert (later.state, later.whole().state, later.whole().make) == (b"", b"later", None)
-
-
 # ---- at its bounds -------------------------------------------------------------------------------------------------------
-def test_service_machine_calls_the_role_callback_for_an_equal_role_in_a_new_epoch() -> None:
-    service, machine = started()
-    for epoch in (3, 5):
-        assert machine.change_role(Role.LEADER, epoch)
-    assert service.roles == [(Role.LEADER, 3), (Role.LEADER, 5)]
-
-
 def test_service_machine_keeps_unwritten_outputs_as_leader_and_never_waits_as_follower() -> None:
     for role, kept, waits in ((Role.LEADER, 0, True), (Role.FOLLOWER, 2, False)):
         outbox = Outbox("uid1/0", max_records=3)
@@ -389,15 +309,6 @@ def test_service_machine_with_an_awaitable_callback_result_raises_service_failed
     with pytest.raises(ServiceFailedError, match="returned a coroutine"):
         machine.apply([record(0)])
     assert closed == [True]
-
-
-def test_service_machine_reply_contains_the_log_time() -> None:
-    service, machine = started()
-    service.on_record = lambda record: service.reply(record, b"r")  # type: ignore[method-assign]
-    added: list[Any] = []
-    machine.replies.add = added.append  # type: ignore[method-assign]
-    machine.apply([record(0, at_ns=100), record(1, at_ns=50), record(2, at_ns=101)])
-    assert [(reply.offset, reply.at_ns) for reply in added] == [(0, 100), (1, 100), (2, 101)]
 
 
 def test_service_machine_takes_one_snapshot_per_boundary() -> None:

@@ -75,19 +75,6 @@ def test_service_outbox_at_its_limits_is_full_and_trim_drops_the_oldest() -> Non
     assert filled(3, max_bytes=200).full
 
 
-def test_service_outbox_does_not_store_outputs_that_are_already_written() -> None:
-    outbox = Outbox("u/0")
-    outbox.known = True
-    outbox.outputs_committed(3)
-    for number in range(5):
-        outbox.add(output(number))
-    assert numbers(outbox.read(3, 9)) == [3, 4]
-    outbox.restart(2)
-    assert (outbox.output_count, outbox.emitted_end, outbox.must_rewind) == (2, 3, False)
-    outbox.restart(5)
-    assert outbox.must_rewind  # a snapshot after outputs 3 and 4, which nobody has written
-
-
 def test_service_outbox_compares_an_output_read_from_the_stream_and_marks_it_as_written() -> None:
     outbox = filled(3)
     outbox.check_output(written(0))
@@ -144,20 +131,6 @@ def test_service_outbox_compares_outputs_that_were_read_before_they_are_produced
     outbox.add(output(1, b"ours"))
     assert "output 1, or one before it, differs" in outbox.diverged
     assert (outbox.compared_end, outbox.read(1, 9)) == (1, [])
-
-
-def test_service_outbox_after_a_restart_compares_written_outputs_again() -> None:
-    outbox = filled(6)
-    stream = stream_of(5)
-    for record in stream:
-        outbox.check_output(record)
-    assert outbox.compared_end == 5
-    outbox.restart(2, digest_of(stream[1]))
-    outbox.compare_again()
-    assert (outbox.emitted_end, outbox.known, outbox.compared_end) == (2, False, 2)
-    outbox.check_output(stream[2])
-    outbox.add(output(2, b"of other records"))
-    assert "output 2, or one before it, differs" in outbox.diverged
 
 
 def digest_of(record: Record) -> bytes:
@@ -303,21 +276,3 @@ def test_service_outbox_keeps_a_bounded_number_of_digest_samples_with_the_newest
         outbox.check_output(record)
         assert len(outbox._samples) <= MAX_SAMPLES
         assert number in outbox._samples
-
-
-def test_service_outbox_frees_the_bytes_of_written_outputs() -> None:
-    outbox = filled(3, max_bytes=300)
-    assert outbox.full
-    outbox.outputs_committed(2)
-    assert not outbox.full
-
-
-def test_service_outbox_restart_frees_all_bytes() -> None:
-    outbox = filled(3, max_bytes=300)
-    outbox.restart(0)
-    assert not outbox.full
-    for number in range(2):
-        outbox.add(output(number))
-        assert not outbox.full
-    outbox.add(output(2))
-    assert outbox.full

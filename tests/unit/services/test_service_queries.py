@@ -28,28 +28,6 @@ def query(body: bytes = b"q", position: int | None = None, at_s: float = 0.0) ->
 
 
 # ---- the pending --------------------------------------------------------------------------------------------------------
-def test_service_pending_query_waits_for_the_high_watermark_at_its_arrival() -> None:
-    pending, early, late = PendingQueries(), query(), query()
-    assert pending.try_add(early)
-    asked = pending.without_position()
-    assert pending.try_add(late), "it came after the question had left"
-    pending.set_position(asked, 7)
-    assert pending.without_position() == [late]
-    assert pending.ready(6) == []
-    assert pending.ready(7) == [early]
-    assert pending.ready(100) == [], "nobody has said how far the log was when the late one came"
-    assert len(pending) == 1
-
-
-def test_service_pending_query_with_a_position_needs_no_leader() -> None:
-    pending, one = PendingQueries(), query(position=3)
-    assert pending.try_add(one)
-    assert pending.without_position() == []
-    assert pending.ready(2) == []
-    assert pending.ready(3) == [one]
-    assert not len(pending)
-
-
 def test_service_pending_queries_are_limited_in_number_bytes_and_wait_time() -> None:
     pending = PendingQueries(max_queries=2, max_bytes=10, patience_s=2.0)
     first, second = query(b"12345", at_s=1.0), query(b"12345", at_s=1.5)
@@ -62,11 +40,6 @@ def test_service_pending_queries_are_limited_in_number_bytes_and_wait_time() -> 
     assert pending.try_add(query(b"12345", at_s=3.0))
     assert pending.drop([first, second]) == [second]
     assert pending.try_add(query(b"12345", at_s=3.0)), "what is gone takes no room"
-
-
-@pytest.mark.parametrize(("header", "position"), [(None, None), ("0", 0), ("41", 41), ("9" * 19, int("9" * 19))])
-def test_service_query_position_header_with_an_offset_is_parsed_to_the_offset(header: str | None, position: int | None) -> None:
-    assert position_in(header) == position
 
 
 @pytest.mark.parametrize("header", ["", "-1", "1.5", "x", "٣", "9" * 20, " 1"])
@@ -226,19 +199,6 @@ async def test_service_query_server_answer_includes_all_records_committed_when_t
     task.cancel()
 
 
-async def test_service_query_server_answers_a_query_with_a_position_without_a_leader() -> None:
-    bus, machine = Bus(), machine_of(Sum())
-    task = await served(bus, machine)
-    bus.end_offset = None
-    await bus.ask(b"?", at_least="0")
-    assert (await bus.answer())[1] == b"0"
-    await bus.ask(b"?", at_least="1")
-    machine.apply([record(0)])
-    assert (await bus.answer())[1:] == (b"1", {POSITION_HEADER: "1", "Lift-Node": "n1"})
-    assert bus.asked == 0
-    task.cancel()
-
-
 @pytest.mark.parametrize(
     ("body", "at_least", "code"),
     [(b"fail", "0", "QUERY_FAILED"), (b"?", "x", "QUERY_FAILED"), (b"?", None, "QUERY_REJECTED")],
@@ -323,16 +283,6 @@ async def test_service_query_server_of_a_failed_service_sends_no_answer() -> Non
     assert bus.answers.empty()
     machine.failed = False
     assert (await bus.answer())[1] == b"0"
-    task.cancel()
-
-
-async def test_service_query_server_with_several_waiting_queries_sends_one_request_to_the_leader() -> None:
-    bus, machine = Bus(), machine_of(Sum())
-    task = await served(bus, machine)
-    for number in range(50):
-        await bus.ask(b"?", reply=f"_INBOX.r{number}")
-    assert {(await bus.answer())[0] for _ in range(50)} == {f"_INBOX.r{number}" for number in range(50)}
-    assert bus.asked <= 2
     task.cancel()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -14,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.encode_publish import Address
-from liftpy.client.service_commands import Command, call
 from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.message_decoder import MessageDecoder
@@ -72,14 +69,6 @@ def all_of(buffer: ReplyBuffer, emitted_end: int | None = None) -> list[tuple[in
 
 
 # ---- what a service replies ------------------------------------------------------------------------------------------------
-def test_service_reply_is_sent_after_the_outputs_of_its_record_are_written() -> None:
-    buffer = ReplyBuffer()
-    machine_of(buffer).apply([record(0), record(1), record(2, to=None)])
-    assert all_of(buffer, 0) == []
-    assert all_of(buffer, 1) == [(0, "_INBOX.a.1", b"1", "")]
-    assert all_of(buffer, 3) == [(1, "_INBOX.a.1", b"2", "")], "nobody waits for the third"
-
-
 def test_service_command_repeated_with_its_message_id_is_applied_once() -> None:
     buffer = ReplyBuffer()
     machine = machine_of(buffer)
@@ -191,22 +180,6 @@ def test_service_pending_replies_above_the_limits_drop_the_oldest_reply() -> Non
     buffer.add(reply(10, at_ns=0))
     buffer.add(reply(11, at_ns=61 * NS))
     assert [offset for offset, *_ in all_of(buffer)] == [11], "nobody waits for so long"
-
-
-def test_service_pending_replies_after_a_restart_do_not_contain_sent_replies() -> None:
-    buffer = ReplyBuffer()
-    buffer.add(reply(0))
-    buffer.add(reply(1))
-    first = buffer.next(None)
-    assert first is not None
-    buffer.record_sent(first)
-    buffer.restart()
-    for offset in range(3):
-        buffer.add(reply(offset))
-    assert [offset for offset, *_ in all_of(buffer)] == [1, 2]
-    for offset in range(1, 3):
-        buffer.add(replace(reply(offset), leader_epoch=4))
-    assert [offset for offset, *_ in all_of(buffer)] == [1, 2], "other records, where the log was cut"
 
 
 def test_service_answer_table_above_its_limit_drops_the_oldest_answer() -> None:
@@ -338,22 +311,3 @@ def acked(error: int = 0, **more: Any) -> Any:
         bus.futures[reply].set_result(SimpleNamespace(data=frames.encode(ack), headers=None))
 
     return act
-
-
-def nobody(bus: Asking, message: client_pb2.Message, reply: str) -> None:
-    bus.futures[reply].set_result(SimpleNamespace(data=b"", headers={"Status": "503"}))
-
-
-async def called(bus: Asking, timeout_s: float = 20.0, message_id: str = "") -> Any:
-    async def find(anew: bool) -> Address:
-        return Address("commands", "u7", True)
-
-    command = Command("bank", "commands", 0, b"do it", b"k", (("n", b"v"),), message_id)
-    return await call(bus, find, command, timeout_s)  # type: ignore[arg-type]
-
-
-def test_bank_example_reply_to_a_command_is_json() -> None:
-    from tests.examples.bank import Bank
-
-    test = ServiceTest(Bank).send(b'{"id": "1", "do": "open", "account": "a"}')
-    assert json.loads(test.replies[0].value) == {"id": "1", "ok": True, "balance": 0}

@@ -54,36 +54,8 @@ def replays(effects: list[Any]) -> list[ServicesReplayed]:
     return [e for e in effects if isinstance(e, ServicesReplayed)]
 
 
-def test_service_sessions_repeat_the_follower_instruction_until_it_changes() -> None:
-    s = sessions()
-    (first,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
-    assert (first.role, first.stopPosition, first.streamUid, first.leaseMs) == (pb.SERVICE_FOLLOWER, -1, "u1", 1500)
-    (again,) = joined(s.hello(hello(position=4), "_INBOX.a", FOLLOWS, 1))
-    assert again.ackId == first.ackId == 100
-    (report,) = s.report(9)
-    assert (report["position"], report["lag"], report["role"]) == (4, 6, "FOLLOWER")
-
-
 def test_service_sessions_without_services_finish_a_promotion_immediately() -> None:
     assert sessions().replay(CANDIDATE, 0) == [ServicesReplayed(10, True)]
-
-
-def test_service_sessions_promotion_makes_a_service_leader_after_its_replay() -> None:
-    s = sessions("bank")
-    s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
-    effects = s.replay(CANDIDATE, 0)
-    (order,) = joined(effects)
-    assert (order.role, order.stopPosition) == (pb.SERVICE_FOLLOWER, 10)  # HW + 1: the tail may be cut yet
-    assert [r.finished for r in replays(effects)] == [False]
-    assert not any(r.finished for r in replays(s.ack(acked(order, 3), CANDIDATE)))
-    assert [r.position for r in replays(s.hello(hello(position=7), "_INBOX.a", CANDIDATE, 1))] == [7]
-    assert replays(s.ack(acked(order, 10), CANDIDATE)) == [ServicesReplayed(10, True)]
-    assert s.report(9)[0]["role"] == "FOLLOWER"  # not before Online
-    (lead,) = joined(s.role_changed(LEADS))
-    assert (lead.role, lead.stopPosition, lead.logEndOffset) == (pb.SERVICE_LEADER, -1, -1)
-    assert lead.ackId > order.ackId
-    (follow,) = joined(s.role_changed(replace(FOLLOWS, leader_epoch=3)))
-    assert follow.role == pb.SERVICE_FOLLOWER
 
 
 def test_service_sessions_promotion_waits_for_each_service() -> None:
@@ -232,29 +204,6 @@ def test_service_sessions_above_max_services_are_refused() -> None:
     assert refused(s.hello(hello("more"), "_INBOX.a", FOLLOWS, 0)) == "TOO_MANY"
 
 
-def test_service_sessions_service_ahead_of_the_log_gets_the_log_end_offset() -> None:
-    s = sessions()
-    (order,) = joined(s.hello(hello(position=14), "_INBOX.a", LEADS, 0))
-    assert order.logEndOffset == 13
-    (order,) = joined(s.hello(hello(position=13), "_INBOX.a", LEADS, 0))
-    assert order.logEndOffset == -1
-    (order,) = joined(s.hello(hello(position=14), "_INBOX.a", FOLLOWS, 0))
-    assert order.logEndOffset == -1  # a follower's own log says nothing: it may be catching up
-
-
-def test_service_sessions_service_becomes_leader_after_replaying_records_of_earlier_epochs() -> None:
-    """A decision of the previous leader may be among them, uncommitted when the promotion began."""
-    s = sessions()
-    s.hello(hello(position=10), "_INBOX.a", FOLLOWS, 0)
-    (order,) = joined(s.replay(CANDIDATE, 0))
-    assert replays(s.ack(acked(order, 10), CANDIDATE))[-1].finished
-    view = replace(LEADS, high_watermark=12, epoch_start_offset=13)
-    (later,) = joined(s.role_changed(view))
-    assert (later.role, later.stopPosition, later.leads) == (pb.SERVICE_FOLLOWER, 13, True)
-    (leads,) = joined(s.ack(acked(later, 13), view))
-    assert leads.role == pb.SERVICE_LEADER
-
-
 def test_service_sessions_promotion_does_not_wait_for_a_service_with_a_failing_record() -> None:
     s = sessions()
     s.hello(hello(position=3, failing=True), "_INBOX.a", FOLLOWS, 0)
@@ -324,98 +273,7 @@ def test_service_sessions_diverged_service_is_refused_with_the_diverged_position
     assert (s.differs("bank", None), s.report(9)[0]["problem"], s.differs("nobody", None)) == ([], "", [])
 
 
-def test_service_sessions_report_the_fields_of_the_last_hello() -> None:
-    s = sessions()
-    said = {
-        "version": 4,
-        "activeVersion": 3,
-        "life": 9,
-        "fetching": True,
-        "fetchedBytes": 5,
-        "givenBytes": 6,
-        "snapshotPosition": 8,
-    }
-    told = [pb.SnapshotDigest(position=at, digest=b"%d" % at) for at in range(20)]
-    s.hello(hello(snapshots=told, **said), "_INBOX.a", FOLLOWS, 0)
-    assert s.digests() == {"bank": (9, {at: b"%d" % at for at in range(16)})}
-    (row,) = s.report(9)
-    assert (row["version"], row["active_version"], row["fetched_bytes"], row["given_bytes"], row["snapshot"]) == (4, 3, 5, 6, 8)
-    assert (s.versions(), s.retain_from()) == ({"bank": 4}, 8)
-    s.agree("bank", {40: (b"d", 2)})
-    s.can_do("bank", 6)
-    (order,) = joined(s.hello(hello(fetching=True), "_INBOX.b", FOLLOWS, 1))
-    assert (list(order.agreed), order.lowestVersion) == ([pb.AgreedSnapshot(position=40, digest=b"d", nodes=2)], 6)
-    (tell,) = s.hello(hello(snapshotPosition=-5), "_INBOX.c", FOLLOWS, 2)
-    assert isinstance(tell, SendToService)
-    assert (tell.inbox, list(tell.message.agreed)) == ("_INBOX.c", []), "it looks for none any more"
-    assert (s.digests(), s.versions(), s.retain_from()) == ({"bank": (0, {})}, {"bank": 0}, 0)
-    s.agree("nobody", {})
-    s.can_do("nobody", 1)
-    assert len(s) == 1
-    assert "bank" in s
-    assert "nobody" not in s
-
-
-def test_service_sessions_treat_missing_hello_fields_as_zero() -> None:
-    view = ReplicaView(False, False, 1, 0, 9, 10)
-    assert (view.epoch_start_offset, view.turn) == (0, 0)
-    s = sessions()
-    (order,) = joined(s.hello(hello(), "_INBOX.a", replace(view, turn=3), 0))
-    assert (order.snapshotRequest, order.turn, order.lowestVersion, order.leads) == (0, 3, 0, False)
-    s.snapshot_wanted("bank", view)
-    s.snapshot_wanted("nobody", view)
-    (order,) = joined(s.snapshot_wanted("bank", view))
-    assert order.snapshotRequest == 2
-
-
-def test_service_sessions_service_expires_exactly_at_the_session_timeout() -> None:
-    s = sessions()
-    s.hello(hello(), "_INBOX.a", FOLLOWS, 500)
-    assert s.expire(3499) == []
-    assert [one.service for one in s.expire(3500)] == ["bank"]
-    assert s.expire(9999) == []
-    assert s.states() == {"bank": ServiceHealth(-1, False)}
-
-
 # ---- at its bounds -------------------------------------------------------------------------------------------------------
-def test_service_sessions_long_problem_text_is_truncated() -> None:
-    s = sessions()
-    s.hello(hello(problem="x" * 600), "_INBOX.a", FOLLOWS, 0)
-    assert s.report(9)[0]["problem"] == "x" * 500
-    s.hello(hello(problem="y" * 600, leaving=True), "_INBOX.a", FOLLOWS, 0)
-    assert s.missing_services(9, 0)[0]["problem"] == "y" * 500
-
-
-@pytest.mark.parametrize(("position", "excused"), [(9, True), (10, False)])
-def test_service_sessions_excuse_a_slow_service_until_its_position_reaches_the_high_watermark(
-    position: int, excused: bool
-) -> None:
-    s = sessions("bank")
-    s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
-    s.replay(CANDIDATE, 0)
-    s.role_changed(replace(FOLLOWS, leader_epoch=3))
-    s.hello(hello(instance=2, first=True, position=position), "_INBOX.a", FOLLOWS, 1600)
-    assert (s.report(9)[0]["excused"], len(s)) == (excused, 1)
-
-
-def test_service_sessions_next_promotion_waits_for_a_service_that_replayed_in_time() -> None:
-    s = sessions("a", "b")
-    for name in ("a", "b"):
-        s.hello(hello(name), "_INBOX.a", FOLLOWS, 0)
-    one, _ = joined(s.replay(CANDIDATE, 0))
-    s.ack(acked(one, 10), replace(CANDIDATE, high_watermark=10))
-    s.role_changed(replace(FOLLOWS, leader_epoch=3))
-    assert {report["service"]: report["excused"] for report in s.report(9)} == {"a": False, "b": True}
-
-
-def test_service_sessions_in_a_new_epoch_send_a_new_instruction_for_an_equal_role() -> None:
-    s = sessions()
-    (first,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
-    assert s.role_changed(FOLLOWS) == []
-    (second,) = joined(s.role_changed(replace(FOLLOWS, leader_epoch=2)))
-    assert (second.ackId, second.leaderEpoch, second.role) == (first.ackId + 1, 2, first.role)
-
-
 def test_service_sessions_report_replay_progress_once_per_new_position() -> None:
     s = sessions("a", "b")
     for name in ("a", "b"):
@@ -426,44 +284,12 @@ def test_service_sessions_report_replay_progress_once_per_new_position() -> None
     assert heard == [[], [ServicesReplayed(4, False)], [], [], [], [ServicesReplayed(10, False)], []]
 
 
-def test_service_sessions_report_the_highest_position_of_an_ended_service() -> None:
-    s = sessions()
-    s.hello(hello(position=7, problem="slow"), "_INBOX.a", FOLLOWS, 0)
-    s.differs("bank", Difference(4, ("n2",), False))
-    s.hello(hello(position=5, leaving=True, problem="slow"), "_INBOX.a", FOLLOWS, 1)
-    differed = "the state at position 4 differs from the state on n2: the code is not deterministic"
-    assert [(g["position"], g["problem"]) for g in s.missing_services(9, 0)] == [(7, differed)]
-
-
 def test_service_sessions_keep_a_bounded_number_of_ended_services() -> None:
     s = sessions()
     for number in range(MAX_SERVICES + 2):
         s.hello(hello(f"s{number}"), "_INBOX.a", FOLLOWS, number)
         assert [one.service for one in s.expire(number + 3000)] == [f"s{number}"]
     assert [g["service"] for g in s.missing_services(9, 0)] == [f"s{number}" for number in range(2, MAX_SERVICES + 2)]
-
-
-def test_service_sessions_ack_of_an_instruction_without_stop_position_does_not_complete_the_replay() -> None:
-    s = sessions()
-    (order,) = joined(s.hello(hello(), "_INBOX.a", replace(FOLLOWS, leader_epoch=2), 0))
-    s.ack(acked(order, 10), replace(FOLLOWS, leader_epoch=2))
-    (again,) = joined(s.hello(hello(position=10), "_INBOX.a", LEADS, 1))
-    assert (again.role, again.stopPosition) == (pb.SERVICE_FOLLOWER, 10), "it has replayed nothing for this epoch"
-
-
-def test_service_sessions_send_no_rejection_to_a_service_that_stops() -> None:
-    s = sessions()
-    assert s.hello(hello("no name!", leaving=True), "_INBOX.a", FOLLOWS, 0) == []
-    assert s.hello(hello(leaving=True), "_INBOX.a", FOLLOWS, 0) == []
-    assert (len(s), s.missing_services(9, 0)) == (0, [])
-
-
-def test_service_sessions_report_has_none_as_the_age_of_an_event_that_never_happened() -> None:
-    s = sessions()
-    s.hello(hello(figures=pb.ServiceFigures(sinceOutputMs=1500, sinceSnapshotMs=0)), "_INBOX.a", FOLLOWS, 0)
-    assert [s.report(9)[0][name] for name in ("since_output_s", "since_snapshot_s")] == [1.5, 0.0]
-    s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
-    assert [s.report(9)[0][name] for name in ("since_output_s", "since_snapshot_s")] == [None, None]
 
 
 def test_service_sessions_promotion_does_not_wait_for_a_service_that_never_caught_up() -> None:

@@ -109,11 +109,6 @@ def test_service_snapshot_with_an_unusable_section_is_rejected(kind: Section) ->
 WITH_SECTIONS = replace(WHOLE, sections=((Section.PARAMETERS, b"of sixteen bytes"),))
 
 
-@pytest.mark.parametrize("snapshot", [WHOLE, WITH_SECTIONS, Snapshot(WHO, 1, 1, 0, 0, (), b"")])
-def test_service_snapshot_decode_returns_the_encoded_snapshot(snapshot: Snapshot) -> None:
-    assert decode(snapshot.encode(), WHO) == snapshot
-
-
 @each("whole", [WHOLE, WITH_SECTIONS])
 def test_service_snapshot_with_any_truncation_or_flipped_byte_is_rejected(whole: Snapshot) -> None:
     data = whole.encode()
@@ -145,14 +140,6 @@ def test_service_snapshot_of_another_format_version_or_service_is_rejected() -> 
 
 def sealed(version: int, body: bytes) -> bytes:
     return struct.pack("<8sHHI", b"LIFTSNAP", version, len(str(WHO)), crc32c.crc32c(body)) + body
-
-
-def test_service_snapshot_without_sections_is_encoded_as_format_version_3() -> None:
-    """Nodes of two versions compare their snapshots."""
-    assert WHOLE.encode()[8] == 3
-    assert WITH_SECTIONS.encode()[8] == 4
-    assert WITH_SECTIONS.section(Section.PARAMETERS) == b"of sixteen bytes"
-    assert WHOLE.section(Section.PARAMETERS) == b""
 
 
 @pytest.mark.parametrize(

@@ -215,13 +215,6 @@ def test_service_upgrade_to_the_next_version_starts_once_when_all_nodes_have_the
     assert (upgrader.due_decision(order, machine) is None) is (expected is None)
 
 
-def test_service_version_record_with_other_headers_is_decoded() -> None:
-    (decision,) = VersionDecision("sum", 2, 5).headers()
-    headers = (("trace", b"sum/9/5"), decision, ("late", b"sum/8/5"))
-    assert decided_version(Record(3, 0, None, b"", headers, "", None, 5), "sum") == 2
-    assert decided_version(Record(3, 0, None, b"", headers[::2], "", None, 5), "sum") is None
-
-
 def test_service_version_record_with_an_invalid_header_is_ignored() -> None:
     for header in (b"../x/2/5", b"sum/x/5", b"sum/2", b"\xff/2/5", b"sum/0/5", b"sum/2/4"):
         assert decided_version(Record(3, 0, None, b"", (("Lift-Service-Version", header),), "", None, 5), "sum") is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -66,24 +65,6 @@ async def test_service_snapshot_keeper_called_twice_at_one_position_stores_one_s
     newest = await world.keeper.newest(lambda _: True)
     assert newest is not None
     assert newest.state == b"7"
-
-
-async def test_service_snapshot_keeper_is_due_after_snapshot_bytes_or_snapshot_interval(tmp_path: Path) -> None:
-    by_bytes = World(tmp_path / "a", snapshot_bytes=5000)
-    by_bytes.apply(1)
-    by_bytes.keeper.came(4999)
-    assert not by_bytes.keeper.is_due
-    by_bytes.keeper.came(1)
-    assert by_bytes.keeper.is_due
-    await by_bytes.keeper.keep(by_bytes.machine)
-    assert not by_bytes.keeper.is_due
-    by_time = World(tmp_path / "b", snapshot_interval_s=0.01)
-    by_time.apply(1)
-    deadline_s = time.monotonic() + 30
-    while not by_time.keeper.is_due:
-        assert time.monotonic() < deadline_s
-    await by_time.keeper.keep(by_time.machine)
-    assert by_time.store.positions() == [1]
 
 
 async def test_service_snapshot_keeper_of_a_failed_service_stores_no_snapshot(world: World) -> None:

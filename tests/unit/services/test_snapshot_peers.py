@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.services.snapshot import MAX_OFFERS, SnapshotOffer, SnapshotRange, SnapshotSearch
+from liftpy.core.services.snapshot import SnapshotOffer, SnapshotRange, SnapshotSearch
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import CorruptionError, DataLossError, UnavailableError, UnknownFormatError
+from liftpy.errors import CorruptionError, DataLossError, UnknownFormatError
 from liftpy.nats.transport import NoRespondersError
 from liftpy.service import Identity, Outbox, Snapshot, snapshots
 from liftpy.service.settings import ServiceSettings
@@ -72,24 +72,6 @@ def test_service_snapshot_peer_search_without_a_result_explains_the_answer_of_ea
     assert search.explain(reach) == f"n2 has none; n3 does not answer; sidecars agree on {told}"
 
 
-@pytest.mark.parametrize(
-    ("wanted", "found"),
-    [
-        (SnapshotRange(400, 400, 10), True),
-        (SnapshotRange(401, 900, 10), False),
-        (SnapshotRange(0, 399, 10), False),
-        (SnapshotRange(0, 900, 9), False),
-    ],
-)
-def test_service_snapshot_peer_search_ignores_snapshots_outside_the_log_or_above_the_size_limit(
-    wanted: SnapshotRange, found: bool
-) -> None:
-    search = SnapshotSearch()
-    search.set_offers("n2", [offer("n2", 400), offer("n2", 400, A, 0)])
-    search.set_agreed({400: (A, 1)})
-    assert (search.best(wanted) == offer("n2", 400)) is found
-
-
 def test_service_snapshot_peer_search_retries_a_node_after_a_timeout_but_not_after_wrong_bytes() -> None:
     search = SnapshotSearch(barred=frozenset([B]))
     search.set_agreed({400: (A, 2), 500: (B, 2)})
@@ -102,15 +84,6 @@ def test_service_snapshot_peer_search_retries_a_node_after_a_timeout_but_not_aft
     for node, theirs in offers.items():
         search.set_offers(node, theirs)
     assert search.best(ALL) == offer("n2", 400)
-
-
-def test_service_snapshot_peer_search_keeps_a_bounded_number_of_offers() -> None:
-    search = SnapshotSearch()
-    search.set_offers("n2", (offer("n2", at) for at in range(10_000)))
-    search.set_agreed(dict.fromkeys(range(10000), (A, 1)))
-    search.note_answer("n3", "x" * 10_000)
-    assert (len(search._offers["n2"]), len(search._agreed)) == (MAX_OFFERS, 64)
-    assert len(search.explain(ALL)) < 1000
 
 
 # ---- between processes -----------------------------------------------------------------------------------------------------
@@ -423,64 +396,6 @@ async def test_service_record_feeder_overtaken_by_retention_fetches_a_later_snap
     await behind.at(60)
     assert fetched == [6]
     await behind.close()
-
-
-async def test_service_snapshot_server_keeps_a_snapshot_open_while_it_is_read(
-    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s = [1000.0]
-    only_in(monkeypatch, snapshots, "time", monotonic=lambda: now_s[0])
-    old = Peer(bus, "n2", tmp_path, snapshot_chunk_bytes=4096)
-    await old.keeper.save(snapshot(30, b"x" * 9000))
-    (kept,) = old.keeper.offers()
-    giver: Any = old.giver
-    question = pb.PeerSnapshotRequest(position=30, digest=kept.digest, maxBytes=100)
-    data = old.store._path(30).read_bytes()
-    assert giver._read_piece(question) == data[:100]
-    now_s[0] = 1050.0
-    question.start, question.maxBytes = kept.size_bytes - 7, 1 << 20
-    assert giver._read_piece(question) == data[-7:]
-    assert giver._open_snapshots[kept.digest].used_s == 1050.0
-    question.start = 10
-    assert giver._read_piece(question) == data[10 : 10 + 4096], "no more than the settings say"
-    bus.max_payload_bytes = 2000
-    assert giver._read_piece(question) == data[10 : 10 + 1000], "half a message"
-    question.start = kept.size_bytes
-    with pytest.raises(UnavailableError, match=f"has {kept.size_bytes} bytes"):
-        giver._read_piece(question)
-    question.digest = b"other"
-    with pytest.raises(UnavailableError, match="snapshot at offset 30 no"):
-        giver._read_piece(question)
-    slept: list[tuple[float, int]] = []
-
-    async def sleep(wait_s: float) -> None:
-        slept.append((now_s[0], len(giver._open_snapshots)))
-        now_s[0] += 30.0
-        if len(slept) == 4:
-            raise asyncio.CancelledError
-
-    monkeypatch.setattr(snapshots, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
-    with pytest.raises(asyncio.CancelledError):
-        await giver.run()
-    assert slept == [(1050.0, 1), (1080.0, 1), (1110.0, 0), (1140.0, 0)], "after a minute without a question"
-    assert giver._open_snapshots == {}
-
-
-async def test_service_snapshot_server_keeps_the_eight_last_requested_snapshots_open(bus: Bus, tmp_path: Path) -> None:
-    old = Peer(bus, "n2", tmp_path)
-    old.store._kept = 20
-    giver: Any = old.giver
-    for position in range(30, 40):
-        await old.keeper.save(snapshot(position))
-    every = list(old.keeper._stored)
-    for kept in every[:8]:
-        giver._open_for_download(kept)
-    giver._open_for_download(every[0])
-    giver._open_for_download(every[8])
-    assert list(giver._open_snapshots) == [kept.digest for kept in (*every[2:8], every[0], every[8])]
-    old.store._path(39).unlink()
-    assert giver._open_for_download(every[9]) is None
-    assert len(giver._open_snapshots) == 8
 
 
 @pytest.mark.parametrize(("passed_s", "taken"), [(10.0, True), (10.1, False)])

@@ -13,7 +13,6 @@ import pytest
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.rate_limits import TokenBucket
 from liftpy.core.metadata.controller import admission
-from liftpy.core.metadata.request_limits import MAX_BATCH_BYTES, MAX_REQUESTS, fit
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
@@ -90,13 +89,6 @@ async def controller() -> Controller:
     made = Controller()
     await made.handler.open()
     return made
-
-
-async def test_control_endpoint_of_the_metadata_leader_answers_requests(controller: Controller) -> None:
-    await controller.receive(Message(REQUEST))
-    await controller.settled()
-    [(subject, response)] = controller.replies
-    assert (subject, response.operationId, response.index) == ("space.inbox.n1.1", b"o" * 16, 7)
 
 
 async def test_control_endpoint_subscribes_to_node_requests_only_on_the_metadata_leader(controller: Controller) -> None:
@@ -242,14 +234,6 @@ async def test_control_endpoint_rejects_a_request_on_the_subject_of_another_requ
     assert len(controller.decided) == taken
 
 
-async def test_control_endpoint_takes_the_sender_from_the_subject(controller: Controller) -> None:
-    forged = pb.ControlRequest(operationId=b"o" * 16, sender="root", deleteStream=pb.DeleteStream(name="s"))
-    for subject in ("space.control.admin", "space.control.admin.alice"):
-        await controller.receive(Message(frames.encode(forged), "_INBOX.x", subject))
-    await controller.settled()
-    assert [request.sender for request in controller.decided] == ["", "alice"]
-
-
 @pytest.mark.parametrize("reply", ["_INBOX.x", "space.inbox.n2.x", "space.inbox.n1", "space.inbox.n10.x", "space.feed", ""])
 async def test_control_endpoint_answers_a_node_only_on_the_inbox_of_this_node(controller: Controller, reply: str) -> None:
     await controller.receive(Message(REQUEST, reply))
@@ -343,14 +327,6 @@ async def test_control_endpoint_truncates_a_long_reason_and_accepts_the_request(
     await controller.settled()
     assert len(controller.decided) == 1
     assert len(controller.decided[0].leaveIsr.reason) <= 256
-
-
-def test_control_endpoint_accepts_a_full_request_batch_of_a_node() -> None:
-    longest = pb.ChangeIsr(stream="s" * 64, uid="u" * 30, leader="n" * 64, isr=["n" * 64] * 3)
-    request = batch(*[pb.ControlRequest(changeIsr=longest)] * MAX_REQUESTS)
-    while request.batch.ByteSize() > MAX_BATCH_BYTES:
-        del request.batch.requests[-1]
-    assert fit(request, len(frames.encode(request))) == ""
 
 
 async def test_control_endpoint_during_a_flood_drops_client_requests_undecoded_and_answers_nodes(

@@ -14,6 +14,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import EVENTS_STREAM, Subjects
 from liftpy.errors import UnavailableError
 from sidecar.metadata import cluster_events as module
+from sidecar.metadata import event_stream
 from sidecar.metadata.cluster_events import FAILED, WRITTEN, EventWriter
 from tests.unit.metadata.test_event_log import Stream, a_trail, events
 
@@ -36,9 +37,11 @@ class World:
         self.log = EventLog(self.trail)
         monkeypatch.setattr(module, "CHECK_PERIOD_S", 0.001)
         monkeypatch.setattr(module, "_AGAIN_S", 0.002)
-        monkeypatch.setattr(module, "Transport", lambda connection: SimpleNamespace(connection=connection))
-        monkeypatch.setattr(module, "Client", lambda transport, subjects, owns_connection: FakeClient(self, transport))
-        monkeypatch.setattr(module, "Publisher", lambda transport, stream, partition, at, options: FakePublisher(self, at.uid))
+        monkeypatch.setattr(event_stream, "Transport", lambda connection: SimpleNamespace(connection=connection))
+        monkeypatch.setattr(event_stream, "Client", lambda transport, subjects, owns_connection: FakeClient(self, transport))
+        monkeypatch.setattr(
+            event_stream, "Publisher", lambda transport, stream, partition, at, options: FakePublisher(self, at.uid)
+        )
         image: Any = lambda: self.image  # noqa: E731
         self.writer = EventWriter(self.log, Subjects(), self.connect, self.propose, image, lambda: self.leads, lambda: 5)
 

@@ -37,15 +37,6 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
     one.log.journal.abandon()
 
 
-def test_raft_member_log_passes_each_applied_entry_to_the_feed(opened: Opened) -> None:
-    for index in (2, 3):
-        assert pb.ControlResponse.FromString(opened.apply(index)).error == pb.ControlResponse.OK
-    assert opened.feed.index == opened.log.image.index == 3
-    (entry,) = opened.feed.take_entries()
-    told = [record.nodeRegistered.nodeId for record in entry.records if record.HasField("nodeRegistered")]
-    assert told == ["d2", "d3"]
-
-
 def test_raft_member_log_snapshot_replaces_image_journal_and_feed(opened: Opened, tmp_path: Path) -> None:
     other = Opened(tmp_path / "other")
     for index in range(2, 10):
@@ -102,37 +93,6 @@ def test_raft_member_log_with_lost_files_does_not_start(opened: Opened, lost: st
         written.close()
     with pytest.raises(CorruptionError, match=f"lost its {lost}"):
         Opened(opened.folder)
-
-
-def _acknowledge(log: MemberLog, **last: int) -> None:
-    """Let the members of the group acknowledge all entries up to these."""
-    log.core._SyncObj__raftMatchIndex = {Node(member): index for member, index in last.items()}
-
-
-def test_raft_member_log_live_members_exclude_members_on_probation(opened: Opened) -> None:
-    """A change of controllers needs the majority that a member on probation waits for."""
-    log = opened.log
-    assert log.view().live == {"a"}
-    for peer in log.peers.values():
-        peer.up = True
-    _acknowledge(log, b=5, c=0)
-    assert log.view().live == {"a", "b"}, "c is heard, and on probation"
-    log.core.controllers = ControllerList(("a", "b"), learner="c")
-    assert log.view().live == {"a", "b", "c"}
-    log.peers["b"].trusted = False
-    assert log.view().live == {"a", "c"}, "its folder went back"
-
-
-def test_raft_member_log_learner_has_caught_up_with_the_last_committed_entry(opened: Opened) -> None:
-    """A learner that votes earlier could leave the group without a majority that has the log."""
-    core = opened.log.core
-    core.controllers = ControllerList(("a", "b"), learner="c")
-    committed = core.raftCommitIndex
-    for learner_has, caught_up in ((committed - 1, False), (committed, True)):
-        _acknowledge(opened.log, b=committed, c=learner_has)
-        assert opened.log.view().caught_up is caught_up
-    core.controllers = ControllerList(("a", "b"))
-    assert not opened.log.view().caught_up, "there is no learner"
 
 
 def _told(opened: Opened, known: ControllerList, error: pb.ControlResponse.Error = pb.ControlResponse.OK, at: int = 0) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,13 +14,12 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
-from sidecar.metadata import control, feed
+from sidecar.metadata import control
 from sidecar.metadata.control import Forwarder
-from sidecar.metadata.feed import FeedPublisher, FeedSubscriber
+from sidecar.metadata.feed import FeedSubscriber
 from tests.unit.sidecar_metadata.test_control_endpoint import REQUEST, Controller, Message
 
 S = 1_000_000_000
-BARRIER = pb.ControlRequest(barrier=pb.Barrier())
 
 
 async def turns(condition: Callable[[], object] = lambda: False, most: int = 50) -> None:
@@ -97,50 +95,7 @@ async def test_request_forwarder_timeout_after_sending_returns_an_unknown_outcom
     assert {asked.operationId for asked in bus.asked} == {b"this very one..."}
 
 
-async def test_request_forwarder_request_sent_before_a_leader_change_returns_an_unknown_outcome(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bus = Asked(None, nats.errors.NoRespondersError())
-    made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
-    made.leader_is("n1", 1)
-    now = [0]
-    monkeypatch.setattr(control, "clock", SimpleNamespace(now_ns=lambda: now[0]))
-    deciding = asyncio.create_task(made.request_until_decided(BARRIER, 1000.0))
-    await turns(lambda: bus.asked)
-    waits_for = made._changed
-    for same in ("n1", ""):
-        made.leader_is(same, 1)
-        await turns()
-        assert (len(bus.asked), made._changed is waits_for, waits_for.is_set()) == (1, True, False), "nobody new to ask"
-    made.leader_is("n2", 2)
-    while len(bus.asked) < 2:
-        await asyncio.sleep(0.001)
-    now[0] = 1001 * S
-    assert (await deciding).error == UNKNOWN
-
-
 # ---- the feed ------------------------------------------------------------------------------------------------------------
-async def test_metadata_feed_snapshot_contains_the_image_without_the_idempotency_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    image, ready, sent = replace(ClusterImage(), index=5), list[Any](), list[Any]()
-
-    class Producer:
-        def answer(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
-            return pb.FeedSnapshotResponse(index=5) if ready else None
-
-        def snapshot_is_ready(self, index: int, data: bytes) -> None:
-            ready.append((index, data))
-
-    async def publish(reply: str, payload: bytes) -> None:
-        sent.append((reply, frames.decode(payload, pb.FeedSnapshotResponse).index))
-
-    monkeypatch.setattr(feed, "encode_snapshot", lambda what, **how: (what, how))
-    bus, producer, outgoing = SimpleNamespace(publish=publish), Producer(), SimpleNamespace()
-    given: Any = (bus, Subjects("ns"), outgoing, lambda reply: reply == b"box", producer, lambda: image)
-    await FeedPublisher(*given)._request_arrived(SimpleNamespace(reply="box", data=frames.seal(pb.FeedSnapshotRequest())))
-    assert ready == [(5, (image, {"operations": False}))]
-    assert sent == [("box", 5)]
-
-
 class Feed:
     """Fail requests in the order of the test, then give no answer. ``left`` contains ended subscriptions."""
 

@@ -14,7 +14,6 @@ import pytest
 
 from liftpy.client.closest_replica import this_host
 from liftpy.config import SessionTimes
-from liftpy.core.metadata.controller.quorum_member import ProbeNode, ProposedEntry
 from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage, NodeImage
@@ -22,12 +21,9 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, FencedError, LiftError
-from sidecar.metadata import member as orders_module
 from sidecar.metadata import membership as membership_module
-from sidecar.metadata.control import Forwarder
 from sidecar.metadata.feed import FeedPublisher, FeedSubscriber
 from sidecar.metadata.group_role import MetadataConnection
-from sidecar.metadata.member import ControllerActions
 from sidecar.metadata.membership import Membership
 from sidecar.runtime.settings import NodeSettings
 from tests.unit.metadata.cluster_driver import Driver
@@ -356,119 +352,11 @@ async def test_metadata_feed_subscriber_barrier_waits_for_the_index_of_the_answe
     assert node.leader == "n2", "an answer without a leader's name changes nothing"
 
 
-# ---- orders and forwarding ---------------------------------------------------------------------------------------------
-class Member:
-    """Return the decisions of the test and record all calls."""
-
-    def __init__(self, *decisions: Any) -> None:
-        self.decisions = list(decisions)
-        self.told: list[Any] = []
-        self.bytes: Any = b"entry"
-
-    def tick(self, now_ns: int, *, votes: bool, online: bool) -> list[Any]:
-        self.told.append(("tick", votes, online))
-        return self.decisions
-
-    def request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> Any:
-        self.told.append(("request", timeout_ns))
-        return self.decisions[0] if self.decisions else None
-
-    def entry(self, order: ProposedEntry, time_ns: int, most_bytes: int) -> Any:
-        return self.bytes
-
-    def proposal_ended(self, order: ProposedEntry, outcome: Any, answer: Any, now_ns: int) -> pb.ControlResponse:
-        self.told.append(("ended", outcome.name, answer))
-        return pb.ControlResponse(error=OK, index=77)
-
-    def probe_ended(self, node_id: str, *, absent: bool) -> None:
-        self.told.append(("looked for", node_id, absent))
-
-
-def some_orders(member: Any, propose: Any, *, stopped: bool = False) -> ControllerActions:
-    log: Any = SimpleNamespace(image=ClusterImage(), probation=SimpleNamespace(over=False))
-    driver: Any = SimpleNamespace(stopped=stopped, propose=propose)
-    return ControllerActions(Bus(), Subjects("ns"), member, log, driver, None, None)  # type: ignore[arg-type]
-
-
-async def test_metadata_proposal_executor_answers_a_request_that_the_member_decides_directly() -> None:
-    async def propose(entry: bytes, *, change: bool) -> Any:
-        raise AssertionError("not in the log")
-
-    member = Member(ProposedEntry(pb.ControlRequest(barrier=pb.Barrier())))
-    member.bytes = pb.ControlResponse(error=INVALID, index=3)
-    assert (await some_orders(member, propose).decide(pb.ControlRequest(), 2.5)).index == 3  # type: ignore[union-attr]
-    assert member.told == [("request", 2_500_000_000)]
-    answered = Member(pb.ControlResponse(error=OK, index=4))
-    assert (await some_orders(answered, propose).decide(pb.ControlRequest(), 1.0)).index == 4  # type: ignore[union-attr]
-    assert await some_orders(Member(), propose).decide(pb.ControlRequest(), 1.0) is None, "another member leads"
-    assert await some_orders(answered, propose, stopped=True).decide(pb.ControlRequest(), 1.0) is None
-
-
-async def test_metadata_proposal_executor_reports_results_of_node_probes_until_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[str] = []
-
-    async def is_absent(connection: Any, subjects: Any, node_id: str) -> bool:
-        looked.append(node_id)
-        if node_id == "n3":
-            await asyncio.Event().wait()
-        return node_id == "n2"
-
-    monkeypatch.setattr(orders_module, "is_absent", is_absent)
-    member = Member(ProbeNode("n1"), ProbeNode("n2"), ProbeNode("n3"))
-    orders = some_orders(member, None)
-    orders.run_due()
-    await until(lambda: len(looked) == 3 and len(orders._tasks) == 1)
-    assert member.told == [("tick", False, True), ("looked for", "n1", False), ("looked for", "n2", True)]
-    async with asyncio.timeout(30):
-        await orders.close()
-    assert orders._tasks == set()
-
-
-@pytest.mark.parametrize("way", ["answered", "leader changes"])
-async def test_request_forwarder_finished_request_leaves_no_task(way: str) -> None:
-    cancelled: list[str] = []
-
-    class Asked:
-        async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
-            assert subject == "ns.control.node.n1"
-            request = frames.decode(payload, pb.ControlRequest)
-            if way == "answered" or cancelled:
-                return SimpleNamespace(data=frames.seal(pb.ControlResponse(operationId=request.operationId, index=3)))
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                cancelled.append("asked")
-                raise
-
-    forwarder = Forwarder(Asked(), Subjects("ns"), "n1")  # type: ignore[arg-type]
-    before = asyncio.all_tasks()
-    deciding = asyncio.ensure_future(forwarder.request_until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0))
-    for _ in range(3):
-        await asyncio.sleep(0)
-    forwarder.leader_is("n2", 2)
-    async with asyncio.timeout(30):
-        assert (await deciding).index == 3
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert asyncio.all_tasks() == before
-    assert cancelled == ([] if way == "answered" else ["asked"])
-
-
 # ---- the link to the group ---------------------------------------------------------------------------------------------
 def a_link(tmp_path: Path, **settings: Any) -> MetadataConnection:
     given: dict[str, Any] = {"controllers": ("n1",)} | settings
     folder: Any = SimpleNamespace(raft=tmp_path / "raft")
     return MetadataConnection(NodeSettings("n1", tmp_path, **given), folder, Subjects("ns"), None, Counter())  # type: ignore[arg-type]
-
-
-async def test_metadata_group_link_reports_nats_connection_changes_to_the_group(tmp_path: Path) -> None:
-    link, heard = a_link(tmp_path), []
-    await link._disconnected()
-    await link._reconnected()
-    link._role = SimpleNamespace(backends=[SimpleNamespace(bus_changed=heard.append)])  # type: ignore[assignment]
-    await link._disconnected()
-    await link._reconnected()
-    assert heard == [False, True]
 
 
 async def test_metadata_group_link_without_controllers_in_settings_raises_config_error(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import crc32c
 import pytest
 
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.errors import ConfigError
 from sidecar.disk.data_folder import DataDirectory, NodeIdentity
 from sidecar.metadata.identity import NodeFile, unknown_folders
@@ -88,15 +87,6 @@ def test_node_file_of_an_older_version_is_read(folder: DataDirectory, names: dic
     assert starts.folder_id
     assert starts.earlier == ()
     assert stored(folder).starts == starts
-
-
-def test_node_file_is_a_flat_json_object(folder: DataDirectory) -> None:
-    folder.store_identity(NodeIdentity("a", 3, 3, DirectoryIdentity("f", 2, 11, 10, (10,))))
-    body = json.loads((folder.path / "node").read_bytes().partition(b"\n")[2])
-    assert body == {
-        "format": 1, "node_id": "a", "incarnation": 3, "clean_incarnation": 3,
-        "folder_id": "f", "starts": 2, "nonce": 11, "registered": 10, "earlier": [10],
-    }  # fmt: skip
 
 
 def test_unknown_folders_returns_stream_directories_missing_in_the_image(folder: DataDirectory) -> None:

@@ -1,4 +1,4 @@
-"""Test RaftMember: barriers, a leadership transfer at a stop, and descriptions."""
+"""Test RaftMember: barriers, and a leadership transfer at a stop."""
 
 from __future__ import annotations
 
@@ -98,33 +98,3 @@ async def test_raft_member_stopping_leader_repeats_the_transfer_until_another_me
         await handing
     assert calls[0] == ("member.leave",)
     assert calls.index(("member.transfer_requested",)) < calls.index(("core.hand_over",)) < calls.index(("driver.wake",))
-
-
-async def test_raft_member_stopping_leader_without_live_peers_starts_no_transfer() -> None:
-    gone: Any = type("Peer", (), {"up": False})()
-    made, calls = a_member(peers={"n2": gone})
-    async with asyncio.timeout(30):
-        await made.hand_over()
-    assert calls == [("member.leave",)]
-    async with asyncio.timeout(30):
-        await made.stop()
-    assert ("core.hand_over",) in calls, "a stop asks once, and waits for nobody"
-
-
-async def test_raft_member_describe_answer_contains_metadata_leader_and_controllers() -> None:
-    made, _ = a_member(leader_id="n3")
-    response = pb.ControlResponse(error=OK)
-    response.cluster.metadataLeader = "old"
-    response.cluster.controllers.add(nodeId="old")
-
-    async def decide(request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
-        return response if timeout_s == 1.0 else None
-
-    made._orders.decide = decide
-    found = await made._decide_as_controller(pb.ControlRequest(), 1.0)
-    assert (found.metadataLeader, found.cluster.metadataLeader) == ("n3", "n3")
-    assert [c.nodeId for c in found.cluster.controllers] == ["n1"]
-    assert await made._decide_as_controller(pb.ControlRequest(), 2.0) is None
-    made._member.answer_without_leader = lambda request: pb.ControlResponse(error=UNAVAILABLE)
-    alone = made._describe_alone(pb.ControlRequest())
-    assert (alone.metadataLeader, alone.HasField("cluster")) == ("n3", False)

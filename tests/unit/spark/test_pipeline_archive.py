@@ -58,14 +58,6 @@ def test_spark_archive_file_name_contains_stream_partition_and_offsets(name: Fil
     assert (is_temporary(unfinished), is_temporary(name.name), parse_file(unfinished)) == (True, False, None)
 
 
-@pytest.mark.parametrize(
-    "name", ["part-0.snappy.parquet", "a-0-1-2-0123456789ab.parquet", f"a-0-{7:020d}-{7:020d}-{TAG}.parquet", f"-{0:020d}"]
-)
-def test_spark_archive_ignores_files_with_other_names(name: str) -> None:
-    assert parse_file(name) is None
-    assert not is_temporary(temporary(name, "0" * 32))
-
-
 def test_spark_archive_file_name_depends_on_the_uid_and_the_columns() -> None:
     assert len({tag_of("u", ["a"]), tag_of("v", ["a"]), tag_of("u", ["b"]), tag_of("u", ["a", "b"]), tag_of("u", ["ab"])}) == 5
     with pytest.raises(InvalidNameError):
@@ -153,22 +145,6 @@ def test_spark_archive_plan_rejects_contradictory_options(wrong: dict[str, Any])
         ArchivePlan(**{"streams": ("a",), "table": "t", **wrong})
 
 
-def test_spark_archive_plan_contains_the_spark_source_options_and_the_checkpoint_directory(tmp_path: Path) -> None:
-    plan = ArchivePlan(
-        streams=("a", "b"), table=str(tmp_path), columns="stream,partition,offset", source={"nats": "nats://h:1"}
-    )
-    assert plan.options() == {
-        "startingOffsets": "earliest", "includeHeaders": "false", "maxOffsetsPerTrigger": "5000000", "nats": "nats://h:1",
-        "columns": "stream,partition,offset", "subscribe": "a,b",
-    }  # fmt: skip
-    assert plan.checkpoint_folder == tmp_path / "_checkpoint"
-    assert not plan.resumed
-    (tmp_path / "_checkpoint" / "offsets").mkdir(parents=True)
-    assert not plan.resumed
-    (tmp_path / "_checkpoint" / "offsets" / "0").touch()
-    assert plan.resumed
-
-
 # ---- files ---------------------------------------------------------------------------------------------------------------
 SCHEMA = pa.schema([("stream", pa.string()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", tz="UTC"))])
 PLANNED = PlannedRange("orders", "uid", 2, 10, 20, 1, "n1", ("n1",))
@@ -229,12 +205,6 @@ def test_spark_archive_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
 
     with pytest.raises(UnavailableError):
         write_range(PLANNED, fails(), SCHEMA, WriterSettings(str(tmp_path)))
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-def test_spark_archive_writes_no_file_for_a_range_without_records(tmp_path: Path) -> None:
-    written = write_range(PLANNED, [], SCHEMA, WriterSettings(str(tmp_path)))
-    assert (written.path, written.record_count, written.end_offset) == ("", 0, 20)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 

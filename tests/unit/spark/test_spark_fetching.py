@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from liftpy.core.wire.batch import build_batch
-from liftpy.errors import DataLossError, NotFoundError, OffsetOutOfRangeError, ProtocolError, UnavailableError
+from liftpy.errors import DataLossError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.nats.credentials import Credentials
 from liftpy.spark import process_connection as link_module
-from liftpy.spark import range_reader
 from liftpy.spark.options import Access
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.process_connection import CONNECT_TIMEOUT_S, ProcessConnection, credentials_of, link_to
-from liftpy.spark.range_reader import FetchRules, RangeReader, RetryingRequests, SpanGuess
+from liftpy.spark.range_reader import FetchRules, RangeReader, RetryingRequests
 from sidecar.dev.nats_server import NatsServer
 from tests.sim.fake_node import FakeNode, FakeStream, fake_node_in_thread
 
@@ -92,11 +89,6 @@ def test_spark_fetch_without_a_replica_that_has_the_range_raises_unavailable(lin
         offsets(link, planned(0, 60), FetchRules(patience_s=0.3))
 
 
-def test_spark_fetch_without_responders_raises_unavailable(link: ProcessConnection) -> None:
-    with pytest.raises(UnavailableError):
-        offsets(link, planned(0, 60), FetchRules(patience_s=0.3))
-
-
 def test_spark_fetch_of_another_stream_with_the_same_name_is_rejected(link: ProcessConnection, node: FakeNode) -> None:
     fill(node.add_stream("orders", uid="second"), [50])
     with pytest.raises(NotFoundError, match="deleted and created again"):
@@ -156,30 +148,6 @@ def test_spark_fetch_accepts_deletions_only_from_the_leader(link: ProcessConnect
     fill(node.add_stream("orders"), [50, 50])
     node.trimmed = {"n2": 50, "n3": 100}
     assert offsets(link, replace(planned(0, 100), leader="n1", replicas=("n3", "n2"))) == list(range(100))
-
-
-async def test_spark_fetch_retries_eight_times_if_leader_and_replica_return_different_ranges() -> None:
-    asked: list[str] = []
-
-    async def bounds(uid: str) -> tuple[Any, str]:
-        asked.append(uid)
-        return SimpleNamespace(log_start_offset=0, leader="n1"), "n1"
-
-    async def fetch(progress: Any) -> list[Any]:
-        raise OffsetOutOfRangeError("gone")
-
-    async def transport(patience_s: float) -> None:
-        return None
-
-    made: Any = SimpleNamespace(transport=transport, subjects=None)
-    span = range_reader._Span(planned(0, 9), QUICK, 0, 9, "n3", 1 << 16)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(range_reader, "PartitionReader", lambda *_: SimpleNamespace(node="", bounds=bounds, fetch=fetch))
-        with pytest.raises(
-            ProtocolError, match=r"A replica rejected offset 0 of .*, but the log of its leader n1 contains this offset"
-        ):
-            await range_reader._fetch_span(made, span)
-    assert asked == ["uid-orders"] * 9
 
 
 def test_spark_fetch_rejects_epochs_that_decrease_between_answers(link: ProcessConnection, node: FakeNode) -> None:
@@ -249,36 +217,6 @@ def test_spark_connection_close_cancels_its_running_tasks(access: Access) -> Non
         waiting.result(5)
 
 
-def test_spark_fetch_size_estimate_is_computed_from_bytes_per_record_and_batch_size() -> None:
-    guess = SpanGuess()
-    assert guess.span_records() > 0
-    guess.bytes_per_record, guess.batch_records = 100.0, 4000
-    assert guess.span_records() == 8000
-    assert 800_000 < guess.answer_bytes(8000) <= range_reader.SPAN_BYTES
-    guess.bytes_per_record, guess.batch_records = 10_000_000.0, 1
-    assert guess.span_records() == 1
-
-
-def test_spark_fetch_of_the_rest_of_a_range_requests_only_the_remaining_bytes(
-    link: ProcessConnection, node: FakeNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(node.add_stream("orders"), [100] * 12, value_bytes=1000)
-    real, spans = range_reader._fetch_span, list[Any]()
-
-    def seen(to: ProcessConnection, span: Any) -> Any:
-        spans.append(span)
-        return real(to, span)
-
-    monkeypatch.setattr(range_reader, "_fetch_span", seen)
-    assert offsets(link, planned(0, 1200), by=fetch_range) == list(range(1200))
-    first, *others = spans
-    assert (first.one_answer, first.answer_bytes) == (True, range_reader.SPAN_BYTES)
-    assert others
-    for span in others:
-        records = span.end_offset - span.start_offset + 100
-        assert 1000 * records < span.answer_bytes < 1100 * records
-
-
 def test_spark_connection_credentials_read_secrets_from_files(tmp_path: Path) -> None:
     for name, secret in (("password", "open sesame\n"), ("token", " t0ken \n")):
         (tmp_path / name).write_text(secret)
@@ -321,14 +259,6 @@ def test_spark_connection_result_without_an_answer_raises_unavailable_after_a_ti
         link_module.result_of(never, 5.0)
     assert never.cancelled == 1
     assert 5.0 + 4 * CONNECT_TIMEOUT_S < waited[0] <= 60.0, "longer than all that is tried meanwhile"
-
-
-def test_spark_connection_close_ends_its_event_loop_and_thread() -> None:
-    made = ProcessConnection(Access(servers="nats://127.0.0.1:1"))
-    (thread,) = [thread for thread in threading.enumerate() if getattr(thread, "_target", None) == made._run]
-    made.close()
-    thread.join(30)
-    assert made._loop.is_closed()
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")

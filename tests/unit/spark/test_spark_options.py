@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError
-from liftpy.spark.offsets import OffsetSpec, parse_spec
+from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import OPTIONS, TABLE, Access, Option, Selection, SinkOptions, SourceOptions
 from liftpy.spark.schema import arrow_schema
 from tests.each import each
@@ -60,20 +58,6 @@ def test_spark_source_accepts_every_known_option() -> None:
             parse(**{name: values.get(name, "a-file-or-host")})
     assert parse(**{"nats.user": "u", "nats.passwordFile": "f"}).access.user == "u"
     assert parse(minPartitions="1").min_partitions == 1
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        ("startingOffset", "startingOffsets"),
-        ("maxOffsetPerTrigger", "maxOffsetsPerTrigger"),
-        ("colums", "columns"),
-    ],
-)
-def test_spark_source_with_an_unknown_option_raises_with_the_nearest_option(given: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match="Unknown option") as caught:
-        parse(**{given: "x"})
-    assert f"did you mean {meant!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -141,12 +125,6 @@ def test_spark_source_micro_batch_minimum_and_delay_options_are_parsed_to_number
         parse(minOffsetsPerTrigger="5", maxOffsetsPerTrigger="4").check_streaming()
     with pytest.raises(ConfigError):
         parse(minOffsetsPerTrigger="5").check_batch()
-
-
-def test_spark_on_recreated_earliest_option_accepts_a_recreated_stream() -> None:
-    assert not parse().accept_recreated
-    assert parse(onRecreated="earliest").accept_recreated
-    assert parse(failOnDataLoss="false").accept_recreated
 
 
 def test_spark_topic_column_option_adds_a_topic_column() -> None:
@@ -230,12 +208,6 @@ def test_spark_source_url_with_a_secret_is_rejected_without_the_secret_in_the_er
     assert "secret" not in str(caught.value)
 
 
-def test_spark_source_planned_options_contain_no_secrets() -> None:
-    options = parse(**{"nats.creds": "/etc/nats/reader.creds"})
-    assert pickle.loads(pickle.dumps(options)) == options
-    assert options.access.creds_file == "/etc/nats/reader.creds"
-
-
 def test_spark_source_with_streaming_options_in_a_batch_query_raises_config_error() -> None:
     parse(startingOffsets="latest").check_streaming()
     for wrong in ({"startingOffsets": "latest"}, {"startingOffsets": '{"orders": {"0": -1}}'}, {"maxOffsetsPerTrigger": "5"}):
@@ -246,20 +218,9 @@ def test_spark_source_with_streaming_options_in_a_batch_query_raises_config_erro
             parse(**wrong).check_streaming()
 
 
-def test_spark_starting_timestamp_option_in_milliseconds_overrides_starting_offsets() -> None:
-    options = parse(startingTimestamp="1700000000123", startingOffsets="earliest")
-    assert options.starting is not None
-    assert options.starting.timestamp_ns == 1_700_000_000_123_000_000
-
-
 def test_spark_source_of_a_missing_stream_raises_with_the_nearest_stream_name() -> None:
     with pytest.raises(NotFoundError, match="did you mean 'orders'"):
         Selection(("order",)).among({"orders": 1, "clicks": 2})
-
-
-def test_spark_source_of_a_missing_stream_without_a_similar_name_suggests_no_stream() -> None:
-    with pytest.raises(NotFoundError, match=r"^Stream 'events' does not exist\. Check"):
-        Selection(("events",)).among({"devices": 1, "users": 2})
 
 
 def test_spark_source_arrow_schema_equals_that_of_spark() -> None:
@@ -282,12 +243,6 @@ def test_spark_byte_size_option_accepts_units_of_spark(text: str, size_bytes: in
 def test_spark_byte_size_option_that_is_invalid_raises_with_the_accepted_format(text: str) -> None:
     with pytest.raises(ConfigError, match="Use bytes such as 268435456"):
         parse(maxBytesPerTrigger=text)
-
-
-def test_batch_query_ignores_micro_batch_limits() -> None:
-    for option in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger"):
-        with pytest.raises(ConfigError, match=f"Option {option} is for streaming queries only"):
-            parse(**{option: "5"}).check_batch()
 
 
 def test_spark_source_with_uncommitted_isolation_raises_config_error() -> None:
@@ -352,30 +307,6 @@ def test_spark_source_without_a_stream_raises_with_the_stream_option() -> None:
         SourceOptions.parse({"nats": "nats://h:1"})
     with pytest.raises(ConfigError, match=r"exactly one of the options stream, subscribe, subscribePattern and assign\.$"):
         SourceOptions.parse({"stream": "a", "subscribe": "b"})
-
-
-def test_spark_subscribe_pattern_option_matches_whole_stream_names() -> None:
-    assert Selection(pattern="a.*b|c").among(["ab", "abc", "a1b", "c", "cc", "xc"]) == ["a1b", "ab", "c"]
-
-
-def test_spark_assign_option_selects_only_the_given_partitions() -> None:
-    some = Selection(("a",), partitions=(("a", 1), ("b", 2)))
-    assert [some.takes("a", 1), some.takes("a", 2), some.takes("b", 1), some.takes("b", 2)] == [True, False, False, True]
-    assert Selection(("a",)).takes("a", 7)
-
-
-@pytest.mark.parametrize(
-    "text", ["[]", "null", "1", '"x"', "{", "", '{"a": {"0": -3}}', '{"a": {"0": -1}}', '{"a": {"0": -4}}']
-)
-def test_spark_offsets_option_that_is_invalid_raises_with_the_option_name(text: str) -> None:
-    with pytest.raises(ConfigError, match="startingOffsets"):
-        parse_spec(text, "startingOffsets", words=("earliest", "latest"), specials=(-2,))
-
-
-def test_spark_offsets_option_accepts_words_and_json_objects() -> None:
-    found = parse_spec('{"b": {"1": 0}, "a": {"0": -2}}', "startingOffsets", words=("earliest",), specials=(-2,))
-    assert found.offsets == ((("a", 0), -2), (("b", 1), 0))
-    assert parse_spec("EARLIEST", "startingOffsets", words=("earliest",), specials=(-2,)).word == "earliest"
 
 
 @pytest.mark.parametrize("text", ["a{99999999999999}", "(" * 20_000, "(?P<", "[", "x" + ")" * 3])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import pickle
 from dataclasses import replace
 
 import pytest
@@ -20,7 +19,6 @@ from liftpy.spark.planning import (
     resolve_ends,
     resolve_starts,
     split_ranges,
-    with_epochs,
 )
 
 
@@ -40,11 +38,6 @@ def spec(text: str) -> OffsetSpec:
 
 
 # ---- checkpoint offsets ------------------------------------------------------------------------------------------------
-def test_spark_stream_offsets_with_equal_values_have_equal_json() -> None:
-    one = StreamOffsets({("b", 1): 5, ("a", 0): 1, ("a", 10): 2, ("a", 2): 3}, {"b": "u2", "a": "u1"})
-    two = StreamOffsets({("a", 2): 3, ("a", 10): 2, ("a", 0): 1, ("b", 1): 5}, {"a": "u1", "b": "u2"})
-    assert json.dumps(one.to_json()) == json.dumps(two.to_json())
-    assert json.dumps(one.to_json()) == '{"a": {"0": 1, "10": 2, "2": 3, "uid": "u1"}, "b": {"1": 5, "uid": "u2"}}'
 
 
 def test_spark_stream_offsets_read_from_a_checkpoint_equal_the_written_offsets() -> None:
@@ -117,13 +110,6 @@ def test_spark_offset_words_and_kafka_values_resolve_to_offsets() -> None:
     assert resolve_ends(spec('{"orders": {"0": -1, "1": 50}}'), both) == {("orders", 0): 100, ("orders", 1): 50}
 
 
-def test_spark_starting_timestamp_after_the_last_record_resolves_to_the_end() -> None:
-    timed = OffsetSpec(timestamp_ns=5)
-    assert resolve_starts(timed, views(view(0, starting_at=42))) == {("orders", 0): 42}
-    assert resolve_ends(timed, views(view(0, ending_at=77))) == {("orders", 0): 77}
-    assert resolve_ends(timed, views(view(0))) == {("orders", 0): 100}
-
-
 def test_spark_source_timestamps_without_an_entry_for_each_partition_raise_config_error() -> None:
     at = OffsetSpec(times=((("orders", 0), 5), (("orders", 1), 7)))
     both = views(view(0, starting_at=42), view(1, starting_at=100))
@@ -142,14 +128,6 @@ def test_spark_relative_offsets_resolve_to_offsets_before_the_end() -> None:
     assert resolve_ends(OffsetSpec(back_records=30), both) == {("orders", 0): 70, ("orders", 1): 95}
 
 
-@pytest.mark.parametrize(
-    "text", ['{"orders": {"0": 3}}', '{"orders": {"0": 3, "1": 3, "2": 3}}', '{"orders": {"0": 3, "1": 3}, "x": {"0": 1}}']
-)
-def test_spark_offset_map_with_missing_or_unknown_partitions_raises_config_error(text: str) -> None:
-    with pytest.raises(ConfigError, match="startingOffsets"):
-        resolve_starts(spec(text), views(view(0), view(1)))
-
-
 def test_spark_starting_offset_past_the_high_watermark_raises_offset_out_of_range_error() -> None:
     past = spec('{"orders": {"0": 101}}')
     for resolve in (resolve_starts, resolve_ends):
@@ -158,17 +136,6 @@ def test_spark_starting_offset_past_the_high_watermark_raises_offset_out_of_rang
 
 
 # ---- ranges ------------------------------------------------------------------------------------------------------------
-def test_spark_planned_range_contains_stream_offsets_leader_and_replicas() -> None:
-    ranges, losses = plan_ranges(views(view(0)), {("orders", 0): 5}, {("orders", 0): 9}, fail_on_data_loss=True)
-    assert ranges == [PlannedRange("orders", "uid-orders", 0, 5, 9, 4, "n1", ("n1", "n2", "n3"))]
-    assert not losses
-    assert pickle.loads(pickle.dumps(ranges)) == ranges
-
-
-def test_spark_planned_range_that_is_empty_creates_no_task() -> None:
-    both = views(view(0), view(1, 20, 30))
-    ranges, _ = plan_ranges(both, {("orders", 0): 100}, {("orders", 0): 100, ("orders", 1): 30}, fail_on_data_loss=True)
-    assert [(r.partition, r.start_offset, r.end_offset) for r in ranges] == [(1, 20, 30)]
 
 
 def test_spark_planned_range_below_the_log_start_raises_data_loss_or_skips_by_option() -> None:
@@ -209,18 +176,6 @@ def test_spark_planned_range_lost_by_an_unclean_election_raises_data_loss() -> N
     ranges, losses = plan_ranges(both, {("orders", 0): 60}, {("orders", 0): 90}, fail_on_data_loss=False)
     assert [(r.start_offset, r.end_offset) for r in ranges] == [(40, 90)], "none of the new records is left out"
     assert plan_ranges(both, {("orders", 0): 10}, {("orders", 0): 30}, fail_on_data_loss=True)[1] == []
-
-
-def test_spark_planned_range_contains_the_known_leader_epochs_of_both_ends() -> None:
-    whole = [PlannedRange("orders", "u", 0, 5, 90, 7, "n1", ("n1",)), PlannedRange("orders", "u", 1, 5, 90, 7, "n1", ("n1",))]
-    one, other = with_epochs(whole, {("orders", 0): 2}, {("orders", 0): 4, ("orders", 1): 0})
-    assert (one.start_epoch, one.leader_epoch, one.last) == (2, 4, (89, 4))
-    assert other == whole[1]
-
-
-def test_spark_planned_range_of_a_deleted_stream_raises_data_loss() -> None:
-    with pytest.raises(DataLossError, match="orders/3 does not exist anymore"):
-        plan_ranges(views(view(0)), {("orders", 3): 10}, {("orders", 3): 80}, fail_on_data_loss=True)
 
 
 def test_spark_min_partitions_option_splits_ranges_as_in_the_docs_example() -> None:

@@ -14,12 +14,9 @@ from liftpy.client.progress import ReadProgress
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import ConfigError, DataLossError, ProtocolError
 from liftpy.spark.catalog import _view_of
-from liftpy.spark.offsets import raise_to_start
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.range_reader import FetchRules, _after_loss, _Span, check_pieces
-
-A, B, C = ("s", 0), ("s", 1), ("t", 0)
 
 
 def planned(*, epoch: int = 3, compacted: bool = False) -> PlannedRange:
@@ -33,19 +30,6 @@ def piece(base: int, count: int, epoch: int, deltas: list[int] | None = None) ->
     return found
 
 
-@pytest.mark.parametrize(
-    ("end", "start", "found"),
-    [
-        ({A: 5}, {A: 7}, {A: 7}),
-        ({A: 9}, {A: 7}, {A: 9}),
-        ({A: 9, C: 3}, {A: 7, B: 4}, {A: 9, B: 4, C: 3}),
-        ({A: 1}, {}, {A: 1}),
-    ],
-)
-def test_spark_planned_range_end_is_never_below_its_start(end: Any, start: Any, found: Any) -> None:
-    assert raise_to_start(end, start) == found
-
-
 @pytest.mark.parametrize(("ending_at", "end"), [(None, None), (3, 3), (20, 20), (21, 20), (99, 20)])
 def test_spark_planned_range_end_by_timestamp_is_limited_to_committed_records(ending_at: int | None, end: int | None) -> None:
     stream: Any = SimpleNamespace(name="s")
@@ -53,13 +37,6 @@ def test_spark_planned_range_end_by_timestamp_is_limited_to_committed_records(en
     view = _view_of(stream, partition, Bounds("u1", "n1", "n2", 7, 5, 19), 6, ending_at)
     assert (view.ending_at, view.starting_at, view.log_start_offset, view.end_offset) == (end, 6, 5, 20)
     assert (view.stream, view.uid, view.partition, view.replicas, view.leader_epoch) == ("s", "u1", 4, ("n1", "n2"), 7)
-
-
-def test_spark_fetch_of_a_batch_with_missing_records_raises_protocol_error() -> None:
-    assert check_pieces(planned(), [piece(0, 1, 1), piece(1, 3, 2)], 0) == 2
-    with pytest.raises(ProtocolError, match="the batch at offset 4 lacks records"):
-        check_pieces(planned(), [piece(4, 2, 2, [0, 2])], 0)
-    assert check_pieces(planned(compacted=True), [piece(4, 2, 2, [0, 2])], 0) == 2
 
 
 @pytest.mark.parametrize(

@@ -237,16 +237,6 @@ def test_streaming_query_after_an_unclean_election_that_lost_planned_records_rai
         restarted().partitions(start, end)
 
 
-def test_available_now_query_after_an_unclean_election_raises_data_loss(cut_query: Any) -> None:
-    log, restarted, start, _ = cut_query
-    rewrite(log, 10, 4, 40)
-    reader = restarted()
-    reader.prepareForTriggerAvailableNow()
-    end = reader.latestOffset(start, ALL)
-    with pytest.raises(SourceError, match=r"^\[DATA_LOSS\]"):
-        reader.partitions(start, end)
-
-
 def test_streaming_query_with_fail_on_data_loss_false_reads_the_log_after_an_unclean_election(
     cut_query: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -274,22 +264,6 @@ def test_streaming_query_whose_planned_records_were_lost_raises_data_loss_withou
     rewrite(log, 20, 6, 30)
     with pytest.raises(SourceError, match=r"^\[DATA_LOSS\]"):
         offsets(restarted(), plan)
-
-
-def test_batch_query_plan_contains_the_leader_epochs_of_its_start_and_end(source: Open, node: FakeNode) -> None:
-    log = node.add_stream("orders").partitions[0]
-    for epoch in (1, 2, 7):
-        log.leader_epoch = epoch
-        append(log, 10)
-    at = {"startingOffsets": json.dumps({"orders": {"0": 10}}), "endingOffsets": json.dumps({"orders": {"0": 20}})}
-    one, two = [p.value for p in batch(source(**at, minPartitions="2")).partitions()]
-    assert (one.start_epoch, one.leader_epoch, one.last) == (1, 2, (19, 2))
-    assert two.last == one.last
-
-
-def test_streaming_query_without_checkpoint_starts_at_the_log_end(source: Open, node: FakeNode) -> None:
-    append(node.add_stream("orders").partitions[0], 100)
-    assert streaming(source()).initialOffset() == {"orders": {"0": 100, "epochs": {"0": 1}, "uid": "uid-orders"}}
 
 
 @pytest.mark.parametrize(
@@ -352,15 +326,6 @@ def test_streaming_query_without_new_records_after_its_first_batch_plans_no_rang
     after = reader.latestOffset(end, ALL)
     assert ranges(reader.partitions(end, after)) == [(1, 0, 5)]
     assert "began" not in after["orders"]
-
-
-def test_streaming_query_with_a_read_limit_of_spark_ends_at_the_limit(source: Open, node: FakeNode) -> None:
-    append(node.add_stream("orders").partitions[0], 100)
-    reader = streaming(source(startingOffsets="earliest", maxOffsetsPerTrigger="10"))
-    assert reader.getDefaultReadLimit() == ReadMaxRows(10)
-    start = reader.initialOffset()
-    assert reader.latestOffset(start, ReadMaxRows(10))["orders"]["0"] == 10
-    assert reader.latestOffset(start, ALL)["orders"]["0"] == 100
 
 
 def test_streaming_query_task_ranges_start_at_batch_boundaries(source: Open, node: FakeNode) -> None:
@@ -577,16 +542,6 @@ def test_spark_micro_batch_below_the_minimum_record_count_is_delayed_up_to_max_t
     assert reader.latestOffset(third, ALL)["orders"]["0"] == 63  # a run that ends with what is there waits for nothing
 
 
-def test_batch_query_with_max_records_per_partition_splits_its_range(source: Open, node: FakeNode) -> None:
-    log = node.add_stream("orders").partitions[0]
-    append(log, 100)
-    plan = batch(source(startingOffsets="-30", maxRecordsPerPartition="10")).partitions()
-    assert ranges(plan) == [(0, 70, 80), (0, 80, 90), (0, 90, 100)]
-    assert ranges(batch(source(startingOffsets="-10m", endingOffsets="-40")).partitions()) == []
-    timed = source(startingOffsetsByTimestamp='{"orders": {"0": 1}}', endingOffsetsByTimestamp='{"orders": {"0": 1}}')
-    assert ranges(batch(timed).partitions()) == []
-
-
 def test_batch_query_with_a_plan_older_than_five_minutes_logs_the_age(
     source: Open, node: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -623,15 +578,6 @@ def test_spark_patience_option_limits_the_connection_time() -> None:
         with pytest.raises(SourceError, match=r"^\[UNAVAILABLE\]"):
             batch(LiftDataSource(given)).partitions()
         assert time.monotonic() - begun < 8  # 10 s for the connection alone without it
-
-
-def test_spark_query_of_a_deleted_stream_raises_not_found(source: Open, node: FakeNode) -> None:
-    append(node.add_stream("orders").partitions[0], 50)
-    reader = streaming(source())
-    start = reader.initialOffset()
-    del node.streams["orders"]
-    with pytest.raises(SourceError, match=r"^\[NOT_FOUND\] Stream 'orders' does not exist"):
-        reader.partitions(start, start)
 
 
 def test_streaming_query_with_a_start_below_the_log_start_raises_data_loss(source: Open, node: FakeNode) -> None:

@@ -15,19 +15,6 @@ from liftpy.errors import ConfigError
 from liftpy.spark import session
 
 
-@pytest.mark.parametrize(
-    ("text", "major"),
-    [
-        ('openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime Environment', 17),
-        ('java version "1.8.0_402"', 8),
-        ('openjdk version "21" 2023-09-19', 21),
-        ("bash: no such thing", None),
-    ],
-)
-def test_java_version_output_is_parsed_to_the_major_version(text: str, major: int | None) -> None:
-    assert session.java_major_version(text) == major
-
-
 def fake_java(folder: Path, version: str) -> None:
     java = folder / "bin" / "java"
     java.parent.mkdir(exist_ok=True)

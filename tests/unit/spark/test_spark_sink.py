@@ -20,7 +20,7 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError, PublishRejectedError
 from liftpy.spark.options import SinkOptions
 from liftpy.spark.sink import RowAppender, WriteResult, gather_rows, send_round
-from liftpy.spark.sink_rows import as_binary, bytes_of, check_rows, check_schema, in_order, places_of, shares_of
+from liftpy.spark.sink_rows import as_binary, bytes_of, check_rows, check_schema, in_order, places_of
 from liftpy.testing.memory import memory_cluster
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -95,12 +95,6 @@ def test_spark_sink_rejects_invalid_schemas(fields: list[tuple[str, pa.DataType]
         check_schema(pa.schema(fields), stream=stream)
 
 
-def test_spark_sink_accepts_valid_schemas() -> None:
-    check_schema(pa.schema([("value", pa.string())]), stream="s")
-    columns = [("key", pa.binary()), ("value", pa.large_binary()), ("headers", HEADERS), ("partition", pa.int32())]
-    check_schema(pa.schema([*columns, ("topic", pa.string())]), stream="")
-
-
 def rows_of(**columns: Any) -> pa.Table:
     kinds = {"headers": HEADERS, "partition": pa.int32(), "stream": pa.string(), "key": pa.binary(), "value": pa.binary()}
     return as_binary(pa.record_batch({name: pa.array(own, kinds[name]) for name, own in columns.items()}))
@@ -117,12 +111,6 @@ def test_spark_sink_with_a_null_in_a_required_column_raises_config_error() -> No
         with pytest.raises(ConfigError, match="Some headers are null, or"):
             check_rows(rows_of(value=[b"a"], headers=[pairs]), stream="s", tombstones=False)
     check_rows(rows_of(value=[b"a", b"b"], headers=[None, [{"key": "k", "value": b""}]]), stream="s", tombstones=False)
-
-
-def test_spark_sink_converts_string_columns_to_binary_columns() -> None:
-    found = as_binary(pa.record_batch({"value": pa.array(["ä"]), "topic": pa.array(["s"])}))
-    assert found.column_names == ["stream", "value"]
-    assert found["value"].to_pylist() == ["ä".encode()]
 
 
 # ---- order ------------------------------------------------------------------------------------------------------------------
@@ -170,12 +158,6 @@ def test_spark_sink_encodes_nulls_and_sliced_arrow_columns_without_hidden_bytes(
     assert column.column(0, 2).to_list() == [None, b"de"]
     assert column.lengths.tolist() == [0, 2]
     assert bytes_of(pa.array([b"a", b"bb", b"ccc"]).slice(1)).column(0, 2).to_list() == [b"bb", b"ccc"]
-
-
-def test_spark_sink_splits_rows_by_partition_in_order() -> None:
-    rows = rows_of(key=[b"%d" % n for n in range(50)], value=[b"v%d" % n for n in range(50)])
-    found = {place: own.cut(0, len(own)).values.to_list() for place, own in shares_of(rows, places_of(rows, 4))}
-    assert found == {place: [b"v%d" % n for n in range(50) if partition_of(b"%d" % n, 4) == place] for place in range(4)}
 
 
 # ---- tasks ------------------------------------------------------------------------------------------------------------------
@@ -255,13 +237,6 @@ async def test_spark_sink_concurrent_attempts_of_a_task_store_each_row_once(clie
         assert Counter((key, value) for _, key, value in await held(client)) == wanted
 
 
-async def test_spark_sink_tasks_of_several_queries_store_all_their_rows(client: Client) -> None:
-    rounds = [Round(run, part, number) for run in ("q", "r") for part in range(2) for number in (0, 1)]
-    for round in rounds:
-        await write(client, table_of(some(0)), round)
-    assert len(await held(client)) == 40 * len(rounds)
-
-
 async def test_spark_sink_task_repeated_with_other_rows_raises_diverged(client: Client) -> None:
     await write(client, table_of(some(0)), Round("q", 0, 0))
     before = await held(client)
@@ -307,17 +282,6 @@ async def test_spark_sink_with_a_stream_column_writes_each_row_to_its_stream(cli
         await write(client, rows_of(value=[b"a"], stream=["a.b"]), Round("q", 0, 1), options)
     with pytest.raises(NotFoundError):
         await write(client, rows_of(value=[b"a"], stream=["other"]), Round("q", 0, 1), options)
-
-
-async def test_spark_sink_stores_headers_and_nulls(client: Client) -> None:
-    pairs = [[{"key": "a", "value": b"1"}, {"key": "a", "value": b""}], None]
-    rows = rows_of(key=[b"x", None], value=[None, b"v"], headers=pairs, partition=[0, 0])
-    await write(client, rows, Round("q", 0, 0))
-    found = [record async for record in client.consume("out", 0, until="end")]
-    assert [(record.key, record.value, tuple(record.headers)) for record in found] == [
-        (b"x", None, (("a", b"1"), ("a", b""))),
-        (None, b"v", ()),
-    ]
 
 
 async def test_spark_sink_rejects_a_stream_without_acks(client: Client) -> None:

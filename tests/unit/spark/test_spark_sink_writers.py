@@ -28,7 +28,7 @@ from liftpy.client import Client
 from liftpy.core.wire.subjects import Subjects
 from liftpy.spark import sink
 from liftpy.spark.failures import SourceError
-from liftpy.spark.sink import LiftStreamWriter, LiftWriter, Range, SinkCommitMessage, WriteResult, summary
+from liftpy.spark.sink import LiftStreamWriter, LiftWriter, Range, SinkCommitMessage, WriteResult
 from liftpy.spark.source import LiftDataSource
 from liftpy.testing.memory import memory_cluster
 
@@ -319,21 +319,8 @@ async def test_spark_sink_micro_batch_repeated_with_other_task_settings_stores_n
         await write(writer, b"the next batch")
 
 
-async def test_spark_sink_micro_batch_repeated_with_other_unrelated_settings_is_stored(client: Client, task: TASKS) -> None:
-    writer, fixed = source().streamWriter(SCHEMA, False), {"spark_sql_adaptive_streaming_stateless_enabled": "false"}
-    task(part=1, spark_master="local[4]", **fixed)
-    await write(writer, b"row 1")
-    task(part=0, spark_master="local[1]", spark_driver_memory="2g", spark_sql_shuffle_partitions="200", **fixed)
-    await write(writer, b"row 0")
-    assert sorted(await held(client)) == [b"row 0", b"row 1"]
-
-
 async def test_spark_sink_task_outside_a_spark_worker_is_rejected(client: Client, task: TASKS) -> None:
     task()
     with pytest.raises(SourceError, match="not show where the input"):
         await asyncio.to_thread(source().streamWriter(SCHEMA, False).write, iter(batches(b"a")))
     assert await held(client) == []
-
-
-def test_spark_sink_commit_message_of_no_tasks_is_empty() -> None:
-    assert summary([]) == "0 tasks (no id), 0 rows, 0 of them stored before; nothing new"

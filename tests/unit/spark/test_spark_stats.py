@@ -16,7 +16,7 @@ import pytest
 from liftpy.client.batch_view import BatchSlice
 from liftpy.core.wire.batch import ByteArray, RecordBatch, build_batch, parse_batch
 from liftpy.core.wire.filters import keep_records
-from liftpy.core.wire.partitioner import hashes_of_column, murmur2
+from liftpy.core.wire.partitioner import hashes_of_column
 from liftpy.errors import ConfigError, LiftError, NotFoundError
 from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import Access, Selection
@@ -108,11 +108,6 @@ def test_spark_stats_of_pieces_of_any_size_sum_to_the_stats_of_the_whole(seed: i
         assert (bucket.records, bucket.value_bytes, bucket.keys.count) == (other.records, other.value_bytes, other.keys.count)
 
 
-def test_spark_stats_bucket_widths_are_multiples_of_the_next_smaller_width() -> None:
-    assert all(wide % narrow == 0 for narrow, wide in itertools.pairwise(WIDTHS_NS))
-    assert (1 << 63) // WIDTHS_NS[-1] < MAX_BUCKETS, "of the last one there are never too many"
-
-
 def test_spark_stats_bucket_width_option_sets_the_bucket_width() -> None:
     batches = some_batches(1)
     start, end = batches[0].base_offset, batches[-1].next_offset
@@ -129,11 +124,6 @@ def test_spark_stats_estimate_the_number_of_distinct_keys(count: int, within: fl
         sketch.add(hashes)
         sketch.add(hashes)
     assert abs(sketch.count - count) <= within * count
-
-
-def test_spark_stats_column_hashes_equal_the_hash_of_each_entry() -> None:
-    entries = [b"", b"a", b"abcd", b"abcde", b"a", bytes(100)]
-    assert hashes_of_column(ByteArray.of(entries)).tolist() == [murmur2(entry) for entry in entries]
 
 
 def test_spark_stats_subjects_above_the_limit_are_counted_as_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,14 +44,14 @@ CARRIED_OUT = {
         "tests/scripts/test_retention_with_a_wrong_clock.py", "tests/scripts/test_wall_clock_an_hour_off.py",
         "tests/integration/test_runbooks_apart.py",
     ),
-    "controller-lost": ("tests/integration/test_raft_processes.py", "tests/integration/test_controllers_cli.py"),
+    "controller-lost": ("tests/integration/test_controllers_cli.py",),
     "controllers-lost": ("tests/system/backup/__main__.py", "tests/unit/quorum/test_metadata_rescue.py"),
     "group-stuck": ("tests/integration/test_stuck_group.py",),
     "isr-stuck": (
         "tests/scripts/test_network_split.py", "tests/scripts/test_failed_storage_of_a_replica.py", "tests/scripts/test_slow_disk.py",
         "tests/integration/test_runbooks_apart.py",
     ),
-    "nats-lost": ("tests/integration/test_raft_processes.py",),
+    "nats-lost": ("tests/integration/test_broken_nodes.py",),
     "network-split": (
         "tests/scripts/test_network_split.py", "tests/scripts/test_one_connection_lost.py", "tests/scripts/test_one_broken_link.py",
         "tests/integration/test_runbooks_apart.py",

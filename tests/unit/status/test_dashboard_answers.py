@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from liftpy.config import NO_QUOTA, DefaultQuota, SessionTimes, StreamConfig
+from liftpy.config import NO_QUOTA, SessionTimes, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.image import ClusterRules, StreamImage
 from liftpy.core.observe.app_rows import names_question
-from liftpy.core.observe.cluster_health import FIRST, MOST_ROWS, PROBLEMS, partitions_question, streams_question, urgency
+from liftpy.core.observe.cluster_health import FIRST, MOST_ROWS, PROBLEMS, partitions_question, streams_question
 from liftpy.core.observe.history import History, question
 from liftpy.core.observe.page_model import checked_row, checked_stream, stream_about, stream_rows
 from sidecar.status import answers as module
@@ -63,21 +63,6 @@ def the_answers(reporter: Any, **more: Any) -> PageAnswers:
 def asked(answers: PageAnswers, what: dict[str, Any]) -> Any:
     kind = next(iter(what))
     return json.loads(asyncio.run(answers.answer(json.dumps(what).encode())))[kind]
-
-
-def test_partition_with_several_problems_has_the_urgency_of_the_worst_problem() -> None:
-    config = StreamConfig(min_isr=2)
-    said = {
-        "damaged": urgency(a_state(), config, failed=True),
-        "offline": urgency(a_state(status=PartitionStatus.OFFLINE, isr=("n1",), leader=""), config),
-        "electing": urgency(a_state(status=PartitionStatus.ELECTION, leader=""), config),
-        "under min_isr": urgency(a_state(isr=("n1",)), config),
-        "under-replicated": urgency(a_state(isr=("n1", "n2")), config),
-        "moving": urgency(a_state(target=("n1", "n2", "n4")), config),
-        "": urgency(a_state(), config),
-    }
-    assert {name: PROBLEMS[rank] for name, rank in said.items()} == {name: name for name in said}
-    assert PROBLEMS[urgency(None, config)] == ""
 
 
 def test_dashboard_partitions_answer_lists_the_worst_partitions_first_in_pages_without_gaps() -> None:
@@ -143,13 +128,6 @@ def test_dashboard_partitions_answer_of_a_stream_lists_settings_that_differ_from
     assert (about["subject"], about["partitions"], about["replicas"]) == ("s.s", 1, 3)
     assert about["settings"] == [["min_isr", "2"]]
     assert stream_about([None, {"subject": 7}, about])["settings"] == [{"setting": "min_isr", "value": "2"}]
-
-
-def test_dashboard_streams_answer_with_a_search_text_has_only_matching_streams() -> None:
-    reporter = a_cluster(orders=(a_state(0),), jobs=(a_state(0),))
-    found = asked(the_answers(reporter), streams_question(match="ORD"))["rows"]
-    assert [row["stream"] for row in found] == ["orders"]
-    assert asked(the_answers(reporter), {"streams": {"match": "x" * 500}}) is None
 
 
 def test_dashboard_services_answer_has_totals_or_one_row_per_instance() -> None:
@@ -228,10 +206,6 @@ def test_dashboard_events_answer_of_a_controller_omits_operator_requests() -> No
 
     reporter.group.events = nothing
     assert asked(the_answers(reporter), {"events": {}}) is None
-
-
-def test_dashboard_metrics_answer_equals_the_metrics_of_the_http_port() -> None:
-    assert "liftpy_ingest_records_total 10.0" in asked(the_answers(a_cluster(shown_worker("s", 0))), {"metrics": True})
 
 
 @each(
@@ -318,28 +292,6 @@ async def test_dashboard_answer_is_computed_at_most_four_times_per_second_for_al
     assert made[-1] == "a", "what is old is made anew"
 
 
-async def test_dashboard_answer_of_a_moment_ago_is_repeated_while_another_answer_uses_the_rate() -> None:
-    now, made, heard = [100.0], [], []
-    handler = AnswerRateLimit(lambda: now[0])
-
-    async def ask(name: str) -> None:
-        async def work() -> bytes:
-            made.append(name)
-            return name.encode()
-
-        count = len(heard)
-        handler.ask(name.encode(), work, heard.append)
-        async with asyncio.timeout(10):
-            while len(heard) == count:
-                await asyncio.sleep(0)
-
-    await ask("a")
-    now[0] += 2 / PER_SECOND
-    await ask("b")
-    await ask("a")
-    assert (made, heard) == (["a", "b"], [b"a", b"b", b"a"])
-
-
 def test_dashboard_groups_answer_lists_all_groups_or_describes_one() -> None:
     rows = [{"group": name, "lag_s": lag_s} for name, lag_s in (("bills", 1.0), ("mails", 2.0))]
     one = {
@@ -353,23 +305,6 @@ def test_dashboard_groups_answer_lists_all_groups_or_describes_one() -> None:
     everything = asked(the_answers(reporter), {"groups": {"group": "", "limit": 5}})
     assert ([row["group"] for row in everything["rows"]], everything["members"]) == (["mails", "bills"], [])
     assert asked(the_answers(reporter), {"groups": {"group": "bills", "limit": 5}}) == {**one, "more": False}
-
-
-def test_dashboard_settings_answer_has_one_row_per_setting() -> None:
-    reporter = a_cluster()
-    image = reporter.group.image
-    image.feature_level, image.rules, image.default_quota = 0, None, DefaultQuota(bytes_per_s=9)
-    image.session_times = None
-    answers = the_answers(reporter)
-    own = [{"name": "rack", "value": "a"}, {"name": "elections", "value": True, "source": "file"}]
-    answers.settings = lambda: own
-    cluster = [
-        {"name": "feature_level", "value": 0, "source": "cluster", "default": 0, "applies": "cluster"},
-        {"name": "default_quota.records_per_s", "value": 0, "source": "cluster", "default": 0, "applies": "cluster"},
-        {"name": "default_quota.bytes_per_s", "value": 9, "source": "cluster", "default": 0, "applies": "cluster"},
-        {"name": "default_quota.by_token", "value": 0, "source": "cluster", "default": 0, "applies": "cluster"},
-    ]
-    assert asked(answers, {"settings": True}) == [*own, *cluster]
 
 
 def test_dashboard_settings_answer_prefers_values_of_the_cluster_metadata_to_the_settings_file() -> None:
@@ -423,16 +358,3 @@ async def test_dashboard_answers_limit_waiting_requests_and_are_computed_again_a
     async with asyncio.timeout(10):
         while heard[-1] != b"later":
             await asyncio.sleep(0)
-
-
-def test_dashboard_streams_answer_has_the_numbers_of_the_newest_cluster_image() -> None:
-    reporter = a_cluster(a=(a_state(0),), b=(a_state(0),))
-    answers = the_answers(reporter)
-    asked(answers, streams_question())
-    streams = reporter.group.image.streams
-    streams["a"] = a_cluster(a=(a_state(0, ("n1",)),)).group.image.streams["a"]
-    del streams["b"]
-    answers._answer_limit = AnswerRateLimit()
-    (row,) = asked(answers, streams_question())["rows"]
-    assert (row["stream"], row["under_min_isr"]) == ("a", 1)
-    assert set(answers._summaries) == {"a"}

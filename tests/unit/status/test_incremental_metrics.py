@@ -104,20 +104,6 @@ def test_metrics_updated_incrementally_equal_a_full_scan(seed: int, monkeypatch:
             assert kept(history.counts.here, now_ns) == expected, number
 
 
-def test_metrics_gathering_reads_only_changed_partitions() -> None:
-    counts = NodeCounts()
-    one, other = a_worker(), a_worker("t")
-    for worker in (one, other):
-        counts.begins(worker)
-    list(counts.here.update())
-    one.ingest.counters.records += 5
-    other.ingest.counters.records += 7
-    counts.touched.add(one)
-    list(counts.here.update())
-    assert counts.all().total("ingest_records") == 25
-    assert not counts.touched
-
-
 def test_metrics_gathering_of_many_changed_partitions_yields_between_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "AT_ONCE", 1)
     monkeypatch.setattr(figures, "ROWS_PER_STEP", 4)

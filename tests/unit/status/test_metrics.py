@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
 import os
 import re
 import time
-import weakref
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import BATCH_RECORDS, FAILOVER_S, LATENCY_S, Histogram, Instruments, PublishTimes
-from liftpy.core.base.partition import PartitionState, Pause
+from liftpy.core.base.partition import PartitionState
 from liftpy.core.groups.lag import GroupLag
 from liftpy.core.log.flush import FlushScheduler
 from liftpy.core.metadata.controller_list import ControllerList
@@ -41,13 +37,12 @@ from liftpy.core.wire.decode_errors import REFUSED
 from sidecar.cli.backup import TABLE as BACKUP_TABLE
 from sidecar.partition import figures as by_change
 from sidecar.partition.figures import AT_ONCE, MOST_LABELS, OTHERS, NodeCounts, StreamLabels
-from sidecar.partition.replica_manager import Partitions
 from sidecar.quorum.transport import DIVERGENCES
 from sidecar.runtime import clock
 from sidecar.status import figures as figures_module
-from sidecar.status.figures import BoundedLabels, Figures, MonotonicCounter, NodeFigures
-from sidecar.status.metric_names import COUNTER, HISTOGRAM, INCIDENTS, MOST_VALUES, TABLE
-from sidecar.status.metrics import MOST_SERIES_OF_A_STREAM, by_partition, exposition
+from sidecar.status.figures import Figures, MonotonicCounter, NodeFigures
+from sidecar.status.metric_names import COUNTER, HISTOGRAM, INCIDENTS, MOST_SERIES_OF_A_STREAM, MOST_VALUES, TABLE
+from sidecar.status.metrics import by_partition, exposition
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
 MOST_SERIES = 510
@@ -93,10 +88,6 @@ class StandIn(SimpleNamespace):
 
     def __eq__(self, other: object) -> bool:
         return self is other
-
-
-class Watched(SimpleNamespace):
-    """Allow weak references to the object."""
 
 
 class AllOfThem(set[Any]):
@@ -289,13 +280,6 @@ def test_metrics_of_a_node_have_the_values_of_their_sources() -> None:
     assert not any("no incident" in name for name in found)
 
 
-def test_metrics_of_throttled_copies_are_in_seconds() -> None:
-    reporter = a_reporter([])
-    reporter.partitions.copy_limit.waited_ns, reporter.partitions.copy_limit.yielded_ns = 2_500_000_000, 1_250_000_000
-    found = shown(gathered(reporter))
-    assert (found["copy_throttle_rate_seconds_total",], found["copy_throttle_load_seconds_total",]) == (2.5, 1.25)
-
-
 def test_metrics_of_a_node_without_consumer_groups_have_no_group_lag() -> None:
     found = shown(gathered(a_reporter([], group_lags=dict)))
     assert [name for name in found if name[0].startswith("group_lag")] == [("group_lag_unknown",)]
@@ -331,12 +315,6 @@ def test_metrics_series_count_is_bounded(count: int) -> None:
     assert found.numbers["publish_rejected_total"].get((OTHERS,), 0) == max(count - MOST_VALUES + 1, 0)
 
 
-def test_metrics_stream_with_its_own_label_keeps_it_when_other_streams_are_added() -> None:
-    labels = BoundedLabels(2)
-    assert [labels.of("m", value) for value in ("b", "a", "c", "a", "b")] == ["b", "a", OTHERS, "a", "b"]
-    assert labels.of("another", "c") == "c"
-
-
 def test_metrics_of_selected_streams_have_own_series_and_other_streams_share_one() -> None:
     workers = [a_worker("shop-1"), a_worker("shop-1", 1), a_worker("shop-2"), a_worker("bank"), a_worker("till")]
     found = shown(gathered(a_reporter(workers, ("shop-*", "till"))))
@@ -362,81 +340,6 @@ def test_metrics_series_of_the_partitions_of_one_stream_are_bounded() -> None:
 
 
 # ---- no counter falls ---------------------------------------------------------------------------------------------------
-def the_counters(reporter: Any) -> dict[tuple[str, ...], float]:
-    found = shown(gathered(reporter))
-    return {name: figure for name, figure in found.items() if name[0].endswith(("_total", "_bucket", "_count"))
-            and not name[0].startswith("process_")}  # fmt: skip
-
-
-@pytest.mark.parametrize("streams", [(), ("s",)])
-async def test_metrics_counters_include_the_counts_of_removed_partitions(streams: tuple[str, ...]) -> None:
-    worker, reporter = a_worker(), a_reporter([], streams)
-    held: Held = reporter.partitions
-    held[:] = [worker, a_worker("other")]
-    seen = [await asyncio.to_thread(the_counters, reporter)]
-    stopping, go_on = asyncio.Event(), asyncio.Event()
-
-    async def stop(*, delete: bool) -> bool:
-        stopping.set()
-        await go_on.wait()
-        worker.ingest.counters.records += 1  # what its end counts is not lost either
-        return True
-
-    worker.stop = stop
-    node: Any = SimpleNamespace(
-        settings=SimpleNamespace(node_id="n1", replication=SimpleNamespace(lease_s=1)),
-        deletions=SimpleNamespace(close=lambda: None),
-    )  # fmt: skip
-    partitions = Partitions(node, held.counts)
-    partitions._workers[worker.key] = worker
-    ending = asyncio.ensure_future(partitions._stop(worker))
-    await stopping.wait()
-    held.remove(worker)
-    seen.append(await asyncio.to_thread(the_counters, reporter))
-    go_on.set()
-    await ending
-    seen.append(await asyncio.to_thread(the_counters, reporter))
-    assert not held.counts.ending
-    for before, after in pairwise(seen):
-        fallen = {name: (figure, after.get(name)) for name, figure in before.items() if after.get(name, -1) < figure}
-        assert not fallen
-    name = ("ingest_records_total", *streams)
-    assert [row[name] - seen[0][name] for row in seen] == [0, 0, 1]
-
-
-def test_metrics_cache_is_updated_when_partitions_or_their_states_or_roles_change() -> None:
-    """The cache is kept until a partition, a state or a role changes."""
-    workers = [a_worker("s", number) for number in range(3)]
-    reporter = a_reporter(workers)
-    held: Held = reporter.partitions
-    figures = NodeFigures(reporter)
-    held[0].log = Watched(**vars(held[0].log))
-
-    def seen() -> tuple[float, ...]:
-        found = shown(asyncio.run(figures.gather()))
-        names = [("partitions", "leader"), ("partitions", "learner"), ("partitions_under_replicated",), ("partitions_under_min_isr",),
-                 ("ingest_records_total",), ("partitions_paused",)]  # fmt: skip
-        return tuple(found[name] for name in names)
-
-    assert seen() == seen() == (3, 0, 0, 0, 30, 0)
-    held[0].ingest.counters.records += 1
-    held[1].state = replace(held[1].state, isr=("n1",))
-    assert seen() == (3, 0, 1, 1, 31, 0)
-    held[1].config = StreamConfig(min_isr=1)
-    held[2].state = replace(held[2].state, pause=Pause.UNTIL_RESUMED)
-    assert seen() == (3, 0, 1, 0, 31, 1)
-    held[2].replica.role = RoleName.FOLLOWER
-    held[2].state = replace(held[2].state, joining="n1", copy_epoch=3)
-    assert seen() == (2, 1, 1, 0, 31, 0)
-    held.append(a_worker("t"))
-    assert seen() == (3, 1, 1, 0, 41, 0)
-    gone = weakref.ref(held[0].log)
-    held.counts.begins_to_end(held[0])
-    held.counts.has_ended(held.pop(0))
-    del workers[:]
-    gc.collect()
-    assert gone() is None, "nothing keeps it until the next scrape, which may never come"
-    assert seen() == (2, 1, 1, 0, 41, 0)
 
 
 def test_metrics_counter_does_not_decrease_when_its_source_restarts() -> None:
@@ -489,9 +392,3 @@ def test_publish_latency_is_measured_from_arrival_to_commit_per_record() -> None
     times.forget()
     times.committed(11)
     assert sum(instruments.commits.counts) == 10, "what another leader commits is not this one's"
-
-
-@pytest.mark.parametrize(("isr", "at_min_isr"), [("123", 0), ("12", 1), ("1", 0)])
-def test_metrics_partitions_at_min_isr_include_only_partitions_with_exactly_min_isr(isr: str, at_min_isr: int) -> None:
-    worker = a_worker(isr=tuple(f"n{number}" for number in isr))
-    assert shown(gathered(a_reporter([worker])))["partitions_at_min_isr",] == at_min_isr

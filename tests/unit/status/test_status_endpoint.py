@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,115 +13,29 @@ from typing import Any, ClassVar
 
 import pytest
 
-from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.observe.history import question, rows_of
 from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
-from liftpy.core.replication.replica import FollowerSnapshot, ReplicaSnapshot
 from liftpy.core.wire.frames import decode_presence
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import ConfigError
+from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
 from sidecar.status import http
 from sidecar.status.report import Reporter
 from sidecar.status.status_api import PAGE_PARTITIONS, StatusHandler
 from sidecar.transport.liveness import QUESTION
+from tests.conformance.two_workers import TwoWorkers
 from tests.unit.runtime.test_node_rules import a_link
 from tests.unit.status.test_status_page import Reporter as Paged
-
-SNAPSHOT = ReplicaSnapshot(
-    stream="s",
-    partition=3,
-    role="LEADER",
-    phase="LEADER_READY",
-    leader="n1",
-    leader_epoch=11,
-    epoch=12,
-    replicas=("n1", "n2", "n3"),
-    isr=("n1", "n2"),
-    log_start_offset=13,
-    log_end_offset=25,
-    flushed_end_offset=23,
-    high_watermark=21,
-    lease_is_current=True,
-    has_slow_disk=False,
-    target=("n1", "n4"),
-    joining="n4",
-    paused="until publish",
-    copy_lag_records=125,
-    followers=(
-        FollowerSnapshot("n2", 21, 3, True, 0.12345, 1.23456, False),
-        FollowerSnapshot("n3", None, None, False, 2.0, 0.0, True),
-    ),
-)
-
-
-class Ids:
-    """Message ids."""
-
-    size_bytes, evicted_count, is_whole = 127, 128, False
-
-    def __len__(self) -> int:
-        return 126
-
-
-class Known:
-    """Producers."""
-
-    size_bytes, evicted_count, is_full = 131, 132, True
-
-    def __len__(self) -> int:
-        return 130
-
-
-class LastOffsets:
-    size_bytes, state = 134, "full"
-
-    def __len__(self) -> int:
-        return 133
-
-
-def a_worker(stream: str = "s", partition: int = 3) -> Any:
-    asked: list[int] = []
-
-    def snapshot(now_ns: int) -> ReplicaSnapshot:
-        asked.append(now_ns)
-        return SNAPSHOT
-
-    return SimpleNamespace(
-        key=PartitionKey(stream, "u7", partition),
-        replica=SimpleNamespace(snapshot=snapshot, held_bytes=101, uncommitted_bytes=102),
-        acks=SimpleNamespace(count=103),
-        log=SimpleNamespace(size_bytes=124),
-        reads=SimpleNamespace(waiting_count=104, waiting_bytes=105),
-        flusher=SimpleNamespace(count=106, times=SimpleNamespace(report=lambda: {"p50_ms": 107})),
-        ingest=SimpleNamespace(
-            counters=SimpleNamespace(
-                records=108,
-                batches=109,
-                size_bytes=110,
-                overloaded=111,
-                rejected=112,
-                duplicates=125,
-                dropped=Counter({"x": 113}),
-            ),
-            reader=SimpleNamespace(poison_envelopes=114, refused_replies=115, protocol_frames=116),
-        ),
-        derived=SimpleNamespace(ids=Ids(), producers=Known(), subjects=LastOffsets(), replayed_bytes=129, states_left_out=0),
-        states=SimpleNamespace(writer=SimpleNamespace(last_bytes=135, written=136, failed=137)),
-        standby=SimpleNamespace(report=lambda: {"held_bytes": 130, "appended": 131}),
-        fetches=SimpleNamespace(fragment_reassembly_bytes=117),
-        storage_failed=True,
-        services=SimpleNamespace(report=lambda: [{"lag": 118}], left_services=lambda: [{"lag": 119}]),
-    )
 
 
 def a_reporter(tmp_path: Path, *workers: Any, **more: Any) -> Reporter:
     class Partitions(list[Any]):
         failed: ClassVar[dict[str, str]] = {}
-        copy_limit = CatchupThrottle(bytes_per_second=120, copied_bytes=121, backlog_bytes=122, waited_ns=123_456_789)
-        derived = NodeStateMemory(138, 139, Counter(ids=140), Counter(subjects=141))
+        copy_limit = CatchupThrottle()
+        derived = NodeStateMemory()
 
     link = a_link("ingest", 1)
     image = SimpleNamespace(index=5, controllers=ControllerList())
@@ -144,119 +57,38 @@ def a_reporter(tmp_path: Path, *workers: Any, **more: Any) -> Reporter:
     )  # type: ignore[arg-type]
 
 
-def test_status_report_of_a_node_without_coordinators_has_no_groups_and_no_waiting_readers(tmp_path: Path) -> None:
-    reporter = a_reporter(tmp_path)
-    assert ([*reporter.group_rows()], reporter.lags_by_group(), reporter.coordinators()) == ([], {}, [])
-    assert reporter.read_budget.used_bytes == 0
-    assert reporter.group_lags() == {}
-    rows, lags = [{"group": "bills"}], SimpleNamespace(of={"bills": 7}, by_group={"bills": 7})
-    leading = a_reporter(tmp_path, coordinators=SimpleNamespace(group_rows=lambda: iter(rows), lags=lags))
-    assert ([*leading.group_rows()], leading.group_lags(), leading.lags_by_group()) == (rows, lags.of, lags.by_group)
-
-
-def test_status_report_has_all_metrics_of_a_partition(tmp_path: Path) -> None:
-    report = a_reporter(tmp_path, a_worker()).report()
-    assert report["partitions"] == [
-        {
-            "stream": "s",
-            "uid": "u7",
-            "partition": 3,
-            "role": "LEADER",
-            "phase": "LEADER_READY",
-            "leader": "n1",
-            "leader_epoch": 11,
-            "epoch": 12,
-            "replicas": ["n1", "n2", "n3"],
-            "isr": ["n1", "n2"],
-            "target": ["n1", "n4"],
-            "joining": "n4",
-            "paused": "until publish",
-            "copy_lag": 125,
-            "log_start_offset": 13,
-            "newest_offset": 24,
-            "flushed_offset": 22,
-            "high_watermark": 21,
-            "lease": True,
-            "has_slow_disk": False,
-            "followers": {
-                "n2": {
-                    "position": 21,
-                    "lag": 3,
-                    "in_isr": True,
-                    "caught_up_age_s": 0.123,
-                    "flush_ms": 1.235,
-                    "has_slow_disk": False,
-                },
-                "n3": {
-                    "position": None,
-                    "lag": None,
-                    "in_isr": False,
-                    "caught_up_age_s": 2.0,
-                    "flush_ms": 0.0,
-                    "has_slow_disk": True,
-                },
-            },
-            "held_bytes": 101,
-            "uncommitted_bytes": 102,
-            "log_bytes": 124,
-            "waiting_acks": 103,
-            "waiting_readers": 104,
-            "waiting_readers_bytes": 105,
-            "flushes": 106,
-            "flush_times": {"p50_ms": 107},
-            "records_in": 108,
-            "batches_in": 109,
-            "bytes_in": 110,
-            "overloaded": 111,
-            "rejected": 112,
-            "duplicates": 125,
-            "replayed_bytes": 129,
-            "standby": {"held_bytes": 130, "appended": 131},
-            "message_ids": 126,
-            "message_ids_bytes": 127,
-            "message_ids_state": "lost",
-            "message_ids_forgotten": 128,
-            "producers": 130,
-            "producers_bytes": 131,
-            "producers_state": "full",
-            "producers_forgotten": 132,
-            "subjects": 133,
-            "subjects_bytes": 134,
-            "subjects_state": "full",
-            "state_bytes": 135,
-            "states_written": 136,
-            "states_failed": 137,
-            "dropped": {"x": 113},
-            "poison_envelopes": 114,
-            "refused_replies": 115,
-            "protocol_frames": 116,
-            "fragment_reassembly_bytes": 117,
-            "storage_failed": True,
-            "services": [{"lag": 118}],
-            "gone_services": [{"lag": 119}],
-        }
-    ]
-    facts = {name: report[name] for name in ("scrub", "descriptors", "namespace", "controller")}
-    assert facts == {"scrub": {"findings": 4}, "descriptors": {"open": 1}, "namespace": "ns", "controller": True}
-    assert json.loads(json.dumps(report)) == report, "the report is JSON as it is"
-
-
-@pytest.mark.parametrize(
-    ("after", "count", "shown", "more"),
-    [
-        (("", -1), 2, [("a", 2), ("a", 10)], True),
-        (("a", 2), 2, [("a", 10), ("b", 0)], False),
-        (("a", 10), 1, [("b", 0)], False),
-        (("b", 0), 1, [], False),
-        (("", -1), 0, [], True),
-    ],
-)
-def test_status_report_page_lists_partitions_after_the_given_partition_in_order(
-    after: tuple[str, int], count: int, shown: list[tuple[str, int]], more: bool, tmp_path: Path
-) -> None:
-    page = a_reporter(tmp_path, a_worker("b", 0), a_worker("a", 10), a_worker("a", 2)).page(after, count)
-    assert [(p["stream"], p["partition"]) for p in page["partitions"]] == shown
-    assert page["more"] is more
+async def test_status_report_of_a_leader_has_its_offsets_its_followers_and_its_counts(tmp_path: Path) -> None:
+    async with TwoWorkers() as t:
+        worker = t.nodes["n1"].worker
+        t.metadata("n1", 1)
+        await t.until(lambda: worker.replica.phase == "LEADER_READY", "n1 leads")
+        answers = [t.publish(b"x" * 10) for _ in range(3)]
+        await t.until(lambda: all(t.answer(inbox) for inbox in answers), "all publishes are acknowledged")
+        await t.until(
+            lambda: worker.replica.snapshot(clock.now_ns()).followers[0].lag_records == 0, "the follower has everything"
+        )
+        reporter = a_reporter(tmp_path, worker)
+        report = reporter.report()
+        (row,) = report["partitions"]
+        assert json.loads(json.dumps(report)) == report, "the report is JSON as it is"
+        assert [row[name] for name in ("stream", "partition", "role", "leader", "leader_epoch")] == [
+            "orders",
+            0,
+            "LEADER",
+            "n1",
+            1,
+        ]
+        assert (row["log_start_offset"], row["newest_offset"], row["flushed_offset"], row["high_watermark"]) == (0, 2, 2, 2)
+        assert (row["replicas"], row["isr"], row["lease"]) == (["n1", "n2"], ["n1", "n2"], True)
+        assert {name: (one["position"], one["in_isr"]) for name, one in row["followers"].items()} == {"n2": (2, True)}
+        assert (row["records_in"], row["bytes_in"] >= 30, row["waiting_acks"], row["storage_failed"]) == (3, True, 0, False)
+        assert (row["message_ids_state"], row["producers_state"], row["dropped"]) == ("whole", "open", {})
+        pages = [reporter.page(after, 1) for after in (("", -1), ("nothing", 7), ("orders", 0))]
+        assert [(len(page["partitions"]), page["more"]) for page in pages] == [(1, False), (1, False), (0, False)]
+    leading = a_reporter(
+        tmp_path, coordinators=SimpleNamespace(running=SimpleNamespace(group_rows=lambda: iter([{"group": "bills"}])))
+    )
+    assert ([*leading.group_rows()], [*reporter.group_rows()]) == ([{"group": "bills"}], [])
 
 
 # ---- over NATS -------------------------------------------------------------------------------------------------------------
@@ -493,10 +325,13 @@ async def test_status_http_page_at_its_connection_limit_closes_silent_connection
         (b"GET /status?count=0 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
     ],
 )
-def test_status_http_page_accepts_only_loopback_and_configured_hostnames(
+async def test_status_http_page_accepts_only_loopback_and_configured_hostnames(
     request_text: bytes, status: int, tmp_path: Path
 ) -> None:
     made = StatusHandler(NodeSettings("n1", tmp_path, dashboard_hostnames=("page.example",)))
     made.listen(Bus(), Subjects("ns"), ())  # type: ignore[arg-type]
     made.reporter = Paged()  # type: ignore[assignment]
-    assert int(made._respond(request_text).split()[1]) == status
+    answer = made._respond(request_text)
+    answer = answer if isinstance(answer, bytes) else await answer
+    assert isinstance(answer, bytes)
+    assert int(answer.split()[1]) == status

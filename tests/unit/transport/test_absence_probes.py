@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import nats.errors
 import pytest
 
+from liftpy.core.metadata.node_identity import EarlierProcessSign
 from liftpy.core.wire.subjects import Subjects
-from sidecar.transport.liveness import Probes
+from sidecar.transport.liveness import QUESTION, Probes, is_absent, probe_process
 
 
 class Bus:
@@ -80,3 +82,28 @@ async def test_absence_probe_without_a_connection_or_after_close_does_not_report
     bus.answer.exception()
     await turns()
     assert told == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "sign"),
+    [
+        (None, EarlierProcessSign.PRESENT),
+        (nats.errors.NoRespondersError(), EarlierProcessSign.ABSENT),
+        (nats.errors.TimeoutError(), EarlierProcessSign.SILENT),
+        (TimeoutError(), EarlierProcessSign.SILENT),
+        (nats.errors.ConnectionClosedError(), EarlierProcessSign.UNASKED),
+        (OSError(), EarlierProcessSign.UNASKED),
+    ],
+)
+async def test_node_is_absent_only_if_its_status_request_has_no_responders(answer: Any, sign: EarlierProcessSign) -> None:
+    asked: list[Any] = []
+
+    async def request(*given: Any, timeout: float) -> None:
+        asked.append((*given, timeout))
+        if answer is not None:
+            raise answer
+
+    bus: Any = SimpleNamespace(request=request)
+    assert await probe_process(bus, Subjects("space"), "n1") is sign
+    assert await is_absent(bus, Subjects("space"), "n1") is (sign is EarlierProcessSign.ABSENT)
+    assert asked == [("space.status.n1", QUESTION, 0.5)] * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from typing import Any
 
@@ -40,13 +39,6 @@ async def sending() -> Sending:
     made._max_payload = 1000
     made._send_buffer_bytes = 5000
     return made
-
-
-async def test_connection_send_writes_one_pub_line_with_the_message_size(sending: Any) -> None:
-    assert sending.send("a.b", [b"one", memoryview(b"two")], "_INBOX.x")
-    assert sending.send("a.b", [b""])
-    assert sending.written == [(b"PUB a.b _INBOX.x 6\r\nonetwo\r\n", 6), (b"PUB a.b  0\r\n\r\n", 0)]
-    assert (sending.stats["out_msgs"], sending.stats["out_bytes"]) == (2, 6)
 
 
 async def test_connection_send_above_the_buffer_or_max_payload_returns_false_and_counts_an_error(sending: Any) -> None:
@@ -174,15 +166,3 @@ async def test_dropped_publishes_are_logged_once_per_interval(
     assert caplog.messages[3].endswith("2 of s/1: below_min_isr")
     assert all(timer.cancelled for timer in timers)
     assert len(timers) == 4
-
-
-async def test_after_read_callback_outside_a_read_runs_in_the_next_loop_turn(sending: Any) -> None:
-    done: list[int] = []
-    sending.call_after_read(lambda: done.append(1))
-    assert done == []
-    await asyncio.sleep(0)
-    assert done == [1]
-    sending._is_parsing = True
-    sending.call_after_read(lambda: done.append(2))
-    await asyncio.sleep(0)
-    assert (done, len(sending._after_read)) == ([1], 1)

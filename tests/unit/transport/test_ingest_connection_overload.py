@@ -135,6 +135,35 @@ async def test_ingest_connection_lost_during_a_burst_stores_all_received_message
     fake.close()
 
 
+async def test_ingest_connection_in_a_burst_delivers_a_message_to_an_idle_event_loop(
+    asks: BusConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.transport.ingest_connection._CALM_NS", 3600 * 10**9)
+    fake, taker = FakeServer(), IngestRecorder()
+    await taker.connect(await fake.start(), asks, 256 * MIB)
+    sent = await burst_of(fake, taker)
+    await until(lambda: taker.taken == sent, "the burst")
+    fake.says(message(b"one more"))
+    await until(lambda: taker.taken == sent + 1, "a message while the loop is idle")
+    await taker.bus.stop()
+    fake.close()
+
+
+async def test_ingest_connection_with_unparsable_bytes_drops_them_and_reconnects(asks: BusConnection) -> None:
+    fake, taker = FakeServer(), IngestRecorder()
+    await taker.connect(await fake.start(), asks, MIB)
+    taker.node.full_count = 1
+    fake.says(message(b"1") + b"HELLO there\r\n" + message(b"2"))
+    await until(lambda: taker.bus.waiting_bytes > 0, "it is buffered")
+    taker.node.full_count = 0
+    await until(lambda: taker.bus.stats["reconnects"] == 1, "the reconnect")
+    assert (taker.taken, taker.bus.errors["unreadable"]) == (1, 1)
+    fake.says(message(b"3"))
+    await until(lambda: taker.taken == 2, "a message of the new connection")
+    await taker.bus.stop()
+    fake.close()
+
+
 async def test_ingest_connection_with_tls_is_read_by_the_event_loop_without_a_thread(asks: BusConnection) -> None:
     fake, taker = FakeServer(), IngestRecorder()
     await taker.connect(await fake.start(), asks, 256 * MIB)
@@ -184,6 +213,9 @@ async def test_ingest_connection_in_overload_drops_and_counts_messages_without_a
         assert taker.given_up > 0
         assert taker.bus.dropped_unread == taker.given_up
         assert taker.bus.stats["reconnects"] == 0
+        taken = taker.taken
+        asks.send("ev", (b"later",))
+        await until(lambda: taker.taken == taken + 1, "a message after the overload")
         await taker.bus.stop()
         await asks.stop()
 

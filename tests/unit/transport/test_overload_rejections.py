@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nats.aio.subscription import Subscription
 
 from liftpy.config import AckPolicy
 from liftpy.core.publish.memory_budget import (
     LEAST_WAIT_MS,
-    LONGEST_WAIT_MS,
     MemoryBudget,
     NodePublishMemory,
 )
 from liftpy.core.publish.ports import can_be_rejected_unread
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.envelope import MAGIC, FastEnvelope
-from sidecar.transport.ingest_connection import _PIECE_BYTES as PIECE_BYTES
-from sidecar.transport.parser import IngestParser
+from sidecar.transport.parser import IngestParser, SinkParser
 from tests.each import each
 from tests.long import examples
 from tests.unit.publish.batches import Bench, published
 from tests.unit.publish.test_quota_of_publishers import enveloped
-from tests.unit.transport.ingest_connection_bench import MS
-from tests.unit.transport.ingest_connection_bench import Bench as BusBench
-from tests.unit.transport.test_parser_messages import HEADERS, ParserBench
+from tests.unit.transport.test_parser import FakeClient
 
+MS = 1_000_000
+HEADERS = b"NATS/1.0\r\n\r\n"
 ID = b"NATS/1.0\r\nNats-Msg-Id: m1\r\n\r\n"
 NEW = b"NATS/1.0\r\nA: b\r\nNats-Msg-Id: m2\r\n\r\n"
 UNCLEAR = [
@@ -41,6 +39,27 @@ UNCLEAR = [
     b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n" % (b"m" * 1025),
 ]
 ASKS = b"MSG ev 1 _INBOX.a.1 3\r\nabc\r\n"
+
+
+class ParserBench:
+    """A parser with the sinks 1 ("ev"), 2 (any subject) and 3 ("w.*"), and what they were given."""
+
+    def __init__(self, kind: Any = SinkParser) -> None:
+        self.client = FakeClient()
+        self.client._subs |= {sid: Subscription(self.client, sid, "?") for sid in (1, 2, 3)}
+        self.got: list[tuple[bytes, ...]] = []
+        self.parser: Any = kind(self.client, dict.fromkeys((b"1", b"2", b"3"), self.sink))
+        self.parser.expect(1, "ev")
+        self.parser.expect(3, "w.*")
+
+    def sink(self, *message: bytes) -> None:
+        if message[2] == b"bug":
+            raise KeyError("a bug")
+        self.got.append(message)
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        return self.client.stats["in_msgs"], self.client.stats["in_bytes"]
 
 
 class SwitchableRefuser:
@@ -113,62 +132,6 @@ def test_ingest_parser_in_overload_delivers_messages_that_are_no_requests(other:
     assert (made.refused, made.got) == ([(1, [b"_INBOX.a.1"] * 2)], [given])
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        b"MSG evx 1 r 3\r\nabc\r\n",
-        b"MSG ev 9 r 3\r\nabc\r\n",
-        b"MSG ev 1 r 0000000003\r\nabc\r\n",
-        b"MSG ev 1 r 3 3\r\nabc\r\n",
-        b"HMSG ev 1 r 4 3\r\nabc\r\n",
-        b"PING\r\n",
-    ],
-)
-def test_ingest_parser_in_overload_stops_before_a_protocol_line_that_is_for_nats_py(other: bytes) -> None:
-    made = OverloadedParser()
-    assert made.parser._messages(ASKS + other + ASKS, 0) == len(ASKS)
-    assert (made.refused, made.got, made.parser._needed_bytes) == ([(1, [b"_INBOX.a.1"])], [], 0)
-
-
-@pytest.mark.parametrize(("pauses", "given"), [(True, 1), (False, 4)])
-def test_ingest_parser_in_overload_rejects_requests_after_a_delivered_message(pauses: bool, given: int) -> None:
-    made = OverloadedParser()
-    made.parser.pauses = pauses
-    stream = ASKS * 2 + b"MSG ev 1 3\r\nabc\r\n" + ASKS * 3
-    assert made.parser._messages(stream, 0) == len(stream)
-    assert (len(made.got), made.parser.refused, made.parser.received) == (given, 6 - given, 6)
-
-
-def test_ingest_parser_in_overload_waits_for_the_rest_of_a_message() -> None:
-    for cut in range(1, len(ASKS)):
-        made = OverloadedParser()
-        assert made.parser._messages(ASKS + ASKS[:cut], 0) == len(ASKS)
-        assert (made.refused, made.got) == ([(1, [b"_INBOX.a.1"])], [])
-        assert made.parser._needed_bytes == (len(ASKS) if cut >= ASKS.index(b"\n") + 1 else 0)
-
-
-def test_ingest_parser_in_overload_delivers_consecutive_envelopes_and_rejects_the_next_request_without_envelope() -> None:
-    made = OverloadedParser()
-    enveloped = b"MSG ev 1 _INBOX.r %d\r\n%b\r\n" % (len(MAGIC), MAGIC)
-    calls: list[int] = []
-    refuse = made.parser._reject_unread
-    made.parser._reject_unread = lambda buffer, position: (calls.append(position), refuse(buffer, position))[1]  # type: ignore[assignment, func-returns-value]
-    stream = enveloped * 3 + b"MSG any 2 _INBOX.e %d\r\n%b\r\n" % (len(MAGIC), MAGIC) + ASKS + b"MSG ev 1 3\r\nabc\r\n"
-    assert made.parser._messages(stream, 0) == len(stream)
-    assert [payload for _, _, payload, _ in made.got] == [MAGIC] * 4 + [b"abc"]
-    assert (made.refused, len(calls)) == ([(1, [b"_INBOX.a.1"])], 3)
-
-
-def test_ingest_parser_after_overload_or_without_a_subscription_rejects_no_request() -> None:
-    made = OverloadedParser()
-    made.doors[1].shut = False
-    made.parser._messages(ASKS, 0)
-    made.doors[1].shut = True
-    made.parser.forget(1)
-    made.parser._messages(ASKS, 0)
-    assert (made.refused, len(made.got), made.parser.refused) == ([], 2, 0)
-
-
 def test_ingest_parser_rejection_that_raises_is_reported_and_skips_only_its_requests() -> None:
     made = OverloadedParser()
     bug = b"MSG ev 1 bug 1\r\na\r\n"
@@ -222,62 +185,6 @@ async def test_ingest_parser_in_overload_handles_each_message_once_for_any_split
     assert (made.counted, made.parser.received) == ((len(frames), sum(sizes)), len(frames))
 
 
-async def test_ingest_connection_rejects_publishes_while_its_unread_bytes_are_too_old(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
-    bus = bench.bus
-    bus._memory_budget = room
-    bus.listen("two", lambda *_: None, refuser=(door := SwitchableRefuser([], 2)))
-    assert bus._parser._rejectors == {b"2": door}
-    pieces = bench.parsing(each_ns=10 * MS)  # one in a turn
-    bus._append(bytes(2 * PIECE_BYTES))
-    await bus._process_some()
-    assert (room.waited_ns, bus._parser.pauses) == (0, False)
-    bench.now_ns += 101 * MS
-    bus._append(bytes(PIECE_BYTES))
-    await bus._process_some()
-    assert (room.waited_ns, room.is_late, bus._parser.pauses) == (101 * MS, True, True)
-    await bus._process_some()
-    assert (room.is_late, bus._parser.pauses, len(pieces)) == (False, False, 3)
-    room.limit_bytes = 100
-    room.update(NodePublishMemory(unread=100))
-    bus._append(bytes(10))
-    await bus._process_some()
-    assert bus._parser.pauses, "without room, too"
-
-
-async def test_ingest_connection_with_an_empty_buffer_accepts_publishes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last turn began late. A single message is then taken on arrival, without a turn."""
-    bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
-    bench.bus._memory_budget = room
-    bench.parsing()
-    bench.bus._append(bytes(2))
-    room.update_wait(2, 0, bench.now_ns)
-    bench.now_ns += 101 * MS
-    await bench.bus._process_some()
-    assert (room.is_late, bench.bus._parser.pauses, bench.bus.waiting_bytes) == (True, True, 0)
-    bench.bus._arrived.set()
-    idle = asyncio.ensure_future(bench.bus._wait_for_data())
-    await asyncio.sleep(0)
-    assert (room.is_late, bench.bus._parser.pauses) == (False, False)
-    idle.cancel()
-
-
-@pytest.mark.parametrize(("waited_ms", "taken"), [(100, 4), (101, 16)])
-async def test_ingest_connection_turn_parses_more_bytes_while_most_messages_are_rejected(
-    waited_ms: int, taken: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
-    bench.bus._memory_budget = room
-    pieces = bench.parsing(each_ns=1)
-    bench.bus._append(bytes(20 * PIECE_BYTES))
-    room.update_wait(20 * PIECE_BYTES, 0, bench.now_ns)
-    bench.now_ns += waited_ms * MS
-    await bench.bus._process_some()
-    assert len(pieces) == taken
-
-
 # ---- who is refused ----------------------------------------------------------------------------------------------------------
 class OverloadedIngest(Bench):
     """An ``Ingest`` whose node may be late."""
@@ -327,19 +234,6 @@ def test_overload_rejects_publishes_while_the_queue_delay_is_above_its_limit_or_
     assert not door.refuses(), "nobody is answered here: nobody waits"
 
 
-def test_overload_rejects_publishes_for_slow_commits_only_under_memory_pressure() -> None:
-    bench = OverloadedIngest()
-    door = bench.ingest
-    _waits_for_its_commit(bench)
-    bench.node.is_pressed = False
-    assert not door.refuses(), "a calm: a follower that died is waited for"
-    bench.node.is_pressed = True
-    assert door.refuses()
-    bench.acks.release(AckPolicy.ALL, 0, 3, 0)
-    assert bench.acks.since_ns() == 0
-    assert not door.refuses()
-
-
 def test_overload_with_acks_above_the_delay_limit_rejects_publishes_even_without_memory_pressure() -> None:
     """At the start of a flood the queue is before the commit, and few bytes wait unread."""
     bench = OverloadedIngest(late_s=1.0)
@@ -359,19 +253,6 @@ def test_overload_with_acks_above_the_delay_limit_rejects_publishes_even_without
     assert bench.node.is_pressed
 
 
-def test_overload_rejection_for_slow_commits_counts_as_memory_pressure() -> None:
-    """Publishes are rejected when they are read, so the age of unread bytes shows no overload."""
-    bench = OverloadedIngest(late_s=1.0)
-    _waits_for_its_commit(bench)
-    assert bench.ingest.refuses()
-    bench.node.update_wait(0, 0, 7502 * MS)
-    assert bench.node.is_pressed
-    bench.acks.release(AckPolicy.ALL, 0, 3, 0)
-    assert not bench.ingest.refuses()
-    bench.node.update_wait(0, 0, (7501 + 7000) * MS)
-    assert not bench.node.is_pressed
-
-
 def test_overload_rejection_has_a_retry_delay_and_is_sent_only_to_inboxes() -> None:
     bench = OverloadedIngest()
     bench.node.waited_ns = 700_000_000
@@ -385,15 +266,6 @@ def test_overload_rejection_has_a_retry_delay_and_is_sent_only_to_inboxes() -> N
     assert bench.ingest.reader.refused_replies == 1
 
 
-def test_overload_retry_delay_is_the_queue_age_within_bounds() -> None:
-    node = MemoryBudget()
-    said = []
-    for waited_ms in (0, LEAST_WAIT_MS, 1234, 60_000):
-        node.waited_ns = waited_ms * 1_000_000
-        said.append(node.retry_after_ms)
-    assert said == [LEAST_WAIT_MS, LEAST_WAIT_MS, 1234, LONGEST_WAIT_MS]
-
-
 def test_overload_rejection_without_a_lease_is_sent_when_the_lease_returns() -> None:
     bench = OverloadedIngest()
     bench.replica.may_refuse = False
@@ -402,14 +274,6 @@ def test_overload_rejection_without_a_lease_is_sent_when_the_lease_returns() -> 
     bench.replica.may_refuse = True
     bench.ingest.settle()
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1"]
-
-
-def test_stream_without_acks_stores_requests_on_an_overloaded_node() -> None:
-    bench = OverloadedIngest()
-    bench.node.is_late = True
-    bench.ingest.reader._policy = AckPolicy.NONE
-    bench.arrive((b"_INBOX.1", b"v", b""))
-    assert (bench.ingest.counters.overloaded, dict(bench.ingest.counters.dropped)) == (0, {})
 
 
 @pytest.mark.parametrize("again", [b"_INBOX.2", b"_INBOX.1"])
@@ -421,16 +285,6 @@ def test_overload_does_not_reject_a_stored_duplicate(again: bytes) -> None:
     bench.arrive((again, b"v", first), (b"_INBOX.3", b"w", new))
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.3"]
     assert bench.ingest.counters.overloaded == 2
-
-
-def test_memory_budget_stores_fewer_than_600_queue_age_samples_per_minute() -> None:
-    node, ms = MemoryBudget(late_s=1.0), 1_000_000
-    for number in range(60_000):  # a minute of turns of 1 ms, in which nothing is looked at
-        node.update_wait(1 + number, 0, number * ms)
-    assert len(node._checks) < 600
-    assert node.waited_ns == 59_999 * ms
-    node.update_wait(60_000, 30_000, 60_000 * ms)
-    assert 29_000 * ms < node.waited_ns <= 30_010 * ms
 
 
 # ---- by message ids ----------------------------------------------------------------------------------------------------------

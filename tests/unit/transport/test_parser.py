@@ -167,17 +167,6 @@ def test_parser_feed_delivers_complete_messages_synchronously() -> None:
         asyncio.run(parser.parse())
 
 
-def test_parser_passes_messages_of_nats_py_subscriptions_to_nats_py() -> None:
-    got, client = run([wire(MESSAGES[0]) + wire(MESSAGES[0], sid=7) + wire(MESSAGES[3], sid=7) + wire(MESSAGES[1])])
-    assert got == [MESSAGES[0], MESSAGES[1]]
-    assert client.own == [b"hello", b"payload\r\n"]
-
-
-def test_parser_passes_a_server_error_to_nats_py() -> None:
-    _, client = run([b"-ERR 'Slow Consumer'\r\n"])
-    assert client.calls["'slow consumer'"] == 1
-
-
 def test_parser_raises_protocol_error_at_bytes_that_are_not_nats_protocol() -> None:
     with pytest.raises(ProtocolError):
         run([b"HTTP/1.1 200 OK\r\n"])

@@ -86,15 +86,6 @@ async def bench() -> Bench:
     return made
 
 
-async def test_receiver_passes_bytes_to_its_parser_without_waking_the_reading_task(bench: Bench) -> None:
-    bench.receiver.data_received(b"a")
-    bench.receiver.data_received(b"b")
-    assert bench.taker.taken == [b"a", b"b"]
-    await bench.settle()
-    assert bench.left == []
-    bench.reading.cancel()
-
-
 async def test_receiver_delivers_bytes_in_order_while_the_reading_task_is_busy(bench: Bench) -> None:
     bench.gate.clear()
     bench.receiver.data_received(b"!1")
@@ -125,14 +116,6 @@ async def test_receiver_pauses_the_transport_when_the_reading_task_is_behind(ben
     assert bench.transport.reading
     assert len(b"".join(bench.left)) == 2 * BOUND_BYTES + 1
     bench.reading.cancel()
-
-
-async def test_receiver_closes_a_tls_connection_on_eof(bench: Bench) -> None:
-    bench.transport.ssl_object = object()
-    assert not bench.receiver.eof_received(), "asyncio warns otherwise, on the terminal of every command"
-    bench.receiver.connection_lost(None)
-    with pytest.raises(UnexpectedEOF):
-        await bench.reading
 
 
 @pytest.mark.parametrize("how", ["eof", "lost", "reset"])
@@ -193,7 +176,3 @@ async def test_receiver_first_delivers_the_bytes_that_asyncio_had_already_buffer
         return
     receiver.data_received(b" late")
     assert await receiver.read() == b"early late"
-
-
-async def test_receive_without_an_asyncio_stream_returns_none() -> None:
-    assert await receive(type("Connection", (), {"_transport": object()})(), BytesRecorder(), BOUND_BYTES) is None

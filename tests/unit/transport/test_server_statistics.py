@@ -12,7 +12,6 @@ import pytest
 
 from liftpy.core.wire.subjects import SERVER_CONNECTIONS
 from sidecar.transport import ingest_connection
-from sidecar.transport.connection import BusConnection
 from sidecar.transport.ingest_connection import Backlog, ConnectionStats, DisconnectLoss
 from sidecar.transport.parser import IngestParser
 from tests.unit.transport.test_ingest_connection_overload import Connection, message
@@ -136,25 +135,6 @@ def test_server_statistics_after_a_server_change_are_requested_at_normal_interva
         asker.now_ns += 20 * MS
 
 
-def test_server_statistics_after_a_disconnect_are_requested_despite_a_pending_request(asker: Asker) -> None:
-    asker.backlog.ask("s0", 7, asker.heard.append, at_once=True)
-    assert (asker.ask(60_000), asker.ask(20)) == (1, 1)
-
-
-def test_server_statistics_answer_to_a_request_before_the_last_sixteen_is_ignored(asker: Asker) -> None:
-    for _ in range(17):
-        asker.ask(25)
-        asker.backlog._unanswered_since_ns = 0
-    asker.bus.answer(1)
-    assert asker.heard == [], "too long ago"
-    asker.bus.answer(2)
-    assert len(asker.heard) == 1
-    asker.bus.up = False
-    asker.ask(30_000)
-    asker.bus.answer(18)
-    assert len(asker.heard) == 1, "that one was never sent"
-
-
 # ---- what a cut has cost -----------------------------------------------------------------------------------------------------
 class Server:
     """In the place of Backlog: answers with what the test gives; None: silence."""
@@ -228,52 +208,7 @@ async def test_disconnect_counts_messages_sent_by_the_server_but_not_received(
         assert text.endswith(f" count={lost}") or not lost
 
 
-async def test_disconnect_without_server_statistics_counts_an_unknown_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, _ = await judged(None, None, 35, monkeypatch)
-    assert (made.lost_messages, made.unknown) == (0, 1)
-
-
-async def test_connection_read_resets_the_outstanding_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: Any = BusConnection("acks")
-    made._pings_outstanding = 2
-    done: list[int] = []
-    fed: list[bytes] = []
-
-    def feed(data: bytes) -> bool:
-        fed.append(data)
-        made.call_after_read(lambda: done.append(len(fed)))
-        return data == b"all of it"
-
-    made._parser.feed = feed
-    assert made._process_arrived(b"all of it") is None
-    assert (made._pings_outstanding, done) == (0, [1])
-    assert made._process_arrived(b"a part") == b"", "the reading task goes on"
-    assert done == [1, 2]
-    monkeypatch.setattr(type(made), "is_closed", True)
-    assert made._process_arrived(b"late") is None
-    assert fed == [b"all of it", b"a part"]
-
-
 # ---- a connection that comes and goes ------------------------------------------------------------------------------------------
-async def test_connection_loss_and_reconnect_call_the_callbacks_and_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    made: Any = BusConnection("acks")
-    told: list[Any] = []
-    made._on_change.append(told.append)
-    made._on_reconnect.append(lambda: told.append("renewed"))
-    await made._count_error(OSError("cut"))
-    await made._count_error(TimeoutError())
-    assert made.last_problem == "TimeoutError", "one without a text is named"
-    await made._disconnected()
-    await made._reconnected()
-    assert told == [False, "renewed", True]
-    assert made.errors == {"OSError": 1, "TimeoutError": 1, "disconnected": 1}
-    assert [text.split(" server=")[0] for text in caplog.messages] == [
-        "NATS connection lost connection=acks reason=TimeoutError: reconnecting",
-        "NATS connection restored connection=acks",
-    ]
-
-
 async def test_ingest_parser_counts_dropped_messages_and_bytes() -> None:
     connection = Connection()
     taken: list[bytes] = []

@@ -109,12 +109,3 @@ def test_socket_thread_with_a_full_buffer_ends_on_stop(monkeypatch: pytest.Monke
     until(lambda: reader.looked == 1)
     reader.close()
     until(lambda: reader.thread._socket.fileno() < 0)
-
-
-def test_socket_thread_waiting_for_bytes_ends_on_stop() -> None:
-    reader = Reader(room=True)
-    until(lambda: reader.looked == 1)
-    reader.thread.stop()
-    until(lambda: reader.thread._socket.fileno() < 0)
-    assert (reader.taken, reader.ended) == (b"", [])
-    reader.close()

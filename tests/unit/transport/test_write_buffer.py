@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.transport.connection import AT_ONCE, TOGETHER_BYTES, WriteCoalescer
+from sidecar.transport.connection import TOGETHER_BYTES, WriteCoalescer
 
 
 @pytest.fixture(autouse=True)
@@ -56,19 +56,6 @@ async def test_write_buffer_sends_the_first_message_of_a_loop_turn_at_once_and_t
     assert transport.writes[2:] == [b"next turn"]
 
 
-async def test_write_buffer_flush_sends_buffered_messages_and_buffers_the_next() -> None:
-    out, transport = outlet()
-    for word in (b"a", b"b", b"c"):
-        out.write((word,), 1)
-    out.let_go()
-    out.let_go()
-    out.write((b"d",), 1)
-    assert transport.writes == [b"a", b"bc"]
-    assert out.waiting_bytes == 1
-    await turn()
-    assert transport.writes == [b"a", b"bc", b"d"]
-
-
 async def test_write_buffer_above_its_bound_or_with_a_large_message_writes_at_once() -> None:
     out, transport = outlet()
     out.write((b"first",), 5)
@@ -91,28 +78,6 @@ async def test_write_buffer_copies_the_given_bytes() -> None:
     buffer[:] = b"spoil"
     await turn()
     assert transport.writes == [b"first", b"later"]
-
-
-async def test_write_buffer_writes_nothing_to_a_closing_transport() -> None:
-    out, transport = outlet()
-    out.write((b"a",), 1)
-    out.write((b"b",), 1)
-    transport.closing = True
-    await turn()
-    assert transport.writes == [b"a"]
-    assert out.waiting_bytes == 0
-
-
-async def test_write_buffer_by_default_sends_the_first_messages_of_a_loop_turn_at_once() -> None:
-    """An answer that waits for the end of its turn makes single acks an eighth slower."""
-    out, transport = outlet()
-    for _ in range(2):
-        transport.writes.clear()
-        for _ in range(AT_ONCE + 5):
-            out.write((b"x",), 1)
-        assert transport.writes == [b"x"] * AT_ONCE
-        await turn()
-        assert transport.writes == [*[b"x"] * AT_ONCE, b"xxxxx"]
 
 
 async def test_write_buffer_on_hold_sends_messages_in_one_write_on_release_or_at_turn_end() -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from liftpy.config import Codec
 from liftpy.core.wire.batch import HEADER_SIZE_BYTES, build_batch, build_filler, parse_batch, split_batches
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
-from tests.each import each
 from tests.long import examples
 from tests.unit.wire.batch_fuzz import fuzz
 
@@ -86,13 +85,6 @@ def test_batch_with_damaged_bytes_and_a_valid_crc_is_rejected_or_read_within_its
     assert 0 < fuzz(4000, seed=7) < 4000  # more of it: python -m tests.unit.wire.batch_fuzz
 
 
-@each("end", range(0, 120, 7))
-def test_batch_that_is_truncated_is_rejected(end: int) -> None:
-    batch = build_batch([b"x" * 60])
-    with pytest.raises(CorruptionError):
-        parse_batch(batch[: min(end, len(batch) - 1)])
-
-
 def test_batch_of_an_unknown_version_is_rejected_with_the_version() -> None:
     batch = bytearray(build_batch([b"x"]))
     batch[6] = 2
@@ -101,13 +93,6 @@ def test_batch_of_an_unknown_version_is_rejected_with_the_version() -> None:
     batch[:4] = crc32c.crc32c(bytes(batch[4:])).to_bytes(4, "little")
     with pytest.raises(UnknownFormatError, match="version 2"):
         parse_batch(bytes(batch))
-
-
-def test_split_batches_returns_concatenated_batches() -> None:
-    first, second = build_batch([b"a", b"b"], base_offset=0), build_batch([b"c"], base_offset=2)
-    assert [(b.base_offset, b.last_offset) for b in split_batches(first + second)] == [(0, 1), (2, 2)]
-    with pytest.raises(CorruptionError):
-        split_batches(first + second[:-1])
 
 
 def test_batch_with_offset_deltas_has_gaps_between_record_offsets() -> None:

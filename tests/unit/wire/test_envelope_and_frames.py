@@ -62,24 +62,12 @@ def test_wire_decoding_matches_the_published_vectors(vector: dict) -> None:
             assert getattr(message, name) == value
 
 
-def test_message_type_numbers_match_the_published_ones() -> None:
-    by_name = {t.name.replace("_", "").lower(): t.value for t in MessageType}
-    for name, number in VECTORS["types"].items():
-        assert by_name[name.lower()] == number
-
-
 @each("vector", VECTORS["bad"])
 def test_invalid_frames_are_rejected(vector: dict) -> None:
     frame = bytes.fromhex(vector["hex"])
     parse = frames.decode_replication_response if vector["why"].startswith("response") else envelope.decode
     with pytest.raises(ProtocolError):
         parse(frame)
-
-
-def test_frame_of_another_type_is_rejected() -> None:
-    frame = frames.encode(replication_pb2.PartitionNotification(stream="s"))
-    with pytest.raises(ProtocolError, match="PARTITION_NOTIFICATION, but REPLICATION_REQUEST"):
-        frames.decode(frame, replication_pb2.ReplicationRequest)
 
 
 @given(st.binary(max_size=64), st.sampled_from(["", "b90e43b40008", "b90e43b4000800", "b90e43b400080002", "b90e43b400080012"]))
@@ -96,27 +84,6 @@ def test_frame_decoder_of_any_bytes_raises_only_protocol_errors(tail: bytes, hea
             parse(frame)
         except ProtocolError:
             pass
-
-
-@given(st.binary(max_size=200), st.booleans())
-def test_envelope_is_decoded_to_its_type_and_payload(payload: bytes, crc: bool) -> None:
-    message_type, body = envelope.decode(envelope.encode(MessageType.PUBLISH, payload, crc=crc), MessageType.PUBLISH)
-    assert (message_type, bytes(body)) == (MessageType.PUBLISH, payload)
-
-
-@given(st.binary(min_size=1, max_size=50), st.integers(0, 10_000))
-def test_envelope_with_a_crc_detects_a_flipped_bit(payload: bytes, position: int) -> None:
-    frame = bytearray(envelope.encode(MessageType.PUBLISH, payload, crc=True))
-    bit = position % ((len(frame) - 8) * 8)  # CRC and payload; the header's own fields are checked one by one
-    frame[8 + bit // 8] ^= 1 << (bit % 8)
-    with pytest.raises(ProtocolError):
-        envelope.decode(bytes(frame))
-
-
-def test_read_response_is_decoded_to_its_header_and_batches() -> None:
-    head = client_pb2.ReadResponse(node="a", highWatermark=-1, nextOffset=5)
-    parsed, batches = frames.decode_read_response(frames.read_response_header(head) + b"batches")
-    assert (parsed.highWatermark, parsed.nextOffset, bytes(batches)) == (-1, 5, b"batches")
 
 
 def test_sealed_frame_with_any_change_is_rejected() -> None:

@@ -17,7 +17,7 @@ from liftpy.core.base.ids import check_data_subject, check_publisher_subject
 from liftpy.core.metadata.controller.admission import RequestAcl, refusal
 from liftpy.core.wire import subjects as built
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.permissions import USES, AccessRole, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
+from liftpy.core.wire.permissions import USES, AccessRole, Scope, as_nsc, partition_subjects, rights_of
 from liftpy.core.wire.subjects import PARTITION_TOKENS, SERVER_CONNECTIONS, Subjects, check_node_or_principal
 from liftpy.errors import ConfigError
 from sidecar.cli import permissions as rights_command
@@ -158,26 +158,6 @@ def test_principal_or_node_name_that_is_a_protocol_word_is_rejected(word: str) -
 def test_permission_subjects_of_many_partitions_are_one_wildcard_subject() -> None:
     assert partition_subjects("a.b", 3) == ("a.b", "a.b.1", "a.b.2")
     assert partition_subjects("a.b", 1000) == ("a.b", "a.b.*")
-
-
-def run(*arguments: str) -> str:
-    done = CliRunner().invoke(liftpy, ["permissions", *arguments], catch_exceptions=True)
-    assert done.exit_code == 0, done.output + str(done.exception)
-    return done.output.strip()
-
-
-def test_permissions_command_prints_the_permissions_of_the_role() -> None:
-    assert run("--role", "status", "--namespace", "ns") == (
-        'permissions: {\n  publish: { allow: ["ns.info", "ns.status.*"] }\n  subscribe: { allow: ["_INBOX.>"] }\n}'
-    )
-    assert run("--role", "reader", "--stream", "a", "--stream", "b", "--format", "nsc", "--principal", "bob").startswith(
-        "nsc edit user --name bob \\\n  --allow-pub 'liftpy.a.*.read' \\\n  --allow-pub 'liftpy.b.*.read'"
-    )
-    assert "allow_responses: { max: " in run("--role", "node")
-    assert "--allow-pub-response=" in run("--role", "node", "--format", "nsc")
-    assert '"shop.>"' in run("--role", "publisher", "--subject", "shop.>")
-    assert as_nats_conf(rights_of(AccessRole.NODE, Scope())).startswith("permissions")
-    assert "--response-ttl" in as_nsc(rights_of(AccessRole.NODE, Scope()), "n")
 
 
 @pytest.mark.parametrize("subject", ['a"b', "a b", "a..b", "", "a\\", "'", "a.>.b"])

@@ -12,11 +12,9 @@ from liftpy.core.wire._pb import client_pb2, replication_pb2
 from liftpy.core.wire.chunking import Assembly, PartialBatch, Piece, room_bytes
 from liftpy.core.wire.decode_errors import by_reason, counter_name
 from liftpy.core.wire.envelope import ChecksumError, EnvelopeError, MessageType
-from liftpy.core.wire.frames import MisdirectedError, address, check_answer_address, check_partition_address
+from liftpy.core.wire.frames import MisdirectedError, check_partition_address
 from liftpy.core.wire.headers import pairs_of
-from liftpy.core.wire.permissions import USES, AccessRole, Scope, partition_subjects, rights_of
-from liftpy.core.wire.subjects import PARTITION_TOKENS, Subjects
-from liftpy.errors import ConfigError, InvalidNameError, ProtocolError
+from liftpy.errors import ConfigError, ProtocolError
 from tests.each import each
 
 ADDRESS = bytes(range(16))
@@ -41,80 +39,18 @@ def test_envelope_with_each_flag_is_decoded() -> None:
 
 
 @each(
-    ("wrong", "error", "reason", "text"),
+    ("wrong", "reason"),
     [
-        (
-            frame(2, ADDRESS + b"body"),
-            EnvelopeError,
-            "envelope",
-            "The envelope has an address, so it needs a CRC-32C and 16 bytes. Check the version of its sender.",
-        ),
-        (
-            frame(3, ADDRESS[:-1]),
-            EnvelopeError,
-            "envelope",
-            "The envelope has an address, so it needs a CRC-32C and 16 bytes. Check the version of its sender.",
-        ),
-        (
-            frame(1, b"body", crc=b"none"),
-            ChecksumError,
-            "checksum",
-            "The CRC-32C of the message does not match its payload. It was damaged on its way, or written by a faulty client.",
-        ),
-        (
-            frame(1, b"body", size=8),
-            EnvelopeError,
-            "envelope",
-            "The envelope has a CRC flag, but a header of 8 bytes instead of 12. Check the version of its sender.",
-        ),
-        (
-            frame(1, b"body", size=13),
-            EnvelopeError,
-            "envelope",
-            "The envelope has a CRC flag, but a header of 13 bytes instead of 12. Check the version of its sender.",
-        ),
-        (
-            frame(0, b"", size=9),
-            EnvelopeError,
-            "envelope",
-            "The envelope has an invalid header length 9, outside 8..8. Check the version of its sender.",
-        ),
-        (
-            frame(0, b"", size=7),
-            EnvelopeError,
-            "envelope",
-            "The envelope has an invalid header length 7, outside 8..8. Check the version of its sender.",
-        ),
-        (
-            frame(0, b"")[:7],
-            EnvelopeError,
-            "no envelope",
-            "The message has 7 bytes, less than an envelope header. Check the version of its sender.",
-        ),
-        (
-            b"x" + frame(0, b"")[1:],
-            EnvelopeError,
-            "no envelope",
-            "The message is not a liftpy envelope: its magic number is missing. Check the version of its sender.",
-        ),
-        (
-            envelope.MAGIC + b"\1\x08\0\1",
-            EnvelopeError,
-            "version",
-            "The envelope has version 1, but this version reads 0. Upgrade liftpy.",
-        ),
-        (
-            envelope.MAGIC + b"\0\x08\0\xff",
-            EnvelopeError,
-            "message type",
-            "The envelope has the unknown message type 255. Upgrade liftpy.",
-        ),
+        (frame(2, ADDRESS + b"body"), "envelope"), (frame(3, ADDRESS[:-1]), "envelope"), (frame(1, b"body", crc=b"none"), "checksum"),
+        (frame(1, b"body", size=8), "envelope"), (frame(1, b"body", size=13), "envelope"), (frame(0, b"", size=9), "envelope"),
+        (frame(0, b"", size=7), "envelope"), (frame(0, b"")[:7], "no envelope"), (b"x" + frame(0, b"")[1:], "no envelope"),
+        (envelope.MAGIC + b"\1\x08\0\1", "version"), (envelope.MAGIC + b"\0\x08\0\xff", "message type"),
     ],
-)
-def test_invalid_envelope_is_rejected_with_the_reason(wrong: bytes, error: type[EnvelopeError], reason: str, text: str) -> None:
+)  # fmt: skip
+def test_invalid_envelope_is_rejected_with_the_reason(wrong: bytes, reason: str) -> None:
     with pytest.raises(EnvelopeError) as raised:
         envelope.decode_addressed(wrong)
-    assert (type(raised.value), raised.value.reason, str(raised.value)) == (error, reason, text)
+    assert (raised.value.reason, isinstance(raised.value, ChecksumError)) == (reason, reason == "checksum")
 
 
 def test_envelope_that_requires_a_crc_is_rejected_without_a_valid_one() -> None:
@@ -130,15 +66,7 @@ def test_envelope_that_requires_a_crc_is_rejected_without_a_valid_one() -> None:
         envelope.sealed_payload(frame(1, b"body"), MessageType.PUBLISH)
 
 
-# ---- addresses -----------------------------------------------------------------------------------------------------------------
-def test_envelope_address_contains_the_partition_and_the_request_id() -> None:
-    assert address("u1", 3, 5) == (5).to_bytes(8, "big") + (3).to_bytes(4, "big") + crc32c.crc32c(b"u1").to_bytes(4, "big")
-    assert len({address(*which) for which in (("u1", 3, 5), ("u2", 3, 5), ("u1", 4, 5), ("u1", 3, 6))}) == 4
-    check_answer_address(ADDRESS, ADDRESS)
-    with pytest.raises(MisdirectedError, match="Received the answer to another fetch request"):
-        check_answer_address(ADDRESS, address("u1", 3, 5))
-
-
+# ---- addresses ----------------------------------------------------------------------------------------------------------------
 def test_message_for_another_partition_stream_or_request_is_rejected() -> None:
     request = replication_pb2.ReplicationRefusal(partition=3, streamUid="u1", requestId=5)
     check_partition_address(request, 3, streamUid="u1", requestId=5)
@@ -193,49 +121,6 @@ def test_response_size_limit_is_the_lower_of_max_payload_and_request(
 def test_header_name_that_is_not_text_is_rejected(given: Any) -> None:
     with pytest.raises(ConfigError):
         pairs_of(given)
-
-
-def test_message_headers_are_optional_and_decoded_in_order() -> None:
-    assert pairs_of(None) == pairs_of({}) == pairs_of([]) == ()
-    assert pairs_of({"b": "é", "a": b"\xff"}) == (("b", "é".encode()), ("a", b"\xff"))
-
-
-@pytest.mark.parametrize("word", [*sorted(PARTITION_TOKENS), "two.tokens", "*", "a b"])
-def test_principal_name_that_is_a_protocol_word_is_rejected(word: str) -> None:
-    with pytest.raises(InvalidNameError):
-        Subjects(principal=word)
-    assert Subjects(principal="ops").control_admin() == "liftpy.control.admin.ops"
-    assert Subjects().control_admin() == "liftpy.control.admin"
-
-
-def test_permission_table_rows_have_a_subject_builder_and_a_pattern() -> None:
-    for use in USES:
-        assert not use.built_by or use.built_by == "data_subject" or hasattr(Subjects, use.built_by), use
-        assert "." in use.pattern or use.pattern in ("{data}", "{ns}-groups", "{ns}-events"), use
-
-
-def test_permissions_of_the_service_and_node_roles_equal_the_expected_subjects() -> None:
-    rights = rights_of(AccessRole.SERVICE, Scope("ns", ("s",), ("out",), "_INBOX_svc", "", ("sums",), ("_INBOX_app",)))
-    assert rights.publish == (
-        "ns.s.*.read", "ns.s.*.read.*", "ns.info", "ns.status.*", "ns.service.*.session.s.sums",
-        "ns.service.sums.snapshot.*", "out", "_INBOX_app.>",
-    )  # fmt: skip
-    assert rights.subscribe == (
-        "ns.service.sums.query", "ns.service.sums.query.*", "ns.service.sums.snapshot.*", "_INBOX_svc.>",
-    )  # fmt: skip
-    assert rights.responses == (1, 5)
-    node = rights_of(AccessRole.NODE, Scope("ns", data_subjects=("orders", "orders.*")))
-    groups = ("ns-groups", "ns-groups.*", "ns-events", "_INBOX_liftpy-groups.>")
-    assert node.publish == ("ns.>", *groups, "$SYS.REQ.ACCOUNT.PING.CONNZ", "_INBOX.>")
-    assert node.subscribe == ("ns.>", "orders", "orders.*", *groups)
-    assert node.responses == (1000, 30)
-    assert rights_of(AccessRole.READER, Scope("ns")).responses is None
-
-
-def test_publisher_permissions_list_a_subject_per_partition_up_to_a_bound() -> None:
-    assert partition_subjects("orders", 3) == ("orders", "orders.1", "orders.2")
-    assert len(partition_subjects("orders", 64)) == 64
-    assert partition_subjects("orders", 65) == ("orders", "orders.*")
 
 
 def test_frame_decoder_counts_rejected_frames_by_reason() -> None:

@@ -15,7 +15,6 @@ from liftpy.core.wire import batch as batches
 from liftpy.core.wire import batch_columns, envelope, frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import (
-    HEADER_SIZE_BYTES,
     BatchTooLargeError,
     Record,
     build_batch,
@@ -23,15 +22,11 @@ from liftpy.core.wire.batch import (
     encode_body,
     parse_batch,
     parse_header,
-    reach,
-    seal,
     split_batches,
 )
-from liftpy.core.wire.chunking import Assembly, Piece
-from liftpy.core.wire.envelope import ChecksumError, EnvelopeError, MessageType
+from liftpy.core.wire.envelope import EnvelopeError, MessageType
 from liftpy.core.wire.headers import is_reserved, is_status, may_be_enveloped, pairs_of, parse_headers
-from liftpy.core.wire.permissions import AccessRole, Permissions, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
-from liftpy.core.wire.subjects import MAX_REPLY_BYTES, InboxRule, Subjects, data_subject, is_protocol_shaped
+from liftpy.core.wire.subjects import MAX_REPLY_BYTES, InboxRule, Subjects, is_protocol_shaped
 from liftpy.errors import ConfigError, CorruptionError, InvalidNameError, ProtocolError
 from tests.each import each
 
@@ -96,17 +91,6 @@ def test_split_batches_with_bytes_after_the_last_batch_raises(behind: int) -> No
         split_batches(BATCH + forged(BATCH, base=8)[:behind])
 
 
-def test_batch_seal_sets_only_offset_leader_epoch_timestamp_and_crc() -> None:
-    body = encode_body([b"a", None], keys=[b"k", None])
-    before, after = (
-        parse_batch(seal(body)).header,
-        parse_batch(seal(body, base_offset=11, leader_epoch=12, timestamp_ns=-13)).header,
-    )
-    assert after._replace(crc=0) == before._replace(crc=0, base_offset=11, leader_epoch=12, timestamp_ns=-13)
-    assert not parse_batch(BATCH).header.control
-    assert parse_batch(BATCH).header.size_bytes == len(BATCH)
-
-
 def test_batch_header_fields_are_at_their_documented_byte_positions() -> None:
     stamps = {
         "base_offset": 101, "leader_epoch": 102, "timestamp_ns": -103, "producer_id": 104, "base_sequence": 105, "producer_epoch": 106,
@@ -123,16 +107,6 @@ def test_batch_header_fields_are_at_their_documented_byte_positions() -> None:
     assert (header.last_offset, header.next_offset) == (107, 108)
     assert crc == crc32c.crc32c(data[4:])
     assert header.body_size_bytes == build_batch([b"aa", b"b"], keys=[b"k", None], offset_deltas=[0, 6]).__len__() - 64
-
-
-def test_compacted_batch_covers_the_offsets_up_to_the_next_batch() -> None:
-    stretched = parse_batch(reach(HOLES, 20))
-    assert (stretched.base_offset, stretched.next_offset, stretched.values()) == (5, 20, [b"a", b"b"])
-    filler = parse_batch(build_filler(20, 25, 3, 7))
-    assert (filler.base_offset, filler.next_offset, filler.leader_epoch, filler.timestamp_ns) == (20, 25, 3, 7)
-    assert stretched.header.is_compacted
-    assert filler.header.is_compacted
-    assert not parse_batch(BATCH).header.is_compacted
 
 
 def test_build_batch_above_the_size_limit_raises(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,46 +201,7 @@ def test_batch_body_of_another_than_the_declared_size_is_rejected(codec: Codec, 
         batches.decompress(stored, codec, len(body) + off_by)
 
 
-def test_zstd_frame_without_a_size_is_decompressed_completely() -> None:
-    import zstandard
-
-    body = b"abcdefgh" * 100
-    stored = memoryview(zstandard.ZstdCompressor(write_content_size=False).compress(body))
-    assert batches.decompress(stored, Codec.ZSTD, len(body)) == body
-    for size in (len(body) - 1, len(body) + 1):
-        with pytest.raises(CorruptionError):
-            batches.decompress(stored, Codec.ZSTD, size)
-
-
-def test_lz4_size_above_the_maximum_ratio_is_rejected_without_decompression(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(
-        batches.lz4.block, "decompress", lambda stored, uncompressed_size: asked.append(uncompressed_size) or b""
-    )
-    for size, looked_at in ((255 * 8 + 64, 1), (255 * 8 + 65, 0), (1 << 30, 0)):
-        asked.clear()
-        with pytest.raises(CorruptionError):
-            batches.decompress(memoryview(bytes(8)), Codec.LZ4, size)
-        assert len(asked) == looked_at
-
-
 # ---- envelopes and frames ----------------------------------------------------------------------------------------------------
-def test_sealed_envelope_with_a_changed_byte_is_rejected() -> None:
-    sealed = envelope.encode(MessageType.RAFT_FRAME, b"payload", crc=True)
-    assert bytes(envelope.sealed_payload(sealed, MessageType.RAFT_FRAME)) == b"payload"
-    head = struct.pack(">4sBBBB", envelope.MAGIC, 0, 12, 0, MessageType.RAFT_FRAME)
-    for unsealed in (envelope.encode(MessageType.RAFT_FRAME, b"payload"), head + bytes(4) + b"payload"):
-        with pytest.raises(EnvelopeError):
-            envelope.sealed_payload(unsealed, MessageType.RAFT_FRAME)
-    for flags, length in ((1, 8), (1, 11), (1, 13), (0, 7)):
-        odd = struct.pack(">4sBBBB", envelope.MAGIC, 0, length, flags, MessageType.RAFT_FRAME) + bytes(20)
-        with pytest.raises(EnvelopeError):
-            envelope.decode(odd)
-    chunks = [b"one", memoryview(b"two"), b""]
-    head = envelope.checked_header(MessageType.READ_RESPONSE, b"zero", chunks)
-    assert bytes(envelope.decode(head + b"onetwo")[1]) == b"zeroonetwo"
-    with pytest.raises(ChecksumError):
-        envelope.decode(head + b"twoone")
 
 
 @each("kind", list(MessageType))
@@ -289,28 +224,6 @@ def test_read_response_with_a_header_longer_than_its_frame_is_rejected() -> None
         else:
             with pytest.raises(ProtocolError, match="is longer than its frame"):
                 frames.decode_read_response(frame)
-
-
-def test_replication_fragment_encoded_and_decoded_is_equal() -> None:
-    piece = Piece(crc=7, total_bytes=100, position=40, data=memoryview(b"x" * 10))
-    head = frames.replication_piece_header(3, -1, piece)
-    assert len(head) == frames.PIECE_OVERHEAD_BYTES - envelope.ADDRESS_SIZE_BYTES
-    found = frames.decode_replication_piece(head + bytes(piece.data))
-    assert (found.leader_epoch, found.high_watermark, found.piece) == (3, -1, piece)
-
-
-def test_batch_assembly_drops_fragments_that_declare_another_batch_size() -> None:
-    assembly = Assembly()
-    first = Piece(1, 6, 0, memoryview(b"abc"))
-    assert assembly.add_piece(first) is None
-    assert assembly.add_piece(Piece(1, 7, 3, memoryview(b"def"))) is None, "of another size"
-    assert assembly.held.position == 3
-    whole = assembly.add_piece(Piece(1, 6, 3, memoryview(b"def")))
-    assert whole is not None
-    assert assembly.held.position == 0, "it begins anew"
-    assert assembly.add_piece(Piece(1, 6, 3, memoryview(b"xyz"))) is None
-    assert assembly.add_piece(Piece(1, 6, 0, memoryview(b"uvwxyz"))) is not None
-    assert bytes(whole) == b"abcdef"
 
 
 # ---- names, subjects, headers ------------------------------------------------------------------------------------------------
@@ -338,12 +251,6 @@ def test_stream_subject_in_the_namespace_of_the_cluster_is_rejected(first: str) 
         with pytest.raises(InvalidNameError):
             check_data_subject(subject, "liftpy")
     assert check_data_subject("liftpyx.a", "liftpy") == "liftpyx.a"
-
-
-def test_data_subject_of_partition_n_is_the_stream_subject_with_suffix_n() -> None:
-    assert [data_subject("orders", n) for n in (0, 1, 2)] == ["orders", "orders.1", "orders.2"]
-    assert partition_subjects("orders", 64) == tuple(data_subject("orders", n) for n in range(64))
-    assert partition_subjects("orders", 65) == ("orders", "orders.*")
 
 
 def test_protocol_subject_check_accepts_only_protocol_subjects_of_any_namespace() -> None:
@@ -397,27 +304,6 @@ def test_reply_subject_above_the_maximum_length_is_rejected() -> None:
     assert not rule.allows_all([b"_INBOX.a\n_INBOX.b", b"_INBOX.c"])
 
 
-def test_role_permissions_equal_the_subjects_of_its_table_rows() -> None:
-    scope = Scope("ns", ("s",), ("orders", "orders.*"), "_INBOX_me", "me")
-    publishes = {role: set(rights_of(role, scope).publish) for role in AccessRole}
-    assert publishes[AccessRole.PUBLISHER] == {"orders", "orders.*"}
-    assert publishes[AccessRole.READER] == {"ns.s.*.read", "ns.s.*.read.*", "ns.info"}
-    assert publishes[AccessRole.OPERATOR] == {
-        "ns.info", "ns.control.admin.me", "ns.control.level.*", "ns.control.settings.*", "ns.control.events.*", "ns.status.*",
-        "ns._liftpy-events.*.read", "ns._liftpy-events.*.read.*",
-    }  # fmt: skip
-    assert publishes[AccessRole.STATUS] == {"ns.info", "ns.status.*"}
-    assert all(
-        rights_of(role, scope).subscribe == ("_INBOX_me.>",)
-        for role in set(AccessRole) - {AccessRole.NODE, AccessRole.SERVICE, AccessRole.OPERATOR}
-    )
-    assert rights_of(AccessRole.OPERATOR, scope).subscribe == ("ns.events.*", "_INBOX_me.>")
-    given = Permissions(("a",), ("b",), (5, 30))
-    assert 'expires: "30s"' in as_nats_conf(given)
-    assert "max: 5" in as_nats_conf(given)
-    assert "--allow-pub-response=5 --response-ttl 30s" in as_nsc(given, "u")
-
-
 # ---- numbers -----------------------------------------------------------------------------------------------------------------
 def test_strict_json_rejects_numbers_that_are_not_integers() -> None:
     assert [whole_number(n, 0, 3) for n in (0, 3)] == [0, 3]
@@ -428,10 +314,6 @@ def test_strict_json_rejects_numbers_that_are_not_integers() -> None:
         with pytest.raises(ValueError):
             load_json(text)
     assert load_json("[1.5, 1e300, 10000000000000000000000]") == [1.5, 1e300, 10**22]
-
-
-def test_batch_header_size_bytes_equals_the_encoded_size() -> None:
-    assert len(build_filler(0, 1, 1, 0)) == HEADER_SIZE_BYTES
 
 
 @pytest.mark.parametrize(("entry_count", "right"), [(0, False), (1, True), (3, True), (4, False)])

@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -16,12 +15,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from liftpy.client import Client, GroupOptions
+from liftpy.client import Client, Consumer, GroupOptions
 from liftpy.errors import NotFoundError
 from liftpy.testing.memory import MemoryCluster, memory_cluster
-from sidecar.cli.consume import write_out
 from sidecar.cli.main import main
 from tests.only_in import only_in
 
@@ -184,6 +184,8 @@ def test_consume_with_group_option_on_ctrl_c_waits_for_printing_and_commits_prin
     async def pressed(_: Client) -> bool:
         if begun.is_set() and in_time:
             asyncio.get_running_loop().call_later(0.3, may_end.set)
+        elif begun.is_set():
+            threading.Timer(1.0, may_end.set).start()  # the thread is not left behind
         return begun.is_set()
 
     async def committed() -> dict[int, int]:
@@ -192,23 +194,9 @@ def test_consume_with_group_option_on_ctrl_c_waits_for_printing_and_commits_prin
         except NotFoundError:  # it has no member and no position
             return {}
 
-    closing = threading.Timer(0.0, lambda: None)
-    if not in_time:
-        closing = threading.Timer(1.0, may_end.set)  # the thread is not left behind
-        closing.start()
     assert consume(cluster, monkeypatch, pressed, name, "--group", name) == 130
     assert threading.get_ident() not in threads, "heartbeats go on while it is printed"
     assert bool(asyncio.run(committed())) is in_time
-    closing.cancel()
-    may_end.set()
-
-
-def test_consume_write_out_flushes_stdout_before_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
-    out: list[object] = []
-    buffer = SimpleNamespace(writelines=lambda lines: out.append(list(lines)), flush=lambda: out.append("flushed"))
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=buffer))
-    write_out(iter([b"a", b"b"]))
-    assert out == [[b"a", b"b"], "flushed"]
 
 
 def test_consume_with_group_option_from_new_starts_at_the_log_end(
@@ -414,3 +402,46 @@ def test_cursor_show_with_a_position_below_the_log_start_excludes_deleted_record
         main(["cursor", "show", f"c-{name}", "--json"])
     (shown,) = json.loads(capsys.readouterr().out)
     assert (shown["position"], shown["lag"]) == (2, 4)
+
+
+async def _until_its_end(_: Client) -> bool:
+    return False
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "jsonl"])
+def test_consume_output_option_writes_all_records_to_the_file(
+    suffix: str, reverse: bool, cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    file = tmp_path / f"orders.{suffix}"
+    words = (name, "--partition", "0", "--output", str(file), *(["--reverse"] if reverse else ["--until", "end"]))
+    assert consume(cluster, monkeypatch, _until_its_end, *words) == 0
+    assert capsys.readouterr().err == f"10 records in {file}\n"
+    if suffix == "jsonl":
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+    else:
+        rows = (pq.read_table(file) if suffix == "parquet" else pa.ipc.open_file(file).read_all()).to_pylist()
+    offsets = list(range(10))
+    assert [row["offset"] for row in rows] == (offsets[::-1] if reverse else offsets)
+    key = "k1" if reverse else "k0"
+    assert rows[0]["key"] == (key if suffix == "jsonl" else key.encode())
+    assert os.listdir(tmp_path) == [file.name]
+    assert consume(cluster, monkeypatch, _until_its_end, *words) == 2
+    assert "already exists" in capsys.readouterr().err
+
+
+def test_consume_output_that_fails_leaves_a_file_with_the_suffix_part(
+    cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batches = Consumer.batches
+
+    async def fails(consumer: Consumer) -> Any:
+        async for piece in batches(consumer):
+            yield piece
+            raise NotFoundError("made again")
+
+    monkeypatch.setattr(Consumer, "batches", fails)
+    assert consume(cluster, monkeypatch, _until_its_end, name, "--partition", "0", "--output", str(tmp_path / "o.jsonl")) == 1
+    assert "Error: made" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["o.jsonl.part"]

@@ -1,0 +1,132 @@
+"""Test the reply sender and the record writer of a service: what they send, and which acks and errors end a try."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.core.services.outbox import EXPECTED_HEADER
+from liftpy.core.services.replies import Reply, ReplyBuffer
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.errors import ConfigError, ProtocolError, UnavailableError
+from liftpy.service.bad_record_writer import RecordWriter
+from liftpy.service.reply_sender import Replier
+from liftpy.service.settings import ServiceSettings
+
+
+class Answers:
+    """A transport and its connection that record publishes. ``deaf``: not connected."""
+
+    def __init__(self, max_payload: int = 2000) -> None:
+        self.connection = SimpleNamespace(max_payload=max_payload)
+        self.said: list[tuple[str, bytes, dict[str, str]]] = []
+        self.deaf: type[Exception] | None = None
+
+    async def publish(self, subject: str, payload: bytes, *, headers: dict[str, str]) -> None:
+        if self.deaf is not None:
+            raise self.deaf("no")
+        self.said.append((subject, payload, headers))
+
+
+# ---- replies ---------------------------------------------------------------------------------------------------------------
+def replier(bus: Answers, buffer: ReplyBuffer) -> Any:
+    instance = SimpleNamespace(leads=True, emitted_end=None)
+    return Replier(bus, ServiceSettings("shop", "orders", "n1", Path("x")), buffer, instance)  # type: ignore[arg-type]
+
+
+async def test_service_reply_sender_retries_only_replies_that_were_not_sent(caplog: pytest.LogCaptureFixture) -> None:
+    bus = Answers()
+    made = replier(bus, ReplyBuffer())
+    await made._send(Reply(5, "_INBOX.a", b"v", error="E"))
+    headers = {"Lift-Service": "shop", "Lift-Offset": "5", "Lift-Node": "n1", "Lift-Error": "E"}
+    assert bus.said == [("_INBOX.a", b"v", headers)]
+    bus.deaf = UnavailableError
+    with pytest.raises(UnavailableError):
+        await made._send(Reply(6, "_INBOX.a", b"v"))
+    assert (made.sent_count, made.refused_count) == (1, 0)
+    bus.deaf = ProtocolError
+    await made._send(Reply(7, "_INBOX.a", b"four"))
+    await made._send(Reply(8, "orders", b"v"))
+    await made._send(Reply(9, None, b"v"))
+    assert (made.sent_count, made.refused_count) == (1, 3)
+    (said,) = caplog.records
+    assert (
+        said.getMessage()
+        == "reply not sent service=shop offset=7 to='_INBOX.a' reason=the reply of 4 bytes is larger than this NATS server accepts"
+    )
+
+
+# ---- what is said in the log -----------------------------------------------------------------------------------------------
+class Log:
+    """A client of one stream. Each publish returns ``ack``."""
+
+    def __init__(self, **stream: Any) -> None:
+        self.found = SimpleNamespace(
+            **({"uid": "u9", "subject": "a.*.b.>", "answers": True, "partitions": [None] * 2} | stream)
+        )
+        self.transport = SimpleNamespace(request=self._request)
+        self.asked: list[tuple[Any, ...]] = []
+        self.ack = client_pb2.Ack(stream="s", partition=1, offset=33)
+
+    async def stream(self, name: str) -> Any:
+        return self.found
+
+    async def _request(self, *given: Any) -> bytes:
+        self.asked.append(given)
+        return frames.encode(self.ack)
+
+
+async def test_service_record_writer_sends_value_key_headers_and_stream_uid() -> None:
+    log: Any = Log()
+    writer = RecordWriter(log, 2.5)
+    assert await writer.append("s", 1, b"v", b"", [("h", b"1")], "u9") == 33
+    subject, payload, timeout_s, headers = log.asked.pop()
+    assert (subject, timeout_s, headers) == ("a.service.b.service.1", 2.5, None)
+    sent = frames.decode(payload, client_pb2.Message)
+    wanted = client_pb2.Message(
+        offset=-1, value=b"v", key=b"", keyed=True, stream="s", streamUid="u9", partition=1,
+        headers=[client_pb2.Header(name="h", value=b"1")], ackPolicy=client_pb2.ALL,
+    )  # fmt: skip
+    assert sent == wanted
+    await writer.append("s", 1, b"v", None, [], first=True)
+    assert log.asked[-1][3] == {EXPECTED_HEADER: "0"}
+    assert not frames.decode(log.asked[-1][1], client_pb2.Message).keyed
+    log.ack.partition = 0
+    await writer.append("s", 2, b"v", None, [])
+    assert log.asked[-1][0] == "a.service.b.service", "a partition that is not there is the first"
+
+
+@pytest.mark.parametrize(
+    ("ack", "said"),
+    [
+        ({"stream": "other", "partition": 1}, "s/1 rejected the decision: 0. Retry later."),
+        ({"stream": "s", "partition": 0}, "s/1 rejected the decision: 0. Retry later."),
+        (
+            {"stream": "s", "partition": 1, "ackError": client_pb2.Ack.NOT_LEADER, "detail": "n2 leads"},
+            "s/1 rejected the decision: n2 leads. Retry later.",
+        ),
+    ],
+)
+async def test_service_record_writer_without_a_matching_ack_raises_unavailable(ack: dict[str, Any], said: str) -> None:
+    log: Any = Log()
+    log.ack = client_pb2.Ack(**ack)
+    with pytest.raises(UnavailableError) as raised:
+        await RecordWriter(log).append("s", 1, b"v", None, [])
+    assert str(raised.value) == said
+    assert log.asked[0][2] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("stream", "uid", "said"), [({}, "u8", "was deleted and created again"), ({"answers": False}, "u9", "ack policy none")]
+)
+async def test_service_record_writer_with_a_recreated_stream_or_without_acks_raises_config_error(
+    stream: dict[str, Any], uid: str, said: str
+) -> None:
+    log: Any = Log(**stream)
+    with pytest.raises(ConfigError, match=said):
+        await RecordWriter(log).append("s", 1, b"v", None, [], uid)
+    assert log.asked == []
