@@ -613,6 +613,16 @@ class Checkers:
                 ghost.may_be_gone = found = True
         return found
 
+    def held_only_on(self, host: str) -> list[PartitionGhost]:
+        """Return the partitions of which only this machine's disk has all committed records. A disk that lost data has none."""
+        whole = {machine.host for machine in self.cluster.machines if not machine.lost_data}
+        return [
+            ghost
+            for ghost in self.ghosts.values()
+            if ghost.high_watermark >= 0
+            and [each for each in ghost.shadows if each in whole and self._holds_committed(ghost, each)] == [host]
+        ]
+
     def _others_hold(self, key: PartitionKey, node_id: str) -> bool:
         truth, ghost = self._truth(key), self.ghost(key)
         left_out = {node_id, *truth.incomplete, *self.cluster.twin_ids}  # a twin may take its node's place at any time

@@ -120,6 +120,8 @@ class Twins:
         """End a twin.
 
         If it became the node, its directory replaces the node's. ``keep``: always, else only if another node has all records.
+        The node keeps its own directory if no other disk has all records of some partition. If each of the two directories
+        is the last one of a partition, one partition is lost.
         """
         cluster, node_id = self._cluster, twin.node_id
         if self.of.get(node_id) is not twin:
@@ -127,6 +129,11 @@ class Twins:
         node, checkers = cluster.nodes[node_id], cluster.checkers
         is_the_node = cluster.acting(node_id) is twin
         keep = is_the_node and (keep or not checkers.others_hold_all(node_id))
+        if keep and checkers.held_only_on(node.host) and not checkers.held_only_on(twin.host):
+            keep = False
+            cluster.counters["twin: only its original has everything"] += 1
+        for ghost in checkers.held_only_on(node.host if keep else twin.host):
+            ghost.may_be_gone = True
         twin.crash(power=False)
         twin.is_gone = True
         if is_the_node:

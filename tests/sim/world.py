@@ -273,6 +273,9 @@ class Witness(Protocol):
     def is_the_last(self, node_id: str) -> bool:
         """Return whether data could be lost with this node."""
 
+    def held_only_on(self, host: str) -> list[PartitionGhost]:
+        """Return the partitions that are lost with the disk of this machine."""
+
     def ghost(self, key: PartitionKey) -> PartitionGhost:
         """Return the ghost state of one partition."""
 
