@@ -261,7 +261,7 @@ class PartitionShell(ABC):
 
 
 class ReplicaSource:
-    """What ``Reads`` asks the replica of a partition (implements ``ReadSource``)."""
+    """Read requests for a partition, answered by its replica (implements ``ReadSource``)."""
 
     def __init__(self, partition: PartitionShell) -> None:
         self.log = partition.log

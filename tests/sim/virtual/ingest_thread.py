@@ -1,4 +1,4 @@
-"""What the thread that reads publishes during a burst uses: a socket, poll, and events (``sidecar.transport.ingest_connection``)."""
+"""Socket, poll and events of the thread that reads publishes during a burst (``sidecar.transport.ingest_connection``)."""
 
 from __future__ import annotations
 

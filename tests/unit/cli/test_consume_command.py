@@ -354,9 +354,9 @@ def test_consume_with_group_option_and_an_incompatible_option_is_rejected(
     assert says in " ".join(capsys.readouterr().err.split())
 
 
-def test_queue_show_lists_workers_with_pending_records(
-    cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def _session_of(cluster: MemoryCluster) -> Callable[..., Any]:
+    """Return a function in the place of ``with_client``, which connects to ``cluster``."""
+
     def session(_: Any, work: Callable[[Client], Awaitable[Any]], **_named: Any) -> Any:
         async def done() -> Any:
             async with cluster.client() as client:
@@ -364,7 +364,13 @@ def test_queue_show_lists_workers_with_pending_records(
 
         return asyncio.run(done())
 
-    monkeypatch.setattr(importlib.import_module("sidecar.cli.group"), "with_client", session)
+    return session
+
+
+def test_queue_show_lists_workers_with_pending_records(
+    cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.import_module("sidecar.cli.group"), "with_client", _session_of(cluster))
     with cluster.sync_client() as client, client.queue(name, f"q-{name}") as queue:
         worker = queue._wrapped._member
         jobs = queue.take(7)
@@ -382,13 +388,6 @@ def test_queue_show_lists_workers_with_pending_records(
 def test_cursor_show_with_a_position_below_the_log_start_excludes_deleted_records_from_the_lag(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def session(_: Any, work: Callable[[Client], Awaitable[Any]], **_named: Any) -> Any:
-        async def done() -> Any:
-            async with cluster.client() as client:
-                return await work(client)
-
-        return asyncio.run(done())
-
     async def trimmed(client: Client) -> None:
         await (await client.cursor(f"c-{name}", name)).commit(2)
         await client.admin.truncate_before(name, 0, 6)
@@ -396,8 +395,8 @@ def test_cursor_show_with_a_position_below_the_log_start_excludes_deleted_record
             while (await client.bounds(name)).log_start_offset < 6:
                 await asyncio.sleep(0.01)
 
-    session(None, trimmed)
-    monkeypatch.setattr(importlib.import_module("sidecar.cli.cursor"), "with_client", session)
+    _session_of(cluster)(None, trimmed)
+    monkeypatch.setattr(importlib.import_module("sidecar.cli.cursor"), "with_client", _session_of(cluster))
     with pytest.raises(SystemExit, match="0"):
         main(["cursor", "show", f"c-{name}", "--json"])
     (shown,) = json.loads(capsys.readouterr().out)
