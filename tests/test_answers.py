@@ -19,11 +19,10 @@ BUILT = {
 }  # fmt: skip
 """What the subject of a request or a notice is made of."""
 EXCEPTIONS = {
-    ("sidecar/transport/connection.py", "send"): "send_answer, which asks the rule",
+    ("sidecar/transport/connection.py", "send"): "send_answer, which asks the rule, and the queue of the metadata group",
     ("liftpy/core/publish/acks.py", "send_lines"): "acks: MessageDecoder asks the rule of each reply subject, many at once",
     ("liftpy/nats/transport.py", "publish"): "the way that all publishes take",
     ("liftpy/nats/transport.py", "try_write"): "the same",
-    ("sidecar/metadata/publish_queue.py", "send"): "what was put there",
     ("sidecar/quorum/library.py", "send"): "frames of the metadata group, to members by their names",
     (
         "sidecar/partition/replication.py",

@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from liftpy.client.client import Client, connect
     from liftpy.client.consumed import ConsumedBatch, ConsumedRecord, GroupBatch
     from liftpy.client.consumer import Consumer, EventKind, ReadEvent, ReadOptions
-    from liftpy.client.coordinator import GroupRejectedError
     from liftpy.client.cursor import Cursor
     from liftpy.client.group import Group, GroupOptions
-    from liftpy.client.group_admin import Cursors, Groups, Queues
+    from liftpy.client.group_admin import Cursors, GroupRejectedError, Groups, Queues
     from liftpy.client.in_flight import PublishAck, PublishOptions
     from liftpy.client.metadata_requests import ClusterState, Controller
     from liftpy.client.multi_consumer import ManyConsumer, positions_from
@@ -104,9 +103,8 @@ _NAMES = {
     "liftpy.client.consumer": ("Consumer", "EventKind", "ReadEvent", "ReadOptions"),
     "liftpy.nats.credentials": ("Credentials",),
     "liftpy.client.cursor": ("Cursor",),
-    "liftpy.client.coordinator": ("GroupRejectedError",),
     "liftpy.client.group": ("Group", "GroupOptions"),
-    "liftpy.client.group_admin": ("Cursors", "Groups", "Queues"),
+    "liftpy.client.group_admin": ("Cursors", "GroupRejectedError", "Groups", "Queues"),
     "liftpy.client.consumed": ("ConsumedBatch", "ConsumedRecord", "GroupBatch"),
     "liftpy.client.services": ("QueryAnswer", "QueryRejectedError", "Services"),
     "liftpy.client.stream_info": ("PartitionInfo", "StreamInfo"),

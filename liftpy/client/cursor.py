@@ -12,7 +12,7 @@ from typing import Any
 
 from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumer import Consumer, ReadOptions
-from liftpy.client.coordinator import GroupRejectedError, ask_coordinator, name_of
+from liftpy.client.group_admin import GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.positions import Position, Start, Until, check_offset
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups.commands import decode_query_answer, partition_of

@@ -24,7 +24,7 @@ from liftpy.client.batch_view import BatchSlice
 from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumed import ConsumedRecord, GroupBatch, records_of
 from liftpy.client.consumer import Consumer, ReadOptions
-from liftpy.client.coordinator import GroupRejectedError, ask_coordinator, name_of
+from liftpy.client.group_admin import GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.iteration import ResultIterator
 from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.positions import Position, Start, check_value

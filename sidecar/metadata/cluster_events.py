@@ -32,8 +32,8 @@ from liftpy.core.wire.subjects import EVENTS_STREAM, Subjects, publish_answer, r
 from liftpy.errors import LiftError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.metadata.publish_queue import PublishQueue, unsubscribe
 from sidecar.runtime.tasks import spawn
+from sidecar.transport.connection import PublishQueue, unsubscribe
 
 if TYPE_CHECKING:
     from sidecar.metadata.event_stream import EventStream

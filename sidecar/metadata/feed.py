@@ -24,10 +24,9 @@ from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.metadata.control import Forwarder
 from sidecar.metadata.group import MetadataGroup
-from sidecar.metadata.publish_queue import PublishQueue, unsubscribe
 from sidecar.runtime import clock
 from sidecar.runtime.tasks import report_failure, spawn
-from sidecar.transport.connection import BusConnection
+from sidecar.transport.connection import BusConnection, PublishQueue, unsubscribe
 
 _REQUEST_TIMEOUT_S = 1.0
 _POLL_S = 0.05

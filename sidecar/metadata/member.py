@@ -56,13 +56,12 @@ from sidecar.metadata.control import ControlHandler, Forwarder
 from sidecar.metadata.feed import FeedPublisher
 from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.member_log import UNLED_S, MemberDirectory, MemberLog
-from sidecar.metadata.publish_queue import PublishQueue
 from sidecar.quorum.codec import seal, unseal
 from sidecar.quorum.driver import GroupDriver
 from sidecar.quorum.library import MAX_APPEND_BYTES, check_library, outcome_of
 from sidecar.runtime import clock
 from sidecar.runtime.tasks import spawn
-from sidecar.transport.connection import BusConnection, Listener
+from sidecar.transport.connection import BusConnection, Listener, PublishQueue
 from sidecar.transport.liveness import is_absent
 
 logger = logging.getLogger("liftpy.quorum")

@@ -78,25 +78,21 @@ from sidecar.runtime import clock
 from sidecar.runtime.components import Component, close_all, close_of, no_step, require_started, start_all
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.memory import make_collections_rare, memory_bytes, retain_freed_memory
-from sidecar.runtime.restarts import EXIT_NO_RESTART, EXIT_TO_REPAIR, exit_after, momentary, prevents_restart
+from sidecar.runtime.restarts import EXIT_NO_RESTART, EXIT_TO_REPAIR, Supervisor, exit_after, momentary, prevents_restart
 from sidecar.runtime.settings import NodeSettings, SettingsLoader, supervisor_of, was_open_nats_reported
-from sidecar.runtime.supervisor import Supervisor
 from sidecar.runtime.tasks import fatal_on, spawn, start_attended
 from sidecar.runtime.timers import Timers
-from sidecar.status.health import Health, MetadataContact
-from sidecar.status.loop_lag import LoopWatch
+from sidecar.status.health import Health, LoopWatch, MetadataContact
 from sidecar.status.report import Reporter
 from sidecar.status.status_api import StatusHandler
 from sidecar.tracing.node_tracing import Tracing
 from sidecar.transport.connections import NodeConnections, open_links
 from sidecar.transport.credentials import Keys, PermissionWatch, prove
-from sidecar.transport.dropped_publishes import Drops
-from sidecar.transport.ingest_connection import IngestConnection
+from sidecar.transport.ingest_connection import Drops, IngestConnection
 from sidecar.transport.liveness import Probes
 from sidecar.transport.notify import Notifications, Requests
 from sidecar.workers.merged_status import MergedStatus
-from sidecar.workers.quiescence import WorkerCombinedFetches
-from sidecar.workers.workers import Workers, divided_settings
+from sidecar.workers.workers import WorkerCombinedFetches, Workers, divided_settings
 
 if TYPE_CHECKING:
     from sidecar.groups.coordinators import GroupCoordinators

@@ -17,8 +17,8 @@ from liftpy.nats.credentials import PROOFS, Credentials
 from sidecar.partition.replica_manager import Partitions
 from sidecar.partition.scrub import Scrub
 from sidecar.runtime.logs import LOGS
+from sidecar.runtime.restarts import Supervisor
 from sidecar.runtime.settings import NodeSettings, flat, rows, with_values
-from sidecar.runtime.supervisor import Supervisor
 from sidecar.tracing.node_tracing import Tracing
 from sidecar.workers.workers import divided_settings
 

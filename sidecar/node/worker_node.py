@@ -8,11 +8,17 @@ stops.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import gc
 import json
 import os
+import queue
 import signal
 import socket
 import struct
+import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,30 +28,224 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from liftpy.core.base.worker_assignment import WorkerShare
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.records import record_from_pb
+from liftpy.core.metadata.replay import replay_all
+from liftpy.core.metadata.snapshot import decode_snapshot
 from liftpy.core.observe.node_health import ReplicaSyncCheck
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire._pb import replication_pb2
-from liftpy.core.wire.worker_frames import LEASE, Frame, FrameKind
-from liftpy.errors import LiftError
+from liftpy.core.wire.worker_frames import LEASE, Frame, FrameKind, FrameReader, encode
+from liftpy.errors import LiftError, ProtocolError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import OpenMaps
+from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.identity import WorkerMarks
 from sidecar.node.node import Node
 from sidecar.partition.promises import Promises
 from sidecar.runtime.components import Component, Step, no_step, require_started, start_all
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.memory import make_collections_rare, retain_freed_memory
-from sidecar.runtime.restarts import momentary, prevents_restart
+from sidecar.runtime.restarts import Supervisor, momentary, prevents_restart
 from sidecar.runtime.settings import NodeSettings
-from sidecar.runtime.supervisor import Supervisor
 from sidecar.runtime.tasks import run_loop, spawn, start_attended
 from sidecar.status.sampler import ProcessSample, Sampler
 from sidecar.status.status_api import StatusHandler
-from sidecar.workers.channel import Channel
 from sidecar.workers.merged_status import WorkerStatus
-from sidecar.workers.relayed_group import RelayedGroup
 from sidecar.workers.workers import settings_from_json
+
+_PROPOSAL = struct.Struct(">I")
+
+Send = Callable[[FrameKind, int, bytes], None]
+
+
+class RelayedGroup(MetadataGroup):
+    """The metadata group as a worker process sees it.
+
+    It never says that this process is a controller. So the worker asks a controller before it deletes data.
+    """
+
+    def __init__(self, send: Send) -> None:
+        super().__init__()
+        self._send = send
+        self._asked: dict[int, asyncio.Future[pb.ControlResponse]] = {}
+        self._token = 0
+        self._image = ClusterImage()
+
+    # ---- frames of the node -----------------------------------------------------------------------------------------------
+    def replace_image(self, snapshot: bytes) -> None:
+        """Replace the metadata image by ``snapshot``, which the first process has sent. Raises LiftError if it is invalid."""
+        self._show(decode_snapshot(snapshot))
+
+    def apply_entry(self, body: bytes) -> None:
+        """Apply a change of the metadata that the first process has sent.
+
+        Raises LiftError if the change is invalid or does not follow the current image.
+        """
+        entry = pb.FeedEntry.FromString(body)
+        if entry.previousIndex != self.image.index:
+            raise ProtocolError(
+                f"Internal error: an entry follows {entry.previousIndex}, but the image is at {self.image.index}. Please report it."
+            )
+        image = replay_all(self.image, [record_from_pb(record) for record in entry.records])
+        self._show(replace(image, index=entry.index))
+
+    def process_answer(self, token: int, body: bytes) -> None:
+        """Pass the answer of the metadata group to the call of ``propose`` that has sent the request ``token``."""
+        waiting = self._asked.pop(token, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(pb.ControlResponse.FromString(body))
+
+    def _show(self, new: ClusterImage) -> None:
+        old, self._image = self._image, new
+        self._notify(old, new)
+
+    # ---- MetadataGroup -----------------------------------------------------------------------------------------------------
+    @property
+    def image(self) -> ClusterImage:
+        return self._image
+
+    def distrust(self) -> None:
+        self._send(FrameKind.DISTRUST, 0, b"")
+
+    async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
+        """Send ``request`` to the metadata group through the first process, and return the answer.
+
+        ``timeout_s``: time limit of the first process, in seconds. It always answers, and this process ends when it ends.
+        """
+        self._token += 1
+        token = self._token
+        answer: asyncio.Future[pb.ControlResponse] = asyncio.get_running_loop().create_future()
+        self._asked[token] = answer
+        self._send(FrameKind.PROPOSE, token, _PROPOSAL.pack(round(timeout_s * 1000)) + request.SerializeToString())
+        try:
+            return await answer
+        finally:
+            self._asked.pop(token, None)
+
+
+MOST_UNSENT_BYTES = 64 * 1024 * 1024
+"""Maximum size of messages that the node has not read, in bytes. Above it, the worker treats the node as lost."""
+_READ_BYTES = 256 * 1024
+EXIT_NODE_ENDED = 3
+"""Exit code of a worker whose node has ended."""
+
+OnLoop = Callable[[Callable[[Frame], None], Frame], object]
+"""Schedules a callback on the event loop, as ``loop.call_soon_threadsafe`` does."""
+
+
+class Channel:
+    """Connection of a worker process to its node. It uses two threads.
+
+    One thread reads, so that this process ends when the node ends, even if its event loop is blocked. The thread answers pings
+    itself, as long as the event loop has run within the last session.
+
+    ``channel``: socket to the node. ``leave``: function that ends this process at once.
+    """
+
+    def __init__(self, channel: socket.socket, leave: Callable[[int], None] = os._exit) -> None:
+        self._socket = channel
+        self._leave = leave
+        self._unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._unsent_bytes = 0
+        self._counting = threading.Lock()
+        self._turned = time.monotonic()
+        self._has_loop_request = False
+        self._session_s = 0.0
+        self._frames = FrameReader()
+        self._early: list[Frame] = []
+        self._writer = threading.Thread(target=self._write, name="liftpy-channel-out", daemon=True)
+
+    def setup(self) -> bytes:
+        """Wait for the setup frame, the first frame of the node, and return its body. The process ends if the node ends."""
+        while not self._early:
+            self._early += self._read_frames()
+        first = self._early.pop(0)
+        if first.kind is not FrameKind.SETUP:
+            self._leave(EXIT_NODE_ENDED)
+        return first.body
+
+    def start(self, session_s: float, on_loop: OnLoop, on_frame: Callable[[Frame], None]) -> None:
+        """Start the threads that receive and send frames.
+
+        ``session_s``: session time of the node, in seconds. ``on_loop``: runs a function on the event loop. ``on_frame``: called there
+        with each frame in order, except pings.
+        """
+        self._session_s = session_s
+        self._turned = time.monotonic()
+        self._writer.start()
+        self.send(FrameKind.HELLO)
+        threading.Thread(target=self._run, args=(on_loop, on_frame), name="liftpy-channel-in", daemon=True).start()
+
+    def send(self, kind: FrameKind, token: int = 0, body: bytes = b"") -> None:
+        """Queue a frame for the node from any thread, without waiting."""
+        frame = encode(kind, token, body)
+        with self._counting:
+            self._unsent_bytes += len(frame)
+            is_too_much = self._unsent_bytes > MOST_UNSENT_BYTES
+        if is_too_much:
+            self._leave(EXIT_NODE_ENDED)
+        self._unsent.put(frame)
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait until all queued frames are sent to the node, at most ``timeout_s`` seconds."""
+        self._unsent.put(None)
+        self._writer.join(timeout_s)
+
+    # ---- the threads -------------------------------------------------------------------------------------------------------
+    def _write(self) -> None:
+        while (frame := self._unsent.get()) is not None:
+            try:
+                self._socket.sendall(frame)
+            except OSError:
+                self._leave(EXIT_NODE_ENDED)
+                return
+            with self._counting:
+                self._unsent_bytes -= len(frame)
+
+    def _read_frames(self) -> list[Frame]:
+        try:
+            data = self._socket.recv(_READ_BYTES)
+            if data:
+                return list(self._frames.feed(data))
+        except (OSError, ProtocolError):
+            pass
+        self._leave(EXIT_NODE_ENDED)
+        return [Frame(FrameKind.STOP, 0, b"")]  # tests replace the function that ends the process
+
+    def _run(self, on_loop: OnLoop, on_frame: Callable[[Frame], None]) -> None:
+        frames, self._early = self._early, []
+        while True:
+            for frame in frames:
+                if frame.kind is FrameKind.PING:
+                    self._run_on_loop(on_loop)
+                else:
+                    on_loop(on_frame, frame)
+                if frame.kind is FrameKind.STOP:
+                    return self._last()
+            frames = self._read_frames()
+
+    def _last(self) -> None:
+        """After the stop request of the node, read until the connection ends. The end of the node then ends this process too.
+
+        The node sends no frame after the stop request. If the stop hangs, a deadline ends this process.
+        """
+        while True:
+            if any(frame.kind is FrameKind.STOP for frame in self._read_frames()):
+                return
+
+    def _run_on_loop(self, on_loop: OnLoop) -> None:
+        if time.monotonic() - self._turned < self._session_s:
+            self.send(FrameKind.PONG)
+        if not self._has_loop_request:
+            self._has_loop_request = True
+            on_loop(self._loop_turned, Frame(FrameKind.PING, 0, b""))
+
+    def _loop_turned(self, _: Frame) -> None:
+        self._has_loop_request, self._turned = False, time.monotonic()
+
 
 HEALTH_REPORT_S = 0.25
 _FINISH_S = 1.0
@@ -289,3 +489,8 @@ def main(descriptor: int, lock: int) -> int:
         return await worker.run()
 
     return run_loop(run())
+
+
+if __name__ == "__main__":
+    atexit.register(gc.freeze)  # exit at once, as every command does, because the node waits for the end of this process
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -62,7 +62,7 @@ from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.timers import EventTimer, Timer, Timers
 from sidecar.tracing.node_tracing import Tracing
 from sidecar.transport.connections import NodeConnections
-from sidecar.transport.dropped_publishes import Drops
+from sidecar.transport.ingest_connection import Drops
 from sidecar.transport.liveness import Probes
 from sidecar.transport.notify import Notifications
 

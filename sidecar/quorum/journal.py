@@ -1,7 +1,7 @@
 """The journal of the metadata group. Every entry, term and vote is on disk before another member can learn of it [M2, M4].
 
 Changes collect in memory until ``sync``, which writes one frame with a checksum and flushes it. So at most the last
-frame can be incomplete. The frames are those of ``liftpy/core/log/journal_frames.py``. Little endian::
+frame can be incomplete. The frames are those of ``liftpy/core/log/small_files.py``. Little endian::
 
     record   u8 kind   u64 a   u64 b   u32 n   n bytes
              ENTRY: a index, b term, command   CUT: drop entries from index a on   META: a term, b commit index, vote
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from liftpy.core.base.instruments import Histogram
-from liftpy.core.log.journal_frames import FRAME_HEAD_BYTES, frame_at, seal_frame
+from liftpy.core.log.small_files import FRAME_HEAD_BYTES, frame_at, seal_frame
 from liftpy.core.metadata.controller_list import ControllerList, list_of
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
 from sidecar.disk.files import replace_file, sync_folder

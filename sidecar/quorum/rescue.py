@@ -3,7 +3,7 @@
 
 The command reads each surviving journal like its own process would, applies its entries to its snapshot, and shows the
 result. It chooses the newest log (by term, then length, as in an election). Every entry in it counts as committed,
-because no survivor has more entries. The command builds an image (``liftpy/core/metadata/rescue.py``) for the new
+because no survivor has more entries. The command builds an image (``rescued_image``) for the new
 controllers. Each of them gets an equal snapshot and journal, whose index and term are much higher. So a member that
 returns with the old log is behind, even if it has voted since.
 
@@ -19,16 +19,19 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from immutables import Map
+
 from liftpy.core.base.ids import check_name
+from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.metadata.codec import image_to_bytes
 from liftpy.core.metadata.controller.cluster_events import ClusterEvent, data_loss
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.rescue import LEAP, rescued_image
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.errors import ConfigError, CorruptionError, InvariantError
 from sidecar.disk.data_folder import DataDirectory
@@ -229,3 +232,64 @@ def rescue_event(folder: Path, index: int) -> ClusterEvent | None:
         return None
     logger.warning("metadata group recovered by force action=%s", event.detail)
     return event
+
+
+LEAP = 1 << 20
+"""Step by which a rescue increases all counters. It is more than a group decides between two flushes of all its members."""
+
+
+def rescued_image(image: ClusterImage, voters: tuple[str, ...], now_ns: int) -> ClusterImage:
+    """Return the image of a rescued metadata group with the controllers ``voters``. ``image``: image of the surviving log.
+
+    All counters (LeaderEpoch, Epoch, incarnations, stream ids) and the index increase by a large step, so that values of lost
+    entries are never used again [C1, C2]. No partition has a leader, and all nodes are fenced until they send a heartbeat.
+    """
+    index, empty = image.index + LEAP, ClusterImage()
+    was = image.counters
+    epoch, leader_epoch = was.next_epoch + LEAP, was.next_leader_epoch + LEAP
+    streams = []
+    for name in sorted(image.streams):
+        stream = image.streams[name]
+        partitions = []
+        for partition in stream.partitions:
+            partitions.append(_leaderless(partition, leader_epoch, epoch))
+            epoch, leader_epoch = epoch + 1, leader_epoch + 1
+        streams.append(replace(stream, partitions=tuple(partitions)))
+    new_image = replace(  # of the image: a field that is new later is kept, not forgotten
+        image,
+        index=index,
+        time_ns=max(image.time_ns, now_ns),
+        nodes=Map((node_id, replace(node, fenced=True)) for node_id, node in image.nodes.items()),
+        counters=replace(
+            was,
+            next_incarnation=was.next_incarnation + LEAP,
+            next_stream_uid=was.next_stream_uid + LEAP,
+            next_leader_epoch=leader_epoch,
+            next_epoch=epoch,
+        ),
+        controllers=ControllerList(tuple(sorted(voters)), index=index),
+        reports=empty.reports,  # of leaders that there are no more
+        streams=empty.streams,
+        hosted=empty.hosted,
+        replica_counts=empty.replica_counts,
+        leader_counts=empty.leader_counts,
+        answering=empty.answering,
+        waiting=empty.waiting,
+        trail=empty.trail,
+    )
+    return new_image.with_streams(streams)
+
+
+def _leaderless(partition: PartitionState, leader_epoch: int, epoch: int) -> PartitionState:
+    return replace(
+        partition,
+        leader="",
+        candidate="",
+        passed_over=(),
+        deposed="",
+        joining="",
+        copy_epoch=0,
+        status=PartitionStatus.OFFLINE,
+        leader_epoch=leader_epoch,
+        epoch=epoch,
+    )

@@ -21,9 +21,8 @@ from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import ProtocolError
 from sidecar.quorum import codec
 from sidecar.quorum.codec import Message
-from sidecar.quorum.library import FAIL_REASON, Node, RaftCore, Transport
+from sidecar.quorum.library import FAIL_REASON, Node, RaftCore, Transport, may_grant
 from sidecar.quorum.peer_sessions import PeerSessions
-from sidecar.quorum.pre_vote import may_grant
 from sidecar.quorum.probation import Probation
 from sidecar.quorum.raft_rules import RaftMessageChecks
 from sidecar.runtime import clock as clocks

@@ -39,7 +39,6 @@ from sidecar.runtime.settings import with_cluster
 from sidecar.runtime.tasks import spawn
 from sidecar.status.figures import Figures
 from sidecar.status.report import Reporter
-from sidecar.status.scrapes import metrics_text
 
 T = TypeVar("T")
 Answer = Callable[[bytes], None]
@@ -560,3 +559,25 @@ def _newest_first(batches: list[RecordBatch], end: int) -> Iterator[tuple[int, d
                 continue
             if isinstance(event, dict) and all(type(event.get(name)) is int for name in ("index", "number", "time_ns")):
                 yield batch.base_offset + number, {"kind": "", **event}
+
+
+async def metrics_text(figures: Figures) -> bytes:
+    """Return the text of ``/metrics`` with the values in ``figures``. A thread formats it. The first call imports prometheus_client."""
+
+    def text() -> bytes:
+        from sidecar.status.metrics import exposition  # a node that nobody scrapes saves 2 MB
+
+        return exposition(figures)
+
+    return await asyncio.to_thread(text)
+
+
+async def partitions_text(partitions: list[dict[str, Any]]) -> bytes:
+    """Return the text of ``/metrics/partitions`` for the rows ``partitions`` of a node's report. A thread formats it."""
+
+    def text() -> bytes:
+        from sidecar.status.metrics import by_partition
+
+        return by_partition(partitions)
+
+    return await asyncio.to_thread(text)

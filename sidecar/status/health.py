@@ -1,13 +1,19 @@
-"""Health of a node for the status port, NATS and a supervisor. ``liftpy/core/observe/node_health.py`` has the checks."""
+"""Health of a node for the status port, NATS and a supervisor, and the delay of its event loop.
+
+``liftpy/core/observe/node_health.py`` has the checks.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.instruments import Instruments
 from liftpy.core.observe.node_health import Check, HealthInput, ReplicaSyncCheck, live, ready
+from sidecar.runtime.logs import LOGS
 
 ASKED = b'{"health": true}'
 """Payload of a health question on ``<ns>.status.<node>``."""
@@ -71,3 +77,49 @@ class MetadataContact:
     @property
     def age_s(self) -> float | None:
         return None if self._at is None else time.monotonic() - self._at
+
+
+EVERY_S = 0.1
+IDLE_EVERY_S = 0.25
+"""Interval of the measurements while the node holds no publishes and no reads, in seconds."""
+
+
+class LoopWatch:
+    """Measures the delay of the event loop with a timer, and adds it to a histogram of ``instruments``.
+
+    The timer also counts changes of the metadata leader, and logs the numbers of suppressed log lines.
+
+    ``leader``: returns the id of the metadata leader, '' for none. ``on_tick``: called at each measurement. It returns
+    whether the node is idle.
+    """
+
+    def __init__(
+        self, instruments: Instruments, leader: Callable[[], str], on_tick: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._on_tick = on_tick
+        self._instruments = instruments
+        self._leader_now = leader
+        self._leader = ""
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+
+    def start(self) -> None:
+        self._wait(asyncio.get_running_loop(), EVERY_S)
+
+    def _wait(self, loop: asyncio.AbstractEventLoop, every_s: float) -> None:
+        self._due = loop.time() + every_s
+        self._timer = loop.call_at(self._due, self._measure_turn, loop)
+
+    def _measure_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._instruments.loop_lag.observe(max(0.0, loop.time() - self._due))
+        LOGS.suppression.write_counts()
+        is_idle = self._on_tick()
+        leader = self._leader_now()
+        if leader and leader != self._leader:
+            self._instruments.leader_changes += bool(self._leader)
+            self._leader = leader
+        self._wait(loop, IDLE_EVERY_S if is_idle else EVERY_S)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()

@@ -60,7 +60,7 @@ from sidecar.runtime import clock
 from sidecar.runtime.logs import LEVELS, LOGS
 from sidecar.runtime.settings import STATUS_OFF, NodeSettings, address_of
 from sidecar.runtime.tasks import spawn
-from sidecar.status.answers import FAILED, MOST_NODE_EVENTS, PageAnswers
+from sidecar.status.answers import FAILED, MOST_NODE_EVENTS, PageAnswers, metrics_text, partitions_text
 from sidecar.status.cluster_poller import ClusterPoller
 from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.health import ASKED, Health
@@ -69,7 +69,6 @@ from sidecar.status.metric_names import MOST_PARTITIONS
 from sidecar.status.node_watch import NodeWatcher, Parts, nats_problem
 from sidecar.status.report import Reporter
 from sidecar.status.sampler import ProcessSample, Sampler
-from sidecar.status.scrapes import metrics_text, partitions_text
 from sidecar.transport.connection import BusConnection, send_answer
 from sidecar.transport.liveness import QUESTION
 

@@ -18,7 +18,7 @@ import struct
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,13 +26,14 @@ from typing import Any, cast
 from google.protobuf.message import DecodeError
 
 from liftpy.config import ReplicationConfig
-from liftpy.core.base.worker_assignment import WorkerShare
+from liftpy.core.base.worker_assignment import WorkerShare, share_of
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.image_delta import entry_between
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.observe.node_health import HealthInput
 from liftpy.core.publish.memory_budget import LEAST_LIMIT_BYTES
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.worker_frames import LEASE, Frame, FrameKind, FrameReader, encode
 from liftpy.errors import ConfigError, CorruptionError, LiftError, ProtocolError, StorageError
 from liftpy.nats.cancellation import end_tasks
@@ -41,6 +42,7 @@ from liftpy.nats.request_guard import RequestGuard
 from sidecar.dev.nats_server import spawn as spawn_process
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.metadata.group import MetadataGroup
+from sidecar.partition.quiescence import FetchCombiner
 from sidecar.runtime.settings import NodeSettings, worker_environment
 from sidecar.runtime.tasks import spawn
 
@@ -304,7 +306,7 @@ class WorkerHandle(asyncio.Protocol):
         for kind in (FrameKind.RECOVERED, FrameKind.SETTLED, FrameKind.CLOSED, FrameKind.STOPPED):
             self._events[kind] = loop.create_future()
         with theirs:
-            command = [sys.executable, "-P", "-m", "sidecar.node.worker_main", str(theirs.fileno()), str(lock)]
+            command = [sys.executable, "-P", "-m", "sidecar.node.worker_node", str(theirs.fileno()), str(lock)]
             start = lambda: spawn_process(  # noqa: E731
                 command,
                 signal.SIGKILL,
@@ -526,3 +528,86 @@ def settings_from_json(document: dict[str, Any]) -> NodeSettings:
         return NodeSettings(**values)
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"Internal error: a worker received invalid settings: {error!r}. Please report it.") from None
+
+
+WITHIN_S = 0.3
+MOST_AT_ONCE = 256
+"""Maximum number of requests that wait for workers. Further requests get no answer, and their senders retry."""
+
+
+class WorkerCombinedFetches:
+    """Answers combined fetches (one request about many idle partitions) for a node with workers.
+
+    If a worker does not answer, its partitions count as active: their followers send their own fetches again.
+
+    ``talk``: answers the part that concerns the first process. ``handles``: the workers.
+    """
+
+    def __init__(self, talk: FetchCombiner, handles: Sequence[WorkerHandle], counters: Counter[str] | None = None) -> None:
+        self._talk = talk
+        self._guard = RequestGuard("quiet fetches", Counter() if counters is None else counters)
+        self._handles = handles
+        self._waiting = 0
+
+    def answer_question(self, reply: bytes, body: memoryview) -> None:
+        """Answer a combined fetch to the reply subject ``reply``, after all workers have answered their parts.
+
+        ``body``: the request without its envelope. Raises ProtocolError.
+        """
+        question = self._talk.decode_question(reply, body)
+        if question is None or self._waiting >= MOST_AT_ONCE:
+            return
+        parts = split_by_process(question, len(self._handles) + 1)
+        own = parts.pop(0, None)
+        over = [] if own is None else _places(own, self._talk.over(_part(question, own)))
+        if not parts:
+            self._talk.answer(reply, question, over)
+            return
+        self._waiting += 1
+        gathering = self._collect_answers(reply, question, over, parts)
+        spawn(self._guard.run(gathering, reply), "quiet fetches of workers")
+
+    async def _collect_answers(
+        self, reply: bytes, question: replication_pb2.QuietFetches, over: list[int], parts: dict[int, list[int]]
+    ) -> None:
+        try:
+            requests = (self._ask(self._handles[share - 1], question, places) for share, places in parts.items())
+            for more in await asyncio.gather(*requests):
+                over += more
+            self._talk.answer(reply, question, sorted(over))
+        finally:
+            self._waiting -= 1
+
+    async def _ask(self, handle: WorkerHandle, question: replication_pb2.QuietFetches, places: list[int]) -> list[int]:
+        answer_bytes = await handle.ask(FrameKind.QUIET, _part(question, places).SerializeToString(), WITHIN_S)
+        if answer_bytes is None:
+            return places
+        try:
+            answer = replication_pb2.QuietFetchesAnswer.FromString(answer_bytes)
+        except DecodeError:
+            return places
+        return _places(places, answer.over) if answer.count == len(places) else places
+
+
+def split_by_process(question: replication_pb2.QuietFetches, workers: int) -> dict[int, list[int]]:
+    """Return the ascending indexes of the fetches in ``question`` that concern each process, by the number of the process."""
+    parts: dict[int, list[int]] = {}
+    for place, fetch in enumerate(question.fetches):
+        parts.setdefault(share_of(fetch.stream, fetch.partition, workers), []).append(place)
+    return parts
+
+
+def _part(question: replication_pb2.QuietFetches, places: list[int]) -> replication_pb2.QuietFetches:
+    part = replication_pb2.QuietFetches(
+        replicaID=question.replicaID, incarnation=question.incarnation, question=question.question
+    )
+    part.fetches.extend(question.fetches[place] for place in places)
+    return part
+
+
+def _places(places: list[int], of_part: Sequence[int]) -> list[int]:
+    """Convert indexes of fetches in one part of a request into indexes in the whole request. Invalid ones are left out.
+
+    ``places``: index in the whole request of each fetch of the part. ``of_part``: indexes to convert.
+    """
+    return [places[place] for place in of_part if place < len(places)]

@@ -209,7 +209,7 @@ def decoders() -> list[Decoder]:
             s,
             mend=_mend_journal,
             covers=(
-                "liftpy.core.log.journal_frames:frame_at",
+                "liftpy.core.log.small_files:frame_at",
                 "sidecar.quorum.journal:_records",
             ),
         ),

@@ -51,7 +51,7 @@ class Budget:
     campaigns: int = 2
     """Elections that begin without a question, as those that a leader has asked for do: at any time. Each is a term."""
     asks: int = 0
-    """Elections that begin with the question who would vote (``pre_vote.py``)."""
+    """Elections that begin with the question who would vote (pre-vote, ``sidecar/quorum/library.py``)."""
     commands: int = 1
     crashes: int = 1
     """Deaths of a process or of the power, each at any moment."""

@@ -20,7 +20,7 @@ from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
 from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.testing.memory.single_log import SingleLogGroup
+from liftpy.testing.memory.group import SingleLogGroup
 from tests.born import born_image
 from tests.sim.clock import MS, Clock
 

@@ -31,8 +31,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.effects import acts_of
 from liftpy.core.replication.follower import FetchAssembly
-from liftpy.core.replication.messages import received_from
-from liftpy.core.replication.metadata_requests import Request, request_of
+from liftpy.core.replication.messages import Request, received_from, request_of
 from liftpy.core.replication.quiescence import IdleFetch
 from liftpy.core.replication.reads import Chunks, Reads
 from liftpy.core.replication.replica import Replica

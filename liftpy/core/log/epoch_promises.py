@@ -3,7 +3,7 @@
 A candidate must store its epoch before it acts [protocol: Promotion]. With one file, an election of thousands of partitions
 needs a few flushes.
 
-Format, little endian: magic ``LFPJ`` and version, then frames (``journal_frames.py``). A frame has for each promise the
+Format, little endian: magic ``LFPJ`` and version, then frames (``seal_frame`` in ``small_files.py``). A frame has for each promise the
 LeaderEpoch, the length of the key, and the key. Reading stops at the first damaged frame. No node has acted on the
 promises after it, because their flush had not completed.
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 
-from liftpy.core.log.journal_frames import FRAME_HEAD_BYTES, frame_at, seal_frame
+from liftpy.core.log.small_files import FRAME_HEAD_BYTES, frame_at, seal_frame
 from liftpy.core.log.storage import LogFile, Storage
 from liftpy.errors import NoSpaceError, StorageError, UnknownFormatError
 

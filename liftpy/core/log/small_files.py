@@ -201,3 +201,31 @@ class Checkpoints:
     def epoch_below(self, log_start_offset: int) -> int:
         """Return the epoch of the newest record below ``log_start_offset``, 0 if it is not known."""
         return next((epoch for epoch, start in reversed(self._epochs) if start < log_start_offset), NO_EPOCH)
+
+
+# The frames of append journals: one checksum and one flush for several records. ``epoch_promises.py`` and
+# ``sidecar/quorum/journal.py`` use them.
+#
+#     frame   u32 CRC-32C of the rest   u32 size of the body   body
+_FRAME_HEAD = struct.Struct("<II")
+_FRAME_SIZE = struct.Struct("<I")
+FRAME_HEAD_BYTES = _FRAME_HEAD.size
+
+
+def seal_frame(body: bytes) -> bytes:
+    """Return the frame that contains ``body``."""
+    sized = _FRAME_SIZE.pack(len(body)) + body
+    return _FRAME_SIZE.pack(crc32c.crc32c(sized)) + sized
+
+
+def frame_at(data: bytes | memoryview, position: int) -> memoryview | None:
+    """Return the body of the frame at ``position`` of ``data``. None: the frame is incomplete or damaged."""
+    start = position + FRAME_HEAD_BYTES
+    if start > len(data):
+        return None
+    crc, size_bytes = _FRAME_HEAD.unpack_from(data, position)
+    end = start + size_bytes
+    if end > len(data):
+        return None
+    view = memoryview(data)
+    return view[start:end] if crc32c.crc32c(view[position + _FRAME_SIZE.size : end]) == crc else None

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 
 from liftpy.config import ReplicationConfig
+from liftpy.core.metadata.controller.active_controller import ActiveController, merge_answers
 from liftpy.core.metadata.controller.admission import WITHOUT_LIMITS, RequestAcl, RequestContext, first_rejection, sender_of
 from liftpy.core.metadata.controller.feature_negotiation import begin_at, levels_answer
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.describe import cut_stream, page_bytes
 from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.forwarding import error_response
@@ -23,7 +26,85 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.testing.memory.nats import Bus
-from liftpy.testing.memory.single_log import SingleLogGroup
+
+
+class SingleLogGroup(ABC):
+    """A metadata group with one log without Raft, and the duties of its metadata leader. Each entry is committed at once.
+
+    The in-memory cluster and the simulator (``tests/sim/group.py``) extend it with their clock and their network.
+    """
+
+    def __init__(self, config: ReplicationConfig, namespace: str = "liftpy") -> None:
+        self.fsm = ClusterFsm(namespace, elections=True)
+        self.duties = ActiveController(config, self.fsm.rules)
+        self._index = 0
+
+    @abstractmethod
+    def now_ns(self) -> int: ...
+
+    @abstractmethod
+    def time_ns(self) -> int:
+        """Return the wall clock of the metadata leader, in nanoseconds since 1970."""
+
+    @abstractmethod
+    def new_operation_id(self) -> bytes: ...
+
+    @abstractmethod
+    def image_changed(self, before: ClusterImage) -> None:
+        """Pass the new image to the leader's duties and to the nodes. ``before``: the image before the last entry."""
+
+    @abstractmethod
+    def response_received(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
+        """Called after each decision with the request and its response. The request may have changed nothing."""
+
+    @property
+    def image(self) -> ClusterImage:
+        return self.fsm.image
+
+    def decide(self, request: pb.ControlRequest) -> pb.ControlResponse:
+        """Decide ``request`` as the metadata leader, with a log entry if needed. Return the answer."""
+        now_ns = self.now_ns()
+        if request.HasField("batch"):
+            here, rest = self.duties.split_batch(request, self.image, now_ns, now_ns)
+            if rest is not None:
+                return merge_answers(here, self.apply(rest))
+            response = here
+        else:
+            answer = self.answer(request, now_ns)
+            if answer is None:
+                return self.apply(request)
+            response = answer
+        self.response_received(request, response)
+        return response
+
+    def answer(self, request: pb.ControlRequest, now_ns: int) -> pb.ControlResponse | None:
+        """Return the answer to a request that needs no log entry, or None if an entry is needed."""
+        return self.duties.answer(request, self.image, now_ns, now_ns)
+
+    def apply(self, request: pb.ControlRequest) -> pb.ControlResponse:
+        """Append ``request`` to the log and apply it at once. Return the answer."""
+        before = self.image
+        self._index += 1
+        request.operationId = request.operationId or self.new_operation_id()
+        request.timeNs = self.time_ns()
+        response = pb.ControlResponse.FromString(self.fsm.apply(request.SerializeToString(), self._index))
+        self.response_received(request, response)
+        if self.fsm.last_records:
+            self.image_changed(before)
+        return response
+
+    def beat(self, node_id: str, incarnation: int) -> pb.ControlResponse:
+        request = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=node_id, incarnation=incarnation))
+        SUPPORTED_LEVELS.write_to(request.heartbeat)
+        now_ns = self.now_ns()
+        response = self.duties.answer(request, self.image, now_ns, now_ns)
+        assert response is not None
+        return response
+
+    def apply_due(self) -> None:
+        for request in self.duties.take_due(self.now_ns()):
+            self.apply(request)
+
 
 _ID_BYTES = 16
 _NO_CONTROLLERS = "a cluster in memory has no controllers that could be changed"

@@ -45,8 +45,7 @@ from liftpy.core.replication.catchup_throttle import pace_of
 from liftpy.core.replication.effects import acts_of
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import Lease
-from liftpy.core.replication.messages import received_from
-from liftpy.core.replication.metadata_requests import Request, request_of
+from liftpy.core.replication.messages import Request, received_from, request_of
 from liftpy.core.replication.reads import Chunks, ReadBudget, Reads, ReadSubscriptions
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb

@@ -45,12 +45,11 @@ def say(**fields: Any) -> None:
 async def ours(node_id: str, members: tuple[str, ...], folder: Path, url: str) -> None:
     """A member with our driver; submits when told to."""
     from liftpy.core.wire.subjects import Subjects
-    from sidecar.metadata.publish_queue import PublishQueue
     from sidecar.quorum.driver import GroupDriver
     from sidecar.quorum.journal import GroupJournal
     from sidecar.quorum.library import RaftCore, check_library, settings
     from sidecar.quorum.transport import SessionTransport
-    from sidecar.transport.connection import BusConnection
+    from sidecar.transport.connection import BusConnection, PublishQueue
 
     check_library()
     subjects = Subjects("bench")

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from sidecar.workers.channel import EXIT_NODE_ENDED
+from sidecar.node.worker_node import EXIT_NODE_ENDED
 from tests.sim.virtual import disk, threads
 from tests.sim.virtual import scheduler as scheduling
 from tests.sim.virtual.loop import VirtualLoop
@@ -226,7 +226,7 @@ class ChildProcess:
 
 
 def spawn(command: list[str], _: int, **__: Any) -> ChildProcess:
-    """Start a worker as ``sidecar.workers.workers`` does: ``python -m sidecar.node.worker_main CHANNEL LOCK``."""
+    """Start a worker as ``sidecar.workers.workers`` does: ``python -m sidecar.node.worker_node CHANNEL LOCK``."""
     from sidecar.node.worker_node import main
 
     scheduler = scheduling.active

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from liftpy.client import GroupOptions, QueueOptions
-from liftpy.client.coordinator import ask_coordinator
+from liftpy.client.group_admin import ask_coordinator
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.errors import LiftError
 from tests.sim.virtual.workload import Clients, Model, Place

@@ -203,7 +203,7 @@ def _adapt_workers() -> None:
     """Run worker processes in the world."""
     import sidecar.node.worker_node as worker
     from sidecar.runtime.logs import LOGS
-    from sidecar.workers import channel, workers
+    from sidecar.workers import workers
     from tests.sim.virtual import child_process
 
     LOGS.configure = lambda *_: None  # type: ignore[method-assign]
@@ -216,8 +216,8 @@ def _adapt_workers() -> None:
     setattr(worker, "run_loop", child_process.run_loop)  # noqa: B010
     setattr(worker, "retain_freed_memory", lambda: None)  # noqa: B010
     setattr(worker, "make_collections_rare", lambda: None)  # noqa: B010
-    setattr(channel, "queue", SimpleNamespace(SimpleQueue=child_process.ThreadQueue))  # noqa: B010
-    channel.Channel.finish = child_process.finish_channel  # type: ignore[assignment, method-assign]
+    setattr(worker, "queue", SimpleNamespace(SimpleQueue=child_process.ThreadQueue))  # noqa: B010
+    worker.Channel.finish = child_process.finish_channel  # type: ignore[assignment, method-assign]
 
 
 def _adapt_ingest() -> None:

@@ -26,8 +26,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.metadata import member_log
 from sidecar.quorum import probation, transport
 from sidecar.quorum.journal import GroupJournal, LogControllers, change_in
-from sidecar.quorum.library import RaftCore
-from sidecar.quorum.pre_vote import LogEnd
+from sidecar.quorum.library import LogEnd, RaftCore
 from sidecar.quorum.probation import DirectoryLineage, Probation
 from sidecar.quorum.raft_rules import RaftMessageChecks
 from sidecar.quorum.transport import SessionTransport

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.coordinator import GroupRejectedError
+from liftpy.client.group_admin import GroupRejectedError
 from liftpy.client.placement_plans import PlacementOptions, PlacementPlan
 from liftpy.config import StreamConfig
 from liftpy.core.backup.manifest import CursorCopy, Manifest

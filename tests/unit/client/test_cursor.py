@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.client import Client
 from liftpy.client import cursor as module
-from liftpy.client.coordinator import GroupRejectedError
+from liftpy.client.group_admin import GroupRejectedError
 from liftpy.client.positions import Position
 from liftpy.core.wire._pb import group_pb2
 from liftpy.errors import ConfigError, NotFoundError

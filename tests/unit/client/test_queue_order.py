@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.client import Client, Job, QueueOptions
 from liftpy.client import queue as module
-from liftpy.client.coordinator import GroupRejectedError
+from liftpy.client.group_admin import GroupRejectedError
 from liftpy.testing.memory import memory_cluster
 
 ORDERED = QueueOptions(order_by_key=True, ack_wait_s=600)

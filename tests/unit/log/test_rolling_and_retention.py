@@ -8,8 +8,7 @@ import pytest
 
 from liftpy.config import StreamConfig
 from liftpy.core.log.compaction_point import NEVER
-from liftpy.core.log.log import Log
-from liftpy.core.log.retention import AT_ONCE, asked_start, is_below, limit_retention_start, retained_start
+from liftpy.core.log.log import AT_ONCE, Log, asked_start, is_below, limit_retention_start, retained_start
 from liftpy.core.log.segment import index_name, log_name
 from liftpy.core.log.small_files import Checkpoint
 from liftpy.core.log.storage import MemoryStorage

@@ -154,7 +154,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(module, "Membership", lambda *_: Members(made))
     monkeypatch.setattr(module, "exit_after", lambda seconds: None)
     monkeypatch.setattr(module, "probe_flushes", lambda path: None)
-    monkeypatch.setattr("sidecar.status.loop_lag.EVERY_S", 3600.0)  # it looks at parts that are not here
+    monkeypatch.setattr("sidecar.status.health.EVERY_S", 3600.0)  # it looks at parts that are not here
     monkeypatch.setattr(Node, "_build", build)
     for method in ("begin", "end_cleanly"):
         real = getattr(NodeFile, method)

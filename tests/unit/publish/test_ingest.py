@@ -21,7 +21,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
 from liftpy.core.wire.subjects import InboxRule
-from sidecar.transport.dropped_publishes import Drops
+from sidecar.transport.ingest_connection import Drops
 from tests.each import each
 from tests.unit.publish.unlogged import FakeReplica, derived_state
 
@@ -466,7 +466,7 @@ async def test_ingest_at_the_limit_of_unacked_publishers_still_stores_publishes_
 async def test_dropped_publishes_are_logged_at_most_once_a_second(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.transport.dropped_publishes._LOG_PERIOD_S", 0.05)
+    monkeypatch.setattr("sidecar.transport.ingest_connection._LOG_PERIOD_S", 0.05)
     drops = Drops()
     for _ in range(1000):
         drops.count("orders/0", "overloaded", 3)

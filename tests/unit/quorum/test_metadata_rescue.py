@@ -22,7 +22,6 @@ from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.replay import check_partition
-from liftpy.core.metadata.rescue import LEAP, rescued_image
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError, CorruptionError, DataDirectoryLockedError, InvariantError, LiftError
@@ -33,7 +32,7 @@ from sidecar.metadata.member_log import MemberDirectory, MemberLog
 from sidecar.quorum import rescue as module
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import check_library
-from sidecar.quorum.rescue import BEFORE, Survivor, lock_directories, newest, read_survivor, rescue
+from sidecar.quorum.rescue import BEFORE, LEAP, Survivor, lock_directories, newest, read_survivor, rescue, rescued_image
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 from tests.born import TIMES, born_fsm, registration
 from tests.unit.metadata.cluster_driver import Driver

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.log.journal_frames import FRAME_HEAD_BYTES, seal_frame
+from liftpy.core.log.small_files import FRAME_HEAD_BYTES, seal_frame
 from liftpy.errors import CorruptionError, ProtocolError
 from sidecar.quorum import codec
 from sidecar.quorum.codec import MAX_NUMBER

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from liftpy.core.observe.node_health import Check
-from sidecar.runtime import supervisor as module
+from sidecar.runtime import restarts as module
+from sidecar.runtime.restarts import Supervisor
 from sidecar.runtime.settings import supervisor_of
-from sidecar.runtime.supervisor import Supervisor
 
 WELL = [Check("tasks")]
 

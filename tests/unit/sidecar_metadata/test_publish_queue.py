@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.metadata.publish_queue import PublishQueue
+from sidecar.transport.connection import PublishQueue
 
 
 class Bus:

@@ -9,10 +9,10 @@ import pytest
 
 from liftpy.errors import NotAllowedError
 from sidecar.transport import connection as module
-from sidecar.transport import dropped_publishes
+from sidecar.transport import ingest_connection
 from sidecar.transport.connection import BusConnection
 from sidecar.transport.credentials import _MAX_REPORTED_DENIALS, PermissionWatch
-from sidecar.transport.dropped_publishes import Drops
+from sidecar.transport.ingest_connection import Drops
 
 
 class Sending(BusConnection):
@@ -143,11 +143,11 @@ async def test_dropped_publishes_are_logged_once_per_interval(
 
     class Loop:
         def call_later(self, seconds: float, call: Any) -> Timer:
-            assert seconds == dropped_publishes._LOG_PERIOD_S
+            assert seconds == ingest_connection._LOG_PERIOD_S
             timers.append(Timer())
             return timers[-1]
 
-    monkeypatch.setattr(dropped_publishes.asyncio, "get_running_loop", Loop)
+    monkeypatch.setattr(ingest_connection.asyncio, "get_running_loop", Loop)
     made = Drops()
     made.count("s/0", "overloaded", 3)
     for number in range(10):

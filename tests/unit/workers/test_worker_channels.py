@@ -18,14 +18,11 @@ from liftpy.core.wire._pb import cluster_pb2 as cluster
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.worker_frames import Frame, FrameKind, FrameReader, encode
 from liftpy.errors import StorageError
+from sidecar.node import worker_node as channels
 from sidecar.node.node import Node
-from sidecar.node.worker_node import WorkerNode
+from sidecar.node.worker_node import EXIT_NODE_ENDED, Channel, RelayedGroup, WorkerNode
 from sidecar.runtime.settings import NodeSettings
-from sidecar.workers import channel as channels
-from sidecar.workers.channel import EXIT_NODE_ENDED, Channel
-from sidecar.workers.quiescence import WorkerCombinedFetches, split_by_process
-from sidecar.workers.relayed_group import RelayedGroup
-from sidecar.workers.workers import WorkerError, WorkerHandle, Workers
+from sidecar.workers.workers import WorkerCombinedFetches, WorkerError, WorkerHandle, Workers, split_by_process
 from tests.until import until
 
 
@@ -381,7 +378,7 @@ def _question() -> pb.QuietFetches:
 async def test_idle_partition_fetches_above_a_bound_of_waiting_requests_are_not_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sidecar.workers.quiescence.MOST_AT_ONCE", 2)
+    monkeypatch.setattr("sidecar.workers.workers.MOST_AT_ONCE", 2)
     gate = asyncio.Event()
 
     async def ask(kind: FrameKind, body: bytes, timeout_s: float) -> None:

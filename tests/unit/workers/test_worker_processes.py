@@ -25,17 +25,16 @@ from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.worker_frames import Frame, FrameKind, FrameReader, encode
 from liftpy.errors import ConfigError, CorruptionError, LiftError, ProtocolError, StorageError
 from liftpy.nats.credentials import Credentials
+from sidecar.node.worker_node import EXIT_NODE_ENDED, Channel, RelayedGroup
 from sidecar.runtime.restarts import momentary, prevents_restart
 from sidecar.runtime.settings import NodeSettings
 from sidecar.status.figures import Figures
 from sidecar.status.metric_names import TABLE
 from sidecar.workers import workers as handles
-from sidecar.workers.channel import EXIT_NODE_ENDED, Channel
 from sidecar.workers.merged_status import AGES, LEAST, MOST, OWN, add_figures, figures_to_json, joined_page, joined_rows
-from sidecar.workers.quiescence import WorkerCombinedFetches, split_by_process
-from sidecar.workers.relayed_group import RelayedGroup
 from sidecar.workers.workers import (
     DIVIDED_LIMITS,
+    WorkerCombinedFetches,
     WorkerError,
     WorkerHandle,
     Workers,
@@ -43,6 +42,7 @@ from sidecar.workers.workers import (
     failure_of,
     settings_from_json,
     settings_to_json,
+    split_by_process,
 )
 
 
@@ -277,7 +277,7 @@ def test_worker_channel_ends_on_invalid_frames_and_an_unread_buffer(monkeypatch:
     ours.sendall(b"x" * 100)
     with pytest.raises(_Ended, match=str(EXIT_NODE_ENDED)):
         Channel(theirs, _leave).setup()
-    monkeypatch.setattr("sidecar.workers.channel.MOST_UNSENT_BYTES", 1000)
+    monkeypatch.setattr("sidecar.node.worker_node.MOST_UNSENT_BYTES", 1000)
     channel = Channel(theirs, _leave)
     for _ in range(8):
         channel.send(FrameKind.SIGNS, 0, bytes(100))
