@@ -434,7 +434,7 @@ MODULES = {
     "liftpy.replica.phases": "liftpy.core.replication.phases",
     "liftpy.replica.progress": "liftpy.core.replication.isr",
     "liftpy.replica.quiet": "liftpy.core.replication.quiescence",
-    "liftpy.replica.reads": "liftpy.core.replication.reads",
+    "liftpy.replica.reads": "liftpy.core.partition.reads",
     "liftpy.replica.reconcile": "liftpy.core.replication.follower",
     "liftpy.replica.replica": "liftpy.core.replication.replica",
     "liftpy.replica.role": "liftpy.core.replication.role",

@@ -32,6 +32,7 @@ from liftpy.core.metadata.controller_metrics import ControllerMetrics
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import EarlierProcessCheck, stopped_cleanly
 from liftpy.core.observe.node_health import HealthInput
+from liftpy.core.partition.reads import MAX_WAITING_BYTES, ReadBudget
 from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.publish.memory_budget import (
     READERS_SHARE,
@@ -45,7 +46,6 @@ from liftpy.core.publish.standby import NodeStandbyMemory
 from liftpy.core.replication.catchup_throttle import pace_of
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import Lease
-from liftpy.core.replication.reads import MAX_WAITING_BYTES, ReadBudget
 from liftpy.core.wire._pb import replication_pb2, service_pb2
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.cancellation import end_tasks
@@ -527,7 +527,7 @@ class Node:
         partitions, find, node_id = self.partitions, self.partitions.services_of, settings.node_id
         self._services = ServiceHandler(bus, self.subjects, node_id, self._inboxes, find, self.counters, share=self.share)
         own = folder.worker_directory(self.share.number) if self.share.number else folder.path
-        self._scrub = Scrub(lambda: list(partitions), own, settings.scrub_bytes_per_s, self.counters)
+        self._scrub = Scrub(partitions, own, settings.scrub_bytes_per_s, self.counters)
         self.status.reporter = reporter = self._make_reporter(links, group, partitions)
         if self._workers.handles:
             self.status.processes, self.status.on_level = MergedStatus(reporter, self._workers), self._workers.change_level

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import PROOFS, Credentials
@@ -18,7 +18,7 @@ from sidecar.partition.replica_manager import Partitions
 from sidecar.partition.scrub import Scrub
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.restarts import Supervisor
-from sidecar.runtime.settings import NodeSettings, flat, rows, with_values
+from sidecar.runtime.settings import NodeSettings, SettingsLoader, flat, rows, with_values
 from sidecar.tracing.node_tracing import Tracing
 from sidecar.workers.workers import divided_settings
 
@@ -48,16 +48,6 @@ class ReloadResult:
 
     applied: tuple[str, ...]
     wait: tuple[str, ...]
-
-
-class SettingsSource(Protocol):
-    """Reads the settings of a node from file, environment and flags."""
-
-    @property
-    def sources(self) -> Mapping[str, str]:
-        """Source of each setting (``file``, ``env`` or ``flag``) after the last ``load``. Settings with defaults are missing."""
-
-    def load(self) -> NodeSettings: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +86,7 @@ class SettingsReloader:
     credentials with a connection, and raises an error if NATS rejects them.
     """
 
-    def __init__(self, settings: NodeSettings, source: SettingsSource | None, parts: Parts, prove: Prove) -> None:
+    def __init__(self, settings: NodeSettings, source: SettingsLoader | None, parts: Parts, prove: Prove) -> None:
         self.running = settings
         """Settings that the node uses now."""
         self._preferred_every = settings.replication.preferred_leader_interval_s

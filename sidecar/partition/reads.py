@@ -1,6 +1,6 @@
 """Receives read requests on the subjects ``.read`` (any ISR member, a queue group) and ``.read.<node>`` (this node).
 
-``liftpy.core.replication.reads`` decides the answers.
+``liftpy.core.partition.reads`` decides the answers.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
+from liftpy.core.partition.reads import Chunks, PartitionFiles, ReadBudget, Reads, ReadSubscriptions, ReplicaSource
 from liftpy.core.publish.state_transfer import StateServer
-from liftpy.core.replication.reads import Chunks, PartitionFiles, ReadBudget, Reads, ReadSource, ReadSubscriptions
 from liftpy.core.wire.decode_errors import REPLY
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.request_guard import RequestGuard
@@ -52,7 +52,7 @@ class ReadSubjects(ReadSubscriptions):
     )  # fmt: skip
     _bus: BusConnection
 
-    def __init__(self, tools: ReadTools, key: PartitionKey, node_id: str, source: ReadSource, folder: str = "") -> None:
+    def __init__(self, tools: ReadTools, key: PartitionKey, node_id: str, source: ReplicaSource, folder: str = "") -> None:
         self._inboxes = tools.inboxes
         self._timers = tools.timers
         self._counters = tools.counters

@@ -13,19 +13,19 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from liftpy.core.base.strict_json import load_json, whole_number
-from liftpy.core.log.log import Log
 from liftpy.core.log.scrub import freshly_sealed, is_confirmed_damage, next_segment, scan_of
 from liftpy.core.log.segment import Segment, log_name
 from liftpy.core.log.small_files import open_small_file, seal_small_file
 from liftpy.errors import CorruptionError, LiftError, StorageError
 from sidecar.disk.files import replace_file
+from sidecar.partition.worker import PartitionWorker
 from sidecar.runtime.tasks import spawn
 
 logger = logging.getLogger("liftpy.scrub")
@@ -45,19 +45,6 @@ _CHECK_EVERY_S = 1.0
 _FILE = "scrub"
 _MAGIC = b"LFSC"
 T = TypeVar("T")
-
-
-class ScrubTarget(Protocol):
-    """Interface of a partition whose log is checked."""
-
-    log: Log
-
-    @property
-    def key(self) -> object:
-        """Identity of the partition. The logs are checked in the order of ``str(key)``."""
-
-    @property
-    def storage_failed(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -83,7 +70,7 @@ class Scrub:
 
     def __init__(
         self,
-        workers: Callable[[], list[ScrubTarget]],
+        workers: Iterable[PartitionWorker],
         folder: Path,
         bytes_per_s: int,
         counters: Counter[str],
@@ -144,7 +131,7 @@ class Scrub:
                 await asyncio.sleep(_CHECK_EVERY_S)
 
     async def _one_that_was_sealed(self) -> bool:
-        for worker in self._workers():  # every second, so it does not sort them
+        for worker in self._workers:  # every second, so it does not sort them
             segment = freshly_sealed(worker.log)
             if segment is not None and _is_healthy(worker):
                 segment.awaits_scrub = False
@@ -180,12 +167,12 @@ class Scrub:
         await self._in_thread(self._store)
         return True
 
-    def _healthy(self) -> list[ScrubTarget]:
-        return sorted(filter(_is_healthy, self._workers()), key=lambda worker: str(worker.key))
+    def _healthy(self) -> list[PartitionWorker]:
+        return sorted(filter(_is_healthy, self._workers), key=lambda worker: str(worker.key))
 
     # ---- one segment -------------------------------------------------------------------------------------------------
     async def _scan(
-        self, worker: ScrubTarget, segment: Segment, position: int, bytes_per_s: int, rest: int, *, in_order: bool = False
+        self, worker: PartitionWorker, segment: Segment, position: int, bytes_per_s: int, rest: int, *, in_order: bool = False
     ) -> None:
         scan = scan_of(worker.log, segment, position)
         if scan is None:
@@ -209,7 +196,7 @@ class Scrub:
         finally:
             file.close()
 
-    def _suspects(self, worker: ScrubTarget, segment: Segment, error: CorruptionError, *, found: bool) -> None:
+    def _suspects(self, worker: PartitionWorker, segment: Segment, error: CorruptionError, *, found: bool) -> None:
         if not found:
             self._counters["scrub_unconfirmed"] += 1
             return
@@ -242,7 +229,7 @@ def _check_progress(fields: dict[str, Any]) -> ScrubProgress:
     return progress
 
 
-def _is_healthy(worker: ScrubTarget) -> bool:
+def _is_healthy(worker: PartitionWorker) -> bool:
     return not worker.storage_failed and not worker.log.closed
 
 

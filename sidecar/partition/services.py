@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
@@ -408,12 +407,6 @@ def _turn(node: str, replicas: Sequence[str], leader: str) -> int:
     return followers.index(node) + 1 if node in followers else 0
 
 
-class ServicesLookup(Protocol):
-    """Function that returns the services of a partition on this node."""
-
-    def __call__(self, stream: str, partition: int) -> PartitionServices | None: ...
-
-
 class ServiceHandler:
     """Receives the messages of services on the node's subject, and passes them to the services of their partitions."""
 
@@ -423,7 +416,7 @@ class ServiceHandler:
         subjects: Subjects,
         node_id: str,
         inboxes: InboxRule,
-        find: ServicesLookup,
+        find: Callable[[str, int], PartitionServices | None],
         counters: Counter[str],
         share: WorkerShare = WHOLE,
     ) -> None:

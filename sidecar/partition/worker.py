@@ -24,7 +24,8 @@ from liftpy.core.base.partition import PartitionMetadata, PartitionState
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import OpenReport, delete_quarantined_files
 from liftpy.core.observe.tracing import SWITCHED, PartitionTraces
-from liftpy.core.partition.shell import PartitionShell, ReplicaSource
+from liftpy.core.partition.reads import ReplicaSource
+from liftpy.core.partition.shell import PartitionShell
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import LogState, derived_state

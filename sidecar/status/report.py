@@ -16,11 +16,11 @@ from liftpy import __version__
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.log.flush import FlushScheduler
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
+from liftpy.core.partition.reads import ReadBudget
 from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeInflight
-from liftpy.core.replication.reads import ReadBudget
 from liftpy.core.replication.replica import ReplicaSnapshot
 from liftpy.core.wire.decode_errors import by_reason
 from liftpy.nats.urls import shown_address

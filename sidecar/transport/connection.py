@@ -16,7 +16,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
@@ -489,15 +489,8 @@ class BusConnection(StrictConnection):
                 report_failure(f"what follows the NATS connection for {self.name}", error)
 
 
-class MessageSender(Protocol):
-    """A connection that can send messages."""
-
-    def send(self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, headers: bytes = b"") -> bool:
-        """Send a message. Return False if it cannot be sent now. The arguments are those of ``BusConnection.send``."""
-
-
 def send_answer(
-    bus: MessageSender,
+    bus: BusConnection,
     rules: Sequence[Allows],
     counters: Counter[str],
     reply: bytes | str,

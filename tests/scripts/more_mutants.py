@@ -21,6 +21,7 @@ from liftpy.core.metadata.election import ElectionTimers
 from liftpy.core.metadata.failure_reports import FailureReports, ProbeResult
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.sessions import NodeSessions
+from liftpy.core.partition.reads import Reads
 from liftpy.core.publish import message_decoder as columns
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.replication import effects as do
@@ -33,7 +34,6 @@ from liftpy.core.replication.follower import FollowerRole
 from liftpy.core.replication.isr import FollowerProgress, IsrChange, SlowFlushes
 from liftpy.core.replication.leader import LeaderRole
 from liftpy.core.replication.log_offsets import EpochVerdict, LogOffsets, OffsetCheck
-from liftpy.core.replication.reads import Reads
 from liftpy.core.replication.replica import FailedRole, InactiveRole
 from liftpy.core.wire.chunking import Assembly, Piece
 from liftpy.core.wire.subjects import InboxRule

@@ -26,7 +26,7 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import spans_of
 from liftpy.core.metadata.codec import image_from_pb
 from liftpy.core.metadata.describe import describer
-from liftpy.core.replication.reads import filter_of
+from liftpy.core.partition.reads import filter_of
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2, cluster_pb2
 from liftpy.core.wire.batch import BatchHeader, parse_batch

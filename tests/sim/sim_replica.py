@@ -25,7 +25,8 @@ from liftpy.core.log.range_reads import read_portion
 from liftpy.core.log.scrub import scrub_all
 from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.partition.shell import FetchedBatches, PartitionShell, ReplicaSource
+from liftpy.core.partition.reads import Chunks, Reads, ReplicaSource
+from liftpy.core.partition.shell import FetchedBatches, PartitionShell
 from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
@@ -33,7 +34,6 @@ from liftpy.core.replication.effects import acts_of
 from liftpy.core.replication.follower import FetchAssembly
 from liftpy.core.replication.messages import Request, received_from, request_of
 from liftpy.core.replication.quiescence import IdleFetch
-from liftpy.core.replication.reads import Chunks, Reads
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.batch import split_batches

@@ -25,8 +25,6 @@ from liftpy.core.publish.standby import Standby
 from liftpy.core.publish.state_transfer import StateFetcher
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
-from liftpy.core.replication.log_offsets import EpochVerdict
-from liftpy.core.replication.phases import RoleName
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire.batch import RecordBatch
 from liftpy.errors import NoSpaceError, StorageError
@@ -258,50 +256,3 @@ class PartitionShell(ABC):
 
     def drop_pending_acks(self, _: do.DropPendingAcks) -> None:
         self.acks.drop()
-
-
-class ReplicaSource:
-    """Read requests for a partition, answered by its replica (implements ``ReadSource``)."""
-
-    def __init__(self, partition: PartitionShell) -> None:
-        self.log = partition.log
-        self._replica = partition.replica
-        self._partition = partition
-
-    @property
-    def compacted(self) -> bool:
-        return self.log.may_have_gaps
-
-    @property
-    def high_watermark(self) -> int:
-        return self._replica.high_watermark
-
-    @property
-    def leader_epoch(self) -> int:
-        return self._replica.state.leader_epoch
-
-    @property
-    def leader(self) -> str:
-        return self._replica.state.leader
-
-    @property
-    def leads(self) -> bool:
-        """True if the metadata names this node as leader. The replica may not act as leader yet."""
-        return self.leader == self._replica.node_id
-
-    @property
-    def may_serve(self) -> bool:
-        """True if the replica may serve reads.
-
-        It need not be an ISR member, so that services on a restarted node can read at once. A candidate also serves, up to its
-        HW.
-        """
-        agrees = self._replica.may_serve_committed() or self._replica.role is RoleName.CANDIDATE
-        return agrees and not self._partition.storage_failed
-
-    def may_answer_latest(self, now_ns: int) -> bool:
-        """Return whether this node leads with a lease. If not, the reader must ask the leader."""
-        return not self.leads or (self._partition.ingest.is_subscribed and self._replica.may_answer_latest(now_ns))
-
-    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        return self._replica.judge_reader(last_offset, last_epoch, now_ns)

@@ -28,7 +28,8 @@ from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.metadata.node_identity import DirectoryIdentity
-from liftpy.core.partition.shell import FetchedBatches, PartitionShell, ReplicaSource
+from liftpy.core.partition.reads import Chunks, ReadBudget, Reads, ReadSubscriptions, ReplicaSource
+from liftpy.core.partition.shell import FetchedBatches, PartitionShell
 from liftpy.core.publish import state_writer
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
@@ -46,7 +47,6 @@ from liftpy.core.replication.effects import acts_of
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.messages import Request, received_from, request_of
-from liftpy.core.replication.reads import Chunks, ReadBudget, Reads, ReadSubscriptions
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.batch import split_batches

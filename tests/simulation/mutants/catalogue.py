@@ -20,6 +20,7 @@ from liftpy.core.metadata.controller import nodes as leadership
 from liftpy.core.metadata.controller import partitions as isr
 from liftpy.core.metadata.node_identity import ProcessRelation
 from liftpy.core.metadata.sessions import AnsweredHeartbeats, LeaseGrant
+from liftpy.core.partition.reads import Reads
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import follower, leader
@@ -33,7 +34,6 @@ from liftpy.core.replication.leader import LeaderRole
 from liftpy.core.replication.lease import Lease, ReplicaLease
 from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.core.replication.phases import FollowerPhase, LeaderPhase
-from liftpy.core.replication.reads import Reads
 from liftpy.core.replication.replica import Replica
 from liftpy.core.replication.role import ReplicaContext
 from tests.simulation.mutants import moving, unseen

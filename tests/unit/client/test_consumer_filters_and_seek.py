@@ -21,8 +21,8 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log import range_reads
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
+from liftpy.core.partition.reads import Chunks, Reads
 from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
-from liftpy.core.replication.reads import Chunks, Reads
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record, build_batch, split_batches

@@ -27,7 +27,7 @@ _Isolation = client_pb2.ReadRequest.Isolation
 
 class Log:
     """A partition on two nodes. ``leader`` has all of ``batches``, who follows up to HW; both answer as
-    ``liftpy/core/replication/reads.py``."""
+    ``liftpy/core/partition/reads.py``."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.leader, self.high_watermark, self.epoch = "n1", 3, 1

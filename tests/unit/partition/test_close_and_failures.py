@@ -247,7 +247,7 @@ async def test_scrub_between_two_passes_reads_nothing(tmp_path: Path) -> None:
     did = [await scrub._one_in_order() for _ in range(5)]
     assert did == [True, True, True, True, False], "three segments, the end of the pass, and then not before it is time"
     assert (scrub.progress.partition, scrub.progress.base_offset, scrub.progress.position) == ("", -1, 0)
-    again = Scrub(lambda: [one], tmp_path, 1 << 30, Counter(), pass_every_s=0.0)  # type: ignore[list-item]
+    again = Scrub([one], tmp_path, 1 << 30, Counter(), pass_every_s=0.0)  # type: ignore[list-item]
     assert again.progress == scrub.progress
     assert await again._one_in_order()
     assert again.progress.partition == "a"

@@ -67,7 +67,7 @@ def test_divergence_check_of_a_diverged_reader_returns_the_end_of_the_common_pre
 
 @pytest.mark.parametrize(("uid", "refused"), [("u1", False), ("", False), ("u2", True)])
 def test_read_request_for_another_stream_uid_is_rejected(uid: str, refused: bool) -> None:
-    from liftpy.core.replication.reads import Reads
+    from liftpy.core.partition.reads import Reads
     from liftpy.core.wire._pb import client_pb2 as pb
 
     source = SimpleNamespace(leads=True, may_serve=True, may_answer_latest=lambda now: True)

@@ -26,13 +26,13 @@ from liftpy.core.log.flush import FlushScheduler
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
 from liftpy.core.metadata.features import SUPPORTED_LEVELS
+from liftpy.core.partition.reads import ReadBudget
 from liftpy.core.publish.ingest import IngestCounters
 from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.phases import RoleName
-from liftpy.core.replication.reads import ReadBudget
 from liftpy.core.wire.decode_errors import REFUSED
 from sidecar.cli.backup import TABLE as BACKUP_TABLE
 from sidecar.partition import figures as by_change

@@ -18,9 +18,11 @@ from typing import Generic, Protocol, TypeVar
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey, quote
 from liftpy.core.base.instruments import Instruments
-from liftpy.core.log.log import READERS, Log
+from liftpy.core.log.log import READERS
 from liftpy.core.log.range_reads import Portion, measure, read_narrow, read_portion, read_selected, spans_of
+from liftpy.core.partition.shell import PartitionShell
 from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
+from liftpy.core.replication.phases import RoleName
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2 as pb
 from liftpy.core.wire.batch import parse_header
@@ -79,40 +81,53 @@ class PartitionFiles:
     folder: str
 
 
-class ReadSource(Protocol):
-    """Interface of a replica for ``Reads``: its log, its offsets, and whether it may answer."""
+class ReplicaSource:
+    """One partition as ``Reads`` sees it: its log, its offsets, and whether it may answer."""
 
-    log: Log
+    def __init__(self, partition: PartitionShell) -> None:
+        self.log = partition.log
+        self._replica = partition.replica
+        self._partition = partition
 
     @property
     def compacted(self) -> bool:
         """True if records may be missing between two offsets, because of compaction."""
+        return self.log.may_have_gaps
 
     @property
     def high_watermark(self) -> int:
         """Last offset that committed reads may see, inclusive."""
+        return self._replica.high_watermark
 
     @property
-    def leader_epoch(self) -> int: ...
+    def leader_epoch(self) -> int:
+        return self._replica.state.leader_epoch
 
     @property
-    def leader(self) -> str: ...
+    def leader(self) -> str:
+        return self._replica.state.leader
 
     @property
     def leads(self) -> bool:
-        """True if the metadata names this replica as leader."""
+        """True if the metadata names this node as leader. The replica may not act as leader yet."""
+        return self.leader == self._replica.node_id
 
     @property
     def may_serve(self) -> bool:
-        """True if the replica may serve reads.
+        """True if the replica may serve reads: its log works and agrees with the leader's log, and its HW is of this epoch [R7].
 
-        Its log works and agrees with the leader's log, and its HW is of this epoch [R7].
+        It need not be an ISR member, so that services on a restarted node can read at once. A candidate also serves, up to its
+        HW.
         """
+        agrees = self._replica.may_serve_committed() or self._replica.role is RoleName.CANDIDATE
+        return agrees and not self._partition.storage_failed
 
     def may_answer_latest(self, now_ns: int) -> bool:
-        """Return whether the HW of this replica is certainly the latest one of the partition [D8]."""
+        """Return whether the HW of this replica is certainly the latest one [D8]. If not, the reader must ask the leader."""
+        return not self.leads or (self._partition.ingest.is_subscribed and self._replica.may_answer_latest(now_ns))
 
-    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict: ...
+    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
+        return self._replica.judge_reader(last_offset, last_epoch, now_ns)
 
 
 class ReadShell(Protocol[_Told]):
@@ -230,7 +245,7 @@ class Reads(Generic[Asker]):
         self,
         key: PartitionKey,
         node_id: str,
-        source: ReadSource,
+        source: ReplicaSource,
         shell: ReadShell[Asker],
         counters: Counter[str],
         budget: ReadBudget | None = None,
