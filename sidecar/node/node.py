@@ -64,6 +64,7 @@ from sidecar.node.reload import ReloadableParts, SettingsReloader
 from sidecar.partition.deletions import Deletions, UnknownStreams
 from sidecar.partition.figures import NodeCounts, StreamLabels
 from sidecar.partition.housekeeping import Housekeeping
+from sidecar.partition.leadership import LeadershipTransfers
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiescence import FetchCombiner, FetchSender
@@ -78,7 +79,15 @@ from sidecar.runtime import clock
 from sidecar.runtime.components import Component, close_all, close_of, no_step, require_started, start_all
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.memory import make_collections_rare, memory_bytes, retain_freed_memory
-from sidecar.runtime.restarts import EXIT_NO_RESTART, EXIT_TO_REPAIR, Supervisor, exit_after, momentary, prevents_restart
+from sidecar.runtime.restarts import (
+    EXIT_NO_RESTART,
+    EXIT_TO_REPAIR,
+    RunningNode,
+    Supervisor,
+    exit_after,
+    momentary,
+    prevents_restart,
+)
 from sidecar.runtime.settings import NodeSettings, SettingsLoader, supervisor_of, was_open_nats_reported
 from sidecar.runtime.tasks import fatal_on, spawn, start_attended
 from sidecar.runtime.timers import Timers
@@ -108,7 +117,7 @@ _LEAVE_TIMEOUT_S = 1.0
 _LIVE_TIMEOUT_S = 5.0
 
 
-class Node:
+class Node(RunningNode):
     """One running node: ``start``, then ``wait``, then ``stop``. ``run_node`` calls all three.
 
     ``share``: the part of the partitions that this process hosts. ``again``: sources of the settings, for a reload.
@@ -511,10 +520,8 @@ class Node:
             flush_runner=self._flush_runner,
             instruments=self.instruments,
             tracing=self._tracing,
-            fatal=self.fatal,
-            repair=self.repair,
-            transfer_leadership=self._transfer_leadership,
-            transfer_after_lost_publishes=self._transfer_after_lost_publishes,
+            process=self,
+            transfers=LeadershipTransfers(links),
             folder=folder,
             deletions=Deletions(group, settings.node_id, decides=lambda: group.decides),
             identity=identity,
@@ -594,14 +601,6 @@ class Node:
     def _begin_transfer(self, request: replication_pb2.StepAside, done: Callable[[], None]) -> None:
         if self.partitions is not None:
             self.partitions.transfer_leadership(request.stream, request.partition, request.streamUid, request.leaderEpoch, done)
-
-    def _transfer_leadership(self, key: PartitionKey, leader_epoch: int, done: Callable[[], None]) -> None:
-        if self.partitions is not None:
-            self.partitions.transfer_leadership(key.stream, key.partition, key.uid, leader_epoch, done)
-
-    def _transfer_after_lost_publishes(self, key: PartitionKey) -> None:
-        if self.partitions is not None:
-            self.partitions.transfer_after_lost_publishes(key)
 
     def _testify(self, question: replication_pb2.LeaderQuestion) -> bool:
         return self.partitions is not None and self.partitions.serves(question)

@@ -16,17 +16,18 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
-from liftpy.config import NS_PER_S, FlushPolicy, ReplicationConfig, StreamConfig
+from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.flush import LONG_S, Flush, FlushScheduler
 from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
+from liftpy.core.partition.shell import PartitionShell
 from liftpy.core.publish.log_state import LogState, derived_state
 from liftpy.core.publish.state_file import State, StateCapture, load_state, state_owner
 from liftpy.core.publish.state_transfer import StateFetcher, StateServer
 from liftpy.core.publish.state_writer import StateWriter, pace_of
 from liftpy.errors import LiftError, StorageError
-from sidecar.disk.flush_thread import FlushThread, FlushTimes
+from sidecar.disk.flush_thread import FlushThread, FlushTimes, NodeFlushTimes
 from sidecar.runtime import clock
 from sidecar.runtime.timers import Timer, Timers
 
@@ -47,50 +48,41 @@ class Flusher:
     """Runs the flushes of one log (implements ``FlushShell``).
 
     Args:
-        log: Log of the partition.
-        policy: Flush policy of the stream.
+        partition: Partition of the log. It learns on the event loop what is flushed, never before ``appended`` returns.
         pool: Threads for flushes and checkpoints.
         timers: Timers of the node.
-        flushed: Called with the exclusive end of the flushed records.
-        failed: Called with the error of a failed flush.
-        took: Called with the duration of a flush in seconds.
-        beside: Flush thread that the logs of the node share. None: every flush runs in the thread pool.
-
-    The callbacks run on the event loop, never before ``appended`` returns.
+        times_of_node: Flush durations of all partitions of the node.
+        flush_thread: Flush thread that the logs of the node share. None: every flush runs in the thread pool.
     """
 
     __slots__ = (
-        "_began_s", "_checkpoint", "_checkpoint_began_s", "_commit", "_flush_thread", "_flushed", "_interval_ns",
-        "_is_reported", "_log", "_loop", "_moves", "_place", "_pool", "_thread", "_timer", "_timers", "_took", "appended",
-        "disk_ns", "flush_failed", "times",
+        "_began_s", "_checkpoint", "_checkpoint_began_s", "_commit", "_flush_thread", "_interval_ns", "_is_reported", "_log",
+        "_loop", "_moves", "_partition", "_place", "_pool", "_thread", "_timer", "_timers", "_times_of_node", "appended",
+        "flush_failed", "flushed", "times",
     )  # fmt: skip
 
     def __init__(
         self,
-        log: Log,
-        policy: FlushPolicy,
+        partition: PartitionShell,
         pool: concurrent.futures.Executor,
         timers: Timers,
-        flushed: Callable[[int], None],
-        failed: Callable[[StorageError], None],
-        took: Callable[[float], None] | None = None,
-        beside: FlushThread | None = None,
+        times_of_node: NodeFlushTimes,
+        flush_thread: FlushThread | None = None,
     ) -> None:
-        self._log = log
+        self._partition = partition
+        self._log = log = partition.log
+        policy = log.config.flush
         self._interval_ns = round(policy.interval_s * NS_PER_S)
         self._pool = pool
         self._timers = timers
-        self._flushed = flushed
-        self.flush_failed = failed
-        self._took = took
-        self._moves = beside is not None
-        self._flush_thread = beside or FlushThread(FlushScheduler())
+        self.flushed, self.flush_failed = partition.log_flushed, partition.log_failed
+        self._times_of_node = times_of_node
+        self._moves = flush_thread is not None
+        self._flush_thread = flush_thread or FlushThread(FlushScheduler())
         self._place = self._flush_thread.place
         self.times = FlushTimes()
         self._began_s = 0.0
         """Monotonic time when the running flush was requested, in seconds."""
-        self.disk_ns = 0
-        """Disk time of the last flush without waiting, in nanoseconds. 0: appended records count as flushed."""
         self._loop = asyncio.get_running_loop()
         self._thread: Future[int] | None = None
         """Flush that runs in a thread. None: there is none."""
@@ -202,16 +194,7 @@ class Flusher:
         """Record the duration of a successful flush, for the metrics. It counts from the request."""
         took_s = time.monotonic() - self._began_s
         self.times.add(took_s)
-        if self._took is not None:
-            self._took(took_s)
-
-    def flushed(self, end_offset: int, disk_ns: int) -> None:
-        """Report to the replica that all records below ``end_offset`` (exclusive) are flushed.
-
-        ``disk_ns``: duration of the flush, in nanoseconds.
-        """
-        self.disk_ns = disk_ns
-        self._flushed(end_offset)
+        self._times_of_node.flushed(self._partition.key, took_s)
 
     # ---- checkpoints and the end ----------------------------------------------------------------------------------------
     def checkpoint(self, stored: Callable[[], None] = lambda: None) -> bool:

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
-
-import nats.errors
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionState
@@ -46,11 +43,6 @@ _RETRY_S = 5.0
 _STOPS_AT_ONCE = 64
 _OPENED_AT_ONCE = 32
 """Maximum number of partitions that are opened or stopped at a time. Others wait."""
-_POLL_S = 0.005
-_TRANSFER_WAIT_S = 0.5
-"""Maximum time for which a leader answers its publishers before a planned transfer, in seconds."""
-_BACK_AFTER_S = 2.0
-"""Time after which a leader accepts publishes again if its planned transfer did not happen, in seconds."""
 
 
 class Partitions:
@@ -85,10 +77,6 @@ class Partitions:
         self._departures = DataDeletion(node.settings.node_id)
         self._leading: dict[PartitionKey, PartitionWorker] = {}
         self._data_path_is_up = True
-        self._closing = False
-        """True while the node transfers its leaderships before its stop. No partition is opened."""
-        self._leadership_transfers: dict[PartitionKey, asyncio.Task[None]] = {}
-        """Partition -> task of its planned leadership transfer."""
         self._garbage = GarbageCollection()
         self.counts = counts or NoNodeCounts()
         self._stopping = False
@@ -246,7 +234,7 @@ class Partitions:
                 self._changed.add((key,))
             self._changed.add(self._next_to_open())
         if not done.cancelled() and done.exception() is not None:
-            self._node.fatal(done.exception())  # type: ignore[arg-type]
+            self._node.process.fatal(done.exception())  # type: ignore[arg-type]
 
     def _next_to_open(self) -> list[PartitionKey]:
         """Return the next partitions to open or to stop, those that have waited longest first.
@@ -417,88 +405,37 @@ class Partitions:
     async def close_subjects(self, timeout_s: float) -> None:
         """Stop accepting publishes in all partitions that this node leads, and answer the publishes that have arrived.
 
-        Until the next leader subscribes, NATS answers publishers with "no responders", and they retry. ``timeout_s``: time
-        limit.
+        ``timeout_s``: time limit.
         """
-        self._closing = True
-        await self._drain_publishes(list(self._leading.values()), timeout_s)
+        await self._node.transfers.close_subjects(self.led_partitions(), timeout_s)
 
     def transfer_leadership(self, stream: str, partition: int, uid: str, leader_epoch: int, done: Callable[[], None]) -> None:
         """Prepare the transfer of one leadership: stop accepting publishes, answer those that have arrived, then call ``done``.
 
-        If this node does not lead the partition in ``leader_epoch``, call ``done`` at once. If the transfer does not happen,
-        the leader accepts publishes again.
+        If this node does not lead the partition in ``leader_epoch``, call ``done`` at once.
         """
         worker = self._by_name.get((stream, partition))
-        if worker is None or (worker.key.uid, worker.leader_epoch) != (uid, leader_epoch) or not worker.leads:
+        if worker is None or worker.key.uid != uid:
             done()
-            return
-        earlier = self._leadership_transfers.get(worker.key)
-        if earlier is not None:
-            earlier.cancel()
-        self._leadership_transfers[worker.key] = spawn(
-            self._transfer_leadership(worker, done), f"leadership transfer of {worker.key}"
-        )
-
-    async def _transfer_leadership(self, worker: PartitionWorker, done: Callable[[], None]) -> None:
-        await self._drain_publishes([worker], _TRANSFER_WAIT_S)
-        done()
-        await asyncio.sleep(_BACK_AFTER_S)
-        del self._leadership_transfers[worker.key]
-        if not self._closing:
-            worker.ingest.resubscribe()
-
-    def transfer_after_lost_publishes(self, key: PartitionKey) -> None:
-        """Transfer the leadership of ``key`` when the node's connections are restored, because this leader missed publishes.
-
-        If no other node has received these publishes, the leader accepts publishes again.
-        """
-        worker = self._workers.get(key)
-        if worker is not None and not self._closing:
-            earlier = self._leadership_transfers.get(key)
-            if earlier is not None:
-                earlier.cancel()
-            self._leadership_transfers[key] = spawn(
-                self._transfer_after_lost_publishes(worker), f"transfer after lost publishes {key}"
-            )
-
-    async def _transfer_after_lost_publishes(self, worker: PartitionWorker) -> None:
-        while not self._node.links.are_up:
-            await asyncio.sleep(_POLL_S)
-        del self._leadership_transfers[worker.key]
-        if self._closing:
-            return
-        if self._node.links.ingest.all_have_lost_it or not worker.transfer_after_lost_publishes():
-            worker.ingest.resubscribe()
+        else:
+            worker.prepare_transfer(leader_epoch, done)
 
     def publishes_lost(self) -> None:
         """Report to all partitions that this node leads that the connection for publishes was lost."""
         for worker in list(self._leading.values()):
             worker.ingest.process_link_loss()
 
-    async def _drain_publishes(self, leading: list[PartitionWorker], timeout_s: float) -> None:
-        for worker in leading:
-            worker.ingest.leave()
-        deadline = time.monotonic() + timeout_s
-        try:
-            await self._node.links.wait_until_processed(timeout_s)
-        except (nats.errors.Error, TimeoutError, OSError) as error:
-            logger.info("in-flight publishes not checked error=%r: transferring the leaderships", error)
-            return
-        leading = [worker for worker in leading if not worker.storage_failed]  # those can't answer any more
-        while any(not worker.ingest.idle for worker in leading) and time.monotonic() < deadline:
-            await asyncio.sleep(_POLL_S)
-
     async def stop(self) -> bool:
         """Stop all partitions and close their logs. Return True if all acknowledged data is on disk. A second call is allowed."""
-        self._stopping = self._closing = True
+        self._stopping = True
         self._node.deletions.close()
         self._changed.close()
         self._lease_news.close()
         self._deferred.clear()
         for retry in self._retries.values():
             retry.cancel()
-        await end_tasks([*self._leadership_transfers.values(), *self._later])
+        await self._node.transfers.close()
+        await end_tasks([*self._later])
         for task in list(self._busy.values()):
             task.cancel()
         await asyncio.gather(*self._busy.values(), return_exceptions=True)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor as Pool
 from dataclasses import dataclass
 from functools import partial
+from weakref import WeakSet
 
 from liftpy.config import NS_PER_S, FlushMode, StreamConfig
 from liftpy.core.base.ids import PartitionKey
@@ -36,20 +37,28 @@ from liftpy.core.publish.standby import FailoverBacklog, NodeStandbyMemory, Stan
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
-from liftpy.core.replication.effects import Effect, Methods, methods_of
+from liftpy.core.replication.effects import ConfirmQuiescence, Effect, Methods, Quiesce, SetDeadline, methods_of
+from liftpy.core.replication.events import (
+    DeadlineReached,
+    Event,
+    LeaseChanged,
+    NoticeReceived,
+    NotificationReceived,
+    QuiescentFetchReceived,
+)
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.phases import LeaderPhase
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject
-from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
+from liftpy.errors import CorruptionError, InvariantError, LiftError, NoSpaceError, StorageError
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes
 from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.metadata.identity import NodeFile, WorkerMarks
 from sidecar.partition.deletions import Deletions
-from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.flushing import Flusher, StateCheckpoints, StateFileMatch, load_state_file, read_state_file
+from sidecar.partition.leadership import LeadershipTransfers
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiescence import FetchCombiner
@@ -59,6 +68,7 @@ from sidecar.partition.replication import AnswerRouter, FetchClient, Replication
 from sidecar.partition.services import NoServices, PartitionServices
 from sidecar.runtime import clock
 from sidecar.runtime.logs import INFO_LOG_LIMIT, WarningLogRateLimit
+from sidecar.runtime.restarts import RunningNode
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.timers import EventTimer, Timer, Timers
 from sidecar.tracing.node_tracing import Tracing
@@ -110,13 +120,9 @@ class NodeTools:
     flush_runner: FlushThread
     instruments: Instruments
     tracing: Tracing
-    fatal: Callable[[Exception], None]
-    repair: Callable[[str], None]
-    """Function that restarts the node for a reason, because a log needs recovery."""
-    transfer_leadership: Callable[[PartitionKey, int, Callable[[], None]], None]
-    """Function that stops accepting publishes for a partition led in a LeaderEpoch, answers the earlier ones, then calls back."""
-    transfer_after_lost_publishes: Callable[[PartitionKey], None]
-    """Callback for a leader that missed publishes. It transfers the leadership or accepts publishes again."""
+    process: RunningNode
+    """The process that hosts the partitions."""
+    transfers: LeadershipTransfers
     folder: DataDirectory
     deletions: Deletions
     identity: NodeFile | WorkerMarks
@@ -159,7 +165,7 @@ class PartitionWorker(PartitionShell):
         self.state: PartitionState | None = None
         self.replica = _replica(node, key)
         own_subject, node_id = data_subject(subject, key.partition), node.settings.node_id
-        self._driver = ReplicaDriver(key, self.replica, node.fatal)
+        self._driver = ReplicaDriver(self, node.process)
         feed = self._driver.feed
         times = PublishTimes(node.instruments, clock.now_ns)
         self.acks = PendingAcks(node.links.ingest, key, own_subject, times)
@@ -193,7 +199,7 @@ class PartitionWorker(PartitionShell):
             node.links.replication, node.subjects, key, node.node_inboxes, feed, node.counters, node.instruments
         )
         self.fetches = FetchClient(node.router, node.subjects, key, node_id, feed, node.counters, node.instruments)
-        self.flusher = self._flusher(node)
+        self.flusher = Flusher(self, node.pool, node.timers, node.flush_times, node.flush_runner)
         self.states = StateCheckpoints(self.derived, log, key, node.settings.replication, self.flusher, node.pool)
         self.services: PartitionServices | NoServices = NoServices(feed)
         self.fetched, self.state_fetcher = self.fetches.fetched, self.states.state_fetcher
@@ -225,9 +231,8 @@ class PartitionWorker(PartitionShell):
         )
 
     def _join_parts(self) -> None:
-        self._driver.execute, self._driver.step_over = self.execute, self.replication.step_over
         self.log.on_damage = self._restart_for_repair
-        for part in (self._driver, self.ingest.reader, self.standby, self.reads, self.replay, self.states):
+        for part in (self.ingest.reader, self.standby, self.reads, self.replay, self.states):
             part.touched = self.touched
         self.replication.state_server = self.states.state_server
         self.fetches.state_fetcher = self.states.state_fetcher
@@ -264,12 +269,6 @@ class PartitionWorker(PartitionShell):
 
     def followers(self) -> frozenset[str]:
         return frozenset(self.state.replicas).difference((self.node_id,)) if self.state is not None else frozenset()
-
-    def _flusher(self, node: NodeTools) -> Flusher:
-        took = partial(node.flush_times.flushed, self.key)
-        return Flusher(
-            self.log, self.config.flush, node.pool, node.timers, self._log_flushed, self.log_failed, took, node.flush_runner
-        )
 
     def _standby(self, node: NodeTools, own_subject: str) -> Standby:
         bounds = node.settings.replication
@@ -310,9 +309,6 @@ class PartitionWorker(PartitionShell):
         self.reads.share(self._node.settings.node_id in metadata.isr)
         self.reads.advanced()
 
-    def _log_flushed(self, end_offset: int) -> None:
-        self.feed(events.LogFlushed(end_offset=end_offset, took_ns=self.flusher.disk_ns))
-
     def _restart_for_repair(self, error: CorruptionError) -> None:
         """Restart the node, because a read found damage (``error``). Afterwards other replicas repair the log [S3]."""
 
@@ -342,7 +338,7 @@ class PartitionWorker(PartitionShell):
         written data stays valid, and housekeeping restarts the node when space is free [S8].
         """
         if not isinstance(error, NoSpaceError):
-            self._node.repair(f"{self.key}: {error}")
+            self._node.process.repair(f"{self.key}: {error}")
 
     # ---- what reads and status ask -----------------------------------------------------------------------------------
     @property
@@ -375,7 +371,8 @@ class PartitionWorker(PartitionShell):
 
     def _ingest_left(self) -> None:
         """Schedule a leadership transfer to a standby follower, which has received the publishes that this leader missed."""
-        self._node.transfer_after_lost_publishes(self.key)
+        if not self.has_ended:
+            self._node.transfers.begin_after_lost_publishes(self, self.transfer_after_lost_publishes)
 
     def transfer_after_lost_publishes(self) -> bool:
         """Transfer the leadership to a standby follower, because this leader missed publishes.
@@ -518,9 +515,17 @@ class PartitionWorker(PartitionShell):
         ``effect`` names the new leader. ``why``: reason, for the counter. There is a time limit for the answers.
         """
         self.counters[f"transfer_{why}"] += 1
-        self._node.transfer_leadership(
-            self.key, effect.leader_epoch, lambda: self._node.proposals.give_up_leadership(self.key, effect)
-        )
+        self.prepare_transfer(effect.leader_epoch, lambda: self._node.proposals.give_up_leadership(self.key, effect))
+
+    def prepare_transfer(self, leader_epoch: int, done: Callable[[], None]) -> None:
+        """Stop accepting publishes and answer the earlier ones, then call ``done``.
+
+        If this node does not lead the partition in ``leader_epoch``, call ``done`` at once.
+        """
+        if self.leads and self.leader_epoch == leader_epoch:
+            self._node.transfers.begin(self, done)
+        else:
+            done()
 
     def report_leader(self, effect: do.ReportLeader) -> None:
         self._node.proposals.report_leader(self.key, effect)
@@ -823,3 +828,176 @@ class TracedReplica:
             elif type(event) is events.LogFlushed:
                 traces.flushed(event.end_offset)
         return self._replica.step(event, now_ns)
+
+
+driver_logger = logging.getLogger("liftpy.driver")
+
+MAX_QUEUE = 65_536
+RECENT_STEPS = 64
+"""Number of steps that one partition keeps for error reports, about 50 KB for a busy partition."""
+RECENT_STEPS_OF_NODE = 8192
+"""Maximum number of stored steps over all partitions of a process. Above it, each partition stores fewer steps."""
+_FEWEST_STEPS = 8
+"""Number of steps that a partition always keeps. With more than 1,024 partitions, they are more than RECENT_STEPS_OF_NODE."""
+_STEPS_OF_IDLE = 2
+"""Number of steps that an idle partition keeps. A node may have thousands of idle partitions."""
+_MOST_OF_A_STEP = 500
+"""Maximum length of a printed step, in characters."""
+
+_NEWEST_COUNTS = (LeaseChanged, NoticeReceived, NotificationReceived)
+"""Events that arrive regularly. A newer waiting event of the same kind replaces an older one."""
+_ROUTINE, _LOOKS = (
+    frozenset({LeaseChanged, DeadlineReached, QuiescentFetchReceived}),
+    frozenset({SetDeadline, ConfirmQuiescence}),
+)
+"""Events of idle partitions. If the only effects of such an event are in ``_LOOKS``, its step changes nothing.
+
+It changes no metric, and an error report does not need it.
+"""
+
+Step = tuple[int, Event, list[Effect]]
+"""One step of a replica: (monotonic time in nanoseconds, event, effects)."""
+
+
+class _StoryLimit:
+    """Limit of the steps that one driver keeps. All drivers of the process share it.
+
+    ``steps``: the limit. It was computed when a driver was last created.
+    """
+
+    def __init__(self) -> None:
+        self._drivers: WeakSet[ReplicaDriver] = WeakSet()
+        self.steps = RECENT_STEPS
+
+    def add(self, driver: ReplicaDriver) -> None:
+        """Lower the limit for all drivers, because there is another one. Raise it if drivers are gone."""
+        self._drivers.add(driver)
+        self.steps = min(RECENT_STEPS, max(RECENT_STEPS_OF_NODE // len(self._drivers), _FEWEST_STEPS))
+
+
+_story_limit = _StoryLimit()
+
+
+class ReplicaDriver:
+    """Feeds events to the replica of ``worker``, which carries out the effects, one step after the other.
+
+    ``feed`` may be called anywhere on the event loop. During a step, and while the replica waits for the disk, events wait in a
+    queue. The driver keeps the last steps for error reports. An exception in a step stops the process.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_execute",
+        "_held",
+        "_process",
+        "_queue",
+        "_running",
+        "_stopped",
+        "_worker",
+        "recent_steps",
+        "replica",
+    )
+
+    def __init__(self, worker: PartitionWorker, process: RunningNode) -> None:
+        self._worker = worker
+        self._process = process
+        self._execute = worker.execute
+        self.replica: Replica | TracedReplica = worker.replica
+        """Object that gets the events: the replica, or the tracer in front of it."""
+        self._queue: list[events.Event] = []
+        """Waiting events. It is a list, because it is nearly always empty, and an empty deque needs 760 bytes."""
+        self._running = False
+        self._stopped = False
+        self._held = False
+        _story_limit.add(self)
+        self.recent_steps: list[Step] = []
+        """The last steps, for error reports. Steps that changed nothing are left out."""
+
+    def feed(self, event: Event) -> None:
+        """Pass an event to the replica now. During a step or after ``hold``, queue the event."""
+        if self._stopped:
+            return
+        if self._held and isinstance(event, _NEWEST_COUNTS):
+            self._queue = [waiting for waiting in self._queue if type(waiting) is not type(event)]
+        self._queue.append(event)
+        if self._running or self._held:
+            if len(self._queue) > MAX_QUEUE:
+                self._stop_for(
+                    InvariantError(
+                        f"Internal error: one step of {self._worker.key} creates more than {MAX_QUEUE} events. Please report it."
+                    )
+                )
+            return
+        self._run()
+
+    def hold(self) -> None:
+        """Queue all further events until ``go_on``, because an effect is still slow work. The running step is finished first."""
+        self._held = True
+
+    def go_on(self, work: Callable[[], None]) -> None:
+        """Run ``work``, the slow part of an effect, and end ``hold``: process the waiting events. After ``stop``, do nothing."""
+        self._held = False
+        if not self._stopped:
+            self._run(work)
+
+    def _run(self, work: Callable[[], None] | None = None) -> None:
+        self._running = True
+        event: Event | None = None
+        try:
+            if work is not None:
+                work()
+            queue, step, execute, worker = self._queue, self.replica.step, self._execute, self._worker
+            recent_steps = self.recent_steps
+            while queue and not self._held:
+                event, now_ns = queue.pop(0), clock.now_ns()
+                effects = step(event, now_ns)
+                if type(event) not in _ROUTINE or any(type(effect) not in _LOOKS for effect in effects):
+                    recent_steps.append((now_ns, event, effects))
+                    if len(recent_steps) > _story_limit.steps:
+                        del recent_steps[: -_story_limit.steps]
+                    if Quiesce in map(type, effects):  # the follower is idle
+                        del recent_steps[:-_STEPS_OF_IDLE]
+                    worker.touched()
+                elif type(event) is QuiescentFetchReceived:  # a follower of this leader is idle
+                    del recent_steps[:-_STEPS_OF_IDLE]
+                if driver_logger.isEnabledFor(logging.DEBUG):  # the level may change
+                    driver_logger.debug("replica step partition=%s event=%s effects=%s", self._worker.key, event, effects)
+                for effect in effects:
+                    execute(effect)
+                if effects:
+                    worker.replication.step_over()
+        except Exception as error:
+            self._stop_for(error, event)
+        finally:
+            self._running = False
+
+    def _stop_for(self, error: Exception, event: Event | None = None) -> None:
+        """Stop the process because of an unexpected ``error`` while ``event`` was processed.
+
+        Expected conditions are events, so an exception is a bug. Continuing could violate a guarantee.
+        """
+        self._stopped = True
+        self._queue.clear()
+        driver_logger.critical(
+            "replica stopped partition=%s error=%s\n%s", self._worker.key, error, self.last_steps_text(event), exc_info=error
+        )
+        self._process.fatal(error)
+
+    def last_steps_text(self, event: Event | None = None) -> str:
+        """Return the last steps as text for an error report, one line per step, the newest last.
+
+        ``event``: the event that is being processed. None: none is.
+        """
+        now_ns = clock.now_ns()
+        lines = [
+            f"{(at_ns - now_ns) / 1e9:9.3f} s  {past_event} -> {effects}"[:_MOST_OF_A_STEP]
+            for at_ns, past_event, effects in self.recent_steps
+        ]
+        if event is not None and not (self.recent_steps and self.recent_steps[-1][1] is event):
+            lines.append(f"      now    {event}"[:_MOST_OF_A_STEP])
+        return "\n".join(lines)
+
+    def stop(self) -> None:
+        """Stop processing events. Later events are dropped."""
+        self._stopped = True
+        self._queue.clear()

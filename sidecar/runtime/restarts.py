@@ -17,6 +17,7 @@ import os
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from liftpy.core.base.rate_limits import doubled_wait_s
@@ -97,6 +98,18 @@ def cancel_exit() -> None:
 _CHECK_INTERVAL_S = 0.25
 _EXTEND_TIMEOUT_S = 30
 """Extension of the time limit in seconds for each step of progress before the node is ready."""
+
+
+class RunningNode(ABC):
+    """The process of a node, as its parts see it: they end it after an error."""
+
+    @abstractmethod
+    def fatal(self, error: Exception) -> None:
+        """Stop the process because of a fatal ``error``."""
+
+    @abstractmethod
+    def repair(self, reason: str) -> None:
+        """Restart the node, because a log needs recovery. ``reason``: the damaged log."""
 
 
 class Supervisor:

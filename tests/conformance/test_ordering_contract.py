@@ -24,11 +24,10 @@ from liftpy.core.replication import events as ev
 from liftpy.core.wire import frames
 from liftpy.errors import LiftError, StorageError
 from sidecar.partition import worker as worker_module
-from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.promises import Promises
 from sidecar.partition.replication import ReplicationHandler
-from sidecar.partition.worker import PartitionWorker
+from sidecar.partition.worker import PartitionWorker, ReplicaDriver
 from sidecar.runtime import clock
 from tests.conformance.contract_audit import Audit, ContractBroken
 from tests.conformance.two_workers import TwoWorkers, WorkerNode
@@ -174,7 +173,7 @@ async def test_truncation_still_waiting_at_the_close_is_not_executed() -> None:
 def _steps_at_once(patch: pytest.MonkeyPatch) -> None:
     def feed(self: ReplicaDriver, event: ev.Event) -> None:
         for effect in self.replica.step(event, clock.now_ns()):
-            self.execute(effect)
+            self._execute(effect)
 
     patch.setattr(ReplicaDriver, "feed", feed)
 
@@ -189,7 +188,7 @@ def _writes_later(patch: pytest.MonkeyPatch) -> None:
 
 
 def _says_flushed_when_appended(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Flusher, "begin", lambda self: self._flushed(self._log.log_end_offset))
+    patch.setattr(Flusher, "begin", lambda self: self.flushed(self._log.log_end_offset, 0))
 
 
 def _acknowledges_when_appended(patch: pytest.MonkeyPatch) -> None:

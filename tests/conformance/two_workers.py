@@ -203,8 +203,9 @@ class WorkerNode:
             reads=ReadTools(bus, subjects, InboxRule(("_INBOX.",)), self.timers, counters),
             node_inboxes=inboxes, router=router, notifications=notifications, fetch_combiner=quiet,
             probes=SimpleNamespace(ask=lambda *a: None), proposals=self.asked, timers=self.timers, pool=pool,
-            counters=counters, flush_times=NodeFlushTimes(counters), flush_runner=FlushThread(Place()), fatal=self.errors.append,
-            instruments=Instruments(), memory_budget=MemoryBudget(), repair=lambda why: None, transfer_leadership=lambda *a: None,
+            counters=counters, flush_times=NodeFlushTimes(counters), flush_runner=FlushThread(Place()),
+            instruments=Instruments(), memory_budget=MemoryBudget(), transfers=SimpleNamespace(begin=lambda *a: None),
+            process=SimpleNamespace(fatal=self.errors.append, repair=lambda why: None),
             promises=Promises(PromiseJournal(self.promises), pool, counters, self.errors.append),
         )  # fmt: skip
         self.worker = PartitionWorker(tools, KEY, SUBJECT, stream, self.log)
@@ -212,8 +213,7 @@ class WorkerNode:
         self.audit = self.bus.audit = Audit(node_id, self.log, lambda: self.storage, lambda: self.promises, threads=True)
         self.audit.watch(self.worker.replica)
         driver = self.worker._driver
-        carry_out = driver.execute
-        driver.execute = lambda effect: self.audit.carries_out(effect, lambda: carry_out(effect))
+        driver._execute = lambda effect: self.audit.carries_out(effect, lambda: self.worker.execute(effect))
         self.worker.begin()
 
     def _fault(self, what: str) -> None:

@@ -244,7 +244,7 @@ class SimReplica(PartitionShell, Asking):
             cluster.clock,
             process.run,
             lambda: process.dead or self.gone,
-            lambda end_offset, disk_ns: self.feed(ev.LogFlushed(end_offset=end_offset, took_ns=disk_ns)),
+            self.log_flushed,
             self.log_failed,
         ).commit
         self._do = acts_of(self)

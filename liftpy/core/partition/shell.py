@@ -135,6 +135,10 @@ class PartitionShell(ABC):
         """True if the log has failed. It stays failed until the node restarts."""
         return bool(self.failed)
 
+    def log_flushed(self, end_offset: int, took_ns: int) -> None:
+        """Feed LogFlushed: all records below ``end_offset`` are flushed. ``took_ns``: duration of the flush, 0: none was needed."""
+        self.feed(events.LogFlushed(end_offset=end_offset, took_ns=took_ns))
+
     def log_failed(self, error: StorageError, token: int = 0) -> None:
         """Report a storage error to the replica. ``token``: handle of the publishes that could not be stored. 0: none."""
         if not self.failed:

@@ -783,6 +783,7 @@ class _Flusher:
 
     def __init__(self, replica: MemoryReplica) -> None:
         self._replica = replica
+        self.flushed, self.flush_failed = replica.log_flushed, replica.log_failed
 
     def begin(self) -> None:
         self._replica.later(self._run)
@@ -811,9 +812,3 @@ class _Flusher:
 
     def flush_succeeded(self) -> None:
         """Do nothing: the duration of flushes is not measured in memory."""
-
-    def flushed(self, end_offset: int, disk_ns: int) -> None:
-        self._replica.feed(ev.LogFlushed(end_offset=end_offset, took_ns=disk_ns))
-
-    def flush_failed(self, error: StorageError) -> None:
-        self._replica.log_failed(error)

@@ -124,7 +124,7 @@ AGAIN: Figures = {
 
 BOUNDS: Figures = {
     "sidecar.partition.deletions": {"_REMEMBERED": (2000, 50_000)},
-    "sidecar.partition.driver": {
+    "sidecar.partition.worker": {
         "MAX_QUEUE": (16_384, 262_144), "RECENT_STEPS": (32, 256), "RECENT_STEPS_OF_NODE": (4096, 32_768), "_FEWEST_STEPS": (8, 16),
         "_MOST_OF_A_STEP": (200, 2000),
     },

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.base.partition import Pause
+from liftpy.core.log.log import Log
 from liftpy.core.replication import events
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.replication.events import RefusalReason
-from sidecar.partition.worker import METHODS, PartitionWorker
+from liftpy.errors import StorageError
+from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes
+from sidecar.partition.flushing import Flusher
+from sidecar.partition.leadership import LeadershipTransfers
+from sidecar.partition.worker import METHODS, PartitionWorker, ReplicaDriver
 from sidecar.runtime.timers import Timer, Timers
 
 KEY = PartitionKey("orders", "u1", 3)
@@ -68,6 +76,46 @@ def worker(**more: Any) -> Any:
     return made
 
 
+def process_tools(fatal: Callable[[Any], object] = pytest.fail) -> dict[str, Any]:
+    """The part of the tools of a node that stands for its process."""
+    return {"process": SimpleNamespace(fatal=fatal), "transfers": LeadershipTransfers(None)}  # type: ignore[arg-type]
+
+
+class FlushedPartition:
+    """A partition that notes what its flusher reports."""
+
+    def __init__(self, log: Log, failed: Callable[[StorageError], object] = pytest.fail) -> None:
+        self.key, self.log, self.log_failed = KEY, log, failed
+        self.flushed: list[int] = []
+
+    def log_flushed(self, end_offset: int, took_ns: int) -> None:
+        self.flushed.append(end_offset)
+
+
+def flusher_of(partition: FlushedPartition, pool: Any, timers: Timers, flush_thread: FlushThread | None = None) -> Flusher:
+    return Flusher(partition, pool, timers, NodeFlushTimes(Counter()), flush_thread)  # type: ignore[arg-type]
+
+
+class DrivenWorker:
+    """A worker that notes the effects of its replica, and the errors that would end the process."""
+
+    def __init__(self, replica: Any, execute: Callable[[Any], object] | None = None) -> None:
+        self.key, self.replica = KEY, replica
+        self.done: list[Any] = []
+        self.broken: list[Exception] = []
+        self.touches = 0
+        self.steps_over = 0
+        self.execute = execute or self.done.append
+        self.replication = self
+        self.driver = ReplicaDriver(self, SimpleNamespace(fatal=self.broken.append))  # type: ignore[arg-type]
+
+    def touched(self) -> None:
+        self.touches += 1
+
+    def step_over(self) -> None:
+        self.steps_over += 1
+
+
 _OWN_PARTS = (
     "flusher", "ingest", "derived", "standby", "replay", "acks", "replication", "fetches", "reads", "services",
 )  # fmt: skip
@@ -83,8 +131,9 @@ def executing_worker(
     made = object.__new__(PartitionWorker)
     node = {name: parts[name] for name in _NODE_PARTS} | {
         "incarnation": 41,
-        "transfer_leadership": lambda key, leader_epoch, done: done(),
-        "repair": (repaired if repaired is not None else []).append,
+        "transfers": SimpleNamespace(begin=lambda leader, done: done()),
+        "settings": SimpleNamespace(node_id="n1"),
+        "process": SimpleNamespace(repair=(repaired if repaired is not None else []).append),
     }
     vars(made).update(
         {name: parts[name] for name in _OWN_PARTS},

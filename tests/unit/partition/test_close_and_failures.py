@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import FLUSH_FAILED_NAME
 from liftpy.core.log.storage import MemoryStorage
@@ -20,14 +20,13 @@ from liftpy.core.replication import events
 from liftpy.errors import LiftError, StorageError
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import DirectoryStorage
-from sidecar.partition import replica_manager as partitions_module
-from sidecar.partition.flushing import Flusher
+from sidecar.partition import leadership
 from sidecar.partition.promises import Promises
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.scrub import Scrub
 from tests.unit.log.small_logs import add
 from tests.unit.log.test_recovery_closes_files import open_in
-from tests.unit.partition.shell_parts import KEY, Clocked
+from tests.unit.partition.shell_parts import KEY, Clocked, FlushedPartition, flusher_of
 from tests.unit.partition.test_effect_arguments import executor
 from tests.unit.partition.test_replica_manager import RecordingWorker, partitions
 from tests.unit.partition.test_scrub import flip, partition, scrub_of
@@ -152,10 +151,9 @@ class Bench:
     """A flusher whose work waits for the test."""
 
     def __init__(self) -> None:
-        self.storage, self.pool, self.flushed = MemoryStorage(), Pool(), list[int]()
+        self.storage, self.pool = MemoryStorage(), Pool()
         self.log, _ = Log.open(self.storage, StreamConfig())
-        policy = FlushPolicy.parse("always")
-        self.flusher = Flusher(self.log, policy, self.pool, Clocked(), self.flushed.append, lambda _: None)  # type: ignore[arg-type]
+        self.flusher = flusher_of(FlushedPartition(self.log, lambda _: None), self.pool, Clocked())
         self.raised: list[Any] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self.raised.append(context.get("exception")))
 
@@ -259,7 +257,7 @@ async def test_scrub_between_two_passes_reads_nothing(tmp_path: Path) -> None:
 # ---- stepping aside ------------------------------------------------------------------------------------------------------------
 async def test_resign_request_resumes_publishes_after_a_delay_unless_the_node_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     for ends in ("a while", "a stop", "a second question"):
-        monkeypatch.setattr(partitions_module, "_BACK_AFTER_S", 0.001 if ends == "a while" else 60.0)
+        monkeypatch.setattr(leadership, "_BACK_AFTER_S", 0.001 if ends == "a while" else 60.0)
         one = RecordingWorker(KEY, leads=True)
         node = partitions(one)
         asked = {"stream": "orders", "partition": 3, "uid": "u1", "leader_epoch": 4}
@@ -267,13 +265,13 @@ async def test_resign_request_resumes_publishes_after_a_delay_unless_the_node_st
         await until(lambda one=one: "done" in one.asked)
         if ends == "a while":
             await until(lambda one=one: one.asked == ["leave", "done", "back"])
-            assert node._leadership_transfers == {}
+            assert node._node.transfers._tasks == {}
         elif ends == "a stop":
-            assert set(node._leadership_transfers) == {KEY}
+            assert set(node._node.transfers._tasks) == {KEY}
             assert await node.stop()
             assert one.asked == ["leave", "done"]
         else:
-            first = node._leadership_transfers[KEY]
+            first = node._node.transfers._tasks[KEY]
             node.transfer_leadership(**asked, done=lambda one=one: one.asked.append("again"))
             await until(lambda one=one: one.asked == ["leave", "done", "leave", "again"])
             assert first.cancelled()
@@ -289,18 +287,19 @@ async def test_leader_that_lost_publishes_transfers_its_leadership() -> None:
         one = RecordingWorker(KEY, leads=True)
         node = partitions(one)
         one.transfer_after_lost_publishes = lambda one=one, heir=heir: (one.asked.append("hands over"), heir)[1]  # type: ignore[attr-defined]
-        links = node._node.links = SimpleNamespace(are_up=False, ingest=SimpleNamespace(all_have_lost_it=all_lost))  # type: ignore[misc]
-        node.transfer_after_lost_publishes(KEY)
-        first = node._leadership_transfers[KEY]
-        node.transfer_after_lost_publishes(KEY)
+        transfers = node._node.transfers
+        links = transfers._links = SimpleNamespace(are_up=False, ingest=SimpleNamespace(all_have_lost_it=all_lost))
+        transfers.begin_after_lost_publishes(one, one.transfer_after_lost_publishes)  # type: ignore[attr-defined]
+        first = node._node.transfers._tasks[KEY]
+        transfers.begin_after_lost_publishes(one, one.transfer_after_lost_publishes)  # type: ignore[attr-defined]
         await asyncio.sleep(0)
         assert (one.asked, first.cancelling()) == ([], 1)
         links.are_up = True
         await until(lambda one=one, asked=asked: one.asked == asked)
-        assert node._leadership_transfers == {}
+        assert node._node.transfers._tasks == {}
         await node.stop()
-        node.transfer_after_lost_publishes(KEY)
-        assert node._leadership_transfers == {}
+        transfers.begin_after_lost_publishes(one, one.transfer_after_lost_publishes)  # type: ignore[attr-defined]
+        assert node._node.transfers._tasks == {}
 
 
 async def test_leader_epoch_store_close_drops_a_store_requested_in_the_same_turn() -> None:

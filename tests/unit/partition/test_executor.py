@@ -13,11 +13,10 @@ from liftpy.core.replication import events
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.replication.phases import RoleName
 from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageError
-from sidecar.partition.driver import RECENT_STEPS, ReplicaDriver, _StoryLimit
-from sidecar.partition.worker import PartitionWorker
+from sidecar.partition.worker import RECENT_STEPS, PartitionWorker, _StoryLimit
 from sidecar.runtime.timers import Timer
 from tests.each import each
-from tests.unit.partition.shell_parts import PARTS, executing_worker
+from tests.unit.partition.shell_parts import PARTS, DrivenWorker, executing_worker
 
 KEY = PartitionKey("s", "u", 0)
 
@@ -103,9 +102,8 @@ def test_replica_driver_on_hold_handles_queued_events_after_release() -> None:
             driver.feed("from a")  # type: ignore[arg-type]
             driver.hold()
 
-    broken: list[Exception] = []
-    driver = ReplicaDriver(KEY, replica, broken.append)
-    driver.execute = execute
+    worker = DrivenWorker(replica, execute)
+    driver, broken = worker.driver, worker.broken
     driver.feed("first")  # type: ignore[arg-type]
     driver.feed("later")  # type: ignore[arg-type]
     assert done == ["a", "b"], "the step is carried out, and no other"
@@ -135,7 +133,7 @@ def test_replica_driver_on_hold_merges_repeated_wake_ups() -> None:
         return []
 
     replica: Any = SimpleNamespace(step=step)
-    driver = ReplicaDriver(KEY, replica, lambda error: pytest.fail(str(error)))
+    driver = DrivenWorker(replica).driver
     driver.hold()
     driver.feed("before")  # type: ignore[arg-type]
     for _ in range(100):
@@ -147,9 +145,9 @@ def test_replica_driver_on_hold_merges_repeated_wake_ups() -> None:
 def test_replica_driver_calls_its_step_end_callback_after_each_step_with_effects() -> None:
     replica: Any = Scripted({"first": ["a", "b"], "from a": ["c"], "nothing": []})
     done: list[str] = []
-    driver = ReplicaDriver(KEY, replica, lambda error: pytest.fail(str(error)))
-    driver.step_over = lambda: done.append("over")
-    driver.execute = lambda effect: (done.append(str(effect)), effect == "a" and driver.feed("from a"))  # type: ignore[arg-type, func-returns-value, assignment]
+    worker = DrivenWorker(replica, lambda effect: (done.append(str(effect)), effect == "a" and driver.feed("from a")))  # type: ignore[arg-type, func-returns-value]
+    worker.step_over = lambda: done.append("over")  # type: ignore[method-assign]
+    driver = worker.driver
     driver.feed("first")  # type: ignore[arg-type]
     driver.feed("nothing")  # type: ignore[arg-type]
     assert done == ["a", "b", "over", "c", "over"]
@@ -157,8 +155,7 @@ def test_replica_driver_calls_its_step_end_callback_after_each_step_with_effects
 
 def test_replica_driver_exception_report_contains_the_last_steps(caplog: pytest.LogCaptureFixture) -> None:
     replica: Any = Scripted({f"event {n}": [f"effect {n}"] for n in range(100)})
-    driver = ReplicaDriver(KEY, replica, lambda error: None)
-    driver.execute = lambda effect: None
+    driver = DrivenWorker(replica).driver
     for n in range(100):
         driver.feed(f"event {n}")  # type: ignore[arg-type]
         driver.feed(events.LeaseChanged())
@@ -173,19 +170,18 @@ def test_replica_driver_exception_report_contains_the_last_steps(caplog: pytest.
 
 
 def test_replica_driver_on_a_node_with_many_partitions_stores_fewer_past_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.partition.driver.RECENT_STEPS_OF_NODE", 640)
-    monkeypatch.setattr("sidecar.partition.driver._story_limit", _StoryLimit())
-    first = ReplicaDriver(KEY, Scripted({f"event {n}": [f"effect {n}"] for n in range(100)}), print)  # type: ignore[arg-type]
-    first.execute = lambda effect: None
+    monkeypatch.setattr("sidecar.partition.worker.RECENT_STEPS_OF_NODE", 640)
+    monkeypatch.setattr("sidecar.partition.worker._story_limit", _StoryLimit())
+    first = DrivenWorker(Scripted({f"event {n}": [f"effect {n}"] for n in range(100)})).driver
     kept, drivers = {}, [first]
     for count in (1, 10, 40, 80, 200):
-        drivers += [ReplicaDriver(KEY, Scripted({}), print) for _ in range(count - len(drivers))]  # type: ignore[arg-type]
+        drivers += [DrivenWorker(Scripted({})).driver for _ in range(count - len(drivers))]
         for n in range(100):
             first.feed(f"event {n}")  # type: ignore[arg-type]
         kept[count] = len(first.recent_steps)
     assert kept == {1: 64, 10: 64, 40: 16, 80: 8, 200: 8}, "also the oldest partition"
     del drivers[1:]
-    drivers.append(ReplicaDriver(KEY, Scripted({}), print))  # type: ignore[arg-type]
+    drivers.append(DrivenWorker(Scripted({})).driver)
     for n in range(100):
         first.feed(f"event {n}")  # type: ignore[arg-type]
     assert len(first.recent_steps) == 64, "the others are gone"
@@ -195,8 +191,7 @@ def test_replica_driver_of_an_idle_partition_stores_few_past_steps() -> None:
     asked = events.QuiescentFetchReceived(token=1, replica="b", incarnation=1, leader_epoch=1, request_id=1)
     waits = do.Quiesce(leader="a", leader_epoch=1, request_id=1)
     answers: Any = {asked: [do.ConfirmQuiescence(token=1)], "idle": [waits], **{n: ["effect"] for n in range(9)}}
-    driver = ReplicaDriver(KEY, Scripted(answers), lambda error: pytest.fail(str(error)))  # type: ignore[arg-type]
-    driver.execute = lambda effect: None
+    driver = DrivenWorker(Scripted(answers)).driver
     kept: list[Any] = []
     for event in (*range(9), asked, *range(9), "idle", asked):
         driver.feed(event)  # type: ignore[arg-type]
@@ -284,9 +279,6 @@ _ROLE = do.RoleChanged(role=RoleName.LEADER, phase="x", leader_epoch=1)
 def test_replica_driver_step_without_changes_does_not_mark_the_partition_for_metrics(
     event: events.Event, effects: list[do.Effect], times: int
 ) -> None:
-    touched: list[bool] = []
-    replica: Any = SimpleNamespace(step=lambda event, now_ns: effects)
-    driver = ReplicaDriver(KEY, replica, pytest.fail)
-    driver.execute, driver.touched = lambda effect: None, lambda: touched.append(True)
-    driver.feed(event)
-    assert len(touched) == times
+    worker = DrivenWorker(SimpleNamespace(step=lambda event, now_ns: effects))
+    worker.driver.feed(event)
+    assert worker.touches == times

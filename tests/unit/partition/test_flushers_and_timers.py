@@ -12,8 +12,7 @@ from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
-from sidecar.partition.flushing import Flusher
-from tests.unit.partition.shell_parts import Clocked
+from tests.unit.partition.shell_parts import Clocked, FlushedPartition, flusher_of
 from tests.until import until
 
 
@@ -24,8 +23,8 @@ async def test_log_flusher_interval_restarts_after_each_flush(
     syncs: list[str] = []
     config = StreamConfig(flush=FlushPolicy.parse("interval:50"))
     log, _ = Log.open(MemoryStorage(fault=lambda what: syncs.append(what) if what == "sync" else None), config)
-    timers, flushed = Clocked(), []
-    flusher = Flusher(log, config.flush, pool, timers, flushed.append, pytest.fail)
+    timers, partition = Clocked(), FlushedPartition(log)
+    flushed, flusher = partition.flushed, flusher_of(partition, pool, timers)
     for turn in (1, 2, 3):
         for _ in range(3):
             log.append(build_batch([b"x"], base_offset=log.log_end_offset, leader_epoch=1))
@@ -46,8 +45,8 @@ async def test_log_flusher_ignores_the_late_completion_of_a_flush_it_already_awa
     gate, config = threading.Event(), StreamConfig()
     gate.set()
     log, _ = Log.open(MemoryStorage(fault=lambda what: gate.wait(10) and None if what == "sync" else None), config)
-    flushed: list[int] = []
-    flusher = Flusher(log, config.flush, pool, Clocked(), flushed.append, pytest.fail)
+    partition = FlushedPartition(log)
+    flushed, flusher = partition.flushed, flusher_of(partition, pool, Clocked())
     log.append(build_batch([b"x"], base_offset=0, leader_epoch=1))
     flusher.appended()
     flusher.alone(lambda: None)  # the end of its thread is still on its way to the loop
@@ -67,7 +66,7 @@ async def test_log_flusher_ignores_the_late_completion_of_a_flush_it_already_awa
 async def test_log_flusher_close_waits_for_the_running_flush(pool: concurrent.futures.ThreadPoolExecutor) -> None:
     gate, config = threading.Event(), StreamConfig()
     log, _ = Log.open(MemoryStorage(fault=lambda what: gate.wait(10) and None if what == "sync" else None), config)
-    flusher = Flusher(log, config.flush, pool, Clocked(), lambda _: None, pytest.fail)
+    flusher = flusher_of(FlushedPartition(log), pool, Clocked())
     log.append(build_batch([b"x"], base_offset=0, leader_epoch=1))
     flusher.appended()
     closing = asyncio.create_task(flusher.close())

@@ -18,8 +18,9 @@ from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import StorageError
 from sidecar.disk.flush_thread import THREAD_NAME, FlushThread
-from sidecar.partition.flushing import STALLED_S, Flusher
+from sidecar.partition.flushing import STALLED_S
 from sidecar.runtime.timers import Timers
+from tests.unit.partition.shell_parts import FlushedPartition, flusher_of
 from tests.until import until
 
 
@@ -39,11 +40,10 @@ class Bench:
         if place is not None:
             self.log._new_names = False  # as after its first flush: those of names run in threads
         self.syncs = 0
-        self.flushed: list[int] = []
         self.failed: list[StorageError] = []
-        beside = None if place is None else FlushThread(place)
-        told = (self.flushed.append, self.failed.append)
-        self.flusher = Flusher(self.log, config.flush, pool, Timers(), *told, beside=beside)
+        partition = FlushedPartition(self.log, self.failed.append)
+        self.flushed = partition.flushed
+        self.flusher = flusher_of(partition, pool, Timers(), None if place is None else FlushThread(place))
 
     def called(self, what: str) -> None:
         if what == "sync":

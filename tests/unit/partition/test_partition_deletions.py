@@ -24,6 +24,7 @@ from tests.born import born_fsm, registration
 from tests.unit.partition.test_partition_opening import Group
 
 UNAVAILABLE = pb.ControlResponse(error=pb.ControlResponse.UNAVAILABLE)
+from tests.unit.partition.shell_parts import process_tools
 
 
 class Controllers:
@@ -88,7 +89,7 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> Any:
     later: list[Any] = []
     tools: Any = SimpleNamespace(
         settings=settings,
-        fatal=pytest.fail,
+        **process_tools(),
         deletions=deletions,
         folder=SimpleNamespace(delete_partition=later.append),
         promises=SimpleNamespace(forget=lambda folder: None),
@@ -329,7 +330,7 @@ async def test_orphaned_partition_directories_are_deleted_only_when_a_controller
 
     node: Any = SimpleNamespace(
         settings=SimpleNamespace(node_id="a", replication=ReplicationConfig()),
-        fatal=pytest.fail,
+        **process_tools(),
         deletions=SimpleNamespace(is_allowed=confirms, close=lambda: None),
         folder=SimpleNamespace(delete_partition=gone.append),
         promises=SimpleNamespace(forget=lambda folder: None),

@@ -26,12 +26,12 @@ from liftpy.core.wire.batch import build_batch
 from liftpy.core.wire.chunking import Piece
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import InvariantError, NoSpaceError, StorageError
-from sidecar.partition import driver as driver_module
+from sidecar.partition import worker as driver_module
 from sidecar.partition.deletions import Deletions
-from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.promises import Promises
 from sidecar.partition.replication import AnswerRouter, FetchClient
-from tests.unit.partition.shell_parts import PARTS, executing_worker
+from sidecar.partition.worker import ReplicaDriver
+from tests.unit.partition.shell_parts import PARTS, DrivenWorker, executing_worker, process_tools
 from tests.unit.partition.test_partition_opening import Group, SlowWorker, Worker
 from tests.unit.partition.test_scrub import flip, partition, scrub_of
 from tests.until import until
@@ -52,16 +52,14 @@ class Machine:
         return list(self.script(event))
 
 
-def driven(script: Any) -> tuple[ReplicaDriver, Machine, list[Any], list[Exception]]:
-    machine, done, broken = Machine(script), [], []
-    driver = ReplicaDriver(KEY, machine, broken.append)  # type: ignore[arg-type]
-    driver.execute = done.append
-    return driver, machine, done, broken
+def driven(script: Any, execute: Any = None) -> tuple[ReplicaDriver, Machine, list[Any], list[Exception]]:
+    machine = Machine(script)
+    worker = DrivenWorker(machine, execute)
+    return worker.driver, machine, worker.done, worker.broken
 
 
 def test_replica_driver_handles_events_of_a_step_after_its_effects_in_order() -> None:
     order: list[Any] = []
-    driver, machine, _, _ = driven(lambda event: [f"{event}.1", f"{event}.2"] if event == "a" else [event])
 
     def execute(effect: Any) -> None:
         order.append(effect)
@@ -69,7 +67,7 @@ def test_replica_driver_handles_events_of_a_step_after_its_effects_in_order() ->
             driver.feed("b")  # type: ignore[arg-type]
             driver.feed("c")  # type: ignore[arg-type]
 
-    driver.execute = execute
+    driver, machine, _, _ = driven(lambda event: [f"{event}.1", f"{event}.2"] if event == "a" else [event], execute)
     driver.feed("a")  # type: ignore[arg-type]
     assert order == ["a.1", "a.2", "b", "c"]
     assert machine.taken == ["a", "b", "c"]
@@ -82,17 +80,14 @@ def test_replica_driver_after_an_exception_handles_no_event(where: str) -> None:
             raise InvariantError("no")
         return [event]
 
-    driver, machine, done, broken = driven(script)
-
     def execute(effect: Any) -> None:
-        done.append(effect)
         if effect == "good":
             for more in ("bad", "after"):
                 driver.feed(more)  # type: ignore[arg-type]
         if effect == "bad" and where == "effect":
             raise InvariantError("no")
 
-    driver.execute = execute
+    driver, machine, _, broken = driven(script, execute)
     driver.feed("good")  # type: ignore[arg-type]
     driver.feed("later")  # type: ignore[arg-type]
     assert machine.taken == ["good", "bad"]
@@ -101,14 +96,15 @@ def test_replica_driver_after_an_exception_handles_no_event(where: str) -> None:
 
 def test_replica_driver_step_that_feeds_too_many_events_stops_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "MAX_QUEUE", 3)
-    driver, machine, _, broken = driven(lambda event: [event])
-    driver.execute = lambda effect: [driver.feed(number) for number in range(5)]  # type: ignore[arg-type,assignment,return-value]
+    driver, machine, _, broken = driven(lambda event: [event], lambda effect: [driver.feed(number) for number in range(5)])  # type: ignore[arg-type]
     driver.feed("first")  # type: ignore[arg-type]
     assert machine.taken == ["first"], "what was queued is not taken any more"
     assert len(broken) == 1
     assert "more than 3 events" in str(broken[0])
-    within, machine, _, broken = driven(lambda event: [event] if event == "first" else [])
-    within.execute = lambda effect: [within.feed(number) for number in range(3)]  # type: ignore[arg-type,assignment,return-value]
+    within, machine, _, broken = driven(
+        lambda event: [event] if event == "first" else [],
+        lambda effect: [within.feed(number) for number in range(3)],  # type: ignore[arg-type]
+    )
     within.feed("first")  # type: ignore[arg-type]
     assert (machine.taken, broken) == (["first", 0, 1, 2], [])
 
@@ -284,7 +280,7 @@ def a_set(monkeypatch: pytest.MonkeyPatch, count: int, open_worker: Any) -> tupl
     monkeypatch.setattr(set_module, "open_worker", open_worker)
     settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
     deletions = Deletions(None, "a", decides=lambda: True)  # type: ignore[arg-type]
-    tools = SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=deletions)
+    tools = SimpleNamespace(settings=settings, **process_tools(), deletions=deletions)
     return group, set_module.Partitions(tools)  # type: ignore[arg-type]
 
 

@@ -21,6 +21,7 @@ from sidecar.runtime.timers import Timers
 from tests.born import born_fsm, registration
 
 DECIDES = Deletions(None, "a", decides=lambda: True)  # type: ignore[arg-type]
+from tests.unit.partition.shell_parts import process_tools
 
 
 class Group:
@@ -85,7 +86,13 @@ async def test_replica_manager_applies_a_metadata_change_that_arrives_while_a_pa
 
     monkeypatch.setattr(module, "open_worker", open_worker)
     settings = SimpleNamespace(node_id=follower, replication=ReplicationConfig())
-    partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=DECIDES))  # type: ignore[arg-type]
+    partitions = module.Partitions(
+        SimpleNamespace(
+            settings=settings,
+            **process_tools(),
+            deletions=DECIDES,
+        )
+    )  # type: ignore[arg-type]
     partitions.image_changed(ClusterImage(), group.fsm.image)
     async with asyncio.timeout(30):
         await partitions.wait_until_open()
@@ -106,7 +113,11 @@ async def test_replica_manager_reports_an_unexpected_error_while_a_partition_ope
 
     monkeypatch.setattr(module, "open_worker", open_worker)
     settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
-    tools = SimpleNamespace(settings=settings, fatal=failures.append, deletions=DECIDES)
+    tools = SimpleNamespace(
+        settings=settings,
+        **process_tools(failures.append),
+        deletions=DECIDES,
+    )
     partitions = module.Partitions(tools)  # type: ignore[arg-type]
     partitions.image_changed(ClusterImage(), group.fsm.image)
     async with asyncio.timeout(30):
@@ -145,7 +156,13 @@ async def _with_slow_worker(
 
     monkeypatch.setattr(module, "open_worker", open_worker)
     settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
-    partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=DECIDES))  # type: ignore[arg-type]
+    partitions = module.Partitions(
+        SimpleNamespace(
+            settings=settings,
+            **process_tools(),
+            deletions=DECIDES,
+        )
+    )  # type: ignore[arg-type]
     partitions.image_changed(ClusterImage(), group.fsm.image)
     await partitions.wait_until_open()
     return group, partitions, made, may_end
@@ -214,7 +231,7 @@ class Leader(Worker):
 
 def _partitions_of(node_id: str) -> module.Partitions:
     tools: Any = SimpleNamespace(
-        settings=SimpleNamespace(node_id=node_id, replication=ReplicationConfig()), fatal=pytest.fail, deletions=DECIDES,
+        settings=SimpleNamespace(node_id=node_id, replication=ReplicationConfig()), **process_tools(), deletions=DECIDES,
         lease=Lease(3_600 * NS_PER_S), timers=Timers(),
     )  # fmt: skip
     return module.Partitions(tools)

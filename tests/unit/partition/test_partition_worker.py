@@ -128,7 +128,7 @@ async def test_node_identity_records_a_flush_policy_other_than_always_before_the
 )
 def test_partition_storage_error_restarts_the_node_unless_the_disk_is_full(error: StorageError, starts_anew: bool) -> None:
     reasons: list[str] = []
-    worker: Any = SimpleNamespace(key="orders/0", _node=SimpleNamespace(repair=reasons.append))
+    worker: Any = SimpleNamespace(key="orders/0", _node=SimpleNamespace(process=SimpleNamespace(repair=reasons.append)))
     PartitionWorker._storage_failed(worker, error)
     assert reasons == ([f"orders/0: {error}"] if starts_anew else [])
 

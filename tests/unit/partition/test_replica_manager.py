@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,10 @@ from liftpy.core.replication.events import DataPathChanged, LeaseChanged
 from liftpy.core.replication.lease import Lease
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.errors import StorageError
+from sidecar.partition import leadership
 from sidecar.partition import replica_manager as partitions_module
+from sidecar.partition.leadership import LeadershipTransfers
+from sidecar.partition.worker import PartitionWorker
 from sidecar.runtime import clock
 from sidecar.runtime.timers import Timers
 from tests.each import each
@@ -39,6 +43,10 @@ class RecordingWorker:
         self.replica = SimpleNamespace(serves=lambda epoch, now_ns: epoch == 4)
         self.feed = self.events.append
         self.services = object()
+        self._node: Any = None
+
+    def prepare_transfer(self, leader_epoch: int, done: Callable[[], None]) -> None:
+        PartitionWorker.prepare_transfer(self, leader_epoch, done)  # type: ignore[arg-type]
 
     def open_services(self) -> object:
         return self.services
@@ -63,10 +71,12 @@ def partitions(*workers: RecordingWorker, allowed: bool = True) -> Any:
     settings = SimpleNamespace(node_id="n1", replication=ReplicationConfig())
     made: Any = partitions_module.Partitions(
         SimpleNamespace(
-            settings=settings, fatal=pytest.fail, deletions=deletions, links=links, lease=Lease(NS_PER_S), timers=Timers()
+            settings=settings, process=SimpleNamespace(fatal=pytest.fail), deletions=deletions, lease=Lease(NS_PER_S),
+            timers=Timers(), transfers=LeadershipTransfers(links),  # type: ignore[arg-type]
         )  # type: ignore[arg-type]
-    )
+    )  # fmt: skip
     for one in workers:
+        one._node = made._node
         made._workers[one.key] = made._by_name[one.key.stream, one.key.partition] = one
     return made
 
@@ -193,7 +203,7 @@ async def test_replica_manager_retries_to_open_a_partition_after_a_failure(monke
 
 @pytest.mark.parametrize("wrong", [{}, {"uid": "u2"}, {"leader_epoch": 5}, {"partition": 2}])
 async def test_resign_request_completes_when_ingest_is_idle(wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partitions_module, "_BACK_AFTER_S", 0.01)
+    monkeypatch.setattr(leadership, "_BACK_AFTER_S", 0.01)
     one = RecordingWorker(KEY, leads=True)
     node, order = partitions(one), one.asked
     one.ingest.idle = False

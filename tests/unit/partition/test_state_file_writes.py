@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.config import NS_PER_S, FlushPolicy, ReplicationConfig, StreamConfig
+from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
@@ -18,8 +18,9 @@ from liftpy.core.publish.dedup_window import StoredId
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.state_file import StateCapture, state_names
 from liftpy.core.wire.batch import build_batch, parse_batch
-from sidecar.partition.flushing import Flusher, StateCheckpoints, StateFileMatch, load_state_file, read_state_file
+from sidecar.partition.flushing import StateCheckpoints, StateFileMatch, load_state_file, read_state_file
 from sidecar.runtime.timers import Timers
+from tests.unit.partition.shell_parts import FlushedPartition, flusher_of
 from tests.until import until
 
 KEY = PartitionKey("s", "u1", 0)
@@ -29,8 +30,7 @@ class Bench:
     def __init__(self, pool: concurrent.futures.Executor, storage: MemoryStorage) -> None:
         self.log = Log.open(storage, StreamConfig())[0]
         self.derived = LogState(self.log, 120 * NS_PER_S, 1 << 20, lambda: 0)
-        policy = FlushPolicy.parse("always")
-        self.flusher = Flusher(self.log, policy, pool, Timers(), lambda end: None, self._failed)
+        self.flusher = flusher_of(FlushedPartition(self.log, self._failed), pool, Timers())
         config = ReplicationConfig(state_checkpoint_bytes=4096)
         self.states = StateCheckpoints(self.derived, self.log, KEY, config, self.flusher, pool)
 

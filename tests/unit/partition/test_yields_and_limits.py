@@ -12,7 +12,7 @@ import pytest
 
 from liftpy.config import ReplicationConfig, StreamConfig
 from sidecar.metadata.member import TRANSFER_REQUEST_TIMEOUT_S
-from sidecar.partition import replica_manager as partitions_module
+from sidecar.partition import leadership
 from sidecar.partition import scrub as scrub_module
 from sidecar.partition.housekeeping import Housekeeping
 from tests.only_in import only_in
@@ -119,10 +119,11 @@ async def test_resign_request_waits_no_longer_than_the_timeout_of_its_requester(
     async def rest(seconds: float) -> None:
         waits.append(seconds)
 
-    node._node.links.wait_until_processed = settled
-    node._leadership_transfers[KEY] = None
-    only_in(monkeypatch, partitions_module, "asyncio", sleep=rest)
-    await node._transfer_leadership(one, lambda: waits.append("done"))
+    transfers = node._node.transfers
+    transfers._links.wait_until_processed = settled
+    only_in(monkeypatch, leadership, "asyncio", sleep=rest)
+    transfers.begin(one, lambda: waits.append("done"))
+    await transfers._tasks[KEY]
     aside_s, done, back_s = waits
     assert done == "done"
     assert one.asked == ["leave", "back"]
