@@ -54,9 +54,7 @@ def _ack_before_commit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def append_and_ack(self: MemoryReplica, effect: Any) -> None:
         append(self, effect)
-        self.publishers.acks.release(
-            AckPolicy.ALL, self.log.log_end_offset - 1, self.replica.state.leader_epoch, self.node.wall_ns()
-        )
+        self.acks.release(AckPolicy.ALL, self.log.log_end_offset - 1, self.replica.state.leader_epoch, self.node.wall_ns())
 
     monkeypatch.setattr(MemoryReplica, "append_batch", append_and_ack)
 

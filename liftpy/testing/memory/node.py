@@ -237,9 +237,13 @@ class _PendingRequest:
 
 
 class MemoryReplica(PartitionShell):
-    """One partition on one in-memory node, until ``stop`` or ``die``. It runs on the event loop of the cluster."""
+    """One partition on one in-memory node, until ``stop`` or ``die``. It runs on the event loop of the cluster.
+
+    It implements ``IngestShell`` and ``StandbyShell`` for its publishers.
+    """
 
     reads: Readers
+    state_fetcher: StateFetcher
 
     def __init__(self, node: MemoryNode, stream: StreamImage, number: int, log: Log) -> None:
         self.node = node
@@ -267,12 +271,34 @@ class MemoryReplica(PartitionShell):
         """Replica -> its last fetch, which got an empty answer and waits for records."""
         self._waiting: do.SendFetch | None = None
         """Fetch that is sent after the state of the leader has arrived. None: none."""
-        publishers = self.publishers = MemoryPublishers(self)
-        self.ingest, self.acks, self.derived = publishers.ingest, publishers.acks, publishers.derived
-        self.standby, self.state_fetcher = publishers.standby, publishers.state_fetcher
+        self.send_lines, self.call_after_read = node.bus.send_lines, node.bus.call_after_read
+        self._build_publishers(node, log)
         self.reads = Readers(self)
         self.commit = GroupCommit(log, log.config.flush, _Flusher(self))
         self._do = acts_of(self)
+
+    def _build_publishers(self, node: MemoryNode, log: Log) -> None:
+        config, stream, owner = node.config, log.config, state_owner(self.key)
+        self.acks = PendingAcks(self, self.key, self.subject)
+        self.derived = derived_state(log, self.subject, stream, config, self.now_ns)
+        self.derived.join(node.derived)
+        self.derived.on_lacking = self._read_soon
+        self._reading = False
+        state_writer.restore_state(self.derived, log, owner)
+        self.states = state_writer.StateWriter(self.derived, log, owner, state_writer.pace_of(config), self.now_ns)
+        self.state_server = StateServer(self.derived, owner, self.now_ns)
+        self.state_fetcher = StateFetcher(self.derived, log, owner)
+        self.ingest = Ingest(
+            shell=self, subject=self.subject, config=config, policy=stream.ack_policy, codec=stream.codec,
+            inboxes=node.inboxes, acks=self.acks, replica=self.replica, feed=self.feed, log=log, derived=self.derived,
+            now_ns=self.now_ns, wall_ns=node.wall_ns, on_drop=self._count_dropped,
+        )  # fmt: skip
+        self.standby = Standby(
+            shell=self, subject=self.subject, replica=self.replica, log=log, ids=self.derived.ids,
+            reader=MessageDecoder(self.key, self.subject, stream.ack_policy, node.inboxes, stream.codec),
+            buffer=StandbyBuffer(node.standby_memory, config.standby_bytes, round(config.standby_age_s * NS_PER_S)),
+            now_ns=self.now_ns, wall_ns=node.wall_ns, rules=StandbyReplayRules(uncertainty_ns=round(config.lease_s * NS_PER_S)),
+        )  # fmt: skip
 
     def update(self, held: PartitionMetadata, incarnations: Mapping[str, int]) -> None:
         """Apply changed metadata of the partition.
@@ -297,9 +323,12 @@ class MemoryReplica(PartitionShell):
         self.gone = True
         for timer in self._timers.values():
             timer.cancel()
-        self.publishers.close()
+        self.standby.cancel()
+        self.standby.stop()
+        self.ingest.stop()
+        self.acks.drop()
         self.reads.close()
-        self.publishers.derived.join(NodeStateMemory())
+        self.derived.join(NodeStateMemory())
         self.stop_serving()
         self.fetched.clear()
 
@@ -370,11 +399,10 @@ class MemoryReplica(PartitionShell):
 
         If it is not, it is stored now if possible, and retention runs again later.
         """
-        states = self.publishers.states
-        if not states.may_drop(log_start_offset):
+        if not self.states.may_drop(log_start_offset):
             self.log.checkpoint()
-            self.publishers.store_state()
-        if states.may_drop(log_start_offset):
+            self._store_state()
+        if self.states.may_drop(log_start_offset):
             return True
         self.later(self.apply_retention, _LATER_NS)
         return False
@@ -387,7 +415,7 @@ class MemoryReplica(PartitionShell):
         if self.failed or self.gone:
             return
         if self.store(self.log.checkpoint):
-            self.publishers.store_state()
+            self._store_state()
             self.apply_retention()
         if self.log.may_be_cleaned and not self.failed:
             compaction = self.log.begin_compaction(self.node.wall_ns(), min_dirty_ratio=dirty_ratio)
@@ -397,6 +425,26 @@ class MemoryReplica(PartitionShell):
             self._report_purged()
 
     # ---- derived state -------------------------------------------------------------------------------------------------
+    def _store_state(self) -> None:
+        """Store the state of producers and message ids if that is due, after a checkpoint of the HW."""
+        unwritten = self.states.begin()
+        if unwritten is not None:
+            self.states.write(unwritten)
+
+    def _read_soon(self) -> None:
+        if not self._reading:
+            self._reading = True
+            self.later(self._read_missing_records)
+
+    def _read_missing_records(self) -> None:
+        self._reading = False
+        try:
+            complete = self.derived.read_missing_records()
+        except LiftError:
+            return  # its log cannot be read: the next read raises the error
+        if not complete:
+            self._read_soon()
+
     def replay_log(self, effect: do.ReplayLog) -> None:
         self._replaying = effect
         self.later(lambda: self._replay(effect))
@@ -404,7 +452,7 @@ class MemoryReplica(PartitionShell):
     def _replay(self, effect: do.ReplayLog) -> None:
         if self._replaying is not effect:
             return
-        derived = self.publishers.derived
+        derived = self.derived
         try:
             complete = derived.is_complete or derived.replay()
         except LiftError as error:
@@ -418,6 +466,30 @@ class MemoryReplica(PartitionShell):
             self.later(lambda: self._replay(effect))
 
     # ---- publishers ----------------------------------------------------------------------------------------------------
+    @property
+    def max_payload(self) -> int:
+        return self.node.bus.max_payload
+
+    def listen(
+        self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: PublishRejector | None = None
+    ) -> BusSubscription:
+        return self.node.bus.listen(subject, sink)
+
+    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> _StandbySubscription:
+        return _StandbySubscription(self, self.node.bus, subject, sink)
+
+    def when_subscribed(self, heard: Callable[[], None]) -> None:
+        """Call ``heard`` in the next turn of the event loop, because subscriptions take effect immediately."""
+        self.later(heard)
+
+    def sink_failed(self, subject: bytes, error: Exception) -> None:
+        """Report an unexpected error in the processing of a message on ``subject`` to the event loop."""
+        self.counters["not_taken"] += 1
+        self._loop.call_exception_handler({"message": f"a message on {subject!r}", "exception": error})
+
+    def _count_dropped(self, reason: str, count: int) -> None:
+        self.counters[f"messages dropped: {reason}"] += count
+
     def close_subject(self, effect: do.CloseSubject) -> None:
         super().close_subject(effect)
         self._replaying = None
@@ -473,7 +545,7 @@ class MemoryReplica(PartitionShell):
         self.later(ask)
 
     def send_fetch(self, effect: do.SendFetch) -> None:
-        question = self.publishers.state_fetcher.asks(effect.leader_epoch)
+        question = self.state_fetcher.asks(effect.leader_epoch)
         self._waiting = None if question is None else effect
         if question is not None:
             self.later(lambda: self._ask_state(effect, question))
@@ -492,11 +564,11 @@ class MemoryReplica(PartitionShell):
             return  # it has another role
         leader, piece = self.node.serving_replica(self.key), None
         if leader is None or leader is self:
-            self.publishers.state_fetcher.note_no_responders()
+            self.state_fetcher.note_no_responders()
         else:
             piece = leader.read_state(question)
         try:
-            goes_on = self.publishers.state_fetcher.add_piece(piece)
+            goes_on = self.state_fetcher.add_piece(piece)
         except StorageError as error:
             self.log_failed(error)
             return
@@ -506,7 +578,7 @@ class MemoryReplica(PartitionShell):
             self.feed(ev.RequestFailed(request_id=effect.request_id, reason="the leader's state is not ready"))
 
     def read_state(self, question: StatePieceRequest) -> StatePiece | None:
-        return self.publishers.state_server.read_piece(question)
+        return self.state_server.read_piece(question)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
         self._ask_leader(
@@ -517,7 +589,7 @@ class MemoryReplica(PartitionShell):
         )
 
     def answer_arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
-        self.publishers.state_fetcher.fetch_answered()
+        self.state_fetcher.fetch_answered()
         view = memoryview(data)
         batches = split_batches(view)
         spans = tuple(
@@ -560,13 +632,13 @@ class MemoryReplica(PartitionShell):
         asker = self._askers.pop(effect.token, None)
         if asker is not None:
             self._send_batches(asker, effect.leader_epoch, effect.from_offset, effect.max_bytes)
-        self.publishers.ingest.settle()
+        self.ingest.settle()
 
     def park_fetch(self, effect: do.ParkFetch) -> None:
         asker = self._askers.pop(effect.token, None)
         if asker is not None:
             self._kept[effect.replica] = asker
-        self.publishers.ingest.settle()
+        self.ingest.settle()
 
     def answer_parked_fetch(self, effect: do.AnswerParkedFetch) -> None:
         asker = self._kept.pop(effect.replica, None)
@@ -632,7 +704,7 @@ class Readers(ReadSubscriptions):
         self._replica = replica
         key, node = replica.key, replica.node
         self._reads = Reads[str](key, node.node_id, ReplicaSource(replica), self, node.counters, node.read_budget)
-        self._reads.give_state = replica.publishers.state_server.read_piece_below
+        self._reads.give_state = replica.state_server.read_piece_below
         self.advanced = self._reads.advanced
         super().__init__(node.bus, node.subjects, key, node.node_id, self._message_arrived)
 
@@ -661,90 +733,6 @@ class Readers(ReadSubscriptions):
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
         return self._replica.node.loop.call_at(at_ns / NS_PER_S, callback).cancel
-
-
-class MemoryPublishers:
-    """Ingest and standby buffer of one replica (implements ``IngestShell`` and ``StandbyShell``)."""
-
-    def __init__(self, replica: MemoryReplica) -> None:
-        self._replica = replica
-        self._bus = replica.node.bus
-        self.send_lines = self._bus.send_lines
-        self.call_after_read = self._bus.call_after_read
-        node, log, core = replica.node, replica.log, replica.replica
-        config, stream = node.config, log.config
-        self.acks = PendingAcks(self, replica.key, replica.subject)
-        self.derived = derived_state(log, replica.subject, stream, config, replica.now_ns)
-        self.derived.join(node.derived)
-        self.derived.on_lacking = self._read_soon
-        self._reading = False
-        owner = state_owner(replica.key)
-        state_writer.restore_state(self.derived, log, owner)
-        self.states = state_writer.StateWriter(self.derived, log, owner, state_writer.pace_of(config), replica.now_ns)
-        self.state_server = StateServer(self.derived, owner, replica.now_ns)
-        self.state_fetcher = StateFetcher(self.derived, log, owner)
-        self.ingest = Ingest(
-            shell=self, subject=replica.subject, config=config, policy=stream.ack_policy, codec=stream.codec,
-            inboxes=node.inboxes, acks=self.acks, replica=core, feed=replica.feed, log=log, derived=self.derived,
-            now_ns=replica.now_ns, wall_ns=node.wall_ns, on_drop=self._count_dropped,
-        )  # fmt: skip
-        self.standby = Standby(
-            shell=self, subject=replica.subject, replica=core, log=log, ids=self.derived.ids,
-            reader=MessageDecoder(replica.key, replica.subject, stream.ack_policy, node.inboxes, stream.codec),
-            buffer=StandbyBuffer(node.standby_memory, config.standby_bytes, round(config.standby_age_s * NS_PER_S)),
-            now_ns=replica.now_ns, wall_ns=node.wall_ns, rules=StandbyReplayRules(uncertainty_ns=round(config.lease_s * NS_PER_S)),
-        )  # fmt: skip
-
-    def _count_dropped(self, reason: str, count: int) -> None:
-        self._replica.node.counters[f"messages dropped: {reason}"] += count
-
-    def _read_soon(self) -> None:
-        if not self._reading:
-            self._reading = True
-            self._replica.later(self._read_missing_records)
-
-    def _read_missing_records(self) -> None:
-        self._reading = False
-        try:
-            complete = self.derived.read_missing_records()
-        except LiftError:
-            return  # its log cannot be read: the next read raises the error
-        if not complete:
-            self._read_soon()
-
-    def close(self) -> None:
-        self.standby.cancel()
-        self.standby.stop()
-        self.ingest.stop()
-        self.acks.drop()
-
-    def store_state(self) -> None:
-        """Store the state of producers and message ids if that is due, after a checkpoint of the HW."""
-        unwritten = self.states.begin()
-        if unwritten is not None:
-            self.states.write(unwritten)
-
-    # ---- the shells ------------------------------------------------------------------------------------------------------
-    @property
-    def max_payload(self) -> int:
-        return self._bus.max_payload
-
-    def listen(
-        self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: PublishRejector | None = None
-    ) -> BusSubscription:
-        return self._bus.listen(subject, sink)
-
-    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> _StandbySubscription:
-        return _StandbySubscription(self._replica, self._bus, subject, sink)
-
-    def when_subscribed(self, heard: Callable[[], None]) -> None:
-        """Call ``heard`` in the next turn of the event loop, because subscriptions take effect immediately."""
-        self._replica.later(heard)
-
-    def sink_failed(self, subject: bytes, error: Exception) -> None:
-        """Report an unexpected error in the processing of a message on ``subject`` to the event loop."""
-        self._replica.node.counters["not_taken"] += 1
-        self._replica.node.loop.call_exception_handler({"message": f"a message on {subject!r}", "exception": error})
 
 
 class _StandbySubscription:

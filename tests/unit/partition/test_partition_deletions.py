@@ -21,10 +21,10 @@ from liftpy.core.metadata.replay import replay
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.disk.data_folder import DataDirectory
 from tests.born import born_fsm, registration
+from tests.unit.partition.shell_parts import process_tools
 from tests.unit.partition.test_partition_opening import Group
 
 UNAVAILABLE = pb.ControlResponse(error=pb.ControlResponse.UNAVAILABLE)
-from tests.unit.partition.shell_parts import process_tools
 
 
 class Controllers:

@@ -19,9 +19,9 @@ from sidecar.partition.deletions import Deletions
 from sidecar.runtime import clock
 from sidecar.runtime.timers import Timers
 from tests.born import born_fsm, registration
+from tests.unit.partition.shell_parts import process_tools
 
 DECIDES = Deletions(None, "a", decides=lambda: True)  # type: ignore[arg-type]
-from tests.unit.partition.shell_parts import process_tools
 
 
 class Group:
