@@ -695,13 +695,13 @@ MODULES = {
     "sidecar.tracing.traced": "sidecar.partition.worker",
     "sidecar.workers.child": "sidecar.node.worker_node",
     "sidecar.workers.handle": "sidecar.workers.workers",
-    "sidecar.workers.merging": "sidecar.workers.merged_status",
+    "sidecar.workers.merging": "sidecar.status.merged_status",
     "sidecar.workers.parent": "sidecar.workers.workers",
     "sidecar.workers.quiet": "sidecar.workers.workers",
     "sidecar.workers.relayed": "sidecar.node.worker_node",
     "sidecar.workers.sharing": "sidecar.workers.workers",
-    "sidecar.workers.telling": "sidecar.workers.merged_status",
-    "sidecar.workers.whole": "sidecar.workers.merged_status",
+    "sidecar.workers.telling": "sidecar.status.merged_status",
+    "sidecar.workers.whole": "sidecar.status.merged_status",
 }
 """Modules: old name -> new name. Several old modules may have the same new name."""
 

@@ -100,7 +100,6 @@ from sidecar.transport.credentials import Keys, PermissionWatch, prove
 from sidecar.transport.ingest_connection import Drops, IngestConnection
 from sidecar.transport.liveness import Probes
 from sidecar.transport.notify import Notifications, Requests
-from sidecar.workers.merged_status import MergedStatus
 from sidecar.workers.workers import WorkerCombinedFetches, Workers, divided_settings
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ class Node(RunningNode):
         self.incarnation = 0
         self.partitions: Partitions | None = None
         self.group: MetadataGroup | None = None
-        self.status = StatusHandler(settings, self.counters)
+        self.status = StatusHandler(settings, self.counters, self._workers.handles)
         self.health = self.status.health = self._make_health()
         self.supervisor = Supervisor(*supervisor_of())
         self.status.answers.settings = self.reloading.setting_rows
@@ -535,10 +534,8 @@ class Node(RunningNode):
         self._services = ServiceHandler(bus, self.subjects, node_id, self._inboxes, find, self.counters, share=self.share)
         own = folder.worker_directory(self.share.number) if self.share.number else folder.path
         self._scrub = Scrub(partitions, own, settings.scrub_bytes_per_s, self.counters)
-        self.status.reporter = reporter = self._make_reporter(links, group, partitions)
-        if self._workers.handles:
-            self.status.processes, self.status.on_level = MergedStatus(reporter, self._workers), self._workers.change_level
-            self.status.answers.share = self.share
+        self.status.reporter = self._make_reporter(links, group, partitions)
+        self.status.on_level, self.status.answers.share = self._workers.change_level, self.share
         self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
         self.status.begin_history()
         self._housekeeping = Housekeeping(partitions, times.hw_checkpoint_interval_s, folder.path, self.repair)

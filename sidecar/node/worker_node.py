@@ -51,9 +51,9 @@ from sidecar.runtime.memory import make_collections_rare, retain_freed_memory
 from sidecar.runtime.restarts import Supervisor, momentary, prevents_restart
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import run_loop, spawn, start_attended
+from sidecar.status.merged_status import WorkerStatus
 from sidecar.status.sampler import ProcessSample, Sampler
 from sidecar.status.status_api import StatusHandler
-from sidecar.workers.merged_status import WorkerStatus
 from sidecar.workers.workers import settings_from_json
 
 _PROPOSAL = struct.Struct(">I")
@@ -419,7 +419,6 @@ class WorkerNode(Node):
     async def _send_status(self, frame: Frame) -> None:
         reporter = self.status.reporter
         if self._worker_status is None and reporter is not None:
-            self.status.answers.share = self.share
             self._worker_status = WorkerStatus(reporter, self.status.answers)
         answer = {} if self._worker_status is None else await self._worker_status.answer(json.loads(frame.body))
         self._status_arrived(frame.token, answer)

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from heapq import nsmallest
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 import nats.errors
@@ -65,12 +65,14 @@ from sidecar.status.cluster_poller import ClusterPoller
 from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.health import ASKED, Health
 from sidecar.status.http import JSON, LOOPBACK, TEXT, EventStreamResponse, HttpServer, host_of, http
+from sidecar.status.merged_status import NodeStatus
 from sidecar.status.metric_names import MOST_PARTITIONS
-from sidecar.status.node_watch import NodeWatcher, Parts, nats_problem
+from sidecar.status.node_watch import NodeWatcher, nats_problem
 from sidecar.status.report import Reporter
-from sidecar.status.sampler import ProcessSample, Sampler
+from sidecar.status.sampler import Sampler
 from sidecar.transport.connection import BusConnection, send_answer
 from sidecar.transport.liveness import QUESTION
+from sidecar.workers.workers import WorkerHandle
 
 if TYPE_CHECKING:
     from sidecar.status.pages import Site
@@ -95,34 +97,17 @@ _THERE = (
 )
 
 
-class NodeStatusSource(Protocol):
-    """Interface to the status of a node that consists of several processes."""
-
-    async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]: ...
-
-    async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]: ...
-
-    async def add(self, figures: Figures) -> None:
-        """Add the metric values of the other processes to ``figures``."""
-
-    async def rows(self, kind: str, own: dict[str, Any], query: Any) -> dict[str, Any]:
-        """Combine the answers of all processes to a question for partitions, groups or services.
-
-        ``kind``: which of them. ``own``: answer of this process. ``query``: content of the question.
-        """
-
-    def last_samples(self) -> list[ProcessSample]:
-        """Return the newest sample of the counters of each other process."""
-
-    def watched(self) -> list[Parts]:
-        """Return the damaged replicas and the services with problems in the other processes."""
-
-
 class StatusHandler:
-    """Answers status requests to a node, over NATS and HTTP. ``reporter`` may be set after the start."""
+    """Answers status requests to a node, over NATS and HTTP. ``reporter`` may be set after the start.
 
-    def __init__(self, settings: NodeSettings, counters: Counter[str] | None = None) -> None:
+    ``workers``: worker processes of the node.
+    """
+
+    def __init__(
+        self, settings: NodeSettings, counters: Counter[str] | None = None, workers: Sequence[WorkerHandle] = ()
+    ) -> None:
         self._settings = settings
+        self._workers = workers
         self._counters = Counter[str]() if counters is None else counters
         self._bus: BusConnection | None = None
         self._inboxes: Sequence[InboxRule] = ()
@@ -135,8 +120,6 @@ class StatusHandler:
         self._poller: ClusterPoller | None = None
         self._history_task: asyncio.Task[None] | None = None
         self.reporter: Reporter | None = None
-        self.processes: NodeStatusSource | None = None
-        """Status of all processes of the node together. None: the node is one process."""
         self.on_level: Callable[[str, float], None] = lambda level, for_s: None
         """Callback (level, seconds) that tells other processes of the node about a changed log level."""
         self.on_reload: Callable[[], Awaitable[dict[str, Any]]] = _nothing_to_reload
@@ -224,10 +207,8 @@ class StatusHandler:
             self._summaries.ask(answer)
         elif self.answers.ask(payload, answer):
             pass
-        elif self.reporter is not None and self.processes is None:
-            answer(_page_of(self.reporter, payload, self._most_bytes()))
-        elif self.processes is not None and self._gathering < MOST_GATHERING:
-            sending = self._send_merged_page(self.processes, payload, answer, self._most_bytes())
+        elif self.reporter is not None and self._gathering < MOST_GATHERING:
+            sending = self._send_page(NodeStatus(self.reporter, self._workers), payload, answer, self._most_bytes())
             spawn(self._guard.run(sending, reply), "a status page")
 
     def _process_level_request(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -292,12 +273,10 @@ class StatusHandler:
 
     def begin_history(self) -> None:
         assert self.reporter is not None
-        processes = self.processes
-        self._sampler = Sampler(
-            self.history, self.reporter, worker_samples=processes.last_samples if processes is not None else tuple
-        )
+        node = NodeStatus(self.reporter, self._workers)
+        self._sampler = Sampler(self.history, self.reporter, worker_samples=node.last_samples)
         self._sampler.start()
-        self._watcher = NodeWatcher(self.events, self.reporter, processes.watched if processes is not None else tuple)
+        self._watcher = NodeWatcher(self.events, self.reporter, node.watched)
         self._watch_task = spawn(self._watcher.run(), "watching the node for events")
         if self._poller is not None and self.url:
             self._history_task = spawn(self._poller.keep(), "copying the history of other nodes")
@@ -309,27 +288,25 @@ class StatusHandler:
         if self._figures is None:
             self._figures = NodeFigures(reporter)
         figures = await self._figures.gather()
-        if self.processes is not None:
-            await self.processes.add(figures)
+        await NodeStatus(reporter, self._workers).add(figures)
         return figures
 
     async def _joined_rows(self, kind: str, own: dict[str, Any], query: Any) -> dict[str, Any]:
-        return own if self.processes is None else await self.processes.rows(kind, own, query)
+        assert self.reporter is not None
+        return await NodeStatus(self.reporter, self._workers).rows(kind, own, query)
 
-    async def _send_merged_page(
-        self, processes: NodeStatusSource, payload: bytes, send: Callable[[bytes], None], limit_bytes: int
-    ) -> None:
+    async def _send_page(self, node: NodeStatus, payload: bytes, send: Callable[[bytes], None], limit_bytes: int) -> None:
         self._gathering += 1
         try:
-            page = await processes.page(_decode_page_start(payload), PAGE_PARTITIONS)
+            page = await node.page(_decode_page_start(payload), PAGE_PARTITIONS)
         finally:
             self._gathering -= 1
         send(_within(page, limit_bytes))
 
-    async def _merged_response(self, processes: NodeStatusSource, path: bytes, part: _Part, stream: str, wanted: bool) -> bytes:
+    async def _status_response(self, node: NodeStatus, path: bytes, part: _Part, stream: str, wanted: bool) -> bytes:
         if path == b"/status":
-            return http("200 OK", JSON, json.dumps(await processes.page(*part)).encode() if wanted else b"")
-        rows = await processes.of_stream(stream, MOST_PARTITIONS)
+            return http("200 OK", JSON, json.dumps(await node.page(*part)).encode() if wanted else b"")
+        rows = await node.of_stream(stream, MOST_PARTITIONS)
         return http("200 OK", TEXT, await partitions_text(rows) if wanted else b"")
 
     async def answer(self, asked: bytes) -> bytes:
@@ -352,9 +329,6 @@ class StatusHandler:
         """
         figures = await self._gather(reporter)
         return http("200 OK", TEXT, await metrics_text(figures) if wanted else b"")
-
-    async def _partition_metrics(self, rows: list[dict[str, Any]], wanted: bool) -> bytes:
-        return http("200 OK", TEXT, await partitions_text(rows) if wanted else b"")
 
     def _healthy(self, path: bytes, query: bytes) -> bytes:
         """Return the HTTP answer to ``/livez`` or ``/readyz``: status 200 if all checks pass, otherwise 503.
@@ -407,11 +381,7 @@ class StatusHandler:
             return http("503 Service Unavailable", TEXT, b"starting\n")
         if path == b"/metrics":
             return self._metrics(self.reporter, wanted)
-        if self.processes is not None:
-            return self._merged_response(self.processes, path, part, _stream(query), wanted)
-        if path == b"/status":
-            return http("200 OK", JSON, json.dumps(self.reporter.page(*part)).encode() if wanted else b"")
-        return self._partition_metrics(self.reporter.of_stream(_stream(query), MOST_PARTITIONS), wanted)
+        return self._status_response(NodeStatus(self.reporter, self._workers), path, part, _stream(query), wanted)
 
     def answer_probe(self, request: bytes) -> bytes | Awaitable[bytes | EventStreamResponse]:
         """Return the answer to an HTTP request at ``probe_listen``: health and metrics, for a kubelet or Prometheus.
@@ -464,11 +434,6 @@ def _load_site() -> type[Site]:
     from sidecar.status.pages import Site
 
     return Site
-
-
-def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
-    """Return the status of the node as JSON, with as many partitions as fit into ``limit_bytes``."""
-    return _within(reporter.page(_decode_page_start(payload), PAGE_PARTITIONS), limit_bytes)
 
 
 def _within(page: dict[str, Any], limit_bytes: int) -> bytes:

@@ -200,10 +200,6 @@ class Workers:
             "",
         )
 
-    async def request_statuses(self, **what: Any) -> list[dict[str, Any]]:
-        """Send the status request ``what`` to all workers, and return their answers."""
-        return list(await asyncio.gather(*(handle.request_status(what) for handle in self.handles)))
-
     # ---- stop --------------------------------------------------------------------------------------------------------------
     async def close_subjects(self, timeout_s: float) -> None:
         """Make all workers stop accepting publishes and answer those that have arrived.

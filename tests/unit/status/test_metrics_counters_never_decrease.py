@@ -21,8 +21,8 @@ from liftpy.core.replication.phases import RoleName
 from sidecar.partition import figures
 from sidecar.status import figures as figures_module
 from sidecar.status.figures import Figures, NodeFigures
+from sidecar.status.merged_status import add_figures, figures_to_json
 from sidecar.status.metric_names import COUNTER, TABLE
-from sidecar.workers.merged_status import add_figures, figures_to_json
 from tests.long import sampled
 from tests.unit.status.test_metrics import a_reporter, a_worker
 

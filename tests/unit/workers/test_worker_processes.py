@@ -29,9 +29,9 @@ from sidecar.node.worker_node import EXIT_NODE_ENDED, Channel, RelayedGroup
 from sidecar.runtime.restarts import momentary, prevents_restart
 from sidecar.runtime.settings import NodeSettings
 from sidecar.status.figures import Figures
+from sidecar.status.merged_status import AGES, LEAST, MOST, OWN, add_figures, figures_to_json, joined_page, joined_rows
 from sidecar.status.metric_names import TABLE
 from sidecar.workers import workers as handles
-from sidecar.workers.merged_status import AGES, LEAST, MOST, OWN, add_figures, figures_to_json, joined_page, joined_rows
 from sidecar.workers.workers import (
     DIVIDED_LIMITS,
     WorkerCombinedFetches,

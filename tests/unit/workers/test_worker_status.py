@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sidecar.status.figures import MOST_ENDED, Figures
-from sidecar.workers.merged_status import MergedStatus, WorkerStatus, add_figures, figures_to_json
+from sidecar.status.merged_status import NodeStatus, WorkerStatus, add_figures, figures_to_json
 
 
 class Reporter:
@@ -24,15 +24,17 @@ class Reporter:
         return [row for row in self._rows if row["stream"] == stream][:count]
 
 
-def a_node(own: Reporter, *workers: Reporter, silent: int = 0) -> MergedStatus:
+def a_node(own: Reporter, *workers: Reporter, silent: int = 0) -> NodeStatus:
     """Return the status of a node. The last ``silent`` workers do not answer."""
+
+    def handle(part: WorkerStatus, answers: bool) -> Any:
+        async def request_status(asked: dict[str, Any]) -> dict[str, Any]:
+            return {**await part.answer(asked), "answers": True} if answers else {"answers": False}
+
+        return SimpleNamespace(request_status=request_status)
+
     parts = [WorkerStatus(one, None) for one in workers]  # type: ignore[arg-type]
-
-    async def request_statuses(**asked: Any) -> list[dict[str, Any]]:
-        told = [{**await part.answer(asked), "answers": True} for part in parts[: len(parts) - silent]]
-        return [*told, *[{"answers": False}] * silent]
-
-    return MergedStatus(own, SimpleNamespace(request_statuses=request_statuses))  # type: ignore[arg-type]
+    return NodeStatus(own, [handle(part, number < len(parts) - silent) for number, part in enumerate(parts)])  # type: ignore[arg-type]
 
 
 async def test_status_of_one_stream_contains_the_partitions_of_all_processes_in_order() -> None:

@@ -4,14 +4,15 @@ Each row of the table of metrics says how its values are combined: the value of 
 or the smallest (LEAST). All others are summed. Counters never decrease: if a worker does not answer, its last values count,
 and a worker that ends also ends the node.
 
-``MergedStatus`` is the combined status of a node with several processes. It requests the status of each of them.
+``NodeStatus`` is the status of a node with one or several processes. It requests the status of each worker.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -23,7 +24,7 @@ from sidecar.status.figures import MOST_ENDED, Figures, NodeFigures
 from sidecar.status.node_watch import Parts
 from sidecar.status.report import Reporter
 from sidecar.status.sampler import ProcessSample
-from sidecar.workers.workers import Workers
+from sidecar.workers.workers import WorkerHandle
 
 OWN = frozenset({
     "build_info", "node_info", "feature_level", "feature_level_supported", "disk_free_bytes", "disk_size_bytes",
@@ -158,31 +159,38 @@ def _is_count(name: str, value: Any) -> bool:
     return name not in _OF_ONE and isinstance(value, int | float) and not isinstance(value, bool)
 
 
-class MergedStatus:
-    """Status of a node with several processes. ``reporter``: status of the first process."""
+class NodeStatus:
+    """Status of a node. ``reporter``: status of the first process. ``workers``: its worker processes, if it has any."""
 
-    def __init__(self, reporter: Reporter, workers: Workers) -> None:
+    def __init__(self, reporter: Reporter, workers: Sequence[WorkerHandle]) -> None:
         self._reporter = reporter
         self._workers = workers
+
+    async def _ask_workers(self, **what: Any) -> list[dict[str, Any]]:
+        return list(await asyncio.gather(*(worker.request_status(what) for worker in self._workers)))
 
     async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
         """Return one page of the node's status: at most ``count`` partitions that follow the partition ``after``.
 
-        ``workers`` in the result has an entry for each worker process.
+        ``workers`` in the result has an entry for each process, if the node has several.
         """
-        answers = await self._workers.request_statuses(what="page", after=list(after), count=count)
+        if not self._workers:
+            return self._reporter.page(after, count)
+        answers = await self._ask_workers(what="page", after=list(after), count=count)
         own = {**self._reporter.page(after, count), "process": process_facts(self._reporter)}
         return joined_page(own, enumerate(answers, 1), after, count)
 
     async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
-        answers = await self._workers.request_statuses(what="stream", stream=stream, count=count)
+        answers = await self._ask_workers(what="stream", stream=stream, count=count)
         rows = self._reporter.of_stream(stream, count)
         for one in answers:
             rows += [row for row in one.get("rows", ()) if row["stream"] == stream]
         return sorted(rows, key=lambda row: row["partition"])[:count]
 
     async def rows(self, kind: str, own: dict[str, Any], query: Any) -> dict[str, Any]:
-        answers = [one for one in await self._workers.request_statuses(what=kind, said=query) if one["answers"]]
+        if not self._workers:
+            return own
+        answers = [one for one in await self._ask_workers(what=kind, said=query) if one["answers"]]
         limit = limit_of(query.get("limit", MOST_ROWS))
         if kind == "groups":
             return joined_groups([own, *answers], limit)
@@ -191,13 +199,13 @@ class MergedStatus:
         return joined_rows(own, answers, limit)
 
     def last_samples(self) -> list[ProcessSample]:
-        return [handle.last_sample for handle in self._workers.handles if handle.last_sample]
+        return [worker.last_sample for worker in self._workers if worker.last_sample]
 
     def watched(self) -> list[Parts]:
         return [sample["watched"] for sample in self.last_samples() if "watched" in sample]
 
     async def add(self, figures: Figures) -> None:
-        for answer in await self._workers.request_statuses(what="figures"):
+        for answer in await self._ask_workers(what="figures"):
             add_figures(figures, answer)
 
 
