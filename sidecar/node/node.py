@@ -497,7 +497,7 @@ class Node(RunningNode):
             links=links,
             inflight=self._memory.intake,
             lease=Lease(round(times.lease_s * NS_PER_S)),
-            standby_memory=self._memory.heard,
+            standby_memory=self._memory.standby,
             memory_budget=self._memory.room,
             state_memory=NodeStateMemory(times.node_dedup_state_bytes),
             copy_limit=pace_of(times),
@@ -513,7 +513,7 @@ class Node(RunningNode):
             timers=self._timers,
             pool=self._pool,
             counters=self.counters,
-            touched=counts.touched,
+            changed_partitions=counts.changed_partitions,
             flush_times=self._flush_times,
             reads=self._read_tools(links),
             flush_runner=self._flush_runner,
@@ -732,7 +732,7 @@ class PublishMemory:
         self.intake = NodeInflight()
         self.room = MemoryBudget(limit_bytes, settings.replication.max_queue_delay_s)
         self.reads = ReadBudget(min(MAX_WAITING_BYTES, round(limit_bytes * READERS_SHARE)))
-        self.heard = NodeStandbyMemory(min(settings.replication.node_standby_bytes, round(limit_bytes * STANDBY_SHARE)))
+        self.standby = NodeStandbyMemory(min(settings.replication.node_standby_bytes, round(limit_bytes * STANDBY_SHARE)))
 
     def update(self, ingest: IngestConnection | None, waiting: int) -> bool:
         """Update the amount of memory in use. Return True if no memory is in use.
@@ -746,7 +746,7 @@ class PublishMemory:
             held_back=self.intake.held_bytes,
             uncommitted=self.intake.unreplicated_bytes,
             publishers=waiting * WAITING_PUBLISHER_BYTES,
-            standby=self.heard.size_bytes,
+            standby=self.standby.size_bytes,
             readers=self.reads.used_bytes,
         )
         self.room.update(memory)

@@ -1,6 +1,6 @@
 """Sums the metrics of a node's partitions incrementally, so that a scrape reads only partitions that changed.
 
-A partition is added to ``touched`` when something changes (``PartitionWorker.touched``). A scrape reads these
+A partition is added to ``changed_partitions`` when something changes (``PartitionWorker.mark_changed``). A scrape reads these
 partitions again and adds the difference to the sums. Lags are stored as start times, so they need no update. The
 counters of partitions that have left the node stay in the sums, so no sum ever falls. A stream has its own label if
 ``metrics_streams`` names it, up to ``MOST_LABELS`` streams.
@@ -127,7 +127,7 @@ _LEADER, _FOLLOWER, _QUIET = RoleName.LEADER, RoleName.FOLLOWER, FollowerPhase.Q
 AT_ONCE = 32
 """Number of partitions that are read between two checks of the clock."""
 ROWS_PER_STEP = 1024
-"""Number of partitions that are taken out of ``touched`` at once."""
+"""Number of partitions that are taken out of ``changed_partitions`` at once."""
 _leaves = attrgetter(
     "ingest.counters", "reads", "acks", "log", "replica", "derived", "derived.ids", "derived.producers", "derived.subjects",
     "states.writer", "ingest.reader", "fetches", "standby",
@@ -194,13 +194,13 @@ class _ReadValues:
 class IncrementalFigures:
     """Sums of the metrics of a node's partitions, updated incrementally.
 
-    ``touched``: partitions that have changed since they were last read. It may contain partitions that left the node.
+    ``changed_partitions``: partitions that have changed since they were last read. It may contain partitions that left the node.
     """
 
-    def __init__(self, labels: StreamLabels, touched: set[Any]) -> None:
+    def __init__(self, labels: StreamLabels, changed_partitions: set[Any]) -> None:
         self._labels = labels
         self._patterns = labels.patterns
-        self._touched = touched
+        self._changed_partitions = changed_partitions
         self._rows: dict[Any, _ReadValues] = {}
         self._unread: OrderedDict[Any, None] = OrderedDict()
         """Changed partitions that must be read, each once, in order."""
@@ -214,12 +214,12 @@ class IncrementalFigures:
         """Add the partition ``worker``, which this node has opened, to the sums."""
         row = self._rows[worker] = _ReadValues(self._labels.of(worker.key.stream), _leaves(worker))
         self.by_label.setdefault(row.label, LabelSums()).add(row, add)
-        self._touched.add(worker)
+        self._changed_partitions.add(worker)
 
     def ends(self, worker: Any) -> None:
         """Remove the partition ``worker``, which this node has closed, and its counters from the sums."""
         row = self._rows.pop(worker, None)
-        self._touched.discard(worker)
+        self._changed_partitions.discard(worker)
         self._unread.pop(worker, None)
         if row is not None:
             self._leave(worker, row)
@@ -242,11 +242,11 @@ class IncrementalFigures:
         """
         if self._labels.patterns != self._patterns:
             self._relabel()
-        unread, touched = self._unread, self._touched
+        unread, changed_partitions = self._unread, self._changed_partitions
         updated_count = 0
-        while keys := list(islice(touched, ROWS_PER_STEP)):
+        while keys := list(islice(changed_partitions, ROWS_PER_STEP)):
             unread.update(dict.fromkeys(keys))
-            touched.difference_update(keys)
+            changed_partitions.difference_update(keys)
             updated_count += len(keys)
             if len(keys) < ROWS_PER_STEP or updated_count > len(self._rows):
                 break  # the rest was changed in the meantime
@@ -304,7 +304,7 @@ class IncrementalFigures:
         seldom = (
             counters.duplicates, ids.evicted_count, producers.evicted_count, derived.replayed_bytes, writer.written, writer.failed,
             reader.poison_envelopes, reader.refused_replies, log.truncated_records, fetches.fragment_reassembly_bytes,
-            worker.storage_failed, subjects.state == "full", bool(worker.set_aside),
+            worker.storage_failed, subjects.state == "full", bool(worker.quarantined_files),
         )  # fmt: skip
         if seldom != row.seldom:
             sums.seldom = list(map(add, sums.seldom, map(sub, seldom, row.seldom)))
@@ -395,11 +395,11 @@ def _gauge_values(role: RoleName, state: PartitionState | None, config: Any, nod
 class NodeCounts:
     """Counters of all partitions of one node, or of one of its processes. Closed partitions stay in the sums."""
 
-    def __init__(self, labels: StreamLabels | None = None, touched: set[Any] | None = None) -> None:
+    def __init__(self, labels: StreamLabels | None = None, changed_partitions: set[Any] | None = None) -> None:
         self.labels = labels or StreamLabels()
-        self.touched: set[Any] = set() if touched is None else touched
+        self.changed_partitions: set[Any] = set() if changed_partitions is None else changed_partitions
         """Partitions that have changed since they were last read. They add themselves."""
-        self.here = IncrementalFigures(self.labels, self.touched)
+        self.here = IncrementalFigures(self.labels, self.changed_partitions)
         self.ended = Counts()
         """Sums of the counters of partitions that this node no longer has."""
         self.ending: list[Any] = []
@@ -416,7 +416,7 @@ class NodeCounts:
     def has_ended(self, worker: Any) -> None:
         """Note that the partition ``worker`` is closed. Its counters do not grow any more, and stay in the sums."""
         self.ending.remove(worker)
-        self.touched.discard(worker)
+        self.changed_partitions.discard(worker)
         self.ended.add(self.labels.of(worker.key.stream), worker)
 
     def all(self) -> Counts:

@@ -241,8 +241,18 @@ class StateCheckpoints:
     """Writes the state that derives from a replica's log (message ids, producers, subjects) to state files."""
 
     __slots__ = (
-        "_flusher", "_key", "_log", "_pool", "_unwritten", "_waited", "_writing", "state_fetcher", "state_server", "touched",
-        "writer", "written",
+        "_flusher",
+        "_key",
+        "_log",
+        "_pool",
+        "_unwritten",
+        "_waited",
+        "_writing",
+        "mark_changed",
+        "state_fetcher",
+        "state_server",
+        "writer",
+        "written",
     )  # fmt: skip
 
     def __init__(
@@ -261,7 +271,7 @@ class StateCheckpoints:
         self._waited = False
         """True if the deletion of records waits for a state file."""
         self._writing: asyncio.Future[None] | None = None
-        self.touched: Callable[[], None] = lambda: None
+        self.mark_changed: Callable[[], None] = lambda: None
         """Callback after a state file was written or has failed."""
         self.written: Callable[[], None] = lambda: None
         """Callback after a state file was written that the deletion of records waited for."""
@@ -302,7 +312,7 @@ class StateCheckpoints:
 
     def _write_ended(self, _: asyncio.Future[None]) -> None:
         self._writing = None
-        self.touched()
+        self.mark_changed()
         if self._waited:
             self._waited = False
             self.written()

@@ -108,9 +108,9 @@ class Housekeeping:
                 if worker.has_ended:
                     continue
                 worker.report_purged()
-            if worker.set_aside and self._partitions.has_everything(worker):
+            if worker.quarantined_files and self._partitions.has_everything(worker):
                 await _in_daemon_thread(worker.delete_quarantined_files)
-                worker.touched()
+                worker.mark_changed()
             if number % _AT_ONCE == _AT_ONCE - 1:
                 await asyncio.sleep(0)
 
@@ -148,7 +148,7 @@ def _complete(worker: PartitionWorker, compaction: Compaction) -> None:
     except LiftError as error:
         _log_failed(worker, error)
         return
-    worker.touched()
+    worker.mark_changed()
     if dropped:
         logger.info("log compacted partition=%s removed_records=%d", worker.key, dropped)
 

@@ -48,7 +48,7 @@ class ReadSubjects(ReadSubscriptions):
     """
 
     __slots__ = (
-        "_counters", "_guard", "_inboxes", "_reads", "_timers", "advanced", "touched",
+        "_counters", "_guard", "_inboxes", "_reads", "_timers", "advanced", "mark_changed",
     )  # fmt: skip
     _bus: BusConnection
 
@@ -61,7 +61,7 @@ class ReadSubjects(ReadSubscriptions):
         self.advanced = self._reads.advanced
         """Function that wakes waiting readers. Call it after a change of HW, log end or readiness."""
         self._guard = RequestGuard("read", tools.counters, self._reject)
-        self.touched: Callable[[], None] = lambda: None
+        self.mark_changed: Callable[[], None] = lambda: None
         """Callback after the number of waiting readers or of sent records may have changed."""
         super().__init__(tools.bus, tools.subjects, key, node_id, self._guard.handler(self._request_arrived))
 
@@ -97,13 +97,13 @@ class ReadSubjects(ReadSubscriptions):
         """
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._reads.answer_request(payload, answer)
-        self.touched()
+        self.mark_changed()
         return await answer
 
     def _request_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if self._inboxes.allows(reply):
             self._reads.answer_request(payload, reply.decode())
-            self.touched()
+            self.mark_changed()
         else:
             self._counters[REPLY] += 1
 
@@ -124,7 +124,7 @@ class ReadSubjects(ReadSubscriptions):
 
     def answer(self, asker: _Asker, chunks: Chunks) -> None:
         """Send one message that consists of ``chunks`` to the reader ``asker``. A reader in this process gets a copy."""
-        self.touched()
+        self.mark_changed()
         if isinstance(asker, str):
             send_answer(self._bus, (self._inboxes,), self._counters, asker, chunks)
         elif not asker.done():

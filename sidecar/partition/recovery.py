@@ -148,7 +148,7 @@ _PAUSE_LEAST_S = 0.001
 class LogReplay:
     """Rebuilds the derived state of one partition (message ids, producers, subjects) from its log."""
 
-    __slots__ = ("_closed", "_derived", "_handle", "_partition", "_read_timer", "_then", "touched")
+    __slots__ = ("_closed", "_derived", "_handle", "_partition", "_read_timer", "_then", "mark_changed")
 
     def __init__(self, partition: PartitionShell) -> None:
         self._partition = partition
@@ -158,7 +158,7 @@ class LogReplay:
         self._read_timer: asyncio.Handle | None = None
         """Scheduled slice of the background replay. None: none is scheduled."""
         self._closed = False
-        self.touched: Callable[[], None] = lambda: None
+        self.mark_changed: Callable[[], None] = lambda: None
         derived.on_lacking = self._read_missing_records
         if derived.lacks:
             self._read_missing_records()
@@ -195,10 +195,10 @@ class LogReplay:
         began_ns, wait = clock.now_ns(), self._derived.index_wait
         try:
             complete = self._derived.read_missing_records()
-            self.touched()
+            self.mark_changed()
             while not complete and wait and clock.now_ns() - began_ns < _URGENT_SLICE_NS:
                 complete = self._derived.read_missing_records()
-                self.touched()
+                self.mark_changed()
         except LiftError as error:
             self._report(error)
             return
@@ -215,7 +215,7 @@ class LogReplay:
         self._handle = None
         try:
             complete = self._derived.is_complete or self._derived.replay()
-            self.touched()
+            self.mark_changed()
         except LiftError as error:
             self._report(error)
             return

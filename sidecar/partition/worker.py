@@ -111,7 +111,7 @@ class NodeTools:
     timers: Timers
     pool: Pool
     counters: Counter[str]
-    touched: set[PartitionWorker]
+    changed_partitions: set[PartitionWorker]
     """Partitions whose metrics may have changed. Use it only on the event loop."""
     memory_budget: MemoryBudget
     reads: ReadTools
@@ -152,15 +152,15 @@ class PartitionWorker(PartitionShell):
         subject: str,
         config: StreamConfig,
         log: Log,
-        set_aside: tuple[str, ...] = (),
+        quarantined_files: tuple[str, ...] = (),
         derived: LogState | None = None,
     ) -> None:
         self.key, self.config, self.log = key, config, log
-        self._node, self.counters, self.set_aside = node, node.counters, set_aside
+        self._node, self.counters, self.quarantined_files = node, node.counters, quarantined_files
         """Paths of existing files that recovery has quarantined."""
         self.damage_offset = -1
         """First missing offset of the damage that the last start found. -1: none."""
-        self.touched: Callable[[], None] = partial(node.touched.add, self)
+        self.mark_changed: Callable[[], None] = partial(node.changed_partitions.add, self)
         """Function that marks the partition as changed for the metrics."""
         self.state: PartitionState | None = None
         self.replica = _replica(node, key)
@@ -212,7 +212,7 @@ class PartitionWorker(PartitionShell):
         """Return the services of this partition. The first message of a service creates the object."""
         if isinstance(self.services, NoServices):
             self.services = self._services(self._node)
-            self.services.touched = self.touched
+            self.services.mark_changed = self.mark_changed
         return self.services
 
     def _services(self, node: NodeTools) -> PartitionServices:
@@ -233,7 +233,7 @@ class PartitionWorker(PartitionShell):
     def _join_parts(self) -> None:
         self.log.on_damage = self._restart_for_repair
         for part in (self.ingest.reader, self.standby, self.reads, self.replay, self.states):
-            part.touched = self.touched
+            part.mark_changed = self.mark_changed
         self.replication.state_server = self.states.state_server
         self.fetches.state_fetcher = self.states.state_fetcher
         self.reads.set_state_server(self.states.state_server)
@@ -249,7 +249,7 @@ class PartitionWorker(PartitionShell):
         logger.error("standby buffer not compared with the log partition=%s error=%s", self.key, error)
 
     def _messages_dropped(self, reason: str, count: int) -> None:
-        self.touched()
+        self.mark_changed()
         self._node.drops.count(str(self.key), reason, count)
 
     def trace(self) -> None:
@@ -646,7 +646,7 @@ class PartitionWorker(PartitionShell):
         except StorageError as error:
             logger.warning("quarantined files not removed partition=%s error=%s: retrying", self.key, error)
             return
-        self.set_aside = ()
+        self.quarantined_files = ()
         if removed:
             logger.info("replica repaired partition=%s: removed quarantined files=%s", self.key, ", ".join(removed))
 
@@ -750,7 +750,7 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
     )
     if report.cut_bytes or report.damage:
         logger.warning("log recovered partition=%s report=%s", key, report)
-    worker = PartitionWorker(node, key, subject, config, log, report.set_aside, derived)
+    worker = PartitionWorker(node, key, subject, config, log, report.quarantined_files, derived)
     node.counters["dedup_state_discarded"] += state_match.left_out
     worker.damage_offset = min((one.first_offset for one in report.damage), default=-1)
     node.instruments.damaged_segments += len(report.damage)
@@ -957,7 +957,7 @@ class ReplicaDriver:
                         del recent_steps[: -_story_limit.steps]
                     if Quiesce in map(type, effects):  # the follower is idle
                         del recent_steps[:-_STEPS_OF_IDLE]
-                    worker.touched()
+                    worker.mark_changed()
                 elif type(event) is QuiescentFetchReceived:  # a follower of this leader is idle
                     del recent_steps[:-_STEPS_OF_IDLE]
                 if driver_logger.isEnabledFor(logging.DEBUG):  # the level may change

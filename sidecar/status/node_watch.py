@@ -37,7 +37,7 @@ def watched_parts(reporter: Reporter) -> dict[str, Any]:
     blocked: list[list[Any]] = []
     differing: list[list[Any]] = []
     if here.total("partitions_with_quarantined_files"):
-        for worker in [one for one in reporter.partitions if one.set_aside and one.damage_offset >= 0][:MOST_WATCHED]:
+        for worker in [one for one in reporter.partitions if one.quarantined_files and one.damage_offset >= 0][:MOST_WATCHED]:
             leader = worker.state.leader if worker.state is not None else ""
             damage.append([*_json_key(worker.key), worker.damage_offset, "" if leader == reporter.node_id else leader])
     for worker in list(here.with_services):

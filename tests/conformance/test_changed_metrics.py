@@ -146,8 +146,8 @@ class WorkerHistory:
 
     def _set_aside(self) -> None:
         worker = self.t.nodes[self.rng.choice(NODES)].worker
-        worker.set_aside = ("1.log.damaged",)
-        worker.touched()  # at an opening, in truth
+        worker.quarantined_files = ("1.log.damaged",)
+        worker.mark_changed()  # at an opening, in truth
 
 
 class _Only(list[Any]):

@@ -193,7 +193,7 @@ class WorkerNode:
             counters,
         )
         tools: Any = SimpleNamespace(
-            folder=SimpleNamespace(partition_path=lambda key: Path(key.folder)), touched=self.counts.touched,
+            folder=SimpleNamespace(partition_path=lambda key: Path(key.folder)), changed_partitions=self.counts.changed_partitions,
             clocks=SimpleNamespace(time_of_age_ns=time.time_ns, stamp_ns=time.time_ns),
             settings=SimpleNamespace(node_id=node_id, replication=CONFIG), incarnation=incarnation,
             links=SimpleNamespace(ingest=bus, replication=bus, standby=None), inflight=NodeInflight(),

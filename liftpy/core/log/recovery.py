@@ -44,7 +44,7 @@ DAMAGED, BEHIND = "damaged", "behind"
 _NAME = re.compile(rf"\d+\.log\.({DAMAGED}|{BEHIND})-\d+")
 
 
-def set_aside(storage: Storage, base_offset: int, why: str) -> None:
+def quarantine(storage: Storage, base_offset: int, why: str) -> None:
     """Quarantine the segment at ``base_offset``: rename its file and remove its index.
 
     ``why``: DAMAGED for a damaged segment, BEHIND for a valid one after it.
@@ -103,7 +103,7 @@ class OpenReport:
     lost_committed: bool = False
     """True if the high watermark of the checkpoint was above the log end. This node has then lost committed records."""
 
-    set_aside: tuple[str, ...] = ()
+    quarantined_files: tuple[str, ...] = ()
     """Quarantined files in the directory. This start or an earlier one has renamed them."""
 
     lost_flushed: bool = False
@@ -179,7 +179,7 @@ def recover(storage: Storage, *, clean: bool = False) -> RecoveryResult:
         walked_bytes=walked,
         rebuilt_indexes=rebuilt,
         damage=tuple(damage),
-        set_aside=quarantined_names(storage.names() if damage else names),
+        quarantined_files=quarantined_names(storage.names() if damage else names),
         checkpoint_found=stored_checkpoint is not None,
         lost_committed=checkpoint.high_watermark >= log_end_offset,
         lost_flushed=clean and cut > 0,
@@ -234,7 +234,7 @@ def _segments(
                 segment.file.truncate(contents.end)
             elif contents.fault:
                 damage.append(Damage(log_name(base), segment.next_offset, contents.end, contents.fault))
-                prefix = _set_aside(storage, segment, contents, bases[number + 1 :])
+                prefix = _quarantine_segment(storage, segment, contents, bases[number + 1 :])
                 segments += [prefix] if prefix is not None else []
                 break
         gap = bool(segments) and segment.base_offset != segments[-1].next_offset
@@ -301,7 +301,7 @@ def _remove_segment(storage: Storage, base: int) -> None:
     storage.sync_folder()
 
 
-def _set_aside(storage: Storage, segment: Segment, contents: SegmentContents, later: list[int]) -> Segment | None:
+def _quarantine_segment(storage: Storage, segment: Segment, contents: SegmentContents, later: list[int]) -> Segment | None:
     """Quarantine a damaged segment and all ``later`` ones. Return a new segment with its valid part. None: no part is valid.
 
     ``contents``: result of reading the damaged segment. ``later``: base offsets of the segments after it.
@@ -314,7 +314,7 @@ def _set_aside(storage: Storage, segment: Segment, contents: SegmentContents, la
     copy_file.sync()
     copy_file.close()
     segment.file.close()
-    set_aside(storage, segment.base_offset, DAMAGED)
+    quarantine(storage, segment.base_offset, DAMAGED)
     if not contents.end:
         storage.remove(name)
         storage.sync_folder()
@@ -327,7 +327,7 @@ def _set_aside(storage: Storage, segment: Segment, contents: SegmentContents, la
 def _quarantine_behind(storage: Storage, bases: list[int]) -> None:
     """Quarantine the valid segments after a damaged one, newest first, so that a crash leaves no gap. ``bases``: base offsets."""
     for base in reversed(bases):
-        set_aside(storage, base, BEHIND)
+        quarantine(storage, base, BEHIND)
 
 
 # Makes unproven data durable when a log is opened after an unclean stop [S1, S4, S12].

@@ -309,7 +309,7 @@ class MessageDecoder:
         """Envelope values that publishers with equal options share, within one ``read``."""
         self.poison_envelopes = 0
         """Number of payloads that begin like an envelope and are none. They are stored as plain bytes."""
-        self.touched: Callable[[], None] = _do_nothing
+        self.mark_changed: Callable[[], None] = _do_nothing
         """Called after each ``read`` and for publishes that are rejected unread, because counters may have changed."""
 
     @property
@@ -317,11 +317,11 @@ class MessageDecoder:
         return self._policy is not AckPolicy.NONE
 
     def publishers_of(self, replies: Sequence[bytes]) -> Publishers:
-        self.touched()
+        self.mark_changed()
         return Publishers(self._policy, self._allowed_replies(list(replies))[0])
 
     def read(self, messages: Sequence[RawMessage], now_wall_ns: int) -> MessageColumns:
-        self.touched()
+        self.mark_changed()
         values: list[bytes | None] = [message[2] for message in messages]
         replies = [message[1] for message in messages]
         requested_replies: list[bytes] = []

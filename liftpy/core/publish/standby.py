@@ -565,7 +565,7 @@ class Standby:
     wall_ns: Callable[[], int]
     rules: StandbyReplayRules
     on_lost: Callable[[int], None] = lambda count: None
-    touched: Callable[[], None] = lambda: None
+    mark_changed: Callable[[], None] = lambda: None
     """Callback when the counters may have changed."""
     on_unreadable: Callable[[LiftError], None] = lambda error: None
     """Called when the log cannot be read, so that duplicates cannot be found. The replica then gives up its leadership."""
@@ -650,13 +650,13 @@ class Standby:
 
     def _read(self) -> None:
         messages, self._reading = self._reading, []
-        self.touched()
+        self.mark_changed()
         if messages and self._subscription is not None and not self.buffer.add(messages, self.now_ns(), self._ends.last_ns):
             self._record_dropped(len(messages))
 
     def _record_dropped(self, count: int) -> None:
         self.counters.lost += count
-        self.touched()
+        self.mark_changed()
         self.on_lost(count)
 
     @property
@@ -752,7 +752,7 @@ class Standby:
             backlog = FailoverBacklog(subscription)  # the buffer was cleared in the meantime
         else:
             self.counters.add(sorting.counters)
-            self.touched()
+            self.mark_changed()
         for late in self.buffer.blocks:
             backlog.fresh += late.messages
         self._forget()

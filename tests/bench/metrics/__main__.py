@@ -96,7 +96,7 @@ async def scrape(count: int) -> tuple[dict[str, float], float, float]:
                 worker.ingest.counters.records += 10
                 worker.ingest.counters.size_bytes += 1000
                 worker.log.size_bytes += 1000
-                held.counts.touched.add(worker)
+                held.counts.changed_partitions.add(worker)
             tries.append(await gathered_ms())
         took[name] = min(tries)
         if unread := held.counts.here.unread_count:

@@ -42,7 +42,7 @@ def sample_us(count: int, busy: int) -> float:
     sampler = Sampler(History(), reporter, lambda: now_s[0], lambda: now_s[0])
     for _ in range(100):
         now_s[0] += 1
-        held.counts.touched.update(workers[:busy])
+        held.counts.changed_partitions.update(workers[:busy])
         began = time.process_time()
         list(sampler.sample())
         took.append(time.process_time() - began)

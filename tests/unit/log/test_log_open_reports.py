@@ -73,7 +73,7 @@ def test_log_open_leaves_valid_batches_of_a_damaged_segment_unchanged(
         walked_bytes=len(whole),
         rebuilt_indexes=1,
         damage=(damage,),
-        set_aside=(f"{log_name(6)}.damaged-0", f"{log_name(12)}.behind-0"),
+        quarantined_files=(f"{log_name(6)}.damaged-0", f"{log_name(12)}.behind-0"),
         lost_committed=True,
     )
     assert report.must_leave_isr
@@ -113,7 +113,7 @@ def test_log_open_with_a_gap_between_segments_reports_damage_and_quarantines_the
         storage.remove(name)
     log, report = Log.open(storage, SMALL, clean=True)
     assert report.damage == (Damage(log_name(12), 6, 0, "the segment before it ends at offset 6"),)
-    assert report.set_aside == (f"{log_name(12)}.behind-0",)
+    assert report.quarantined_files == (f"{log_name(12)}.behind-0",)
     assert (log.log_end_offset, len(log.segments)) == (6, 2)
 
 

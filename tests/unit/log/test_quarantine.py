@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.recovery import MAX_QUARANTINED_FILES, delete_quarantined_files, quarantined_names, set_aside
+from liftpy.core.log.recovery import MAX_QUARANTINED_FILES, delete_quarantined_files, quarantine, quarantined_names
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 
@@ -33,11 +33,11 @@ def test_quarantine_renames_the_damaged_segment_and_all_later_segments() -> None
     flip(storage, segments[1])
     log, report = Log.open(storage, SMALL)
     behind = tuple(f"{name}.behind-0" for name in segments[2:])
-    assert report.set_aside == tuple(sorted((f"{segments[1]}.damaged-0", *behind)))
+    assert report.quarantined_files == tuple(sorted((f"{segments[1]}.damaged-0", *behind)))
     assert report.must_leave_isr
     log.close()
     log, report = Log.open(storage, SMALL)
-    assert report.set_aside, "they are known after the next start, too"
+    assert report.quarantined_files, "they are known after the next start, too"
     assert not report.damage
     kept = {name: bytes(file.data) for name, file in storage.files.items() if ".behind-" not in name}
     assert delete_quarantined_files(storage) == tuple(sorted(behind))
@@ -64,9 +64,9 @@ def test_quarantine_of_the_same_segment_twice_uses_two_file_names() -> None:
     storage = MemoryStorage()
     (name, *_) = a_log(storage, 3)
     first = bytes(storage.files[name].data)
-    set_aside(storage, 0, "damaged")
+    quarantine(storage, 0, "damaged")
     storage.create(name).append([b"other"])
-    set_aside(storage, 0, "damaged")
+    quarantine(storage, 0, "damaged")
     assert bytes(storage.files[f"{name}.damaged-0"].data) == first
     assert bytes(storage.files[f"{name}.damaged-1"].data) == b"other"
     assert quarantined_names(storage.names()) == (f"{name}.damaged-0", f"{name}.damaged-1")

@@ -65,7 +65,7 @@ def worker(**more: Any) -> Any:
     """What ``PartitionWorker``'s methods need of one."""
     told: list[Any] = []
     made = SimpleNamespace(
-        key=KEY, told=told, feed=told.append, set_aside=("old",), leader="n1",
+        key=KEY, told=told, feed=told.append, quarantined_files=("old",), leader="n1",
         _node=SimpleNamespace(counters=Counter(), instruments=Instruments(), settings=SimpleNamespace(node_id="n1"),
                               folder=SimpleNamespace(delete_partition=told.append),
                               promises=SimpleNamespace(forget=told.append)),
@@ -109,7 +109,7 @@ class DrivenWorker:
         self.replication = self
         self.driver = ReplicaDriver(self, SimpleNamespace(fatal=self.broken.append))  # type: ignore[arg-type]
 
-    def touched(self) -> None:
+    def mark_changed(self) -> None:
         self.touches += 1
 
     def step_over(self) -> None:

@@ -37,7 +37,7 @@ class FakeWorker:
         self.has_ended = False
         self.high_watermark = 0
         self.config = StreamConfig(retention_bytes=1, compaction=True)
-        self.set_aside: tuple[str, ...] = ("old",)
+        self.quarantined_files: tuple[str, ...] = ("old",)
         self.no_space = False
         self.states = SimpleNamespace(checkpoint=lambda: self.done.append("checkpoint"))
         self.flusher = SimpleNamespace(stalls=False, alone=lambda work: self.done.append("settle") or work())
@@ -58,7 +58,7 @@ class FakeWorker:
     def report_purged(self) -> None:
         self.done.append("report")
 
-    def touched(self) -> None:
+    def mark_changed(self) -> None:
         self.done.append("told")
 
     def delete_quarantined_files(self) -> None:
@@ -114,7 +114,7 @@ async def test_housekeeping_compaction_waiting_for_a_flush_does_not_delay_other_
 async def test_housekeeping_runs_retention_compaction_and_drops_quarantined_files(everything: bool, tmp_path: Path) -> None:
     workers = FakeWorkers([FakeWorker("a"), FakeWorker("b")])
     workers.everything = everything
-    workers[1].set_aside, workers[1].config = (), StreamConfig()
+    workers[1].quarantined_files, workers[1].config = (), StreamConfig()
     keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
     await keeping._retention()
     assert workers[0].done == [
@@ -204,7 +204,7 @@ async def test_housekeeping_uses_time_zero_for_retention_while_the_clock_is_untr
 
 async def test_housekeeping_repeats_retention_of_a_partition_while_it_deletes_segments(tmp_path: Path) -> None:
     one, moves = FakeWorker("a"), [True, True, False]
-    one.config, one.set_aside = StreamConfig(retention_bytes=1), ()
+    one.config, one.quarantined_files = StreamConfig(retention_bytes=1), ()
     one.apply_retention = lambda now: moves.pop(0)  # type: ignore[method-assign, assignment]
     await Housekeeping(FakeWorkers([one]), 1.0, tmp_path, pytest.fail)._retention()  # type: ignore[arg-type]
     assert moves == []
@@ -213,7 +213,7 @@ async def test_housekeeping_repeats_retention_of_a_partition_while_it_deletes_se
 async def test_housekeeping_runs_retention_periodically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.002)
     one = FakeWorker("a")
-    one.config, one.set_aside = StreamConfig(retention_bytes=1), ()
+    one.config, one.quarantined_files = StreamConfig(retention_bytes=1), ()
     keeping = Housekeeping(FakeWorkers([one]), 0.001, tmp_path, pytest.fail)  # type: ignore[arg-type]
     keeping.start()
     await until(lambda: one.done.count("retention") >= 4)

@@ -168,7 +168,7 @@ async def test_partition_state_file_is_decoded_in_a_thread(monkeypatch: pytest.M
         def begin(self) -> None:
             told.append("begins")
 
-    loop_thread, opened = threading.get_ident(), SimpleNamespace(cut_bytes=0, damage=(), set_aside=())
+    loop_thread, opened = threading.get_ident(), SimpleNamespace(cut_bytes=0, damage=(), quarantined_files=())
     monkeypatch.setattr(worker_module.Log, "open", lambda *_, **more: (log, opened))
     monkeypatch.setattr(worker_module, "read_state_file", restored)
     monkeypatch.setattr(worker_module, "PartitionWorker", Worker)

@@ -44,7 +44,7 @@ async def test_housekeeping_runs_retention_and_compaction_only_for_streams_with_
     one = FakeWorker("a")
     one.log.asked_start = config.pop("asked", 0)
     one.log.cleaning.purges = config.pop("purges", 0)
-    one.config, one.set_aside = StreamConfig(**config), ()
+    one.config, one.quarantined_files = StreamConfig(**config), ()
     keeping = Housekeeping(FakeWorkers([one]), 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
     one.flusher.stalls = True
     await keeping._retention()

@@ -38,7 +38,7 @@ async def test_housekeeping_yields_to_the_event_loop_after_each_sixteen_partitio
     done: list[str] = []
     workers = FakeWorkers([FakeWorker(str(number)) for number in range(40)])
     for worker in workers:
-        worker.done, worker.set_aside, worker.config = done, (), StreamConfig(retention_bytes=1)
+        worker.done, worker.quarantined_files, worker.config = done, (), StreamConfig(retention_bytes=1)
     keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
     in_turns = [*["x"] * 16, "turn", *["x"] * 16, "turn", *["x"] * 8]
     assert await turns_of(keeping._checkpoints(), done) == [{"x": "checkpoint"}.get(what, what) for what in in_turns]

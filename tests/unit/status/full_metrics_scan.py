@@ -73,7 +73,7 @@ def _add(sums: Counter[str], worker: Any) -> None:
         ("refused_replies", worker.ingest.reader.refused_replies), ("truncated_records", worker.log.truncated_records),
         ("fragment_reassembly_bytes", worker.fetches.fragment_reassembly_bytes), ("partitions_failed", worker.storage_failed),
         ("partitions_with_full_subject_index", derived.subjects.state == "full"),
-        ("partitions_with_quarantined_files", bool(worker.set_aside)),
+        ("partitions_with_quarantined_files", bool(worker.quarantined_files)),
     ):  # fmt: skip
         sums[name] += int(figure)
 

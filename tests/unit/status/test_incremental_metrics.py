@@ -56,7 +56,7 @@ class History:
         elif what == "goes":
             gone = self.here.pop(rng.randrange(len(self.here)))
             self.counts.begins_to_end(gone)
-            self.counts.touched.add(gone)  # it may still count while it ends
+            self.counts.changed_partitions.add(gone)  # it may still count while it ends
             self.counts.has_ended(gone)
         else:
             self._change(rng.choice(self.here), what)
@@ -73,7 +73,7 @@ class History:
                 setattr(where, name, getattr(where, name) + rng.randrange(3))
             worker.log.size_bytes, worker.acks.count = rng.randrange(9_000), rng.randrange(9)
             worker.log.log_end_offset += rng.randrange(3)
-            worker.set_aside = rng.choice(((), ("x",)))
+            worker.quarantined_files = rng.choice(((), ("x",)))
         elif what == "state":
             worker.state = replace(
                 worker.state, isr=rng.choice(_ISRS), pause=rng.choice((Pause.NOT_PAUSED, Pause.UNTIL_RESUMED)),
@@ -89,7 +89,7 @@ class History:
         else:
             rng.choice((worker.ingest.counters.refused, worker.ingest.counters.dropped))[rng.choice("ab")] += 1
             worker.services.known = True
-        self.counts.touched.add(worker)
+        self.counts.changed_partitions.add(worker)
 
 
 @each("seed", range(40))
@@ -114,14 +114,14 @@ def test_metrics_gathering_of_many_changed_partitions_yields_between_slices(monk
     look = counts.here.update()
     for taken in (4, 8):
         next(look)
-        assert (counts.here.unread_count, len(counts.touched)) == (taken, 10 - taken)
+        assert (counts.here.unread_count, len(counts.changed_partitions)) == (taken, 10 - taken)
     read = sum(1 for _ in look)
-    assert (read, counts.here.unread_count, len(counts.touched)) == (10, 0, 0)
+    assert (read, counts.here.unread_count, len(counts.changed_partitions)) == (10, 0, 0)
     for worker in workers:
-        counts.touched.add(worker)
+        counts.changed_partitions.add(worker)
     look = counts.here.update()
     for _ in range(1000):  # a look ends, however often all of them are touched meanwhile
-        counts.touched.update(workers)
+        counts.changed_partitions.update(workers)
         if next(look, "ended") == "ended":
             break
     else:
@@ -132,10 +132,10 @@ def test_metrics_of_a_closed_partition_stay_in_the_totals_without_a_reference_to
     counts, one = NodeCounts(), a_worker()
     counts.begins(one)
     counts.begins_to_end(one)
-    assert not counts.touched
-    counts.touched.add(one)  # the last steps of its end
+    assert not counts.changed_partitions
+    counts.changed_partitions.add(one)  # the last steps of its end
     counts.has_ended(one)
-    assert not counts.touched, "nothing keeps it until the next scrape, which may never come"
+    assert not counts.changed_partitions, "nothing keeps it until the next scrape, which may never come"
     assert counts.all().total("ingest_records") == 10
 
 

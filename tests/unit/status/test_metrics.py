@@ -77,7 +77,7 @@ def a_worker(stream: str = "s", partition: int = 0, role: RoleName = RoleName.LE
         ),
         "fetches": SimpleNamespace(fragment_reassembly_bytes=25),
         "services": SimpleNamespace(report=list, left_services=list, known=False),
-        "set_aside": (), "storage_failed": False, **more,
+        "quarantined_files": (), "storage_failed": False, **more,
     })  # fmt: skip
 
 
@@ -237,7 +237,7 @@ def test_process_metrics_are_summed_over_all_processes_of_the_node() -> None:
 
 
 def test_metrics_of_a_node_have_the_values_of_their_sources() -> None:
-    failing = a_worker("s", 3, RoleName.FOLLOWER, storage_failed=True, set_aside=("x",))
+    failing = a_worker("s", 3, RoleName.FOLLOWER, storage_failed=True, quarantined_files=("x",))
     learner = a_worker("s", 4, RoleName.FOLLOWER, joining="n1", copy_epoch=3)
     workers = [a_worker("s", 2, isr=("n1",)), a_worker(), a_worker("s", 1, isr=("n1", "n2")), failing, learner]
     reporter = a_reporter(workers)

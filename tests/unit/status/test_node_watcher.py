@@ -48,7 +48,7 @@ class Node:
 
     @property
     def partitions(self) -> Any:
-        quarantined = sum(bool(one.set_aside) for one in self.replicas)
+        quarantined = sum(bool(one.quarantined_files) for one in self.replicas)
         here = SimpleNamespace(total=lambda name: quarantined, with_services=self.services)
         return type("Partitions", (list,), {"counts": SimpleNamespace(here=here)})(self.replicas)
 
@@ -58,7 +58,7 @@ class Node:
 
     def damage(self, offset: int, leader: str, key: PartitionKey = KEY) -> None:
         state = SimpleNamespace(leader=leader)
-        self.replicas.append(SimpleNamespace(key=key, set_aside=("x",), damage_offset=offset, state=state))
+        self.replicas.append(SimpleNamespace(key=key, quarantined_files=("x",), damage_offset=offset, state=state))
 
     def sample(self, count: int = SELDOM) -> list[tuple[str, str]]:
         """Take samples until all parts of the state were read, and return the new events as (kind, detail)."""
