@@ -172,8 +172,7 @@ class Node(RunningNode):
         self._housekeeping: Housekeeping | None = None
         self._scrub: Scrub | None = None
         self._flush_times = NodeFlushTimes(self.counters, self.instruments.flushes)
-        self._flush_place = FlushScheduler()
-        self._flush_runner = FlushThread(self._flush_place)
+        self._flush_runner = FlushThread(FlushScheduler())
         self._jetstream: JetStreamHandler | None = None
         self._services: ServiceHandler | None = None
         self._coordinators = CoordinatorsOnDemand(settings.node_id, self.share, self._make_coordinators)
@@ -451,7 +450,7 @@ class Node(RunningNode):
 
         def tried_out(probing: asyncio.Future[list[float] | None]) -> None:
             if not probing.cancelled():  # a stop has canceled it
-                self._flush_place.tried_out(probing.result())
+                self._flush_runner.place.tried_out(probing.result())
 
         asyncio.get_running_loop().run_in_executor(self._pool, probe_flushes, folder).add_done_callback(tried_out)
 
@@ -534,34 +533,15 @@ class Node(RunningNode):
         self._services = ServiceHandler(bus, self.subjects, node_id, self._inboxes, find, self.counters, share=self.share)
         own = folder.worker_directory(self.share.number) if self.share.number else folder.path
         self._scrub = Scrub(partitions, own, settings.scrub_bytes_per_s, self.counters)
-        self.status.reporter = self._make_reporter(links, group, partitions)
+        self.status.reporter = Reporter(
+            tools, group, partitions, self._scrub, self._coordinators, self._cluster_watch, self._descriptors
+        )
         self.status.on_level, self.status.answers.share = self._workers.change_level, self.share
         self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
         self.status.begin_history()
         self._housekeeping = Housekeeping(partitions, times.hw_checkpoint_interval_s, folder.path, self.repair)
         self._housekeeping.start()
         self._scrub.start()
-
-    def _make_reporter(self, links: NodeConnections, group: MetadataGroup, partitions: Partitions) -> Reporter:
-        return Reporter(
-            settings=self.settings,
-            incarnation=self.incarnation,
-            group=group,
-            links=links,
-            partitions=partitions,
-            counters=self.counters,
-            scrub=self._scrub,
-            descriptors=self._descriptors,
-            flush_times=self._flush_times,
-            flush_place=self._flush_place,
-            coordinators=self._coordinators,
-            instruments=self.instruments,
-            intake=self._memory.intake,
-            read_budget=self._memory.reads,
-            room=self._memory.room,
-            cluster_watch=self._cluster_watch,
-            clocks=partitions.clocks,
-        )
 
     def _make_fetch_combiner(self, router: AnswerRouter) -> FetchCombiner:
         return FetchCombiner(

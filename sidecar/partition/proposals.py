@@ -76,30 +76,18 @@ class Proposals:
 
         self._queue(key, self._request(key, effect), answered)
 
-    def report_leader(self, key: PartitionKey, effect: do.ReportLeader) -> None:
-        """Report to the metadata group that a leader is unreachable. There is no answer, because the replica repeats the report."""
-        if effect.leader_lacks:
-            logger.error(
-                "leader lacks committed records partition=%s leader=%s hw=%d",
-                key,
-                effect.leader,
-                effect.high_watermark,
-            )
-        self._ask(key, self._request(key, effect))
-
-    def leave_isr(self, key: PartitionKey, effect: do.LeaveIsr) -> None:
-        logger.warning("replica removed from the ISR partition=%s reason=%s", key, effect.reason)
-        self._ask(key, self._request(key, effect))
-
-    def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership | do.TransferLeadership) -> None:
-        logger.warning("leadership given up partition=%s reason=%s", key, effect.reason)
-        self._ask(key, self._request(key, effect))
-
-    def wake_partition(self, key: PartitionKey, effect: do.WakePartition) -> None:
-        INFO_LOG_LIMIT.info(logger, "pause ended partition=%s pause=%s", key, effect.pause.name)
-        self._ask(key, self._request(key, effect))
-
-    def report_promotion(self, key: PartitionKey, effect: do.ReportPromotion) -> None:
+    def send(self, key: PartitionKey, effect: Request) -> None:
+        """Send a request without an answer. A report of a silent leader has none either, because the replica repeats it."""
+        match effect:
+            case do.ReportLeader(leader_lacks=True):
+                text = "leader lacks committed records partition=%s leader=%s hw=%d"
+                logger.error(text, key, effect.leader, effect.high_watermark)
+            case do.LeaveIsr():
+                logger.warning("replica removed from the ISR partition=%s reason=%s", key, effect.reason)
+            case do.GiveUpLeadership() | do.TransferLeadership():
+                logger.warning("leadership given up partition=%s reason=%s", key, effect.reason)
+            case do.WakePartition():
+                INFO_LOG_LIMIT.info(logger, "pause ended partition=%s pause=%s", key, effect.pause.name)
         self._ask(key, self._request(key, effect))
 
     def report_purged(self, key: PartitionKey, state: PartitionState, purged: Collection[int]) -> None:

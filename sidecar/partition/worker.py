@@ -48,6 +48,7 @@ from liftpy.core.replication.events import (
 )
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import Lease
+from liftpy.core.replication.messages import Request
 from liftpy.core.replication.phases import LeaderPhase
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject
@@ -515,7 +516,7 @@ class PartitionWorker(PartitionShell):
         ``effect`` names the new leader. ``why``: reason, for the counter. There is a time limit for the answers.
         """
         self.counters[f"transfer_{why}"] += 1
-        self.prepare_transfer(effect.leader_epoch, lambda: self._node.proposals.give_up_leadership(self.key, effect))
+        self.prepare_transfer(effect.leader_epoch, lambda: self.send_request(effect))
 
     def prepare_transfer(self, leader_epoch: int, done: Callable[[], None]) -> None:
         """Stop accepting publishes and answer the earlier ones, then call ``done``.
@@ -527,20 +528,10 @@ class PartitionWorker(PartitionShell):
         else:
             done()
 
-    def report_leader(self, effect: do.ReportLeader) -> None:
-        self._node.proposals.report_leader(self.key, effect)
+    def send_request(self, effect: Request) -> None:
+        self._node.proposals.send(self.key, effect)
 
-    def leave_isr(self, effect: do.LeaveIsr) -> None:
-        self._node.proposals.leave_isr(self.key, effect)
-
-    def give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
-        self._node.proposals.give_up_leadership(self.key, effect)
-
-    def wake_partition(self, effect: do.WakePartition) -> None:
-        self._node.proposals.wake_partition(self.key, effect)
-
-    def report_promotion(self, effect: do.ReportPromotion) -> None:
-        self._node.proposals.report_promotion(self.key, effect)
+    report_leader = leave_isr = give_up_leadership = wake_partition = report_promotion = send_request
 
     # ---- role -----------------------------------------------------------------------------------------------------------
     def replay_log(self, effect: do.ReplayLog) -> None:

@@ -13,28 +13,19 @@ from heapq import nsmallest
 from typing import TYPE_CHECKING, Any
 
 from liftpy import __version__
-from liftpy.core.base.instruments import Instruments
-from liftpy.core.log.flush import FlushScheduler
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
-from liftpy.core.partition.reads import ReadBudget
 from liftpy.core.publish.log_state_part import NodeStateMemory
-from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
-from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.replica import ReplicaSnapshot
 from liftpy.core.wire.decode_errors import by_reason
 from liftpy.nats.urls import shown_address
-from sidecar.disk.flush_thread import FlushTimes
 from sidecar.groups.on_demand import CoordinatorsOnDemand
-from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.metadata.group import MetadataGroup
 from sidecar.partition.replica_manager import Partitions
 from sidecar.partition.scrub import Scrub
-from sidecar.partition.worker import PartitionWorker
+from sidecar.partition.worker import NodeTools, PartitionWorker
 from sidecar.runtime import clock
-from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection
-from sidecar.transport.connections import NodeConnections
 
 if TYPE_CHECKING:
     from liftpy.core.groups.lag import GroupLag
@@ -46,45 +37,30 @@ _NO_LAGS: dict[str, GroupLag] = {}
 
 
 class Reporter:
-    """Collects the status of a node. It changes nothing."""
+    """Collects the status of a node. It changes nothing.
+
+    ``descriptors``: returns the numbers of open files and of their limit, by kind.
+    """
 
     def __init__(
         self,
-        *,
-        settings: NodeSettings,
-        incarnation: int,
+        node: NodeTools,
         group: MetadataGroup,
-        links: NodeConnections,
         partitions: Partitions,
-        counters: Any,
-        scrub: Scrub | None = None,
-        descriptors: Callable[[], dict[str, int]] = dict,
-        flush_times: FlushTimes | None = None,
-        flush_place: FlushScheduler | None = None,
-        coordinators: CoordinatorsOnDemand | None = None,
-        instruments: Instruments | None = None,
-        intake: NodeInflight | None = None,
-        read_budget: ReadBudget | None = None,
-        cluster_watch: ControllerMetrics | None = None,
-        room: MemoryBudget | None = None,
-        clocks: ClockWatch | None = None,
+        scrub: Scrub,
+        coordinators: CoordinatorsOnDemand,
+        cluster_watch: ControllerMetrics,
+        descriptors: Callable[[], dict[str, int]],
     ) -> None:
-        self.room = room or MemoryBudget()
-        self._clocks = clocks
-        self.settings = settings
-        self.incarnation = incarnation
+        self._node = node
+        self.settings, self.incarnation, self.links = node.settings, node.incarnation, node.links
+        self.instruments, self.intake, self.room = node.instruments, node.inflight, node.memory_budget
+        self.read_budget, self.flush_place = node.reads.budget, node.flush_runner.place
         self.group = group
-        self.links = links
         self.partitions = partitions
-        self.instruments = instruments or Instruments()
-        self.intake = intake or NodeInflight()
-        self.read_budget = read_budget or ReadBudget()
-        self.cluster_watch = cluster_watch or ControllerMetrics()
-        self._counters = counters
-        self._scrub = scrub
+        self.cluster_watch = cluster_watch
         self.descriptors = descriptors
-        self._flush_times = flush_times or FlushTimes()
-        self.flush_place = flush_place or FlushScheduler()
+        self._scrub = scrub
         self._coordinators = coordinators
         self._started = time.monotonic()
 
@@ -121,9 +97,9 @@ class Reporter:
             "scrub": self.scrub(),
             "clock": self.clock(),
             "descriptors": self.descriptors(),
-            "copies": _copies(self.partitions.copy_limit),
-            "derived": _derived_state_memory(self.partitions.derived),
-            "flush_times": self._flush_times.report(),
+            "copies": _copies(self._node.copy_limit),
+            "derived": _derived_state_memory(self._node.state_memory),
+            "flush_times": self._node.flush_times.report(),
             "flush_place": self.flush_place.report(),
             "coordinators": self.coordinators(),
             "ticks": self.group.ticks(),
@@ -142,18 +118,16 @@ class Reporter:
         return {**shown, "differ_from_settings": voters != named}
 
     def scrub(self) -> dict[str, Any]:
-        return self._scrub.report() if self._scrub is not None else {}
+        return self._scrub.report()
 
     def clock(self) -> dict[str, Any]:
         """Return the state of the wall clock: its difference from other nodes in s, and why it is not trusted ('': it is)."""
-        if self._clocks is None:
-            return {"skew_s": 0.0, "doubt": ""}
-        trust = self._clocks.check()
+        trust = self._node.clocks.check()
         return {"skew_s": round(trust.skew_ns / 1e9, 3), "doubt": trust.why}
 
     @property
     def _running_coordinators(self) -> GroupCoordinators | None:
-        return self._coordinators.running if self._coordinators is not None else None
+        return self._coordinators.running
 
     def coordinators(self) -> list[dict[str, Any]]:
         running = self._running_coordinators
@@ -191,7 +165,7 @@ class Reporter:
 
     def named_counters(self) -> dict[str, int]:
         """Return all named counters of the node. Names of metadata group counters start with ``metadata: ``."""
-        return {**self._counters, **{f"metadata: {kind}": n for kind, n in self.group.counters.items()}}
+        return {**self._node.counters, **{f"metadata: {kind}": n for kind, n in self.group.counters.items()}}
 
     def nats(self) -> dict[str, Any]:
         """Return the state, traffic and errors of the data connections together."""

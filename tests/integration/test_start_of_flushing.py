@@ -49,11 +49,11 @@ async def test_node_start_does_not_wait_for_a_hanging_flush_probe(
     running = Node(settings)
     try:
         await asyncio.wait_for(running.start(), 30)
-        assert running._flush_place.probed == 0
+        assert running._flush_runner.place.probed == 0
     finally:
         gate.set()
-    await until(lambda: running._flush_place.probed)
-    assert not running._flush_place.on_loop
+    await until(lambda: running._flush_runner.place.probed)
+    assert not running._flush_runner.place.on_loop
     await stop(running)
 
 
@@ -61,6 +61,6 @@ async def test_node_keeps_running_after_a_failed_flush_probe(settings: NodeSetti
     monkeypatch.setattr(node, "probe_flushes", lambda folder: None)
     running = Node(settings)
     await running.start()
-    await until(lambda: running._flush_place.probes_failed)
+    await until(lambda: running._flush_runner.place.probes_failed)
     assert running._failure is None
     await stop(running)

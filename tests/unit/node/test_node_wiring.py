@@ -62,8 +62,9 @@ class Built:
             patch.setattr(sidecar.node.node, kind, self._maker(kind))
         self.node = node = Node(NodeSettings("n1", folder))
         node.incarnation = 7
-        for name in ("status", "_timers", "_drops", "_flush_times", "_flush_place", "_flush_runner", "_recovered"):
+        for name in ("status", "_timers", "_drops", "_flush_times", "_flush_runner", "_recovered"):
             setattr(node, name, Part(name, self.told))
+        node._flush_runner.place = Part("place", self.told)  # type: ignore[assignment]
         self.bus, self.reads = Part("bus", self.told), Part("reads", self.told)
         self.links: Any = Part("links", self.told)
         self.links.replication, self.links.reads = self.bus, self.reads
@@ -165,7 +166,7 @@ async def test_node_start_measures_the_flush_time_in_the_background(built: Built
     async with asyncio.timeout(30):
         while not built.told:
             await asyncio.sleep(0.001)
-    assert (tried, built.told) == ([built.folder.path], [("_flush_place.tried_out", [0.001, 0.002])])
+    assert (tried, built.told) == ([built.folder.path], [("place.tried_out", [0.001, 0.002])])
 
 
 async def test_node_flush_time_measurement_cancelled_by_a_stop_logs_nothing(

@@ -18,13 +18,13 @@ from tests.until import until
 
 WISHES: dict[str, tuple[type[Any], Callable[[Proposals, Any], None], dict[str, str]]] = {
     "changeIsr": (do.ProposeIsr, lambda p, e: p.propose_isr(KEY, e, lambda _: None), {}),
-    "reportLeader": (do.ReportLeader, lambda p, e: p.report_leader(KEY, e), {"witness": "n1", "witnessIncarnation": "7"}),
-    "leaveIsr": (do.LeaveIsr, lambda p, e: p.leave_isr(KEY, e), {"node": "n1", "incarnation": "7"}),
-    "giveUpLeadership": (do.GiveUpLeadership, lambda p, e: p.give_up_leadership(KEY, e), {"leader": "n1", "incarnation": "7"}),
-    "wakePartition": (do.WakePartition, lambda p, e: p.wake_partition(KEY, e), {"leader": "n1"}),
+    "reportLeader": (do.ReportLeader, lambda p, e: p.send(KEY, e), {"witness": "n1", "witnessIncarnation": "7"}),
+    "leaveIsr": (do.LeaveIsr, lambda p, e: p.send(KEY, e), {"node": "n1", "incarnation": "7"}),
+    "giveUpLeadership": (do.GiveUpLeadership, lambda p, e: p.send(KEY, e), {"leader": "n1", "incarnation": "7"}),
+    "wakePartition": (do.WakePartition, lambda p, e: p.send(KEY, e), {"leader": "n1"}),
     "reportPromotion": (
         do.ReportPromotion,
-        lambda p, e: p.report_promotion(KEY, e),
+        lambda p, e: p.send(KEY, e),
         {"candidate": "n1", "candidateIncarnation": "7"},
     ),
 }

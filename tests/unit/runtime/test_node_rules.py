@@ -11,11 +11,18 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.base.instruments import Instruments
+from liftpy.core.log.flush import FlushScheduler
 from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.controller_metrics import ControllerMetrics
+from liftpy.core.partition.reads import ReadBudget
 from liftpy.core.publish.log_state_part import NodeStateMemory
+from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
+from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import ConfigError
+from sidecar.disk.flush_thread import FlushThread, FlushTimes
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import fatal_on, report_failure, spawn_in
 from sidecar.status.report import Reporter
@@ -42,14 +49,34 @@ def a_link(name: str, number: int, *, connected: bool = True) -> Any:
     )
 
 
+def node_tools(settings: NodeSettings, links: Any, counters: dict[str, int]) -> Any:
+    """What a reporter needs of the tools of a node."""
+    return SimpleNamespace(
+        settings=settings,
+        incarnation=4,
+        links=links,
+        counters=counters,
+        instruments=Instruments(),
+        inflight=NodeInflight(),
+        memory_budget=MemoryBudget(),
+        reads=SimpleNamespace(budget=ReadBudget()),
+        flush_runner=FlushThread(FlushScheduler()),
+        flush_times=FlushTimes(),
+        copy_limit=CatchupThrottle(),
+        state_memory=NodeStateMemory(),
+        clocks=SimpleNamespace(check=lambda: SimpleNamespace(skew_ns=0, why="")),
+    )
+
+
+NO_COORDINATORS: Any = SimpleNamespace(running=None)
+
+
 def a_reporter(tmp_path: Path, links: list[Any], failed: dict[str, str] | None = None) -> Reporter:
     class Partitions(list[Any]):
         failed: dict[str, str]
-        copy_limit: CatchupThrottle
-        derived: NodeStateMemory
 
     partitions = Partitions()
-    partitions.failed, partitions.copy_limit, partitions.derived = failed or {}, CatchupThrottle(), NodeStateMemory()
+    partitions.failed = failed or {}
     group: Any = SimpleNamespace(
         leader="n1",
         image=SimpleNamespace(index=5, controllers=ControllerList(("n1", "n2"), "n3", "n2", 4)),
@@ -60,14 +87,9 @@ def a_reporter(tmp_path: Path, links: list[Any], failed: dict[str, str] | None =
     )
     all_links: Any = SimpleNamespace(all=lambda: links, replication=links[0], ingest=links[-1])
     counters = {"elections": 1, f"{REFUSED}sender": 3}
-    return Reporter(
-        settings=NodeSettings("n1", tmp_path),
-        incarnation=4,
-        group=group,
-        links=all_links,
-        partitions=partitions,
-        counters=counters,
-    )  # type: ignore[arg-type]
+    scrub: Any = SimpleNamespace(report=dict)
+    tools = node_tools(NodeSettings("n1", tmp_path), all_links, counters)
+    return Reporter(tools, group, partitions, scrub, NO_COORDINATORS, ControllerMetrics(), dict)  # type: ignore[arg-type]
 
 
 def test_status_report_sums_the_counters_of_connections_with_the_same_purpose(tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ from typing import Any, ClassVar
 import pytest
 
 from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.controller_metrics import ControllerMetrics
 from liftpy.core.observe.history import question, rows_of
-from liftpy.core.publish.log_state_part import NodeStateMemory
-from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.wire.frames import decode_presence
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import ConfigError
@@ -27,15 +26,13 @@ from sidecar.status.report import Reporter
 from sidecar.status.status_api import PAGE_PARTITIONS, StatusHandler
 from sidecar.transport.liveness import QUESTION
 from tests.conformance.two_workers import TwoWorkers
-from tests.unit.runtime.test_node_rules import a_link
+from tests.unit.runtime.test_node_rules import NO_COORDINATORS, a_link, node_tools
 from tests.unit.status.test_status_page import Reporter as Paged
 
 
-def a_reporter(tmp_path: Path, *workers: Any, **more: Any) -> Reporter:
+def a_reporter(tmp_path: Path, *workers: Any) -> Reporter:
     class Partitions(list[Any]):
         failed: ClassVar[dict[str, str]] = {}
-        copy_limit = CatchupThrottle()
-        derived = NodeStateMemory()
 
     link = a_link("ingest", 1)
     image = SimpleNamespace(index=5, controllers=ControllerList())
@@ -44,17 +41,8 @@ def a_reporter(tmp_path: Path, *workers: Any, **more: Any) -> Reporter:
     descriptors = {"open": 1}
     scrub: Any = SimpleNamespace(report=lambda: {"findings": 4})
     settings = NodeSettings("n1", tmp_path, namespace="ns", controllers=("n1",))
-    return Reporter(
-        settings=settings,
-        incarnation=4,
-        group=group,
-        links=links,
-        partitions=Partitions(workers),
-        counters={},
-        scrub=scrub,
-        descriptors=lambda: descriptors,
-        **more,
-    )  # type: ignore[arg-type]
+    tools = node_tools(settings, links, {})
+    return Reporter(tools, group, Partitions(workers), scrub, NO_COORDINATORS, ControllerMetrics(), lambda: descriptors)  # type: ignore[arg-type]
 
 
 async def test_status_report_of_a_leader_has_its_offsets_its_followers_and_its_counts(tmp_path: Path) -> None:
