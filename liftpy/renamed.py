@@ -214,7 +214,7 @@ MODULES = {
     "liftpy.client.levels": "liftpy.client.admin",
     "liftpy.client.likeness": "liftpy.client.client",
     "liftpy.client.line": "liftpy.nats.blocking_connection",
-    "liftpy.client.making": "liftpy.client.factories",
+    "liftpy.client.making": "liftpy.client.stream_directory",
     "liftpy.client.many": "liftpy.client.multi_consumer",
     "liftpy.client.nearest": "liftpy.client.closest_replica",
     "liftpy.client.next_keys": "liftpy.client.queue",

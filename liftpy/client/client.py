@@ -18,7 +18,6 @@ from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.cursor import Cursor
 from liftpy.client.encode_publish import Address
-from liftpy.client.factories import ClientFactories
 from liftpy.client.group import Group, GroupOptions, Hook
 from liftpy.client.group_admin import Cursors, GroupCoordinator, Groups, Queues
 from liftpy.client.in_flight import PublishAck, PublishOptions
@@ -32,7 +31,7 @@ from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import MessageFields, Publisher
 from liftpy.client.queue import Queue, QueueOptions
 from liftpy.client.services import Services
-from liftpy.client.stream_directory import StreamDirectory, address_of, subject_address
+from liftpy.client.stream_directory import ClientFactories, StreamDirectory, address_of, subject_address
 from liftpy.config import AckPolicy
 from liftpy.core.base.ids import check_published
 from liftpy.core.wire.batch import Record

@@ -7,26 +7,54 @@ date requests it again.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.closest_replica import ReplicaSelector
-from liftpy.client.consumer import PartitionReader, ReadOptions, read_range
+from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_range
 from liftpy.client.encode_publish import Address
-from liftpy.client.factories import ClientFactories
-from liftpy.client.iteration import Iteration
+from liftpy.client.iteration import Iteration, whole
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.partition_sender import ProducerOptions, Source, check_answers, name_for
 from liftpy.client.positions import check_partition
 from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.progress import ReadProgress
+from liftpy.client.publisher import Publisher
 from liftpy.client.write_epoch import Round
 from liftpy.core.base.ids import check_name, check_published, is_utf8, quote
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
+from liftpy.core.wire.batch import Record
 from liftpy.core.wire.producer_note import SourcePosition
 from liftpy.core.wire.subjects import data_subject, matcher
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
+
+
+class ClientFactories:
+    """Creates publishers, producers, readers and consumers without traces."""
+
+    def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
+        """Counters of dropped trace spans, by kind. Always empty without traces."""
+        self.publisher: Callable[..., Publisher] = Publisher
+        self.producer: Callable[..., Producer] = Producer
+        self.reader: Callable[..., PartitionReader] = PartitionReader
+        self.consumer: Callable[..., Consumer] = Consumer
+
+    def handing_on(self, stream: str, partition: int) -> Callable[[BatchSlice], Iterator[BatchSlice]]:
+        """Return a function that yields the slices for the application from a fetched slice.
+
+        Without traces, it yields the fetched slice itself.
+        """
+        return whole
+
+    def around(self, stream: str, what: Record | BatchSlice, partition: int) -> AbstractContextManager[Any]:
+        """Return the context manager of ``Client.processing``, which without traces does nothing. ``what``: record or slice."""
+        return nullcontext()
 
 
 class StreamDirectory:

@@ -24,7 +24,6 @@ from opentelemetry.util.types import AttributeValue
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumer import Consumer, PartitionReader
-from liftpy.client.factories import ClientFactories
 from liftpy.client.in_flight import PublishAck
 from liftpy.client.iteration import Item, whole
 from liftpy.client.partition_queue import BatchResult, PartitionQueue
@@ -32,6 +31,7 @@ from liftpy.client.partition_sender import ANONYMOUS, BatchFuture
 from liftpy.client.producer import Producer
 from liftpy.client.progress import ErrorConfirmation, ReadProgress
 from liftpy.client.publisher import Publisher
+from liftpy.client.stream_directory import ClientFactories
 from liftpy.core.observe.trace_context import SpanBudget, TraceContext, has_traceparent, sampled_context_in, with_context
 from liftpy.core.observe.tracing import MOST_READ_LINKS, has_trace_context, sampled_in
 from liftpy.core.wire.batch import Record
