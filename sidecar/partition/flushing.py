@@ -58,7 +58,7 @@ class Flusher:
     __slots__ = (
         "_began_s", "_checkpoint", "_checkpoint_began_s", "_commit", "_flush_thread", "_interval_ns", "_is_reported", "_log",
         "_loop", "_moves", "_partition", "_place", "_pool", "_thread", "_timer", "_timers", "_times_of_node", "appended",
-        "flush_failed", "flushed", "times",
+        "log_failed", "log_flushed", "times",
     )  # fmt: skip
 
     def __init__(
@@ -75,7 +75,7 @@ class Flusher:
         self._interval_ns = round(policy.interval_s * NS_PER_S)
         self._pool = pool
         self._timers = timers
-        self.flushed, self.flush_failed = partition.log_flushed, partition.log_failed
+        self.log_flushed, self.log_failed = partition.log_flushed, partition.log_failed
         self._times_of_node = times_of_node
         self._moves = flush_thread is not None
         self._flush_thread = flush_thread or FlushThread(FlushScheduler())

@@ -188,7 +188,7 @@ def _writes_later(patch: pytest.MonkeyPatch) -> None:
 
 
 def _says_flushed_when_appended(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Flusher, "begin", lambda self: self.flushed(self._log.log_end_offset, 0))
+    patch.setattr(Flusher, "begin", lambda self: self.log_flushed(self._log.log_end_offset, 0))
 
 
 def _acknowledges_when_appended(patch: pytest.MonkeyPatch) -> None:
@@ -371,7 +371,7 @@ def _sim_writes_later(patch: pytest.MonkeyPatch) -> None:
 
 
 def _sim_says_flushed_when_appended(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SimFlusher, "begin", lambda self: self.flushed(self._log.log_end_offset, 0))
+    patch.setattr(SimFlusher, "begin", lambda self: self.log_flushed(self._log.log_end_offset, 0))
 
 
 def _sim_acknowledges_when_appended(patch: pytest.MonkeyPatch) -> None:

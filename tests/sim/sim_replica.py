@@ -129,8 +129,8 @@ class SimFlusher:
         self._clock = clock
         self._run = run
         self._dead = dead
-        self.flushed = flushed
-        self.flush_failed = failed
+        self.log_flushed = flushed
+        self.log_failed = failed
         self._interval_ns = round(log.config.flush.interval_s * 1e9)
         self._latency_ns = 0
         """Duration of the running flush."""

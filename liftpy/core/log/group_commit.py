@@ -46,13 +46,13 @@ class FlushShell(Protocol):
     def flush_succeeded(self) -> None:
         """Record a successful flush, for metrics. ``GroupCommit`` calls it."""
 
-    def flushed(self, end_offset: int, disk_ns: int) -> None:
+    def log_flushed(self, end_offset: int, took_ns: int) -> None:
         """Report to the replica that everything below ``end_offset`` (exclusive) is flushed.
 
-        ``disk_ns``: duration of the flush, in nanoseconds. 0: no flush was needed.
+        ``took_ns``: duration of the flush, in nanoseconds. 0: no flush was needed.
         """
 
-    def flush_failed(self, error: StorageError) -> None:
+    def log_failed(self, error: StorageError) -> None:
         """Report to the replica that a flush failed with ``error`` and that the log is closed."""
 
 
@@ -102,7 +102,7 @@ class GroupCommit:
         if self._always:
             self._request_flush()
             return
-        self._shell.flushed(self._log.log_end_offset, 0)
+        self._shell.log_flushed(self._log.log_end_offset, 0)
         if self._interval and not self._armed:
             self._armed = True
             self._shell.arm()
@@ -140,12 +140,12 @@ class GroupCommit:
             end_offset = self._log.complete_flush(flush, error)
         except StorageError as failure:
             self._closed = True
-            self._shell.flush_failed(failure)
+            self._shell.log_failed(failure)
             return
         self.count += 1
         self._shell.flush_succeeded()
         if self._always:
-            self._shell.flushed(end_offset, disk_ns)
+            self._shell.log_flushed(end_offset, disk_ns)
 
     def _run_waiting(self) -> None:
         if self._waiting:

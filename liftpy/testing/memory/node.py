@@ -239,7 +239,8 @@ class _PendingRequest:
 class MemoryReplica(PartitionShell):
     """One partition on one in-memory node, until ``stop`` or ``die``. It runs on the event loop of the cluster.
 
-    It implements ``IngestShell`` and ``StandbyShell`` for its publishers.
+    It implements ``IngestShell`` and ``StandbyShell`` for its publishers, and ``FlushShell`` for its log. A flush ends within the
+    next turn of the event loop.
     """
 
     reads: Readers
@@ -274,7 +275,7 @@ class MemoryReplica(PartitionShell):
         self.send_lines, self.call_after_read = node.bus.send_lines, node.bus.call_after_read
         self._build_publishers(node, log)
         self.reads = Readers(self)
-        self.commit = GroupCommit(log, log.config.flush, _Flusher(self))
+        self.commit = GroupCommit(log, log.config.flush, self)
         self._do = acts_of(self)
 
     def _build_publishers(self, node: MemoryNode, log: Log) -> None:
@@ -368,6 +369,32 @@ class MemoryReplica(PartitionShell):
 
     def run_without_flush(self, work: Callable[[], None]) -> None:
         self.commit.alone(work)
+
+    def begin(self) -> None:
+        self.later(self._flush)
+
+    def _flush(self) -> None:
+        flush = self.commit.start()
+        if flush is None:
+            return
+        error: StorageError | None = None
+        try:
+            flush.run()
+        except StorageError as refused:
+            error = refused
+        self.commit.flush_ended(flush, 0, error)
+
+    def wait(self, flush: Flush) -> tuple[int, Exception | None]:
+        raise AssertionError("Internal error: an in-memory flush never waits. Please report it.")
+
+    def wait_for_checkpoint(self) -> None:
+        """Do nothing: no checkpoint runs in the background."""
+
+    def arm(self) -> None:
+        self.later(self.commit.interval_over, round(self.log.config.flush.interval_s * NS_PER_S))
+
+    def flush_succeeded(self) -> None:
+        """Do nothing: the duration of flushes is not measured in memory."""
 
     def named_leader(self) -> tuple[str, int, int]:
         state = self.replica.state
@@ -764,39 +791,3 @@ class _StandbySubscription:
 
     def close(self) -> None:
         self._subscription.close()
-
-
-class _Flusher:
-    """Flushes of an in-memory log (implements ``FlushShell``). A flush ends within the next turn of the event loop."""
-
-    def __init__(self, replica: MemoryReplica) -> None:
-        self._replica = replica
-        self.flushed, self.flush_failed = replica.log_flushed, replica.log_failed
-
-    def begin(self) -> None:
-        self._replica.later(self._run)
-
-    def _run(self) -> None:
-        commit = self._replica.commit
-        flush = commit.start()
-        if flush is None:
-            return
-        error: StorageError | None = None
-        try:
-            flush.run()
-        except StorageError as refused:
-            error = refused
-        commit.flush_ended(flush, 0, error)
-
-    def wait(self, flush: Flush) -> tuple[int, Exception | None]:
-        raise AssertionError("Internal error: an in-memory flush never waits. Please report it.")
-
-    def wait_for_checkpoint(self) -> None:
-        """Do nothing: no checkpoint runs in the background."""
-
-    def arm(self) -> None:
-        interval_s = self._replica.log.config.flush.interval_s
-        self._replica.later(self._replica.commit.interval_over, round(interval_s * NS_PER_S))
-
-    def flush_succeeded(self) -> None:
-        """Do nothing: the duration of flushes is not measured in memory."""

@@ -59,10 +59,10 @@ class Shell:
     def flush_succeeded(self) -> None:
         self.told.append("done")
 
-    def flushed(self, end_offset: int, disk_ns: int) -> None:
-        self.told.append((end_offset, disk_ns))
+    def log_flushed(self, end_offset: int, took_ns: int) -> None:
+        self.told.append((end_offset, took_ns))
 
-    def flush_failed(self, error: StorageError) -> None:
+    def log_failed(self, error: StorageError) -> None:
         self.told.append(error)
 
     def heard(self) -> list[object]:
