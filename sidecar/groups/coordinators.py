@@ -48,10 +48,12 @@ from liftpy.core.wire.subjects import GROUPS_INBOX, GROUPS_SERVICE, InboxRule, S
 from liftpy.errors import LiftError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import NoRespondersError, RequestTimeoutError, Transport, open_connection
-from liftpy.service.host import Say, ServiceHost
+from liftpy.service.host import ServiceHost
 from liftpy.service.settings import ServiceSettings
 from sidecar.groups.partitions import hosted_partitions
 from sidecar.partition.reads import ReadSubjects
+from sidecar.partition.replica_manager import Partitions
+from sidecar.partition.services import ServiceHandler
 from sidecar.runtime import clock
 from sidecar.runtime.restarts import count_restart
 from sidecar.runtime.settings import NodeSettings
@@ -280,6 +282,8 @@ class _HostedCoordinator:
 class GroupCoordinators:
     """Runs the group coordinators of the partitions that this process hosts. ``folder``: directory of their snapshots.
 
+    Each coordinator reads from ``partitions`` and talks to ``services``, which are in this process.
+
     Call ``follow`` for every image, and ``close`` at the end.
     """
 
@@ -288,21 +292,20 @@ class GroupCoordinators:
         settings: NodeSettings,
         folder: Path,
         counters: Counter[str],
-        reads_of: ReadsOf,
-        say: Say,
+        partitions: Partitions,
+        services: ServiceHandler,
         share: WorkerShare = WHOLE,
-        bounds_of: BoundsOf = lambda key: None,
         keys: Keys | None = None,
     ) -> None:
         self._keys = keys or Keys(settings.credentials)
         self._share = share
-        self.lags = GroupLags(bounds_of, settings.namespace, GroupLabels(MOST_GROUPS // share.of))
+        self.lags = GroupLags(partitions.bounds_of, settings.namespace, GroupLabels(MOST_GROUPS // share.of))
         self._lag_task: asyncio.Task[None] | None = None
         self._settings = settings
         self._folder = folder
         self._counters = counters
-        self._reads_of = reads_of
-        self._say = say
+        self._partitions = partitions
+        self._services = services
         self._running: dict[PartitionKey, _HostedCoordinator] = {}
         self._stopping_tasks: dict[asyncio.Task[None], PartitionKey] = {}
         """Tasks of coordinators that are stopping."""
@@ -353,7 +356,7 @@ class GroupCoordinators:
             try:
                 transport, namespace = await self._transport(), self._settings.namespace
                 read = partial(self._reader, transport, key)
-                one.host = ServiceHost(one.make, self._of(key), transport, namespace, read, self._say)
+                one.host = ServiceHost(one.make, self._of(key), transport, namespace, read, self._services.process_local)
                 one.problem = ""
                 await one.host.run()
             except LiftError as error:
@@ -370,7 +373,7 @@ class GroupCoordinators:
                 await _wait(one.stopping, doubled_wait_s(one.in_a_row, _AGAIN_S, _LONGEST_AGAIN_S))
 
     def _reader(self, transport: Transport, key: PartitionKey, options: ReadOptions) -> LocalReader:
-        return LocalReader(transport, Subjects(self._settings.namespace), key, options, self._reads_of)
+        return LocalReader(transport, Subjects(self._settings.namespace), key, options, self._partitions.reads_of)
 
     def _of(self, key: PartitionKey) -> ServiceSettings:
         return ServiceSettings(

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from liftpy.client.closest_replica import this_host
 from liftpy.config import NS_PER_S
-from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.log.flush import FlushScheduler
@@ -68,12 +67,12 @@ from sidecar.partition.leadership import LeadershipTransfers
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiescence import FetchCombiner, FetchSender
-from sidecar.partition.reads import ReadSubjects, ReadTools
+from sidecar.partition.reads import ReadTools
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.replica_manager import Partitions
 from sidecar.partition.replication import AnswerRouter
 from sidecar.partition.scrub import Scrub
-from sidecar.partition.services import OnAnswer, ServiceHandler
+from sidecar.partition.services import ServiceHandler
 from sidecar.partition.worker import NodeTools
 from sidecar.runtime import clock
 from sidecar.runtime.components import Component, close_all, close_of, no_step, require_started, start_all
@@ -187,10 +186,9 @@ class Node(RunningNode):
             self.settings,
             self.settings.data / "groups",
             self.counters,
-            self._reads_of,
-            self._pass_message,
+            require_started(self.partitions),
+            require_started(self._services),
             self.share,
-            self._bounds,
             self._keys,
         )
 
@@ -205,12 +203,6 @@ class Node(RunningNode):
             lambda: self.status.unknown.names() if self.status.unknown is not None else [],
         )
 
-    def _reads_of(self, key: PartitionKey) -> ReadSubjects | None:
-        return None if self.partitions is None else self.partitions.reads_of(key)
-
-    def _bounds(self, key: PartitionKey) -> tuple[int, int] | None:
-        return None if self.partitions is None else self.partitions.bounds_of(key)
-
     def _live_parts(self) -> ReloadableParts:
         prefer = self._thread.prefer if self._thread is not None else lambda every_s: None
         change, pages = self._workers.change_settings, self.status.change_hosts
@@ -221,16 +213,6 @@ class Node(RunningNode):
         await prove(
             self.settings.nats, self.subjects, self.settings.node_id, credentials, works=links is not None and links.are_up
         )
-
-    def _pass_message(
-        self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, on_answer: OnAnswer
-    ) -> None:
-        """Pass a message of a replicated service, which runs in this process, to the node.
-
-        ``on_answer``: function that receives the answer. The message gets no answer before the partitions are open.
-        """
-        if self._services is not None:
-            self._services.process_local(message, inbox, on_answer)
 
     # ---- components ------------------------------------------------------------------------------------------------------
     def _components(self) -> list[Component]:

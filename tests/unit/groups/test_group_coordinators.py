@@ -105,6 +105,10 @@ def nothing_read(_: PartitionKey) -> None:
     return None
 
 
+NOTHING_READ: Any = SimpleNamespace(reads_of=nothing_read, bounds_of=nothing_read)
+SAYS: Any = SimpleNamespace(process_local=say)
+
+
 def running() -> list[Host]:
     return [host for host in Host.made if not host.stopped.is_set()]
 
@@ -112,7 +116,7 @@ def running() -> list[Host]:
 async def test_group_coordinators_start_and_stop_with_the_replicas_of_the_groups_stream(
     connections: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    made = GroupCoordinators(settings(tmp_path), tmp_path / "groups", Counter(), nothing_read, say)
+    made = GroupCoordinators(settings(tmp_path), tmp_path / "groups", Counter(), NOTHING_READ, SAYS)
     made.follow(ClusterImage(), image_of("ab", "b", "a"))
     await until(lambda: len(Host.made) == 2)
     assert {host.settings.partition for host in Host.made} == {0, 2}
@@ -144,7 +148,7 @@ async def test_group_coordinator_that_fails_restarts_without_ending_the_node(
     connections: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     counters: Counter[str] = Counter()
-    made = GroupCoordinators(settings(tmp_path), tmp_path, counters, nothing_read, say)
+    made = GroupCoordinators(settings(tmp_path), tmp_path, counters, NOTHING_READ, SAYS)
     Host.fails = [RuntimeError("a defect"), UnavailableError("no server")]
     made.follow(ClusterImage(), image_of("a"))
     await until(lambda: len(Host.made) == 3)
@@ -158,7 +162,7 @@ async def test_group_coordinator_that_is_not_running_is_reported_with_its_proble
 ) -> None:
     monkeypatch.setattr(module, "_AGAIN_S", 3600)
     monkeypatch.setattr(module, "_LONGEST_AGAIN_S", 3600)
-    made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), nothing_read, say)
+    made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), NOTHING_READ, SAYS)
     Host.fails = [UnavailableError("no server")]
     made.follow(ClusterImage(), image_of("a"))
     await until(lambda: made.report()[0]["restarts"])
@@ -171,7 +175,7 @@ async def test_group_coordinator_that_is_not_running_is_reported_with_its_proble
 async def test_group_coordinators_disabled_in_the_settings_do_not_start(
     connections: list[dict[str, Any]], tmp_path: Path, more: dict[str, Any]
 ) -> None:
-    made = GroupCoordinators(settings(tmp_path, **more), tmp_path, Counter(), nothing_read, say)
+    made = GroupCoordinators(settings(tmp_path, **more), tmp_path, Counter(), NOTHING_READ, SAYS)
     made.follow(ClusterImage(), image_of("a"))
     assert made.report() == []
     await made.close()
@@ -181,11 +185,11 @@ async def test_group_coordinators_disabled_in_the_settings_do_not_start(
 async def test_group_coordinators_without_their_inbox_prefix_log_the_prefix_as_the_setting_needs_it(
     connections: list[dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = GroupCoordinators(settings(tmp_path, inbox_prefixes=("_INBOX.",)), tmp_path, Counter(), nothing_read, say)
+    made = GroupCoordinators(settings(tmp_path, inbox_prefixes=("_INBOX.",)), tmp_path, Counter(), NOTHING_READ, SAYS)
     made.follow(ClusterImage(), image_of("a"))
     await made.close()
     prefixes = ("_INBOX.", *re.findall(r"missing_inbox_prefix=(\S+):", caplog.text))
-    made = GroupCoordinators(settings(tmp_path, inbox_prefixes=prefixes), tmp_path, Counter(), nothing_read, say)
+    made = GroupCoordinators(settings(tmp_path, inbox_prefixes=prefixes), tmp_path, Counter(), NOTHING_READ, SAYS)
     made.follow(ClusterImage(), image_of("a"))
     await until(lambda: len(Host.made) == 1)
     await made.close()
@@ -195,7 +199,7 @@ async def test_group_coordinator_restart_waits_for_the_end_of_the_former_coordin
     connections: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     """Otherwise both write one snapshot, and the older state is written last."""
-    made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), nothing_read, say)
+    made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), NOTHING_READ, SAYS)
     made.follow(ClusterImage(), image_of("a", "a"))
     await until(lambda: len(Host.made) == 2)
     first = next(host for host in Host.made if host.settings.partition == 0)
@@ -224,7 +228,7 @@ async def test_group_coordinator_that_fails_after_a_long_run_restarts_without_a_
     monkeypatch.setattr(module, "_wait", waited)
     monkeypatch.setattr(module, "_AGAIN_S", 1.0)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(times, 300)))
-    made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), nothing_read, say)
+    made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), NOTHING_READ, SAYS)
     one = module._HostedCoordinator()
     Host.fails = [RuntimeError("a defect")] * 3
     running_one = asyncio.ensure_future(made._run(PartitionKey(GROUPS_STREAM, "u1", 0), one))
