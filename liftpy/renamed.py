@@ -585,7 +585,7 @@ MODULES = {
     "sidecar.bus.keys": "sidecar.transport.credentials",
     "sidecar.bus.leaving_out": "sidecar.transport.parser",
     "sidecar.bus.links": "sidecar.transport.connections",
-    "sidecar.bus.notify": "sidecar.transport.notify",
+    "sidecar.bus.notify": "sidecar.partition.replication",
     "sidecar.bus.outlet": "sidecar.transport.connection",
     "sidecar.bus.parser": "sidecar.transport.parser",
     "sidecar.bus.rights": "sidecar.transport.credentials",

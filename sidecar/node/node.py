@@ -45,7 +45,6 @@ from liftpy.core.publish.standby import NodeStandbyMemory
 from liftpy.core.replication.catchup_throttle import pace_of
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import Lease
-from liftpy.core.wire._pb import replication_pb2, service_pb2
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.credentials import Credentials
@@ -69,8 +68,8 @@ from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiescence import FetchCombiner, FetchSender
 from sidecar.partition.reads import ReadTools
 from sidecar.partition.recovery import RecoveredLogs
-from sidecar.partition.replica_manager import Partitions
-from sidecar.partition.replication import AnswerRouter
+from sidecar.partition.replica_manager import NotifyHandler, Partitions
+from sidecar.partition.replication import AnswerRouter, Notifications
 from sidecar.partition.scrub import Scrub
 from sidecar.partition.services import ServiceHandler
 from sidecar.partition.worker import NodeTools
@@ -98,7 +97,6 @@ from sidecar.transport.connections import NodeConnections, open_links
 from sidecar.transport.credentials import Keys, PermissionWatch, prove
 from sidecar.transport.ingest_connection import Drops, IngestConnection
 from sidecar.transport.liveness import Probes
-from sidecar.transport.notify import Notifications, Requests
 from sidecar.workers.workers import WorkerCombinedFetches, Workers, divided_settings
 
 if TYPE_CHECKING:
@@ -468,10 +466,6 @@ class Node(RunningNode):
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
         self._probes, router = Probes(bus, self.subjects), AnswerRouter(bus)
         combiner = self._fetch_combiner = self._make_fetch_combiner(router)
-        requests = Requests(self._begin_transfer, self._testify, self._idle_questions(combiner), self._service_reported)
-        notifications = Notifications(
-            bus, self.subjects, settings.node_id, self._node_inboxes, self._deliver, requests, self.counters, share=self.share
-        )
         tools = NodeTools(
             settings=settings,
             incarnation=self.incarnation,
@@ -487,7 +481,7 @@ class Node(RunningNode):
             subjects=self.subjects,
             node_inboxes=self._node_inboxes,
             router=router,
-            notifications=notifications,
+            notifications=Notifications(bus, self.subjects, settings.node_id),
             fetch_combiner=combiner,
             probes=self._probes,
             proposals=self._proposals,
@@ -509,6 +503,15 @@ class Node(RunningNode):
             promises=promises,
         )
         self.partitions = Partitions(tools, counts, share=self.share)
+        NotifyHandler(
+            bus,
+            self.subjects.notify(settings.node_id),
+            self._node_inboxes,
+            self.partitions,
+            self._idle_questions(combiner),
+            self.counters,
+            self.share,
+        )
         links.watch(self.partitions.data_path_changed)
         links.watch_publishes(self.partitions.publishes_lost)
         partitions, find, node_id = self.partitions, self.partitions.services_of, settings.node_id
@@ -556,18 +559,6 @@ class Node(RunningNode):
     def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:
         if self.partitions is not None:
             self.partitions.deliver(stream, partition, uid, event)
-
-    def _begin_transfer(self, request: replication_pb2.StepAside, done: Callable[[], None]) -> None:
-        if self.partitions is not None:
-            self.partitions.transfer_leadership(request.stream, request.partition, request.streamUid, request.leaderEpoch, done)
-
-    def _testify(self, question: replication_pb2.LeaderQuestion) -> bool:
-        return self.partitions is not None and self.partitions.serves(question)
-
-    def _service_reported(self, report: service_pb2.ServiceReport) -> None:
-        services = self.partitions.services_of(report.stream, report.partition) if self.partitions is not None else None
-        if services is not None:
-            services.record_states(report)
 
     def _lease_granted(self, sent_ns: int, lease_ns: int) -> None:
         self._metadata_contact.now()

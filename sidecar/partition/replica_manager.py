@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -21,11 +22,17 @@ from liftpy.core.metadata.data_deletion import DataDeletion
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.publish.log_state_part import NodeStateMemory
+from liftpy.core.replication import events, messages
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.events import DataPathChanged, Event, LeaseChanged
-from liftpy.core.wire._pb import replication_pb2
-from liftpy.errors import LiftError
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import replication_pb2, service_pb2
+from liftpy.core.wire.decode_errors import REPLY, counter_name
+from liftpy.core.wire.envelope import MessageType
+from liftpy.core.wire.subjects import InboxRule
+from liftpy.errors import LiftError, ProtocolError
 from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.request_guard import RequestGuard
 from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.partition.deletions import LATER_S
 from sidecar.partition.figures import NodeCounts, NoNodeCounts
@@ -36,6 +43,7 @@ from sidecar.runtime import clock
 from sidecar.runtime.memory import GarbageCollection
 from sidecar.runtime.tasks import CooperativeQueue, spawn, start_attended
 from sidecar.runtime.timers import Timer
+from sidecar.transport.connection import BusConnection, send_answer
 
 logger = logging.getLogger("liftpy.partitions")
 
@@ -448,3 +456,82 @@ class Partitions:
 
 def _incarnations(image: ClusterImage) -> dict[str, int]:
     return {node_id: node.incarnation for node_id, node in image.nodes.items() if not node.fenced}
+
+
+class NotifyHandler:
+    """Receives the messages on ``<ns>.notify.<node>``: notices of leaders, combined fetches, service reports, and requests of the
+    metadata leader.
+
+    Each process of a node receives all messages, and processes those of its partitions (``share``). ``answer_combined_fetch``: called
+    with (reply subject, combined fetch without its envelope). It raises ProtocolError.
+    """
+
+    def __init__(
+        self,
+        bus: BusConnection,
+        subject: str,
+        inboxes: InboxRule,
+        partitions: Partitions,
+        answer_combined_fetch: Callable[[bytes, memoryview], None],
+        counters: Counter[str],
+        share: WorkerShare = WHOLE,
+    ) -> None:
+        self._bus = bus
+        self._inboxes = inboxes
+        self._partitions = partitions
+        self._answer_combined_fetch = answer_combined_fetch
+        self._counters = counters
+        self._share = share
+        bus.listen(subject, RequestGuard("notify", counters).handler(self._notice_arrived))
+
+    def _notice_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        try:
+            kind, body = envelope.decode(payload)
+            if kind is MessageType.PARTITION_NOTIFICATION:
+                wake = frames.parse(body, replication_pb2.PartitionNotification)
+                self._partitions.deliver(wake.stream, wake.partition, wake.streamUid, events.NotificationReceived())
+                return
+            if kind is MessageType.QUIET_FETCHES:
+                self._answer_combined_fetch(reply, body)
+                return
+            if kind is MessageType.SERVICE_REPORT:
+                report = frames.parse(body, service_pb2.ServiceReport)
+                services = self._partitions.services_of(report.stream, report.partition)
+                if services is not None:
+                    services.record_states(report)
+                return
+            if kind in (MessageType.STEP_ASIDE, MessageType.LEADER_QUESTION) and not self._inboxes.allows(reply):
+                self._counters[REPLY] += 1
+                return
+            if kind is MessageType.STEP_ASIDE:
+                request = frames.parse(body, replication_pb2.StepAside)
+                if not self._share.holds(request.stream, request.partition):
+                    return  # another process of this node answers the request
+                self._partitions.transfer_leadership(
+                    request.stream,
+                    request.partition,
+                    request.streamUid,
+                    request.leaderEpoch,
+                    lambda: self._answer(reply, request),
+                )
+                return
+            if kind is MessageType.LEADER_QUESTION:
+                question = frames.parse(body, replication_pb2.LeaderQuestion)
+                if not self._share.holds(question.stream, question.partition):
+                    return
+                testimony = replication_pb2.LeaderTestimony(serves=self._partitions.serves(question), question=question)
+                self._answer(reply, testimony)
+                return
+            if kind is not MessageType.LEADER_NOTICE:
+                raise ProtocolError(
+                    f"Messages of type {kind.name} are not allowed on a notify subject. Check that all nodes run compatible "
+                    "versions."
+                )
+            notice = frames.parse(body, replication_pb2.LeaderNotice)
+        except ProtocolError as error:
+            self._counters[counter_name(error)] += 1
+            return
+        self._partitions.deliver(notice.stream, notice.partition, notice.streamUid, messages.NOTICE_RECEIVED.from_pb(notice))
+
+    def _answer(self, reply: bytes, answer: replication_pb2.StepAside | replication_pb2.LeaderTestimony) -> None:
+        send_answer(self._bus, (self._inboxes,), self._counters, reply, (frames.seal(answer),))

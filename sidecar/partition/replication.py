@@ -612,3 +612,34 @@ def _named_id(request: pb.ReplicationRequest | pb.LeaderEpochOffsetRequest | pb.
 
 def _refused_fetch(reason: events.RefusalReason) -> str:
     return f"{REFUSED}fetch, {reason.name.lower().replace('_', ' ')}"
+
+
+class Notifications:
+    """Sends notifications and notices of the leaders on this node to ``<ns>.notify.<node>`` of their followers."""
+
+    def __init__(self, bus: BusConnection, subjects: Subjects, node_id: str) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._node_id = node_id
+        self._wake_frames: dict[PartitionKey, bytes] = {}
+
+    def wake(self, key: PartitionKey, effect: do.NotifyReplica) -> None:
+        """Send a notification to the follower in ``effect``, so that it fetches new records of the partition ``key``."""
+        frame = self._wake_frames.get(key)
+        if frame is None:
+            frame = frames.seal(pb.PartitionNotification(stream=key.stream, partition=key.partition, streamUid=key.uid))
+            self._wake_frames[key] = frame
+        self._bus.send(self._subjects.notify(effect.replica), (frame,))
+
+    def forget(self, key: PartitionKey) -> None:
+        """Drop the stored notification frame of the partition ``key``, which is no longer on this node."""
+        self._wake_frames.pop(key, None)
+
+    def send_notice(self, key: PartitionKey, effect: do.SendNotice) -> None:
+        """Send a LeaderNotice (leader, HW) about the partition ``key`` to the replicas in ``effect``."""
+        notice = messages.NOTICE.to_pb(
+            effect, stream=key.stream, streamUid=key.uid, partition=key.partition, leader=self._node_id
+        )
+        frame = frames.seal(notice)
+        for replica in effect.replicas:
+            self._bus.send(self._subjects.notify(replica), (frame,))

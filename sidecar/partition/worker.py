@@ -65,7 +65,7 @@ from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiescence import FetchCombiner
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.recovery import LogReplay, RecoveredLogs
-from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationHandler
+from sidecar.partition.replication import AnswerRouter, FetchClient, Notifications, ReplicationHandler
 from sidecar.partition.services import NoServices, PartitionServices
 from sidecar.runtime import clock
 from sidecar.runtime.logs import INFO_LOG_LIMIT, WarningLogRateLimit
@@ -76,7 +76,6 @@ from sidecar.tracing.node_tracing import Tracing
 from sidecar.transport.connections import NodeConnections
 from sidecar.transport.ingest_connection import Drops
 from sidecar.transport.liveness import Probes
-from sidecar.transport.notify import Notifications
 
 logger = logging.getLogger("liftpy.partition")
 replica_logger = logging.getLogger("liftpy.replica")

@@ -39,11 +39,11 @@ from sidecar.partition.figures import NodeCounts
 from sidecar.partition.promises import Promises
 from sidecar.partition.quiescence import FetchCombiner, FetchSender
 from sidecar.partition.reads import ReadTools
-from sidecar.partition.replication import AnswerRouter
+from sidecar.partition.replica_manager import NotifyHandler
+from sidecar.partition.replication import AnswerRouter, Notifications
 from sidecar.partition.worker import PartitionWorker
 from sidecar.runtime import clock
 from sidecar.runtime.timers import Timers
-from sidecar.transport.notify import Notifications, Requests
 from tests.conformance.contract_audit import Audit, ContractBroken
 
 KEY = PartitionKey("orders", "u1", 0)
@@ -183,15 +183,9 @@ class WorkerNode:
         quiet = FetchCombiner(
             router, subjects, FetchSender(node_id, incarnation), inboxes, CONFIG, self.timers, self._noticed, counters
         )
-        notifications = Notifications(
-            bus,
-            subjects,
-            node_id,
-            inboxes,
-            self._noticed,
-            Requests(lambda *a: None, lambda *a: False, quiet.answer_question, lambda *a: None),
-            counters,
-        )
+        notifications = Notifications(bus, subjects, node_id)
+        partitions: Any = SimpleNamespace(deliver=self._noticed, serves=lambda question: False)
+        NotifyHandler(bus, subjects.notify(node_id), inboxes, partitions, quiet.answer_question, counters)
         tools: Any = SimpleNamespace(
             folder=SimpleNamespace(partition_path=lambda key: Path(key.folder)), changed_partitions=self.counts.changed_partitions,
             clocks=SimpleNamespace(time_of_age_ns=time.time_ns, stamp_ns=time.time_ns),

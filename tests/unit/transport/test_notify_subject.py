@@ -17,7 +17,8 @@ from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire._pb import service_pb2
 from liftpy.core.wire.decode_errors import REFUSED, REPLY
 from liftpy.core.wire.subjects import InboxRule, Subjects
-from sidecar.transport.notify import Notifications, Requests
+from sidecar.partition.replica_manager import NotifyHandler
+from sidecar.partition.replication import Notifications
 from tests.unit.transport.test_wake_ups import Bus
 
 KEY = PartitionKey("orders", "uid-1", 2)
@@ -34,22 +35,25 @@ class Node:
         self.asked: list[Any] = []
         self.counters: Counter[str] = Counter()
         self.serves = True
-        requests = Requests(
-            step_aside=lambda request, done: self.asked.append((request, done)),
-            testify=self._testify,
-            quiet_fetches=lambda reply, body: self.asked.append((reply, bytes(body))),
-            service_reported=self.asked.append,
+        partitions: Any = SimpleNamespace(
+            deliver=lambda *said: self.delivered.append(said),
+            transfer_leadership=self._transfer,
+            serves=self._testify,
+            services_of=lambda stream, partition: SimpleNamespace(record_states=self.asked.append),
         )
-        self.notifications = Notifications(
+        self.notifications = Notifications(self.bus, Subjects(), "n1")
+        NotifyHandler(
             self.bus,
-            Subjects(),
-            "n1",
+            Subjects().notify("n1"),
             InboxRule(("_INBOX.",)),
-            lambda *said: self.delivered.append(said),
-            requests,
+            partitions,
+            lambda reply, body: self.asked.append((reply, bytes(body))),
             self.counters,
             share,
         )
+
+    def _transfer(self, stream: str, partition: int, uid: str, leader_epoch: int, done: Any) -> None:
+        self.asked.append((pb.StepAside(stream=stream, partition=partition, streamUid=uid, leaderEpoch=leader_epoch), done))
 
     def _testify(self, question: pb.LeaderQuestion) -> bool:
         self.asked.append(question)

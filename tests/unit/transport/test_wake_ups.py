@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import effects as do
@@ -12,7 +14,8 @@ from liftpy.core.replication import events
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.subjects import InboxRule, Subjects
-from sidecar.transport.notify import Notifications, Requests
+from sidecar.partition.replica_manager import NotifyHandler
+from sidecar.partition.replication import Notifications
 
 KEY = PartitionKey("orders", "uid-1", 2)
 
@@ -29,21 +32,11 @@ class Bus:
 
 
 def test_wake_up_with_a_stream_uid_is_delivered_only_to_that_stream() -> None:
-    def nothing(*_: Any) -> Any:
-        raise AssertionError("nobody asked")
-
     bus: Any = Bus()
     delivered: list[tuple[str, int, str, events.Event]] = []
-    requests = Requests(*[nothing] * len(fields(Requests)))
-    node = Notifications(
-        bus,
-        Subjects(),
-        "n1",
-        InboxRule(("_INBOX*.",)),
-        lambda stream, partition, uid, event: delivered.append((stream, partition, uid, event)),
-        requests,
-        Counter(),
-    )
+    partitions: Any = SimpleNamespace(deliver=lambda *given: delivered.append(given))
+    node = Notifications(bus, Subjects(), "n1")
+    NotifyHandler(bus, Subjects().notify("n1"), InboxRule(("_INBOX*.",)), partitions, pytest.fail, Counter())
     node.wake(KEY, do.NotifyReplica(replica="n2"))
     [(subject, frame)] = bus.sent
     assert subject == "liftpy.notify.n2"
