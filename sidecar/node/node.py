@@ -503,15 +503,8 @@ class Node(RunningNode):
             promises=promises,
         )
         self.partitions = Partitions(tools, counts, share=self.share)
-        NotifyHandler(
-            bus,
-            self.subjects.notify(settings.node_id),
-            self._node_inboxes,
-            self.partitions,
-            self._idle_questions(combiner),
-            self.counters,
-            self.share,
-        )
+        notify, answer = self.subjects.notify(settings.node_id), self._idle_questions(combiner)
+        NotifyHandler(bus, notify, self._node_inboxes, self.partitions, answer, self.counters, self.share)
         links.watch(self.partitions.data_path_changed)
         links.watch_publishes(self.partitions.publishes_lost)
         partitions, find, node_id = self.partitions, self.partitions.services_of, settings.node_id

@@ -34,7 +34,8 @@ class LeadershipTransfers:
 
     def __init__(self, links: NodeConnections) -> None:
         self._links = links
-        self._tasks: dict[PartitionKey, asyncio.Task[None]] = {}
+        self.tasks: dict[PartitionKey, asyncio.Task[None]] = {}
+        """Partition -> task of its transfer, until the leader has transferred it or accepts publishes again."""
         self._closing = False
         """True while the node transfers all its leaderships before its stop."""
 
@@ -51,23 +52,23 @@ class LeadershipTransfers:
             self._start(leader.key, self._transfer(leader, transfer), f"transfer after lost publishes {leader.key}")
 
     def _start(self, key: PartitionKey, work: Coroutine[Any, Any, None], what: str) -> None:
-        earlier = self._tasks.get(key)
+        earlier = self.tasks.get(key)
         if earlier is not None:
             earlier.cancel()
-        self._tasks[key] = spawn(work, what)
+        self.tasks[key] = spawn(work, what)
 
     async def _prepare(self, leader: PartitionShell, done: Callable[[], None]) -> None:
         await self._drain([leader], _TRANSFER_WAIT_S)
         done()
         await asyncio.sleep(_BACK_AFTER_S)
-        del self._tasks[leader.key]
+        del self.tasks[leader.key]
         if not self._closing:
             leader.ingest.resubscribe()
 
     async def _transfer(self, leader: PartitionShell, transfer: Callable[[], bool]) -> None:
         while not self._links.are_up:
             await asyncio.sleep(_POLL_S)
-        del self._tasks[leader.key]
+        del self.tasks[leader.key]
         if self._closing:
             return
         if self._links.ingest.all_have_lost_it or not transfer():
@@ -96,4 +97,4 @@ class LeadershipTransfers:
 
     async def close(self) -> None:
         self._closing = True
-        await end_tasks(list(self._tasks.values()))
+        await end_tasks(list(self.tasks.values()))

@@ -722,8 +722,6 @@ class SocketThread:
         return -1
 
 
-logger = logging.getLogger("liftpy.ingest")
-
 _LOG_PERIOD_S = 1.0
 
 
@@ -749,7 +747,7 @@ class Drops:
             f"{count} of {partition}: {reason}" for (partition, reason), count in self._unlogged_drops.most_common(8)
         )
         more = len(self._unlogged_drops) - 8
-        logger.warning(
+        loss_logger.warning(
             "publishes without reply subject dropped counts=%s%s", drop_texts, f", and {more} more" if more > 0 else ""
         )
         self._unlogged_drops.clear()

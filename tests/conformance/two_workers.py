@@ -155,6 +155,15 @@ class Asked:
         return lambda key, effect, *more: self.effects.append(effect)
 
 
+class AuditedWorker(PartitionWorker):
+    """A worker whose effects are checked."""
+
+    audit: Audit
+
+    def execute(self, effect: do.Effect) -> None:
+        self.audit.carries_out(effect, lambda: PartitionWorker.execute(self, effect))
+
+
 class WorkerNode:
     """One node: its disk (``flushes`` may be held up), its bus, its worker."""
 
@@ -202,12 +211,11 @@ class WorkerNode:
             process=SimpleNamespace(fatal=self.errors.append, repair=lambda why: None),
             promises=Promises(PromiseJournal(self.promises), pool, counters, self.errors.append),
         )  # fmt: skip
-        self.worker = PartitionWorker(tools, KEY, SUBJECT, stream, self.log)
+        self.worker = AuditedWorker(tools, KEY, SUBJECT, stream, self.log)
         self.counts.begins(self.worker)
         self.audit = self.bus.audit = Audit(node_id, self.log, lambda: self.storage, lambda: self.promises, threads=True)
         self.audit.watch(self.worker.replica)
-        driver = self.worker._driver
-        driver._execute = lambda effect: self.audit.carries_out(effect, lambda: self.worker.execute(effect))
+        self.worker.audit = self.audit
         self.worker.begin()
 
     def _fault(self, what: str) -> None:

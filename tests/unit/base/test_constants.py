@@ -38,7 +38,7 @@ LOOKS: Figures = {
     "liftpy.service.snapshots": {"_NOTICED_S": (0.005, 0.05), "_CHECK_INTERVAL_S": (2, 15)},
     "liftpy.service.reply_sender": {"_CHECK_INTERVAL_S": (0.001, 0.005), "_IDLE_CHECK_S": (10, 60)},
     "liftpy.service.record_feeder": {"_PAUSE_S": (0.1, 0.5)},
-    "sidecar.partition.replica_manager": {"_POLL_S": (0.002, 0.01)},
+    "sidecar.partition.leadership": {"_POLL_S": (0.002, 0.01)},
     "sidecar.partition.proposals": {"_GATHER_S": (0.001, 0.005)},
     "sidecar.runtime.timers": {"GRID_NS": (2 * MS, 10 * MS), "FAR_GRID_NS": (50 * MS, 200 * MS), "FAR_NS": (200 * MS, S)},
     "liftpy.client.publisher": {"_SWEEP_S": (0.02, 0.1), "_TICKS_PER_DEADLINE_CHECK": (5, 20)},
@@ -245,7 +245,7 @@ LESS: list[tuple[str, str, str]] = [
     ),
     ("liftpy.client.retrying:FIRST_WAIT_S", "liftpy.client.retrying:LONGEST_WAIT_S", "waits grow"),
     (
-        "sidecar.partition.replica_manager:_TRANSFER_WAIT_S",
+        "sidecar.partition.leadership:_TRANSFER_WAIT_S",
         "sidecar.metadata.member:TRANSFER_REQUEST_TIMEOUT_S",
         "who steps aside says so in time",
     ),

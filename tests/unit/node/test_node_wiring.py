@@ -19,7 +19,7 @@ from sidecar.node.node import Node, run_node
 from sidecar.runtime.settings import NodeSettings
 
 KINDS = (
-    "Proposals", "Probes", "ClockWatch", "AnswerRouter", "FetchCombiner", "FetchSender", "Notifications", "Requests", "NodeTools",
+    "Proposals", "Probes", "ClockWatch", "AnswerRouter", "FetchCombiner", "FetchSender", "Notifications", "NotifyHandler", "NodeTools",
     "ReadTools", "Deletions", "Partitions", "ServiceHandler", "Scrub", "Reporter", "Housekeeping",
 )  # fmt: skip
 
@@ -63,8 +63,8 @@ class Built:
         self.node = node = Node(NodeSettings("n1", folder))
         node.incarnation = 7
         for name in ("status", "_timers", "_drops", "_flush_times", "_flush_runner", "_recovered"):
-            setattr(node, name, Part(name, self.told))
-        node._flush_runner.place = Part("place", self.told)  # type: ignore[assignment]
+            setattr(node, name, part := Part(name, self.told))
+            part.place = Part("place", self.told)  # of the flush thread
         self.bus, self.reads = Part("bus", self.told), Part("reads", self.told)
         self.links: Any = Part("links", self.told)
         self.links.replication, self.links.reads = self.bus, self.reads

@@ -265,13 +265,13 @@ async def test_resign_request_resumes_publishes_after_a_delay_unless_the_node_st
         await until(lambda one=one: "done" in one.asked)
         if ends == "a while":
             await until(lambda one=one: one.asked == ["leave", "done", "back"])
-            assert node._node.transfers._tasks == {}
+            assert node.transfers.tasks == {}
         elif ends == "a stop":
-            assert set(node._node.transfers._tasks) == {KEY}
+            assert set(node.transfers.tasks) == {KEY}
             assert await node.stop()
             assert one.asked == ["leave", "done"]
         else:
-            first = node._node.transfers._tasks[KEY]
+            first = node.transfers.tasks[KEY]
             node.transfer_leadership(**asked, done=lambda one=one: one.asked.append("again"))
             await until(lambda one=one: one.asked == ["leave", "done", "leave", "again"])
             assert first.cancelled()
@@ -287,19 +287,19 @@ async def test_leader_that_lost_publishes_transfers_its_leadership() -> None:
         one = RecordingWorker(KEY, leads=True)
         node = partitions(one)
         one.transfer_after_lost_publishes = lambda one=one, heir=heir: (one.asked.append("hands over"), heir)[1]  # type: ignore[attr-defined]
-        transfers = node._node.transfers
-        links = transfers._links = SimpleNamespace(are_up=False, ingest=SimpleNamespace(all_have_lost_it=all_lost))
+        transfers, links = node.transfers, node.links
+        links.are_up, links.ingest = False, SimpleNamespace(all_have_lost_it=all_lost)
         transfers.begin_after_lost_publishes(one, one.transfer_after_lost_publishes)  # type: ignore[attr-defined]
-        first = node._node.transfers._tasks[KEY]
+        first = node.transfers.tasks[KEY]
         transfers.begin_after_lost_publishes(one, one.transfer_after_lost_publishes)  # type: ignore[attr-defined]
         await asyncio.sleep(0)
         assert (one.asked, first.cancelling()) == ([], 1)
         links.are_up = True
         await until(lambda one=one, asked=asked: one.asked == asked)
-        assert node._node.transfers._tasks == {}
+        assert node.transfers.tasks == {}
         await node.stop()
         transfers.begin_after_lost_publishes(one, one.transfer_after_lost_publishes)  # type: ignore[attr-defined]
-        assert node._node.transfers._tasks == {}
+        assert node.transfers.tasks == {}
 
 
 async def test_leader_epoch_store_close_drops_a_store_requested_in_the_same_turn() -> None:

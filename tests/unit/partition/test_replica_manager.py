@@ -19,7 +19,6 @@ from liftpy.errors import StorageError
 from sidecar.partition import leadership
 from sidecar.partition import replica_manager as partitions_module
 from sidecar.partition.leadership import LeadershipTransfers
-from sidecar.partition.worker import PartitionWorker
 from sidecar.runtime import clock
 from sidecar.runtime.timers import Timers
 from tests.each import each
@@ -43,10 +42,13 @@ class RecordingWorker:
         self.replica = SimpleNamespace(serves=lambda epoch, now_ns: epoch == 4)
         self.feed = self.events.append
         self.services = object()
-        self._node: Any = None
+        self.transfers: Any = None
 
     def prepare_transfer(self, leader_epoch: int, done: Callable[[], None]) -> None:
-        PartitionWorker.prepare_transfer(self, leader_epoch, done)  # type: ignore[arg-type]
+        if self.leads and leader_epoch == self.leader_epoch:
+            self.transfers.begin(self, done)
+        else:
+            done()
 
     def open_services(self) -> object:
         return self.services
@@ -67,16 +69,18 @@ def partitions(*workers: RecordingWorker, allowed: bool = True) -> Any:
         return allowed
 
     links = SimpleNamespace(wait_until_processed=lambda timeout_s: asyncio.sleep(0))
+    transfers = LeadershipTransfers(links)  # type: ignore[arg-type]
     deletions = SimpleNamespace(is_allowed=may_delete, close=lambda: None)
     settings = SimpleNamespace(node_id="n1", replication=ReplicationConfig())
     made: Any = partitions_module.Partitions(
         SimpleNamespace(
             settings=settings, process=SimpleNamespace(fatal=pytest.fail), deletions=deletions, lease=Lease(NS_PER_S),
-            timers=Timers(), transfers=LeadershipTransfers(links),  # type: ignore[arg-type]
+            timers=Timers(), transfers=transfers,
         )  # type: ignore[arg-type]
     )  # fmt: skip
+    made.transfers, made.links = transfers, links
     for one in workers:
-        one._node = made._node
+        one.transfers = transfers
         made._workers[one.key] = made._by_name[one.key.stream, one.key.partition] = one
     return made
 

@@ -56,7 +56,7 @@ def flip(folder: Path, name: str, base: int, position: int = 5000) -> None:
 
 def scrub_of(folder: Path, *partitions: Partition, bytes_per_s: int = FAST) -> tuple[Scrub, Counter[str]]:
     counters: Counter[str] = Counter()
-    return Scrub(partitions, folder, bytes_per_s, counters)  # type: ignore[arg-type], counters
+    return Scrub(partitions, folder, bytes_per_s, counters), counters  # type: ignore[arg-type]
 
 
 async def test_scrub_pass_reads_each_byte_once_and_the_next_pass_waits(tmp_path: Path) -> None:

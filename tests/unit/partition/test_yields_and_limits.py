@@ -119,11 +119,11 @@ async def test_resign_request_waits_no_longer_than_the_timeout_of_its_requester(
     async def rest(seconds: float) -> None:
         waits.append(seconds)
 
-    transfers = node._node.transfers
-    transfers._links.wait_until_processed = settled
+    transfers = node.transfers
+    node.links.wait_until_processed = settled
     only_in(monkeypatch, leadership, "asyncio", sleep=rest)
     transfers.begin(one, lambda: waits.append("done"))
-    await transfers._tasks[KEY]
+    await transfers.tasks[KEY]
     aside_s, done, back_s = waits
     assert done == "done"
     assert one.asked == ["leave", "back"]

@@ -200,7 +200,7 @@ async def test_background_request_handler_that_raises_is_reported(
 
     bus: Any = Bus()
     if owner is Proposals:
-        Proposals(bus, "n1", 1).leave_isr(PartitionKey("s", "u", 0), do.LeaveIsr(reason="a test"))
+        Proposals(bus, "n1", 1).send(PartitionKey("s", "u", 0), do.LeaveIsr(reason="a test"))
     elif owner is Probes:
         Probes(bus, Subjects()).ask("n2", lambda: None)
     elif owner is ControllerActions:

@@ -30,7 +30,7 @@ from tests.unit.runtime.test_node_rules import NO_COORDINATORS, a_link, node_too
 from tests.unit.status.test_status_page import Reporter as Paged
 
 
-def a_reporter(tmp_path: Path, *workers: Any) -> Reporter:
+def a_reporter(tmp_path: Path, *workers: Any, coordinators: Any = NO_COORDINATORS) -> Reporter:
     class Partitions(list[Any]):
         failed: ClassVar[dict[str, str]] = {}
 
@@ -42,7 +42,7 @@ def a_reporter(tmp_path: Path, *workers: Any) -> Reporter:
     scrub: Any = SimpleNamespace(report=lambda: {"findings": 4})
     settings = NodeSettings("n1", tmp_path, namespace="ns", controllers=("n1",))
     tools = node_tools(settings, links, {})
-    return Reporter(tools, group, Partitions(workers), scrub, NO_COORDINATORS, ControllerMetrics(), lambda: descriptors)  # type: ignore[arg-type]
+    return Reporter(tools, group, Partitions(workers), scrub, coordinators, ControllerMetrics(), lambda: descriptors)  # type: ignore[arg-type]
 
 
 async def test_status_report_of_a_leader_has_its_offsets_its_followers_and_its_counts(tmp_path: Path) -> None:
@@ -100,9 +100,13 @@ def asked(tmp_path: Path) -> tuple[Bus, StatusHandler, Callable[[bytes, bytes], 
     bus, made = Bus(), StatusHandler(NodeSettings("n1", tmp_path))
     made.listen(bus, Subjects("ns"), (InboxRule(("_INBOX.",)), InboxRule(("ns.inbox.n2.",))))  # type: ignore[arg-type]
 
+    async def asking(reply: bytes, payload: bytes) -> None:
+        bus.listening["ns.status.n1"](b"ns.status.n1", reply, payload, b"")
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+
     def ask(reply: bytes, payload: bytes) -> bytes | None:
         bus.sent.clear()
-        bus.listening["ns.status.n1"](b"ns.status.n1", reply, payload, b"")
+        asyncio.run(asking(reply, payload))
         if not bus.sent:
             return None
         assert bus.sent[0][0] == reply.decode()

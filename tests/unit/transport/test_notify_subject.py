@@ -139,14 +139,10 @@ def test_notify_subject_counts_an_invalid_message(node: Node, said: bytes) -> No
     assert (name.startswith(REFUSED), count) == (True, 1)
 
 
-def test_wake_up_is_delivered_to_its_partition_until_the_subscription_is_closed(node: Node) -> None:
+def test_wake_up_on_the_notify_subject_is_delivered_to_its_partition(node: Node) -> None:
     node.hears(pb.PartitionNotification(stream="orders", partition=2, streamUid="uid-1"), b"")
     assert node.delivered == [("orders", 2, "uid-1", ev.NotificationReceived())]
     assert (node.asked, node.sent(), node.counters, node.bus.subject) == ([], [], {}, "liftpy.notify.n1")
-    closed: list[str] = []
-    node.notifications._listener = SimpleNamespace(close=lambda: closed.append("closed"))  # type: ignore[assignment]
-    node.notifications.close()
-    assert closed == ["closed"]
 
 
 def test_wake_up_frame_is_cached_until_its_partition_is_removed(node: Node) -> None:
