@@ -23,7 +23,7 @@ from typing import Literal, Self
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumed import ConsumedRecord, GroupBatch, records_of
-from liftpy.client.consumer import Consumer, ReadOptions
+from liftpy.client.consumer import Consumer, ReadOptions, filter_of
 from liftpy.client.coordinator import GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.iteration import ResultIterator
 from liftpy.client.partition_sender import ProducerOptions
@@ -85,6 +85,7 @@ class GroupOptions:
     def __post_init__(self) -> None:
         check_value("session_s", self.session_s, commands.MIN_SESSION_MS / 1000, commands.MAX_SESSION_MS / 1000)
         check_value("auto_commit_s", self.auto_commit_s, 0, 3600)
+        filter_of(self.subjects, self.keys)
         if self.start not in ("earliest", "new"):
             raise ConfigError(f"Invalid start = {self.start!r}. Use 'earliest' or 'new'.")
 
@@ -636,11 +637,11 @@ class Group:
         epoch = pump.gained.leader_epoch if position > 0 else 0
         start: Start = Position(key.uid, position, epoch) if position >= 0 else self._start_of(pump.gained)
         options = self._options
-        consumer = pump.consumer = self._client.consume(
-            key.stream, key.partition, start=start, after_epoch=0, options=options.read,
-            subjects=options.subjects, keys=options.keys,
-        )  # fmt: skip
         try:
+            consumer = pump.consumer = self._client.consume(
+                key.stream, key.partition, start=start, after_epoch=0, options=options.read,
+                subjects=options.subjects, keys=options.keys,
+            )  # fmt: skip
             while True:
                 try:
                     await self._read(pump, consumer)

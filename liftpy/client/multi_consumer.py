@@ -13,17 +13,17 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from typing import Any
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumed import ConsumedBatch, ConsumedRecord, records_of
-from liftpy.client.consumer import Consumer, ReadOptions
+from liftpy.client.consumer import Consumer, ReadOptions, filter_of
 from liftpy.client.iteration import Iteration, ResultIterator
 from liftpy.client.positions import Position, Start, Until, checked_until, resolve_start
 from liftpy.core.base.ids import check_name, is_internal, quote
 from liftpy.core.base.strict_json import load_json
-from liftpy.core.wire.filters import Filter
-from liftpy.errors import ConfigError, NotFoundError
+from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 
 MAX_PARTITIONS = 4096
@@ -115,7 +115,7 @@ class ManyConsumer:
         keys: Sequence[bytes] = (),
         options: ReadOptions | None = None,
     ) -> None:
-        Filter(tuple(subjects), tuple(keys))  # an invalid argument is an error now, not later in a task
+        filter_of(subjects, keys)  # an invalid argument is an error now, not later in a task
         self._client = client
         self._names = tuple(names)
         self._selects = selects(self._names)
