@@ -62,7 +62,7 @@ class GroupOptions:
         start: Where to start in a partition without committed position: ``earliest`` (default) or ``new``. Partitions
             and streams that are added later start at their first record.
         auto_commit_s: Interval of automatic commits of finished records, in seconds (0 to 3600, at least 0.1 is
-            used). Default 5. 0: only ``commit`` commits.
+            used). Default 5. 0: only ``commit`` commits, also if a partition moves.
         read: Options for reading. Memory limits apply per owned partition. Default: ``ReadOptions()``.
         subjects: Only records of these subjects. Positions advance over the others. Default: all.
         keys: Only records with these keys. Positions advance over the others. Default: all.
@@ -537,11 +537,12 @@ class Group:
     async def _release_partitions(self, machine: MemberMachine) -> None:
         """Release the partitions that the member must give up, if the application has finished their batches.
 
-        The positions are committed first.
+        With automatic commits, the positions are committed first.
         """
         keys_in_hand = {key for key, _ in self._unfinished_counts}
         for key in [key for key in self._revoking if key not in keys_in_hand]:
-            if key in self._finished_ends and not await self._try_commit(machine, {key: self._finished_ends[key]}):
+            end = self._finished_ends.get(key) if self._options.auto_commit_s else None
+            if end is not None and not await self._try_commit(machine, {key: end}):
                 continue
             if self._revoking.pop(key, None) is None:
                 continue

@@ -104,7 +104,7 @@ def committed(home: Coordinated) -> dict[int, int]:
 async def test_group_rebalance_moves_a_partition_only_after_its_unfinished_records_are_committed() -> None:
     home = Coordinated(partitions=2)
     home.node.append(b"a", b"b")
-    options = GroupOptions(session_s=commands.MIN_SESSION_MS / 1000, auto_commit_s=0)
+    options = GroupOptions(session_s=commands.MIN_SESSION_MS / 1000, auto_commit_s=3600)
     async with asyncio.timeout(30), await Group(home, "bills", ["orders"], "", options, None, None).open() as group:
         parts = {part.key: part for part in [await group.take(), await group.take()] if part is not None}
         async with await Group(home, "bills", ["orders"], "", options, None, None).open() as other:

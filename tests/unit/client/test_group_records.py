@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import pickle
 from collections.abc import AsyncIterator, Iterator
@@ -62,6 +63,19 @@ async def test_group_close_commits_all_records_but_the_last_returned_one(client:
         await offsets_until(group, 5)
     async with client.group("billing", ["orders"]) as group:
         assert (await anext(group)).offset == 5
+
+
+async def test_group_without_automatic_commits_redelivers_uncommitted_records_after_a_rebalance(client: Client) -> None:
+    await client.create_stream("pairs", "shop.pairs", partitions=2)
+    for partition in range(2):
+        await client.publish("pairs", b"%d" % partition, partition=partition)
+    async with asyncio.timeout(30), client.group("billing", ["pairs"], options=BY_HAND) as first:
+        assert {(await anext(first)).partition for _ in range(2)} == {0, 1}
+        rest = asyncio.create_task(anext(first))  # finishes both records
+        async with client.group("billing", ["pairs"], options=BY_HAND) as second:
+            record = await anext(second)
+            assert (record.value, record.offset) == (b"%d" % record.partition, 0)
+        rest.cancel()
 
 
 async def test_group_batches_after_a_record_iteration_begin_at_the_next_record(client: Client) -> None:
