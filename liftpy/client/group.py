@@ -133,8 +133,8 @@ class Group:
         """The batch that an iteration returned last, as a whole or record by record."""
         self._records: Iterator[ConsumedRecord] | None = None
         """Remaining records of ``_current_batch``. None: the iteration returned it as a whole."""
-        self._unread: GroupBatch | None = None
-        """Batch whose records cannot be decoded. It stays the next one, so no record after it is delivered."""
+        self._returned: deque[GroupBatch] = deque()
+        """Taken batches that ``take`` returns again, before all others. They are not finished."""
         self._record: ConsumedRecord | None = None
         """The record of ``_current_batch`` that an iteration returned last. It is finished when the next one is requested."""
         self._past: ConsumedRecord | None = None
@@ -208,8 +208,8 @@ class Group:
         try:
             if self._options.auto_commit_s:
                 await self._commit(machine, self._finished_ends, _ANSWER_S)
-            goodbye = None if self._instance else machine.leave()
-            if goodbye is not None:
+            goodbye = machine.leave()
+            if goodbye is not None and not self._instance:
                 await self._send_command(goodbye, _ANSWER_S)
         except LiftError as error:  # the session expires, and uncommitted records are delivered again
             self.counters["unsaid"] += 1
@@ -228,16 +228,21 @@ class Group:
         """
         while (record := self.next_fetched()) is None:
             if self._must_wait_for_heartbeat():
+                if self._error is not None:
+                    raise self._error
+                if self._closed:
+                    raise StopAsyncIteration
                 self.counters["held_back"] += 1
                 self._news.clear()
                 await self._news.wait()
                 continue
             self._finish()
-            part = self._unread = self._unread or await self.take()
+            part = await self.take()
             if part is None:
                 raise StopAsyncIteration
+            self._returned.appendleft(part)  # if its records cannot be decoded, it stays the next batch
             self._records = records_of(part.key.stream, part.key.partition, part.slice)
-            self._current_batch, self._unread = part, None
+            self._current_batch = self._returned.popleft()
         return record
 
     def next_fetched(self) -> ConsumedRecord | None:
@@ -255,9 +260,12 @@ class Group:
         return record
 
     def _must_wait_for_heartbeat(self) -> bool:
-        """Return whether the member must wait for a heartbeat answer before it may return more records of the current batch."""
+        """Return whether the member must wait for a heartbeat answer before it may return more records of the current batch.
+
+        The batch is not finished then, also if the group is closed or has failed.
+        """
         part, machine = self._current_batch, self._machine
-        if part is None or self._records is None or machine is None or self._error is not None:
+        if part is None or self._records is None or machine is None:
             return False
         return self.generation_of(part.key) == part.generation and not machine.may_deliver(part.key, now_ns())
 
@@ -284,8 +292,8 @@ class Group:
         part = self._rest_of_batch()
         if part is None:
             self._finish()
-            part = self._unread or await self.take()
-        self._current_batch, self._unread = part, None
+            part = await self.take()
+        self._current_batch = part
         return part
 
     def _rest_of_batch(self) -> GroupBatch | None:
@@ -322,9 +330,15 @@ class Group:
             if self._closed or self._machine is None:
                 return None
             self._news.clear()
+            while self._returned and self.generation_of(self._returned[0].key) != self._returned[0].generation:
+                self._returned.popleft()  # this member has lost the partition
             while self._ready and self._pumps.get(self._ready[0][0].gained.key) is not self._ready[0][0]:
                 self._ready.popleft()  # this member has released or lost the partition
-            if self._ready:
+            if self._returned:
+                if self._machine.may_deliver(self._returned[0].key, now_ns()):
+                    return self._returned.popleft()
+                self.counters["held_back"] += 1
+            elif self._ready:
                 pump, piece = self._ready[0]
                 if self._machine.may_deliver(pump.gained.key, now_ns()):
                     self._ready.popleft()
@@ -366,7 +380,11 @@ class Group:
         copying = GroupCopy(
             self._client, self, target, transform, partition_for=partition_for, options=options, session_s=session_s
         )
-        await copying.run()
+        try:
+            await copying.run()
+        finally:  # the application may call this method again, or read the batches itself
+            left = [*self._returned, *copying.left]
+            self._returned = deque(sorted(left, key=lambda part: (part.key, part.slice.first_offset)))
 
     async def commit(self) -> None:
         """Commit all records that this member returned, including the last one.
