@@ -136,6 +136,8 @@ _CHECK_NS = 100_000_000
 """Time between two checks without a result, in nanoseconds."""
 _STREAM_NS = 30_000_000_000
 """Interval at which a worker lists the partitions of the stream, in nanoseconds. ``_ASK_AGAIN_S`` if there are none yet."""
+_LOOKUP_S = 2.0
+"""Maximum time in which a worker lists the partitions of the stream, in seconds. No records are taken meanwhile."""
 _ASK_AGAIN_S = 1.0
 """Interval at which a worker asks for records that other workers may have returned, in seconds."""
 _MARGIN_NS = 50_000_000
@@ -592,10 +594,11 @@ class Queue:
         return False
 
     async def _refresh_partitions(self) -> None:
-        self._next_check_ns = _now_ns() + round(_ASK_AGAIN_S * 1e9)
+        self._next_check_ns = _now_ns() + (_STREAM_NS if self._partitions else round(_ASK_AGAIN_S * 1e9))
         try:
-            await self._refresh_stream()
-        except (UnavailableError, OutcomeUnknownError) as error:  # the worker continues with the known partitions
+            async with asyncio.timeout(_LOOKUP_S):
+                await self._refresh_stream()
+        except (TimeoutError, UnavailableError, OutcomeUnknownError) as error:  # the worker continues with the known partitions
             self.counters["not looked"] += 1
             logger.debug("queue %s: %s", self.name, error)
 

@@ -329,6 +329,23 @@ async def test_queue_take_returns_records_of_added_partitions(client: Client, mo
         assert queue.counters["not looked"] == 2
 
 
+async def test_queue_take_returns_records_while_the_stream_lookup_is_silent(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_STREAM_NS", 20_000_000)
+    monkeypatch.setattr(module, "_LOOKUP_S", 0.02)
+
+    async def stream(name: str) -> Any:
+        await asyncio.get_running_loop().create_future()
+
+    async with client.queue("jobs", "w") as queue, asyncio.timeout(20):
+        monkeypatch.setattr(client, "stream", stream)
+        while not queue.counters["not looked"]:
+            assert await queue.take(1, timeout_s=0.02) == []
+        await fill(client, 3)
+        assert await all_of(queue, 3, Job.ack) == [0, 1, 2]
+
+
 async def test_queue_of_a_stream_without_replicas_returns_records_after_placement(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
