@@ -770,7 +770,7 @@ class Queue:
                     self._options.dead_letters,
                     b"" if "value" in omitted else record.value,
                     key=None if "key" in omitted else record.key,
-                    headers=own if "headers" in omitted else [*user_headers, *own],
+                    headers=own if "headers" in omitted else [*own, *user_headers],  # the record may be a dead letter itself
                     msg_id=sha256(name.encode()).hexdigest()[:32],
                     timeout_s=max(timeout_s, 0.1),
                 )

@@ -143,6 +143,16 @@ async def test_queue_record_beyond_max_deliveries_is_a_dead_letter(client: Clien
         assert await queue.take(3, timeout_s=0.1) == []
 
 
+async def test_queue_dead_letter_of_a_dead_letter_has_its_own_headers_first(client: Client) -> None:
+    await fill(client, 1, headers={"Dead-Letter-Offset": "77", "Dead-Letter-Stream": "earlier"})
+    async with client.queue("jobs", "w", options=QueueOptions(dead_letters="dead")) as queue:
+        await (await queue.take(1))[0].reject("no such customer")
+        assert await queue.take(1, timeout_s=0.5) == []
+    (dead,) = [record async for record in client.consume("dead", until="end")]
+    assert (dead.header("Dead-Letter-Offset"), dead.header("Dead-Letter-Stream")) == (b"0", b"jobs")
+    assert ("Dead-Letter-Offset", b"77") in dead.headers
+
+
 async def test_queue_dead_letter_above_the_message_size_is_stored_without_its_value(client: Client) -> None:
     """The record has the maximum message size, so the dead-letter headers do not fit."""
     largest = 1024 * 1024
