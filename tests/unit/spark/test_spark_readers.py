@@ -277,9 +277,11 @@ def test_streaming_query_whose_planned_records_were_lost_raises_data_loss_withou
         {"startingOffsetsByTimestamp": json.dumps({"orders": {"0": 4_000_000_000_000}})},
     ],
 )
+@pytest.mark.parametrize("measures", [True, False])
 def test_streaming_query_before_its_first_commit_keeps_its_start_offset_while_records_arrive(
-    source: Open, node: FakeNode, options: dict[str, str]
+    source: Open, node: FakeNode, options: dict[str, str], measures: bool
 ) -> None:
+    node.measures = measures  # False: the LeaderEpoch of the record before the start is unknown
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
     reader = streaming(source(**options))
