@@ -598,6 +598,7 @@ class Client:
 
         Raises:
             NotFoundError: None of the streams exists.
+            GroupRejectedError: The streams are more than one group can read.
             ConfigError: A name or an option is not allowed.
             UnavailableError: The coordinator did not answer in time.
 

@@ -165,6 +165,7 @@ class Group:
 
         Raises:
             NotFoundError: None of the streams exists.
+            GroupRejectedError: There are too many streams or partitions.
             UnavailableError: The coordinator did not answer in time.
         """
         home = await self._client.groups.stream()
@@ -623,17 +624,27 @@ class Group:
             for stream in await self._client.admin.list_streams()
             if not stream.name.startswith("_") and any(fnmatchcase(stream.name, pattern) for pattern in self._wanted)
         }
-        return [
+        known = [
             pb.KnownStream(name=name, uid=stream.uid, partitions=len(stream.partitions))
             for name, stream in sorted(streams.items())
             if stream.partitions
         ]
+        partitions = sum(stream.partitions for stream in known)
+        if len(known) > commands.MAX_STREAMS or partitions > commands.MAX_PARTITIONS:
+            raise GroupRejectedError(
+                f"Group {self.name}: {', '.join(self._wanted)} matches {len(known)} streams with {partitions} partitions. A group "
+                f"can read at most {commands.MAX_STREAMS} streams with {commands.MAX_PARTITIONS} partitions. Use several groups."
+            )
+        return known
 
     async def _refresh_streams(self, machine: MemberMachine) -> None:
         try:
             machine.reads(await self._known_streams())
         except ClientClosedError:
             raise
+        except GroupRejectedError as error:  # there are too many streams now: the member continues with the known ones
+            self.counters["refused"] += 1
+            logger.warning("%s", error)
         except LiftError as error:
             self.counters["unanswered"] += 1
             logger.debug("group %s: %s", self.name, error)

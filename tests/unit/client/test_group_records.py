@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from liftpy.client import BatchSlice, Client, ConsumedRecord, GroupOptions
+from liftpy.client import BatchSlice, Client, ConsumedRecord, GroupOptions, GroupRejectedError
 from liftpy.client import group as group_module
 from liftpy.client.group import Group
+from liftpy.core.groups import commands
 from liftpy.errors import CorruptionError, NotFoundError
 from liftpy.testing.memory import memory_cluster
 
@@ -45,6 +46,21 @@ async def test_group_iteration_returns_records_with_stream_and_partition(client:
         assert (stream, partition, inner.value, record.key, record.headers) == ("orders", 0, b"0", None, ())
         assert copy.copy(record) == pickle.loads(pickle.dumps(record)) == record
         assert await offsets_until(group, COUNT - 1) == list(range(1, COUNT))
+
+
+async def test_group_with_too_many_streams_raises_and_a_running_one_reads_the_known_streams(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "MAX_STREAMS", 1)
+    monkeypatch.setattr(group_module, "_STREAMS_S", 0.02)
+    async with asyncio.timeout(30), client.group("billing", ["*"]) as group:
+        assert (await anext(group)).offset == 0
+        await client.create_stream("more", "shop.more")
+        while not group.counters["refused"]:
+            assert (await anext(group)).stream == "orders"
+            await client.publish("orders", b"x")
+        with pytest.raises(GroupRejectedError, match=r"\* matches 2 streams with 2 partitions.*Use several groups"):
+            await client.group("mailing", ["*"])
 
 
 async def test_group_commit_stores_the_position_after_the_returned_records(client: Client) -> None:
