@@ -46,7 +46,7 @@ _ANSWER_S = 2.0
 _COMMIT_S = 10.0
 _MIN_COMMIT_S = 0.1
 """Shortest interval of automatic commits, in seconds."""
-_STREAMS_S = 30.0
+STREAMS_S = 30.0
 """Interval at which a member lists streams and partitions, in seconds. It lists them at once if a stream was deleted."""
 _NS_PER_S = 1_000_000_000
 Hook = Callable[[Sequence[PartitionKey]], None]
@@ -494,7 +494,7 @@ class Group:
                     self._pass_over()
                     self._note_finished(self._past)
                     await self._try_commit(machine, self._finished_ends)
-                if time.monotonic() - self._last_check_s >= _STREAMS_S:
+                if time.monotonic() - self._last_check_s >= STREAMS_S:
                     await self._refresh_streams(machine)
                 longest_s = _AGAIN_S if self._revoking and not self._unfinished_counts else 1.0
                 await _wait(self._wake, max(0.0, min(longest_s, commit_at_s - time.monotonic())))

@@ -52,7 +52,7 @@ async def test_group_with_too_many_streams_raises_and_a_running_one_reads_the_kn
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commands, "MAX_STREAMS", 1)
-    monkeypatch.setattr(group_module, "_STREAMS_S", 0.02)
+    monkeypatch.setattr(group_module, "STREAMS_S", 0.02)
     async with asyncio.timeout(30), client.group("billing", ["*"]) as group:
         assert (await anext(group)).offset == 0
         await client.create_stream("more", "shop.more")

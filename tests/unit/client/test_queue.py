@@ -323,7 +323,7 @@ async def test_queue_ack_names_only_jobs_of_the_deleted_stream_as_lost(client: C
 
 
 async def test_queue_take_returns_records_of_added_partitions(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_STREAM_NS", 20_000_000)
+    monkeypatch.setattr(module, "STREAM_NS", 20_000_000)
     real, failures = client.stream, [UnavailableError("no metadata group"), OutcomeUnknownError("no answer")]
     async with client.queue("jobs", "w") as queue:
         await client.admin.add_partitions("jobs", 2)
@@ -342,8 +342,8 @@ async def test_queue_take_returns_records_of_added_partitions(client: Client, mo
 async def test_queue_take_returns_records_while_the_stream_lookup_is_silent(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_STREAM_NS", 20_000_000)
-    monkeypatch.setattr(module, "_LOOKUP_S", 0.02)
+    monkeypatch.setattr(module, "STREAM_NS", 20_000_000)
+    monkeypatch.setattr(module, "LOOKUP_S", 0.02)
 
     async def stream(name: str) -> Any:
         await asyncio.get_running_loop().create_future()
@@ -376,7 +376,7 @@ async def test_queue_of_a_stream_without_replicas_returns_records_after_placemen
 async def test_queue_with_start_new_reads_added_partitions_from_their_first_record(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_STREAM_NS", 20_000_000)
+    monkeypatch.setattr(module, "STREAM_NS", 20_000_000)
     await fill(client, 3)
     async with client.queue("jobs", "w", options=QueueOptions(start="new")) as queue:
         assert await queue.take(3, timeout_s=0.0) == []
