@@ -46,6 +46,7 @@ from liftpy.core.replication.effects import (
     SendAcks,
     SendNotice,
     StartServing,
+    TransferCause,
     TransferLeadership,
     WakePartition,
 )
@@ -613,7 +614,11 @@ class LeaderRole(ReplicaRole):
         toward = heir(self.shared.state, (r for r, p in followers.items() if r in live and now_ns - p.caught_up_ns < lag_ns))
         if toward:
             self._next_transfer_ns = now_ns + _MOVE_AGAIN_NS
-            out.append(TransferLeadership(leader_epoch=self.leader_epoch, toward=toward, reason="the replica moves away"))
+            reason = "the replica moves away"
+            effect = TransferLeadership(
+                leader_epoch=self.leader_epoch, toward=toward, reason=reason, cause=TransferCause.MOVE
+            )
+            out.append(effect)
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
         """Record the answer of the metadata group to a request for an ISR change.
@@ -712,7 +717,10 @@ class LeaderRole(ReplicaRole):
             self._stays_until_ns = now_ns + _TRANSFER_AGAIN_NS
             took_ms = [self.flushes.last_ns(replica) // 1_000_000 for replica in (shared.node_id, toward)]
             reason = f"a flush takes {took_ms[0]} ms here and {took_ms[1]} ms on {toward}"
-            out.append(TransferLeadership(leader_epoch=self.leader_epoch, toward=toward, reason=reason))
+            effect = TransferLeadership(
+                leader_epoch=self.leader_epoch, toward=toward, reason=reason, cause=TransferCause.SLOW_DISK
+            )
+            out.append(effect)
 
     def serves(self, now_ns: int) -> bool:
         """Return whether this leader has a lease and counts as reachable by other nodes."""
