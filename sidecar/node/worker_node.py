@@ -45,7 +45,7 @@ from sidecar.status.status_api import StatusHandler
 from sidecar.workers.channel import Channel
 from sidecar.workers.merged_status import WorkerStatus
 from sidecar.workers.relayed_group import RelayedGroup
-from sidecar.workers.workers import settings_from_json
+from sidecar.workers.workers import SIGNALS_FOR_THE_NODE, settings_from_json
 
 HEALTH_REPORT_S = 0.25
 _FINISH_S = 1.0
@@ -272,7 +272,7 @@ def main(descriptor: int, lock: int) -> int:
 
     ``descriptor``: file descriptor of the socket to the node. ``lock``: file descriptor of the lock of the data directory.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # a signal to all processes of a node is meant for the first one
+    for number in SIGNALS_FOR_THE_NODE:  # the node has started this process with these signals blocked
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(lock, False)
     channel = Channel(socket.socket(fileno=descriptor))

@@ -48,6 +48,8 @@ logger = logging.getLogger("liftpy.workers")
 
 STOP_S = 6.0
 """Time in seconds after which a worker that has not stopped is killed. The node's stop is then not clean."""
+SIGNALS_FOR_THE_NODE = (signal.SIGINT, signal.SIGTERM)
+"""Signals that a supervisor may send to all processes of a node. They are meant for the first process, which stops the workers."""
 _PROPOSAL = struct.Struct(">I")
 
 
@@ -308,6 +310,7 @@ class WorkerHandle(asyncio.Protocol):
             start = lambda: spawn_process(  # noqa: E731
                 command,
                 signal.SIGKILL,
+                blocked=SIGNALS_FOR_THE_NODE,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), lock),
                 env=worker_environment(),
@@ -315,7 +318,11 @@ class WorkerHandle(asyncio.Protocol):
             )
             self._process = await loop.run_in_executor(None, start)
         ours.setblocking(False)
-        await loop.create_unix_connection(lambda: self, sock=ours)
+        try:
+            await loop.create_unix_connection(lambda: self, sock=ours)
+        except BaseException:
+            self._transport = None  # a stop during the start has closed it
+            raise
         self.send(FrameKind.SETUP, 0, json.dumps(setup).encode())
 
     @property
