@@ -126,8 +126,8 @@ class WorkerNode(Node):
     async def _recover(self) -> None:
         recovered, clean_stop = self._recovered, self._setup["clean_stop"]
         await recovered.run(require_started(self._folder), self._pool, clean_stop=clean_stop, share=self.share)
-        counts = {"damaged": len(recovered.damaged), "suspect": len(recovered.suspect)}
-        self._channel.send(FrameKind.RECOVERED, 0, json.dumps(counts).encode())
+        logs = {"damaged": recovered.damaged, "confined": recovered.confined, "suspect": recovered.suspect}
+        self._channel.send(FrameKind.RECOVERED, 0, json.dumps(logs).encode())
 
     async def _wait_for_registration(self) -> None:
         self.incarnation = await self._registration

@@ -103,16 +103,16 @@ class Workers:
             for handle in self.handles:
                 handle.beat()
 
-    async def wait_until_recovered(self) -> dict[str, int]:
+    async def wait_until_recovered(self) -> dict[str, list[str]]:
         """Wait until all workers have recovered their logs. Raises WorkerError.
 
-        Return the numbers of ``damaged`` and ``suspect`` logs.
+        Return the names of the ``damaged``, ``confined`` and ``suspect`` logs (``RecoveredLogs``).
         """
-        counts = {"damaged": 0, "suspect": 0}
+        logs: dict[str, list[str]] = {"damaged": [], "confined": [], "suspect": []}
         for handle in self.handles:
-            worker_counts = json.loads((await handle.wait_for_event(FrameKind.RECOVERED)).body)
-            counts = {name: count + worker_counts[name] for name, count in counts.items()}
-        return counts
+            worker_logs = json.loads((await handle.wait_for_event(FrameKind.RECOVERED)).body)
+            logs = {kind: names + worker_logs[kind] for kind, names in logs.items()}
+        return logs
 
     def begin(self, incarnation: int, group: MetadataGroup) -> None:
         """Let the workers open the partitions of the metadata image. Call it after the registration of the node.

@@ -20,9 +20,9 @@ from liftpy.client.placement_plans import PlacementOptions
 from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.replication.events import LeaseChanged
-from liftpy.core.replication.lease import Lease
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError, PublishRejectedError
 from liftpy.service import Record, Service
 from liftpy.testing.memory import memory_cluster
@@ -401,16 +401,19 @@ def test_memory_node_whose_lease_timer_fires_early_sets_it_again() -> None:
     """Otherwise its leaders stay in phase READY without a lease."""
     events: list[Any] = []
     timers: list[Any] = []
+    loop: Any = SimpleNamespace(call_at=lambda at_s, call: timers.append(call) or SimpleNamespace(cancel=str))
+    node: Any = MemoryNode("n1", loop, SimpleNamespace(), Subjects(), ReplicationConfig(), {}, {})
+    node.now_ns = lambda: now_ns
     now_ns = 10**9
-    node: Any = MemoryNode.__new__(MemoryNode)
-    node.lease, node.now_ns, node.replicas = Lease(500), lambda: now_ns, {0: SimpleNamespace(feed=events.append)}
-    node.loop = SimpleNamespace(call_at=lambda at_s, call: timers.append(call) or SimpleNamespace(cancel=str))
-    node._group, node._image, node._lease_ends = SimpleNamespace(changed_index=0), ClusterImage(), None
+    registered = SimpleNamespace(node=SimpleNamespace(incarnation=1))
+    node.start(SimpleNamespace(apply=lambda request: registered, image=ClusterImage(), changed_index=0))
+    node.replicas[0] = SimpleNamespace(feed=events.append)
     node.beat()
     events.clear()
-    now_ns += 499
+    end_ns = node.lease.until_ns(now_ns)
+    now_ns = end_ns - 1
     timers.pop()()
     assert (events, len(timers)) == ([], 1)
-    now_ns += 1
+    now_ns = end_ns
     timers.pop()()
     assert (events, timers) == ([LeaseChanged()], [])

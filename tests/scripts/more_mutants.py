@@ -513,6 +513,10 @@ def evicted_below_the_copies_that_are_wanted() -> Patches:
     return [patch.object(leader, "next_to_go", next_to_go)]
 
 
+def one_damaged_log_makes_all_logs_incomplete() -> Patches:
+    return [method(nodes, "damaged_logs_of", lambda image, request: frozenset())]
+
+
 MUTANTS: Sequence[Mutant] = (
     *pause_mutants.MUTANTS,
     *clock_mutants.MUTANTS,
@@ -579,6 +583,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("a learner's earlier copy counts", "C12", an_earlier_copy_counts),
     Mutant("one replica set is counted while it changes", "D6", one_replica_set_is_counted),
     Mutant("who is wanted no more stays", "L2", who_is_wanted_no_more_stays),
+    Mutant("one damaged log makes all logs incomplete", "L1", one_damaged_log_makes_all_logs_incomplete),
     Mutant("the leader goes unasked", "L2", the_leader_goes_unasked),
     Mutant("evicted below the copies that are wanted", "D21", evicted_below_the_copies_that_are_wanted),
 )

@@ -615,9 +615,7 @@ class LeaderRole(ReplicaRole):
         if toward:
             self._next_transfer_ns = now_ns + _MOVE_AGAIN_NS
             reason = "the replica moves away"
-            effect = TransferLeadership(
-                leader_epoch=self.leader_epoch, toward=toward, reason=reason, cause=TransferCause.MOVE
-            )
+            effect = TransferLeadership(leader_epoch=self.leader_epoch, toward=toward, reason=reason, cause=TransferCause.MOVE)
             out.append(effect)
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:

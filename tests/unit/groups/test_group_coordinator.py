@@ -329,11 +329,14 @@ def test_group_coordinator_answer_with_a_full_list_of_lost_ranges_covers_every_l
     """The first 3 settlements have 8 lost ranges each, and the answer has room for 7."""
     monkeypatch.setattr(commands, "MAX_LOST_RANGES", 7)
     lab = Lab()
-    for partition in range(4 if known else 0):
-        lab.say(take=pb.TakeRecords(member="m", stream="s", uid=UID, partition=partition, maxRecords=20, logEnd=20))
+    for partition in range(4):
+        uid = UID if known else LATER
+        lab.say(take=pb.TakeRecords(member="m", stream="s", uid=uid, partition=partition, maxRecords=20, logEnd=20))
     lost = [pb.RecordRange(start=at, end=at + 1, lease=99) for at in range(0, 16, 2)]
     parts = [
-        pb.Settlement(kind=pb.SETTLE_EXTEND, stream="s", uid=UID, partition=partition, ranges=lost if partition < 3 else lost[:1])
+        pb.Settlement(
+            kind=pb.SETTLE_EXTEND, stream="s", uid=UID, partition=partition, ranges=lost if partition < 3 else lost[:1]
+        )
         for partition in range(4)
     ]
     answer = lab.say(settle=pb.SettleRecords(member="m", settlements=parts))
