@@ -48,10 +48,10 @@ def read_only_is_not_heeded() -> Patches:
     real = LeaderRole.publishes_received
 
     def heedless(self: LeaderRole, event: Any, now_ns: int, out: list) -> None:
-        held = self.shared.held
-        self.shared.held = replace(held, config=replace(held.config, read_only=False))
+        held = self.shared.metadata
+        self.shared.metadata = replace(held, config=replace(held.config, read_only=False))
         real(self, event, now_ns, out)
-        self.shared.held = held
+        self.shared.metadata = held
 
     return [method(LeaderRole, "publishes_received", heedless)]
 
