@@ -36,6 +36,8 @@ class LeadershipTransfers:
         self._links = links
         self.tasks: dict[PartitionKey, asyncio.Task[None]] = {}
         """Partition -> task of its transfer, until the leader has transferred it or accepts publishes again."""
+        self._waiting_for_links: asyncio.Task[None] | None = None
+        """Task that waits until the connections are restored, for all partitions that missed publishes."""
         self._closing = False
         """True while the node transfers all its leaderships before its stop."""
 
@@ -67,12 +69,18 @@ class LeadershipTransfers:
 
     async def _transfer(self, leader: PartitionShell, transfer: Callable[[], bool]) -> None:
         while not self._links.are_up:
-            await asyncio.sleep(_POLL_S)
+            if self._waiting_for_links is None or self._waiting_for_links.done():
+                self._waiting_for_links = spawn(self._wait_for_links(), "waiting for the connections")
+            await asyncio.wait([self._waiting_for_links])
         del self.tasks[leader.key]
         if self._closing:
             return
         if self._links.ingest.all_have_lost_it or not transfer():
             leader.ingest.resubscribe()
+
+    async def _wait_for_links(self) -> None:
+        while not self._links.are_up:
+            await asyncio.sleep(_POLL_S)
 
     async def close_subjects(self, leaders: Sequence[PartitionShell], timeout_s: float) -> None:
         """Stop accepting publishes for the rest of this process, and answer the publishes that ``leaders`` have received.
@@ -97,4 +105,4 @@ class LeadershipTransfers:
 
     async def close(self) -> None:
         self._closing = True
-        await end_tasks(list(self.tasks.values()))
+        await end_tasks([self._waiting_for_links, *self.tasks.values()])

@@ -273,8 +273,10 @@ class Partitions:
         try:
             worker = await open_worker(self._node, key, stream.subject, stream.config)
         except LiftError as error:
-            logger.error("log not opened partition=%s code=%s error=%s", key, error.code, error)
-            self.failed[key] = f"{error.code}: {error}"
+            reason = f"{error.code}: {error}"
+            if self.failed.get(key) != reason:  # not at each retry
+                logger.error("log not opened partition=%s code=%s error=%s", key, error.code, error)
+            self.failed[key] = reason
             self._retry_later(key)
             return False
         self.failed.pop(key, None)
