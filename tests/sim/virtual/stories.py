@@ -39,20 +39,24 @@ async def tell(world: World) -> None:
     async with world.connect() as client:
         for name, subject, partitions in streams:
             await client.create_stream(name, subject, partitions=partitions, config=config)
-        await create_limited(client)
+        if world.profile.rejections:
+            await create_limited(client)
         clients, faults = Clients(world, model, streams), Faults(world)
         operations = Operations(world, model, clients)
         if world.profile.operations:
             await operations.create(client)
-    everything = [*streams, (LIMITED, LIMITED_SUBJECT, 1)]
+    everything = [*streams, *([(LIMITED, LIMITED_SUBJECT, 1)] if world.profile.rejections else [])]
     clients.start()
     backups = Backups(world, model, clients)
     if world.profile.operations:
         operations.start()
+    if world.profile.backups:
         backups.start()
-    Refusals(world, model, clients).start()
+    if world.profile.rejections:
+        Refusals(world, model, clients).start()
     of_clients = [*everything, KEYED, MOVED, PLAIN]
-    world.run_in(world.client_process("stranger"), lambda: attack(world, rules, of_clients, lambda: clients.stopping))
+    if world.profile.strangers:
+        world.run_in(world.client_process("stranger"), lambda: attack(world, rules, of_clients, lambda: clients.stopping))
     groups = Groups(world, model, clients)
     if world.profile.groups:
         groups.start()
@@ -91,6 +95,7 @@ async def tell(world: World) -> None:
         await groups.finish(committed)
     if world.profile.operations and not model.may_lose:
         await operations.check()
+    if world.profile.backups and not model.may_lose:
         await backups.check()
     if not model.may_lose:
         await check_reports(world, model, everything)
