@@ -33,6 +33,8 @@ class Profile:
     actions: tuple[str, ...] = ()
     """Names of the operator's actions on these streams (``operations.py``). (): all."""
     backups: bool = False
+    services: bool = False
+    """True if a replicated service runs next to each node."""
     strangers: bool = True
     """True if strangers send garbage, and requests whose reply subject is no inbox."""
     rejections: bool = True
@@ -63,6 +65,7 @@ PROFILES = {
         Profile("disk", faults=(*_DISK, "kill")),
         Profile("clocks", faults=(*_CLOCK, "kill")),
         Profile("groups", faults=("kill", "cut", "pause"), groups=True),
+        Profile("services", faults=("kill", "cut", "pause"), services=True),
         Profile("controllers", nodes=5, faults=("kill", "cut", "pause", "power-cut"), changes_controllers=True),
         Profile(
             "all",
@@ -72,6 +75,7 @@ PROFILES = {
             groups=True,
             operations=True,
             backups=True,
+            services=True,
             small_limits=True,
             changes_controllers=True,
         ),

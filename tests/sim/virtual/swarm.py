@@ -40,6 +40,7 @@ def draw_profile(seed: int) -> Profile:
         operations=operations,
         actions=tuple(draw.sample(ACTIONS, draw.choice((1, 3, 6)))) if operations and has(0.7) else (),
         backups=has(0.25),
+        services=has(0.25),
         strangers=has(),
         rejections=has(),
         small_limits=has(),
@@ -49,7 +50,7 @@ def draw_profile(seed: int) -> Profile:
 
 def features(profile: Profile) -> list[str]:
     """Return what the profile of a seed has, for the report."""
-    names = ("groups", "operations", "backups", "strangers", "rejections", "small_limits", "changes_controllers")
+    names = ("groups", "operations", "backups", "services", "strangers", "rejections", "small_limits", "changes_controllers")
     return [
         f"{profile.nodes} nodes, {profile.controllers} controllers",
         *(name.replace("_", " ") for name in names if getattr(profile, name)),
