@@ -98,9 +98,15 @@ async def _lags(world: World, client: Client) -> str:
             found.setdefault(row["group"], []).append(row)
     for name, lag, streams in ((GROUP, _UNREAD, GROUP_STREAM), (QUEUE_GROUP, 0, QUEUE)):
         rows = [(row["lag_records"], row["unknown"], row["streams"]) for row in found.get(name, [])]
-        if rows != [(lag, 0, streams)]:
+        if rows != [(lag, 0, streams)] and (rows or await _has_records(client, streams, behind=lag)):
             return f"(lag, unknown, streams) of {name} is {rows}, and should be {lag}"
     return ""
+
+
+async def _has_records(client: Client, stream: str, *, behind: int) -> bool:
+    """Return whether a stream had records before the last ``behind`` ones. Otherwise its group may have no position, and no lag."""
+    partitions = (await client.admin.stream(stream)).partitions
+    return sum([(await client.bounds(stream, one.partition)).high_watermark + 1 for one in partitions]) > behind
 
 
 async def _events(client: Client, model: Model, *, may_have_gaps: bool) -> str:
