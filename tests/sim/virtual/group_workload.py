@@ -109,7 +109,7 @@ class Groups:
         """Check after recovery that exactly the unacknowledged records are delivered."""
         draw = random.Random(0)
         wanted = committed.get((QUEUE, 0), set())
-        places = {place: offsets for place, offsets in committed.items() if place[0] == GROUP_STREAM}
+        places = {place: offsets for place, offsets in committed.items() if place[0] == GROUP_STREAM and offsets}
         loop = asyncio.get_running_loop()
         end_s = loop.time() + 60
         async with self.world.connect() as client:
@@ -122,6 +122,7 @@ class Groups:
                             await self._take(queue, draw)
                 except LiftError as error:
                     self.world.scheduler.trace("queue", type(error).__name__)
+                    await asyncio.sleep(0.2)
             if missing := sorted(wanted - self.acked):
                 self.world.scheduler.violated(
                     f"{QUEUE}: the queue has not given {missing[:5]} ({len(missing)} of {len(wanted)})"
@@ -134,17 +135,17 @@ class Groups:
                 return any(
                     offsets - self.handled.get(place, set()) or max(offsets) >= ends.get(place, 0)
                     for place, offsets in places.items()
-                    if offsets
                 )
 
             self.clients.stopping = False
-            while loop.time() < end_s:
+            while places and loop.time() < end_s:
                 try:
                     if not await is_behind():
                         break
                     await self._member_for(client, draw, 3)
                 except LiftError as error:
                     self.world.scheduler.trace("group", type(error).__name__)
+                    await asyncio.sleep(0.2)
             self.clients.stopping = True
             for place, offsets in places.items():
                 if missing := sorted(offsets - self.handled.get(place, set())):

@@ -84,10 +84,10 @@ class Direction:
         if not self._network.reaches(self._source, self._target):
             self._network.held.append(self)
             return
-        draw = self._scheduler.random
+        draw_int = self._scheduler.draw_int
         size_bytes = len(self.waiting)
-        if size_bytes > 1 and draw.randrange(_PARTS_ONE_IN) == 0:
-            size_bytes = draw.randrange(1, size_bytes)
+        if size_bytes > 1 and draw_int(0, _PARTS_ONE_IN) == 0:
+            size_bytes = draw_int(1, size_bytes)
         if size_bytes:
             if not self._give(bytes(self.waiting[:size_bytes])):
                 return  # whoever reads says when there is room
@@ -340,8 +340,9 @@ class Network:
 
     def latency_ns(self, source: str, target: str) -> int:
         """Return the latency of the next delivery."""
-        added_ns = max(self._slow.get(source, 0), self._slow.get(target, 0))
-        return self.scheduler.random.randrange(*_LATENCY_NS) + (self.scheduler.random.randrange(added_ns) if added_ns else 0)
+        delay_ns = self.scheduler.draw_int(*_LATENCY_NS)
+        added_ns = max(self._slow.get(source, 0), self._slow.get(target, 0)) if self._slow else 0
+        return delay_ns + self.scheduler.draw_int(0, added_ns) if added_ns else delay_ns
 
     def reaches(self, source: str, target: str) -> bool:
         """Return whether bytes go that way."""
