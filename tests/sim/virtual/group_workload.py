@@ -9,7 +9,7 @@ from typing import Any
 from liftpy.client import GroupOptions, QueueOptions
 from liftpy.client.coordinator import ask_coordinator
 from liftpy.core.wire._pb import group_pb2 as pb
-from liftpy.errors import LiftError, OutcomeUnknownError
+from liftpy.errors import LiftError, NotFoundError, OutcomeUnknownError
 from tests.sim.virtual.workload import Clients, Model, Place
 from tests.sim.virtual.world import World
 
@@ -136,7 +136,10 @@ class Groups:
 
             async def is_behind() -> bool:
                 """A member may have read the last records without committing them. The next member reads them again."""
-                positions = (await client.groups.describe(GROUP)).positions
+                try:
+                    positions = (await client.groups.describe(GROUP)).positions
+                except NotFoundError:  # the faults have kept all members away
+                    return True
                 ends = {(key.stream, key.partition): position for key, position in positions.items()}
                 return any(
                     offsets - self.handled.get(place, set()) or max(offsets) >= ends.get(place, 0)

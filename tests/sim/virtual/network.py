@@ -16,6 +16,8 @@ from tests.sim.virtual.scheduler import NS_PER_US, Process, Scheduler
 _LATENCY_NS = (80 * NS_PER_US, 400 * NS_PER_US)
 _PARTS_ONE_IN = 16
 """One of this number of deliveries is split."""
+_MOST_BYTES = 256 * 1024
+"""Largest size of one delivery. A read of asyncio has the same limit."""
 HIGH_WATER_BYTES = 64 * 1024
 _CONNECT_RETRY_NS = 1_000 * NS_PER_US
 
@@ -85,11 +87,11 @@ class Direction:
             self._network.held.append(self)
             return
         draw_int = self._scheduler.draw_int
-        size_bytes = len(self.waiting)
+        size_bytes = min(len(self.waiting), _MOST_BYTES)
         if size_bytes > 1 and draw_int(0, _PARTS_ONE_IN) == 0:
             size_bytes = draw_int(1, size_bytes)
         if size_bytes:
-            if not self._give(bytes(self.waiting[:size_bytes])):
+            if not self._give(bytes(memoryview(self.waiting)[:size_bytes])):
                 return  # whoever reads says when there is room
             del self.waiting[:size_bytes]
             self.on_room()
