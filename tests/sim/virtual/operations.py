@@ -112,7 +112,7 @@ class Operations:
     async def _publish_plain(self, client: Client, draw: random.Random) -> None:
         """Publish without reply subject: a few messages, or a burst that a node reads in a thread."""
         connection = client.transport.connection
-        is_burst = draw.randrange(12) == 0
+        is_burst = draw.randrange(40) == 0
         for number in range(400 if is_burst else draw.choice((1, 20))):
             self._number += 1
             value = (b"p-%d-" % self._number).ljust(40_000 if is_burst else 50, b"z")

@@ -9,7 +9,6 @@ from typing import Any
 
 from liftpy.client import Client
 from liftpy.core.wire.batch import Record
-from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import LiftError
 from liftpy.nats.transport import Transport, open_connection
 from liftpy.service import Service

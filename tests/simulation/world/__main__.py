@@ -2,8 +2,8 @@
 
 Each seed runs in a process of its own, forked from one that has imported everything. Prints what happened how often, and each
 violation. ``--profile swarm`` draws a profile for each seed (``swarm.py``). ``--trace SEED`` prints one history line by line.
-``--digests`` prints the digest of each trace. ``--results FILE`` appends a line for each seed to a file. ``--planted`` puts known faults
-back, one after another, until a seed finds each. ``--partitions N`` runs a large cluster that loses a node (``large.py``).
+``--digests`` prints the digest of each trace. ``--results FILE`` appends a line for each seed to a file. ``--planted`` puts known
+faults back, one after another, until a seed finds each. ``--partitions N`` runs a large cluster that loses a node (``large.py``).
 Exit code 1 on a violation, or for a planted fault that no seed finds.
 """
 
@@ -74,7 +74,11 @@ def _append_result(path: Path, seed: int, outcome: Any) -> None:
     """Append what a seed has found to a file, as one line of JSON."""
     row: dict[str, Any] = {"seed": seed, "violations": ["the simulator itself has failed"]}
     if outcome is not None:
-        numbers = {"cpu_s": round(outcome.cpu_s, 2), "virtual_s": round(outcome.virtual_s, 2), "node_s": round(outcome.node_s, 2)}
+        numbers = {
+            "cpu_s": round(outcome.cpu_s, 2),
+            "virtual_s": round(outcome.virtual_s, 2),
+            "node_s": round(outcome.node_s, 2),
+        }
         row = {"seed": seed, "violations": outcome.violations[:8], "digest": outcome.digest, **numbers}
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
