@@ -474,9 +474,7 @@ class Reads(Generic[Asker]):
         return log.epochs.epoch_at(offset - 1) if offset > log.log_start_offset else log.epochs.before_start
 
     def _serve_batches(self, asker: Asker, request: pb.ReadRequest, offset: int, end_offset: int) -> None:
-        if not self._shell.has_room_for(
-            asker
-        ):  # a flood of reads shall not cost a look into the log for each that can't be answered
+        if not self._shell.has_room_for(asker):  # a flood of reads must not cost a look into the log for each
             self._counters[NOT_SERVED] += 1
             return
         began_ns = self._shell.now_ns()
