@@ -115,9 +115,8 @@ class ReadSubjects(ReadSubscriptions):
         self._guard.reject_failed(asker.encode() if isinstance(asker, str) else b"", error)
 
     # ---- what carries the answers ------------------------------------------------------------------------------------
-    @property
-    def has_room(self) -> bool:
-        return self._bus.has_room
+    def has_room_for(self, asker: _Asker) -> bool:
+        return self._bus.has_room or not isinstance(asker, str)
 
     def now_ns(self) -> int:
         return clock.now_ns()

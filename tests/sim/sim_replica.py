@@ -708,9 +708,8 @@ class SimReplica(PartitionShell, Asking):
         """Maximum message size of the simulated NATS, in bytes."""
         return self.cluster.network.max_payload_bytes
 
-    @property
-    def has_room(self) -> bool:
-        """Always True: the simulated network drops the rest."""
+    def has_room_for(self, _: Any) -> bool:
+        """Return True: the simulated network drops the rest."""
         return True
 
     def now_ns(self) -> int:

@@ -137,9 +137,8 @@ class ReadShell(Protocol[_Told]):
     def max_payload(self) -> int:
         """Maximum size of a message that NATS accepts now, in bytes."""
 
-    @property
-    def has_room(self) -> bool:
-        """True if the connection probably accepts one more answer now."""
+    def has_room_for(self, asker: _Told) -> bool:
+        """Return whether one more answer probably reaches ``asker`` now."""
 
     def now_ns(self) -> int: ...
 
@@ -490,7 +489,7 @@ class Reads(Generic[Asker]):
         return log.epochs.epoch_at(offset - 1) if offset > log.log_start_offset else log.epochs.before_start
 
     def _serve_batches(self, asker: Asker, request: pb.ReadRequest, offset: int, end_offset: int) -> None:
-        if not self._shell.has_room:  # a flood of reads shall not cost a look into the log for each that can't be answered
+        if not self._shell.has_room_for(asker):  # a flood of reads must not cost a look into the log for each
             self._counters[NOT_SERVED] += 1
             return
         began_ns = self._shell.now_ns()

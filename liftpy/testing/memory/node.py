@@ -758,8 +758,7 @@ class Readers(ReadSubscriptions):
             self._reads.answer_request(payload, reply.decode())
 
     # ---- what carries the answers ----------------------------------------------------------------------------------------
-    @property
-    def has_room(self) -> bool:
+    def has_room_for(self, _: str) -> bool:
         return True
 
     def now_ns(self) -> int:

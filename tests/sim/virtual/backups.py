@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 from liftpy.core.backup.manifest import Manifest
@@ -29,7 +28,7 @@ class Backups:
     async def _run(self, draw: random.Random) -> None:
         client = await self.clients.connect()
         while not self.clients.stopping:
-            await asyncio.sleep(draw.random() * 12)
+            await self.clients.sleep(draw.random() * 12)
             options = BackupOptions(since=draw.choice((None, None, "")), piece_bytes=draw.choice((1 << 24, 20_000)))
             await self.model.call("backup", self._take(client, options))
         await client.close()

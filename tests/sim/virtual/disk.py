@@ -66,8 +66,7 @@ class Disk:
 
     def flush(self, descriptor: int) -> None:
         """Simulate ``fsync`` and ``fdatasync``."""
-        draw = self.scheduler.random
-        took_ns = draw.randrange(*_FLUSH_NS) + (draw.randrange(self.slow_ns) if self.slow_ns else 0)
+        took_ns = self.scheduler.draw_int(*_FLUSH_NS) + (self.scheduler.draw_int(0, self.slow_ns) if self.slow_ns else 0)
         self.scheduler.elapsed_ns += took_ns
         self.scheduler.counters["flushes"] += 1
         if self._draws(self.fail_one_in):

@@ -32,7 +32,7 @@ class Faults:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self.world.profile.busy_s
         while loop.time() < end_s:
-            await asyncio.sleep(self.draw.random() * 2.5)
+            await asyncio.sleep(self.draw.random() * self.world.profile.pause_s)
             if self.world.profile.faults and loop.time() < end_s:
                 name = self.draw.choice(self.world.profile.faults)
                 self.world.scheduler.trace("fault", name)

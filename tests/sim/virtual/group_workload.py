@@ -9,7 +9,7 @@ from typing import Any
 from liftpy.client import GroupOptions, QueueOptions
 from liftpy.client.group_admin import ask_coordinator
 from liftpy.core.wire._pb import group_pb2 as pb
-from liftpy.errors import LiftError
+from liftpy.errors import LiftError, NotFoundError, OutcomeUnknownError
 from tests.sim.virtual.workload import Clients, Model, Place
 from tests.sim.virtual.world import World
 
@@ -20,8 +20,8 @@ GROUP_STREAM, GROUP = "orders", "readers"
 class Groups:
     """Groups and queues.
 
-    ``acked``: offsets of the queue whose acknowledgment was confirmed. ``committed``: positions of the group whose commit was
-    confirmed.
+    ``acked``: offsets of the queue whose acknowledgment was confirmed. ``unconfirmed``: offsets whose acknowledgment got no answer, so
+    that the queue may or may not give them again. ``committed``: positions of the group whose commit was confirmed.
     """
 
     def __init__(self, world: World, model: Model, clients: Clients) -> None:
@@ -29,6 +29,7 @@ class Groups:
         self.model = model
         self.clients = clients
         self.acked: set[int] = set()
+        self.unconfirmed: set[int] = set()
         self.handled: dict[Place, set[int]] = {}
         self.committed: dict[Place, int] = {}
 
@@ -60,8 +61,13 @@ class Groups:
             if job.record.offset in done and job.deliveries and not self.model.may_lose:
                 self.world.scheduler.violated(f"{QUEUE}: offset {job.record.offset} was given again after its acknowledgement")
         if jobs and draw.random() < 0.9:
-            await queue.ack(jobs)
-            self.acked.update(job.record.offset for job in jobs)
+            offsets = {job.record.offset for job in jobs}
+            try:
+                await queue.ack(jobs)
+            except OutcomeUnknownError:
+                self.unconfirmed |= offsets
+                raise
+            self.acked |= offsets
             self.world.scheduler.counters["jobs done"] += len(jobs)
         elif jobs and draw.random() < 0.5:
             await queue.nack(jobs)
@@ -109,42 +115,46 @@ class Groups:
         """Check after recovery that exactly the unacknowledged records are delivered."""
         draw = random.Random(0)
         wanted = committed.get((QUEUE, 0), set())
-        places = {place: offsets for place, offsets in committed.items() if place[0] == GROUP_STREAM}
+        places = {place: offsets for place, offsets in committed.items() if place[0] == GROUP_STREAM and offsets}
         loop = asyncio.get_running_loop()
         end_s = loop.time() + 60
         async with self.world.connect() as client:
-            while self.acked < wanted and loop.time() < end_s:
+            while not wanted <= self.acked | self.unconfirmed and loop.time() < end_s:
                 try:
                     async with client.queue(
                         QUEUE, QUEUE_GROUP, options=QueueOptions(ack_wait_s=3.0, max_deliveries=1000)
                     ) as queue:
-                        while self.acked < wanted and loop.time() < end_s:
+                        while not wanted <= self.acked | self.unconfirmed and loop.time() < end_s:
                             await self._take(queue, draw)
                 except LiftError as error:
                     self.world.scheduler.trace("queue", type(error).__name__)
-            if missing := sorted(wanted - self.acked):
+                    await asyncio.sleep(0.2)
+            if missing := sorted(wanted - self.acked - self.unconfirmed):
                 self.world.scheduler.violated(
                     f"{QUEUE}: the queue has not given {missing[:5]} ({len(missing)} of {len(wanted)})"
                 )
 
             async def is_behind() -> bool:
                 """A member may have read the last records without committing them. The next member reads them again."""
-                positions = (await client.groups.describe(GROUP)).positions
+                try:
+                    positions = (await client.groups.describe(GROUP)).positions
+                except NotFoundError:  # the faults have kept all members away
+                    return True
                 ends = {(key.stream, key.partition): position for key, position in positions.items()}
                 return any(
                     offsets - self.handled.get(place, set()) or max(offsets) >= ends.get(place, 0)
                     for place, offsets in places.items()
-                    if offsets
                 )
 
             self.clients.stopping = False
-            while loop.time() < end_s:
+            while places and loop.time() < end_s:
                 try:
                     if not await is_behind():
                         break
                     await self._member_for(client, draw, 3)
                 except LiftError as error:
                     self.world.scheduler.trace("group", type(error).__name__)
+                    await asyncio.sleep(0.2)
             self.clients.stopping = True
             for place, offsets in places.items():
                 if missing := sorted(offsets - self.handled.get(place, set())):

@@ -10,8 +10,10 @@ import concurrent.futures
 import concurrent.futures.thread
 import datetime
 import gc
+import importlib
 import logging
 import os
+import pkgutil
 import random
 import signal
 import socket
@@ -35,6 +37,7 @@ _real_datetime = datetime.datetime
 real_exit = os._exit
 _real_sleep = time.sleep
 _BOOTTIME, _REALTIME = time.CLOCK_BOOTTIME, time.CLOCK_REALTIME
+_NOT_OF_NODES = frozenset(("liftpy.spark", "liftpy.testing", "sidecar.__main__", "sidecar.bench", "sidecar.cli", "sidecar.dev"))
 _fixed = random.Random("import")
 """Return a fixed value for draws at import time, so that every run is equal."""
 
@@ -174,8 +177,10 @@ def install() -> None:
 
 
 def adapt() -> None:
-    """Adapt imported modules that block their event loop on a thread."""
+    """Import what a node may import later, and adapt modules that block their event loop on a thread."""
     import pysyncobj.node
+
+    _import_all()
 
     import liftpy.client.closest_replica
     import sidecar.disk.files
@@ -197,6 +202,24 @@ def adapt() -> None:
     sidecar.runtime.memory.OPENED = sidecar.runtime.memory.CLOSED = 1 << 30
     logging.raiseExceptions = False
     pysyncobj.node.Node.__hash__ = lambda node: zlib.crc32(str(node.id).encode())  # it keeps its peers in a set
+
+
+def _import_all() -> None:
+    """Import the modules of nodes and clients: each seed would import them again, and ``adapt`` must know them."""
+    import liftpy
+    import sidecar
+
+    for package in (liftpy, sidecar):
+        for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            if found.name not in _NOT_OF_NODES:
+                _import_below(found.name)
+
+
+def _import_below(name: str) -> None:
+    module = importlib.import_module(name)
+    for found in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
+        if not found.name.endswith("__main__"):
+            _import_below(found.name)
 
 
 def _adapt_workers() -> None:

@@ -247,6 +247,8 @@ class Interest:
         """Subject -> its subscriptions."""
         self._wild: dict[str, dict[Subscription, None]] = {}
         """Pattern with wildcards -> its subscriptions."""
+        self._prefixes: dict[str, tuple[str, list[str]]] = {}
+        """Pattern of ``_wild`` -> its text before the first wildcard, and its tokens."""
         self._matching: dict[str, list[str]] = {}
         """Subject -> patterns of ``_wild`` that match it."""
         self._found: dict[str, list[Subscription]] = {}
@@ -267,6 +269,7 @@ class Interest:
             return
         if pattern not in self._wild:
             self._wild[pattern] = {}
+            self._prefixes[pattern] = (pattern.partition("*")[0].partition(">")[0], pattern.split("."))
             self._matching.clear()
         self._wild[pattern][subscription] = None
         self._found.clear()
@@ -280,6 +283,7 @@ class Interest:
         of_pattern.pop(subscription, None)
         if not of_pattern:
             index.pop(pattern, None)
+            self._prefixes.pop(pattern, None)
         if is_exact:
             self._found.pop(pattern, None)
         else:
@@ -292,7 +296,11 @@ class Interest:
             patterns = self._matching.get(subject)
             if patterns is None:
                 tokens = subject.split(".")
-                patterns = [pattern for pattern in self._wild if matches(pattern.split("."), tokens)]
+                patterns = [
+                    pattern
+                    for pattern, (prefix, split) in self._prefixes.items()
+                    if subject.startswith(prefix) and matches(split, tokens)
+                ]
                 if len(self._matching) >= _MOST_CACHED:
                     self._matching.clear()
                 self._matching[subject] = patterns
@@ -475,7 +483,7 @@ class NatsCluster:
         """Send a message over a route, in order."""
         route = source.name, subscription.client.server.name
         now_ns = self.scheduler.now_ns
-        due_ns = max(now_ns + self.scheduler.random.randrange(*_ROUTE_NS), self._route_due_ns.get(route, 0))
+        due_ns = max(now_ns + self.scheduler.draw_int(*_ROUTE_NS), self._route_due_ns.get(route, 0))
         self._route_due_ns[route] = due_ns
         self.scheduler.after(due_ns - now_ns, self._over_route, source, subscription, message)
 

@@ -16,6 +16,8 @@ from tests.sim.virtual.scheduler import NS_PER_US, Process, Scheduler
 _LATENCY_NS = (80 * NS_PER_US, 400 * NS_PER_US)
 _PARTS_ONE_IN = 16
 """One of this number of deliveries is split."""
+_MOST_BYTES = 256 * 1024
+"""Largest size of one delivery. A read of asyncio has the same limit."""
 HIGH_WATER_BYTES = 64 * 1024
 _CONNECT_RETRY_NS = 1_000 * NS_PER_US
 
@@ -84,12 +86,12 @@ class Direction:
         if not self._network.reaches(self._source, self._target):
             self._network.held.append(self)
             return
-        draw = self._scheduler.random
-        size_bytes = len(self.waiting)
-        if size_bytes > 1 and draw.randrange(_PARTS_ONE_IN) == 0:
-            size_bytes = draw.randrange(1, size_bytes)
+        draw_int = self._scheduler.draw_int
+        size_bytes = min(len(self.waiting), _MOST_BYTES)
+        if size_bytes > 1 and draw_int(0, _PARTS_ONE_IN) == 0:
+            size_bytes = draw_int(1, size_bytes)
         if size_bytes:
-            if not self._give(bytes(self.waiting[:size_bytes])):
+            if not self._give(bytes(memoryview(self.waiting)[:size_bytes])):
                 return  # whoever reads says when there is room
             del self.waiting[:size_bytes]
             self.on_room()
@@ -340,8 +342,9 @@ class Network:
 
     def latency_ns(self, source: str, target: str) -> int:
         """Return the latency of the next delivery."""
-        added_ns = max(self._slow.get(source, 0), self._slow.get(target, 0))
-        return self.scheduler.random.randrange(*_LATENCY_NS) + (self.scheduler.random.randrange(added_ns) if added_ns else 0)
+        delay_ns = self.scheduler.draw_int(*_LATENCY_NS)
+        added_ns = max(self._slow.get(source, 0), self._slow.get(target, 0)) if self._slow else 0
+        return delay_ns + self.scheduler.draw_int(0, added_ns) if added_ns else delay_ns
 
     def reaches(self, source: str, target: str) -> bool:
         """Return whether bytes go that way."""

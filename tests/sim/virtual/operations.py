@@ -39,6 +39,12 @@ _QUESTIONS: tuple[tuple[str, Any], ...] = (
     ("node_events", {"after": -1, "since_ns": 0}),
 )
 """Kind and content of the questions of a status page."""
+ACTIONS = (
+    "move", "transfer", "ask_page", "add_partition", "truncate", "purge", "alter", "set_node", "ask_events", "reload", "find",
+    "read_as_jetstream", "limits", "remove_data", "change_log_level",
+)  # fmt: skip
+"""Names of the operator's actions."""
+_DRAWN_ACTIONS = (*ACTIONS, "move", "transfer", "ask_page")
 _OF_CONTROLLERS = "events"
 """Kind of the question that a node answers only while it is a controller."""
 
@@ -106,7 +112,7 @@ class Operations:
     async def _publish_plain(self, client: Client, draw: random.Random) -> None:
         """Publish without reply subject: a few messages, or a burst that a node reads in a thread."""
         connection = client.transport.connection
-        is_burst = draw.randrange(12) == 0
+        is_burst = draw.randrange(40) == 0
         for number in range(400 if is_burst else draw.choice((1, 20))):
             self._number += 1
             value = (b"p-%d-" % self._number).ljust(40_000 if is_burst else 50, b"z")
@@ -117,12 +123,7 @@ class Operations:
 
     # ---- the operator ----------------------------------------------------------------------------------------------------
     async def _operate(self, client: Client, draw: random.Random) -> None:
-        actions = (
-            self._move, self._move, self._transfer, self._transfer, self._add_partition, self._truncate, self._purge, self._alter,
-            self._set_node, self._ask_page, self._ask_page, self._ask_events, self._reload, self._find, self._read_as_jetstream,
-            self._limits, self._remove_data, self._change_log_level,
-        )  # fmt: skip
-        action = draw.choice(actions)
+        action = getattr(self, f"_{draw.choice(self.world.profile.actions or _DRAWN_ACTIONS)}")
         await self.model.call(action.__name__.strip("_").replace("_", " "), action(client, draw))
 
     def _partition(self, draw: random.Random) -> int:

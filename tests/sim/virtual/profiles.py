@@ -9,7 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Profile:
-    """One kind of history. ``faults``: names in ``faults.py``. ``busy_s``: virtual seconds with faults."""
+    """One kind of history. ``faults``: names in ``faults.py``. ``busy_s``: virtual seconds with faults.
+
+    ``pause_s``: longest time between two faults, in virtual seconds.
+    """
 
     name: str
     nodes: int = 3
@@ -19,6 +22,7 @@ class Profile:
     users: bool | None = None
     """Whether NATS has users with permissions; None: drawn."""
     busy_s: float = 20.0
+    pause_s: float = 2.5
     faults: tuple[str, ...] = ()
     replication: Mapping[str, Any] = field(default_factory=dict)
     groups: bool = False
@@ -26,6 +30,15 @@ class Profile:
     """Numbers of processes of a node, of which one is drawn for each node."""
     operations: bool = False
     """True if the cluster has more kinds of streams, and operators change them."""
+    actions: tuple[str, ...] = ()
+    """Names of the operator's actions on these streams (``operations.py``). (): all."""
+    backups: bool = False
+    services: bool = False
+    """True if a replicated service runs next to each node."""
+    strangers: bool = True
+    """True if strangers send garbage, and requests whose reply subject is no inbox."""
+    rejections: bool = True
+    """True if clients publish what a leader must reject."""
     small_limits: bool = False
     """True if limits of memory, snapshots and checkpoints may be so small that a history reaches them."""
     changes_controllers: bool = False
@@ -37,6 +50,8 @@ _PROCESS = ("kill", "kill", "terminate", "pause", "power-cut", "reload")
 _WORKERS = ("kill-one", "pause-one", "terminate")
 _DISK = ("disk-error", "disk-slow", "disk-full", "disk-short", "power-cut")
 _CLOCK = ("clock-drift", "clock-jump", "suspend")
+ALL_FAULTS = tuple(dict.fromkeys((*_NETWORK, *_PROCESS, *_WORKERS, *_DISK, *_CLOCK, "bit-flip", "empty")))
+"""Names of all faults, once each."""
 
 PROFILES = {
     profile.name: profile
@@ -46,10 +61,18 @@ PROFILES = {
         Profile("kills", faults=_PROCESS),
         Profile("network", faults=_NETWORK),
         Profile("workers", workers=(2,), faults=(*_WORKERS, "kill", "power-cut", "cut", "reload")),
-        Profile("operations", nodes=4, operations=True, small_limits=True, faults=("kill", "cut", "pause", "terminate")),
+        Profile(
+            "operations",
+            nodes=4,
+            operations=True,
+            backups=True,
+            small_limits=True,
+            faults=("kill", "cut", "pause", "terminate"),
+        ),
         Profile("disk", faults=(*_DISK, "kill")),
         Profile("clocks", faults=(*_CLOCK, "kill")),
         Profile("groups", faults=("kill", "cut", "pause"), groups=True),
+        Profile("services", faults=("kill", "cut", "pause"), services=True),
         Profile("controllers", nodes=5, faults=("kill", "cut", "pause", "power-cut"), changes_controllers=True),
         Profile(
             "all",
@@ -58,6 +81,8 @@ PROFILES = {
             faults=(*_NETWORK, *_PROCESS, *_WORKERS, *_DISK, *_CLOCK, "bit-flip", "empty"),
             groups=True,
             operations=True,
+            backups=True,
+            services=True,
             small_limits=True,
             changes_controllers=True,
         ),

@@ -162,7 +162,7 @@ class Scheduler:
         self.elapsed_ns = 0
         """Virtual time that the present callback has taken."""
         self.random = random.Random(f"world {seed}")
-        self._bits = self.random.getrandbits
+        self._bits, self._unit = self.random.getrandbits, self.random.random
         random.seed(f"module {seed}")  # PySyncObj and nats-py draw from the module itself
         self.entropy = random.Random(f"entropy {seed}")
         """Source of random bytes for processes."""
@@ -201,6 +201,10 @@ class Scheduler:
         """1, 2, 3, ..."""
         self._number += 1
         return self._number
+
+    def draw_int(self, least: int, end: int) -> int:
+        """Return a random number, at least ``least`` and below ``end``. It is faster than ``random.randrange``."""
+        return least + int(self._unit() * (end - least))
 
     # ---- the trace -------------------------------------------------------------------------------------------------------
     def trace(self, *what: object) -> None:

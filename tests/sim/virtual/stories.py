@@ -15,6 +15,7 @@ from tests.sim.virtual.group_workload import Groups, hostile_member
 from tests.sim.virtual.operations import KEYED, MOVED, PLAIN, Operations
 from tests.sim.virtual.refusals import LIMITED, LIMITED_SUBJECT, Refusals, create_limited
 from tests.sim.virtual.reports import check_reports
+from tests.sim.virtual.services import OUTPUT, Services
 from tests.sim.virtual.workload import Clients, Model
 from tests.sim.virtual.world import World
 
@@ -35,24 +36,35 @@ async def tell(world: World) -> None:
     if not await world.until("all nodes are ready", lambda: all(node.is_ready for node in world.nodes), _START_S):
         return
     streams = [("orders", "shop.orders", 2), ("bills", "shop.bills", 1)]
+    everything = list(streams)
     config = StreamConfig(segment_bytes=64 * 1024)
     async with world.connect() as client:
         for name, subject, partitions in streams:
             await client.create_stream(name, subject, partitions=partitions, config=config)
-        await create_limited(client)
+        if world.profile.rejections:
+            await create_limited(client)
+            everything.append((LIMITED, LIMITED_SUBJECT, 1))
         clients, faults = Clients(world, model, streams), Faults(world)
         operations = Operations(world, model, clients)
         if world.profile.operations:
             await operations.create(client)
-    everything = [*streams, (LIMITED, LIMITED_SUBJECT, 1)]
+        services = Services(world, model, clients)
+        if world.profile.services:
+            await services.create(client)
+            everything.append(OUTPUT)
     clients.start()
     backups = Backups(world, model, clients)
     if world.profile.operations:
         operations.start()
+    if world.profile.services:
+        services.start()
+    if world.profile.backups:
         backups.start()
-    Refusals(world, model, clients).start()
+    if world.profile.rejections:
+        Refusals(world, model, clients).start()
     of_clients = [*everything, KEYED, MOVED, PLAIN]
-    world.run_in(world.client_process("stranger"), lambda: attack(world, rules, of_clients, lambda: clients.stopping))
+    if world.profile.strangers:
+        world.run_in(world.client_process("stranger"), lambda: attack(world, rules, of_clients, lambda: clients.stopping))
     groups = Groups(world, model, clients)
     if world.profile.groups:
         groups.start()
@@ -91,6 +103,9 @@ async def tell(world: World) -> None:
         await groups.finish(committed)
     if world.profile.operations and not model.may_lose:
         await operations.check()
+    if world.profile.services and not model.may_lose:
+        await services.check()
+    if world.profile.backups and not model.may_lose:
         await backups.check()
     if not model.may_lose:
         await check_reports(world, model, everything)

@@ -138,6 +138,13 @@ class Clients:
                 return client
             await asyncio.sleep(0.5)
 
+    async def sleep(self, seconds: float) -> None:
+        """Sleep, but not longer than until the clients have to stop."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + seconds
+        while not self.stopping and loop.time() < end_s:
+            await asyncio.sleep(min(0.5, end_s - loop.time()))
+
     # ---- publishers ------------------------------------------------------------------------------------------------------
     async def _publish(self, name: str, draw: random.Random) -> None:
         client = await self.connect()

@@ -247,10 +247,13 @@ class _TraceHandler(logging.Handler):
 def run_world(seed: int, profile: str, *, busy_s: float = 0.0, traced: bool = False, stops_early: bool = False) -> Outcome:
     """Run one seed in its own Python process. ``busy_s``: seconds of load and faults, 0: as in the profile."""
     from tests.sim.virtual.stories import tell
+    from tests.sim.virtual.swarm import SWARM, draw_profile, features
 
-    chosen = PROFILES[profile]
+    chosen = draw_profile(seed) if profile == SWARM else PROFILES[profile]
     world = World(seed, replace(chosen, busy_s=busy_s) if busy_s else chosen, traced=traced)
     world.stops_early = stops_early
+    if profile == SWARM:
+        world.scheduler.counters.update(f"seeds with {feature}" for feature in features(chosen))
     try:
         return world.run(tell)
     finally:

@@ -1,7 +1,8 @@
 """``python -m tests.simulation.world [--seeds N] [--first K] [--profile P]``: shipped nodes in virtual time, under a seed.
 
 Each seed runs in a process of its own, forked from one that has imported everything. Prints what happened how often, and each
-violation. ``--trace SEED`` prints one history line by line. ``--digests`` prints the digest of each trace. ``--planted`` puts known
+violation. ``--profile swarm`` draws a profile for each seed (``swarm.py``). ``--trace SEED`` prints one history line by line.
+``--digests`` prints the digest of each trace. ``--results FILE`` appends a line for each seed to a file. ``--planted`` puts known
 faults back, one after another, until a seed finds each. ``--partitions N`` runs a large cluster that loses a node (``large.py``).
 Exit code 1 on a violation, or for a planted fault that no seed finds.
 """
@@ -11,15 +12,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import sys
 import time
 import traceback
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from tests.sim.virtual import interposition
 from tests.sim.virtual.reached import Reached, report
+
+_MOST_CPU_S = 1_800
+"""CPU time after which the system ends the process of a seed, in seconds."""
 
 
 def _in_a_fork(work: Any) -> Any:
@@ -44,12 +50,13 @@ def _in_a_fork(work: Any) -> Any:
     os.close(writing)
     with open(reading) as pipe:
         data = pipe.read()
-    os.waitpid(child, 0)
-    return SimpleNamespace(**json.loads(data)) if data else None
+    _, _, used = os.wait4(child, 0)
+    return SimpleNamespace(**json.loads(data), cpu_s=used.ru_utime + used.ru_stime) if data else None
 
 
 def _measured(folders: list[str], work: Any) -> Any:
     """The outcome of ``work``, with the lines of the folders that it has run."""
+    resource.setrlimit(resource.RLIMIT_CPU, (_MOST_CPU_S, _MOST_CPU_S))
     reached = Reached(folders)
     if folders:
         reached.start()
@@ -61,6 +68,20 @@ def _measured(folders: list[str], work: Any) -> Any:
 def _report(outcome: Any) -> str:
     found = "\n    ".join(outcome.violations[:8])
     return f"seed {outcome.seed} of {outcome.profile}: {len(outcome.violations)} violations\n    {found}"
+
+
+def _append_result(path: Path, seed: int, outcome: Any) -> None:
+    """Append what a seed has found to a file, as one line of JSON."""
+    row: dict[str, Any] = {"seed": seed, "violations": ["the simulator itself has failed"]}
+    if outcome is not None:
+        numbers = {
+            "cpu_s": round(outcome.cpu_s, 2),
+            "virtual_s": round(outcome.virtual_s, 2),
+            "node_s": round(outcome.node_s, 2),
+        }
+        row = {"seed": seed, "violations": outcome.violations[:8], "digest": outcome.digest, **numbers}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 def _find_planted(run: Any, seeds: range, names: list[str]) -> int:
@@ -103,6 +124,7 @@ def main() -> int:
     parser.add_argument(
         "--planted", nargs="*", help="put each known fault, or those with these names, back; say which seed finds it"
     )
+    parser.add_argument("--results", type=Path, help="append a line of JSON for each seed to this file")
     parser.add_argument("--stops-early", action="store_true", help="end a history at its first violation")
     parser.add_argument("--digests", action="store_true")
     parser.add_argument(
@@ -114,7 +136,8 @@ def main() -> int:
     options = parser.parse_args()
     interposition.install()
     import tests.sim.virtual.planted
-    import tests.sim.virtual.stories  # noqa: F401  # each seed would import it
+    import tests.sim.virtual.stories  # each seed would import it
+    import tests.sim.virtual.swarm  # noqa: F401
     import tests.sim.virtual.world as worlds
 
     interposition.adapt()
@@ -147,6 +170,8 @@ def main() -> int:
     failed, virtual_s, node_s, began, began_cpu = [], 0.0, 0.0, time.monotonic(), os.times()
     for seed in range(options.first, options.first + options.seeds):
         outcome = run(seed)
+        if options.results:
+            _append_result(options.results, seed, outcome)
         if outcome is None:
             failed.append(seed)
             continue

@@ -11,9 +11,13 @@ import pytest
 
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.progress import ReadProgress
+from liftpy.config import StreamConfig
 from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.log import Log
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2 as pb
+from liftpy.core.wire.batch import build_batch
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import UnavailableError
 from liftpy.nats.transport import NoRespondersError, RequestTimeoutError
@@ -39,11 +43,11 @@ class Bus:
         self.sent.append(message)
 
 
-def reads(bus: Bus, may_serve: bool = True) -> ReadSubjects:
-    """Of an empty log."""
-    log = SimpleNamespace(log_start_offset=0, log_end_offset=0, horizon=SimpleNamespace(end_offset=0, deletes_end=0))
+def reads(bus: Bus, may_serve: bool = True, log: Log | None = None) -> ReadSubjects:
+    """Of a log whose records are all committed, by default an empty one."""
+    log = log or Log.open(MemoryStorage(), StreamConfig())[0]
     source = SimpleNamespace(
-        log=log, compacted=False, high_watermark=-1, leader_epoch=1, leader="n1", leads=True, may_serve=may_serve
+        log=log, compacted=False, high_watermark=log.newest_offset, leader_epoch=1, leader="n1", leads=True, may_serve=may_serve
     )
     tools = ReadTools(cast(Any, bus), Subjects("liftpy"), InboxRule(("_INBOX.",)), Timers(), Counter())
     return ReadSubjects(tools, KEY, "n1", cast(Any, source))
@@ -59,6 +63,16 @@ async def test_local_partition_read_is_answered_without_nats() -> None:
     progress = ReadProgress("_groups", 0, 0, uid="u1")
     assert await reader(reads(bus)).fetch(progress) == []
     assert (progress.node, progress.leader, bus.sent) == ("n1", "n1", [])
+
+
+async def test_local_partition_read_without_nats_connection_returns_records() -> None:
+    bus = Bus()
+    bus.has_room = False
+    log, _ = Log.open(MemoryStorage(), StreamConfig())
+    log.append(build_batch([b"x"], leader_epoch=1))
+    progress = ReadProgress("_groups", 0, 0, uid="u1")
+    (part,) = await reader(reads(bus, log=log)).fetch(progress)
+    assert part.values() == [b"x"]
 
 
 async def test_local_partition_read_that_waits_is_answered_when_the_partition_closes() -> None:

@@ -64,6 +64,9 @@ class Shell:
     def now_ns(self) -> int:
         return self.time_ns
 
+    def has_room_for(self, _: str) -> bool:
+        return self.has_room
+
     def answer(self, asker: str, chunks: Chunks) -> None:
         head, body = frames.decode_read_response(b"".join(chunks))
         self.answers.append((asker, head, [batch.base_offset for batch in split_batches(body)]))
