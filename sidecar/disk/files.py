@@ -409,7 +409,7 @@ class DirectoryCreator:
         return True
 
     def note_removed(self, folder: Path) -> None:
-        """Note that the directory ``folder`` was removed, so that ``make`` flushes its name again."""
+        """Forget the directory ``folder``, which was removed."""
         self._flushed.discard(folder)
 
 

@@ -13,7 +13,6 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import StorageError
 from liftpy.service.snapshots import ServiceLock
 from sidecar.disk.data_folder import DataDirectory, NodeIdentity
-from sidecar.disk.files import replace_file
 
 
 @pytest.fixture
@@ -67,10 +66,16 @@ def test_data_directory_lock_that_is_not_a_regular_file_is_rejected(kind: str, t
     assert not (tmp_path / "nothing").exists()
 
 
-def test_replace_file_does_not_write_through_a_symbolic_link(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["node.tmp", "held/orders-u1.0"])
+def test_data_directory_does_not_write_through_a_symbolic_link(name: str, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    (tmp_path / "node.tmp").symlink_to(victim)
+    folder = DataDirectory(tmp_path / "data")
+    folder.partition_storage(PartitionKey("orders", "u1", 0))
+    (folder.path / name).parent.mkdir(exist_ok=True)
+    (folder.path / name).symlink_to(victim)
     with pytest.raises(StorageError):
-        replace_file(tmp_path / "node", b"other")
+        folder.store_identity(NodeIdentity("n1"))
+        folder.mark_log("orders-u1/0")
     assert victim.read_text() == "precious"
+    folder.close()
