@@ -129,9 +129,7 @@ class DataDirectory:
                 if folder.exists():
                     sync_folder(folder)
             try:
-                self.lock = os.open(
-                    path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o640
-                )
+                self.lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o640)
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                     raise StorageError(f"{path / 'lock'} is a link, or not a file. Remove it, then start the node again.") from None
@@ -298,7 +296,7 @@ class DataDirectory:
             # first the log, because a mark without a log means that the log was lost
             for folder in (log, log.parent, log.parent.parent):
                 sync_folder(folder)
-            os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640))
+            os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o640))
             sync_folder(marks_folder)
 
     def unmark_log(self, name: str) -> None:
@@ -367,4 +365,4 @@ class DataDirectory:
 
 
 def _mark_of(name: str) -> str:
-    return ".".join(name.rsplit("/", 1))
+    return name.replace("/", ".")
