@@ -132,7 +132,9 @@ class DataDirectory:
                 self.lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o640)
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-                    raise StorageError(f"{path / 'lock'} is a link, or not a file. Remove it, then start the node again.") from None
+                    raise StorageError(
+                        f"{path / 'lock'} is a link, or not a file. Remove it, then start the node again."
+                    ) from None
                 raise
             if not stat.S_ISREG(os.fstat(self.lock).st_mode):
                 os.close(self.lock)
