@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -66,8 +66,16 @@ def test_data_directory_lock_that_is_not_a_regular_file_is_rejected(kind: str, t
     assert not (tmp_path / "nothing").exists()
 
 
-@pytest.mark.parametrize("name", ["node.tmp", "held/orders-u1.0"])
-def test_data_directory_does_not_write_through_a_symbolic_link(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("node.tmp", lambda folder: folder.store_identity(NodeIdentity("n1"))),
+        ("held/orders-u1.0", lambda folder: folder.mark_log("orders-u1/0")),
+    ],
+)
+def test_data_directory_does_not_write_through_a_symbolic_link(
+    name: str, write: Callable[[DataDirectory], None], tmp_path: Path
+) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     folder = DataDirectory(tmp_path / "data")
@@ -75,7 +83,6 @@ def test_data_directory_does_not_write_through_a_symbolic_link(name: str, tmp_pa
     (folder.path / name).parent.mkdir(exist_ok=True)
     (folder.path / name).symlink_to(victim)
     with pytest.raises(StorageError):
-        folder.store_identity(NodeIdentity("n1"))
-        folder.mark_log("orders-u1/0")
+        write(folder)
     assert victim.read_text() == "precious"
     folder.close()
