@@ -116,7 +116,7 @@ class Store:
         return f"{self._root}/{path}"
 
     def _sync(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:

@@ -124,20 +124,21 @@ class DataDirectory:
             return
         make_folder(path)
         self._check_owner()
-        try:
+        with storage_errors("use data directory", path):
             for folder in (path, path / "streams"):  # an earlier process may not have flushed the names in them
                 if folder.exists():
                     sync_folder(folder)
-            self.lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o640)
+            try:
+                self.lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o640)
+            except OSError as error:
+                if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+                    raise StorageError(
+                        f"{path / 'lock'} is a link, or not a file. Remove it, then start the node again."
+                    ) from None
+                raise
             if not stat.S_ISREG(os.fstat(self.lock).st_mode):
                 os.close(self.lock)
                 raise StorageError(f"{path / 'lock'} is not a file. Remove it, then start the node again.")
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-                raise StorageError(f"{path / 'lock'} is a link, or not a file. Remove it, then start the node again.") from None
-            raise StorageError(
-                f"Cannot use data directory {path}: {error.strerror}. Check its permissions (--data)."
-            ) from error
         self._lock()
         self._sign_lock()
 
@@ -145,15 +146,13 @@ class DataDirectory:
         """Write the id of this process into the lock file, in place, so that a full disk does not prevent a start."""
         signed = f"{os.getpid()}\n".encode()
         try:
-            if os.pwrite(self.lock, signed, 0) != len(signed):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.ftruncate(self.lock, len(signed))
-        except OSError as error:
+            with storage_errors("write", self.path / "lock"):
+                if os.pwrite(self.lock, signed, 0) != len(signed):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.ftruncate(self.lock, len(signed))
+        except StorageError:
             os.close(self.lock)  # otherwise the next start in this process would find the directory locked
-            raise StorageError(
-                f"Cannot write {self.path / 'lock'}: {error.strerror}. Check the disk and the permissions of the data "
-                "directory."
-            ) from error
+            raise
 
     def _lock(self) -> None:
         deadline = time.monotonic() + _ORPHANS_S
@@ -184,7 +183,7 @@ class DataDirectory:
 
         Another user with write access could replace the data, so this access is removed.
         """
-        try:
+        with storage_errors("use data directory", self.path):
             folder_stat = self.path.stat()
             if folder_stat.st_uid != os.geteuid():
                 raise StorageError(
@@ -194,10 +193,6 @@ class DataDirectory:
             if folder_stat.st_mode & _WRITABLE_BY_OTHERS:
                 self.path.chmod(stat.S_IMODE(folder_stat.st_mode) & ~_WRITABLE_BY_OTHERS)
                 logger.warning("data directory was writable for other users directory=%s: permissions corrected", self.path)
-        except OSError as error:
-            raise StorageError(
-                f"Cannot use data directory {self.path}: {error.strerror}. Check its permissions (--data)."
-            ) from error
 
     @property
     def raft(self) -> Path:
@@ -303,7 +298,7 @@ class DataDirectory:
             # first the log, because a mark without a log means that the log was lost
             for folder in (log, log.parent, log.parent.parent):
                 sync_folder(folder)
-            os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640))
+            os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o640))
             sync_folder(marks_folder)
 
     def unmark_log(self, name: str) -> None:
@@ -348,7 +343,7 @@ class DataDirectory:
             if path.exists():
                 shutil.rmtree(path)
                 sync_folder(path.parent)
-            self._folders.note_removed(path)
+                self._folders.note_removed(path)
         return logs, size_bytes
 
     def finish_deletions(self) -> None:
@@ -361,11 +356,10 @@ class DataDirectory:
     def _remove_empty(self, folder: Path) -> None:
         """Remove the directory ``folder`` of a stream if it is empty. Another process may remove it at the same time."""
         try:
-            if folder.exists() and not any(folder.iterdir()):
-                folder.rmdir()
-                self._folders.note_removed(folder)
+            folder.rmdir()
+            self._folders.note_removed(folder)
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
                 raise
 
     def close(self) -> None:
@@ -373,4 +367,4 @@ class DataDirectory:
 
 
 def _mark_of(name: str) -> str:
-    return ".".join(name.rsplit("/", 1))
+    return name.replace("/", ".")

@@ -123,7 +123,7 @@ class DiskFile:
     def __init__(self, path: Path, *, create: bool, maps: OpenMaps | None = None) -> None:
         self.path = path
         self._maps = maps if maps is not None else OpenMaps()
-        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if create else 0)
+        flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT | os.O_TRUNC if create else 0)
         with storage_errors("open", path):
             self._descriptor = self._open(flags)
             file_stat = os.fstat(self._descriptor)
@@ -160,7 +160,7 @@ class DiskFile:
             yield self._descriptor
             return
         with storage_errors("open", self.path):
-            descriptor = self._open(os.O_RDWR | os.O_CLOEXEC)
+            descriptor = self._open(os.O_RDWR)
         try:
             file_stat = os.fstat(descriptor)
             if (file_stat.st_dev, file_stat.st_ino) != self._identity or file_stat.st_size < self._size_bytes:
@@ -246,7 +246,7 @@ class DiskFile:
         This is needed after a failed flush, because the kernel may then treat unflushed pages as clean.
         """
         with storage_errors("rewrite", self.path):
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # with O_APPEND, pwrite appends
+            descriptor = os.open(self.path, os.O_WRONLY)  # with O_APPEND, pwrite appends
             try:
                 while position < self._size_bytes:
                     with self._open_descriptor() as reading:
@@ -295,7 +295,7 @@ class DiskFile:
 
 def sync_folder(folder: Path) -> None:
     """Make the file names in the directory ``folder`` durable (``fsync``). Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
@@ -330,7 +330,7 @@ def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
     """
     temporary = path.with_name(path.name + ".tmp")
     with storage_errors("write", path):
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, _MODE)
         try:
             crc = size_bytes = 0
             for piece in (data,) if isinstance(data, bytes) else data:
@@ -409,7 +409,7 @@ class DirectoryCreator:
         return True
 
     def note_removed(self, folder: Path) -> None:
-        """Note that the directory ``folder`` was removed, so that ``make`` flushes its name again."""
+        """Forget the directory ``folder``, which was removed."""
         self._flushed.discard(folder)
 
 
@@ -449,7 +449,7 @@ class DirectoryStorage:
         with storage_errors("read", path):
             try:
                 # a start reads thousands of small files, so there is no buffer for each
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = os.open(path, os.O_RDONLY)
             except FileNotFoundError:
                 return None
             try:

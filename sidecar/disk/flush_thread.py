@@ -216,7 +216,7 @@ def probe_flushes(folder: Path) -> list[float] | None:
 
 
 def _timed_flushes(path: Path) -> list[float]:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o640)
     try:
         times_s: list[float] = []

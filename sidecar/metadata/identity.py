@@ -58,7 +58,7 @@ class WorkerMarks:
         """Store in the data directory that a log acks records before they are flushed. Several processes may call it at once."""
         path = self._folder.path / _LAZY
         try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640))
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o640))
             sync_folder(self._folder.path)
         except OSError as error:
             raise StorageError(

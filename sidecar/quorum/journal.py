@@ -208,7 +208,7 @@ class GroupJournal:
         self.file_bytes = 0
         replace_file(self._path, self._content())
         self._close_descriptor()
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         self._rewrite = False
         self._after_write()
 

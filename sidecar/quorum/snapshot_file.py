@@ -102,7 +102,7 @@ def write_snapshot_file(path: Path, snapshot: SnapshotFile) -> None:
 
     Raises OSError. Raises CorruptionError if the content differs after writing.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o640)
     try:
         view = memoryview(encode_snapshot_file(snapshot))
         while view:

@@ -110,7 +110,8 @@ class RecordsBrowser:
         try:
             async with asyncio.timeout(MOST_S), aclosing(aiter(consumer)) as records:
                 async for record in records:
-                    size_bytes += len(record.value or b"") + sum(len(name) + len(value) for name, value in record.headers)
+                    size_bytes += len(record.value or b"") + len(record.key or b"")
+                    size_bytes += sum(len(name) + len(value) for name, value in record.headers)
                     if size_bytes > MOST_BYTES and rows:
                         note = (
                             f"The records after these exceed {MOST_BYTES:,} bytes. Start at offset {record.offset} to see them."

@@ -210,7 +210,7 @@ class FakeNode:
                 described.config.compaction = partition.compacted
                 described.partitions.add(
                     partition=number,
-                    replicas=self.node_ids,
+                    replicas=sorted(self.node_ids),
                     isr=self.node_ids,
                     leader=self.node_ids[0],
                     leaderEpoch=partition.leader_epoch,

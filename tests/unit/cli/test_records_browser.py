@@ -11,7 +11,8 @@ from liftpy.client import Client
 from liftpy.errors import ConfigError, LiftError, NotAllowedError
 from liftpy.testing.memory import MemoryCluster
 from sidecar.cli.dashboard import ClusterSite, dashboard
-from sidecar.status.records import MOST_BYTES, RecordsBrowser, RecordsQuery, query_text, readable, records_query
+from sidecar.status import records
+from sidecar.status.records import RecordsBrowser, RecordsQuery, query_text, readable, records_query
 
 HOSTILE = b"<script>alert(1)</script>"
 
@@ -87,9 +88,15 @@ async def test_records_browser_escapes_html_in_record_values(client: Client) -> 
     assert "a: 1, a: 2" in text
 
 
-async def test_records_browser_above_its_byte_limit_shows_a_note_with_the_next_offset(client: Client) -> None:
+@pytest.mark.parametrize("part", ["value", "key", "headers"])
+async def test_records_browser_above_its_byte_limit_shows_a_note_with_the_next_offset(
+    client: Client, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    monkeypatch.setattr(records, "MOST_BYTES", 8000)
+    large = b"x" * 3000
+    fields: dict[str, Any] = {"key": {"key": large}, "headers": {"headers": [("a", large)]}}.get(part, {})
     for _ in range(3):
-        await client.publish("orders", b"x" * (MOST_BYTES // 2 - 1000))
+        await client.publish("orders", large if part == "value" else b"", **fields)
     page = await Browsed(client).browser.read(records_query("orders", {"start": "31"}))
     assert [row["offset"] for row in page["rows"]] == [31, 32]
     assert "Start at offset 33" in page["note"]

@@ -69,6 +69,25 @@ def identity_is_there(folder: Path, promised: list[int]) -> None:
     assert (found.incarnation if found is not None else 0) >= (promised[-1] if promised else 0)
 
 
+def changes_names(recorder: Recorder, folder: Path) -> None:
+    storage = DirectoryStorage(folder / "log")
+    storage.create("a").close()
+    storage.sync_folder()
+    recorder.promise("created")
+    storage.rename("a", "b")
+    storage.sync_folder()
+    recorder.promise("renamed")
+    storage.remove("b")
+    storage.sync_folder()
+    recorder.promise("removed")
+
+
+def names_are_changed(folder: Path, promised: list[str]) -> None:
+    left = sorted(path.name for path in (folder / "log").glob("*"))
+    allowed = {"": (["a"], ["b"], []), "created": (["a"], ["b"], ["a", "b"]), "renamed": (["b"], []), "removed": ([],)}
+    assert left in allowed[promised[-1] if promised else ""], left
+
+
 # ---- folders -------------------------------------------------------------------------------------------------------------
 def makes_folders(recorder: Recorder, folder: Path) -> None:
     make_folder(folder / "a" / "b" / "c")
@@ -360,6 +379,7 @@ def snapshots_are_there(folder: Path, promised: list[int]) -> None:
 PRIMITIVES = {
     "a small file is replaced": Primitive(replaces, is_replaced),
     "the node file": Primitive(stores_identity, identity_is_there),
+    "names in a folder": Primitive(changes_names, names_are_changed, frozenset({FOLDER})),
     "folders are made": Primitive(makes_folders, folders_are_there, frozenset({FOLDER})),
     "a partition is deleted": Primitive(deletes_a_partition, partition_is_gone_or_whole),
     "a log is appended to": Primitive(appends, log_holds),

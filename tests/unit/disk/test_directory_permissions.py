@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,6 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import StorageError
 from liftpy.service.snapshots import ServiceLock
 from sidecar.disk.data_folder import DataDirectory, NodeIdentity
-from sidecar.disk.files import replace_file
 
 
 @pytest.fixture
@@ -67,10 +66,23 @@ def test_data_directory_lock_that_is_not_a_regular_file_is_rejected(kind: str, t
     assert not (tmp_path / "nothing").exists()
 
 
-def test_replace_file_does_not_write_through_a_symbolic_link(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("node.tmp", lambda folder: folder.store_identity(NodeIdentity("n1"))),
+        ("held/orders-u1.0", lambda folder: folder.mark_log("orders-u1/0")),
+    ],
+)
+def test_data_directory_does_not_write_through_a_symbolic_link(
+    name: str, write: Callable[[DataDirectory], None], tmp_path: Path
+) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    (tmp_path / "node.tmp").symlink_to(victim)
+    folder = DataDirectory(tmp_path / "data")
+    folder.partition_storage(PartitionKey("orders", "u1", 0))
+    (folder.path / name).parent.mkdir(exist_ok=True)
+    (folder.path / name).symlink_to(victim)
     with pytest.raises(StorageError):
-        replace_file(tmp_path / "node", b"other")
+        write(folder)
     assert victim.read_text() == "precious"
+    folder.close()

@@ -101,7 +101,8 @@ def test_disk_file_read_excludes_bytes_of_an_unfinished_write(tmp_path: Path) ->
     with (tmp_path / "log").open("ab") as behind:
         behind.write(b"torn")
     assert bytes(file.read(0, 100)) == bytes(file.reread(0, 100)) == b"counted"
-    assert bytes(file.read(50, 10)) == bytes(file.reread(50, 10)) == b""
+    for behind_end in (8, 50):
+        assert bytes(file.read(behind_end, 10)) == bytes(file.reread(behind_end, 10)) == b""
     file.close()
 
 

@@ -11,8 +11,10 @@ import pytest
 from liftpy.core.base.worker_assignment import WorkerShare, share_of
 from liftpy.core.log.epoch_promises import PROMISES_NAME, PromiseJournal
 from liftpy.errors import DataDirectoryLockedError, NoSpaceError
+from sidecar.disk import data_folder
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import DirectoryStorage
+from tests.only_in import only_in
 
 KEYS = [f"orders-000001-1a21/{number}" for number in range(6)]
 
@@ -89,10 +91,11 @@ def test_data_directory_lock_is_released_when_the_last_worker_process_ends(
     with pytest.raises(DataDirectoryLockedError):  # whoever wrote its number there lives: this process
         DataDirectory(path)
     (path / "lock").write_text("999999999\n")
-    monkeypatch.setattr("sidecar.disk.data_folder._ORPHANS_S", 0.05)
-    with pytest.raises(DataDirectoryLockedError):  # its workers do not end
-        DataDirectory(path)
-    os.close(inherited)
+    with monkeypatch.context() as patched:
+        patched.setattr(data_folder, "_ORPHANS_S", 0)
+        with pytest.raises(DataDirectoryLockedError):  # its workers do not end
+            DataDirectory(path)
+    only_in(monkeypatch, data_folder, "time", sleep=lambda _: os.close(inherited))  # they end during the wait
     DataDirectory(path).close()
 
 

@@ -94,6 +94,19 @@ def test_raft_append_answer_to_an_earlier_term_is_ignored(tmp_path: Path) -> Non
         assert net.up[lead].core.match_index(near) == 0
 
 
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_raft_append_answer_beyond_the_log_of_the_leader_ends_the_session(tmp_path: Path, beyond: int) -> None:
+    with our_net(tmp_path) as net:
+        lead, near, _ = net.elected()
+        last = net.up[lead].journal.last_index
+        answer = {"type": "next_node_idx", "next_node_idx": last + 1 + beyond, "reset": False, "success": True}
+        net.up[near].transport.send(Node(lead), answer)
+        net.step(), net.step()
+        assert net.counter(lead, "append_answers_beyond_log") == beyond
+        assert net.counter(lead, "sessions ended: refused message") == beyond
+        assert net.up[lead].core.match_index(near) <= last
+
+
 def test_raft_vote_received_twice_is_counted_once(tmp_path: Path) -> None:
     with our_net(tmp_path, "abcde") as net:
         net.split("ab", "c", "de")

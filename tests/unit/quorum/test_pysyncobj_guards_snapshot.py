@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from liftpy.errors import CorruptionError
+from sidecar.quorum import raft_rules
 from sidecar.quorum.library import Node
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 from tests.unit.quorum.raft_network import OurNet, bare_member, our_net
@@ -67,10 +69,10 @@ def _with_snapshot(net: OurNet) -> tuple[str, str, bytes]:
     return lead, near, (net.folder / lead / "snapshot").read_bytes()
 
 
-def _send_snapshot(net: OurNet, sender: str, receiver: str, data: bytes) -> None:
+def _send_snapshot(net: OurNet, sender: str, receiver: str, data: bytes, *, has_start: bool = True) -> None:
     core, transport = net.up[sender].core, net.up[sender].transport
     beat = {"type": "append_entries", "term": core.raftCurrentTerm, "commit_index": core.raftCommitIndex}
-    for piece in (data, True, False), (b"", False, True):
+    for piece in (data, has_start, False), (b"", False, True):
         assert transport.send(Node(receiver), {**beat, "serialized": piece})
     net.step(), net.step()
 
@@ -88,14 +90,32 @@ def test_raft_repeated_snapshot_is_acknowledged_and_ignored(tmp_path: Path) -> N
 # ---- the dump is replaced before it is verified; what is wrong with it is swallowed -------------------------------------
 
 
-@pytest.mark.parametrize("what", ["zeros", "pickle", "shortened"])
+@pytest.mark.parametrize(
+    ("has_start", "spare_bytes", "counted"),
+    [(True, 0, "snapshots_known"), (True, -1, "snapshot_chunks_out_of_order"), (False, 0, "snapshot_chunks_out_of_order")],
+)
+def test_raft_snapshot_without_its_start_or_above_the_size_limit_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_start: bool, spare_bytes: int, counted: str
+) -> None:
+    with our_net(tmp_path) as net:
+        lead, near, data = _with_snapshot(net)
+        monkeypatch.setattr(raft_rules, "MAX_SNAPSHOT_BYTES", len(data) + spare_bytes)
+        _send_snapshot(net, lead, near, data, has_start=has_start)
+        assert net.counter(near, counted) == 1
+        assert net.counter(near, "sessions ended: refused message") == (counted != "snapshots_known")
+
+
+@pytest.mark.parametrize("what", ["zeros", "pickle", "shortened", "of a later term"])
 def test_raft_damaged_snapshot_is_rejected_and_the_old_one_kept(tmp_path: Path, what: str) -> None:
     with our_net(tmp_path) as net:
         lead, near, data = _with_snapshot(net)
         compact(net, near)
         good, held = (tmp_path / near / "snapshot").read_bytes(), net.up[near].journal.last_index
         pickled = b"\x80\x04\x8c\x08builtins\x8c\x05print\x93\x8c\x08executed\x85R."
-        damaged = {"zeros": data[:20] + bytes(len(data) - 20), "pickle": pickled, "shortened": data[:-1]}[what]
+        last = (b"\0last", held + 9, net.up[lead].core.raftCurrentTerm + 1)
+        later = encode_snapshot_file(replace(decode_snapshot_file(data), last=last))
+        zeros = data[:20] + bytes(len(data) - 20)
+        damaged = {"zeros": zeros, "pickle": pickled, "shortened": data[:-1], "of a later term": later}[what]
         _send_snapshot(net, lead, near, damaged)
         assert net.counter(near, "snapshots_rejected") == 1
         assert net.counter(near, "sessions ended: refused message") == 1

@@ -103,6 +103,15 @@ def test_spark_audit_of_two_different_replicas_reports_that_there_is_no_majority
     assert "n3" in report.partitions[0].replicas["n3"].detail
 
 
+@pytest.mark.parametrize(("leader", "reported"), [("n1", ["n2", "n3"]), ("n3", ["n1", "n2"])])
+def test_spark_audit_of_three_different_replicas_compares_with_the_leader(
+    access: Access, node: FakeNode, leader: str, reported: list[str]
+) -> None:
+    node.node_ids = (leader, *reported)
+    serve(node, log_of(SIZES), n1=log_of(SIZES, at(17, b"x")), n2=log_of(SIZES, at(17, b"y")))
+    assert sorted((f.node, f.majority) for f in look(access).findings) == [(name, False) for name in reported]
+
+
 def test_spark_audit_without_the_leader_compares_the_other_replicas_with_the_first_of_them(
     access: Access, node: FakeNode
 ) -> None:

@@ -15,21 +15,34 @@ from liftpy.errors import ConfigError
 from liftpy.spark import session
 
 
-def fake_java(folder: Path, version: str) -> None:
+def fake_java(folder: Path, says: str) -> None:
     java = folder / "bin" / "java"
     java.parent.mkdir(exist_ok=True)
-    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    java.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
     java.chmod(0o755)
 
 
-def test_java_home_variable_selects_the_java_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("says", "problem"),
+    [
+        ('openjdk version "17.0.1" 2025-04-15', ""),
+        ('openjdk version "21" 2023-09-19', ""),
+        ('openjdk version "11.0.22"', "is Java 11"),
+        ('java version "1.8.0_402"', "is Java 8"),
+        ("no version", "prints no version"),
+        (None, "does not run"),
+    ],
+)
+def test_java_home_variable_selects_the_java_binary(
+    says: str | None, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    fake_java(tmp_path, "17.0.1")
-    assert session.java_available()
-    fake_java(tmp_path, "11.0.22")
-    assert not session.java_available()
-    with pytest.raises(ConfigError, match=r"Java 17 or newer.*is Java 11"):
-        session.local_session("test")
+    if says is not None:
+        fake_java(tmp_path, says)
+    assert session.java_available() == (not problem)
+    if problem:
+        with pytest.raises(ConfigError, match=f"Java 17 or newer.*{problem}"):
+            session.local_session("test")
 
 
 def test_spark_problem_with_a_hanging_java_is_reported_after_20_seconds(

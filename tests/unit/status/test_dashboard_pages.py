@@ -241,6 +241,8 @@ async def test_dashboard_group_page_shows_coordinator_lag_and_committed_offsets_
     shown = json.loads(await body(site, "/api/group/s.json"))["page"]
     assert shown["group"]["coordinator"] == "n2"
     assert [(row["position"], row["end"], row["lag_s"]) for row in shown["positions"]] == [(1, 10, 2.5)]
+    notes = [b"No node coordinates a group" in await body(site, f"/group/{name}") for name in ("s", "other")]
+    assert notes == [False, True]
     text = (await body(site, "/groups")).decode()
     assert '<a href="/group/s">s</a>' in text
     assert '<a href="/groups" aria-current=page>' in text

@@ -81,9 +81,11 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node:
 @pytest.mark.parametrize(("leader", "source"), [("n2", " from n2"), ("n1", "")])
 def test_node_watcher_of_a_repaired_log_names_another_node_as_its_source(node: Node, leader: str, source: str) -> None:
     node.damage(7, leader)
+    node.damage(9, "n2", PartitionKey("orders", "u1", 1))
+    node.damage(-1, "n2", PartitionKey("orders", "u1", 2))  # quarantined files of an earlier process, whose damage is not known
     node.streams["orders"] = node.stream(leader)
-    assert node.sample() == [("damage_found", "offset 7")]
-    node.replicas.clear()
+    assert node.sample() == [("damage_found", "offset 7"), ("damage_found", "offset 9")]
+    node.replicas[0].set_aside = ()
     assert node.sample() == [("damage_repaired", f"offset 7{source}")]
 
 

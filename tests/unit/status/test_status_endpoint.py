@@ -73,10 +73,21 @@ async def test_status_report_of_a_leader_has_its_offsets_its_followers_and_its_c
         assert (row["message_ids_state"], row["producers_state"], row["dropped"]) == ("whole", "open", {})
         pages = [reporter.page(after, 1) for after in (("", -1), ("nothing", 7), ("orders", 0))]
         assert [(len(page["partitions"]), page["more"]) for page in pages] == [(1, False), (1, False), (0, False)]
-    leading = a_reporter(
-        tmp_path, coordinators=SimpleNamespace(running=SimpleNamespace(group_rows=lambda: iter([{"group": "bills"}])))
+
+
+def test_status_report_of_a_node_with_running_group_coordinators_has_their_groups_and_lags(tmp_path: Path) -> None:
+    lags = SimpleNamespace(of={"bills": 1}, by_group={"bills": 2})
+    running = SimpleNamespace(
+        report=lambda: [{"partition": 0}], group_rows=lambda: iter(["row"]), group_rows_of=lambda name: {name: 3}, lags=lags
     )
-    assert ([*leading.group_rows()], [*reporter.group_rows()]) == ([{"group": "bills"}], [])
+    coordinators = a_reporter(tmp_path, coordinators=SimpleNamespace(running=running))
+    found = (coordinators.coordinators(), [*coordinators.group_rows()], coordinators.group_rows_of("bills"))
+    assert found == ([{"partition": 0}], ["row"], {"bills": 3})
+    assert (coordinators.group_lags(), coordinators.lags_by_group()) == ({"bills": 1}, {"bills": 2})
+    for without in (a_reporter(tmp_path), a_reporter(tmp_path, coordinators=SimpleNamespace(running=None))):
+        assert (without.coordinators(), [*without.group_rows()]) == ([], [])
+        assert set(map(len, without.group_rows_of("bills").values())) == {0}
+        assert (without.group_lags(), without.lags_by_group()) == ({}, {})
 
 
 # ---- over NATS -------------------------------------------------------------------------------------------------------------
