@@ -46,7 +46,9 @@ _MADE_BY_A_CALL = re.compile(r"Create it with ``|`` (is one|returns it|without a
 """Text of a class that users do not construct. They get an instance from a call or an attribute of a client."""
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example):$", re.MULTILINE)
 _PARAMETER = re.compile(r"^ {4}\**(\w+): ", re.MULTILINE)
-_DEFAULT = re.compile(r"Default (''|\(\)|None|True|False|``[\w-]+``|[A-Z]{2,}\b|-?\d[\d,]*(?:\.\d+)?(?: [KMG]iB)?)|(\S+) \(default\)")
+_DEFAULT = re.compile(
+    r"Default (''|\(\)|None|True|False|``[\w-]+``|[A-Z]{2,}\b|-?\d[\d,]*(?:\.\d+)?(?: [KMG]iB)?)|(\S+) \(default\)"
+)
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
