@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, ItemsView
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from liftpy.config import AckPolicy
 from liftpy.core.wire import envelope, frames
@@ -36,7 +36,7 @@ class Address:
     subject: str
     uid: str = ""
     answers: bool = True
-    window_s: float = field(default=0.0, compare=False)
+    window_s: float = 0.0
 
 
 class NatsHeaders(dict[str, str]):

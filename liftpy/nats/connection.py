@@ -185,7 +185,6 @@ async def taken_over(connection: Any) -> socket.socket | None:
     writer = getattr(connection._transport, "_io_writer", None)
     if writer is None or writer.get_extra_info("ssl_object") is not None or connection._ps._held_bytes:
         return None
-    writer.transport.pause_reading()
     sock = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
     writer.transport.abort()  # it closes only nats-py's own descriptor
     sock.setblocking(True)

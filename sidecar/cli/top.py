@@ -205,7 +205,7 @@ _NAME, _STATE, _LEAST_SPARK = 12, 9, 8
 
 def _table(rows: list[NodeRow], width: int, room: int, view: View) -> list[Text]:
     columns = list(_COLUMNS)
-    name = min(_NAME, max(4, *(len(row.node) for row in rows), 0)) if rows else 4
+    name = min(_NAME, max([4, *(len(row.node) for row in rows)]))
     fixed = 2 + name + 1 + _STATE
     while columns and fixed + sum(column[1] + 1 for column in columns) > width:
         columns.remove(max(columns, key=lambda column: column[2]))

@@ -315,8 +315,8 @@ class BusConnection(StrictConnection):
 
     def _forget(self, sid: int) -> None:
         self._parser.forget(sid)
-        if self._sinks.pop(b"%d" % sid, None) is not None:
-            self._unsubscribe(sid)
+        self._sinks.pop(b"%d" % sid, None)
+        self._unsubscribe(sid)
 
     def _unsubscribe(self, sid: int) -> None:
         if self._subs.pop(sid, None) is not None and self._status == Client.CONNECTED:

@@ -45,6 +45,11 @@ MAX_SUMMARY = 110
 _MADE_BY_A_CALL = re.compile(r"Create it with ``|`` (is one|returns it|without asyncio)\b")
 """Text of a class that users do not construct. They get an instance from a call or an attribute of a client."""
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example):$", re.MULTILINE)
+_PARAMETER = re.compile(r"^ {4}\**(\w+): ", re.MULTILINE)
+_DEFAULT = re.compile(
+    r"Default (''|\(\)|None|True|False|``[\w-]+``|[A-Z]{2,}\b|-?\d[\d,]*(?:\.\d+)?(?: [KMG]iB)?)|(\S+) \(default\)"
+)
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def _public() -> dict[str, Any]:
@@ -109,6 +114,25 @@ def undocumented(value: Any) -> list[str]:
     return [name for name in _parameters(value) if not re.search(rf"^ +\**{name}: \S", texts, re.MULTILINE)]
 
 
+def named_defaults(value: Any) -> dict[str, str]:
+    """Parameter -> its default as the docstring names it, if it does."""
+    pieces = _PARAMETER.split(sections(_text(value)).get("Args", ""))
+    texts = {name: " ".join(text.split()) for name, text in zip(pieces[1::2], pieces[2::2], strict=True)}
+    return {name: match[1] or match[2] for name, text in texts.items() if (match := _DEFAULT.search(text))}
+
+
+def is_default(named: str, default: Any) -> bool:
+    """Return whether ``named``, a default in a docstring, is the value ``default``."""
+    number, _, unit = named.replace(",", "").partition(" ")
+    if isinstance(default, enum.Enum):
+        return named.strip("`") in (default.name, default.value)
+    if isinstance(default, str):
+        return named.strip("`'") == default
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        return re.fullmatch(r"-?[\d.]+", number) is not None and float(number) * _UNITS.get(unit, 1) == default
+    return named == repr(default)
+
+
 def example_of(value: Any) -> str:
     """The code of the example, '' without one."""
     return inspect.cleandoc(sections(_text(value)).get("Example", ""))
@@ -136,6 +160,18 @@ def test_docstring_documents_each_parameter() -> None:
         if name not in BY_FIELD and (lacking := undocumented(value))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_docstring_default_of_each_parameter_is_the_default_in_the_code() -> None:
+    named = {
+        f"{name}({parameter}={default})": is_default(default, signature[parameter].default)
+        for name, value in ALL.items()
+        if (defaults := named_defaults(value))
+        for signature in [inspect.signature(value).parameters]
+        for parameter, default in defaults.items()
+    }
+    assert len(named) > 250
+    assert [name for name, right in named.items() if not right] == []
 
 
 @each("name", ENTRY_POINTS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -66,6 +68,32 @@ def test_batch_slice_before_a_timestamp_ignores_records_outside_the_slice() -> N
     assert following == 19
     assert part.before(41) == (part, None)
     assert part.before(5) == (None, 15)
+
+
+COLUMNS = {
+    "keys": [b"k0", None, b"", b"k3", b"k4"],
+    "subjects": ["s.a", "", "s.b", "s.a", "s.c"],
+    "headers": [(("h", b"0"),), (), (("h", b"2"), ("h", b"")), (), (("i", b"4"),)],
+}
+
+
+@pytest.mark.parametrize("given", [(), ("keys",), ("subjects",), ("headers",), tuple(COLUMNS)])
+@pytest.mark.parametrize(("start", "end"), [(0, COUNT), (1, 3), (4, 5)])
+def test_batch_slice_columns_have_the_fields_of_its_records(given: tuple[str, ...], start: int, end: int) -> None:
+    columns: dict[str, Any] = {name: COLUMNS[name] for name in given}
+    values: list[bytes | None] = [b"v0", None, b"", b"v3", b"v4"]
+    whole = parse_batch(build_batch(values, base_offset=BASE, leader_epoch=3, timestamp_ns=TIME_NS, **columns))
+    piece = BatchSlice.between(whole, BASE + start, BASE + end)
+    assert piece is not None
+    expected = {
+        "keys": [None] * COUNT, "subjects": [""] * COUNT, "headers": [()] * COUNT, "values": values,
+        "offsets": list(range(BASE, BASE + COUNT)), "timestamps_ns": [TIME_NS] * COUNT,
+    } | columns  # fmt: skip
+    records = list(piece.records())
+    for name, entries in expected.items():
+        field = {"headers": "headers", "timestamps_ns": "timestamp_ns"}.get(name, name.removesuffix("s"))
+        assert list(getattr(piece, name)()) == [getattr(record, field) for record in records] == entries[start:end]
+    assert (piece.record_count, piece.first_offset, piece.last_offset) == (end - start, BASE + start, BASE + end - 1)
 
 
 def test_batch_slice_list_frees_each_slice_when_it_is_yielded() -> None:

@@ -97,7 +97,9 @@ def admin(transport: Transport, subjects: Subjects) -> Admin:
     return admin_over(transport, subjects, deadline_s=5.0)
 
 
-async def test_admin_after_a_change_ignores_answers_with_a_lower_metadata_index(admin: Admin, controller: Controller) -> None:
+async def test_admin_after_a_change_ignores_answers_with_a_lower_metadata_index(
+    admin: Admin, controller: Controller, transport: Transport
+) -> None:
     def at(index: int, uid: str) -> Answer:
         return lambda _: pb.ControlResponse(index=index, stream=pb.Stream(name="orders", uid=uid, subject="shop.orders"))
 
@@ -107,6 +109,7 @@ async def test_admin_after_a_change_ignores_answers_with_a_lower_metadata_index(
     for _ in range(3):
         assert (await admin.stream("orders")).uid == "new"
     assert [asked.linearizable for asked in controller.asked] == [False, False, True, False, True, False]
+    assert transport.counters == {"answers of nodes that are behind": 2}
 
 
 async def test_admin_after_a_metadata_recovery_accepts_a_linearizable_answer_with_a_lower_index(

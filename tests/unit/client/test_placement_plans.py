@@ -333,8 +333,7 @@ def test_publish_address_of_a_partition_has_its_subject_and_stream_uid() -> None
         with pytest.raises(ConfigError, match=r"wildcards\. Name one subject \(subject="):
             subject_address(subject)
     assert subject_address("a*.b>").subject == "a*.b>"
-    assert address_of(image(2, answers=False), 1, "shop.s.1") == Address("shop.s.1", "u1", False)
-    assert address_of(image(2), 1).window_s == 7.0
+    assert address_of(image(2, answers=False), 1, "shop.s.1") == Address("shop.s.1", "u1", False, 7.0)
     with pytest.raises(NotFoundError, match=r"^Stream s has no partition 2\. Its partitions are 0 to 1\.$"):
         address_of(image(2), 2)
     with pytest.raises(UnavailableError, match=r"^Stream s has no replicas yet: .*\(insufficient-nodes\)\."):

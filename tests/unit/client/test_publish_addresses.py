@@ -129,7 +129,7 @@ async def test_publish_to_a_deleted_stream_raises_not_found(client: Client, node
 @pytest.mark.parametrize("place", ["a", "elsewhere"])
 async def test_publisher_of_a_recreated_stream_stores_every_later_message_once(client: Client, node: Node, place: str) -> None:
     await node.make("a", "u1")
-    async with client.publisher("a", options=PublishOptions(timeout_s=5)) as publisher:
+    async with client.publisher("a", options=PublishOptions(timeout_s=30)) as publisher:
         await publisher.publish(b"old")
         await node.delete("a")
         await node.make("a", "u2", place=place)

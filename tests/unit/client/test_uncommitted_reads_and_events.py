@@ -145,6 +145,30 @@ async def test_uncommitted_read_resumes_from_a_stored_position_unless_the_log_wa
         await taken(Consumer(log.reader, position, None), 1)
 
 
+@pytest.mark.parametrize(("start", "after_epoch", "is_lost"), [(2, 0, False), (2, 1, True), (Position("u", 2, 1), 0, True)])
+async def test_consumer_start_behind_records_of_a_lost_epoch_raises_log_truncated(
+    start: Any, after_epoch: int, is_lost: bool
+) -> None:
+    log = Log(ReadOptions())
+    log.lose(0)
+    log.batches.append(build_batch([b"new"] * 3, base_offset=1, leader_epoch=2))
+    consumer = Consumer(log.reader, start, "end", after_epoch)
+    if not is_lost:
+        assert await taken(consumer, 2) == [2, 3]
+        return
+    with pytest.raises(LogTruncatedError) as error:
+        await taken(consumer, 2)
+    assert error.value.end_offset == 0
+
+
+@pytest.mark.parametrize(
+    ("start", "after_epoch"), [(5, -1), (5, 1 << 63), (5, "1"), (0, 1), ("earliest", 1), (-5, 1), ("-10m", 1), ("-5", 1)]
+)
+async def test_consumer_with_an_after_epoch_that_cannot_be_checked_raises_config_error(start: Any, after_epoch: Any) -> None:
+    with pytest.raises(ConfigError, match="after_epoch"):
+        Consumer(Log(ReadOptions()).reader, start, None, after_epoch)
+
+
 def test_uncommitted_read_with_invalid_isolation_or_backwards_raises_config_error() -> None:
     wrong: Any = "read_committed"
     with pytest.raises(ConfigError, match=r"Invalid isolation 'read_committed'\. Use committed or uncommitted"):

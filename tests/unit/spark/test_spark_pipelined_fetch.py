@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
+import nats
 import pytest
 
 from liftpy.core.wire.batch import build_batch
@@ -142,6 +144,21 @@ def test_spark_pipelined_fetch_requests_only_the_selected_columns(link: ProcessC
     assert sum(piece.batch.header.size_bytes for piece in pieces) < 20_000
     assert all(piece.batch.columns.keys is None for piece in pieces)
     assert omitted_parts(("value",)) == 0, "all or nothing: the rest is little beside the values"
+
+
+async def test_blocking_connection_receives_an_answer_of_the_maximum_size(access: Any) -> None:
+    async with await nats.connect(access.servers) as server:
+        subject = server.new_inbox()
+
+        async def respond(message: Any) -> None:
+            await message.respond(b"x" * server.max_payload)
+
+        await server.subscribe(subject, cb=respond)
+        await server.flush()
+        line = await line_module.open_blocking_connection(access.servers)
+        assert line is not None
+        assert len(await asyncio.wrap_future(line.ask(subject, b""))) == server.max_payload
+        line.close()
 
 
 async def test_blocking_connection_raises_no_responders_or_connection_closed_without_an_answer(

@@ -63,10 +63,12 @@ async def test_listener_close_stops_the_delivery_at_once(bus: BusConnection) -> 
     bus.send("c.x", [b"before"])
     await until(lambda: bool(got), "the first message")
     listener.close()
+    told: list[bytes] = []
+    bus.listen(f"{bus.inbox}.*", lambda s, r, payload, headers: told.append(headers))
+    bus.send("c.x", [b"after"], f"{bus.inbox}.1")
+    await until(lambda: bool(told), "the NATS server reports that there are no responders")
     listener.close()
-    bus.send("c.x", [b"after"])
-    await bus.flush()
-    await bus.flush()
+    assert b"503" in told[0]
     assert got == [b"before"]
 
 

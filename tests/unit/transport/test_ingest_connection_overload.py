@@ -19,6 +19,7 @@ from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.wire.envelope import MAGIC
 from liftpy.core.wire.subjects import SERVER_CONNECTIONS
 from sidecar.dev.nats_server import NatsServer
+from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection, open_bus
 from sidecar.transport.ingest_connection import IngestConnection
@@ -218,6 +219,29 @@ async def test_ingest_connection_in_overload_drops_and_counts_messages_without_a
         await until(lambda: taker.taken == taken + 1, "a message after the overload")
         await taker.bus.stop()
         await asks.stop()
+
+
+async def test_ingest_connection_while_partitions_are_full_fills_its_buffer_before_it_drops_messages(
+    asks: BusConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server holds nothing. But it closes a connection from which nothing is read for 10 s."""
+    limits = {"_SHED_PATIENCE_NS": 0, "_LEAST_RATE_BYTES": 4 * MIB, "_PATIENCE_NS": 1 << 60, "_STUCK_NS": 1 << 60}
+    for name, value in limits.items():
+        monkeypatch.setattr(f"liftpy.core.replication.inflight_limits.{name}", value)
+    monkeypatch.setattr("sidecar.transport.ingest_connection._BURST_NS", 1 << 60)
+    fake, taker = FakeServer(), IngestRecorder()
+    await taker.connect(await fake.start(), asks, 8 * MIB)
+    taker.node.full_count = 1
+
+    def uses_the_second_half() -> bool:
+        taker.bus.overflow.record_pong(0, taker.bus.read_and_parsed_bytes[0], clock.now_ns())
+        return taker.bus.most_waiting_bytes > 5 * MIB
+
+    fake.says(message(b"x" * 1000) * 16_000)
+    await until(uses_the_second_half, "it reads beyond the half of its buffer")
+    assert (taker.taken, taker.given_up) == (0, 0)
+    await taker.bus.stop()
+    fake.close()
 
 
 async def test_ingest_connection_closed_as_slow_consumer_counts_the_lost_messages(

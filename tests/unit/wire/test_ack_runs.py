@@ -23,6 +23,11 @@ def test_batched_ack_of_any_length_includes_all_consecutive_replies() -> None:
         assert run_end(broken, 0, len(broken)) == end
 
 
+@each("digits", [b"0", b"7", b"10", b"1" * 18])
+def test_batched_ack_reply_ends_with_its_number(digits: bytes) -> None:
+    assert split_numbered_reply(b"_INBOX.x." + digits) == (b"_INBOX.x", int(digits))
+
+
 @each("reply", [b"", b"_INBOX", b"_INBOX.", b".7", b"_INBOX.x", b"_INBOX.07", b"_INBOX.+7", b"_INBOX." + b"1" * 19])
 def test_batched_ack_excludes_replies_without_a_number(reply: bytes) -> None:
     assert split_numbered_reply(reply) == (b"", -1)

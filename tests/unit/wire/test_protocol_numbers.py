@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from liftpy.core.base.partition import PartitionStatus
+from enum import IntEnum
+from typing import Any
+
+import pytest
+
+from liftpy.core.base.partition import MoveReason, PartitionStatus, Pause
+from liftpy.core.groups.queue import PieceKind
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.replication.events import RefusalReason
+from liftpy.core.services.snapshot import Section
 from liftpy.core.wire._pb import client_pb2, cluster_pb2, replication_pb2
 from liftpy.core.wire.envelope import MessageType
+from liftpy.core.wire.producer_note import PartitioningMethod
+from liftpy.core.wire.worker_frames import FrameKind
 
 
 def test_fetch_rejection_numbers_match_the_protocol() -> None:
@@ -18,8 +27,22 @@ def test_publish_rejection_numbers_match_the_protocol() -> None:
     assert {reason.name: reason.value for reason in RejectReason}.items() <= known.items()
 
 
-def test_partition_status_numbers_match_the_protocol() -> None:
-    assert {status.name: status.value for status in PartitionStatus} == dict(cluster_pb2.PartitionStatus.items())
+@pytest.mark.parametrize(
+    ("ours", "protocol"),
+    [
+        (PartitionStatus, cluster_pb2.PartitionStatus),
+        (MoveReason, cluster_pb2.MoveReason),
+        (Pause, cluster_pb2.Pause),
+        (PartitioningMethod, client_pb2.Partitioning.Method),
+    ],
+)
+def test_enum_numbers_match_the_protocol(ours: type[IntEnum], protocol: Any) -> None:
+    assert {one.name: one.value for one in ours} == dict(protocol.items())
+
+
+@pytest.mark.parametrize("kinds", [FrameKind, PieceKind, Section])
+def test_enum_of_kinds_has_different_numbers(kinds: type[IntEnum]) -> None:
+    assert len(kinds) == len(kinds.__members__)
 
 
 def test_envelope_type_numbers_never_change() -> None:
