@@ -683,7 +683,9 @@ class Admin(NodeRequests):
         paused = await self._metadata.command(cluster_pb2.ControlRequest(pausePartitions=request))
         return StreamInfo.of(await self._metadata.whole(paused))
 
-    async def elect_leader(self, stream: str, partition: int = 0, node_id: str = "", *, unclean: bool = False) -> PartitionInfo:
+    async def elect_leader(
+        self, stream: str, partition: int = 0, node_id: str = "", *, unclean: bool = False, uid: str = ""
+    ) -> PartitionInfo:
         """Move the leadership of a partition, or elect a leader of an Offline one.
 
         WARNING: ``unclean=True`` may lose committed records. Use it only if no in-sync replica can come back.
@@ -694,6 +696,7 @@ class Admin(NodeRequests):
             node_id: Id of the new leader. Default '': the preferred leader.
             unclean: If True, an Offline partition may get a leader that lacks committed records. These records are
                 lost. Default False.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
 
         Returns:
             The partition after the decision. The new leader may not be active yet.
@@ -709,11 +712,10 @@ class Admin(NodeRequests):
         """
         if node_id:
             check_name(node_id, "node")
+        check_name(stream, "stream")
         check_partition(partition)
-        stream_image = await self._streams.stream(stream)
-        wish = cluster_pb2.ElectLeader(
-            stream=stream_image.name, uid=stream_image.uid, partition=partition, node=node_id, unclean=unclean
-        )
+        uid = check_uid(uid) or (await self._streams.stream(stream)).uid
+        wish = cluster_pb2.ElectLeader(stream=stream, uid=uid, partition=partition, node=node_id, unclean=unclean)
         request = cluster_pb2.ControlRequest(electLeader=wish)
         return PartitionInfo.of(codec.PARTITION.from_pb((await self._metadata.command(request)).partition))
 

@@ -16,6 +16,7 @@ from liftpy.client.consumer import PartitionReader
 from liftpy.client.queue import PrefetchLimit
 from liftpy.client.queue_log import QueueLog
 from liftpy.config import StreamConfig
+from liftpy.core.groups import commands
 from liftpy.errors import (
     ConfigError,
     InvalidNameError,
@@ -99,6 +100,24 @@ async def test_queue_acknowledges_missing_offsets_of_a_granted_range(client: Cli
                 assert again <= {1, 3}, "nothing else comes when their wait is over"
         async with client.queue("jobs", "w") as other:
             assert {1, 3} >= set(numbers(await other.take(5)))
+
+
+async def test_queue_ack_with_more_lost_ranges_than_an_answer_names_reports_every_lost_record(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "MAX_LOST_RANGES", 4)
+    await fill(client, 40)
+    options = QueueOptions(ack_wait_s=600)
+    async with client.queue("jobs", "w", options=options) as one, client.queue("jobs", "w", options=options) as other:
+        jobs = await one.take(40)
+        lost = jobs[:30:2]
+        await one.nack(lost)
+        with pytest.raises(LeaseLostError) as error:
+            await one.ack(jobs)
+        reported = {job.record.offset for job in error.value.jobs}
+        assert reported >= {job.record.offset for job in lost}
+        again = await other.take(40)
+        assert numbers(again) == numbers(lost), "each record that looks settled is settled"
 
 
 async def test_queue_nack_with_delay_and_extend_change_the_redelivery_time(client: Client) -> None:
