@@ -37,7 +37,7 @@ BEGAN_NS = int(BEGAN.timestamp()) * 10**9
 class Node:
     """A node in memory with one partition. It is ReadSource, ReadShell and Transport in one object."""
 
-    compacted, leader_epoch, leader, leads, may_serve, has_room = False, 3, "n1", True, True, True
+    compacted, leader_epoch, leader, leads, may_serve = False, 3, "n1", True, True
     closed = False
 
     def __init__(self, max_payload: int = 1 << 20) -> None:
@@ -71,6 +71,9 @@ class Node:
         self.log.raise_high_watermark(self.log.newest_offset)
         self.records += split_batches(data)[0].records()
         self.reads.advanced()
+
+    def has_room_for(self, asker: asyncio.Future[bytes]) -> bool:
+        return True
 
     def may_answer_latest(self, now_ns: int) -> bool:
         return True
