@@ -14,7 +14,7 @@ from liftpy.core.metadata.image import ClusterImage, ClusterRules
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 TIMES = SessionTimes(2000, 900)
-NEXT = Feature(6, "next", "what the next release decides", has_way_back=True)
+NEXT = Feature(SUPPORTED_LEVELS.most + 1, "next", "what the next release decides", has_way_back=True)
 """An artificial next level. ``replace`` gives it what a test needs."""
 BOTH = (*FEATURES, NEXT)
 """What the next version speaks: the released levels, and the next one."""

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, SupportsIndex
 
 from liftpy.client.admin_requests import NodeRequests
-from liftpy.client.consumer import PartitionReader, ReadOptions
+from liftpy.client.consumer import PartitionReader, ReadOptions, filter_of
 from liftpy.client.placement_plans import PlacementOptions, PlacementPlan, plan_from_pb
 from liftpy.client.positions import Bounds, check_offset, check_partition, out_of_range, timestamp_ns
 from liftpy.client.progress import ReadProgress
@@ -27,7 +27,6 @@ from liftpy.core.metadata.feature_range import FeatureLevels, level_range_in
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, NodeImage, StreamImage
 from liftpy.core.metadata.request_limits import MAX_BATCH_BYTES, MAX_REQUEST_BYTES, SENT_TOGETHER
 from liftpy.core.wire._pb import cluster_pb2
-from liftpy.core.wire.filters import Filter
 from liftpy.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -558,7 +557,7 @@ class Admin(NodeRequests):
         Example:
             await client.admin.purge("orders", 0, keys=[b"customer-17"])
         """
-        wanted = Filter(tuple(subjects), tuple(keys))
+        wanted = filter_of(subjects, keys)
         if not wanted:
             raise ConfigError(
                 "purge needs at least one subject or key. To delete all records below an offset, use truncate_before()."

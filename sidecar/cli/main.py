@@ -227,7 +227,7 @@ def _ended_by_signals() -> Iterator[list[int]]:
         signals.append(number)
         session = sys.modules.get("sidecar.cli.session")  # imported by commands that use it
         if len(signals) == 1 and not (session is not None and session.cancel_running()):
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(number)
 
     before = {}
     try:

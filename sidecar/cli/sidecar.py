@@ -72,7 +72,7 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
 
     \b
     Exit codes:
-      0    clean stop
+      0    clean stop, also during the start
       1    failure. A restart may help.
       2    wrong usage or setting
       3    no answer from NATS or the cluster
@@ -80,9 +80,17 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
       78   do not restart, an operator must act. The data directory belongs to
            another node or version, a controller lost data, or this version
            does not support the feature level of the cluster.
-      130  interrupted before the start was complete
     """
-    sources = SettingsLoader(config, flags)
+    try:
+        return _run(SettingsLoader(config, flags), as_json=as_json)
+    except KeyboardInterrupt as error:  # before the node has its own handlers. It has not opened its data directory
+        if signal.SIGHUP in error.args:
+            raise
+        return 0
+
+
+def _run(sources: SettingsLoader, *, as_json: bool) -> int:
+    """Run the node with the settings of ``sources``. Return the exit code."""
     settings = sources.load()
     LOGS.configure(settings.log_level, settings.log_format, settings.node_id)
     for name, nearest in unknown_variables().items():

@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -58,13 +58,24 @@ def dies_with_parent(command: Sequence[str], with_signal: int) -> list[str]:
 _spawner = ThreadPoolExecutor(1, thread_name_prefix="liftpy-spawn")
 
 
-def spawn(command: Sequence[str], with_signal: int, **options: Any) -> subprocess.Popen[Any]:
+def spawn(
+    command: Sequence[str], with_signal: int, *, blocked: Collection[signal.Signals] = (), **options: Any
+) -> subprocess.Popen[Any]:
     """Run ``command`` as a child process that gets ``with_signal`` when this process ends. Any thread may call it.
 
-    One thread that lives as long as the process starts all children, because Linux ties them to their thread.
+    One thread that lives as long as the process starts all children, because Linux ties them to their thread. ``blocked``:
+    signals that the child has blocked from its first instruction on.
     """
-    start = functools.partial(subprocess.Popen, dies_with_parent(command, with_signal), **options)
+    start = functools.partial(_start, dies_with_parent(command, with_signal), blocked, **options)
     return _spawner.submit(start).result()
+
+
+def _start(command: Sequence[str], blocked: Collection[signal.Signals], **options: Any) -> subprocess.Popen[Any]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)  # a child inherits the mask of the thread that starts it
+    try:
+        return subprocess.Popen(command, **options)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class NatsServer:

@@ -1,8 +1,9 @@
 """Identity of the data directory, and whether it may have lost records since the last run. The registration contains both.
 
-In two cases the node leaves every ISR (C7). The first case is damage in a log (``recovery.py``). The second case is the
-file ``lazy-flush`` in the data directory. It means that a log was open with a flush policy other than ``always``, and
-that no clean stop followed.
+In two cases the node leaves ISRs (C7). The first case is damage in a log (``recovery.py``). The second case is the file
+``lazy-flush`` in the data directory. It means that a log was open with a flush policy other than ``always``, and that no
+clean stop followed. From the first damage to the registration, the file also stands for the damage, because recovery has
+quarantined it and finds nothing at the next start.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class NodeFile:
         self._folder = folder
         self._node_id = node_id
         self._lazy = folder.path / _LAZY
+        self._marks_damage = False
+        """True if the file ``lazy-flush`` stands only for damage that the metadata group does not know yet."""
         self._marking = threading.Lock()  # logs are opened by several threads
         stored = folder.load_identity()
         if stored is not None and stored.node_id != node_id:
@@ -92,9 +95,15 @@ class NodeFile:
         return self._stored.starts
 
     def begin(self, incarnation: int) -> None:
-        """Store the incarnation of this process in the data directory. The directory now counts as not cleanly stopped."""
+        """Store the incarnation of this process in the data directory. The directory now counts as not cleanly stopped.
+
+        The metadata group has recorded which replicas may lack records. So a kill makes no other replica incomplete.
+        """
         self._stored = replace(self._stored, incarnation=incarnation, starts=self._stored.starts.after_registration())
         self._folder.store_identity(self._stored)
+        if self._marks_damage:
+            self._marks_damage = False
+            self._remove_mark()
 
     def flushes_lazily(self) -> None:
         with self._marking:
@@ -104,8 +113,9 @@ class NodeFile:
     def distrust(self) -> None:
         """Remove the clean-stop marker, because acknowledged data may be missing.
 
-        It stays removed if the process fails.
+        It stays removed if the process fails. A process that fails before its registration makes all logs count as incomplete.
         """
+        self._marks_damage = self._marks_damage or not self._lazy.exists()
         self.flushes_lazily()
         if self._stored.clean_incarnation:
             self._stored = replace(self._stored, clean_incarnation=0)
@@ -114,6 +124,9 @@ class NodeFile:
     def end_cleanly(self) -> None:
         """Store the clean-stop marker. All acknowledged data is on disk, and no more data will be written [S9]."""
         self._folder.store_identity(replace(self._stored, clean_incarnation=self._stored.incarnation))
+        self._remove_mark()
+
+    def _remove_mark(self) -> None:
         try:
             self._lazy.unlink(missing_ok=True)
             sync_folder(self._folder.path)

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from liftpy import __version__
 from liftpy.client.closest_replica import this_host
 from liftpy.config import NS_PER_S, SessionTimes
 from liftpy.core.base.partition import PartitionStatus
-from liftpy.core.metadata.features import SUPPORTED_LEVELS
+from liftpy.core.metadata.features import DAMAGED_LOGS, SUPPORTED_LEVELS
 from liftpy.core.metadata.forwarding import PAUSE_NS, UNDECIDED
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import (
@@ -194,6 +194,7 @@ class Membership:
         status_address: str,
         starts: DirectoryIdentity,
         partition_budget: int,
+        damaged_logs: Sequence[pb.DamagedLog] = (),
     ) -> int:
         """Register this process in the cluster, and retry until the group accepts it. Return the new incarnation.
 
@@ -204,6 +205,8 @@ class Membership:
             status_address: Address of the status page, '' for none.
             starts: Identity of the data directory.
             partition_budget: Maximum number of replicas on this node, 0 for no limit.
+            damaged_logs: Logs that are the only reason why both flags are False. Below their feature level, the request names
+                none, and all logs of the node count as incomplete.
 
         Raises:
             LiftError: The group cannot accept the process.
@@ -220,6 +223,8 @@ class Membership:
             partitionBudget=partition_budget,
             host=this_host(),
         )
+        if self._group.image.feature_level >= DAMAGED_LOGS:
+            registration.damagedLogs.extend(damaged_logs)
         SUPPORTED_LEVELS.write_to(registration)
         starts.write_to(registration)
         request = pb.ControlRequest(registerNode=registration)  # one operation, however often it is asked for
@@ -234,6 +239,9 @@ class Membership:
                     logger.warning("node registered warning=%s", response.detail)
                 await self._image_at(response.index)
                 return self.incarnation
+            if outcome is RegistrationOutcome.UNSPOKEN and request.registerNode.damagedLogs:
+                del request.registerNode.damagedLogs[:]  # the cluster went back to a level that this image does not know yet
+                continue
             if outcome is RegistrationOutcome.UNSPOKEN:
                 raise IncompatibleVersionError(response.detail)
             if outcome is RegistrationOutcome.REFUSED:

@@ -30,7 +30,7 @@ from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.log.flush import FlushScheduler
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.node_identity import EarlierProcessCheck, stopped_cleanly
+from liftpy.core.metadata.node_identity import EarlierProcessCheck, damaged_logs_to_name, stopped_cleanly
 from liftpy.core.observe.node_health import HealthInput
 from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.publish.memory_budget import (
@@ -174,7 +174,7 @@ class Node:
         self._services: ServiceHandler | None = None
         self._coordinators = CoordinatorsOnDemand(settings.node_id, self.share, self._make_coordinators)
         self._unwatch: Callable[[], None] = lambda: None
-        self._recovered_elsewhere = {"damaged": 0, "suspect": 0}
+        self._recovered_elsewhere: dict[str, list[str]] = {"damaged": [], "confined": [], "suspect": []}
         """Numbers of logs that the worker processes have recovered."""
         self._logs_are_clean = False
         """During the stop: True if all acknowledged data of the closed components is on the disk."""
@@ -325,8 +325,9 @@ class Node:
         recovered, elsewhere, previous = self._recovered, self._recovered_elsewhere, identity.previous
         image = require_started(self.group).image
         lost = await asyncio.get_running_loop().run_in_executor(self._pool, self._lost_logs, folder, image)
-        damaged = bool(recovered.damaged) or elsewhere["damaged"] > 0 or bool(lost)
-        self.counters["suspect_log"] += len(recovered.suspect) + elsewhere["suspect"]
+        damaged, suspect = [*recovered.damaged, *elsewhere["damaged"], *lost], [*recovered.suspect, *elsewhere["suspect"]]
+        confined = [] if suspect else [*recovered.confined, *elsewhere["confined"]]
+        self.counters["suspect_log"] += len(suspect)
         if damaged:
             identity.distrust()  # so that a crash before the next clean stop does not lose the information about the damage
         # Check again, because joining and recovery may have taken minutes. One request is enough.
@@ -336,6 +337,7 @@ class Node:
             previous.incarnation,
             clean_stop=previous.clean_stop and not damaged,
             flushed_always=previous.flushed_always and not damaged,
+            damaged_logs=damaged_logs_to_name(damaged, confined) if previous.clean_stop or previous.flushed_always else [],
             status_address=self.status.url,
             starts=identity.count_start(),
             partition_budget=self._budget.partitions,

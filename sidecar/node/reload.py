@@ -136,10 +136,8 @@ class SettingsReloader:
         self.apply_settings(each)
         self._parts().others(each)
         result = ReloadResult(applied, tuple(name for name in changed if name not in LIVE))
-        words = f"taken over: {', '.join(applied) or 'nothing'}"
-        logger.info(
-            "settings reloaded changes=%s", words + (f"; wait for a restart: {', '.join(result.wait)}" if result.wait else "")
-        )
+        names = [",".join(changes) or "none" for changes in (result.applied, result.wait)]
+        logger.info("settings reloaded applied=%s waiting_for_restart=%s", *names)
         return result
 
     def apply_settings(self, settings: NodeSettings) -> None:

@@ -45,7 +45,7 @@ from sidecar.status.status_api import StatusHandler
 from sidecar.workers.channel import Channel
 from sidecar.workers.merged_status import WorkerStatus
 from sidecar.workers.relayed_group import RelayedGroup
-from sidecar.workers.workers import settings_from_json
+from sidecar.workers.workers import SIGNALS_FOR_THE_NODE, settings_from_json
 
 HEALTH_REPORT_S = 0.25
 _FINISH_S = 1.0
@@ -126,8 +126,8 @@ class WorkerNode(Node):
     async def _recover(self) -> None:
         recovered, clean_stop = self._recovered, self._setup["clean_stop"]
         await recovered.run(require_started(self._folder), self._pool, clean_stop=clean_stop, share=self.share)
-        counts = {"damaged": len(recovered.damaged), "suspect": len(recovered.suspect)}
-        self._channel.send(FrameKind.RECOVERED, 0, json.dumps(counts).encode())
+        logs = {"damaged": recovered.damaged, "confined": recovered.confined, "suspect": recovered.suspect}
+        self._channel.send(FrameKind.RECOVERED, 0, json.dumps(logs).encode())
 
     async def _wait_for_registration(self) -> None:
         self.incarnation = await self._registration
@@ -272,7 +272,7 @@ def main(descriptor: int, lock: int) -> int:
 
     ``descriptor``: file descriptor of the socket to the node. ``lock``: file descriptor of the lock of the data directory.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # a signal to all processes of a node is meant for the first one
+    for number in SIGNALS_FOR_THE_NODE:  # the node has started this process with these signals blocked
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(lock, False)
     channel = Channel(socket.socket(fileno=descriptor))

@@ -56,6 +56,8 @@ class RecoveredLogs:
         """Names of all logs in the directory: ``<stream>-<uid>/<partition>``."""
         self.damaged: list[str] = []
         """Names of logs that cannot be read, or may lack records that this node acknowledged."""
+        self.confined: list[str] = []
+        """Names of damaged logs in which only bytes have changed in place. This says nothing about other logs."""
         self.missing: list[str] = []
         """Names of logs that this node has created, but whose directory is missing. Only the first process checks for them."""
         self._held: frozenset[str] = frozenset()
@@ -118,6 +120,8 @@ class RecoveredLogs:
         if recovery.report.must_leave_isr:
             logger.error("log damaged log=%s report=%s", path, recovery.report)
             self.damaged.append(name)
+            if recovery.report.is_confined:
+                self.confined.append(name)
 
     @property
     def progress(self) -> tuple[int, int]:

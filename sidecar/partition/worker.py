@@ -383,12 +383,16 @@ class PartitionWorker(PartitionShell):
         """
         heir = self.replica.standby_to_lead_next()
         if heir:
-            aside = do.TransferLeadership(leader_epoch=self.leader_epoch, toward=heir, reason="publishes may have gone past it")
-            self.request_transfer(aside, "missed_publishes")
+            self._request_transfer(heir, "publishes may have gone past it", do.TransferCause.MISSED_PUBLISHES)
         return bool(heir)
 
     def _transfer_for_service(self, toward: str, reason: str) -> None:
-        self.request_transfer(do.TransferLeadership(leader_epoch=self.leader_epoch, toward=toward, reason=reason), "service")
+        self._request_transfer(toward, reason, do.TransferCause.SERVICE)
+
+    def _request_transfer(self, toward: str, reason: str, cause: do.TransferCause) -> None:
+        self.transfer_leadership(
+            do.TransferLeadership(leader_epoch=self.leader_epoch, toward=toward, reason=reason, cause=cause)
+        )
 
     # ---- effects -------------------------------------------------------------------------------------------------------
     def execute(self, effect: Effect) -> None:
@@ -509,14 +513,11 @@ class PartitionWorker(PartitionShell):
         self._node.proposals.propose_isr(self.key, effect, self._driver.feed)
 
     def transfer_leadership(self, effect: do.TransferLeadership) -> None:
-        self.request_transfer(effect, "slow_disk")
-
-    def request_transfer(self, effect: do.TransferLeadership, why: str) -> None:
         """Stop accepting publishes and answer the earlier ones, then request a leadership transfer from the metadata group.
 
-        ``effect`` names the new leader. ``why``: reason, for the counter. There is a time limit for the answers.
+        ``effect`` names the new leader. There is a time limit for the answers.
         """
-        self.counters[f"transfer_{why}"] += 1
+        self.counters[f"transfer_{effect.cause.value}"] += 1
         self._node.transfer_leadership(
             self.key, effect.leader_epoch, lambda: self._node.proposals.give_up_leadership(self.key, effect)
         )

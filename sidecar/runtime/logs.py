@@ -55,7 +55,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.groups", "group coordinators not loaded error=%r: retrying after the n"): "group.coordinators_not_loaded",
     ("liftpy.groups", "group coordinators not started missing_inbox_prefix=%s: this"): "group.coordinator_disabled",
     ("liftpy.node", "component failed to close component=%s, closing the others"): "node.close_failed",
-    ("liftpy.node", "settings reloaded changes=%s"): "node.settings_reloaded",
+    ("liftpy.node", "settings reloaded applied=%s waiting_for_restart=%s"): "node.settings_reloaded",
     ("liftpy.node", "unknown environment variable, ignoring variable=%s nearest=%"): "node.unknown_variable",
     ("liftpy.node", "settings not reloaded error=%s: keeping the current ones"): "node.settings_rejected",
     ("liftpy.proposals", "ISR changed partition=%s isr=%s"): "isr.changed",

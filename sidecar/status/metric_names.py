@@ -221,6 +221,7 @@ INCIDENTS = (
     "dedup_state_restored",
     "slow_replica_evicted",
     "transfer_slow_disk",
+    "transfer_move",
     "transfer_service",
     "service_end_without_event",
     "transfer_missed_publishes",

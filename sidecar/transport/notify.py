@@ -28,7 +28,7 @@ Deliver = Callable[[str, int, str, events.Event], None]
 
 It passes the event to the replica on this node, if there is one.
 """
-StepAside = Callable[[pb.StepAside, Callable[[], None]], None]
+BeginTransfer = Callable[[pb.StepAside, Callable[[], None]], None]
 """Called with (request, callback for the end of the leadership transfer)."""
 QuietFetches = Callable[[bytes, memoryview], None]
 """Called with (reply subject, combined fetch without its envelope). Raises ProtocolError."""
@@ -42,7 +42,7 @@ ServiceReported = Callable[[service_pb2.ServiceReport], None]
 class Requests:
     """Functions that handle the requests on the notify subject of a node."""
 
-    step_aside: StepAside
+    begin_transfer: BeginTransfer
     testify: Testify
     quiet_fetches: QuietFetches
     service_reported: ServiceReported
@@ -121,7 +121,7 @@ class Notifications:
                 request = frames.parse(body, pb.StepAside)
                 if not self._share.holds(request.stream, request.partition):
                     return  # another process of this node answers the request
-                self._requests.step_aside(request, lambda: self._answer(reply, request))
+                self._requests.begin_transfer(request, lambda: self._answer(reply, request))
                 return
             if kind is MessageType.LEADER_QUESTION:
                 question = frames.parse(body, pb.LeaderQuestion)

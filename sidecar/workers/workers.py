@@ -48,6 +48,8 @@ logger = logging.getLogger("liftpy.workers")
 
 STOP_S = 6.0
 """Time in seconds after which a worker that has not stopped is killed. The node's stop is then not clean."""
+SIGNALS_FOR_THE_NODE = (signal.SIGINT, signal.SIGTERM)
+"""Signals that a supervisor may send to all processes of a node. They are meant for the first process, which stops the workers."""
 _PROPOSAL = struct.Struct(">I")
 
 
@@ -101,16 +103,16 @@ class Workers:
             for handle in self.handles:
                 handle.beat()
 
-    async def wait_until_recovered(self) -> dict[str, int]:
+    async def wait_until_recovered(self) -> dict[str, list[str]]:
         """Wait until all workers have recovered their logs. Raises WorkerError.
 
-        Return the numbers of ``damaged`` and ``suspect`` logs.
+        Return the names of the ``damaged``, ``confined`` and ``suspect`` logs (``RecoveredLogs``).
         """
-        counts = {"damaged": 0, "suspect": 0}
+        logs: dict[str, list[str]] = {"damaged": [], "confined": [], "suspect": []}
         for handle in self.handles:
-            worker_counts = json.loads((await handle.wait_for_event(FrameKind.RECOVERED)).body)
-            counts = {name: count + worker_counts[name] for name, count in counts.items()}
-        return counts
+            worker_logs = json.loads((await handle.wait_for_event(FrameKind.RECOVERED)).body)
+            logs = {kind: names + worker_logs[kind] for kind, names in logs.items()}
+        return logs
 
     def begin(self, incarnation: int, group: MetadataGroup) -> None:
         """Let the workers open the partitions of the metadata image. Call it after the registration of the node.
@@ -308,6 +310,7 @@ class WorkerHandle(asyncio.Protocol):
             start = lambda: spawn_process(  # noqa: E731
                 command,
                 signal.SIGKILL,
+                blocked=SIGNALS_FOR_THE_NODE,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), lock),
                 env=worker_environment(),
@@ -315,7 +318,11 @@ class WorkerHandle(asyncio.Protocol):
             )
             self._process = await loop.run_in_executor(None, start)
         ours.setblocking(False)
-        await loop.create_unix_connection(lambda: self, sock=ours)
+        try:
+            await loop.create_unix_connection(lambda: self, sock=ours)
+        except BaseException:
+            self._transport = None  # a stop during the start has closed it
+            raise
         self.send(FrameKind.SETUP, 0, json.dumps(setup).encode())
 
     @property

@@ -9,6 +9,7 @@ import re
 import threading
 from functools import partial
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +18,15 @@ from opentelemetry.sdk.trace import TracerProvider
 from liftpy.client import Client, ReadOptions
 from liftpy.client.placement_plans import PlacementOptions
 from liftpy.config import ReplicationConfig, StreamConfig
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.replication.events import LeaseChanged
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError, PublishRejectedError
 from liftpy.service import Record, Service
 from liftpy.testing.memory import memory_cluster
+from liftpy.testing.memory.node import MemoryNode
 from tests.conformance import client_cases, group_cases
 from tests.conformance.client_cases import CASES, Case, Place
 from tests.conformance.group_cases import GROUP_CASES
@@ -390,3 +395,25 @@ async def test_group_assignment_too_large_for_one_request_is_rejected_with_the_m
         with pytest.raises(ConfigError, match="add_partitions"):
             await client.admin.add_partitions("s", placement=PlacementOptions(assignment=assignment[1:]))
         assert len((await client.stream("s")).partitions) == 1
+
+
+def test_memory_node_whose_lease_timer_fires_early_sets_it_again() -> None:
+    """Otherwise its leaders stay in phase READY without a lease."""
+    events: list[Any] = []
+    timers: list[Any] = []
+    loop: Any = SimpleNamespace(call_at=lambda at_s, call: timers.append(call) or SimpleNamespace(cancel=str))
+    node: Any = MemoryNode("n1", loop, SimpleNamespace(), Subjects(), ReplicationConfig(), {}, {})
+    node.now_ns = lambda: now_ns
+    now_ns = 10**9
+    registered = SimpleNamespace(node=SimpleNamespace(incarnation=1))
+    node.start(SimpleNamespace(apply=lambda request: registered, image=ClusterImage(), changed_index=0))
+    node.replicas[0] = SimpleNamespace(feed=events.append)
+    node.beat()
+    events.clear()
+    end_ns = node.lease.until_ns(now_ns)
+    now_ns = end_ns - 1
+    timers.pop()()
+    assert (events, len(timers)) == ([], 1)
+    now_ns = end_ns
+    timers.pop()()
+    assert (events, timers) == ([LeaseChanged()], [])

@@ -24,10 +24,12 @@ _RECORDED_NAMES = {
     "TruncateLog": "CutLog",
 }
 """Class -> its name when the digests were recorded."""
+_CAUSE = re.compile(r", cause=<TransferCause\.\w+: '\w+'>")
+"""A field that the recorded classes did not have."""
 _CALL = re.compile(rf"\b({'|'.join(_RECORDED_NAMES)})\(")
 
 
 def with_recorded_names(text: str) -> str:
     """Return ``text``, which contains representations of objects, with the recorded names of their classes and fields."""
-    text = text.replace("QuiescenceEnded(last_answer_ns=", "QuiescenceEnded(heard_ns=")
+    text = _CAUSE.sub("", text.replace("QuiescenceEnded(last_answer_ns=", "QuiescenceEnded(heard_ns="))
     return _CALL.sub(lambda found: f"{_RECORDED_NAMES[found[1]]}(", text)

@@ -169,11 +169,11 @@ def _mended_publish(data: bytes) -> bytes:
 def _published(data: bytes) -> Any:
     """A whole batch as a message of an ingest; what is taken is a batch that every reader can read, of the same records."""
     found = _READER.read([(b"data.orders", b"_INBOX.x", data, b"")], 5)
-    if found.asked is not None and not found.unfit:
-        assert 0 < found.asked.producer_id < 1 << 64
-        assert all(0 <= number < 1 << 64 for number in found.asked[1:3])
-        _position_of(ProducerNote(found.asked.name, found.asked.position).encode())
-        return found.asked
+    if found.producer_request is not None and not found.unfit:
+        assert 0 < found.producer_request.producer_id < 1 << 64
+        assert all(0 <= number < 1 << 64 for number in found.producer_request[1:3])
+        _position_of(ProducerNote(found.producer_request.name, found.producer_request.position).encode())
+        return found.producer_request
     if found.batch is None or found.unfit:
         frames.decode_batch_publish(data)  # its error, or it is refused with a reason
         if not found.unfit:

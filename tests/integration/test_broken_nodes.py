@@ -11,6 +11,7 @@ from typing import Any
 import crc32c
 import pytest
 
+from liftpy.client.placement_plans import PlacementOptions
 from liftpy.config import StreamConfig
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2, cluster_pb2
@@ -147,6 +148,30 @@ async def test_node_that_reads_a_flipped_bit_repairs_its_replica(fragile: Any, s
         return not list(fragile.cluster.data.glob(f"**/{node_id}/**/streams/{stream_name}-*/0/*.behind-*"))
 
     await fragile.until(nothing_spare_is_left, "the segments behind the damaged one are removed")
+
+
+async def test_node_that_starts_with_a_damaged_log_still_leads_its_other_partitions(fragile: Any, stream_name: str) -> None:
+    """The node is the only replica of the other partition, so no other node can lead it."""
+    await fragile.create(stream_name, config=StreamConfig(segment_bytes=4096))
+    leader = await settle(fragile, stream_name)
+    node_id = next(node for node in NODES if node != leader)
+    other = f"other-{stream_name}"
+    await fragile.create(other, placement=PlacementOptions(assignment=((0, (node_id,)),)))
+    acked = [f"{number} {'x' * 500}".encode() for number in range(40)]
+    await fragile.publish_acked(f"data.{stream_name}", acked)
+    await fragile.publish_acked(f"data.{other}", [b"before"])
+    node = fragile.cluster.nodes[node_id]
+    await asyncio.to_thread(node.kill)
+    flip_a_bit_of_the_first_segment(fragile, node_id, stream_name)
+    (index,) = fragile.cluster.data.glob(f"**/{node_id}/**/streams/{stream_name}-*/0/{0:020d}.index")
+    index.unlink()  # so that recovery reads the segment
+    await asyncio.to_thread(node.start)
+    await asyncio.to_thread(node.wait_ready)
+    assert damaged(fragile, node_id, stream_name), "recovery has found the damage"
+    await fragile.publish_acked(f"data.{other}", [b"after"])
+    assert await fragile.values_on(node_id, other, 2) == [b"before", b"after"]
+    await settle(fragile, stream_name)
+    await expect_everywhere(fragile, stream_name, acked)
 
 
 async def test_follower_catches_up_from_a_leader_with_a_flipped_bit(fragile: Any, stream_name: str) -> None:

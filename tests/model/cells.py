@@ -185,8 +185,8 @@ class Cells:
             cell = STRUCTURE.copy(self[number], names)
             cell.kept = tuple(sorted(cell.kept))
             if cell.replica is not None:
-                held = cell.replica._shared.held
-                cell.replica._shared.held = replace(held, state=in_name_order(held.state))
+                held = cell.replica._shared.metadata
+                cell.replica._shared.metadata = replace(held, state=in_name_order(held.state))
             found = self._renamed[number, key] = self.add(cell)
         return found
 
@@ -348,7 +348,7 @@ class Shell:
         self.feed(ev.DeadlineReached(kind=ev.Deadline.PROMOTION))
 
     def _learn(self, held: PartitionMetadata, live: tuple[tuple[str, int], ...]) -> None:
-        self.feed(ev.PartitionChanged(held=held, incarnations=dict(live)))
+        self.feed(ev.PartitionChanged(metadata=held, incarnations=dict(live)))
 
     def _crash(self, kept: int, checkpoint: int) -> None:
         cell = self.cell

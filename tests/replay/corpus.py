@@ -31,8 +31,8 @@ _HEX = 2 * DIGEST_SIZE
 History = list[bytes]
 
 
-ENTRIES = {name: FOLDER / f"{name}.zst" for name in ("entries", "entries-quotas", "entries-times")}
-"""Name -> histories: of all kinds, of quotas, of session times."""
+ENTRIES = {name: FOLDER / f"{name}.zst" for name in ("entries", "entries-quotas", "entries-times", "entries-damage")}
+"""Name -> histories: of all kinds, of quotas, of session times, of damaged logs."""
 
 
 def path_of(level: int) -> Path:

@@ -177,10 +177,37 @@ class TimesWorld(RecordedWorld):
         self.ask(setSessionTimes=pb.SetSessionTimes(sessionMs=session_ms, leaseMs=lease_ms, change=change))
 
 
+class DamageWorld(RecordedWorld):
+    """One in which nodes restart often, and name damaged logs when they register."""
+
+    def ask(self, **request: Any) -> pb.ControlResponse:
+        """Some logs belong to no stream, and some nodes name too many."""
+        rng = self.more
+        if "registerNode" in request and rng.random() < 0.7:
+            streams = [*self.driver.fsm.image.streams.values()] if hasattr(self, "driver") else []
+            known = [(stream.uid, partition.partition) for stream in streams for partition in stream.partitions]
+            logs = rng.sample([*known, ("gone", 0)], rng.randint(1, min(4, 1 + len(known))))
+            logs *= 20 if rng.random() < 0.05 else 1
+            register = request["registerNode"]
+            register.damagedLogs.extend(pb.DamagedLog(streamUid=uid, partition=partition) for uid, partition in logs)
+            register.cleanStop = register.flushedAlways = False
+        return super().ask(**request)
+
+    def something(self) -> None:
+        """A third of it is a restart."""
+        if self.more.random() < 0.67:
+            super().something()
+            return
+        name = self.more.choice(NODES)
+        self.nodes[name].alive = False
+        self.start(name, emptied=self.more.random() < 0.1)
+
+
 WORLDS: dict[str, tuple[type[RecordedWorld], int, int]] = {
     "entries": (RecordedWorld, 20, 1000),
     "entries-quotas": (QuotaWorld, 2, 500),
     "entries-times": (TimesWorld, 2, 500),
+    "entries-damage": (DamageWorld, 2, 500),
 }
 """Name of a file of entries -> what its histories are of, how many there are, and how many entries each has."""
 

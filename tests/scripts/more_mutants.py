@@ -48,10 +48,10 @@ def read_only_is_not_heeded() -> Patches:
     real = LeaderRole.publishes_received
 
     def heedless(self: LeaderRole, event: Any, now_ns: int, out: list) -> None:
-        held = self.shared.held
-        self.shared.held = replace(held, config=replace(held.config, read_only=False))
+        held = self.shared.metadata
+        self.shared.metadata = replace(held, config=replace(held.config, read_only=False))
         real(self, event, now_ns, out)
-        self.shared.held = held
+        self.shared.metadata = held
 
     return [method(LeaderRole, "publishes_received", heedless)]
 
@@ -513,6 +513,10 @@ def evicted_below_the_copies_that_are_wanted() -> Patches:
     return [patch.object(leader, "next_to_go", next_to_go)]
 
 
+def one_damaged_log_makes_all_logs_incomplete() -> Patches:
+    return [method(nodes, "damaged_logs_of", lambda image, request: frozenset())]
+
+
 MUTANTS: Sequence[Mutant] = (
     *pause_mutants.MUTANTS,
     *clock_mutants.MUTANTS,
@@ -579,6 +583,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("a learner's earlier copy counts", "C12", an_earlier_copy_counts),
     Mutant("one replica set is counted while it changes", "D6", one_replica_set_is_counted),
     Mutant("who is wanted no more stays", "L2", who_is_wanted_no_more_stays),
+    Mutant("one damaged log makes all logs incomplete", "L1", one_damaged_log_makes_all_logs_incomplete),
     Mutant("the leader goes unasked", "L2", the_leader_goes_unasked),
     Mutant("evicted below the copies that are wanted", "D21", evicted_below_the_copies_that_are_wanted),
 )

@@ -61,4 +61,4 @@ def test_leader_elected_as_standby_transfers_its_leadership_after_its_publish_li
         s.always(lambda: s.leader == second, 0.5)
         links_down.clear()
         s.until(lambda: s.leader not in ("", second))
-        assert s.counted("steps aside: gone past it") == 1
+        assert s.counted("planned transfer: missed_publishes") == 1

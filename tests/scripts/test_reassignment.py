@@ -78,6 +78,7 @@ def test_reassignment_of_the_only_replica_moves_the_leadership() -> None:
         s.until(lambda: holds_nothing(s, a))
         s.publish(1)
         assert s.leader == other
+        assert s.counted("planned transfer: move") == 1
 
 
 @pytest.mark.parametrize("quorum", [False, True])

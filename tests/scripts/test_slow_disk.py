@@ -170,7 +170,7 @@ def test_slow_disk_on_all_nodes_changes_neither_leader_nor_isr() -> None:
         publish_for(s, 40)
         assert (s.leader, s.isr) == (a, {a, b, c})
         assert s.counted("out of the ISR: slow flushes") == 0
-        assert s.counted("steps aside: slow flushes") == 0
+        assert s.counted("planned transfer: slow_disk") == 0
 
 
 def test_slow_disk_follower_rejoins_the_isr_when_another_member_dies() -> None:

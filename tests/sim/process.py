@@ -9,7 +9,7 @@ gets nothing.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,10 @@ from liftpy.core.log.recovery import OpenReport
 from liftpy.core.metadata import failure_reports
 from liftpy.core.metadata.controller.request_batcher import Answer, RequestBatcher
 from liftpy.core.metadata.failure_reports import ProbeResult
-from liftpy.core.metadata.features import SUPPORTED_LEVELS
+from liftpy.core.metadata.features import DAMAGED_LOGS, SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
+from liftpy.core.metadata.node_identity import damaged_logs_to_name
 from liftpy.core.metadata.sessions import AnsweredHeartbeats, LeaseGrant, heartbeat_every_s
 from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.publish.memory_budget import MemoryBudget
@@ -56,6 +57,12 @@ _LATE_S = 0.01
 def folder_of(key: PartitionKey) -> str:
     """Return the directory name on a simulated disk and in its journal of promises."""
     return f"{key.stream}-{key.uid}-{key.partition}"
+
+
+def log_name(folder: str) -> str:
+    """Return the name ``<stream>-<uid>/<partition>`` of the log in a directory of a simulated disk."""
+    stream, _, number = folder.rpartition("-")
+    return f"{stream}/{number}"
 
 
 class SimNode:
@@ -261,6 +268,7 @@ class Process:
             self.node.flipped = False
         disk.starts = disk.starts.next(self.cluster.draw_nonce())
         self.node.nonces.add(disk.starts.nonce)
+        damaged, confined, was_doubtful = list[str](), list[str](), disk.doubtful
         for name in sorted(self.disk.folders):
             try:
                 self.leaving.unopened[name], report = self._opened(name)
@@ -269,10 +277,15 @@ class Process:
                 self.node.restart()
                 return
             disk.doubtful = disk.doubtful or report.must_leave_isr
+            damaged += [log_name(name)] if report.must_leave_isr else []
+            confined += [log_name(name)] if report.is_confined else []
+            was_doubtful = was_doubtful or bool(report.flush_failed)
             self.cluster.counters["damage found"] += bool(report.damage)
-        self._register(not disk.doubtful, self.cluster.group.new_operation_id())
+        named = [] if was_doubtful else damaged_logs_to_name(damaged, confined)
+        self.cluster.counters["registrations with named logs"] += bool(named)
+        self._register(not disk.doubtful, named, self.cluster.group.new_operation_id())
 
-    def _register(self, complete: bool, operation_id: bytes) -> None:
+    def _register(self, complete: bool, damaged: Sequence[pb.DamagedLog], operation_id: bytes) -> None:
         if self.incarnation:
             return
         request = pb.RegisterNode(
@@ -280,6 +293,7 @@ class Process:
             previousIncarnation=self.disk.incarnation,
             cleanStop=self.disk.clean_stop and complete,
             flushedAlways=complete,
+            damagedLogs=damaged if self.cluster.group.image.feature_level >= DAMAGED_LOGS else (),
         )
         SUPPORTED_LEVELS.write_to(request)
         self.disk.starts.write_to(request)
@@ -289,7 +303,7 @@ class Process:
             pb.ControlRequest(registerNode=request, operationId=operation_id),
             lambda response: self.run(lambda: self._registered(response)),
         )
-        self.later(_REGISTER_RETRY_NS, lambda: self._register(complete, operation_id))
+        self.later(_REGISTER_RETRY_NS, lambda: self._register(complete, damaged, operation_id))
 
     def _registered(self, response: pb.ControlResponse | None) -> None:
         if self.incarnation or response is None or response.error != pb.ControlResponse.OK:

@@ -200,7 +200,12 @@ class SimIngest:
             if heir:
                 epoch = self._replica.replica.leader_epoch
                 self._replica.transfer_leadership(
-                    do.TransferLeadership(leader_epoch=epoch, toward=heir, reason="publishes may have gone past it")
+                    do.TransferLeadership(
+                        leader_epoch=epoch,
+                        toward=heir,
+                        reason="publishes may have gone past it",
+                        cause=do.TransferCause.MISSED_PUBLISHES,
+                    )
                 )
             self._replica.later(_BACK_AFTER_NS if heir else 0, self.ingest.resubscribe)
 

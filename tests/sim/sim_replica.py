@@ -92,10 +92,7 @@ class Asking:
         self._ask(effect)
 
     def transfer_leadership(self, effect: do.TransferLeadership) -> None:
-        why = [short for short in ("moves away", "gone past it") if short in effect.reason]
-        self.cluster.counters[
-            "steps aside: " + (f"it {why[0]}" if why == ["moves away"] else (why or ["slow flushes"])[0])
-        ] += 1
+        self.cluster.counters[f"planned transfer: {effect.cause.value}"] += 1
         self._ask(effect)
 
     def report_promotion(self, effect: do.ReportPromotion) -> None:

@@ -62,7 +62,7 @@ def _told(what: tuple[object, ...]) -> str:
 
 def _short(what: object) -> str:
     if isinstance(what, ev.PartitionChanged):
-        s = what.held.state
+        s = what.metadata.state
         live = dict(sorted(what.incarnations.items()))
         head = f"{s.status.name} {s.leader or s.candidate} e{s.leader_epoch} E{s.epoch}"
         return f"PartitionChanged({head} isr={sorted(s.isr)} live={live})"

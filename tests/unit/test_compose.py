@@ -205,6 +205,6 @@ def test_compose_commands_start_a_cluster(stack: Stack) -> None:
         for path, code in (("/readyz?synced", 200), ("/livez", 200), ("/metrics", 200), ("/status", 404)):
             assert status(f"http://{address}{path}") == code, (name, path)
         stack.processes[name].send_signal(signal.SIGHUP)
-        wait_for(lambda name=name: "settings reloaded changes=taken over: nothing" in stack.log(name), stack)
+        wait_for(lambda name=name: "settings reloaded applied=none waiting_for_restart=none" in stack.log(name), stack)
     stack.stop()
     assert {name: stack.processes[name].returncode for name in SIDECARS} == dict.fromkeys(SIDECARS, 0)

@@ -216,7 +216,7 @@ MAX_TAKE = bounds_of(pb.TakeRecords, "maxRecords").high
 MAX_GRANTED_RANGES = 500
 """Maximum number of record ranges that one take returns, so that the answer fits into one message."""
 MAX_LOST_RANGES = 1_000
-"""Maximum number of lost ranges that one answer names."""
+"""Maximum number of lost ranges that one answer names. With more, the last range of a settlement includes all later records."""
 MAX_CLIENT_LENGTH = max_text_of(pb.JoinGroup, "client")
 MAX_REASON_BYTES = max_text_of(pb.Settlement, "reason")
 MAX_LIST = bounds_of(pb.GroupQuery, "limit").high

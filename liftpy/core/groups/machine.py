@@ -372,21 +372,25 @@ def _beat(group: GroupRecord, beat: pb.BeatGroup, now_ns: int, answer: pb.GroupA
 
 
 def _settle(group: GroupRecord, settle: pb.SettleRecords, now_ns: int, answer: pb.GroupAnswer) -> None:
-    most = commands.MAX_LOST_RANGES + 1
-    lost: list[tuple[str, int, int, int]] = []
-    for part in settle.settlements:
+    """Apply the settlements, and name the ranges that are lost.
+
+    The answer has a limit. Beyond it, the last range of a settlement includes everything up to the end of the settlement. So
+    a record that is lost never looks settled.
+    """
+    for number, part in enumerate(settle.settlements, 1):
+        later = len(settle.settlements) - number  # each of them needs room for one range
+        room = commands.MAX_LOST_RANGES - len(answer.lost) - later
         queue = group.queues.get((part.stream, part.partition))
         if queue is None or queue.uid != part.uid:
-            pieces = [(piece.start, piece.end) for piece in part.ranges[:most]]
+            lost = [(piece.start, piece.end) for piece in part.ranges[: room + 1]]
         else:
-            pieces = queue.settle(part, settle.member, now_ns, most - len(lost))
-        lost += [(part.stream, part.partition, start, end) for start, end in pieces[: most - len(lost)]]
-    if lost:
-        shown = lost[: commands.MAX_LOST_RANGES]
-        answer.lost.extend(pb.LostRange(stream=s, partition=p, start=start, end=end) for s, p, start, end in shown)
+            lost = queue.settle(part, settle.member, now_ns, room + 1)
+        if len(lost) > room:
+            lost[room - 1 :] = [(lost[room - 1][0], part.ranges[-1].end)]
+        answer.lost.extend(pb.LostRange(stream=part.stream, partition=part.partition, start=s, end=e) for s, e in lost)
+    if answer.lost:
         answer.code = pb.GROUP_STALE
-        count = str(len(lost)) if len(lost) < most else f"more than {commands.MAX_LOST_RANGES}"
-        answer.detail = f"{count} ranges are not the member's any more"
+        answer.detail = f"{len(answer.lost)} ranges are not the member's any more"
 
 
 def _first_partitions(group: GroupRecord, take: pb.TakeRecords) -> int | None:

@@ -85,6 +85,8 @@ class Damage:
     first_offset: int
     position: int
     fault: str
+    is_confined: bool = False
+    """True if a valid batch follows in the same file. Then bytes have changed in place, and no end of a file is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,11 @@ class OpenReport:
     def must_leave_isr(self) -> bool:
         """True if this replica may lack records that it has acknowledged, so that it must leave the ISR."""
         return bool(self.damage) or self.lost_committed or self.lost_flushed
+
+    @property
+    def is_confined(self) -> bool:
+        """True if the log is damaged, and this says nothing about the other logs on the disk."""
+        return bool(self.damage) and all(damage.is_confined for damage in self.damage)
 
 
 @dataclass(slots=True)
@@ -233,7 +240,8 @@ def _segments(
                 cut += segment.file.size_bytes - contents.end
                 segment.file.truncate(contents.end)
             elif contents.fault:
-                damage.append(Damage(log_name(base), segment.next_offset, contents.end, contents.fault))
+                found = Damage(log_name(base), segment.next_offset, contents.end, contents.fault, contents.valid_behind)
+                damage.append(found)
                 prefix = _set_aside(storage, segment, contents, bases[number + 1 :])
                 segments += [prefix] if prefix is not None else []
                 break

@@ -26,6 +26,8 @@ UNSUPPORTED = "UNSUPPORTED: "
 """Prefix of the detail of an INVALID answer if the other side has another version. A newer version may accept the request."""
 FIRST = 5
 """Oldest level that this version supports. Levels 1 to 4 were never released."""
+DAMAGED_LOGS = 6
+"""First level at which a registration can name the damaged logs of the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,13 @@ class Feature:
 
 FEATURES: tuple[Feature, ...] = (
     Feature(FIRST, "0.1.0", "baseline: everything that the first release decides, writes and sends"),
+    Feature(
+        DAMAGED_LOGS,
+        "0.1.0",
+        "a node that registers names its damaged logs, and stays in the ISR of its other partitions",
+        has_way_back=True,
+        asked=lambda request: "a registration that names damaged logs" if request.registerNode.damagedLogs else "",
+    ),
 )
 
 

@@ -11,15 +11,19 @@ is restored. Its next process is start 2 with nonce C, and knows only A. So it d
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from liftpy.config import NS_PER_S
+from liftpy.core.base.ids import split_folder
 from liftpy.core.metadata.image import NodeImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 MAX_EARLIER_NONCES = 16
 """Maximum number of stored nonces. After more failed starts in a row, the node loses its place in the ISR."""
+MAX_DAMAGED_LOGS = 16
+"""Maximum number of damaged logs that a registration names. With more damaged logs, all logs of the node count as incomplete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,25 @@ def stopped_cleanly(*, failed: bool, opened: bool, logs_are_clean: bool, repairs
         repairs: True if the process stops so that the next start checks damaged data.
     """
     return opened and logs_are_clean and not failed and not repairs
+
+
+def damaged_logs_to_name(damaged: Collection[str], confined: Collection[str]) -> list[pb.DamagedLog]:
+    """Return the damaged logs that a registration names. []: all logs of the node count as incomplete, or none is damaged.
+
+    Args:
+        damaged: Names ``<stream>-<uid>/<partition>`` of all logs that may lack acknowledged records.
+        confined: Names of the logs whose damage says nothing about other logs.
+    """
+    if len(set(damaged)) > MAX_DAMAGED_LOGS:
+        return []
+    named = []
+    for name in sorted(set(damaged)):
+        folder, _, number = name.rpartition("/")
+        split = split_folder(folder)
+        if name not in confined or split is None:
+            return []
+        named.append(pb.DamagedLog(streamUid=split[1], partition=int(number)))
+    return named
 
 
 class ProcessRelation(Enum):

@@ -128,7 +128,7 @@ class PartitionShell(ABC):
         """
         self.log.config = metadata.config
         self.ingest.settings_changed(metadata.config, metadata.partition_count)
-        self.feed(events.PartitionChanged(held=metadata, incarnations=incarnations, announced=announced))
+        self.feed(events.PartitionChanged(metadata=metadata, incarnations=incarnations, announced=announced))
         self.standby.review()
         return self.log.apply_metadata(metadata.state)
 

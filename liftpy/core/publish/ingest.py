@@ -550,8 +550,8 @@ class Ingest:
             if rest := [message for index, message in enumerate(messages) if index not in columns.unfit]:
                 self._submit_piece(rest)
             return
-        if columns.asked is not None:
-            self._answer_producer(columns.asked, columns.publishers)
+        if columns.producer_request is not None:
+            self._answer_producer(columns.producer_request, columns.publishers)
             return
         if columns.ids and (repeats := self._repeats(columns, now_wall_ns)):
             self._submit_without_repeats(repeats, columns, messages)

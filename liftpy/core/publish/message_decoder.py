@@ -258,7 +258,7 @@ class MessageColumns:
     """The batch, if the only message is a whole batch. Then the other columns are empty."""
     claim: Claim | None = None
     """Producer and sequence numbers that the producer has set. None: the batch has no producer."""
-    asked: ProducerRequest | None = None
+    producer_request: ProducerRequest | None = None
     """The request, if the only message asks how a process may continue a producer. Then nothing is stored."""
     apart: list[int] = field(default_factory=list)
     """Indexes of whole batches among several messages. Each of them is then decoded alone, and no other column is set."""
@@ -632,7 +632,7 @@ class MessageDecoder:
                 return
             request_fields = (head.askedProducer, head.producerInstance, head.producerSequence)
             acked = (head.producerAckedOffset, head.producerAckedEpoch) if head.HasField("producerAckedOffset") else None
-            columns.asked = ProducerRequest(*request_fields, note.name, note.position, acked)
+            columns.producer_request = ProducerRequest(*request_fields, note.name, note.position, acked)
         else:
             try:
                 note = _note(head)

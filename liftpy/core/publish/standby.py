@@ -400,7 +400,7 @@ class _Step:
     @property
     def is_from_producer(self) -> bool:
         """True if the messages are from a producer, whose sequence numbers decide what is stored [A3]."""
-        return self.columns.claim is not None or self.columns.asked is not None
+        return self.columns.claim is not None or self.columns.producer_request is not None
 
     def is_bound(self, index: int) -> bool:
         """Return whether the message at ``index`` has a condition, such as an expected last sequence."""
@@ -459,7 +459,7 @@ class StandbyReplay:
                 yield from self._decode_messages(piece, receive_ns)
             return
         keys: list[Key | None]
-        if columns.unfit or columns.asked is not None or columns.claim is not None:
+        if columns.unfit or columns.producer_request is not None or columns.claim is not None:
             keys = [None]
         elif columns.batch is not None:
             keys = [(tuple(column_keys(columns.batch.columns, repeat(columns.subjects[0]))),)]

@@ -470,6 +470,18 @@ class WakePartition:
     """Number of pauses that this leader knows. If the metadata has another number, the request has no effect."""
 
 
+class TransferCause(Enum):
+    """Cause of a planned transfer that the leader requests. The value is a part of the name of a counter."""
+
+    SLOW_DISK = "slow_disk"
+    MOVE = "move"
+    """The replica of the leader moves to another node."""
+    MISSED_PUBLISHES = "missed_publishes"
+    """The leader lost its connection for publishes. A standby follower has received them."""
+    SERVICE = "service"
+    """A replicated service on the node of the leader cannot continue."""
+
+
 @value
 class TransferLeadership:
     """Leader: answer all publishers that wait. Then request from the metadata group a planned transfer of the leadership.
@@ -483,6 +495,8 @@ class TransferLeadership:
     """Node id of the ISR member that becomes the leader."""
     reason: str
     """Reason, as text for logs."""
+    cause: TransferCause
+    """Cause, for the counters."""
 
 
 @value

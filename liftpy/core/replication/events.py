@@ -63,7 +63,7 @@ class LogCompacted:
 class PartitionChanged:
     """The metadata of this node shows this partition in a new state, or another set of live nodes."""
 
-    held: PartitionMetadata
+    metadata: PartitionMetadata
     """State of the partition. A state with a lower Epoch than the last one is ignored [C2]."""
     incarnations: Mapping[str, int] = field(default_factory=dict)
     """Node id -> incarnation of every node that is registered and not fenced, including this one.

@@ -110,7 +110,7 @@ class FetchHandler:
             or event.incarnation != progress.incarnation
             or progress.position is None
             or progress.position + 1 != self._log.log_end_offset
-            or event.replica not in self._shared.held.isr
+            or event.replica not in self._shared.metadata.isr
             or not self.awaits_answer(event.replica)
         ):
             return False
@@ -136,7 +136,7 @@ class FetchHandler:
     @property
     def has_all_successors(self) -> bool:
         """True if the current process of every node that may lead next has fetched in this LeaderEpoch."""
-        heirs = self._shared.held.isr | self._shared.held.may_lead
+        heirs = self._shared.metadata.isr | self._shared.metadata.may_lead
         return all(progress.position is not None for replica, progress in self.followers.items() if replica in heirs)
 
     def may_send_acks(self, now_ns: int) -> bool:
@@ -259,7 +259,7 @@ class FetchHandler:
         log = self._log
         self.record_request(event.replica, event.current_epoch, now_ns)
         reason: RefusalReason | None = None
-        if event.stream_uid and event.stream_uid != self._shared.held.key.uid:
+        if event.stream_uid and event.stream_uid != self._shared.metadata.key.uid:
             reason = RefusalReason.WRONG_STREAM
         elif event.current_epoch != self._leader_epoch:
             reason = RefusalReason.STALE_EPOCH
@@ -289,7 +289,7 @@ class FetchHandler:
         return positions
 
     def _refusal(self, event: FetchReceived) -> RefusalReason | None:
-        if event.stream_uid and event.stream_uid != self._shared.held.key.uid:
+        if event.stream_uid and event.stream_uid != self._shared.metadata.key.uid:
             return RefusalReason.WRONG_STREAM
         if event.replica not in self.followers:
             return RefusalReason.NOT_A_REPLICA
@@ -307,7 +307,7 @@ class FetchHandler:
         The follower may then still have records that the tombstones deleted. The result is False for ISR members, because they
         have all committed records.
         """
-        if event.deletes_end is None or event.replica in self._shared.held.isr:
+        if event.deletes_end is None or event.replica in self._shared.metadata.isr:
             return False
         return self._log.horizon.deletes_end > max(event.offset + 1, event.deletes_end)
 

@@ -517,7 +517,7 @@ def successor(
 
 REACH_NS = 10 * NS_PER_S
 """Maximum distance of a request id from the last one, in addition to the time that has passed, in nanoseconds."""
-UNCERTAIN_ISR_NS = 5 * NS_PER_S
+REQUEST_ID_RESET_NS = 5 * NS_PER_S
 """Time without valid requests after which the leader accepts a rejected request id of the follower, in nanoseconds."""
 
 
@@ -621,7 +621,7 @@ class FollowerProgress:
             return True
         if self.doubted_ns is None:
             self.doubted_ns = now_ns
-        return now_ns - self.doubted_ns > UNCERTAIN_ISR_NS
+        return now_ns - self.doubted_ns > REQUEST_ID_RESET_NS
 
     def fetched(self, offset: int, request_id: int, leader_end_offset: int, now_ns: int) -> None:
         """Record a valid fetch, which acknowledges all records up to ``offset`` (inclusive).

@@ -46,6 +46,7 @@ from liftpy.core.replication.effects import (
     SendAcks,
     SendNotice,
     StartServing,
+    TransferCause,
     TransferLeadership,
     WakePartition,
 )
@@ -124,7 +125,7 @@ class PauseEnforcer:
     @property
     def refusal(self) -> RejectReason | None:
         """Reason for which all publishes are rejected now: the partition is paused or read-only. None: publishes are not rejected."""
-        metadata = self._shared.held
+        metadata = self._shared.metadata
         if metadata.config.read_only:
             return RejectReason.READ_ONLY
         return RejectReason.PAUSED if metadata.state.pause is Pause.UNTIL_RESUMED else None
@@ -290,7 +291,7 @@ class LeaderRole(ReplicaRole):
     @property
     def _is_below_min_isr(self) -> bool:
         """True if the ISR has fewer members than ``min_isr``, so that no record can be committed."""
-        return len(self.shared.held.isr) < self.shared.held.min_isr
+        return len(self.shared.metadata.isr) < self.shared.metadata.min_isr
 
     @property
     def takes_publishes(self) -> bool:
@@ -351,7 +352,7 @@ class LeaderRole(ReplicaRole):
 
     def _reject_expired(self, now_ns: int, out: Effects) -> None:
         """Drop or reject the delayed publishes that have waited longer than the stream's limit."""
-        bound_ns, reason = nanoseconds(self.shared.held.config.min_isr_hold_timeout_s), RejectReason.PAUSED
+        bound_ns, reason = nanoseconds(self.shared.metadata.config.min_isr_hold_timeout_s), RejectReason.PAUSED
         if bound_ns and (self._is_below_min_isr or self.pausing.sleeps):
             reason = RejectReason.BELOW_MIN_ISR if self._is_below_min_isr else reason
             out += [self._no(old, reason, now_ns) for old in self.intake.withdraw_older(now_ns - bound_ns)]
@@ -370,7 +371,7 @@ class LeaderRole(ReplicaRole):
 
         With standby followers the result is False, because the next leader may store the rejected publish.
         """
-        return self.may_refuse(now_ns) and not self.shared.held.has_standby
+        return self.may_refuse(now_ns) and not self.shared.metadata.has_standby
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
         if self.shared.flush_ns:
@@ -382,7 +383,7 @@ class LeaderRole(ReplicaRole):
         """Raise the HW to the offset that the commit policy allows. Then send the acks for committed records."""
         if not self.handler.may_send_acks(now_ns):
             return
-        metadata, log, positions = self.shared.held, self.log, self.handler.positions()
+        metadata, log, positions = self.shared.metadata, self.log, self.handler.positions()
         offset = min(
             new_high_watermark(
                 metadata.config.commit_policy,
@@ -468,18 +469,18 @@ class LeaderRole(ReplicaRole):
             return
         self._open_when_free(now_ns, out)
         if event.flush_ns and self.handler.newest_offset_of(event.replica) != before:
-            self.flushes.flushed(event.replica, event.flush_ns, now_ns, in_isr=event.replica in self.shared.held.isr)
+            self.flushes.flushed(event.replica, event.flush_ns, now_ns, in_isr=event.replica in self.shared.metadata.isr)
         self._advance(now_ns, out)
         if self.handler.answer(event, now_ns, out):
             self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
         self._release(out)
         lost = not self._commits_by_quorum and isr.has_lost(self.handler.followers[event.replica], self.log.high_watermark)
-        if lost or event.replica not in self.shared.held.isr:
+        if lost or event.replica not in self.shared.metadata.isr:
             self._review_isr(now_ns, out)
 
     @property
     def _commits_by_quorum(self) -> bool:
-        return self.shared.held.config.commit_policy is CommitPolicy.QUORUM
+        return self.shared.metadata.config.commit_policy is CommitPolicy.QUORUM
 
     def quiescent_fetch_received(self, event: QuiescentFetchReceived, now_ns: int, out: Effects) -> None:
         """Confirm to a follower's node that the follower's fetch still waits, and record it as a new fetch.
@@ -522,7 +523,7 @@ class LeaderRole(ReplicaRole):
     # ---- the ISR ---------------------------------------------------------------------------------------------------
     def _review_isr(self, now_ns: int, out: Effects) -> None:
         """Request from the metadata group the ISR that the lag policy requires. Only one request is open at a time."""
-        change, metadata, config = self.isr_change, self.shared.held, self.shared.config
+        change, metadata, config = self.isr_change, self.shared.metadata, self.shared.config
         if change.in_flight or now_ns < change.retry_at_ns or not self.shared.lease.is_current(now_ns):
             return
         slow = to_keep_out(self.shared.node_id, metadata.isr, self.flushes.slow(now_ns))
@@ -583,7 +584,7 @@ class LeaderRole(ReplicaRole):
         ``wanted``: ISR after the change. The leader must have a lease, so that an outdated leader removes no replica.
         """
         state = self.shared.state
-        leaving = next_to_go(state, wanted, self.shared.held.min_isr)
+        leaving = next_to_go(state, wanted, self.shared.metadata.min_isr)
         if not leaving or self.phase is not LeaderPhase.READY or not self.handler.may_send_acks(now_ns):
             return ""
         if leaving == self.shared.node_id or not self._commits_by_quorum:
@@ -613,7 +614,9 @@ class LeaderRole(ReplicaRole):
         toward = heir(self.shared.state, (r for r, p in followers.items() if r in live and now_ns - p.caught_up_ns < lag_ns))
         if toward:
             self._next_transfer_ns = now_ns + _MOVE_AGAIN_NS
-            out.append(TransferLeadership(leader_epoch=self.leader_epoch, toward=toward, reason="the replica moves away"))
+            reason = "the replica moves away"
+            effect = TransferLeadership(leader_epoch=self.leader_epoch, toward=toward, reason=reason, cause=TransferCause.MOVE)
+            out.append(effect)
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
         """Record the answer of the metadata group to a request for an ISR change.
@@ -704,7 +707,7 @@ class LeaderRole(ReplicaRole):
             self.flushes.fast(members, now_ns),
             self.handler.followers,
             shared.live,
-            needed=len(state.replicas) // 2 + 1 if self._commits_by_quorum else max(shared.held.min_isr, isr.STAY_AT_LEAST),
+            needed=len(state.replicas) // 2 + 1 if self._commits_by_quorum else max(shared.metadata.min_isr, isr.STAY_AT_LEAST),
             now_ns=now_ns,
             max_lag_ns=nanoseconds(shared.config.max_lag_time_s),
         )
@@ -712,7 +715,10 @@ class LeaderRole(ReplicaRole):
             self._stays_until_ns = now_ns + _TRANSFER_AGAIN_NS
             took_ms = [self.flushes.last_ns(replica) // 1_000_000 for replica in (shared.node_id, toward)]
             reason = f"a flush takes {took_ms[0]} ms here and {took_ms[1]} ms on {toward}"
-            out.append(TransferLeadership(leader_epoch=self.leader_epoch, toward=toward, reason=reason))
+            effect = TransferLeadership(
+                leader_epoch=self.leader_epoch, toward=toward, reason=reason, cause=TransferCause.SLOW_DISK
+            )
+            out.append(effect)
 
     def serves(self, now_ns: int) -> bool:
         """Return whether this leader has a lease and counts as reachable by other nodes."""

@@ -63,7 +63,7 @@ class InactiveRole(ReplicaRole):
         state = self.shared.state
         if (
             state.status is PartitionStatus.ELECTION
-            and self.shared.node_id in (self.shared.held.isr | self.shared.held.may_lead)
+            and self.shared.node_id in (self.shared.metadata.isr | self.shared.metadata.may_lead)
             and self.shared.node_id != state.leader
         ):
             out.append(report_leader(self.shared))
@@ -228,12 +228,12 @@ class Replica:
 
     @property
     def min_isr(self) -> int:
-        return self._shared.held.min_isr
+        return self._shared.metadata.min_isr
 
     @property
     def longest_lease_ns(self) -> int:
         """Longest lease that another node may have, in nanoseconds. 0: the lease in this node's settings."""
-        return self._shared.held.longest_lease_ns
+        return self._shared.metadata.longest_lease_ns
 
     @property
     def log(self) -> LogOffsets:
@@ -316,8 +316,8 @@ class Replica:
 
         It is False while the partition is paused.
         """
-        could = not isinstance(self._role, FailedRole | StoppedRole) and self._shared.node_id in self._shared.held.isr
-        return could and self._shared.held.has_standby and self._shared.state.pause is Pause.NOT_PAUSED
+        could = not isinstance(self._role, FailedRole | StoppedRole) and self._shared.node_id in self._shared.metadata.isr
+        return could and self._shared.metadata.has_standby and self._shared.state.pause is Pause.NOT_PAUSED
 
     def standby_to_lead_next(self) -> str:
         """Return the standby follower that should lead next, or '' if there is none.
@@ -325,10 +325,10 @@ class Replica:
         The shell calls it after this leader missed publishes, which standby followers have buffered.
         """
         role, shared = self._role, self._shared
-        if not isinstance(role, LeaderRole) or not shared.held.has_standby:
+        if not isinstance(role, LeaderRole) or not shared.metadata.has_standby:
             return ""
         request_times_ns = {replica: progress.last_contact_ns for replica, progress in role.handler.followers.items()}
-        return standby_successor_of(shared.node_id, shared.held.isr, shared.live, request_times_ns)
+        return standby_successor_of(shared.node_id, shared.metadata.isr, shared.live, request_times_ns)
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
         """Return whether the last record that a reader has read, ``last_offset`` (inclusive) of ``last_epoch``, is in this log [R6]."""
@@ -339,8 +339,8 @@ class Replica:
         shared, state = self._shared, self._shared.state
         log = shared.log
         return ReplicaSnapshot(
-            stream=shared.held.key.stream,
-            partition=shared.held.key.partition,
+            stream=shared.metadata.key.stream,
+            partition=shared.metadata.key.partition,
             role=(RoleName.LEARNER if isinstance(self._role, FollowerRole) and shared.copy_epoch else self._role.name).value,
             phase=self._role.shown_phase,
             leader=state.leader,
@@ -530,14 +530,14 @@ class Replica:
 
     # ---- roles -----------------------------------------------------------------------------------------------------
     def _partition_changed(self, event: ev.PartitionChanged, now_ns: int, out: Effects) -> None:
-        shared, state = self._shared, event.held.state
+        shared, state = self._shared, event.metadata.state
         if isinstance(self._role, StoppedRole) or state.epoch < shared.state.epoch:
             return
         if state.leader_epoch < self._persisted_epoch:
             return  # this node is a candidate of a later epoch, the image has not caught up with that
         epoch_rose = state.epoch > shared.state.epoch
-        old, shared.held, shared.live = shared.state, event.held, dict(event.incarnations)
-        shared.succession.partition_changed(state, shared.live, now_ns, event.held.longest_lease_ns)
+        old, shared.metadata, shared.live = shared.state, event.metadata, dict(event.incarnations)
+        shared.succession.partition_changed(state, shared.live, now_ns, event.metadata.longest_lease_ns)
         role = self._role_for(state, now_ns)
         if isinstance(self._role, FailedRole):
             self._role.partition_changed(epoch_rose, now_ns, out)

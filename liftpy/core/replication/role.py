@@ -173,7 +173,7 @@ class ReplicaContext:
     """Duration of the last flush of the log, in nanoseconds. 0: unknown."""
     data_path_down_ns: int | None = None
     """Monotonic time when the data path was lost. None: the data path works."""
-    held: PartitionMetadata = EMPTY_METADATA
+    metadata: PartitionMetadata = EMPTY_METADATA
     """Partition by the last PartitionChanged. Epoch 0: there was no such event."""
     next_request_id: int = 1
     """Id of the next request.
@@ -187,7 +187,7 @@ class ReplicaContext:
     @property
     def state(self) -> PartitionState:
         """State of the partition at the last PartitionChanged."""
-        return self.held.state
+        return self.metadata.state
 
     @property
     def copy_epoch(self) -> int:

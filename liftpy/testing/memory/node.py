@@ -60,6 +60,8 @@ from liftpy.testing.memory.nats import Bus, BusSubscription
 _ROOM_BYTES = 1 << 40
 """Size limit of a fetch answer, practically unlimited, because no NATS message contains it."""
 _COMPACT_FROM_DIRTY_RATIO = 0.5
+_ROUNDING_NS = 1_000
+"""Delay of the timer for the end of the lease, in nanoseconds. The event loop counts in seconds, and rounding could set it earlier."""
 _LATER_NS = 20_000_000
 """Pause before another attempt to delete records of a log that is not replayed completely, in nanoseconds."""
 
@@ -152,8 +154,20 @@ class MemoryNode:
         times, now_ns = self._image.session_times, self.now_ns()
         had_ended = self.lease.extend(now_ns, 0 if times is None else times.lease_ms * NS_PER_MS, now_ns)
         self._cancel_lease_timer()
-        self._lease_ends = self.loop.call_at(self.lease.until_ns(now_ns) / NS_PER_S, self._lease_changed)
+        self._set_lease_timer(now_ns)
         if had_ended:
+            self._lease_changed()
+
+    def _set_lease_timer(self, now_ns: int) -> None:
+        at_s = (self.lease.until_ns(now_ns) + _ROUNDING_NS) / NS_PER_S
+        self._lease_ends = self.loop.call_at(at_s, self._check_lease)
+
+    def _check_lease(self) -> None:
+        """Tell the leaders that the lease has ended. The event loop may call this method a moment too early."""
+        now_ns = self.now_ns()
+        if self.lease.is_current(now_ns):
+            self._set_lease_timer(now_ns)
+        else:
             self._lease_changed()
 
     def _cancel_lease_timer(self) -> None:

@@ -339,7 +339,10 @@ def check_then_apply_isr() -> Patches:
 
 
 def lossy_restart_stays_in_isr() -> Patches:
-    return [method(nodes, "has_all_acknowledged_records", lambda known, request: True)]
+    return [
+        method(nodes, "has_all_acknowledged_records", lambda known, request, damaged=frozenset(): True),
+        method(nodes, "damaged_logs_of", lambda image, request: frozenset()),
+    ]
 
 
 def folder_put_back_counts() -> Patches:

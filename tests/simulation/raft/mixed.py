@@ -47,7 +47,7 @@ _PERSON_S = 5.0
 
 @contextmanager
 def decides(*, guarded: bool) -> Iterator[None]:
-    """The new version adds 1 to weights, from level 6 on; not ``guarded``: whatever the level is."""
+    """The new version adds 1 to weights, from the next level on; not ``guarded``: whatever the level is."""
 
     def decide(draft: RecordBuilder, request: pb.SetNode) -> Decision:
         level = draft.image.feature_level if guarded else draft.features[-1].level

@@ -30,7 +30,6 @@ NO_SUCCESS = {
     "spark compact": "starts Spark",
     "spark audit": "starts Spark",
     "spark stats": "starts Spark",
-    "upgrade revert": "there is no level before the first one",
 }
 """Command whose success the scripts do not show -> the reason. They show its errors."""
 NO_ERROR = {"controllers", "stream list", "group list", "cursor list", "context list", "top", "upgrade report"}

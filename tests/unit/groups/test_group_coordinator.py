@@ -322,6 +322,30 @@ def settled(kind: pb.SettleKind, ranges: list[pb.RecordRange], times: int = 1) -
     return pb.SettleRecords(member="m", settlements=parts)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_group_coordinator_answer_with_a_full_list_of_lost_ranges_covers_every_lost_record(
+    monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """The first 3 settlements have 8 lost ranges each, and the answer has room for 7."""
+    monkeypatch.setattr(commands, "MAX_LOST_RANGES", 7)
+    lab = Lab()
+    for partition in range(4):
+        uid = UID if known else LATER
+        lab.say(take=pb.TakeRecords(member="m", stream="s", uid=uid, partition=partition, maxRecords=20, logEnd=20))
+    lost = [pb.RecordRange(start=at, end=at + 1, lease=99) for at in range(0, 16, 2)]
+    parts = [
+        pb.Settlement(
+            kind=pb.SETTLE_EXTEND, stream="s", uid=UID, partition=partition, ranges=lost if partition < 3 else lost[:1]
+        )
+        for partition in range(4)
+    ]
+    answer = lab.say(settle=pb.SettleRecords(member="m", settlements=parts))
+    assert (answer.code, len(answer.lost)) == (pb.GROUP_STALE, 7)
+    covered = {(part.partition, at) for part in answer.lost for at in range(part.start, part.end)}
+    assert covered >= {(part.partition, piece.start) for part in parts for piece in part.ranges}
+    assert {at for partition, at in covered if partition == 3} == {0}, "a settlement that fits is exact"
+
+
 def test_group_coordinator_snapshot_encoded_later_has_the_state_at_its_request() -> None:
     """Another thread encodes the snapshot while commands are applied."""
     lab = Lab()

@@ -17,13 +17,13 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import BOTH as FEATURES
 from tests.born import born_image
 
-OLD, BOTH = LevelRange(5, 5), LevelRange(5, 6)
+OLD, BOTH = LevelRange(5, 6), LevelRange(5, 7)
 VOTERS = ControllerList(("n1", "n2", "n3"))
 Error = pb.ControlResponse
 
 
 def new_group(n2: LevelRange | None = BOTH, n3: LevelRange | None = BOTH, halted: str = "") -> Member:
-    """Return controller n1 of three: it supports levels 5 and 6 and is the active metadata leader."""
+    """Return controller n1 of three: it supports levels 5 to 7 and is the active metadata leader."""
     made = Member()
     made.log.fsm = ClusterFsm(features=FEATURES)
     made.member = type(made.member)(made.config, made.log.fsm.rules, made.log, made.log.feed, made.new_id)
@@ -56,13 +56,13 @@ def test_new_cluster_decides_its_feature_level_before_it_registers_nodes() -> No
     batch.batch.requests.add(number=1).request.CopyFrom(register())
     refused(made, batch)
     [birth] = orders(made)
-    assert (birth.request.setFeatureLevel.level, list(birth.request.setFeatureLevel.checked)) == (6, [])
+    assert (birth.request.setFeatureLevel.level, list(birth.request.setFeatureLevel.checked)) == (7, [])
     assert orders(made) == [], "one at a time"
     refused(made, register())
     assert made.do(birth).error == Error.OK
     assert orders(made) == []
     image = made.log.image
-    assert (image.feature_level, image.rules, len(image.digest)) == (6, ClusterRules("liftpy", False), 8)
+    assert (image.feature_level, image.rules, len(image.digest)) == (7, ClusterRules("liftpy", False), 8)
     assert image.session_times == made.config.session_times
     assert isinstance(made.ask(register()), ProposedEntry)
 
@@ -85,7 +85,7 @@ def test_new_cluster_repeats_the_feature_level_request_after_an_unknown_outcome(
     [again] = orders(made)
     assert made.do(again).error == Error.OK
     made.log.apply(entry)  # the first one comes yet
-    assert made.log.image.feature_level == 6
+    assert made.log.image.feature_level == 7
 
 
 def test_new_cluster_with_an_older_controller_uses_the_feature_level_of_this_controller() -> None:
@@ -94,7 +94,7 @@ def test_new_cluster_with_an_older_controller_uses_the_feature_level_of_this_con
     assert made.do(birth).error == Error.OK
     assert orders(made) == []
     assert isinstance(made.ask(register()), ProposedEntry)
-    assert made.log.image.feature_level == 5
+    assert made.log.image.feature_level == 6
 
 
 def test_new_cluster_with_a_silent_controller_waits_and_then_uses_the_oldest_feature_level() -> None:
@@ -104,7 +104,7 @@ def test_new_cluster_with_a_silent_controller_waits_and_then_uses_the_oldest_fea
     assert orders(made, later_ns=REPORT_MAX_AGE_NS - 1) == []
     refused(made, register())
     made.log.view_ = replace(made.log.view_, levels={"n2": BOTH, "n3": BOTH})
-    assert [order.request.setFeatureLevel.level for order in orders(made)] == [6]
+    assert [order.request.setFeatureLevel.level for order in orders(made)] == [7]
     late = new_group(n3=None)
     [birth] = orders(late, later_ns=REPORT_MAX_AGE_NS)
     assert birth.request.setFeatureLevel.level == 5
@@ -130,12 +130,12 @@ def test_metadata_leader_before_the_first_feature_level_logs_no_request() -> Non
 @pytest.mark.parametrize(
     ("own", "others", "level"),
     [
-        (BOTH, {}, 6),
-        (BOTH, {"b": LevelRange(5, 7)}, 6),
+        (BOTH, {}, 7),
+        (BOTH, {"b": LevelRange(5, 8)}, 7),
         (LevelRange(6, 8), {"b": LevelRange(5, 7), "c": LevelRange(7, 9)}, 7),
-        (BOTH, {"b": BOTH, "c": OLD}, 5),
-        (BOTH, {"b": LevelRange(7, 8)}, "controllers speak no feature level in common: the leader 5 to 6, b 7 to 8"),
-        (BOTH, {"b": DEFAULT_LEVELS}, "controllers speak no feature level in common: the leader 5 to 6, b 1"),
+        (BOTH, {"b": BOTH, "c": OLD}, 6),
+        (BOTH, {"b": LevelRange(8, 9)}, "controllers speak no feature level in common: the leader 5 to 7, b 8 to 9"),
+        (BOTH, {"b": DEFAULT_LEVELS}, "controllers speak no feature level in common: the leader 5 to 7, b 1"),
     ],
 )
 def test_first_feature_level_is_the_newest_that_all_controllers_support(

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from cluster_driver import Driver, Error
 
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.codec import image_from_bytes, image_to_bytes
 from liftpy.core.metadata.controller.nodes import MAX_NODES
-from liftpy.core.metadata.node_identity import MAX_EARLIER_NONCES, DirectoryIdentity
+from liftpy.core.metadata.features import DAMAGED_LOGS
+from liftpy.core.metadata.node_identity import (
+    MAX_DAMAGED_LOGS,
+    MAX_EARLIER_NONCES,
+    DirectoryIdentity,
+    damaged_logs_to_name,
+)
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import registration
 from tests.unit.metadata.image_checks import check_image
@@ -36,6 +45,88 @@ def test_replica_that_may_have_lost_data_leaves_every_isr(how: dict[str, bool]) 
         assert "b" in driver.partition(number=number).replicas
     was_its_own = driver.partition(number=1)
     assert (was_its_own.leader, was_its_own.status) == ("c", PartitionStatus.ONLINE)
+
+
+def restart_with_damage(driver: Driver, node: str, *partitions: int, **fields: Any) -> pb.ControlResponse:
+    """Register a new process of ``node``, whose logs of these partitions are damaged."""
+    uid = driver.fsm.image.streams["orders"].uid
+    logs = [pb.DamagedLog(streamUid=uid, partition=number) for number in partitions]
+    return driver.register(node, **{"previousIncarnation": driver.incarnation(node), "damagedLogs": logs} | fields)
+
+
+def test_replica_with_damaged_logs_leaves_only_the_isrs_of_their_partitions() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create(partitions=4)
+    led = driver.partition(number=1)
+    assert led.leader == "b"
+    answer = restart_with_damage(driver, "b", 0, 3)
+    assert ["b" in driver.partition(number=number).isr for number in range(4)] == [False, True, True, False]
+    now = driver.partition(number=1)
+    assert (now.leader, now.leader_epoch > led.leader_epoch) == ("b", True)
+    assert answer.detail == "may have lost acknowledged data: out of 2 partitions until it has caught up, 0 are offline"
+
+
+def test_partition_of_a_sole_isr_member_with_damage_in_another_log_stays_online() -> None:
+    driver = Driver(("a", "b"))
+    driver.create(partitions=2)
+    for number in range(2):
+        driver.change_isr([driver.partition(number=number).leader], number=number)
+    first, second = driver.partition(number=0).leader, driver.partition(number=1).leader
+    assert first != second
+    restart_with_damage(driver, first, 1)
+    restart_with_damage(driver, second, 1)
+    assert (driver.partition(number=0).status, driver.partition(number=0).leader) == (PartitionStatus.ONLINE, first)
+    assert (driver.partition(number=1).status, driver.partition(number=1).incomplete) == (PartitionStatus.OFFLINE, (second,))
+    driver.restart(second)
+    assert driver.partition(number=1).status is PartitionStatus.OFFLINE, (
+        "the next process finds no damage, and lacks the records"
+    )
+
+
+@pytest.mark.parametrize(
+    "how", [{"previousIncarnation": 0}, {"previousIncarnation": 1}, {"folderId": "another", "start": 1, "nonce": 7}]
+)
+def test_replica_with_named_damage_in_another_or_older_directory_leaves_every_isr(how: dict[str, Any]) -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create(partitions=3)
+    for start in (1, 2):
+        how_before = {"folderId": "f", "start": start, "nonce": start, "earlierNonces": range(1, start)}
+        driver.register("b", previousIncarnation=driver.incarnation("b"), flushedAlways=True, **how_before)
+    same = {"folderId": "f", "start": 3, "nonce": 3, "earlierNonces": [1, 2]}
+    restart_with_damage(driver, "b", 0, **same | how)
+    assert not any("b" in driver.partition(number=number).isr for number in range(3))
+
+
+def test_replica_with_a_damaged_log_leaves_every_isr_below_the_feature_level() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.fsm.image = replace(driver.fsm.image, feature_level=DAMAGED_LOGS - 1)
+    driver.create(partitions=3)
+    restart_with_damage(driver, "b", 0)
+    assert not any("b" in driver.partition(number=number).isr for number in range(3))
+
+
+def test_registration_with_too_many_damaged_logs_is_rejected() -> None:
+    driver = Driver(("a", "b"))
+    driver.create()
+    answer = restart_with_damage(driver, "a", *range(MAX_DAMAGED_LOGS + 1))
+    assert (answer.error, answer.detail) == (Error.INVALID, "17 damaged logs, more than 16")
+
+
+@pytest.mark.parametrize(
+    ("damaged", "confined", "named"),
+    [
+        (["a-b-123456-1/12", "c-123457-1/0"], ["c-123457-1/0", "a-b-123456-1/12"], [("123456-1", 12), ("123457-1", 0)]),
+        (["c-123457-1/0", "c-123457-1/0"], ["c-123457-1/0"], [("123457-1", 0)]),
+        (["c-123457-1/0", "c-123457-1/1"], ["c-123457-1/1"], []),
+        (["c-123457-1/0", "strange/1"], ["c-123457-1/0", "strange/1"], []),
+        ([f"c-123457-1/{n}" for n in range(17)], [f"c-123457-1/{n}" for n in range(17)], []),
+        ([], [], []),
+    ],
+)
+def test_registration_names_damaged_logs_only_if_all_of_them_are_confined(
+    damaged: list[str], confined: list[str], named: list[tuple[str, int]]
+) -> None:
+    assert [(log.streamUid, log.partition) for log in damaged_logs_to_name(damaged, confined)] == named
 
 
 def test_replica_with_lazy_flush_after_a_clean_stop_is_complete() -> None:

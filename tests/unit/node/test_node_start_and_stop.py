@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from immutables import Map
 
 import sidecar.node.node
+from liftpy.config import StreamConfig
+from liftpy.core.base.partition import PartitionState
 from liftpy.core.base.worker_assignment import WorkerShare
-from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.errors import ConfigError, LiftError, NoSpaceError
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.metadata.identity import NodeFile, PreviousProcess
@@ -21,6 +24,8 @@ from sidecar.partition.recovery import RecoveredLogs
 from sidecar.runtime.restarts import EXIT_TO_REPAIR
 from sidecar.runtime.settings import NodeSettings
 from sidecar.workers.workers import Workers
+
+_LOG, _OTHER = "orders-000001-1/0", "orders-000001-1/1"
 
 
 class World:
@@ -312,8 +317,8 @@ async def test_node_stop_with_unclean_worker_processes_writes_no_clean_marker(wo
 async def test_node_start_counts_the_damaged_logs_of_its_worker_processes(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def recovered(workers: Workers) -> dict[str, int]:
-        return {"damaged": 1, "suspect": 2}
+    async def recovered(workers: Workers) -> dict[str, list[str]]:
+        return {"damaged": ["orders-U1/0"], "confined": [], "suspect": ["orders-U1/1", "orders-U1/2"]}
 
     await (await started(world)).stop()
     assert world.marker().clean_stop
@@ -326,6 +331,60 @@ async def test_node_start_counts_the_damaged_logs_of_its_worker_processes(
     await node.stop()
     assert not world.marker().clean_stop
     assert not world.marker().flushed_always, "it leaves the ISRs"
+
+
+@pytest.mark.parametrize(
+    ("own", "of_worker", "lost", "named"),
+    [
+        ({"damaged": [_LOG], "confined": [_LOG]}, {"damaged": [_OTHER], "confined": [_OTHER]}, [], [0, 1]),
+        ({"damaged": [_LOG], "confined": [_LOG]}, {"damaged": [_OTHER]}, [], []),
+        ({"damaged": [_LOG], "confined": [_LOG]}, {"suspect": [_OTHER]}, [], []),
+        ({"damaged": [_LOG], "confined": [_LOG]}, {}, [_OTHER], []),
+    ],
+)
+async def test_node_start_names_damaged_logs_if_the_others_are_complete(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    own: dict[str, list[str]],
+    of_worker: dict[str, list[str]],
+    lost: list[str],
+    named: list[int],
+) -> None:
+    """A lost end or directory, or a failed flush, means that the disk may have lost records of any log."""
+
+    async def run(logs: RecoveredLogs, folder: DataDirectory, pool: Any, *, clean_stop: bool, share: WorkerShare) -> None:
+        logs.damaged, logs.confined, logs.missing = list(own["damaged"]), list(own["confined"]), list(lost)
+
+    async def recovered(workers: Workers) -> dict[str, list[str]]:
+        return {"damaged": [], "confined": [], "suspect": [], **of_worker}
+
+    monkeypatch.setattr(RecoveredLogs, "run", run)
+    monkeypatch.setattr(Workers, "wait_until_recovered", recovered)
+    partitions = tuple(
+        PartitionState(partition=number, replicas=("n1",), isr=("n1",), leader="n1", leader_epoch=1, epoch=1)
+        for number in range(2)
+    )
+    orders = StreamImage(name="orders", uid="000001-1", subject="orders", config=StreamConfig(), partitions=partitions)
+    world.image = replace(world.image, streams=Map({"orders": orders}))
+    node = await started(world)
+    said = world.registered
+    assert (said["clean_stop"], said["flushed_always"]) == (False, False)
+    assert [log.partition for log in said["damaged_logs"]] == named
+    await node.stop()
+
+
+async def test_node_start_that_may_have_lost_unflushed_records_names_no_damaged_logs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(logs: RecoveredLogs, folder: DataDirectory, pool: Any, *, clean_stop: bool, share: WorkerShare) -> None:
+        logs.damaged, logs.confined = [_LOG], [_LOG]
+
+    monkeypatch.setattr(RecoveredLogs, "run", run)
+    world.folder.mkdir(exist_ok=True)
+    (world.folder / "lazy-flush").touch()
+    node = await started(world)
+    assert world.registered["damaged_logs"] == []
+    await node.stop()
 
 
 async def test_node_stop_writes_the_clean_marker_after_all_logs_are_closed(world: World) -> None:

@@ -154,6 +154,19 @@ async def test_settings_reload_applies_live_settings_and_lists_settings_that_nee
     assert await told.reloading.reload() == ReloadResult((), ("data", "rack")), "once more: only what waits"
 
 
+async def test_settings_reload_logs_each_list_of_names_as_one_value(told: Told, caplog: pytest.LogCaptureFixture) -> None:
+    told.found = replace(SETTINGS, log_level="debug", scrub_bytes_per_s=0, rack="b")
+    with caplog.at_level(logging.INFO):
+        await told.reloading.reload()
+        await told.reloading.reload()
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("settings reloaded ")]
+    values = [dict(pair.split("=") for pair in line.removeprefix("settings reloaded ").split(" ")) for line in lines]
+    assert values == [
+        {"applied": "log_level,scrub_bytes_per_s", "waiting_for_restart": "rack"},
+        {"applied": "none", "waiting_for_restart": "rack"},
+    ]
+
+
 async def test_settings_reload_divides_limits_between_worker_processes(told: Told) -> None:
     several = replace(SETTINGS, workers=2)
     told.found = replace(several, log_level="debug", scrub_bytes_per_s=1000, rack="b")

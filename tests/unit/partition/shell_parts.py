@@ -12,7 +12,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.base.partition import Pause
 from liftpy.core.replication import events
-from liftpy.core.replication.effects import RejectReason
+from liftpy.core.replication.effects import RejectReason, TransferCause
 from liftpy.core.replication.events import RefusalReason
 from sidecar.partition.worker import METHODS, PartitionWorker
 from sidecar.runtime.timers import Timer, Timers
@@ -30,7 +30,8 @@ def filled(kind: type[Any]) -> Any:
             "tuple[tuple[str, int]": lambda: ((f"n{next(number)}", next(number)),),
             "tuple[str": lambda: (f"n{next(number)}",), "AckPolicy": lambda: AckPolicy.LEADER,
             "RefusalReason": lambda: RefusalReason.DIVERGED, "Pause": lambda: Pause.UNTIL_PUBLISH,
-            "RejectReason": lambda: RejectReason.BELOW_MIN_ISR, "Deadline": lambda: events.Deadline.LAG, "bool": lambda: True,
+            "RejectReason": lambda: RejectReason.BELOW_MIN_ISR, "Deadline": lambda: events.Deadline.LAG,
+            "TransferCause": lambda: TransferCause.MOVE, "bool": lambda: True,
             "int": lambda: next(number), "str": lambda: f"n{next(number)}",
         }.items():  # fmt: skip
             if text.startswith(word):

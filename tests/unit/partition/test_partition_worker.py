@@ -14,11 +14,13 @@ import pytest
 from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.publish.state_file import State
+from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.errors import CorruptionError, LiftError, LogClosedError, NoSpaceError, StorageError
 from sidecar.partition import worker as worker_module
 from sidecar.partition.flushing import StateFileMatch
 from sidecar.partition.worker import PartitionWorker
+from sidecar.status.metric_names import INCIDENTS
 from tests.each import each
 from tests.unit.partition.shell_parts import KEY, worker
 
@@ -78,6 +80,17 @@ def test_partition_retention_reports_a_moved_log_start_to_the_replica(before: in
     kept.flusher.stalls = True
     PartitionWorker.apply_retention(kept, 1)
     assert kept.told == [], "it would wait for the disk, and the loop with it"
+
+
+@pytest.mark.parametrize("cause", do.TransferCause)
+def test_partition_worker_counts_a_requested_transfer_by_its_cause(cause: do.TransferCause) -> None:
+    node = SimpleNamespace(transfer_leadership=lambda *_: None)
+    leader: Any = SimpleNamespace(key=KEY, counters=Counter[str](), _node=node)
+    effect = do.TransferLeadership(leader_epoch=3, toward="n2", reason="r", cause=cause)
+    PartitionWorker.transfer_leadership(leader, effect)
+    (label,) = leader.counters
+    assert label == f"transfer_{cause.value}"
+    assert label in INCIDENTS
 
 
 @pytest.mark.parametrize("in_isr", [True, False])

@@ -88,6 +88,7 @@ async def test_log_recovery_lists_damaged_and_unreadable_logs(
     logs = RecoveredLogs()
     await logs.run(folder, pool, clean_stop=True)
     assert logs.damaged == ["b-2/0", "c-3/7"]
+    assert logs.confined == ["b-2/0"], "why the other log cannot be read is not known"
     found = logs.take(damaged)
     assert found is not None
     assert found.report.must_leave_isr
@@ -97,6 +98,20 @@ async def test_log_recovery_lists_damaged_and_unreadable_logs(
     log, _ = Log.open(DirectoryStorage(right), SMALL, recovered=kept)
     assert log.log_end_offset == 40
     log.close()
+
+
+async def test_log_recovery_with_a_lost_log_end_finds_no_confined_damage(
+    folder: DataDirectory, pool: ThreadPoolExecutor
+) -> None:
+    """The disk has forgotten a flushed write. It may have forgotten the ends of other logs, too, and no check can see that."""
+    whole, cut = a_log(folder, "a-1"), a_log(folder, "b-2")
+    segment = sorted(cut.glob("*.log"))[-1]
+    with segment.open("r+b") as file:
+        file.truncate(segment.stat().st_size - 1)
+    logs = RecoveredLogs()
+    await logs.run(folder, pool, clean_stop=True)
+    assert (logs.damaged, logs.confined) == ([f"b-2/{whole.name}"], [])
+    logs.close()
 
 
 async def test_log_recovered_at_start_that_no_partition_opens_is_closed(

@@ -60,7 +60,7 @@ class Stepped:
 
     def told(self, partition: PartitionMetadata, live: dict[str, int] | None = None) -> list[do.Effect]:
         return self.step(
-            ev.PartitionChanged(held=partition, incarnations=live if live is not None else {"a": 1, "b": 1, "c": 1})
+            ev.PartitionChanged(metadata=partition, incarnations=live if live is not None else {"a": 1, "b": 1, "c": 1})
         )
 
     def heard(self) -> list[do.Effect]:

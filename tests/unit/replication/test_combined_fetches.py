@@ -112,7 +112,7 @@ def test_follower_stays_in_combined_fetches_after_a_response_with_only_a_high_wa
 
 def test_follower_leaves_combined_fetches_when_its_leader_changes_or_its_replica_stops() -> None:
     for event in (
-        ev.PartitionChanged(held=state("c", leader_epoch=2, epoch=2), incarnations={"a": 1, "b": 1, "c": 1}),
+        ev.PartitionChanged(metadata=state("c", leader_epoch=2, epoch=2), incarnations={"a": 1, "b": 1, "c": 1}),
         ev.StopRequested(),
     ):
         follower = quiet_follower()

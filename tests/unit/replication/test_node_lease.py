@@ -63,7 +63,7 @@ def test_leader_with_an_unprocessed_metadata_change_keeps_only_the_lease_that_it
     assert commit(leader) == []
     leader.step(ev.LeaseChanged())
     assert (acks(leader), leader.replica.phase) == ([], "LEADER_NO_LEASE")
-    leader.step(ev.PartitionChanged(held=state(leader_epoch=2, epoch=2), incarnations=LIVE, announced=1))
+    leader.step(ev.PartitionChanged(metadata=state(leader_epoch=2, epoch=2), incarnations=LIVE, announced=1))
     assert acks(leader) == [(AckPolicy.LEADER, 0), (AckPolicy.ALL, 0)]
     assert leader.replica.phase == "LEADER_READY"
 
@@ -76,9 +76,9 @@ def test_leader_that_processes_an_earlier_metadata_change_still_lacks_the_lease_
     leader.now_ns += LEASE_NS - 1
     leader.lease.extend(leader.now_ns, 0, leader.now_ns)
     leader.now_ns += 1
-    leader.step(ev.PartitionChanged(held=state(leader_epoch=2, epoch=2), incarnations=LIVE, announced=1))
+    leader.step(ev.PartitionChanged(metadata=state(leader_epoch=2, epoch=2), incarnations=LIVE, announced=1))
     assert not leader.replica.serves(2, leader.now_ns)
-    leader.step(ev.PartitionChanged(held=state("b", leader_epoch=3, epoch=3), incarnations=LIVE, announced=2))
+    leader.step(ev.PartitionChanged(metadata=state("b", leader_epoch=3, epoch=3), incarnations=LIVE, announced=2))
     assert leader.replica.role == "FOLLOWER"
     assert not leader.has(do.SendAcks)
 

@@ -78,7 +78,7 @@ class LeasedNode:
 
         def changed() -> None:
             self.known = epoch
-            self.step(ev.PartitionChanged(held=held, incarnations={"a": 1, "b": 1, "c": 1}, announced=announced))
+            self.step(ev.PartitionChanged(metadata=held, incarnations={"a": 1, "b": 1, "c": 1}, announced=announced))
             if self.leader.has(do.ReplayLog):
                 self.acked = self.committed = -1  # a new leadership sends no acks for earlier records
                 self.step(ev.ReplayFinished(end_offset=self.leader.replica.log.log_end_offset))

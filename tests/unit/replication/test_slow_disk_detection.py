@@ -210,7 +210,7 @@ def test_slow_leader_requests_one_transfer_but_not_soon_after_its_election(leade
     assert [type(effect) for effect in asked] == ([do.TransferLeadership] if asks else [])
     if asks:
         assert isinstance(asked[0], do.TransferLeadership)
-        assert (asked[0].toward, asked[0].leader_epoch) == ("b", 2)
+        assert (asked[0].toward, asked[0].leader_epoch, asked[0].cause) == ("b", 2, do.TransferCause.SLOW_DISK)
         assert asked[0].reason == "a flush takes 1500 ms here and 4 ms on b"
         assert leader.replica.snapshot(leader.now_ns).has_slow_disk
 

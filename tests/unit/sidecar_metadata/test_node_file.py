@@ -74,6 +74,21 @@ def test_node_file_marked_as_distrusted_reports_no_clean_stop_to_later_processes
     assert not previous.flushed_always
 
 
+@pytest.mark.parametrize("was_lazy", [False, True])
+def test_node_file_marks_damage_until_the_registration_and_lazy_flush_until_a_clean_stop(
+    folder: DataDirectory, was_lazy: bool
+) -> None:
+    if was_lazy:
+        NodeFile(folder, "a").flushes_lazily()
+    second = NodeFile(folder, "a")
+    second.distrust()
+    second.distrust()
+    second.count_start()
+    assert not NodeFile(folder, "a").previous.flushed_always, "the metadata group may not know of the damage"
+    second.begin(2)
+    assert NodeFile(folder, "a").previous.flushed_always is not was_lazy
+
+
 @pytest.mark.parametrize("names", [{"folder_id": "f", "starts": 4}, {"folder_id": "", "starts": 0}])
 def test_node_file_of_an_older_version_is_read(folder: DataDirectory, names: dict[str, Any]) -> None:
     """Commit 6ef61ecd wrote all fields, some of them empty."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.metadata.feature_range import NO_LEVEL
+from liftpy.core.metadata.features import DAMAGED_LOGS, UNSUPPORTED
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -78,6 +80,7 @@ class Driven:
         said: dict[str, Any] = {
             "clean_stop": False,
             "flushed_always": True,
+            "damaged_logs": [],
             "status_address": "",
             "partition_budget": 9,
             **given,
@@ -111,6 +114,24 @@ async def test_node_membership_registration_retries_have_the_same_operation_id(d
     await driven.register()
     assert len(driven.group.asked) == 4
     assert len({request.operationId for request in driven.group.asked}) == 1
+
+
+@pytest.mark.parametrize(("level", "count"), [(DAMAGED_LOGS, 1), (DAMAGED_LOGS - 1, 0), (NO_LEVEL, 0)])
+async def test_node_membership_names_damaged_logs_from_their_feature_level_on(driven: Driven, level: int, count: int) -> None:
+    driven.group.image = replace(driven.group.image, feature_level=level)
+    driven.group.answer = lambda _: Response(node=pb.Node(incarnation=7))
+    await driven.register(damaged_logs=[pb.DamagedLog(streamUid="000001-1", partition=3)])
+    (request,) = driven.group.asked
+    assert len(request.registerNode.damagedLogs) == count
+
+
+async def test_node_membership_registers_without_names_after_the_feature_level_went_back(driven: Driven) -> None:
+    driven.group.image = replace(driven.group.image, feature_level=DAMAGED_LOGS)
+    refusal = Response(error=Response.INVALID, detail=f"{UNSUPPORTED}needs feature level 6")
+    answers = [refusal, Response(node=pb.Node(incarnation=7))]
+    driven.group.answer = lambda _: answers.pop(0)
+    await driven.register(damaged_logs=[pb.DamagedLog(streamUid="000001-1", partition=3)])
+    assert [len(request.registerNode.damagedLogs) for request in driven.group.asked] == [1, 0]
 
 
 async def test_node_membership_start_waits_until_the_image_contains_the_registration(driven: Driven) -> None:

@@ -35,7 +35,7 @@ class Node:
         self.counters: Counter[str] = Counter()
         self.serves = True
         requests = Requests(
-            step_aside=lambda request, done: self.asked.append((request, done)),
+            begin_transfer=lambda request, done: self.asked.append((request, done)),
             testify=self._testify,
             quiet_fetches=lambda reply, body: self.asked.append((reply, bytes(body))),
             service_reported=self.asked.append,

@@ -318,12 +318,20 @@ async def test_worker_processes_stop_is_clean_only_if_each_worker_stop_is_clean(
     assert await workers.stop()
 
 
-async def test_recovery_results_of_all_worker_processes_are_summed() -> None:
+async def test_recovery_results_of_all_worker_processes_are_joined() -> None:
     workers = Workers(NodeSettings("n1", Path("/d"), workers=3), lambda error: None, lambda reason: None)
-    for hand, found in zip(workers.handles, ({"damaged": 1, "suspect": 2}, {"damaged": 0, "suspect": 3}), strict=True):
+    reports: list[dict[str, list[str]]] = [
+        {"damaged": ["a/0", "a/2"], "confined": ["a/0"], "suspect": ["a/2"]},
+        {"damaged": [], "confined": [], "suspect": ["a/1"]},
+    ]
+    for hand, found in zip(workers.handles, reports, strict=True):
         hand._events[FrameKind.RECOVERED] = done = asyncio.get_running_loop().create_future()
         done.set_result(Frame(FrameKind.RECOVERED, 0, json.dumps(found).encode()))
-    assert await workers.wait_until_recovered() == {"damaged": 1, "suspect": 5}
+    assert await workers.wait_until_recovered() == {
+        "damaged": ["a/0", "a/2"],
+        "confined": ["a/0"],
+        "suspect": ["a/2", "a/1"],
+    }
 
 
 async def test_worker_process_proposal_is_forwarded_with_its_timeout_and_answered() -> None:

@@ -1,13 +1,13 @@
 """RegisterNode, FenceNode, UnfenceNode, RemoveNode and ChangeControllers.
 
-A starting node registers. If its data directory is complete, the node stays in its ISRs (C7, C10, C12).
+A starting node registers. It stays in the ISRs of all partitions whose records it has completely (C7, C10, C12).
 ChangeControllers records a change of the controller list in the image [M10]. The new list applies as soon as its entry
 is appended (``liftpy.core.metadata.controller_list``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
@@ -17,9 +17,14 @@ from liftpy.core.metadata import election
 from liftpy.core.metadata.codec import NODE
 from liftpy.core.metadata.controller_list import CONTROLLERS, well_formed
 from liftpy.core.metadata.feature_range import level_range_in
-from liftpy.core.metadata.features import refused_level
+from liftpy.core.metadata.features import DAMAGED_LOGS, refused_level
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
-from liftpy.core.metadata.node_identity import MAX_EARLIER_NONCES, ProcessRelation, compare_processes
+from liftpy.core.metadata.node_identity import (
+    MAX_DAMAGED_LOGS,
+    MAX_EARLIER_NONCES,
+    ProcessRelation,
+    compare_processes,
+)
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
 from liftpy.core.metadata.records import ControllersChanged, NodeChanged, NodeRemoved
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -31,6 +36,8 @@ MAX_NODES = 1000
 """Maximum number of nodes. A further node may replace a registered node that does not run and holds no data."""
 MAX_TEXT_LENGTH = 255
 MAX_WEIGHT = 1e6
+DamagedLog = tuple[str, int]
+"""A damaged log: (uid of the stream, number of the partition)."""
 
 
 def register_node(draft: RecordBuilder, request: pb.RegisterNode) -> Steps[Decision]:
@@ -72,8 +79,9 @@ def register_node(draft: RecordBuilder, request: pb.RegisterNode) -> Steps[Decis
         host=request.host,
     )
     draft.add(NodeChanged(node))
-    complete = known is None or has_all_acknowledged_records(known, request)
-    detail = yield from after_registration(draft, node.node_id, complete)
+    damaged = damaged_logs_of(draft.image, request)
+    complete = known is None or has_all_acknowledged_records(known, request, damaged)
+    detail = yield from after_registration(draft, node.node_id, complete, damaged)
     replica_count = draft.image.replica_counts.get(node.node_id, 0)
     if 0 < node.partition_budget < replica_count:
         beyond = f"it holds {replica_count} partitions, its limit of open files is enough for {node.partition_budget}: {_RAISE}"
@@ -88,8 +96,22 @@ def unsupported_level_of(image: ClusterImage, request: pb.RegisterNode) -> str:
     return refused_level(image.feature_level, f"node {request.nodeId!r}", level_range_in(request))
 
 
-def has_all_acknowledged_records(known: NodeImage, request: pb.RegisterNode) -> bool:
+def damaged_logs_of(image: ClusterImage, request: pb.RegisterNode) -> frozenset[DamagedLog]:
+    """Return the damaged logs of a registering node, if the node knows that its other logs are complete. Otherwise return none.
+
+    Below the feature level DAMAGED_LOGS, one damaged log makes all logs of the node count as incomplete.
+    """
+    if image.feature_level < DAMAGED_LOGS:
+        return frozenset()
+    return frozenset((log.streamUid, log.partition) for log in request.damagedLogs)
+
+
+def has_all_acknowledged_records(
+    known: NodeImage, request: pb.RegisterNode, damaged: Collection[DamagedLog] = frozenset()
+) -> bool:
     """Return whether the directory of a registering node has all records that the node ever acknowledged [C7, S15].
+
+    The logs ``damaged`` are exceptions. A node names them only if they are the single reason why it may lack records.
 
     ``previousIncarnation`` 0 means an empty directory. A directory of an older incarnation is a stale copy, with one
     exception: the directory with which the current incarnation registered. A process acts only after it has stored its new
@@ -98,7 +120,7 @@ def has_all_acknowledged_records(known: NodeImage, request: pb.RegisterNode) -> 
     """
     known_to_it = request.previousIncarnation in (known.incarnation, known.previous_incarnation)
     unbroken = known_to_it and compare_processes(known, request) is not ProcessRelation.OLDER_COPY
-    return request.previousIncarnation != 0 and unbroken and (request.cleanStop or request.flushedAlways)
+    return request.previousIncarnation != 0 and unbroken and (request.cleanStop or request.flushedAlways or bool(damaged))
 
 
 def fence_node(draft: RecordBuilder, request: pb.FenceNode) -> Steps[Decision]:
@@ -223,6 +245,8 @@ def _wrong_registration(draft: RecordBuilder, request: pb.RegisterNode) -> str:
             return f"{what} is longer than {MAX_TEXT_LENGTH} characters"
     if len(request.earlierNonces) > MAX_EARLIER_NONCES:
         return f"{len(request.earlierNonces)} earlier nonces, more than {MAX_EARLIER_NONCES}"
+    if len(request.damagedLogs) > MAX_DAMAGED_LOGS:
+        return f"{len(request.damagedLogs)} damaged logs, more than {MAX_DAMAGED_LOGS}"
     if not 0 <= request.weight <= MAX_WEIGHT:
         return f"weight = {request.weight} is outside 0..{MAX_WEIGHT:g}"
     return ""
@@ -273,25 +297,36 @@ def change_controllers(draft: RecordBuilder, request: pb.ChangeControllers) -> D
 #
 # A complete replica that registers again stays in its ISRs, and the partitions that it led get a new LeaderEpoch, so that
 # one LeaderEpoch never spans two processes. An election chooses the best replica, and prefers the old leader on a tie. A
-# node that may have lost acknowledged data leaves every ISR, except those in which it is the only member: these go
-# Offline until an operator decides [C7, C10]. A node whose session ends loses its leaderships, and is skipped as a
-# candidate.
+# replica that may have lost acknowledged data leaves its ISR, unless it is the only member. Then the partition goes Offline
+# until an operator decides [C7, C10]. These are all replicas of a node, or only those whose logs the node calls damaged. A
+# node whose session ends loses its leaderships, and is skipped as a candidate.
 
 
 Step = Callable[[RecordBuilder, StreamImage, PartitionState, str], PartitionState]
 
 
-def after_registration(draft: RecordBuilder, node_id: str, complete: bool) -> Steps[str]:
+def after_registration(
+    draft: RecordBuilder, node_id: str, complete: bool, damaged: Collection[DamagedLog] = frozenset()
+) -> Steps[str]:
     """Update all partitions of a registered node, and record the changes. Return a text about the changes.
 
-    ``complete``: True if its directory has all records that the node ever acknowledged.
+    ``complete``: True if its directory has all records that the node ever acknowledged, except those of the logs ``damaged``.
     """
-    if complete:
-        yield from _each(draft, node_id, _complete_back)
+    lacking: list[PartitionState] = []
+
+    def back(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
+        if complete and (stream.uid, partition.partition) not in damaged:
+            return _complete_back(draft, stream, partition, node_id)
+        changed = _incomplete_back(draft, stream, partition, node_id)
+        if changed != partition:
+            lacking.append(changed)
+        return changed
+
+    yield from _each(draft, node_id, back)
+    if complete and not damaged:
         return ""
-    changed = yield from _each(draft, node_id, _incomplete_back)
-    offline = sum(partition.status is PartitionStatus.OFFLINE for partition in changed)
-    return f"may have lost acknowledged data: out of {len(changed)} partitions until it has caught up, {offline} are offline"
+    offline = sum(partition.status is PartitionStatus.OFFLINE for partition in lacking)
+    return f"may have lost acknowledged data: out of {len(lacking)} partitions until it has caught up, {offline} are offline"
 
 
 def after_fencing(draft: RecordBuilder, node_id: str) -> Steps[str]:

@@ -481,7 +481,7 @@ class DeleteStream(_message.Message):
     def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ...) -> None: ...
 
 class RegisterNode(_message.Message):
-    __slots__ = ("nodeId", "previousIncarnation", "cleanStop", "flushedAlways", "rack", "weight", "version", "statusAddress", "folderId", "start", "nonce", "earlierNonces", "partitionBudget", "host", "minLevel", "maxLevel")
+    __slots__ = ("nodeId", "previousIncarnation", "cleanStop", "flushedAlways", "rack", "weight", "version", "statusAddress", "folderId", "start", "nonce", "earlierNonces", "partitionBudget", "host", "minLevel", "maxLevel", "damagedLogs")
     NODEID_FIELD_NUMBER: _ClassVar[int]
     PREVIOUSINCARNATION_FIELD_NUMBER: _ClassVar[int]
     CLEANSTOP_FIELD_NUMBER: _ClassVar[int]
@@ -498,6 +498,7 @@ class RegisterNode(_message.Message):
     HOST_FIELD_NUMBER: _ClassVar[int]
     MINLEVEL_FIELD_NUMBER: _ClassVar[int]
     MAXLEVEL_FIELD_NUMBER: _ClassVar[int]
+    DAMAGEDLOGS_FIELD_NUMBER: _ClassVar[int]
     nodeId: str
     previousIncarnation: int
     cleanStop: bool
@@ -514,7 +515,16 @@ class RegisterNode(_message.Message):
     host: str
     minLevel: int
     maxLevel: int
-    def __init__(self, nodeId: _Optional[str] = ..., previousIncarnation: _Optional[int] = ..., cleanStop: _Optional[bool] = ..., flushedAlways: _Optional[bool] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., folderId: _Optional[str] = ..., start: _Optional[int] = ..., nonce: _Optional[int] = ..., earlierNonces: _Optional[_Iterable[int]] = ..., partitionBudget: _Optional[int] = ..., host: _Optional[str] = ..., minLevel: _Optional[int] = ..., maxLevel: _Optional[int] = ...) -> None: ...
+    damagedLogs: _containers.RepeatedCompositeFieldContainer[DamagedLog]
+    def __init__(self, nodeId: _Optional[str] = ..., previousIncarnation: _Optional[int] = ..., cleanStop: _Optional[bool] = ..., flushedAlways: _Optional[bool] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., folderId: _Optional[str] = ..., start: _Optional[int] = ..., nonce: _Optional[int] = ..., earlierNonces: _Optional[_Iterable[int]] = ..., partitionBudget: _Optional[int] = ..., host: _Optional[str] = ..., minLevel: _Optional[int] = ..., maxLevel: _Optional[int] = ..., damagedLogs: _Optional[_Iterable[_Union[DamagedLog, _Mapping]]] = ...) -> None: ...
+
+class DamagedLog(_message.Message):
+    __slots__ = ("streamUid", "partition")
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    streamUid: str
+    partition: int
+    def __init__(self, streamUid: _Optional[str] = ..., partition: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("nodeId", "incarnation", "minLevel", "maxLevel")
