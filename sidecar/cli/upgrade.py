@@ -173,7 +173,7 @@ def finalize(level: int | None, dry_run: bool, as_json: bool, target: Target) ->
 
     async def work(client: Client) -> tuple[int, FeatureLevels, str]:
         wanted, levels = await _requested_level(client, level)
-        if wanted < levels.level:
+        if wanted < levels.level and not levels.reasons:
             why = f"Level {wanted} is below the current level {levels.level}. Use `liftpy upgrade revert` to go back."
             levels = replace(levels, reasons=(why,))
         if dry_run or levels.reasons or wanted == levels.level:
