@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         Queue,
         QueueOptions,
         ReadOptions,
+        Record,
         StreamInfo,
         connect,
     )
@@ -101,6 +102,7 @@ __all__ = [
     "Queue",
     "QueueOptions",
     "ReadOptions",
+    "Record",
     "StreamConfig",
     "StreamInfo",
     "UnavailableError",

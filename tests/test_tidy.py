@@ -303,6 +303,17 @@ def pong(): return Colour
     assert found == {"p.Unused.stored_only", "p.Unused._also_stored", "p.Colour.RED"}, "'field' is a name that others read"
 
 
+@every_source
+def test_source_names_get_one_value_each(path: Path) -> None:
+    found = tidy_names.assigned_twice(parsed(path))
+    assert not found, f"{path}: assigned twice: {', '.join(found)}"
+
+
+def test_source_check_finds_planted_names_with_two_values() -> None:
+    planted = ast.parse("_T = 2.0\n_T = 1.5\n_U = 1\n_U = _U + 1\nclass C:\n    a: int\n    a = 1\n    b: int = 1\n    b = 2\n")
+    assert tidy_names.assigned_twice(planted) == ["_T", "b"]
+
+
 def test_source_class_names_are_unique_per_folder() -> None:
     assert not tidy_names.repeated_classes(modules())
     planted = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from tests.tidy_imports import folder_of
@@ -197,3 +198,20 @@ def repeated_classes(trees: Mapping[str, ast.Module]) -> dict[str, list[str]]:
         module, _, own = name.rpartition(".")
         places.setdefault(f"{folder_of(module, trees)}.{own}", []).append(module)
     return {name: modules for name, modules in places.items() if len(modules) > 1}
+
+
+def assigned_twice(tree: ast.Module) -> list[str]:
+    """Names that a module or a class gives two values one after the other: two names have become one."""
+    bodies = [tree.body, *(node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]
+    return sorted(
+        name for body in bodies for name, times in Counter(name for one in body for name in _given(one)).items() if times > 1
+    )
+
+
+def _given(statement: ast.stmt) -> list[str]:
+    """Names to which a statement assigns a value that does not come from their earlier value."""
+    if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
+        return []
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    reads = {node.id for node in ast.walk(statement.value) if isinstance(node, ast.Name)}
+    return [target.id for target in targets if isinstance(target, ast.Name) and target.id not in reads]

@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from liftpy.client.producer import Partitioner, Producer
     from liftpy.client.publisher import Publisher
     from liftpy.client.queue import Job, LeaseLostError, Queue, QueueOptions
+    from liftpy.client.service_commands import CommandAnswer, CommandFailedError
     from liftpy.client.services import QueryAnswer, QueryRejectedError, Services
     from liftpy.client.stream_info import PartitionInfo, StreamInfo
     from liftpy.core.base.partition import PartitionStatus, Pause
     from liftpy.core.services.queries import QueryFailedError
+    from liftpy.core.wire.batch import Record
     from liftpy.nats.credentials import Credentials
 
 __all__ = [
@@ -47,6 +49,8 @@ __all__ = [
     "Bounds",
     "Client",
     "ClusterState",
+    "CommandAnswer",
+    "CommandFailedError",
     "ConsumedBatch",
     "ConsumedRecord",
     "Consumer",
@@ -86,6 +90,7 @@ __all__ = [
     "ReadEvent",
     "ReadOptions",
     "Receipt",
+    "Record",
     "ReplicaCounts",
     "Services",
     "Source",
@@ -108,6 +113,7 @@ _NAMES = {
     "liftpy.client.group": ("Group", "GroupOptions"),
     "liftpy.client.group_admin": ("Cursors", "Groups", "Queues"),
     "liftpy.client.consumed": ("ConsumedBatch", "ConsumedRecord", "GroupBatch"),
+    "liftpy.client.service_commands": ("CommandAnswer", "CommandFailedError"),
     "liftpy.client.services": ("QueryAnswer", "QueryRejectedError", "Services"),
     "liftpy.client.stream_info": ("PartitionInfo", "StreamInfo"),
     "liftpy.core.base.partition": ("PartitionStatus", "Pause"),
@@ -118,6 +124,7 @@ _NAMES = {
     "liftpy.client.producer": ("Partitioner", "Producer"),
     "liftpy.client.partition_sender": ("ManyAck", "ManyReceipt", "ProducerOptions", "Receipt", "Source"),
     "liftpy.client.publisher": ("Publisher",),
+    "liftpy.core.wire.batch": ("Record",),
     "liftpy.core.services.queries": ("QueryFailedError",),
     "liftpy.client.queue": ("Job", "LeaseLostError", "Queue", "QueueOptions"),
     "liftpy.client.batch_view": ("BatchSlice",),

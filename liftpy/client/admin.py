@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, SupportsIndex
 
 from liftpy.client.admin_requests import NodeRequests
-from liftpy.client.consumer import PartitionReader, ReadOptions
+from liftpy.client.consumer import PartitionReader, ReadOptions, filter_of
 from liftpy.client.placement_plans import PlacementOptions, PlacementPlan, plan_from_pb
 from liftpy.client.positions import Bounds, check_offset, check_partition, out_of_range, timestamp_ns
 from liftpy.client.progress import ReadProgress
@@ -27,7 +27,6 @@ from liftpy.core.metadata.feature_range import FeatureLevels, level_range_in
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, NodeImage, StreamImage
 from liftpy.core.metadata.request_limits import MAX_BATCH_BYTES, MAX_REQUEST_BYTES, SENT_TOGETHER
 from liftpy.core.wire._pb import cluster_pb2
-from liftpy.core.wire.filters import Filter
 from liftpy.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -558,7 +557,7 @@ class Admin(NodeRequests):
         Example:
             await client.admin.purge("orders", 0, keys=[b"customer-17"])
         """
-        wanted = Filter(tuple(subjects), tuple(keys))
+        wanted = filter_of(subjects, keys)
         if not wanted:
             raise ConfigError(
                 "purge needs at least one subject or key. To delete all records below an offset, use truncate_before()."
@@ -684,7 +683,9 @@ class Admin(NodeRequests):
         paused = await self._metadata.command(cluster_pb2.ControlRequest(pausePartitions=request))
         return StreamInfo.of(await self._metadata.whole(paused))
 
-    async def elect_leader(self, stream: str, partition: int = 0, node_id: str = "", *, unclean: bool = False) -> PartitionInfo:
+    async def elect_leader(
+        self, stream: str, partition: int = 0, node_id: str = "", *, unclean: bool = False, uid: str = ""
+    ) -> PartitionInfo:
         """Move the leadership of a partition, or elect a leader of an Offline one.
 
         WARNING: ``unclean=True`` may lose committed records. Use it only if no in-sync replica can come back.
@@ -695,6 +696,7 @@ class Admin(NodeRequests):
             node_id: Id of the new leader. Default '': the preferred leader.
             unclean: If True, an Offline partition may get a leader that lacks committed records. These records are
                 lost. Default False.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
 
         Returns:
             The partition after the decision. The new leader may not be active yet.
@@ -710,11 +712,10 @@ class Admin(NodeRequests):
         """
         if node_id:
             check_name(node_id, "node")
+        check_name(stream, "stream")
         check_partition(partition)
-        stream_image = await self._streams.stream(stream)
-        wish = cluster_pb2.ElectLeader(
-            stream=stream_image.name, uid=stream_image.uid, partition=partition, node=node_id, unclean=unclean
-        )
+        uid = check_uid(uid) or (await self._streams.stream(stream)).uid
+        wish = cluster_pb2.ElectLeader(stream=stream, uid=uid, partition=partition, node=node_id, unclean=unclean)
         request = cluster_pb2.ControlRequest(electLeader=wish)
         return PartitionInfo.of(codec.PARTITION.from_pb((await self._metadata.command(request)).partition))
 

@@ -15,7 +15,7 @@ from liftpy.client import positions
 from liftpy.client.admin import Admin
 from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.batch_view import BatchSlice
-from liftpy.client.consumer import Consumer, ReadOptions
+from liftpy.client.consumer import Consumer, ReadOptions, filter_of
 from liftpy.client.cursor import Cursor
 from liftpy.client.encode_publish import Address
 from liftpy.client.factories import ClientFactories
@@ -36,7 +36,6 @@ from liftpy.client.stream_directory import StreamDirectory, address_of, subject_
 from liftpy.config import AckPolicy
 from liftpy.core.base.ids import check_published
 from liftpy.core.wire.batch import Record
-from liftpy.core.wire.filters import Filter
 from liftpy.core.wire.headers import HeadersLike
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError
@@ -265,7 +264,7 @@ class Client:
             async for record in client.consume("orders", start="-10m", until="end"):
                 print(record.offset, record.key, record.value)
         """
-        wanted = Filter(tuple(subjects), tuple(keys))
+        wanted = filter_of(subjects, keys)
         if start == "":  # not `if not start`: the offset 0 is a start
             start = "new" if backwards else "earliest"
         reader = self._streams.reader(stream, partition, options)
@@ -599,6 +598,7 @@ class Client:
 
         Raises:
             NotFoundError: None of the streams exists.
+            GroupRejectedError: The streams are more than one group can read.
             ConfigError: A name or an option is not allowed.
             UnavailableError: The coordinator did not answer in time.
 

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
@@ -147,6 +147,13 @@ _HEDGE_S = 0.2
 _MOST_HEDGES = 5
 _EXISTS_S = 2.0
 _ID_BITS = 63
+
+
+def filter_of(subjects: Sequence[str], keys: Sequence[bytes]) -> Filter:
+    """Return the filter for the arguments ``subjects`` and ``keys`` of an application. Raise ConfigError if they are invalid."""
+    if isinstance(subjects, str):  # its characters would be subjects
+        raise ConfigError(f"Invalid subjects {quote(subjects)}. Use a list, such as [{quote(subjects)}].")
+    return Filter(tuple(subjects), tuple(keys))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typing import Literal, Self
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumed import ConsumedRecord, GroupBatch, records_of
-from liftpy.client.consumer import Consumer, ReadOptions
+from liftpy.client.consumer import Consumer, ReadOptions, filter_of
 from liftpy.client.coordinator import GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.iteration import ResultIterator
 from liftpy.client.partition_sender import ProducerOptions
@@ -46,7 +46,7 @@ _ANSWER_S = 2.0
 _COMMIT_S = 10.0
 _MIN_COMMIT_S = 0.1
 """Shortest interval of automatic commits, in seconds."""
-_STREAMS_S = 30.0
+STREAMS_S = 30.0
 """Interval at which a member lists streams and partitions, in seconds. It lists them at once if a stream was deleted."""
 _NS_PER_S = 1_000_000_000
 Hook = Callable[[Sequence[PartitionKey]], None]
@@ -62,7 +62,7 @@ class GroupOptions:
         start: Where to start in a partition without committed position: ``earliest`` (default) or ``new``. Partitions
             and streams that are added later start at their first record.
         auto_commit_s: Interval of automatic commits of finished records, in seconds (0 to 3600, at least 0.1 is
-            used). Default 5. 0: only ``commit`` commits.
+            used). Default 5. 0: only ``commit`` commits, also if a partition moves.
         read: Options for reading. Memory limits apply per owned partition. Default: ``ReadOptions()``.
         subjects: Only records of these subjects. Positions advance over the others. Default: all.
         keys: Only records with these keys. Positions advance over the others. Default: all.
@@ -85,6 +85,7 @@ class GroupOptions:
     def __post_init__(self) -> None:
         check_value("session_s", self.session_s, commands.MIN_SESSION_MS / 1000, commands.MAX_SESSION_MS / 1000)
         check_value("auto_commit_s", self.auto_commit_s, 0, 3600)
+        filter_of(self.subjects, self.keys)
         if self.start not in ("earliest", "new"):
             raise ConfigError(f"Invalid start = {self.start!r}. Use 'earliest' or 'new'.")
 
@@ -132,8 +133,8 @@ class Group:
         """The batch that an iteration returned last, as a whole or record by record."""
         self._records: Iterator[ConsumedRecord] | None = None
         """Remaining records of ``_current_batch``. None: the iteration returned it as a whole."""
-        self._unread: GroupBatch | None = None
-        """Batch whose records cannot be decoded. It stays the next one, so no record after it is delivered."""
+        self._returned: deque[GroupBatch] = deque()
+        """Taken batches that ``take`` returns again, before all others. They are not finished."""
         self._record: ConsumedRecord | None = None
         """The record of ``_current_batch`` that an iteration returned last. It is finished when the next one is requested."""
         self._past: ConsumedRecord | None = None
@@ -164,6 +165,7 @@ class Group:
 
         Raises:
             NotFoundError: None of the streams exists.
+            GroupRejectedError: There are too many streams or partitions.
             UnavailableError: The coordinator did not answer in time.
         """
         home = await self._client.groups.stream()
@@ -207,8 +209,8 @@ class Group:
         try:
             if self._options.auto_commit_s:
                 await self._commit(machine, self._finished_ends, _ANSWER_S)
-            goodbye = None if self._instance else machine.leave()
-            if goodbye is not None:
+            goodbye = machine.leave()
+            if goodbye is not None and not self._instance:
                 await self._send_command(goodbye, _ANSWER_S)
         except LiftError as error:  # the session expires, and uncommitted records are delivered again
             self.counters["unsaid"] += 1
@@ -227,16 +229,21 @@ class Group:
         """
         while (record := self.next_fetched()) is None:
             if self._must_wait_for_heartbeat():
+                if self._error is not None:
+                    raise self._error
+                if self._closed:
+                    raise StopAsyncIteration
                 self.counters["held_back"] += 1
                 self._news.clear()
                 await self._news.wait()
                 continue
             self._finish()
-            part = self._unread = self._unread or await self.take()
+            part = await self.take()
             if part is None:
                 raise StopAsyncIteration
+            self._returned.appendleft(part)  # if its records cannot be decoded, it stays the next batch
             self._records = records_of(part.key.stream, part.key.partition, part.slice)
-            self._current_batch, self._unread = part, None
+            self._current_batch = self._returned.popleft()
         return record
 
     def next_fetched(self) -> ConsumedRecord | None:
@@ -254,9 +261,12 @@ class Group:
         return record
 
     def _must_wait_for_heartbeat(self) -> bool:
-        """Return whether the member must wait for a heartbeat answer before it may return more records of the current batch."""
+        """Return whether the member must wait for a heartbeat answer before it may return more records of the current batch.
+
+        The batch is not finished then, also if the group is closed or has failed.
+        """
         part, machine = self._current_batch, self._machine
-        if part is None or self._records is None or machine is None or self._error is not None:
+        if part is None or self._records is None or machine is None:
             return False
         return self.generation_of(part.key) == part.generation and not machine.may_deliver(part.key, now_ns())
 
@@ -283,8 +293,8 @@ class Group:
         part = self._rest_of_batch()
         if part is None:
             self._finish()
-            part = self._unread or await self.take()
-        self._current_batch, self._unread = part, None
+            part = await self.take()
+        self._current_batch = part
         return part
 
     def _rest_of_batch(self) -> GroupBatch | None:
@@ -321,9 +331,15 @@ class Group:
             if self._closed or self._machine is None:
                 return None
             self._news.clear()
+            while self._returned and self.generation_of(self._returned[0].key) != self._returned[0].generation:
+                self._returned.popleft()  # this member has lost the partition
             while self._ready and self._pumps.get(self._ready[0][0].gained.key) is not self._ready[0][0]:
                 self._ready.popleft()  # this member has released or lost the partition
-            if self._ready:
+            if self._returned:
+                if self._machine.may_deliver(self._returned[0].key, now_ns()):
+                    return self._returned.popleft()
+                self.counters["held_back"] += 1
+            elif self._ready:
                 pump, piece = self._ready[0]
                 if self._machine.may_deliver(pump.gained.key, now_ns()):
                     self._ready.popleft()
@@ -365,7 +381,11 @@ class Group:
         copying = GroupCopy(
             self._client, self, target, transform, partition_for=partition_for, options=options, session_s=session_s
         )
-        await copying.run()
+        try:
+            await copying.run()
+        finally:  # the application may call this method again, or read the batches itself
+            left = [*self._returned, *copying.left]
+            self._returned = deque(sorted(left, key=lambda part: (part.key, part.slice.first_offset)))
 
     async def commit(self) -> None:
         """Commit all records that this member returned, including the last one.
@@ -474,7 +494,7 @@ class Group:
                     self._pass_over()
                     self._note_finished(self._past)
                     await self._try_commit(machine, self._finished_ends)
-                if time.monotonic() - self._last_check_s >= _STREAMS_S:
+                if time.monotonic() - self._last_check_s >= STREAMS_S:
                     await self._refresh_streams(machine)
                 longest_s = _AGAIN_S if self._revoking and not self._unfinished_counts else 1.0
                 await _wait(self._wake, max(0.0, min(longest_s, commit_at_s - time.monotonic())))
@@ -536,11 +556,12 @@ class Group:
     async def _release_partitions(self, machine: MemberMachine) -> None:
         """Release the partitions that the member must give up, if the application has finished their batches.
 
-        The positions are committed first.
+        With automatic commits, the positions are committed first.
         """
         keys_in_hand = {key for key, _ in self._unfinished_counts}
         for key in [key for key in self._revoking if key not in keys_in_hand]:
-            if key in self._finished_ends and not await self._try_commit(machine, {key: self._finished_ends[key]}):
+            end = self._finished_ends.get(key) if self._options.auto_commit_s else None
+            if end is not None and not await self._try_commit(machine, {key: end}):
                 continue
             if self._revoking.pop(key, None) is None:
                 continue
@@ -603,17 +624,27 @@ class Group:
             for stream in await self._client.admin.list_streams()
             if not stream.name.startswith("_") and any(fnmatchcase(stream.name, pattern) for pattern in self._wanted)
         }
-        return [
+        known = [
             pb.KnownStream(name=name, uid=stream.uid, partitions=len(stream.partitions))
             for name, stream in sorted(streams.items())
             if stream.partitions
         ]
+        partitions = sum(stream.partitions for stream in known)
+        if len(known) > commands.MAX_STREAMS or partitions > commands.MAX_PARTITIONS:
+            raise GroupRejectedError(
+                f"Group {self.name}: {', '.join(self._wanted)} matches {len(known)} streams with {partitions} partitions. A group "
+                f"can read at most {commands.MAX_STREAMS} streams with {commands.MAX_PARTITIONS} partitions. Use several groups."
+            )
+        return known
 
     async def _refresh_streams(self, machine: MemberMachine) -> None:
         try:
             machine.reads(await self._known_streams())
         except ClientClosedError:
             raise
+        except GroupRejectedError as error:  # there are too many streams now: the member continues with the known ones
+            self.counters["refused"] += 1
+            logger.warning("%s", error)
         except LiftError as error:
             self.counters["unanswered"] += 1
             logger.debug("group %s: %s", self.name, error)
@@ -636,11 +667,11 @@ class Group:
         epoch = pump.gained.leader_epoch if position > 0 else 0
         start: Start = Position(key.uid, position, epoch) if position >= 0 else self._start_of(pump.gained)
         options = self._options
-        consumer = pump.consumer = self._client.consume(
-            key.stream, key.partition, start=start, after_epoch=0, options=options.read,
-            subjects=options.subjects, keys=options.keys,
-        )  # fmt: skip
         try:
+            consumer = pump.consumer = self._client.consume(
+                key.stream, key.partition, start=start, after_epoch=0, options=options.read,
+                subjects=options.subjects, keys=options.keys,
+            )  # fmt: skip
             while True:
                 try:
                     await self._read(pump, consumer)

@@ -18,7 +18,7 @@ from liftpy.client.services import Services
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base.ids import NO_OFFSET, PartitionKey, check_name, check_uid
-from liftpy.core.groups.commands import decode_query_answer, partition_of
+from liftpy.core.groups.commands import MAX_POSITIONS, decode_query_answer, partition_of
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.core.wire.message_codec import MessageCodec
@@ -231,7 +231,9 @@ class GroupCoordinator:
             pb.GroupPosition(stream=key.stream, uid=key.uid, partition=key.partition, position=position)
             for key, position in sorted(positions.items())
         ]
-        await self.send_command(pb.GroupCommand(group=check_name(name, "group"), reset=pb.ResetPositions(positions=at)))
+        for first in range(0, max(len(at), 1), MAX_POSITIONS):
+            some = pb.ResetPositions(positions=at[first : first + MAX_POSITIONS])
+            await self.send_command(pb.GroupCommand(group=check_name(name, "group"), reset=some))
 
     async def delete(self, name: str) -> None:
         """Delete a group without members, or a cursor."""

@@ -68,7 +68,7 @@ class Settlements:
 
     async def wait_until_sent(self) -> None:
         if self._send_task is not None:
-            await self._send_task
+            await asyncio.shield(self._send_task)  # a canceled caller does not stop it
 
     async def _send_all(self) -> None:
         while self._batches:

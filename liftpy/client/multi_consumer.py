@@ -13,17 +13,17 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from typing import Any
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumed import ConsumedBatch, ConsumedRecord, records_of
-from liftpy.client.consumer import Consumer, ReadOptions
+from liftpy.client.consumer import Consumer, ReadOptions, filter_of
 from liftpy.client.iteration import Iteration, ResultIterator
 from liftpy.client.positions import Position, Start, Until, checked_until, resolve_start
 from liftpy.core.base.ids import check_name, is_internal, quote
 from liftpy.core.base.strict_json import load_json
-from liftpy.core.wire.filters import Filter
-from liftpy.errors import ConfigError, NotFoundError
+from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 
 MAX_PARTITIONS = 4096
@@ -115,7 +115,7 @@ class ManyConsumer:
         keys: Sequence[bytes] = (),
         options: ReadOptions | None = None,
     ) -> None:
-        Filter(tuple(subjects), tuple(keys))  # an invalid argument is an error now, not later in a task
+        filter_of(subjects, keys)  # an invalid argument is an error now, not later in a task
         self._client = client
         self._names = tuple(names)
         self._selects = selects(self._names)
@@ -133,7 +133,7 @@ class ManyConsumer:
         self._refreshing: asyncio.Task[None] | None = None
         """Task that lists the partitions. It continues if its caller is canceled: calls with a short timeout must not stop it."""
         self._has_started = False
-        """True if the partitions at the start of the read were listed."""
+        """True if the partitions at the start of the read were listed, and their starts are resolved."""
         self._waiting = False
         self._closes = 0
         self._turn = 0
@@ -189,7 +189,10 @@ class ManyConsumer:
         self._paused.difference_update(places)
 
     async def _refresh_partitions(self) -> None:
-        """List the partitions and start to read the new ones. Do nothing if the last call was less than ``CHECK_EVERY_S`` ago."""
+        """List the partitions and start to read the new ones. Do nothing if the last call was less than ``CHECK_EVERY_S`` ago.
+
+        If the metadata group does not answer soon, the known partitions are read without it.
+        """
         now = asyncio.get_running_loop().time()
         if self._refreshing is None and now < self._next_check_s:
             return
@@ -197,12 +200,22 @@ class ManyConsumer:
         if refreshing is None:
             refreshing = self._refreshing = asyncio.create_task(self._list_partitions(now), name="partitions of a consumer")
             refreshing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        elif self._has_started and not refreshing.done():
+            return
         closes = self._closes
-        await asyncio.wait({refreshing})
+        await asyncio.wait({refreshing}, timeout=_IDLE_S if self._has_started else None)
+        if not refreshing.done():
+            return
         if self._refreshing is refreshing:
             self._refreshing = None
-        if self._closes == closes:  # else ``aclose`` has canceled it
+        if self._closes != closes:
+            return  # ``aclose`` has canceled it
+        try:
             refreshing.result()
+        except (UnavailableError, OutcomeUnknownError):
+            if not self._has_started:
+                raise
+            self._next_check_s = now + CHECK_EVERY_S
 
     async def _list_partitions(self, now: float) -> None:
         first = not self._has_started  # also True if an earlier call has failed or was canceled
@@ -231,9 +244,9 @@ class ManyConsumer:
                 keys=self._keys,
                 options=bounded_ahead(self._options, ahead),
             )
-        self._has_started, self._next_check_s = True, now + CHECK_EVERY_S
         # resolve the start "new" now, not at the first read
         await asyncio.gather(*(self._readers[place].begin() for place in new))
+        self._has_started, self._next_check_s = True, now + CHECK_EVERY_S
 
     # ---- reading -----------------------------------------------------------------------------------------------------
     def batches(self) -> AsyncIterator[ConsumedBatch]:
@@ -274,9 +287,11 @@ class ManyConsumer:
                         return None
                     await asyncio.sleep(_IDLE_S)  # all partitions are paused, or there are none yet
                     continue
-                done, _ = await asyncio.wait(going, timeout=CHECK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+                awaited: list[asyncio.Task[Any]] = going if self._refreshing is None else [*going, self._refreshing]
+                await asyncio.wait(awaited, timeout=CHECK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
                 if self._closes != closes:
                     return None
+                done = [task for task in going if task.done()]
                 if not done:
                     continue
                 task = min(done, key=lambda task: self._served.get(self._next_batches[task], 0))

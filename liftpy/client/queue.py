@@ -134,8 +134,10 @@ logger = logging.getLogger("liftpy.client")
 _COMMAND_S = 10.0
 _CHECK_NS = 100_000_000
 """Time between two checks without a result, in nanoseconds."""
-_STREAM_NS = 30_000_000_000
+STREAM_NS = 30_000_000_000
 """Interval at which a worker lists the partitions of the stream, in nanoseconds. ``_ASK_AGAIN_S`` if there are none yet."""
+LOOKUP_S = 2.0
+"""Maximum time in which a worker lists the partitions of the stream, in seconds. No records are taken meanwhile."""
 _ASK_AGAIN_S = 1.0
 """Interval at which a worker asks for records that other workers may have returned, in seconds."""
 _MARGIN_NS = 50_000_000
@@ -400,7 +402,7 @@ class Queue:
         self._partitions = deque(known.get(key) or _QueuePartition(self._log_of(key)) for key in keys)
         for place in known.keys() - set(keys):
             known[place].log.close()
-        self._next_check_ns = _now_ns() + (_STREAM_NS if keys else round(_ASK_AGAIN_S * 1e9))
+        self._next_check_ns = _now_ns() + (STREAM_NS if keys else round(_ASK_AGAIN_S * 1e9))
 
     def _log_of(self, key: PartitionKey) -> QueueLog:
         return QueueLog(self._client._streams.reader(key.stream, key.partition, self._options.read), key, self._options.read)
@@ -592,10 +594,11 @@ class Queue:
         return False
 
     async def _refresh_partitions(self) -> None:
-        self._next_check_ns = _now_ns() + round(_ASK_AGAIN_S * 1e9)
+        self._next_check_ns = _now_ns() + (STREAM_NS if self._partitions else round(_ASK_AGAIN_S * 1e9))
         try:
-            await self._refresh_stream()
-        except (UnavailableError, OutcomeUnknownError) as error:  # the worker continues with the known partitions
+            async with asyncio.timeout(LOOKUP_S):
+                await self._refresh_stream()
+        except (TimeoutError, UnavailableError, OutcomeUnknownError) as error:  # the worker continues with the known partitions
             self.counters["not looked"] += 1
             logger.debug("queue %s: %s", self.name, error)
 
@@ -767,7 +770,7 @@ class Queue:
                     self._options.dead_letters,
                     b"" if "value" in omitted else record.value,
                     key=None if "key" in omitted else record.key,
-                    headers=own if "headers" in omitted else [*user_headers, *own],
+                    headers=own if "headers" in omitted else [*own, *user_headers],  # the record may be a dead letter itself
                     msg_id=sha256(name.encode()).hexdigest()[:32],
                     timeout_s=max(timeout_s, 0.1),
                 )

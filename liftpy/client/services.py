@@ -115,21 +115,37 @@ class Services:
             raise ConfigError("partition and key cannot be combined. Set one of them.")
         if partition is not None:
             return await self._ask(service, query, partition, at_least, timeout_s)
-        try:  # the instance of partition 0 knows the number of partitions
-            answer = await self._ask(service, query, 0, at_least if key is None else 0, timeout_s)
-            partitions = answer.partitions
-        except QueryFailedError as error:
-            if error.partitions <= 1:
-                raise
-            partitions = error.partitions
+        # each instance knows the number of partitions
+        answer = await self._try_to_ask(service, query, 0, at_least if key is None else 0, timeout_s)
         if key is not None:
-            return await self._ask(service, query, partition_of(key, max(1, partitions)), at_least, timeout_s)
-        if partitions > 1:
+            if not answer.partitions:  # a linearizable query lets the instance request the number
+                answer = await self._try_to_ask(service, query, 0, None, timeout_s)
+            known = 0
+            while answer.partitions > known:  # partitions were added since the instance requested the number
+                known = answer.partitions
+                answer = await self._try_to_ask(service, query, partition_of(key, known), at_least, timeout_s)
+            if not known:
+                raise QueryRejectedError(
+                    f"Service {service} does not know its number of partitions, because the metadata group has not answered "
+                    "it yet. Retry, or name the partition (partition=, --partition)."
+                )
+        elif (partitions := answer.partitions) > 1:
             raise ConfigError(
                 f"Service {service} has {partitions} partitions, each with its own state. Name the partition "
                 "(partition=, --partition) or the key of the records (key=, --key)."
             )
+        if isinstance(answer, QueryFailedError):
+            raise answer
         return answer
+
+    async def _try_to_ask(
+        self, service: str, query: bytes, partition: int, at_least: int | None, timeout_s: float
+    ) -> QueryAnswer | QueryFailedError:
+        """Query the instance of one partition, as ``_ask`` does. Return the error if its ``on_query`` raised one."""
+        try:
+            return await self._ask(service, query, partition, at_least, timeout_s)
+        except QueryFailedError as error:
+            return error
 
     async def _ask(self, service: str, query: bytes, partition: int, at_least: int | None, timeout_s: float) -> QueryAnswer:
         requests = self._streams.requests

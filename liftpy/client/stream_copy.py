@@ -79,6 +79,8 @@ class GroupCopy:
         self.patience_s = _FAREWELLS * session_s
         self.room = asyncio.Event()
         self.in_hand = 0
+        self.left: list[GroupBatch] = []
+        """After ``run``, the batches that were taken and are not finished."""
         self._running: dict[tuple[PartitionKey, int], tuple[_PartitionCopy, asyncio.Task[None]]] = {}
 
     async def run(self) -> None:
@@ -109,6 +111,8 @@ class GroupCopy:
             left: list[asyncio.Task[Any]] = [task for _, task in self._running.values()]
             left += [] if taking is None else [taking]
             await end_tasks(left)  # one error is raised, the others are of the same kind
+            if taking is not None and not taking.cancelled() and taking.exception() is None and (part := taking.result()):
+                self.left.append(part)
 
     def _assign(self, part: GroupBatch) -> None:
         which = part.key, part.generation
@@ -166,6 +170,7 @@ class _PartitionCopy:
                 await asyncio.sleep(_AGAIN_S)
         finally:
             home.in_hand -= len(self._parts)
+            home.left += self._parts if self._is_owner else ()
             self._parts.clear()
             home.room.set()
 

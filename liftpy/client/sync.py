@@ -143,10 +143,17 @@ class _Loop:
         gathered.add_done_callback(lambda _: self._loop.stop())
 
 
+class _SharedLoop:
+    """Reference of a client and its objects to their event loop. When no object is left, the client closes."""
+
+    def __init__(self, loop: _Loop) -> None:
+        self.run = loop.run
+
+
 class _Synchronous(Generic[_W]):
     """Base of synchronous objects. They run the methods of an asynchronous object in the event loop of the client."""
 
-    def __init__(self, loop: _Loop, wrapped: _W) -> None:
+    def __init__(self, loop: _SharedLoop, wrapped: _W) -> None:
         self._loop = loop
         self._wrapped = wrapped
 
@@ -207,7 +214,7 @@ def _sync_method(method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]
 
 
 def _waiting_as(
-    factory: Callable[[_Loop, _A], _S], method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _A]]
+    factory: Callable[[_SharedLoop, _A], _S], method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _A]]
 ) -> Callable[Concatenate[Any, _P], _S]:
     """Return a method that runs the coroutine method ``method``, waits, and wraps its result in the synchronous class ``factory``."""
     name = method.__name__
@@ -227,7 +234,7 @@ def _calling(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate
 
 
 def _calling_as(
-    factory: Callable[[_Loop, _A], _S], method: Callable[Concatenate[Any, _P], _A]
+    factory: Callable[[_SharedLoop, _A], _S], method: Callable[Concatenate[Any, _P], _A]
 ) -> Callable[Concatenate[Any, _P], _S]:
     """Return a method that calls ``method`` in the event loop, and wraps its result in the synchronous class ``factory``."""
     name = method.__name__
@@ -241,7 +248,7 @@ def _calling_as(
     return _named(call, method)
 
 
-def _iterate(loop: _Loop, items: AsyncIterator[_T]) -> Generator[_T, None, None]:
+def _iterate(loop: _SharedLoop, items: AsyncIterator[_T]) -> Generator[_T, None, None]:
     """Yield the items of the asynchronous iterator ``items``, which runs in the event loop ``loop``.
 
     Close the iterator at its end, or when the caller leaves the iteration.
@@ -300,7 +307,7 @@ class SyncReceipt(Generic[_T]):
 
     __slots__ = ("_coming", "_loop")
 
-    def __init__(self, loop: _Loop, coming: Awaitable[_T]) -> None:
+    def __init__(self, loop: _SharedLoop, coming: Awaitable[_T]) -> None:
         self._loop = loop
         self._coming = coming
 
@@ -403,7 +410,7 @@ class SyncConsumer(_Synchronous[Consumer]):
             print(record.offset, record.value)
     """
 
-    def __init__(self, loop: _Loop, wrapped: Consumer) -> None:
+    def __init__(self, loop: _SharedLoop, wrapped: Consumer) -> None:
         super().__init__(loop, wrapped)
         self._rest: Iterator[Record] = iter(())
         """Remaining records of the last batch. An interrupted iteration loses none of them."""
@@ -707,9 +714,10 @@ class SyncClient(_Synchronous[Client]):
                 print(record.offset, record.value)
     """
 
-    def __init__(self, loop: _Loop, wrapped: Client) -> None:
+    def __init__(self, thread: _Loop, wrapped: Client) -> None:
+        loop = _SharedLoop(thread)
         super().__init__(loop, wrapped)
-        self._closing = weakref.finalize(self, loop.end, wrapped.close)  # also when the program ends
+        self._closing = weakref.finalize(loop, thread.end, wrapped.close)  # also when the program ends
         self.admin = SyncAdmin(loop, wrapped.admin)
         """Streams, placement, nodes and settings of the cluster."""
         self.services = SyncServices(loop, wrapped.services)

@@ -368,14 +368,13 @@ Measure = Callable[[Sequence[RangeRequest]], list[RangeFacts]]
 
 
 def epochs_before(offsets: Bounds, uids: Mapping[str, str], measure: Measure) -> Bounds:
-    """Return the LeaderEpoch of the record before each offset in ``offsets``. 0: unknown.
+    """Return the LeaderEpoch of the record before each offset in ``offsets``. Partitions whose LeaderEpoch is unknown are missing.
 
     ``measure``: function that requests the facts from the leaders.
     """
     requests = [RangeRequest(key, uids[key[0]], offset, offset) for key, offset in offsets.items() if offset > 0]
-    return {
-        question.key: facts.end_epoch for question, facts in zip(requests, measure(requests) if requests else [], strict=True)
-    }
+    facts = measure(requests) if requests else []
+    return {question.key: known.end_epoch for question, known in zip(requests, facts, strict=True) if known.end_epoch}
 
 
 def about(planned: PlannedRange, start: int | None = None, *, every_bytes: int = 0, every_records: int = 0) -> RangeRequest:

@@ -405,9 +405,12 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             again = self._recreated_streams(start_at.uids, ended.uids) | recreated_streams
             if not self.options.accept_recreated:
                 check_uids(start_at.uids, _uids(views))
+            starts, known = without(start_at.next_offsets, again), start_at.uids.keys() - again
+            if not self.options.wanted.partitions:  # partitions that were added to a stream begin at offset 0
+                starts = {**{key: 0 for key in ended.next_offsets if key[0] in known}, **starts}
             ranges, losses = plan_ranges(
                 views,
-                without(start_at.next_offsets, again),
+                starts,
                 without(ended.next_offsets, recreated_streams),
                 fail_on_data_loss=self.options.fail_on_data_loss,
             )

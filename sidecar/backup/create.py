@@ -56,7 +56,7 @@ from liftpy.errors import CorruptionError, IncompatibleVersionError, LiftError, 
 from liftpy.nats.cancellation import end_tasks
 from liftpy.spark.pipelines.replica_reads import DamagedRecordsError, ReplicaAddress, ReplicaReads, ReplicaUnavailableError
 from sidecar.backup.inspect import read_image
-from sidecar.backup.store import DEFAULT_BYTES_PER_S, BackupRateLimit, Store
+from sidecar.backup.store import DEFAULT_BYTES_PER_S, BackupRateLimit, Store, in_thread
 from sidecar.runtime.tasks import start_attended
 
 T = TypeVar("T")
@@ -123,19 +123,6 @@ def new_backup_id(moment: datetime, newest: str = "") -> str:
     if newest:
         second = max(second, backup_moment(newest) + timedelta(seconds=1))
     return f"{second:%Y%m%dT%H%M%SZ}-{os.urandom(4).hex()}"
-
-
-async def _in_thread(work: Callable[..., object], *arguments: object) -> None:
-    """Run ``work(*given)``, which writes files, in a thread, and wait for its end.
-
-    If the caller is canceled, it waits for the thread, so that nothing is written after the clean-up.
-    """
-    working = start_attended(asyncio.to_thread(work, *arguments))
-    try:
-        await asyncio.shield(working)
-    finally:
-        if not working.done():
-            await asyncio.wait([working])
 
 
 async def take_backup(
@@ -212,7 +199,7 @@ class _BackupRun:
         self.step("pieces")
         copies = await self._copy_streams(streams, bounds, before)
         if self.deleted:
-            await _in_thread(self._remove_unused, copies)
+            await in_thread(self._remove_unused, copies)
         cursors = _cursors(described, {stream.name for stream in copies})
         self.step("image")
         snapshot = encode_snapshot(state.image, operations=False)
@@ -235,13 +222,13 @@ class _BackupRun:
         self.step("check")
         await self._check_files_exist(manifest)
         self.step("manifest")
-        await _in_thread(self.store.put_manifest, manifest)
+        await in_thread(self.store.put_manifest, manifest)
         self.step("end")
-        await _in_thread(self.store.remove, running_path(self.id))
+        await in_thread(self.store.remove, running_path(self.id))
         return BackupResult(manifest, self.written_bytes, time.monotonic() - began_s, tuple(sorted(self.deleted)))
 
     async def _store_file(self, path: str, data: bytes) -> None:
-        await _in_thread(self.store.put, path, data)
+        await in_thread(self.store.put, path, data)
 
     def _before(self) -> Manifest | None:
         """Return the backup whose pieces are used again: the newest complete one, or the named one. None: none.
@@ -559,13 +546,13 @@ class _PartitionCopying:
                     writer = files.enter_context(_piece_writer(self._home, self._stream, self._number, batches[0].base_offset))
                 for batch in batches:
                     chain = extend_chain(chain, batch)
-                await _in_thread(writer.write, data)
+                await in_thread(writer.write, data)
                 if position <= barrier:  # there is a limit, because the copy might never end otherwise
                     await self._home.pace.spent(len(data))
                 position = batches[-1].next_offset
                 done = position > high_watermark
                 if done or writer.size_bytes >= self._home.options.piece_bytes:
-                    await _in_thread(files.close)
+                    await in_thread(files.close)
                     pieces.append(writer.piece(position, chain.hex(), batches[-1].leader_epoch))
                     self._home.written_bytes += writer.size_bytes
                     writer = None

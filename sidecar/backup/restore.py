@@ -29,6 +29,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -44,12 +45,14 @@ from liftpy.core.backup.manifest import CursorCopy, Manifest, StreamCopy
 from liftpy.core.backup.pieces import first_leader_epoch
 from liftpy.core.base.ids import PartitionKey, check_name, is_internal
 from liftpy.core.base.partition import PartitionState
+from liftpy.core.metadata.controller.placements import facts_of
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
-from liftpy.core.metadata.placement import DEFAULT_POLICY, MANUAL
+from liftpy.core.metadata.placement import DEFAULT_POLICY, MANUAL, place
+from liftpy.core.metadata.placement.facts import PlacementRequest
 from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
 from sidecar.backup.inspect import read_image
 from sidecar.backup.staging import NOWHERE, RestorePoint, StagedLog, install_state, stage
-from sidecar.backup.store import Store
+from sidecar.backup.store import Store, in_thread
 from sidecar.dev.cluster import DevNode, node_command, node_environment
 from sidecar.disk.files import DirectoryStorage, make_folder, sync_folder
 from sidecar.runtime.settings import Target, credentials_environment, quiet_environment, settings_environment
@@ -421,6 +424,7 @@ class Restore:
         self._helper: DevNode | None = None
         self._scratch: Path | None = None
         self._registered = False
+        self._planned_replicas, self._planned_leaders = Counter[str](), Counter[str]()
         self._open: set[str] = set()
         """Names of restored streams that accept publishes. They stay even if the restore fails later."""
 
@@ -439,7 +443,7 @@ class Restore:
             for one in self._streams:
                 one.plan = await self._plan_placement(one, state.image)
             self._begin("stage")
-            await asyncio.to_thread(self._stage, scratch)
+            await in_thread(self._stage, scratch, asyncio.current_task())
             self._begin("register")
             controllers = ",".join(controller.node_id for controller in state.controllers)
             rack = next((node.rack for _, node in sorted(state.image.nodes.items()) if node.rack), "")
@@ -451,7 +455,7 @@ class Restore:
             first_epoch = await self._first_epoch()
             for one in self._streams:
                 await self._create(one, first_epoch)
-                await asyncio.to_thread(self._install_logs, scratch, one)
+                await in_thread(self._install_logs, scratch, one)
             self._begin("serve")
             await self._start()
             for one in self._streams:
@@ -549,14 +553,31 @@ class Restore:
         except ConfigError as error:
             if not policy:
                 raise
-            plan = await planned_by("")
-            one.unmet_policy = str(error)
+            one.unmet_policy, policy = str(error), ""
+            plan = await planned_by(policy)
         if plan.waits or len(plan.replicas) != count:
             raise ConfigError(
                 f"Cannot place stream {stream_restore.into}: {plan.waits or 'no assignment is possible'}. Start more nodes, or "
                 "use fewer --replicas."
             )
-        return plan.replicas
+        request = PlacementRequest(policy=policy, stream=stream_restore.into, partitions=count, replication_factor=replicas)
+        return self._place_after_others(image, request)
+
+    def _place_after_others(self, image: ClusterImage, request: PlacementRequest) -> tuple[tuple[str, ...], ...]:
+        """Return the nodes of each partition. Unlike in a dry run, the plans of the streams before count.
+
+        Otherwise the small streams of a backup would all be placed on the same nodes.
+        """
+        replicas, leaders = self._planned_replicas, self._planned_leaders
+        nodes = [
+            replace(node, replicas=node.replicas + replicas[node.node_id], leaders=node.leaders + leaders[node.node_id])
+            for node in facts_of(image)
+        ]
+        start = image.counters.placement_index + leaders.total()
+        placed = tuple(place(nodes, replace(request, start=start)).replicas)
+        replicas.update(node for partition in placed for node in partition)
+        leaders.update(partition[0] for partition in placed)
+        return placed
 
     def _closed_config(self, config: StreamConfig) -> StreamConfig:
         return replace(config, read_only=True)
@@ -565,11 +586,14 @@ class Restore:
         self._step(name)
         self._report_progress(_STEP_TEXTS[name], "", 0, 0)
 
-    def _stage(self, scratch: Path) -> None:
+    def _stage(self, scratch: Path, run: asyncio.Task[object]) -> None:
+        """Write the logs of all streams into ``scratch``. Raises LiftError as soon as the task ``run`` is canceled."""
         was = read_image(self._store, self._manifest).streams
         total, done = sum(len(copy.pieces) for one in self._streams for copy in one.copy.partitions), count(1)
 
         def read(path: str) -> None:
+            if run.cancelling():
+                raise LiftError(f"The restore was stopped before it has read {path}.")
             self._report_progress(_STEP_TEXTS["stage"], "files", next(done), total)
 
         for number, one in enumerate(self._streams):
@@ -678,7 +702,7 @@ class Restore:
         refused = [text for text in await self._client.admin.reassign_all(moves) if text]
         if refused:
             raise UnavailableError(
-                f"A restored replica cannot move to its node: {refused[0]}. Check `liftpy status`, then start the restore again."
+                f"A restored replica cannot move to its node: {refused[0]}. Check `liftpy status`, then {self._next_step}."
             )
 
         async def is_done() -> bool:
@@ -692,6 +716,16 @@ class Restore:
             return done == len(moves)
 
         await self._until(is_done, "replicas do not get in sync")
+
+    @property
+    def _next_step(self) -> str:
+        """Text that says what to do after a failure. Another restore would reject streams that are open."""
+        if not self._open:
+            return "start the restore again"
+        return (
+            f"remove the helper when it holds no replicas (liftpy node remove {self._helper_id}) and set the positions of groups "
+            "and cursors (liftpy backup cursors). The restored streams are complete and stay"
+        )
 
     async def _until(self, is_so: Callable[[], Awaitable[bool]], what: str) -> None:
         """Wait until ``is_so`` returns True. ``what``: the problem, for the error text.
@@ -710,6 +744,6 @@ class Restore:
             if time.monotonic() - changed_s > STALLED_S:
                 raise UnavailableError(
                     f"{what}: no progress for {STALLED_S:g} s. Check `liftpy status` and the logs of the nodes, then "
-                    "start the restore again."
+                    f"{self._next_step}."
                 )
             await asyncio.sleep(_CHECK_INTERVAL_S)

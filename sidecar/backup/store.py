@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from pyarrow import fs
 from liftpy.core.backup.manifest import Manifest, decode_manifest, encode_manifest, is_backup_id, manifest_path
 from liftpy.errors import ConfigError, CorruptionError, LiftError, NotFoundError, StorageError
 from sidecar.disk.files import sync_folder
+from sidecar.runtime.tasks import start_attended
 
 _ATOMIC = ("s3", "gcs", "abfs")
 """Kinds of stores in which a file appears only when it is closed."""
@@ -156,6 +157,19 @@ class Store:
 
     def put_manifest(self, manifest: Manifest) -> None:
         self.put(manifest_path(manifest.backup), encode_manifest(manifest))
+
+
+async def in_thread(work: Callable[..., object], *arguments: object) -> None:
+    """Run ``work(*arguments)``, which writes files, in a thread, and wait for its end.
+
+    If the caller is canceled, it waits for the thread, so that nothing is written after the clean-up.
+    """
+    working = start_attended(asyncio.to_thread(work, *arguments))
+    try:
+        await asyncio.shield(working)
+    finally:
+        if not working.done():
+            await asyncio.wait([working])
 
 
 DEFAULT_BYTES_PER_S = 50 * 1024 * 1024

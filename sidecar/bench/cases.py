@@ -206,15 +206,15 @@ async def _quiet(_: Exception) -> None:
 
 
 CASES: dict[str, Case] = {
+    "idle": idle,
     "acked": publish_with_acks,
     "plain": plain,
     "producer": producer,
     "consume": consume,
     "latency": latency,
-    "idle": idle,
     "failover": failover,
 }
-"""Name -> case, in the order of the run. A failover comes last."""
+"""Name -> case, in the order of the run. ``idle`` comes first: after a load, nodes check the stored data. ``failover`` comes last."""
 
 
 def warm(system: System) -> None:

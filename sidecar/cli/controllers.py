@@ -19,7 +19,7 @@ from rich.console import Console
 from liftpy.client import Client, ClusterState
 from liftpy.core.base.ids import check_name
 from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.errors import ConfigError, UnavailableError
+from liftpy.errors import ConfigError, StaleRequestError, UnavailableError
 from sidecar.cli.completion import NODE
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option, timeout_option
@@ -172,7 +172,12 @@ def _change(target: Target, as_json: bool, timeout_s: float | None, *, add: str 
         if not as_json:
             click.echo(_announcement(decided, add, remove), err=True)
         if timeout_s is not None:
-            await _wait_until_ended(client, timeout_s)
+            voters = (await _wait_until_ended(client, timeout_s)).voters
+            if voters and (add not in (*voters, "") or remove in voters):
+                raise StaleRequestError(
+                    f"The controllers are {', '.join(voters)}, because another request has undone this change. Check "
+                    "`liftpy controllers`."
+                )
         return await gather(client)
 
     _print_result(with_client(target, work), as_json)
@@ -182,13 +187,14 @@ def _print_result(result: dict[str, Any], as_json: bool) -> None:
     click.echo(json.dumps(result)) if as_json else _show(result)
 
 
-async def _wait_until_ended(client: Client, timeout_s: float) -> None:
+async def _wait_until_ended(client: Client, timeout_s: float) -> ControllerList:
+    """Wait until no change of the controllers is in progress, and return the list of controllers."""
     deadline = time.monotonic() + timeout_s
     while True:
         state = await client.admin.describe_cluster(linearizable=True)
         under_way = _under_way(state)
         if not under_way:
-            return
+            return state.image.controllers
         if time.monotonic() >= deadline:
             raise UnavailableError(
                 f"The change is not complete yet: {under_way}. It continues in the background: `liftpy controllers` "

@@ -241,7 +241,7 @@ async def _move_and_wait(
     ``timeout_s`` seconds.
     """
     began = time.monotonic()
-    decided = (await client.admin.elect_leader(image.name, number, node, unclean=unclean)).state
+    decided = (await client.admin.elect_leader(image.name, number, node, unclean=unclean, uid=image.uid)).state
     while True:
         current = _find((await client.stream(image.name)).image, number)
         took_s = time.monotonic() - began

@@ -107,7 +107,7 @@ def rebalance(
             click.echo(f"not moved: another request replaced or canceled the move of {partition}", err=True)
         if plan.targets and not dry_run:
             click.echo(
-                "all moves are complete"
+                ("all other moves are complete" if refused or replaced else "all moves are complete")
                 if wait
                 else "The moves continue. liftpy status shows the progress, and liftpy rebalance --cancel cancels them"
             )
@@ -255,6 +255,8 @@ async def _cancel(client: Client, image: ClusterImage, as_json: bool) -> None:
         return
     canceled = len(moves) - len(refused)
     are = "is" if canceled == 1 else "are"
+    for line in refused:
+        click.echo(f"not canceled: {line}", err=True)
     click.echo(f"{count_of(canceled, 'move')} {are} canceled. Moves whose log is already copied are completed")
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import click
@@ -173,7 +173,10 @@ def finalize(level: int | None, dry_run: bool, as_json: bool, target: Target) ->
 
     async def work(client: Client) -> tuple[int, FeatureLevels, str]:
         wanted, levels = await _requested_level(client, level)
-        if dry_run or levels.reasons or wanted <= levels.level:
+        if wanted < levels.level:
+            why = f"Level {wanted} is below the current level {levels.level}. Use `liftpy upgrade revert` to go back."
+            levels = replace(levels, reasons=(why,))
+        if dry_run or levels.reasons or wanted == levels.level:
             return wanted, levels, ""
         return wanted, levels, await client.admin.set_feature_level(wanted)
 
@@ -194,8 +197,7 @@ def revert(dry_run: bool, as_json: bool, target: Target) -> int:
         wanted = (await client.admin.feature_levels()).level - 1
         levels = await client.admin.feature_levels(max(wanted, FIRST))
         if wanted < FIRST:
-            why = f"There is no level before {FIRST}."
-            return wanted, FeatureLevels(levels.level, levels.spoken, levels.versions, (why,)), ""
+            return wanted, replace(levels, reasons=(f"There is no level before {FIRST}.",)), ""
         return wanted, levels, "" if dry_run or levels.reasons else await client.admin.set_feature_level(wanted)
 
     return _print_result(*with_client(target, work), as_json)
@@ -211,7 +213,7 @@ def _print_result(wanted: int, levels: FeatureLevels, done: str, as_json: bool) 
         click.echo(
             done
             or (
-                f"Level {wanted} can be finalized. The current level is {holds}."
+                f"Level {wanted} can be {'finalized' if wanted > holds else 'restored'}. The current level is {holds}."
                 if wanted != holds
                 else f"The current level is already {holds}."
             )

@@ -37,13 +37,14 @@ class CoordinatorsOnDemand:
         self._make = make
         self._image = ClusterImage()
         self._loading: asyncio.Task[None] | None = None
+        self._closed = False
 
     def follow(self, old: ClusterImage, image: ClusterImage) -> None:
         """Let the coordinators match the replicas of this node in the new ``image``."""
         self._image = image
         if self.running is not None:
             self.running.follow(old, image)
-        elif self._loading is None and hosted_partitions(image, self._node_id, self._share):
+        elif self._loading is None and not self._closed and hosted_partitions(image, self._node_id, self._share):
             self._loading = spawn(self._load(), "loading the group coordinators")
 
     async def _load(self) -> None:
@@ -57,6 +58,7 @@ class CoordinatorsOnDemand:
             self.running.follow(ClusterImage(), self._image)
 
     async def close(self) -> None:
+        self._closed = True
         await end_tasks([self._loading])
         if self.running is not None:
             await self.running.close()

@@ -69,7 +69,7 @@ logger = logging.getLogger("liftpy.quorum")
 
 _LEADER = 2
 _TRANSFER_TIMEOUT_S = 2.0
-_TRANSFER_TIMEOUT_S = 1.5
+_HAND_OVER_TIMEOUT_S = 1.5
 _JOIN_ATTEMPT_S = 1.0
 _LOG_AFTER_S = 2.0
 _LOG_PERIOD_S = 10.0
@@ -301,12 +301,12 @@ class RaftMember(MetadataGroup):
     async def hand_over(self) -> None:
         """Transfer the metadata leadership to another member. Retry while no other member has all entries."""
         self._member.leave()
-        deadline = time.monotonic() + _TRANSFER_TIMEOUT_S
+        deadline = time.monotonic() + _HAND_OVER_TIMEOUT_S
         ask_at = 0.0
         while not self._driver.stopped and self._somebody_is_up() and time.monotonic() < deadline:
             if self._log.leads and time.monotonic() >= ask_at:
                 self._transfer()
-                ask_at = time.monotonic() + _TRANSFER_TIMEOUT_S / 5
+                ask_at = time.monotonic() + _HAND_OVER_TIMEOUT_S / 5
             elif self._log.leader_id not in ("", self.node_id):
                 return
             await asyncio.sleep(0.01)

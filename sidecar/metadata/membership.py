@@ -162,7 +162,7 @@ _IMAGE_WAIT_S = 0.02
 class Membership:
     """Registers this node in the cluster and keeps its session alive.
 
-    ``heard(sent_ns, lease_ns)``: called for each heartbeat that extends the lease. ``fatal``: called when another
+    ``on_heartbeat(sent_ns, lease_ns)``: called for each heartbeat that extends the lease. ``fatal``: called when another
     process has replaced this one.
     """
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
 from liftpy.core.base.ids import PartitionKey, split_folder
@@ -108,6 +109,12 @@ class Deletions:
             del self._deleted[next(iter(self._deleted))]
 
 
+def _is_known(folder: str, image: ClusterImage) -> bool:
+    name, uid = split_folder(folder) or ("", "")
+    stream = image.streams.get(name)
+    return stream is not None and stream.uid == uid
+
+
 class UnknownStreams:
     """Directories of streams that the cluster did not know when this node started.
 
@@ -138,13 +145,11 @@ class UnknownStreams:
 
     def names(self) -> list[str]:
         """Return the names of at most ``MOST_UNKNOWN`` directories of streams that the cluster does not know."""
-        if not self._folders:
-            return []
-        known = {f"{stream.name}-{stream.uid}" for stream in self._image().streams.values()}
-        self._folders = [
-            name for name in self._folders if name not in known and (self._folder.path / "streams" / name).exists()
-        ]
-        return self._folders[:MOST_UNKNOWN]
+        image, folders = self._image(), iter(self._folders)
+        unknown = (name for name in folders if not _is_known(name, image) and (self._folder.path / "streams" / name).exists())
+        listed = list(islice(unknown, MOST_UNKNOWN))
+        self._folders = [*listed, *folders]
+        return listed
 
     async def remove(self, names: list[str]) -> dict[str, Any]:
         """Delete the directories ``names`` if a controller confirms that their streams do not exist. Concurrent calls run one by one.

@@ -89,6 +89,8 @@ class Partitions:
         """True while the node transfers its leaderships before its stop. No partition is opened."""
         self._leadership_transfers: dict[PartitionKey, asyncio.Task[None]] = {}
         """Partition -> task of its planned leadership transfer."""
+        self._waiting_for_links: asyncio.Task[None] | None = None
+        """Task that waits until the connections are restored, for all partitions that missed publishes."""
         self._garbage = GarbageCollection()
         self.counts = counts or NoNodeCounts()
         self._stopping = False
@@ -277,8 +279,10 @@ class Partitions:
         try:
             worker = await open_worker(self._node, key, stream.subject, stream.config)
         except LiftError as error:
-            logger.error("log not opened partition=%s code=%s error=%s", key, error.code, error)
-            self.failed[key] = f"{error.code}: {error}"
+            reason = f"{error.code}: {error}"
+            if self.failed.get(key) != reason:  # not at each retry
+                logger.error("log not opened partition=%s code=%s error=%s", key, error.code, error)
+            self.failed[key] = reason
             self._retry_later(key)
             return False
         self.failed.pop(key, None)
@@ -464,12 +468,18 @@ class Partitions:
 
     async def _transfer_after_lost_publishes(self, worker: PartitionWorker) -> None:
         while not self._node.links.are_up:
-            await asyncio.sleep(_POLL_S)
+            if self._waiting_for_links is None or self._waiting_for_links.done():
+                self._waiting_for_links = spawn(self._wait_for_links(), "waiting for the connections")
+            await asyncio.wait([self._waiting_for_links])
         del self._leadership_transfers[worker.key]
         if self._closing:
             return
         if self._node.links.ingest.all_have_lost_it or not worker.transfer_after_lost_publishes():
             worker.ingest.resubscribe()
+
+    async def _wait_for_links(self) -> None:
+        while not self._node.links.are_up:
+            await asyncio.sleep(_POLL_S)
 
     def publishes_lost(self) -> None:
         """Report to all partitions that this node leads that the connection for publishes was lost."""
@@ -498,7 +508,7 @@ class Partitions:
         self._deferred.clear()
         for retry in self._retries.values():
             retry.cancel()
-        await end_tasks([*self._leadership_transfers.values(), *self._later])
+        await end_tasks([self._waiting_for_links, *self._leadership_transfers.values(), *self._later])
         for task in list(self._busy.values()):
             task.cancel()
         await asyncio.gather(*self._busy.values(), return_exceptions=True)

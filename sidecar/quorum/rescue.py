@@ -167,30 +167,27 @@ def rescue(
             f"The data directories of {', '.join(missing)} are not on this machine. Set --output, then copy the "
             "files from there to these nodes."
         )
-    for path in ids:
-        if (path / BEFORE).exists():
-            raise ConfigError(f"{path / BEFORE} exists from an earlier rescue. Inspect it and move it away.")
+    homes = {node: directory_of.get(node) or (out or Path()) / node for node in voters}
+    for path in (*(path / BEFORE for path in ids), *(homes[node] / "raft" for node in missing)):
+        if path.exists():
+            raise ConfigError(f"{path} exists from an earlier rescue. Inspect it and move it away.")
     image = rescued_image(chosen.image, voters, now_ns)
     event_fields = {
         "index": image.index,
         "time_ns": now_ns,
         "detail": f"rescued from {chosen.node_id}'s log: what was decided behind entry {chosen.index} of term {chosen.term} is lost",
     }
-    written = {}
-    for node in voters:
-        home = directory_of[node] if node in directory_of else (out or Path()) / node
+    for node, home in homes.items():
         make_folder(home)
         _write(home / _NEW, node, image, chosen, event_fields)
-        written[node] = home / "raft"
-    for node, target in written.items():
-        if node in directory_of:
-            _quarantine_raft_directory(target)
-        (target.parent / _NEW).rename(target)
-        sync_folder(target.parent)
+    for home in homes.values():
+        _quarantine_raft_directory(home / "raft")
+        (home / _NEW).rename(home / "raft")
+        sync_folder(home)
     for path, node_id in ids.items():
         if node_id not in voters:
             _quarantine_raft_directory(path / "raft")
-    return written
+    return {node: home / "raft" for node, home in homes.items()}
 
 
 def _quarantine_raft_directory(raft: Path) -> None:

@@ -34,6 +34,7 @@ class Supervisor:
         self._watchdog_s = watchdog_s
         self._task: asyncio.Task[None] | None = None
         self._last_status = ""
+        self._is_ready = False
 
     def notify(self, *words: str) -> None:
         """Send assignments such as ``READY=1`` to the supervisor. If that fails, only a warning is logged."""
@@ -55,35 +56,41 @@ class Supervisor:
             self._task = spawn(self._run(live, ready, doing), "notifying the supervisor", endless=True)
 
     async def _run(self, live: Callable[[], list[Check]], ready: Callable[[], list[Check]], doing: Callable[[], str]) -> None:
-        is_ready, barked_at = False, 0.0
+        barked_at = 0.0
         while True:
-            if not is_ready:
-                is_ready = self._until_ready(ready(), doing())
+            if not self._is_ready:
+                self._report_start(ready(), doing())
             now = time.monotonic()
             if self._watchdog_s and now - barked_at >= self._watchdog_s / 3 and all(check.ok for check in live()):
                 barked_at = now
                 self.notify("WATCHDOG=1")
             await asyncio.sleep(min(_CHECK_INTERVAL_S, self._watchdog_s / 6) if self._watchdog_s else _CHECK_INTERVAL_S)
 
-    def _until_ready(self, checks: list[Check], doing: str) -> bool:
+    def _report_start(self, checks: list[Check], doing: str) -> None:
         if all(check.ok for check in checks):
+            self._is_ready = True
             self.notify("READY=1", "STATUS=ready")
-            return True
+            return
         status = doing or next(f"{check.name}: {check.why}" for check in checks if check.why)
         if status != self._last_status:
             self._last_status = status
             self.notify(f"STATUS={status}", f"EXTEND_TIMEOUT_USEC={_EXTEND_TIMEOUT_S * 1_000_000}")
-        return False
 
     def reloading(self) -> None:
-        """Tell the supervisor that the node reads its settings again. Call ``reloaded`` afterwards."""
-        self.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        """Tell the supervisor that the node reads its settings again. Call ``reloaded`` afterwards.
+
+        A node that starts or stops sends neither: the end of a reload would report it as ready.
+        """
+        if self._is_ready:
+            self.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def reloaded(self) -> None:
         """Tell the supervisor that a reload has ended, successfully or not."""
-        self.notify("READY=1", "STATUS=ready")
+        if self._is_ready:
+            self.notify("READY=1", "STATUS=ready")
 
     def stopping(self) -> None:
+        self._is_ready = False
         if self._task is not None:
             self._task.cancel()
             self._task = None

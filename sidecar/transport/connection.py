@@ -49,6 +49,8 @@ _PING_INTERVAL_S = 2
 _LOG_PERIOD_S = 1.0
 _SHOWN_BYTES = 200
 _MAX_LOGGED_PROBLEMS = 8
+DENIED_RETRY_S = 10.0
+"""Time in seconds after which a denied subscription is sent again."""
 _PRIVATE = (
     "_pending", "_pending_data_size", "_flush_queue", "_subs", "_sid", "_ps", "_status", "_flusher_task", "_transport",
     "_server_info",
@@ -87,6 +89,11 @@ class SinkSubscription:
     def queue(self) -> str:
         """Queue group. '': none."""
         return self._queue
+
+
+def _sub_line(sid: int, subscription: Any) -> bytes:
+    """Return the protocol line that sends ``subscription``, of this class or of nats-py."""
+    return f"SUB {subscription.subject} {subscription.queue} {sid}\r\n".encode()
 
 
 class Problems:
@@ -163,6 +170,9 @@ class BusConnection(StrictConnection):
         self._failing = False
         """True if a message could not be processed within the last second. Further failures are then only counted."""
         self._problems = Problems()
+        self._denied_subjects: set[str] = set()
+        """Subjects whose subscriptions the server has denied since they were sent last."""
+        self._parser.denials.append(self._note_denial)
         self._recent_acks = AckResendBuffer()
         """Recent acks, which are sent again after a reconnect."""
         self._lost_ns = 0
@@ -295,7 +305,7 @@ class BusConnection(StrictConnection):
         self._sinks[b"%d" % sid] = sink
         self._parser.expect(sid, subject)
         if self._status == Client.CONNECTED:
-            self._write((f"SUB {subject} {queue} {sid}\r\n".encode(),), 0)
+            self._write((_sub_line(sid, self._subs[sid]),), 0)
         return Listener(self, sid)
 
     def redirect(self, sid: int, sink: Sink, on_dropped: Callable[[int], None]) -> None:
@@ -433,6 +443,22 @@ class BusConnection(StrictConnection):
         """Call ``callback`` each time the server denies a publish or a subscription because of missing permissions."""
         self._parser.denials.append(callback)
 
+    def _note_denial(self, is_publish: bool, subject: str) -> None:
+        """Send a denied subscription again later.
+
+        The server ends a subscription if its permission is revoked, and does not restore it when the permission is granted again.
+        """
+        if not is_publish:
+            if not self._denied_subjects:
+                asyncio.get_running_loop().call_later(DENIED_RETRY_S, self._subscribe_again)
+            self._denied_subjects.add(subject)
+
+    def _subscribe_again(self) -> None:
+        denied, self._denied_subjects = self._denied_subjects, set()
+        lines = [_sub_line(sid, one) for sid, one in self._subs.items() if one.subject in denied]
+        if lines and self._is_up:  # otherwise nats-py sends all subscriptions when it has reconnected
+            self._write(lines, 0)
+
     @property
     def last_problem(self) -> str:
         return self._problems.last
@@ -531,7 +557,7 @@ def _call(callback: Callable[[], None]) -> None:
     try:
         callback()
     except Exception as error:
-        context = {"message": f"{callback} callbacks a read has failed", "exception": error}
+        context = {"message": f"{callback} after a read has failed", "exception": error}
         asyncio.get_running_loop().call_exception_handler(context)
 
 

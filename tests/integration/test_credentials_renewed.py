@@ -19,6 +19,7 @@ from sidecar.dev.cluster import DevNode
 from sidecar.dev.nats_server import NatsServer
 from sidecar.runtime.settings import child_environment
 from tests.integration.conftest import show
+from tests.nats_config import change_config
 from tests.until import until
 
 pytestmark = pytest.mark.processes
@@ -30,13 +31,6 @@ APP = Credentials(user="app", password="app-secret")
 def users(**passwords: str) -> str:
     said = ", ".join(f"{{ user: {name}, password: {password} }}" for name, password in passwords.items())
     return f"authorization: {{ users: [ {said} ] }}\n"
-
-
-def change(server: NatsServer, config: str) -> None:
-    """As an administrator does: the file, then the signal."""
-    assert server._folder is not None
-    (server._folder / "nats.conf").write_text(config)
-    os.kill(server.pid, signal.SIGHUP)
 
 
 async def acked(nc: nats.NATS, text: bytes) -> None:
@@ -79,7 +73,7 @@ async def test_node_reconnects_with_changed_credentials_without_a_restart(worker
                 await client.create_stream("kept", "data.kept")
                 await acked(nc, b"before")
                 await _refuses(client, write)
-                change(server, users(old="first", new="second", **app))
+                change_config(server, users(old="first", new="second", **app))
                 write("new", "second")
                 said = await client.admin.reload_settings("n1")
                 assert said == {"applied": ["credentials.user", "credentials.password"], "wait": []}
@@ -90,12 +84,12 @@ async def test_node_reconnects_with_changed_credentials_without_a_restart(worker
                 await acked(nc, b"with the new ones")
                 assert lines(node, "The NATS credentials were reloaded") == 3 * workers
                 lost = lines(node, "NATS connection lost")
-                change(server, users(new="second", **app))
+                change_config(server, users(new="second", **app))
                 await acked(nc, b"nobody uses the old ones any more")
                 await client.admin.describe_cluster(linearizable=True)
                 assert lines(node, "NATS connection lost") == lost
 
-                change(server, users(new="third", **app))
+                change_config(server, users(new="third", **app))
                 await until(lambda: lines(node, "NATS connection lost") >= lost + 3 * workers, "the node is cut off")
                 write("new", "third")
                 os.kill(node.pid, signal.SIGHUP)

@@ -230,7 +230,14 @@ def shares_to_replay(plan: ReplayPlan) -> list[ReplayShare]:
     ending = (options.ending or OffsetSpec("latest")).as_of(now_ns)
     link = link_to(options.access)
     target = Catalog(link, replace(options, wanted=SourceOptions.parse({**plan.source, "stream": plan.target}).wanted)).views()
-    files = files_of(state_of(table_at(plan.table)).files, plan.stream) if plan.table else {}
+    files: dict[tuple[str, int], list[ArchiveFile]] = {}
+    if plan.table:
+        state = state_of(table_at(plan.table))
+        if "value" not in state.schema.names:
+            raise ConfigError(
+                f"Table {plan.table} has no column value, so its records cannot be replayed. Replay the stream itself."
+            )
+        files = files_of(state.files, plan.stream)
     views: Views = views_of(files) if plan.table else Catalog(link, options).views(starting=starting, ending=ending)
     starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
     ranges, _ = plan_ranges(views, starts, ends, fail_on_data_loss=options.fail_on_data_loss)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +27,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import AlreadyExistsError, ConfigError, OutcomeUnknownError, UnavailableError
 from sidecar.backup import restore as restore_module
-from sidecar.backup.restore import Restore, RestoreOptions, StreamRestore, set_cursors
+from sidecar.backup.restore import PREFIX, Restore, RestoredStream, RestoreOptions, StreamRestore, set_cursors
 from tests.flat_client import FlatClient
 from tests.unit.backup.stored import UID, two_backups
 from tests.unit.client.admins import admin_over
@@ -136,7 +139,9 @@ async def test_restore_that_fails_keeps_streams_that_already_accept_publishes(ma
         await restore.undo()
         ended = [asked for asked in world.done if asked[0] == "delete_stream"]
         assert ended == [("delete_stream", name, f"u-{name}") for name in left]
-        assert (("remove_node", restore._helper_id) in world.done) is not bool(opened), "it may be the only replica"
+        removed = [asked[1] for asked in world.done if asked[0] == "remove_node"]
+        assert len(removed) == (not opened), "it may be the only replica"
+        assert all(node.startswith(PREFIX) for node in removed)
         assert not scratch.exists()
 
 
@@ -151,7 +156,8 @@ async def test_restore_whose_helper_node_fails_to_start_removes_that_node(manife
     with pytest.raises(UnavailableError):
         await restore._start()
     await restore.undo()
-    assert world.done == [("remove_node", restore._helper_id)]
+    ((asked, node),) = world.done
+    assert (asked, node.startswith(PREFIX)) == ("remove_node", True)
 
 
 class RealDecisions(World):
@@ -185,6 +191,14 @@ class RealDecisions(World):
 
     async def add_partitions(self, name: str, total: int = 0, *, ready_s: float = 0, **more: Any) -> StreamImage:
         return await self.real.add_partitions(name, total, ready_s=0, **more)
+
+
+async def plan(restore: Restore, world: RealDecisions, **wish: Any) -> list[RestoredStream]:
+    """Change the wishes for the streams of a restore, plan their placement, and return them."""
+    for one in (streams := restore._streams):
+        one.wish = replace(one.wish, **wish)
+        one.plan = await restore._plan_placement(one, world.image)
+    return streams
 
 
 async def create_first_stream(restore: Restore) -> None:
@@ -226,9 +240,7 @@ async def test_restore_keeps_the_placement_policy_of_the_stream(
         world.cluster.register(f"n{number}", rack=rack)
     world.cluster.fence("n0")
     restore = a_restore(world, manifest)
-    [one] = restore._streams
-    one.wish = replace(one.wish, placement=policy, replicas=2)
-    one.plan = await restore._plan_placement(one, world.image)
+    [one] = await plan(restore, world, placement=policy, replicas=2)
     wished = PlacementOptions(policy=planned_by)
     assert one.plan == (await world.plan_stream("x", "shop.x", replicas=2, placement=wished)).replicas
     assert unmet in one.unmet_policy
@@ -236,6 +248,27 @@ async def test_restore_keeps_the_placement_policy_of_the_stream(
     world.cluster.register(HELPER)
     await create_first_stream(restore)
     assert world.image.streams["orders"].placement == (policy or "round-robin")
+
+
+@pytest.mark.parametrize("policy", ["", "rack", "least-loaded"])
+async def test_restore_of_many_small_streams_spreads_them_over_all_nodes(manifest: Manifest, policy: str) -> None:
+    """Each dry run of a placement begins at the same node."""
+    world = RealDecisions("n1", "n2", "n3", "n4")
+    restore = a_restore(world, manifest, *(f"orders{number}" for number in range(8)))
+    plans = [one.plan[0] for one in await plan(restore, world, placement=policy, replicas=2)]
+    assert {nodes[0] for nodes in plans} == {"n1", "n2", "n3", "n4"}, "leaders"
+    assert set(Counter(node for nodes in plans for node in nodes).values()) == {4}, "replicas"
+
+
+async def test_restore_of_more_streams_than_the_nodes_have_room_for_is_rejected(manifest: Manifest) -> None:
+    world = RealDecisions()
+    for node_id in ("n1", "n2"):
+        world.cluster.register(node_id, partitionBudget=1)
+    world.cluster.fence(HELPER)
+    plans = await plan(a_restore(world, manifest, "a", "b"), world, replicas=1)
+    assert [one.plan for one in plans] == [(("n1",),), (("n2",),)]
+    with pytest.raises(ConfigError, match="no room"):
+        await plan(a_restore(world, manifest, "a", "b", "c"), world, replicas=1)
 
 
 @pytest.mark.parametrize(
@@ -272,13 +305,39 @@ async def test_restore_treats_a_stream_as_open_if_the_open_request_has_no_answer
     monkeypatch.setattr(world, "alter_stream", alter, raising=False)
     for name in ("_make_room", "_start", "_until", "_first_epoch", "_move", "undo", "_plan_placement"):
         monkeypatch.setattr(restore, name, world.__getattr__(name))
-    monkeypatch.setattr(restore, "_stage", lambda scratch: None)
+    monkeypatch.setattr(restore, "_stage", lambda scratch, run: None)
     monkeypatch.setattr(restore, "_install_logs", lambda scratch, one: None)
     monkeypatch.setattr(restore, "_create", world.__getattr__("create"))
     monkeypatch.setattr(restore_module, "helper_node", lambda *_: SimpleNamespace(running=False, interrupt=lambda: None))
     with pytest.raises(OutcomeUnknownError):
         await restore.run()
     assert restore._open == {"orders"}
+
+
+async def test_restore_that_is_canceled_reads_no_further_file_of_the_backup(tmp_path: Path) -> None:
+    store, _, manifest = two_backups(tmp_path / "store")
+    began, goes_on = threading.Event(), threading.Event()
+    files: list[int] = []
+
+    def tell(step: str, unit: str, done: int, total: int) -> None:
+        if unit == "files":
+            files.append(done)
+            began.set()
+            assert goes_on.wait(10)
+
+    wish = StreamRestore(name="orders", into="orders", subject="s.orders", config=StreamConfig(), replicas=1)
+    options = RestoreOptions(target=None, scratch=tmp_path)  # type: ignore[arg-type]
+    restore = Restore(RealDecisions("n1"), store, manifest, [wish], options, tell=tell)  # type: ignore[arg-type]
+    run = asyncio.create_task(restore.run())
+    assert await asyncio.to_thread(began.wait, 10)
+    run.cancel()
+    await asyncio.sleep(0.05)
+    assert not run.done(), "it removes no directory into which a thread still writes"
+    goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert files == [1]
+    assert os.listdir(tmp_path) == ["store"]
 
 
 async def test_restore_waits_for_replicas_across_a_metadata_leader_change(
@@ -302,6 +361,9 @@ async def test_restore_waits_for_replicas_across_a_metadata_leader_change(
         async with asyncio.timeout(10):
             await restore._until(is_so, "copies")
     assert looks in (6, 7), "twice without a change"
+    restore._open.add("orders")
+    with pytest.raises(UnavailableError, match=r"liftpy node remove restore-.*complete and stay\."):
+        await restore._until(is_so, "copies")
 
 
 async def test_restore_sets_group_positions_only_within_the_restored_log(

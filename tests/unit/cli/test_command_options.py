@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
+from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.wire.batch import Record
 from sidecar.cli.consume import record_json
 from sidecar.runtime.settings import Target
@@ -55,6 +59,31 @@ def test_connection_flag_of_each_credential_sets_its_field_of_the_connection_tar
         assert str(getattr(given[-1].credentials, name)) == "file"
     run(capsys, "controllers")
     assert (given[-1].nats, given[-1].namespace) == (("nats://127.0.0.1:4222",), "liftpy")
+
+
+@pytest.mark.parametrize(
+    ("words", "voters", "code"),
+    [
+        (("add", "n4"), ("n1", "n4"), 0), (("add", "n4"), ("n1",), 1), (("remove", "n1"), ("n4",), 0),
+        (("remove", "n1"), ("n1", "n4"), 1), (("replace", "n1", "n4"), ("n1", "n4"), 1), (("add", "n4", "--no-wait"), ("n1",), 0),
+        (("add", "n1"), (), 0),
+    ],
+)  # fmt: skip
+def test_controllers_change_that_another_request_has_undone_fails(
+    words: tuple[str, ...],
+    voters: tuple[str, ...],
+    code: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    image = SimpleNamespace(controllers=ControllerList(voters), index=7)
+    admin = SimpleNamespace(
+        change_controllers=AsyncMock(return_value="the controllers are n1"),
+        describe_cluster=AsyncMock(return_value=SimpleNamespace(image=image, controllers=(), metadata_leader="n1")),
+    )
+    monkeypatch.setattr(controllers, "with_client", lambda _, work: asyncio.run(work(SimpleNamespace(admin=admin))))
+    found, _, said = run(capsys, "controllers", *words)
+    assert (found, "has undone this change" in said) == (code, bool(code)), said
 
 
 # ---- for machines ----------------------------------------------------------------------------------------------------------------

@@ -220,6 +220,7 @@ def test_move_command_whose_move_is_replaced_by_another_request_prints_the_repla
     assert asked
     assert said in told
     assert code == (0 if words == ("rebalance",) else 1)
+    assert "all moves are complete" not in told
 
 
 @pytest.mark.parametrize(
@@ -266,3 +267,28 @@ async def test_reassign_all_sends_moves_in_batches_and_returns_an_error_per_reje
     assert await client.admin.reassign_all(wide) == []
     assert max(map(len, moved.driver.log[before:])) < MAX_REQUEST_BYTES
     assert all(len(p.target) == 32 for _, p in moved.partitions()[:20])
+
+
+def lead_nowhere(moved: Moved) -> None:
+    """Create a stream whose last leader is down. Its other replica is live and empty."""
+    for node_id in "ab":
+        moved.driver.restart(node_id)
+    moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b"])])
+    for node_id in "ba":
+        moved.down(node_id)
+    moved.driver.restart("b", emptied=True)
+
+
+def test_partition_elect_unclean_of_a_stream_that_was_replaced_during_the_prompt_elects_no_leader(
+    run: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def confirm(*_: Any, **__: Any) -> bool:
+        run.moved.driver.delete("orders")
+        lead_nowhere(run.moved)
+        return True
+
+    lead_nowhere(run.moved)
+    monkeypatch.setattr("click.confirm", confirm)
+    code, said = run("partition", "elect", "orders", "0", "--unclean", "--timeout", "0.1")
+    ((_, left),) = run.moved.partitions()
+    assert (code, left.candidate, left.status.name) == (1, "", "OFFLINE"), said

@@ -90,3 +90,11 @@ def test_upgrade_finalize_with_an_unsupported_node_lists_the_reasons_and_sets_no
     assert run(client, "finalize", "--level", "6", as_json=False) == (1, "node b speaks 5, not 6\n")
     assert run(client, "finalize")[1]["to"] == 5, "the highest that all speak"
     assert client.set == []
+
+
+def test_upgrade_finalize_of_a_lower_level_is_rejected_and_revert_announces_it(run: Any) -> None:
+    client = FakeClient(6)
+    code, said = run(client, "finalize", "--level", "5", as_json=False)
+    assert (code, said) == (1, "Level 5 is below the current level 6. Use `liftpy upgrade revert` to go back.\n")
+    assert run(client, "revert", "--dry-run", as_json=False) == (0, "Level 5 can be restored. The current level is 6.\n")
+    assert client.set == []

@@ -17,6 +17,7 @@ from liftpy.client.admin import differences
 from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.metadata.image import StreamImage
+from liftpy.core.wire.batch import Record
 from liftpy.errors import AlreadyExistsError, ClientClosedError, ConfigError, NotFoundError
 from liftpy.testing.memory import memory_cluster
 from tests.unit.client.test_client_publisher import Leader
@@ -47,6 +48,7 @@ def test_package_dir_lists_the_public_names() -> None:
     assert {name for name in dir(liftpy.client) if not name.startswith("_")} - {"sync"} == set(liftpy.client.__all__)
     assert {"QueueOptions", "GroupOptions", "ProducerOptions", "Queue", "Group", "Position"} <= set(dir(liftpy))
     assert liftpy.QueueOptions.__module__ == "liftpy.client.queue"
+    assert liftpy.Record is liftpy.client.Record is Record, "the type of what a consumer returns"
 
 
 async def test_awaitable_context_opens_with_await_or_async_with() -> None:

@@ -14,6 +14,7 @@ import pytest
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.client import Client
 from liftpy.client.encode_publish import envelope_of, plain
+from liftpy.client.group import GroupOptions
 from liftpy.client.positions import parse_start, parse_until
 from liftpy.client.progress import ReadProgress
 from liftpy.client.stream_directory import partition_state
@@ -234,6 +235,11 @@ ODD_VALUES: dict[str, Callable[[Client, str], Any]] = {
     "message id of a command": lambda client, uid: client.services.call("bank", "orders", b"", message_id=NO_TEXT),
     "position of a group": lambda client, uid: client.groups.reset("g", {PartitionKey("orders", uid, 0): TOO_LARGE}),
     "partition of a cursor": lambda client, uid: client.cursors.set("c", {PartitionKey("orders", uid, -1): 0}),
+    "text as subjects to read": lambda client, uid: client.consume("orders", subjects="ab"),
+    "text as subjects of many": lambda client, uid: client.consume_many("orders", subjects="ab"),
+    "text as subjects to purge": lambda client, uid: client.admin.purge("orders", 0, subjects="ab"),
+    "text as subjects of a group": lambda client, uid: GroupOptions(subjects="ab"),
+    "subject of a group": lambda client, uid: GroupOptions(subjects=["a b"]),
     "uid of a cursor": lambda client, uid: client.cursors.set("c", {PartitionKey("orders", NO_TEXT, 0): 0}),
 }
 

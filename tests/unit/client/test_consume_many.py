@@ -125,6 +125,29 @@ async def test_consume_many_with_short_timeouts_reads_on_during_a_slow_stream_lo
         assert record.record.key == b"orders/0/0"
 
 
+@pytest.mark.parametrize("how", ["fails", "is silent"])
+async def test_consume_many_reads_the_known_partitions_while_the_stream_lookup_fails(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHECK_EVERY_S", 0.01)
+    streams, asked = Streams(orders=1), 0
+
+    async def list_streams(*, internal: bool) -> Any:
+        nonlocal asked
+        asked += 1
+        if how == "is silent":
+            await asyncio.get_running_loop().create_future()
+        raise UnavailableError("no metadata group")
+
+    async with streams.many("orders", start="new", until=None) as many, asyncio.timeout(20):
+        monkeypatch.setattr(streams, "list_streams", list_streams)
+        reading = 0
+        while not asked or reading < 3:
+            streams.nodes["orders", 0].append(b"x")
+            assert await many.next() is not None
+            reading += bool(asked)
+
+
 @pytest.mark.parametrize("what", ["lag", "positions"])
 async def test_consume_many_answers_while_another_task_adds_a_partition(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHECK_EVERY_S", 0.0)

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import GroupOptions
-from liftpy.client.group import Group
+from liftpy.client import ConsumedRecord, GroupOptions
+from liftpy.client import group as group_module
+from liftpy.client.group import Group, now_ns
+from liftpy.config import NS_PER_S
 from liftpy.core.groups import commands
 from liftpy.core.groups.commands import decode_command
 from liftpy.core.groups.machine import GroupMachine
 from liftpy.core.groups.member import PartitionAssigned, PartitionLost
-from liftpy.errors import UnavailableError
+from liftpy.errors import NotAllowedError, UnavailableError
 from liftpy.nats.transport import RequestTimeoutError
 from tests.unit.client.test_consumer_filters_and_seek import Node, consumer
 
@@ -104,7 +106,7 @@ def committed(home: Coordinated) -> dict[int, int]:
 async def test_group_rebalance_moves_a_partition_only_after_its_unfinished_records_are_committed() -> None:
     home = Coordinated(partitions=2)
     home.node.append(b"a", b"b")
-    options = GroupOptions(session_s=commands.MIN_SESSION_MS / 1000, auto_commit_s=0)
+    options = GroupOptions(session_s=commands.MIN_SESSION_MS / 1000, auto_commit_s=3600)
     async with asyncio.timeout(30), await Group(home, "bills", ["orders"], "", options, None, None).open() as group:
         parts = {part.key: part for part in [await group.take(), await group.take()] if part is not None}
         async with await Group(home, "bills", ["orders"], "", options, None, None).open() as other:
@@ -125,6 +127,48 @@ async def test_group_rebalance_moves_a_partition_only_after_its_unfinished_recor
                 other._beat_soon.set()
                 await asyncio.sleep(0.01)
             assert (other.owned, other._pumps[key].gained.position) == ([key], 2)
+
+
+def suspend(home: Coordinated, patch: pytest.MonkeyPatch) -> None:
+    """Let an hour pass on the member's clock, and let the coordinator answer no heartbeat afterwards."""
+    home.unanswered = 1 << 20
+    patch.setattr(group_module, "now_ns", lambda: now_ns() + 3600 * NS_PER_S)
+
+
+async def test_group_that_fails_while_it_waits_for_a_heartbeat_commits_only_finished_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def deny(subject: str, payload: bytes, timeout_s: float) -> bytes:
+        raise NotAllowedError("no permission to read")
+
+    home = Coordinated()
+    home.node.append(b"a", b"b", b"c")
+    async with asyncio.timeout(8), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
+        assert [(await anext(group)).offset for _ in range(2)] == [0, 1]
+        suspend(home, monkeypatch)
+        monkeypatch.setattr(home.node, "request", deny)
+        with pytest.raises(NotAllowedError):
+            await anext(group)
+    assert committed(home) == {0: 1}
+
+
+async def test_group_that_closes_while_it_waits_for_a_heartbeat_ends_the_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Coordinated()
+    home.node.append(b"a", b"b", b"c")
+    async with asyncio.timeout(8):
+        group = await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open()
+        assert [(await anext(group)).offset for _ in range(2)] == [0, 1]
+        suspend(home, monkeypatch)
+
+        async def read_rest() -> list[ConsumedRecord]:
+            return [record async for record in group]
+
+        reading = asyncio.create_task(read_rest())
+        while not group.counters["held_back"]:
+            await asyncio.sleep(0.01)
+        await group.close()
+        assert await reading == []
+    assert committed(home) == {0: 1}
 
 
 async def test_group_close_commits_only_finished_records() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import pickle
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from liftpy.client import BatchSlice, Client, ConsumedRecord, GroupOptions
+from liftpy.client import BatchSlice, Client, ConsumedRecord, GroupOptions, GroupRejectedError
 from liftpy.client import group as group_module
 from liftpy.client.group import Group
+from liftpy.core.groups import commands
 from liftpy.errors import CorruptionError, NotFoundError
 from liftpy.testing.memory import memory_cluster
 
@@ -46,6 +48,21 @@ async def test_group_iteration_returns_records_with_stream_and_partition(client:
         assert await offsets_until(group, COUNT - 1) == list(range(1, COUNT))
 
 
+async def test_group_with_too_many_streams_raises_and_a_running_one_reads_the_known_streams(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "MAX_STREAMS", 1)
+    monkeypatch.setattr(group_module, "STREAMS_S", 0.02)
+    async with asyncio.timeout(30), client.group("billing", ["*"]) as group:
+        assert (await anext(group)).offset == 0
+        await client.create_stream("more", "shop.more")
+        while not group.counters["refused"]:
+            assert (await anext(group)).stream == "orders"
+            await client.publish("orders", b"x")
+        with pytest.raises(GroupRejectedError, match=r"\* matches 2 streams with 2 partitions.*Use several groups"):
+            await client.group("mailing", ["*"])
+
+
 async def test_group_commit_stores_the_position_after_the_returned_records(client: Client) -> None:
     async with client.group("billing", ["orders"], options=BY_HAND) as group:
         await offsets_until(group, 3)
@@ -62,6 +79,19 @@ async def test_group_close_commits_all_records_but_the_last_returned_one(client:
         await offsets_until(group, 5)
     async with client.group("billing", ["orders"]) as group:
         assert (await anext(group)).offset == 5
+
+
+async def test_group_without_automatic_commits_redelivers_uncommitted_records_after_a_rebalance(client: Client) -> None:
+    await client.create_stream("pairs", "shop.pairs", partitions=2)
+    for partition in range(2):
+        await client.publish("pairs", b"%d" % partition, partition=partition)
+    async with asyncio.timeout(30), client.group("billing", ["pairs"], options=BY_HAND) as first:
+        assert {(await anext(first)).partition for _ in range(2)} == {0, 1}
+        rest = asyncio.create_task(anext(first))  # finishes both records
+        async with client.group("billing", ["pairs"], options=BY_HAND) as second:
+            record = await anext(second)
+            assert (record.value, record.offset) == (b"%d" % record.partition, 0)
+        rest.cancel()
 
 
 async def test_group_batches_after_a_record_iteration_begin_at_the_next_record(client: Client) -> None:

@@ -57,7 +57,7 @@ async def test_group_with_start_new_reads_added_partitions_from_their_first_reco
         await client.publish("orders", b"added", partition=1)
         await client.create_stream("pay-1", "pay-1")
         await client.publish("pay-1", b"made")
-        monkeypatch.setattr(module, "_STREAMS_S", 0.0)  # now it notices
+        monkeypatch.setattr(module, "STREAMS_S", 0.0)  # now it notices
         assert sorted(await taken(group, 2)) == [b"added", b"made"]
         assert await committed(client) == {("orders", 0): 1, ("orders", 1): 1, ("pay-1", 0): 1}
 

@@ -143,3 +143,6 @@ async def test_group_reset_before_the_group_has_a_member_sets_its_positions() ->
         await client.groups.delete("billing")
         with pytest.raises(NotFoundError):
             await client.groups.describe("billing")
+        many = {PartitionKey("orders", orders.uid, number): number for number in range(2500)}  # several commands
+        await client.groups.reset("billing", many)
+        assert (await client.groups.describe("billing")).positions == many

@@ -162,6 +162,16 @@ async def test_queue_record_beyond_max_deliveries_is_a_dead_letter(client: Clien
         assert await queue.take(3, timeout_s=0.1) == []
 
 
+async def test_queue_dead_letter_of_a_dead_letter_has_its_own_headers_first(client: Client) -> None:
+    await fill(client, 1, headers={"Dead-Letter-Offset": "77", "Dead-Letter-Stream": "earlier"})
+    async with client.queue("jobs", "w", options=QueueOptions(dead_letters="dead")) as queue:
+        await (await queue.take(1))[0].reject("no such customer")
+        assert await queue.take(1, timeout_s=0.5) == []
+    (dead,) = [record async for record in client.consume("dead", until="end")]
+    assert (dead.header("Dead-Letter-Offset"), dead.header("Dead-Letter-Stream")) == (b"0", b"jobs")
+    assert ("Dead-Letter-Offset", b"77") in dead.headers
+
+
 async def test_queue_dead_letter_above_the_message_size_is_stored_without_its_value(client: Client) -> None:
     """The record has the maximum message size, so the dead-letter headers do not fit."""
     largest = 1024 * 1024
@@ -332,7 +342,7 @@ async def test_queue_ack_names_only_jobs_of_the_deleted_stream_as_lost(client: C
 
 
 async def test_queue_take_returns_records_of_added_partitions(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_STREAM_NS", 20_000_000)
+    monkeypatch.setattr(module, "STREAM_NS", 20_000_000)
     real, failures = client.stream, [UnavailableError("no metadata group"), OutcomeUnknownError("no answer")]
     async with client.queue("jobs", "w") as queue:
         await client.admin.add_partitions("jobs", 2)
@@ -346,6 +356,23 @@ async def test_queue_take_returns_records_of_added_partitions(client: Client, mo
         monkeypatch.setattr(client, "stream", stream)
         assert await all_of(queue, 1, Job.ack) == [7]
         assert queue.counters["not looked"] == 2
+
+
+async def test_queue_take_returns_records_while_the_stream_lookup_is_silent(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STREAM_NS", 20_000_000)
+    monkeypatch.setattr(module, "LOOKUP_S", 0.02)
+
+    async def stream(name: str) -> Any:
+        await asyncio.get_running_loop().create_future()
+
+    async with client.queue("jobs", "w") as queue, asyncio.timeout(20):
+        monkeypatch.setattr(client, "stream", stream)
+        while not queue.counters["not looked"]:
+            assert await queue.take(1, timeout_s=0.02) == []
+        await fill(client, 3)
+        assert await all_of(queue, 3, Job.ack) == [0, 1, 2]
 
 
 async def test_queue_of_a_stream_without_replicas_returns_records_after_placement(
@@ -368,7 +395,7 @@ async def test_queue_of_a_stream_without_replicas_returns_records_after_placemen
 async def test_queue_with_start_new_reads_added_partitions_from_their_first_record(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_STREAM_NS", 20_000_000)
+    monkeypatch.setattr(module, "STREAM_NS", 20_000_000)
     await fill(client, 3)
     async with client.queue("jobs", "w", options=QueueOptions(start="new")) as queue:
         assert await queue.take(3, timeout_s=0.0) == []

@@ -78,6 +78,23 @@ async def test_queue_settlements_made_during_a_request_share_the_next_request() 
     await queue.wait_until_sent()
 
 
+async def test_queue_settlement_is_sent_although_a_waiting_close_is_canceled() -> None:
+    answer = asyncio.Event()
+
+    async def say(some: list[pb.Settlement]) -> list[pb.LostRange]:
+        await answer.wait()
+        return []
+
+    queue = Settlements("w", say)
+    acking = queue.settle([told(pb.SETTLE_ACK, (0, 1, 1))])
+    closing = asyncio.create_task(queue.wait_until_sent())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait((closing,))
+    answer.set()
+    assert await acking == []
+
+
 async def test_queue_settlement_request_contains_at_most_max_settlements() -> None:
     said: list[int] = []
 

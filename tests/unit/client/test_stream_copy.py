@@ -216,6 +216,28 @@ async def test_group_into_raises_an_error_of_the_transform_function(cluster: Mem
         assert await copied(client) == wanted(0)
 
 
+async def test_group_into_called_again_after_an_error_copies_each_record_once(cluster: MemoryCluster) -> None:
+    failing = {(partition, 7) for partition in range(SOURCES)}
+
+    def fails_once(record: Record) -> Iterator[tuple[bytes | None, bytes | None]]:
+        place = int((record.value or b"").partition(b".")[0]), record.offset
+        if place in failing:
+            failing.clear()
+            raise ArithmeticError("no such bill")
+        yield from bills(record)
+
+    async with cluster.client() as client:
+        await feed(client, 0, 20)
+        group = await client.group("billing", ["orders"], options=SHORT)
+        with pytest.raises(ArithmeticError, match="no such bill"):
+            await group.into("bills", fails_once)
+        task = asyncio.create_task(group.into("bills", fails_once))
+        await until_copied(client, 20)
+        await feed(client, 20, 10)
+        await until_copied(client, 30)
+        await end(group, task)
+
+
 async def test_group_into_copies_records_without_key_to_the_partition_number_of_the_source(cluster: MemoryCluster) -> None:
     async with cluster.client() as client:
         await feed(client, 0, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from liftpy.client.publisher import Publisher
 from liftpy.client.queue import Job, Queue
 from liftpy.client.services import Services
 from liftpy.errors import ClientClosedError
+from liftpy.testing.memory import memory_cluster
 from tests.each import each
 
 PAIRS = [
@@ -160,6 +162,24 @@ def test_sync_connect_forwards_every_argument_and_ends_its_thread_after_a_failur
     with pytest.raises(ConnectionError):
         sync.connect()
     assert {thread for thread in threading.enumerate() if thread.name == "liftpy-client"} <= threads
+
+
+def test_sync_consumer_without_a_reference_to_its_client_reads_and_then_closes_it() -> None:
+    def threads() -> set[threading.Thread]:
+        gc.collect()
+        return {thread for thread in threading.enumerate() if thread.name == "liftpy-client"}
+
+    with memory_cluster(nodes=1) as cluster:
+        with cluster.sync_client() as client:
+            client.create_stream("orders", "shop.orders")
+            client.publish("orders", b"one")
+        before = threads()
+        consumer = cluster.sync_client().consume("orders", until="end")
+        opened = threads() - before
+        assert [record.value for record in consumer] == [b"one"]
+        assert len(opened) == 1
+        del consumer
+        assert threads() == before
 
 
 def test_sync_call_during_close_in_another_thread_raises_client_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -297,3 +297,12 @@ async def test_coordinators_on_demand_without_a_replica_here_end_without_being_c
     demand.follow(ClusterImage(), image_of("bc"))
     await demand.close()
     assert demand.running is None
+
+
+async def test_coordinators_on_demand_are_not_created_after_close() -> None:
+    """The image of a node that stops changes until the end."""
+    demand = CoordinatorsOnDemand("a", WHOLE, lambda _: pytest.fail("the node has closed them"))
+    await demand.close()
+    earlier = asyncio.all_tasks()
+    demand.follow(ClusterImage(), image_of("abc"))
+    assert asyncio.all_tasks() == earlier

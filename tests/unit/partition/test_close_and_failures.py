@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -287,9 +288,9 @@ async def test_leader_that_lost_publishes_transfers_its_leadership() -> None:
         (True, True, ["back"]),
     ):
         one = RecordingWorker(KEY, leads=True)
-        node = partitions(one)
+        links = SimpleNamespace(are_up=False, ingest=SimpleNamespace(all_have_lost_it=all_lost))
+        node = partitions(one, links=links)
         one.transfer_after_lost_publishes = lambda one=one, heir=heir: (one.asked.append("hands over"), heir)[1]  # type: ignore[attr-defined]
-        links = node._node.links = SimpleNamespace(are_up=False, ingest=SimpleNamespace(all_have_lost_it=all_lost))  # type: ignore[misc]
         node.transfer_after_lost_publishes(KEY)
         first = node._leadership_transfers[KEY]
         node.transfer_after_lost_publishes(KEY)
@@ -301,6 +302,30 @@ async def test_leader_that_lost_publishes_transfers_its_leadership() -> None:
         await node.stop()
         node.transfer_after_lost_publishes(KEY)
         assert node._leadership_transfers == {}
+
+
+async def test_leaders_that_lost_publishes_share_one_wait_for_the_connections() -> None:
+    """An outage of NATS can last hours, and a node leads thousands of partitions."""
+    workers = [RecordingWorker(replace(KEY, partition=number), leads=True) for number in range(50)]
+    readers: list[Any] = []
+    restored = False
+
+    class Links:
+        ingest = SimpleNamespace(all_have_lost_it=True)
+
+        @property
+        def are_up(self) -> bool:
+            readers.append(asyncio.current_task())
+            return restored
+
+    node = partitions(*workers, links=Links())
+    for one in workers:
+        node.transfer_after_lost_publishes(one.key)
+    await until(lambda: len(readers) >= 70)
+    assert len(set(readers[60:])) == 1
+    restored = True
+    await until(lambda: all(one.asked == ["back"] for one in workers))
+    await node.stop()
 
 
 async def test_leader_epoch_store_close_drops_a_store_requested_in_the_same_turn() -> None:

@@ -15,7 +15,7 @@ import sidecar.partition.deletions as asking
 import sidecar.partition.replica_manager as module
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.records import PartitionStateChanged, StreamDeleted
 from liftpy.core.metadata.replay import replay
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -220,6 +220,29 @@ async def test_unknown_stream_directory_requested_twice_is_removed_once(tmp_path
         {"removed": [names[0]], "bytes": 5},
         {"error": f"no directory {names[0]} of a stream that the cluster does not know: it has {names[1]}"},
     ]
+
+
+async def test_unknown_stream_directories_are_listed_without_a_look_at_all_of_them(tmp_path: Path) -> None:
+    """Each request for the health of a node lists them."""
+    controllers, folder = Controllers(), DataDirectory(tmp_path)
+    names = [f"t-{number:06x}-1" for number in range(asking.MOST_UNKNOWN + 3)]
+    for name in names:
+        (tmp_path / "streams" / name).mkdir(parents=True)
+    stream = controllers.image.streams["s"]
+    looked: list[str] = []
+
+    def get(name: str) -> StreamImage:
+        looked.append(name)
+        return stream
+
+    image: Any = SimpleNamespace(streams=SimpleNamespace(get=get))
+    known = f"s-{stream.uid}"
+    unknown = asking.UnknownStreams([known, *names], folder, controllers, lambda: image, lambda _: None)  # type: ignore[arg-type]
+    assert unknown.names() == names[: asking.MOST_UNKNOWN]
+    assert len(looked) == asking.MOST_UNKNOWN + 1
+    controllers.answer = lambda _: GONE
+    assert (await unknown.remove(names[:2]))["removed"] == names[:2]
+    assert unknown.names() == names[2 : asking.MOST_UNKNOWN + 2]
 
 
 # ---- one question at a time ------------------------------------------------------------------------------------------------

@@ -54,11 +54,11 @@ class RecordingWorker:
         return self.clean
 
 
-def partitions(*workers: RecordingWorker, allowed: bool = True) -> Any:
+def partitions(*workers: RecordingWorker, allowed: bool = True, links: Any = None) -> Any:
     async def may_delete(key: PartitionKey) -> bool:
         return allowed
 
-    links = SimpleNamespace(wait_until_processed=lambda timeout_s: asyncio.sleep(0))
+    links = links or SimpleNamespace(wait_until_processed=lambda timeout_s: asyncio.sleep(0))
     deletions = SimpleNamespace(is_allowed=may_delete, close=lambda: None)
     settings = SimpleNamespace(node_id="n1", replication=ReplicationConfig())
     made: Any = partitions_module.Partitions(
@@ -160,6 +160,12 @@ async def test_replica_manager_tells_the_leaders_when_the_lease_ends() -> None:
     assert (leader.events, follower.events) == ([LeaseChanged()] * 2, [])
 
 
+async def start(node: Any) -> bool:
+    """Open the log of a partition. Return whether that succeeded."""
+    stream = SimpleNamespace(subject="shop", config=None)
+    return bool(await node._start(KEY, stream, SimpleNamespace()))
+
+
 @pytest.mark.parametrize("is_up", [True, False])
 async def test_replica_manager_reports_a_lost_data_connection_to_a_newly_opened_partition(
     is_up: bool, monkeypatch: pytest.MonkeyPatch
@@ -172,23 +178,34 @@ async def test_replica_manager_reports_a_lost_data_connection_to_a_newly_opened_
     monkeypatch.setattr(partitions_module, "open_worker", opened)
     node = partitions()
     node.data_path_changed(is_up)
-    assert await node._start(KEY, SimpleNamespace(subject="shop", config=None), SimpleNamespace())
+    assert await start(node)
     assert made.events == ([] if is_up else [events.DataPathChanged(is_up=False)])
 
 
-async def test_replica_manager_retries_to_open_a_partition_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replica_manager_retries_to_open_a_partition_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reason = "not now"
+
     async def opened(*_: Any) -> RecordingWorker:
-        raise StorageError("not now")
+        raise StorageError(reason)
 
     monkeypatch.setattr(partitions_module, "open_worker", opened)
     monkeypatch.setattr(partitions_module, "_RETRY_S", 0.01)
     node = partitions()
     seen: list[PartitionKey] = []
     node._changed._work = seen.append
-    assert not await node._start(KEY, SimpleNamespace(subject="shop", config=None), SimpleNamespace())
+    assert not await start(node)
     assert "not now" in node.failed[KEY]
     await until(lambda: seen == [KEY])
     assert node._retries == {}
+    assert not await start(node)
+    assert caplog.text.count("log not opened") == 1, "each new reason is logged once"
+    reason = "a full disk"
+    assert not await start(node)
+    assert caplog.text.count("log not opened") == 2
+    assert reason in node.failed[KEY]
+    await node.stop()
 
 
 @pytest.mark.parametrize("wrong", [{}, {"uid": "u2"}, {"leader_epoch": 5}, {"partition": 2}])

@@ -265,6 +265,16 @@ def test_metadata_rescue_writes_one_directory_per_controller_with_an_event_about
         rescued([old], ("n1",))
 
 
+def test_metadata_rescue_over_the_files_of_an_earlier_one_changes_nothing(history: list[bytes], tmp_path: Path) -> None:
+    (tmp_path / "out" / "n4" / "raft").mkdir(parents=True)
+    old = controller(tmp_path, "n1", history)
+    (tmp_path / "out" / "n4" / "raft" / "journal").write_bytes(b"of a rescue that chose another log")
+    before = tree(tmp_path)
+    with pytest.raises(ConfigError, match="n4/raft exists from an earlier rescue"):
+        rescued([old], ("n1", "n4"), tmp_path / "out")
+    assert tree(tmp_path) == before
+
+
 def test_metadata_rescue_event_about_the_loss_is_read_from_a_later_snapshot(history: list[bytes], tmp_path: Path) -> None:
     folder = rescued([controller(tmp_path, "n1", history)], ("n1",))["n1"]
     later = decode_snapshot_file((folder / "snapshot").read_bytes())

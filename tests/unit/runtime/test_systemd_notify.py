@@ -102,12 +102,33 @@ def test_systemd_watchdog_of_another_process_gets_no_ping() -> None:
 async def test_systemd_reload_notification_contains_its_start_time(there: There) -> None:
     """systemd, with Type=notify-reload, waits for READY=1 of a time behind that."""
     telling, before_us = Supervisor("notify"), time.monotonic_ns() // 1000
+    telling.start(lambda: WELL, lambda: WELL, str)
+    await there.until(lambda heard: len(heard) == 1)
     telling.reloading()
     telling.reloaded()
-    await there.until(lambda heard: len(heard) == 2)
-    first, began = there.heard[0].split("\nMONOTONIC_USEC=")
-    assert (first, there.heard[1]) == ("RELOADING=1", "READY=1\nSTATUS=ready")
+    await there.until(lambda heard: len(heard) == 3)
+    telling.stopping()
+    first, began = there.heard[1].split("\nMONOTONIC_USEC=")
+    assert (first, there.heard[2]) == ("RELOADING=1", "READY=1\nSTATUS=ready")
     assert before_us <= int(began) <= time.monotonic_ns() // 1000
+
+
+async def test_systemd_reload_of_a_node_that_starts_or_stops_does_not_report_it_as_ready(there: There) -> None:
+    ready, telling = [Check("partitions", "they are not opened yet")], Supervisor("notify")
+    telling.start(lambda: WELL, lambda: ready, str)
+    await there.until(lambda heard: len(heard) == 1)
+    telling.reloading()
+    telling.reloaded()
+    ready = WELL
+    await there.until(lambda heard: len(heard) == 2)
+    telling.reloading()
+    telling.stopping()
+    telling.reloaded()
+    telling.notify("END=1")
+    await there.until(lambda heard: heard[-1] == "END=1")
+    assert [text.splitlines()[0] for text in there.heard] == [
+        "STATUS=partitions: they are not opened yet", "READY=1", "RELOADING=1", "STOPPING=1", "END=1",
+    ]  # fmt: skip
 
 
 async def test_systemd_notify_supports_abstract_sockets_and_ignores_a_full_socket(
@@ -133,8 +154,9 @@ async def test_systemd_notify_supports_abstract_sockets_and_ignores_a_full_socke
 
 async def test_systemd_notify_after_the_stopping_message_sends_nothing(there: There) -> None:
     telling = Supervisor("notify", watchdog_s=0.003)
+    earlier = asyncio.all_tasks()
     telling.start(lambda: WELL, lambda: WELL, str)
     await there.until(lambda heard: "WATCHDOG=1" in heard)
     telling.stopping()
     await asyncio.sleep(0)
-    assert [task.get_name() for task in asyncio.all_tasks() if task.get_name() == "telling the supervisor"] == []
+    assert asyncio.all_tasks() == earlier

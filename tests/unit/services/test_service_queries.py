@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
+from liftpy.client.metadata_requests import MetadataRequests
+from liftpy.client.services import QueryRejectedError, Services
+from liftpy.client.stream_directory import StreamDirectory
 from liftpy.core.services.queries import ERROR_HEADER, POSITION_HEADER, PendingQueries, Query, QueryFailedError, position_in
+from liftpy.core.wire.partitioner import partition_of
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import NotFoundError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
@@ -297,6 +301,43 @@ async def test_service_query_server_sends_answers_only_to_inbox_subjects(reply: 
     assert subject == "_INBOX.r", "only who asks from an inbox is answered [A5]"
     assert bus.answers.empty()
     await end_tasks([task])
+
+
+class Instances:
+    """Transport to the instances of a service. Each answers with its number.
+
+    ``known``: number of partitions that the answers contain, in order. The last one stays. 0: none.
+    """
+
+    def __init__(self, *known: int) -> None:
+        self.known = list(known)
+
+    async def exchange(self, subject: str, query: bytes, timeout_s: float, headers: dict[str, str] | None) -> Any:
+        partitions = self.known.pop(0) if len(self.known) > 1 else self.known[0]
+        count = {"Lift-Partitions": str(partitions)} if partitions else {}
+        error = {ERROR_HEADER: "QUERY_FAILED"} if query == b"fail" else {}
+        number = subject.removeprefix("liftpy.service.sum.query").removeprefix(".") or "0"
+        return SimpleNamespace(data=number.encode(), headers={POSITION_HEADER: "0", **count, **error})
+
+
+def services_of(instances: Any) -> Services:
+    return Services(StreamDirectory(MetadataRequests(instances, Subjects())))
+
+
+@pytest.mark.parametrize("known", [(3,), (0, 3), (1, 3), (1, 2, 3)])
+async def test_service_query_by_key_asks_the_partition_of_the_newest_number_of_partitions(known: tuple[int, ...]) -> None:
+    keys = [b"key-%d" % number for number in range(20)]
+    for key in keys:
+        right = b"%d" % partition_of(key, 3)
+        assert (await services_of(Instances(*known)).query("sum", b"?", key=key)).value == right
+        with pytest.raises(QueryFailedError, match=right.decode()):
+            await services_of(Instances(*known)).query("sum", b"fail", key=key)
+    assert len({partition_of(key, 3) for key in keys}) == 3
+
+
+async def test_service_query_by_key_of_an_unknown_number_of_partitions_is_rejected() -> None:
+    with pytest.raises(QueryRejectedError, match="does not know its number of partitions"):
+        await services_of(Instances(0)).query("sum", b"?", key=b"k", timeout_s=0.1)
 
 
 def test_service_query_without_a_running_service_raises_with_a_hint_to_on_query() -> None:

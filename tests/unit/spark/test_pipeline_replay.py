@@ -14,8 +14,16 @@ from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError
 from liftpy.spark.options import Access
 from liftpy.spark.pipelines.compact import COLUMNS, CompactPlan, steps_of, write_part
-from liftpy.spark.pipelines.replay import ReplayPlan, files_of, pause_s, shares_of_files, views_of, with_partition_column
-from liftpy.spark.pipelines.tables import FileName
+from liftpy.spark.pipelines.replay import (
+    ReplayPlan,
+    files_of,
+    pause_s,
+    shares_of_files,
+    shares_to_replay,
+    views_of,
+    with_partition_column,
+)
+from liftpy.spark.pipelines.tables import FileName, TableState
 from liftpy.spark.planning import PartitionView, plan_ranges
 from liftpy.spark.schema import arrow_schema
 from liftpy.spark.sink_rows import places_of
@@ -83,6 +91,17 @@ def test_spark_replay_of_an_archive_with_a_time_range_raises_config_error() -> N
         with pytest.raises(ConfigError, match="needs offsets"):
             ReplayPlan(stream="a", target="b", name="n", table="t", source=source).options()
         ReplayPlan(stream="a", target="b", name="n", source=source).options()
+
+
+def test_spark_replay_of_an_archive_without_values_raises_config_error(
+    access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.add_stream("copies")
+    state = TableState(1, arrow_schema(["key", "stream", "partition", "offset"]), (), 0, {})
+    monkeypatch.setattr("liftpy.spark.pipelines.replay.state_of", lambda table: state)
+    source = {"nats": access.servers, "namespace": access.namespace}
+    with pytest.raises(ConfigError, match="has no column value"):
+        shares_to_replay(ReplayPlan(stream="a", target="copies", name="n", table="/t", source=source))
 
 
 def view(partition: int, start: int, end: int) -> PartitionView:

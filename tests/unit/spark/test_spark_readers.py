@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import SourceError
-from liftpy.spark.options import Access
+from liftpy.spark.options import Access, Selection
 from liftpy.spark.process_connection import ProcessConnection
 from liftpy.spark.source import LiftDataSource, LiftReader, LiftStreamReader
 from tests.sim.fake_node import FakeNode, FakePartition
@@ -277,9 +277,11 @@ def test_streaming_query_whose_planned_records_were_lost_raises_data_loss_withou
         {"startingOffsetsByTimestamp": json.dumps({"orders": {"0": 4_000_000_000_000}})},
     ],
 )
+@pytest.mark.parametrize("measures", [True, False])
 def test_streaming_query_before_its_first_commit_keeps_its_start_offset_while_records_arrive(
-    source: Open, node: FakeNode, options: dict[str, str]
+    source: Open, node: FakeNode, options: dict[str, str], measures: bool
 ) -> None:
+    node.measures = measures  # False: the LeaderEpoch of the record before the start is unknown
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
     reader = streaming(source(**options))
@@ -380,6 +382,24 @@ def test_streaming_query_reads_added_partitions_from_their_first_record(
     assert start == {"orders": {"0": 130, "1": 60, "epochs": {"0": 1, "1": 1}, "uid": "uid-orders"}}
     assert sorted(read) == [(0, 100, 110), (0, 110, 120), (0, 120, 130), (1, 0, 20), (1, 20, 40), (1, 40, 60)]
     assert reader.latestOffset(start, ALL) == start
+
+
+def test_streaming_query_with_an_added_partition_whose_first_records_are_deleted_raises_data_loss(
+    source: Open, node: FakeNode
+) -> None:
+    stream = node.add_stream("orders")
+    append(stream.partitions[0], 10)
+    start = streaming(source()).initialOffset()
+    stream.partitions.append(added := FakePartition())
+    append(added, 60)
+    end = streaming(source()).latestOffset(start, ALL)
+    added.log_start_offset = 20
+    with pytest.raises(SourceError, match=r"^\[DATA_LOSS\] OFFSET_OUT_OF_RANGE orders/1: offsets \[0, 20\) were deleted"):
+        streaming(source()).partitions(start, end)
+    assert ranges(streaming(source(failOnDataLoss="false")).partitions(start, end)) == [(1, 20, 60)]
+    assigned = Selection(("orders",), partitions=(("orders", 0), ("orders", 1)))  # the user has added it, perhaps after years
+    reader = LiftStreamReader(replace(streaming(source()).options, wanted=assigned))
+    assert ranges(reader.partitions(start, end)) == [(1, 20, 60)]
 
 
 def test_streaming_query_offsets_never_decrease_after_a_leader_change(source: Open, node: FakeNode) -> None:

@@ -12,10 +12,12 @@ from typing import Any
 import nats
 import pytest
 
+from liftpy.nats.credentials import Credentials
 from sidecar.dev.nats_server import NatsServer
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport import connection as connection_module
 from sidecar.transport.connection import BusConnection, open_bus
+from tests.nats_config import change_config
 from tests.until import until
 
 Message = tuple[bytes, bytes, bytes, bytes]
@@ -147,6 +149,40 @@ async def test_connection_after_a_server_restart_resubscribes_and_sends_buffered
     assert bus.errors["disconnected"] == 1
     assert bus.errors["dropped_disconnected"] == 1
     await bus.close()
+
+
+async def test_subscription_whose_permission_is_revoked_and_granted_again_receives_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection_module, "DENIED_RETRY_S", 0.05)
+
+    def user(denied: str) -> str:
+        rights = f'permissions: {{ publish: ">", subscribe: {{ deny: ["{denied}"] }} }}'
+        return f"authorization: {{ users: [ {{ user: n1, password: secret, {rights} }} ] }}\n"
+
+    got: list[bytes] = []
+    denials: list[str] = []
+    with NatsServer(config=user("nothing")) as server:
+        credentials = Credentials(user="n1", password="secret")
+        settings = NodeSettings("n1", Path("unused"), nats=(server.url,), credentials=credentials)
+        bus = await open_bus(settings, lambda: BusConnection("test"))
+        bus.listen("data.x", lambda subject, reply, payload, headers: got.append(payload), "queue")
+        bus.on_denial(lambda is_publish, subject: denials.append(subject))
+        await bus.wait_until_processed(5)
+        change_config(server, user("data.x"))
+        await until(lambda: "data.x" in denials)
+        bus.send("data.x", (b"lost",))
+        await bus.wait_until_processed(5)
+        assert got == []
+        change_config(server, user("nothing"))
+
+        def arrives() -> bool:
+            bus.send("data.x", (b"again",))
+            return bool(got)
+
+        await until(arrives)
+        assert bus.stats["reconnects"] == 0
+        await bus.stop()
 
 
 async def test_connection_on_hold_writes_its_messages_on_release(bus: BusConnection) -> None:
