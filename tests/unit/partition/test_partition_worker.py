@@ -84,8 +84,7 @@ def test_partition_retention_reports_a_moved_log_start_to_the_replica(before: in
 
 @pytest.mark.parametrize("cause", do.TransferCause)
 def test_partition_worker_counts_a_requested_transfer_by_its_cause(cause: do.TransferCause) -> None:
-    node = SimpleNamespace(transfer_leadership=lambda *_: None)
-    leader: Any = SimpleNamespace(key=KEY, counters=Counter[str](), _node=node)
+    leader: Any = SimpleNamespace(key=KEY, counters=Counter[str](), prepare_transfer=lambda *_: None)
     effect = do.TransferLeadership(leader_epoch=3, toward="n2", reason="r", cause=cause)
     PartitionWorker.transfer_leadership(leader, effect)
     (label,) = leader.counters
