@@ -85,7 +85,7 @@ def test_node_watcher_of_a_repaired_log_names_another_node_as_its_source(node: N
     node.damage(-1, "n2", PartitionKey("orders", "u1", 2))  # quarantined files of an earlier process, whose damage is not known
     node.streams["orders"] = node.stream(leader)
     assert node.sample() == [("damage_found", "offset 7"), ("damage_found", "offset 9")]
-    node.replicas[0].set_aside = ()
+    node.replicas[0].quarantined_files = ()
     assert node.sample() == [("damage_repaired", f"offset 7{source}")]
 
 
