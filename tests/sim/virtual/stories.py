@@ -120,13 +120,8 @@ async def tell(world: World) -> None:
 async def _elect_waiting(world: World, model: Model) -> None:
     """Elect a leader for each partition that waits for an operator, as docs/runbooks/partitions-offline.md says.
 
-<<<<<<< HEAD
-    If the damage may concern other logs, a node counts all its logs as incomplete. A partition with this node as only member of the
-    ISR then waits.
-=======
     A node with damage may count all its logs as incomplete (docs/invariants.md, "Damage in some logs"). A partition with this node as
     only member of the ISR then waits.
->>>>>>> w-world
     """
     damaged = {node.name for node in world.nodes if node.disk.is_damaged}
     if not damaged or not await world.until(
