@@ -92,7 +92,7 @@ def test_data_directory_lock_is_released_when_the_last_worker_process_ends(
         DataDirectory(path)
     (path / "lock").write_text("999999999\n")
     with monkeypatch.context() as patched:
-        patched.setattr(data_folder, "_ORPHANS_S", 0)
+        patched.setattr("sidecar.disk.data_folder._ORPHANS_S", 0)
         with pytest.raises(DataDirectoryLockedError):  # its workers do not end
             DataDirectory(path)
     only_in(monkeypatch, data_folder, "time", sleep=lambda _: os.close(inherited))  # they end during the wait

@@ -70,6 +70,12 @@ def test_spark_fetch_with_many_requests_in_flight_requests_each_batch_once(link:
     assert sum(node.asked.values()) <= spans + 5
 
 
+def test_spark_fetch_with_single_requests_requests_each_batch_once(link: ProcessConnection, node: FakeNode) -> None:
+    fill(node.add_stream("orders"), [1000] * 60, value_bytes=300)
+    assert offsets(link, planned(0, 60_000), by=fetch_range) == list(range(60_000))
+    assert sum(node.asked.values()) <= 60 // 3 + 5, "three batches of 306 KB in an answer"
+
+
 def test_spark_fetch_excludes_records_committed_after_planning(link: ProcessConnection, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     fill(stream, [100, 100])
