@@ -11,6 +11,7 @@ from liftpy.service import Service
 from sidecar.cli import service, sidecar
 from sidecar.cli.main import main
 from sidecar.cli.options import OutputFile
+from tests.each import each
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -88,6 +89,28 @@ def test_command_with_a_value_out_of_range_exits_with_2_and_prints_the_option(
     code, said = run(capsys, *words)
     assert code == 2
     assert named in said
+
+
+@each(
+    ("words", "named"),
+    [
+        ("backup restore store --all --stream s", "--all, or --into NAME"),
+        ("backup restore store --all --subject s", "--all, or --into NAME"),
+        ("backup restore store --all --into s", "--all, or --into NAME"),
+        ("partition move s 0 --node n1 --cancel", "--node NODE,NODE,... or --cancel"),
+        ("partition move s 0", "--node NODE,NODE,... or --cancel"),
+        ("stream create s --subject s --allow-offline", "--allow-offline needs --assignment"),
+        ("consume s --group g --partition 1", "--partition cannot be combined with --group"),
+        ("consume s --group g --until end", "--until cannot be combined with --group"),
+        ("consume s --group g --reverse", "--reverse cannot be combined with --group"),
+    ],
+)
+def test_command_with_options_that_exclude_each_other_exits_with_2(
+    words: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = run(capsys, *words.split())
+    assert code == 2
+    assert named in " ".join(said.split())
 
 
 def test_dev_command_with_an_unusable_data_directory_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
