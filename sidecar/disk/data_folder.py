@@ -361,9 +361,8 @@ class DataDirectory:
     def _remove_empty(self, folder: Path) -> None:
         """Remove the directory ``folder`` of a stream if it is empty. Another process may remove it at the same time."""
         try:
-            if folder.exists() and not any(folder.iterdir()):
-                folder.rmdir()
-                self._folders.note_removed(folder)
+            folder.rmdir()
+            self._folders.note_removed(folder)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                 raise
