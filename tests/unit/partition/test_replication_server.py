@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from liftpy.core.base.ids import PartitionKey
+from liftpy.core.publish.state_transfer import StatePiece, StateServer
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.replication.events import RefusalReason
@@ -45,6 +46,17 @@ def fetch(bench: ReplicationBench, replica: str, kept_for: str) -> bytes:
         bench.replication.send_response(effect, bench.log, bench.log.high_watermark)
     (answer,) = bench.bus.take(f"liftpy.inbox.{replica}")
     return answer
+
+
+@pytest.mark.parametrize("piece", [StatePiece(9, 4, 0, b"data"), None])
+async def test_replication_server_answers_a_state_request_with_a_piece_or_asks_to_repeat_it(piece: StatePiece | None) -> None:
+    bench = ReplicationBench()
+    bench.replication.state_server = cast(StateServer, SimpleNamespace(read_piece=lambda question, most_bytes: piece))
+    request = pb.StateRequest(replicaID="n2", streamUid=bench.key.uid, partition=0, requestId=5, maxBytes=1 << 20)
+    bench.bus.deliver(bench.subjects.offset("orders", 0), frames.seal(request), "liftpy.inbox.n2.1.5")
+    (payload,) = bench.bus.take("liftpy.inbox.n2")
+    answer = frames.decode(payload, pb.StateResponse)
+    assert (answer.requestId, answer.later, answer.data) == (5, piece is None, b"" if piece is None else b"data")
 
 
 def more(bench: ReplicationBench, replica: str, from_offset: int) -> list[bytes]:
