@@ -204,7 +204,8 @@ class Node(RunningNode):
     def _live_parts(self) -> ReloadableParts:
         prefer = self._thread.prefer if self._thread is not None else lambda every_s: None
         change, pages = self._workers.change_settings, self.status.change_hosts
-        return ReloadableParts(self.partitions, self._scrub, pages, prefer, change, self._keys.change, self._tracing)
+        scrub = None if self._stopping.is_set() else self._scrub  # a reload during the stop would start a closed scrub again
+        return ReloadableParts(self.partitions, scrub, pages, prefer, change, self._keys.change, self._tracing)
 
     async def _prove(self, credentials: Credentials) -> None:
         links = self._links

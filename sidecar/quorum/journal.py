@@ -257,9 +257,8 @@ class GroupJournal:
 
     def _close_descriptor(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            with suppress(OSError):
-                os.close(descriptor)
+        with suppress(OSError):  # it is -1 if the file is closed
+            os.close(descriptor)
 
     # ---- opening -------------------------------------------------------------------------------------------------------
     def _load(self) -> bool:

@@ -24,6 +24,7 @@ _LIBRARIES = (
     "pyarrow", "google.protobuf.message", "crc32c", "lz4.block", "zstandard", "nats.aio.client", "pysyncobj", "nkeys",
 )  # fmt: skip
 _TEST_FOLDERS = ("tests/unit", "tests/scripts", "tests/conformance", "tests/fuzz", "tests/simulation", "tests/replay")
+_WORLD = "--profile all --busy 2 --stops-early"
 _POLL_S = 0.02
 _WALL_PER_CPU = 4
 _NO_TESTS = (3, 4, 5)
@@ -170,7 +171,7 @@ class Tree:
                     os.dup2(file.fileno(), 1)
                     os.dup2(file.fileno(), 2)
                 os.chdir(self.folder)
-                command = f"{sys.executable} -m tests.simulation.world --stops-early --seeds 1 --first {seed}".split()
+                command = f"{sys.executable} -m tests.simulation.world {_WORLD} --seeds 1 --first {seed}".split()
                 os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONHASHSEED": "0"})
             finally:
                 os._exit(3)

@@ -6,6 +6,9 @@ import asyncio
 import random
 from collections.abc import Callable
 
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
 from tests.sim.virtual.checks import CANARY, NODES, MessageRules
 from tests.sim.virtual.world import World
 
@@ -22,6 +25,8 @@ _ODD = (
     (f"{_API}.DIRECT.GET.orders", b'{"multi_last":["\\ud800"],"up_to_time":"9999-12-31T23:59:59Z"}'),
 )
 """Requests to JetStream's read API that no client of it sends: each gets an answer, if only an error."""
+_MANY = 400
+"""Number of requests at once. It is larger than the limits of all nodes together."""
 
 
 def _concrete(pattern: str, draw: random.Random) -> str:
@@ -90,6 +95,24 @@ async def probe(world: World) -> None:
     for node in world.nodes:
         if not node.is_ready:
             world.scheduler.violated(f"{node.name} did not survive the probes")
+
+
+async def flood(world: World) -> None:
+    """Check on a quiet cluster that each of many equal requests at once gets an answer, if only a rejection."""
+    subjects = Subjects("liftpy")
+    describe = frames.seal(pb.ControlRequest(describeCluster=pb.DescribeCluster(maxBytes=1), linearizable=True))
+    async with world.connect() as client:
+        connection = client.transport.connection
+        for subject, body, many in (
+            (f"{_API}.STREAM.INFO.orders", b"", _MANY),
+            (subjects.info(), describe, _MANY),
+            (subjects.status(world.nodes[0].name), b"", 50),
+        ):
+            for count in (many, 1):
+                requests = [connection.request(subject, body, timeout=10) for _ in range(count)]
+                answers = await asyncio.gather(*requests, return_exceptions=True)
+                if lost := [repr(one) for one in answers if isinstance(one, BaseException)]:
+                    world.scheduler.violated(f"{len(lost)} of {count} requests to {subject} {body!r} fail: {lost[0]}")
 
 
 async def _are_repaired(world: World) -> bool:

@@ -17,6 +17,8 @@ NODES = ("liftpy-n", "liftpy n")
 CANARY = "canary"
 """A token of reply subjects that no node may answer."""
 _RAFT_BYTES = 1 << 40
+MOST_REPLICAS = 3
+"""Number of replicas of a partition in a cluster that has so many nodes."""
 
 
 class MessageRules:
@@ -57,13 +59,13 @@ def unsettled(world: World, streams: list[tuple[str, str, int]]) -> str:
     """Return why the cluster has not recovered, '' if it has: all partitions led, all replicas in sync with all committed
     records."""
     for node in world.nodes:
-        if not node.is_ready:
-            return f"{node.name} is not ready (life {node.lives}, exits {node.exits[-3:]})"
+        if not node.is_ready or node.is_stopping:
+            return f"{node.name} is not ready or stops (life {node.lives}, exits {node.exits[-3:]})"
     running = workers_of(world)
     for name, _, partitions in streams:
         for number in range(partitions):
             replicas = running.get((name, number), [])
-            if len(replicas) < min(3, len(world.nodes)):
+            if len(replicas) < min(MOST_REPLICAS, len(world.nodes)):
                 return f"{name}/{number} has {len(replicas)} replicas that run"
             states = [replica.state for replica in replicas]
             if any(state is None or not state.leader for state in states):

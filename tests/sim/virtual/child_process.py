@@ -14,6 +14,7 @@ from typing import Any
 from sidecar.node.worker_node import EXIT_NODE_ENDED
 from tests.sim.virtual import disk, threads
 from tests.sim.virtual import scheduler as scheduling
+from tests.sim.virtual.leftovers import check_end
 from tests.sim.virtual.loop import VirtualLoop
 from tests.sim.virtual.scheduler import NS_PER_S, NS_PER_US, Process
 
@@ -245,6 +246,7 @@ def spawn(command: list[str], _: int, **__: Any) -> ChildProcess:
         code = 1
         try:
             code = main(channel, lock)
+            check_end(child)
         finally:
             child.end(code)
 

@@ -52,6 +52,8 @@ class Disk:
         """One of this number of writes is shorter than requested."""
         self.slow_ns = 0
         """A flush takes up to so much longer."""
+        self.delay_ns = 0
+        """The next flush takes so much longer."""
         self.lies_one_in = 0
         """One of this number of flushes reports success and does nothing."""
         self.failures = 0
@@ -67,7 +69,8 @@ class Disk:
     def flush(self, descriptor: int) -> None:
         """Simulate ``fsync`` and ``fdatasync``."""
         took_ns = self.scheduler.draw_int(*_FLUSH_NS) + (self.scheduler.draw_int(0, self.slow_ns) if self.slow_ns else 0)
-        self.scheduler.elapsed_ns += took_ns
+        self.scheduler.elapsed_ns += took_ns + self.delay_ns
+        self.delay_ns = 0
         self.scheduler.counters["flushes"] += 1
         if self._draws(self.fail_one_in):
             self._fail("flush")
@@ -138,7 +141,7 @@ class Disk:
     # ---- what happens to it ----------------------------------------------------------------------------------------------
     def heal(self) -> None:
         """Make the disk fast and error-free."""
-        self.fail_one_in = self.short_one_in = self.slow_ns = self.lies_one_in = 0
+        self.fail_one_in = self.short_one_in = self.slow_ns = self.delay_ns = self.lies_one_in = 0
         self.is_full = False
 
     def _retire(self) -> Path:

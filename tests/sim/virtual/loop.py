@@ -141,6 +141,11 @@ class VirtualLoop(_Base):  # type: ignore[misc]
         """Number of timers, with the cancelled ones that are still in the heap."""
         return len(self._scheduled)
 
+    @property
+    def timers(self) -> list[tuple[float, Any]]:
+        """Timers that are not cancelled, with their times."""
+        return [entry for entry in self._scheduled if not entry[1]._cancelled]
+
     def turn(self) -> None:
         """Run what is due once: ``_run_once`` of asyncio without a selector."""
         timers: list[tuple[float, Any]] = self._scheduled

@@ -123,6 +123,9 @@ class Client:
 
     def _connect(self, options: dict[str, object]) -> None:
         self.name = str(options.get("name", ""))
+        if self.name == self.server.cluster.refused:
+            self.connection.cut()
+            return
         self._no_responders = bool(options.get("no_responders")) and bool(options.get("headers"))
         self._echo = bool(options.get("echo", True))
         users = self.server.cluster.users
@@ -380,6 +383,8 @@ class NatsCluster:
         self.max_pending = MAX_PENDING
         self.lose_one_in = 0
         """One of this number of messages is lost. 0: none."""
+        self.refused = ""
+        """Name of the client that may not connect. '': all may."""
         self.on_denial: Callable[[str, str], None] = lambda client, text: None
         """Told of each violation of permissions."""
         self.watchers: list[Callable[[str, Message, int], None]] = []
@@ -409,6 +414,14 @@ class NatsCluster:
     def count(self, what: str) -> None:
         """Count an event for the report."""
         self.scheduler.counters[what] += 1
+
+    def refuse(self, name: str) -> None:
+        """Cut the connections of the client ``name``, and refuse new ones. '': refuse none."""
+        self.refused = name
+        self.trace("refuse", name)
+        for server in self.servers:
+            for client in [one for one in server.clients.values() if name and one.name == name]:
+                client.connection.cut()
 
     def cut_route(self, one: str, other: str) -> None:
         """Cut the route between two servers."""

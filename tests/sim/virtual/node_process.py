@@ -17,6 +17,7 @@ from sidecar.runtime.restarts import EXIT_NO_RESTART
 from sidecar.runtime.settings import NodeSettings, SettingsLoader, with_values
 from tests.sim.virtual import scheduler as scheduling
 from tests.sim.virtual.disk import Disk, close_descriptors
+from tests.sim.virtual.leftovers import check_end
 from tests.sim.virtual.loop import VirtualLoop
 from tests.sim.virtual.network import Network
 from tests.sim.virtual.scheduler import NS_PER_S, Process, Scheduler
@@ -109,6 +110,11 @@ class NodeProcess:
         return self.process is not None and self.process.is_alive
 
     @property
+    def is_stopping(self) -> bool:
+        """True if its process has told its supervisor that it stops."""
+        return self.process is not None and "STOPPING" in self.process.reports
+
+    @property
     def node(self) -> Node | None:
         """Node object of the current process, if any."""
         return self.process.program if self.process is not None and self.process.is_alive else None
@@ -148,6 +154,7 @@ class NodeProcess:
             self.scheduler.start_failed(process, error)
             process.end(1)
         else:
+            check_end(process, task)
             process.end(task.result())
 
     def _ended(self, process: Process) -> None:

@@ -75,6 +75,8 @@ class Process:
         self.signals: dict[int, Callable[[], None]] = {}
         self.exit_code: int | None = None
         self.disk: Any = None
+        self.reports: dict[str, float] = {}
+        """Kind of a report to its supervisor -> time of the newest one, in seconds since the beginning."""
         self.program: Any = None
         """Program that runs in the process, for the checks."""
         self.host = name
@@ -175,6 +177,8 @@ class Scheduler:
         """Process id -> process, also of ended ones."""
         self.counters: Counter[str] = Counter()
         self.violations: list[str] = []
+        self.warnings: list[str] = []
+        """Warnings and errors that nodes have logged."""
         self.network: Any = None
         self.expects: Callable[[Process, BaseException | None], bool] = lambda process, error: False
         """True if a fault may cause an unhandled error now."""

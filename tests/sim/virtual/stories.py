@@ -7,15 +7,19 @@ from collections.abc import Callable
 
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import PartitionStatus
-from tests.sim.virtual.attacks import attack, probe
+from tests.sim.virtual.attacks import attack, flood, probe
 from tests.sim.virtual.backups import Backups
-from tests.sim.virtual.checks import MessageRules, check_logs, unsettled, workers_of
+from tests.sim.virtual.checks import MOST_REPLICAS, MessageRules, check_logs, unsettled, workers_of
+from tests.sim.virtual.drills import drill
 from tests.sim.virtual.faults import Faults
+from tests.sim.virtual.figures import check_figures
 from tests.sim.virtual.group_workload import Groups, hostile_member
 from tests.sim.virtual.operations import KEYED, MOVED, PLAIN, Operations
+from tests.sim.virtual.quiet import QuietRules
 from tests.sim.virtual.refusals import LIMITED, LIMITED_SUBJECT, Refusals, create_limited
 from tests.sim.virtual.reports import check_reports
 from tests.sim.virtual.services import OUTPUT, Services
+from tests.sim.virtual.supervision import wrong_reports
 from tests.sim.virtual.workload import Clients, Model
 from tests.sim.virtual.world import World
 
@@ -30,7 +34,7 @@ _QUIET_MESSAGES_PER_S = 400
 
 async def tell(world: World) -> None:
     """Run the history from the first start to the last check."""
-    rules, model = MessageRules(world), Model(world.scheduler)
+    rules, model, quiet = MessageRules(world), Model(world.scheduler), QuietRules(world)
     for node in world.nodes:
         node.start()
     if not await world.until("all nodes are ready", lambda: all(node.is_ready for node in world.nodes), _START_S):
@@ -96,6 +100,9 @@ async def tell(world: World) -> None:
     world.scheduler.counters["messages per s when quiet, sum"] += int(per_s)
     if per_s > _QUIET_MESSAGES_PER_S:
         world.scheduler.violated(f"{per_s:.0f} messages per s in a quiet cluster")
+    for node in world.nodes:
+        if wrong := wrong_reports(node.process) if node.process is not None else "":
+            world.scheduler.violated(f"supervisor of {node.name}: {wrong}")
     if readers := [one.process.name for one in world.network.connections if one.transport is not None and one.transport.reader]:
         world.scheduler.violated(f"threads of {readers} still read a burst in a quiet cluster")
     committed = check_logs(world, model, everything)
@@ -113,6 +120,14 @@ async def tell(world: World) -> None:
     if not await _settles(world, settled, lambda: why):
         return
     await probe(world)
+    await flood(world)
+    if not model.may_lose and len(world.nodes) >= MOST_REPLICAS:
+        with quiet.hold():
+            await check_figures(world)
+        await quiet.check_answers()
+    if not model.may_lose and world.profile.controllers >= MOST_REPLICAS:
+        await drill(world, model)
+        await _settles(world, settled, lambda: why)
     for what, count in sorted(model.answers.items()):
         world.scheduler.counters[what] += count
 

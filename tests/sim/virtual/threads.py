@@ -86,6 +86,10 @@ class VirtualThread(RealThread):
         self._go.release()
         self._back.acquire()
 
+    def runs_in(self, process: Process) -> bool:
+        """Return whether it is a thread of ``process`` that has not ended."""
+        return self._simulated and not self._ended and self._owner is process
+
     def is_alive(self) -> bool:
         """Return whether it has started and not ended."""
         return not self._ended if self._simulated else super().is_alive()

@@ -240,6 +240,8 @@ class _TraceHandler(logging.Handler):
         self._scheduler.trace("log", name, record.levelname, record.name, text)
         if record.levelno >= logging.ERROR:
             self._scheduler.counters[f"log: {record.levelname} {record.name}"] += 1
+        if record.levelno >= logging.WARNING and process is not None and record.name.startswith("liftpy"):
+            self._scheduler.warnings.append(f"{name}: {text}")
         if record.exc_info and process is not None and record.name.startswith("liftpy"):
             self._scheduler.unhandled(process, f"log of {record.name}: {text}", record.exc_info[1], {})
 

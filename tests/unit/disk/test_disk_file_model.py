@@ -147,6 +147,15 @@ def test_disk_file_reread_of_a_sealed_file_does_not_change_the_page_cache(tmp_pa
     file.close()
 
 
+def test_disk_file_rewrite_of_a_file_that_became_shorter_raises_storage_error(tmp_path: Path) -> None:
+    file = DiskFile(tmp_path / "log", create=True)
+    file.append([b"0123456789"])
+    os.truncate(tmp_path / "log", 3)
+    with pytest.raises(StorageError, match="shorter"):
+        file.rewrite(0)
+    file.close()
+
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OPERATIONS: dict[str, Callable[[Path, DiskFile], object]] = {
     "append": lambda folder, file: file.append([b"x"]),

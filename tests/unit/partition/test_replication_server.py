@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from liftpy.core.base.ids import PartitionKey
+from liftpy.core.publish.state_transfer import StateFetcher, StatePiece, StatePieceRequest, StateServer
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.replication.events import RefusalReason
@@ -45,6 +47,17 @@ def fetch(bench: ReplicationBench, replica: str, kept_for: str) -> bytes:
         bench.replication.send_response(effect, bench.log, bench.log.high_watermark)
     (answer,) = bench.bus.take(f"liftpy.inbox.{replica}")
     return answer
+
+
+@pytest.mark.parametrize("piece", [StatePiece(9, 4, 0, b"data"), None])
+async def test_replication_server_answers_a_state_request_with_a_piece_or_asks_to_repeat_it(piece: StatePiece | None) -> None:
+    bench = ReplicationBench()
+    bench.replication.state_server = cast(StateServer, SimpleNamespace(read_piece=lambda question, most_bytes: piece))
+    request = pb.StateRequest(replicaID="n2", streamUid=bench.key.uid, partition=0, requestId=5, maxBytes=1 << 20)
+    bench.bus.deliver(bench.subjects.offset("orders", 0), frames.seal(request), "liftpy.inbox.n2.1.5")
+    (payload,) = bench.bus.take("liftpy.inbox.n2")
+    answer = frames.decode(payload, pb.StateResponse)
+    assert (answer.requestId, answer.later, answer.data) == (5, piece is None, b"" if piece is None else b"data")
 
 
 def more(bench: ReplicationBench, replica: str, from_offset: int) -> list[bytes]:
@@ -161,6 +174,34 @@ def follower() -> tuple[FetchClient, list[events.Event], Counter[str]]:
     heard: list[events.Event] = []
     counters: Counter[str] = Counter()
     return FetchClient(AnswerRouter(bus), Subjects("liftpy"), KEY, "n2", heard.append, counters), heard, counters
+
+
+def test_fetch_client_fetches_after_the_leader_has_sent_its_state() -> None:
+    sent: list[tuple[str, str]] = []
+    arrived: list[Callable[[bytes, bytes, bytes, bytes], None]] = []
+
+    def send(subject: str, parts: object, reply: str) -> bool:
+        sent.append((subject, reply))
+        return True
+
+    def listen(subject: str, handler: Callable[[bytes, bytes, bytes, bytes], None]) -> None:
+        arrived.append(handler)
+
+    questions, pieces = [StatePieceRequest(9, 0), None], list[StatePiece | None]()
+
+    def add_piece(piece: StatePiece | None) -> bool:
+        pieces.append(piece)
+        return True
+
+    bus: Any = SimpleNamespace(inbox="_INBOX.n", max_payload=1 << 20, listen=listen, send=send)
+    client = FetchClient(AnswerRouter(bus), Subjects("liftpy"), KEY, "n2", lambda event: None, Counter())
+    client.state_fetcher = cast(StateFetcher, SimpleNamespace(asks=lambda epoch: questions.pop(0), add_piece=add_piece))
+    client.send_fetch(do.SendFetch(request_id=5, leader="n1", offset=8, offset_epoch=1, leader_epoch=1, max_bytes=1 << 20), 3)
+    [(_, reply)] = sent
+    answer = pb.StateResponse(streamUid=KEY.uid, partition=0, requestId=5, endOffset=9, totalBytes=4, data=b"data")
+    arrived[0](reply.encode(), b"", frames.seal(answer), b"")
+    assert [subject for subject, _ in sent] == ["liftpy.s.0.offset", "liftpy.s.0.replicate"]
+    assert pieces == [StatePiece(9, 4, 0, b"data")]
 
 
 @each("at", range(12, 36))

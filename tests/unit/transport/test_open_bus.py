@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any, cast
 
@@ -71,6 +72,21 @@ async def test_open_bus_retries_while_the_files_of_the_credentials_are_renewed()
     assert await open_bus(settings, lambda: waiting.pop(0), keys) is attempts[1]
     with pytest.raises(ConfigError):
         await open_bus(settings, lambda: attempts[1], cast(Any, RenewedKeys(False)))
+
+
+class KeysRenewedByATask(RenewedKeys):
+    """Credentials whose files another task replaces after the first failed attempt."""
+
+    def nats_options(self) -> dict[str, Any]:
+        if not self.waiting[0]:
+            asyncio.get_running_loop().call_soon(self.waiting.insert, 0, True)
+        return super().nats_options()
+
+
+async def test_open_bus_lets_other_tasks_run_while_the_credentials_cannot_be_read() -> None:
+    keys = KeysRenewedByATask(True, *[False] * 1000)
+    waiting: list[Any] = [Attempt(OSError("the certificate has expired")), Attempt(None)]
+    await open_bus(NodeSettings("n1", Path("unused")), lambda: waiting.pop(0), cast(Any, keys))
 
 
 @pytest.mark.parametrize("error", [OSError("refused"), TimeoutError(), nats.errors.NoServersError(), nats.errors.Error("no")])

@@ -1,0 +1,41 @@
+"""What a process that ends by itself has left open: tasks, timers, files, connections and threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from typing import Any
+
+from tests.sim.virtual.scheduler import Process
+from tests.sim.virtual.threads import VirtualThread
+
+_CHANNEL = "liftpy-channel"
+"""Prefix of the names of threads that read and write the channel to the other process until their process ends."""
+
+
+def leftovers(process: Process, main: asyncio.Task[Any] | None = None) -> list[str]:
+    """Return what is still open in ``process``. ``main``: the task that ends it."""
+    found = []
+    for loop in process.loops:
+        found += [f"task {one.get_name()}" for one in asyncio.all_tasks(loop) if one is not main and not one.cancelling()]
+        found += [f"timer {handle!r}" for _, handle in loop.timers]
+    for descriptor in sorted(process.descriptors):
+        with contextlib.suppress(OSError):
+            found.append(f"file {os.readlink(f'/proc/self/fd/{descriptor}').rpartition('/data/')[2]}")
+    for connection in process.scheduler.network.connections:
+        if connection.process is process and connection.transport is not None and not connection.transport.is_closing():
+            found.append(f"connection {getattr(connection.peer, 'name', '')}")
+    for thread in threading.enumerate():
+        if not isinstance(thread, VirtualThread) or thread is threading.current_thread() or thread.name.startswith(_CHANNEL):
+            continue
+        if thread.runs_in(process):
+            found.append(f"thread {thread.name}")
+    return found
+
+
+def check_end(process: Process, main: asyncio.Task[Any] | None = None) -> None:
+    """Check that a process that ends by itself leaves nothing open."""
+    if found := leftovers(process, main):
+        process.scheduler.violated(f"{process.name} has ended and left open: {', '.join(found[:5])}")

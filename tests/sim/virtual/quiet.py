@@ -1,0 +1,61 @@
+"""Rules of a quiet cluster: each request gets an answer, no message is without receiver, and no node logs a warning."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.sim.virtual.checks import CANARY, NODES
+from tests.sim.virtual.nats_server import Message
+from tests.sim.virtual.world import World
+
+_ANSWER_S = 5.0
+"""Time within which a request gets an answer: more than the longest wait of a long poll."""
+_LONG_POLLS = (".replicate", ".read")
+"""Ends of subjects on which a request waits for records, and is dropped with its stream."""
+
+
+class QuietRules:
+    """Watches the messages and the log lines while nothing is broken."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._is_on = False
+        self._open: dict[str, tuple[str, str]] = {}
+        """Reply subject -> client and subject of a request without answer."""
+        self._own = tuple(f"liftpy.{kind}." for kind in ("raft", "notify", "control", "replicate", "offset"))
+        """Prefixes of subjects of nodes. A node in a quiet cluster publishes to nodes that are there."""
+        world.nats.watchers.append(self._published)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Apply the rules to everything that happens in the block. They are off if a node has restarted in it."""
+        scheduler = self._world.scheduler
+        lives, logged = self._lives(), len(scheduler.warnings)
+        self._is_on = True
+        yield
+        self._is_on = False
+        if self._lives() == lives:
+            for line in scheduler.warnings[logged:][:5]:
+                scheduler.violated(f"logged in a quiet cluster: {line}")
+
+    async def check_answers(self) -> None:
+        """Check that each request in the blocks got its answer."""
+        lives = self._lives()
+        await asyncio.sleep(_ANSWER_S)
+        for client, subject in sorted(set(self._open.values())):
+            if self._lives() == lives:
+                self._world.scheduler.violated(f"{subject} of {client} was not answered in a quiet cluster")
+
+    def _lives(self) -> list[int]:
+        return [node.lives for node in self._world.nodes]
+
+    def _published(self, client: str, message: Message, receivers: int) -> None:
+        self._open.pop(message.subject, None)
+        if not self._is_on or CANARY in message.reply:
+            return
+        if message.reply and receivers and message.subject.startswith("liftpy.") and not message.subject.endswith(_LONG_POLLS):
+            self._open[message.reply] = client, message.subject
+        if not receivers and client.startswith(NODES) and message.subject.startswith(self._own):
+            self._world.scheduler.violated(f"{client} has published on {message.subject} in a quiet cluster: no receivers")
