@@ -187,14 +187,14 @@ def adapt() -> None:
     import sidecar.disk.flush_thread
     import sidecar.node.node
     import sidecar.runtime.memory
-    import sidecar.runtime.supervisor
+    import sidecar.runtime.restarts
     import sidecar.status.status_api
     from tests.sim.virtual import supervision
 
     setattr(liftpy.client.closest_replica, "_BOOT_ID", SimpleNamespace(read_text=lambda **_: "boot"))  # noqa: B010
     _adapt_workers()
     _adapt_ingest()
-    supervision.adapt(sidecar.runtime.supervisor, sidecar.node.node)
+    supervision.adapt(sidecar.runtime.restarts, sidecar.node.node)
     setattr(sidecar.status.status_api, "PAGE_PARTITIONS", 2)  # noqa: B010  # so that a status has several pages
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] in ("liftpy", "sidecar") and getattr(module, "datetime", None) is _real_datetime:

@@ -43,6 +43,8 @@ class Profile:
     """True if limits of memory, snapshots and checkpoints may be so small that a history reaches them."""
     changes_controllers: bool = False
     """True if the operator adds and removes controllers."""
+    drills: bool = True
+    """True if nodes stop, a flush is slow and a connection is lost after the faults, in the quiet cluster (``drills.py``)."""
 
 
 _NETWORK = ("cut", "partition", "one-way", "slow-network", "lose", "nats-restart", "route", "slow-consumer", "garbled")

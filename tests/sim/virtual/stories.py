@@ -125,7 +125,7 @@ async def tell(world: World) -> None:
         with quiet.hold():
             await check_figures(world)
         await quiet.check_answers()
-    if not model.may_lose and world.profile.controllers >= MOST_REPLICAS:
+    if world.profile.drills and not model.may_lose and world.profile.controllers >= MOST_REPLICAS:
         await drill(world, model)
         await _settles(world, settled, lambda: why)
     for what, count in sorted(model.answers.items()):
