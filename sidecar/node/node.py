@@ -648,6 +648,7 @@ class Node(RunningNode):
             if self.partitions is not None:
                 self._logs_are_clean = await self.partitions.stop() and self._logs_are_clean
         finally:
+            self._recovered.close()
             self._logs_are_clean = await workers and self._logs_are_clean
 
     async def _report_stop(self) -> None:

@@ -16,12 +16,16 @@ _CHANNEL = "liftpy-channel"
 
 
 def leftovers(process: Process, main: asyncio.Task[Any] | None = None) -> list[str]:
-    """Return what is still open in ``process``. ``main``: the task that ends it."""
+    """Return what is still open in ``process``. ``main``: the task that ends it.
+
+    After a disk error the process may leave files open, because its end closes them.
+    """
     found = []
     for loop in process.loops:
         found += [f"task {one.get_name()}" for one in asyncio.all_tasks(loop) if one is not main and not one.cancelling()]
         found += [f"timer {handle!r}" for _, handle in loop.timers]
-    for descriptor in sorted(process.descriptors):
+    has_disk_errors = process.disk is not None and (process.disk.failures > 0 or process.disk.was_full)
+    for descriptor in sorted(process.descriptors) if not has_disk_errors else ():
         with contextlib.suppress(OSError):
             found.append(f"file {os.readlink(f'/proc/self/fd/{descriptor}').rpartition('/data/')[2]}")
     for connection in process.scheduler.network.connections:
