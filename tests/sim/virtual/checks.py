@@ -67,6 +67,8 @@ def unsettled(world: World, streams: list[tuple[str, str, int]]) -> str:
             replicas = running.get((name, number), [])
             if len(replicas) < min(MOST_REPLICAS, len(world.nodes)):
                 return f"{name}/{number} has {len(replicas)} replicas that run"
+            if failed := [replica.log.closed for replica in replicas if replica.log.closed]:
+                return f"{name}/{number} has a failed log, which its node opens again: {failed[0]}"
             states = [replica.state for replica in replicas]
             if any(state is None or not state.leader for state in states):
                 return f"{name}/{number} has no leader"
