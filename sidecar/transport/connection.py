@@ -31,7 +31,7 @@ from liftpy.nats.parser import Denied, StrictConnection
 from liftpy.nats.urls import shown_address, without_secrets
 from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
-from sidecar.runtime.tasks import report_failure, spawn
+from sidecar.runtime.tasks import end_tasks, report_failure, spawn
 from sidecar.transport.credentials import Keys
 from sidecar.transport.parser import Sink, SinkParser
 
@@ -172,6 +172,7 @@ class BusConnection(StrictConnection):
         self._problems = Problems()
         self._denied_subjects: set[str] = set()
         """Subjects whose subscriptions the server has denied since they were sent last."""
+        self._denied_timer: asyncio.TimerHandle | None = None
         self._parser.denials.append(self._note_denial)
         self._recent_acks = AckResendBuffer()
         """Recent acks, which are sent again after a reconnect."""
@@ -450,7 +451,7 @@ class BusConnection(StrictConnection):
         """
         if not is_publish:
             if not self._denied_subjects:
-                asyncio.get_running_loop().call_later(DENIED_RETRY_S, self._subscribe_again)
+                self._denied_timer = asyncio.get_running_loop().call_later(DENIED_RETRY_S, self._subscribe_again)
             self._denied_subjects.add(subject)
 
     def _subscribe_again(self) -> None:
@@ -474,6 +475,9 @@ class BusConnection(StrictConnection):
 
     async def stop(self) -> None:
         self._let_go()
+        if self._denied_timer is not None:
+            self._denied_timer.cancel()
+        await end_tasks([self._retire_task, self._confirm_task])
         await self.close()
 
     async def _process_op_err(self, e: Exception) -> None:

@@ -534,7 +534,7 @@ class IngestConnection(BusConnection):
 
     async def stop(self) -> None:
         await end_tasks([self._pump_task])
-        await self.close()
+        await super().stop()
 
 
 # Statistics of a connection from its nats-server: buffered bytes, and number of sent messages.
