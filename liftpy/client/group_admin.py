@@ -37,8 +37,16 @@ class GroupRejectedError(LiftError):
 async def ask_coordinator(services: Services, partition: int, command: pb.GroupCommand, timeout_s: float) -> pb.GroupAnswer:
     """Send a command to the coordinator of groups, and return its answer after the command is committed.
 
-    ``partition``: partition of the groups stream that holds the group. ``timeout_s``: time limit in seconds. Raises UnavailableError,
-    OutcomeUnknownError or GroupCommandError.
+    Args:
+        services: Services of the client.
+        partition: Partition of the groups stream that holds the group.
+        command: The command.
+        timeout_s: Time limit in seconds.
+
+    Raises:
+        UnavailableError: No coordinator took the command in time.
+        OutcomeUnknownError: The coordinator may have executed the command.
+        GroupCommandError: The coordinator cannot decode the command.
     """
     answer = await services.call(
         GROUPS_SERVICE, GROUPS_STREAM, encode_command(command), partition=partition, timeout_s=timeout_s
@@ -47,7 +55,14 @@ async def ask_coordinator(services: Services, partition: int, command: pb.GroupC
 
 
 def name_of(code: int) -> str:
-    """Return the name of an error code of the coordinator. For an unknown code, return the number as text."""
+    """Return the name of an error code of the coordinator.
+
+    Args:
+        code: Number of the error code.
+
+    Returns:
+        The name. For an unknown code, the number as text.
+    """
     return pb.GroupCode.Name(code) if code in pb.GroupCode.values() else str(code)
 
 

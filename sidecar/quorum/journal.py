@@ -257,8 +257,9 @@ class GroupJournal:
 
     def _close_descriptor(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
-        with suppress(OSError):  # it is -1 if the file is closed
-            os.close(descriptor)
+        if descriptor >= 0:
+            with suppress(OSError):
+                os.close(descriptor)
 
     # ---- opening -------------------------------------------------------------------------------------------------------
     def _load(self) -> bool:

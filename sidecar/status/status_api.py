@@ -298,10 +298,10 @@ class StatusHandler:
     async def _send_page(self, node: NodeStatus, payload: bytes, send: Callable[[bytes], None], limit_bytes: int) -> None:
         self._gathering += 1
         try:
-            page = await node.page(_decode_page_start(payload), PAGE_PARTITIONS)
+            page = await _encoded_page(node, payload, limit_bytes)
         finally:
             self._gathering -= 1
-        send(_within(page, limit_bytes))
+        send(page)
 
     async def _status_response(self, node: NodeStatus, path: bytes, part: _Part, stream: str, wanted: bool) -> bytes:
         if path == b"/status":
@@ -436,8 +436,9 @@ def _load_site() -> type[Site]:
     return Site
 
 
-def _within(page: dict[str, Any], limit_bytes: int) -> bytes:
-    """Return ``page``, the status with a page of partitions, as JSON of at most ``limit_bytes``. Partitions beyond are left out."""
+async def _encoded_page(node: NodeStatus, payload: bytes, limit_bytes: int) -> bytes:
+    """Return the page that ``payload`` requests, as JSON of at most ``limit_bytes``. Partitions beyond are left out."""
+    page = await node.page(_decode_page_start(payload), PAGE_PARTITIONS)
     page = {**page, "failed_partitions": dict(islice(page["failed_partitions"].items(), MOST_FAILED))}
     while len(body := json.dumps(page).encode()) > limit_bytes and page["partitions"]:
         page = {**page, "partitions": page["partitions"][: len(page["partitions"]) // 2], "more": True}

@@ -26,12 +26,13 @@ from liftpy.core.publish.ports import PublishRejector
 from liftpy.core.replication.role import all_have_lost_it
 from liftpy.core.wire.subjects import Allows, Subjects, reply_to
 from liftpy.errors import ConfigError
+from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.connection import Receiver, receive
 from liftpy.nats.parser import Denied, StrictConnection
 from liftpy.nats.urls import shown_address, without_secrets
 from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
-from sidecar.runtime.tasks import end_tasks, report_failure, spawn
+from sidecar.runtime.tasks import report_failure, spawn
 from sidecar.transport.credentials import Keys
 from sidecar.transport.parser import Sink, SinkParser
 

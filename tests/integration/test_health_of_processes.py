@@ -51,7 +51,7 @@ def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 
 def check_upgrade(capsys: pytest.CaptureFixture[str], *url: str) -> None:
-    """A new cluster is at the newest level: there is nothing to finalize, and no way back from the first level."""
+    """A new cluster is at the newest level: there is nothing to finalize, and nothing blocks a return to the level before."""
     level = SUPPORTED_LEVELS.most
     code, said = command(capsys, "upgrade", "check", *url)
     assert (code, said.count("[+]"), f"level {level} is active, nothing to finalize" in said) == (0, 5, True), said
@@ -63,8 +63,9 @@ def check_upgrade(capsys: pytest.CaptureFixture[str], *url: str) -> None:
     assert (code, report["level"], {n: shown["speaks"] for n, shown in report["nodes"].items()}) == (
         0, level, {f"n{number}": [SUPPORTED_LEVELS.least, level] for number in (1, 2, 3)},
     )  # fmt: skip
-    assert report["in_the_way_back"] == [f"There is no level before {level}."]
-    assert command(capsys, "upgrade", "revert", *url) == (1, f"There is no level before {level}.\n")
+    assert report["in_the_way_back"] == []
+    restored = f"Level {level - 1} can be restored. The current level is {level}.\n"
+    assert command(capsys, "upgrade", "revert", "--dry-run", *url) == (0, restored)
 
 
 def test_health_endpoints_report_a_node_without_quorum_as_live_but_not_ready(

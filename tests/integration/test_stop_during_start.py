@@ -37,7 +37,7 @@ MOMENTS: dict[str, Callable[[DevNode, Path], bool]] = {
     "data directory is open": lambda _, data: (data / "lock").exists(),
     "a worker process exists": lambda node, _: bool(node.workers),
     "a worker process loads its program": lambda node, _: any(
-        "worker_main" in command and "dies_with_parent" not in command for command in worker_commands(node)
+        "worker_node" in command and "dies_with_parent" not in command for command in worker_commands(node)
     ),
     "node has registered": has_logged("node started"),
     "node is ready": lambda node, _: node.ready is not None,

@@ -17,7 +17,7 @@ from tests.sim.virtual.world import World
 _STREAM = "counted"
 _RECORDS, _DUPLICATES, _TOO_LARGE = 20, 4, 3
 _MOST_MESSAGE_BYTES = 500
-_LEAST_ARRIVED = 0.95
+_LEAST_ARRIVED = 0.75
 """Smallest share of the sent bytes of replication that the followers count."""
 _WITHIN_S = 30.0
 _TRIES = 3

@@ -123,7 +123,7 @@ class Client:
 
     def _connect(self, options: dict[str, object]) -> None:
         self.name = str(options.get("name", ""))
-        if self.name == self.server.cluster.refused:
+        if self.name and self.name == self.server.cluster.refused:
             self.connection.cut()
             return
         self._no_responders = bool(options.get("no_responders")) and bool(options.get("headers"))

@@ -32,8 +32,9 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import NotFoundError, ProtocolError
+from sidecar.status.merged_status import NodeStatus
 from sidecar.status.report import Reporter
-from sidecar.status.status_api import PAGE_PARTITIONS, _page_of
+from sidecar.status.status_api import PAGE_PARTITIONS, _encoded_page
 from tests.born import born_fsm, registration
 from tests.unit.client.admins import admin_over
 
@@ -221,7 +222,7 @@ async def test_node_status_with_many_partitions_returns_all_pages() -> None:
     reporter = Reports(PAGE_PARTITIONS * 5 + 3, "x" * 4000)
 
     async def request(subject: str, payload: bytes, timeout_s: float) -> bytes:
-        answer = _page_of(reporter, payload, MESSAGE_BYTES)
+        answer = await _encoded_page(NodeStatus(reporter, ()), payload, MESSAGE_BYTES)
         sizes.append(len(answer))
         return answer
 
@@ -234,8 +235,8 @@ async def test_node_status_with_many_partitions_returns_all_pages() -> None:
 
 
 @pytest.mark.parametrize("question", [b"", b"\xb9\x0e", b"{}", b'{"after": 5}', b'{"after": ["s", "x"]}', b"[1, 2]"])
-def test_node_status_request_with_invalid_arguments_returns_the_first_page(question: bytes) -> None:
-    found = json.loads(_page_of(Reports(3), question, MESSAGE_BYTES))
+async def test_node_status_request_with_invalid_arguments_returns_the_first_page(question: bytes) -> None:
+    found = json.loads(await _encoded_page(NodeStatus(Reports(3), ()), question, MESSAGE_BYTES))
     assert [p["partition"] for p in found["partitions"]] == [0, 1, 2]
     assert found["more"] is False
 
