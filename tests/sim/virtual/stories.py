@@ -135,10 +135,10 @@ async def tell(world: World) -> None:
 async def _elect_waiting(world: World, model: Model) -> None:
     """Elect a leader for each partition that waits for an operator, as docs/runbooks/partitions-offline.md says.
 
-    A node with damage may count all its logs as incomplete (docs/invariants.md, "Damage in some logs"). A partition with this node as
-    only member of the ISR then waits.
+    A node with damage or with disk errors may count all its logs as incomplete (docs/invariants.md, "Damage in some logs"). A partition
+    with this node as only member of the ISR then waits.
     """
-    damaged = {node.name for node in world.nodes if node.disk.is_damaged}
+    damaged = {node.name for node in world.nodes if node.disk.is_damaged or node.disk.failures}
     if not damaged or not await world.until(
         "all nodes are ready again", lambda: all(n.is_ready for n in world.nodes), _START_S
     ):
