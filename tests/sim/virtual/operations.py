@@ -295,7 +295,7 @@ class Operations:
         async for record in client.consume(KEYED[0], until="end"):
             last[record.key or b""] = record
             count += 1
-            is_old = record.timestamp_ns <= true_ns  # a leader whose clock had jumped has stored times to come: compaction waits
+            is_old = record.timestamp_ns <= true_ns  # compaction waits for records of a leader whose clock had jumped ahead
             if is_old and record.offset < self._purged.get(record.key or b"", 0) < 1 << 62:
                 return f"{record.key!r} at {record.offset} was purged below {self._purged[record.key or b'']}"
         for key, (offset, value) in self._newest.items():
