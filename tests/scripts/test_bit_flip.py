@@ -1,9 +1,8 @@
 """A bit flips on a disk: of a follower, of the leader, in the metadata group's journal.
 
-A batch in the middle of a log does not match its CRC any more. The records behind it are whole, but the node can no longer
-say that it holds everything it acknowledged: it leaves the ISR by its own word, and gets the bytes again from those that have
-them. The leader is no exception; it gives the leadership away before anybody reads a wrong byte. A member of the metadata
-group with a damaged journal has nobody whom it may ask in silence: it does not start.
+A batch in the middle of a log does not match its CRC any more. The records after it are complete, but the node cannot prove
+that this log has all records that it acknowledged. So the replica leaves the ISR, and copies the records from other replicas. A
+leader transfers its leadership before a reader gets a wrong byte. A controller with a damaged metadata journal does not start.
 
 Shows C7, D1, D3, R3, S2, S3.
 """
