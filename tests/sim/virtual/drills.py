@@ -24,7 +24,7 @@ _LOST_LINK_PAUSE_S = 15.0
 """Longest time between two acks after a leader has lost a connection, in seconds. The connection stays away for longer."""
 _LINK_AWAY_S = 20.0
 _SLOW_FLUSH_NS = NS_PER_S * 3 // 2
-_SLOW_FLUSHES = 20
+_SLOW_FLUSHES = 60
 """Number of delayed flushes, some of which may be flushes of directories or of the metadata journal."""
 _READY_S = 60.0
 

@@ -37,7 +37,8 @@ class QuietRules:
         yield
         self._is_on = False
         if self._lives() == lives:
-            for line in scheduler.warnings[logged:][:5]:
+            expected = "wall clock not trusted" if scheduler.counters["fault: clock-jump"] else None
+            for line in [one for one in scheduler.warnings[logged:] if expected is None or expected not in one][:5]:
                 scheduler.violated(f"logged in a quiet cluster: {line}")
 
     async def check_answers(self) -> None:
