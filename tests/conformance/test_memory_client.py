@@ -397,7 +397,7 @@ async def test_group_assignment_too_large_for_one_request_is_rejected_with_the_m
         assert len((await client.stream("s")).partitions) == 1
 
 
-def test_memory_node_whose_lease_timer_fires_early_sets_it_again() -> None:
+def test_memory_node_with_an_early_lease_timer_sets_the_timer_again() -> None:
     """Otherwise its leaders stay in phase READY without a lease."""
     events: list[Any] = []
     timers: list[Any] = []

@@ -46,7 +46,7 @@ MOMENTS: dict[str, Callable[[DevNode, Path], bool]] = {
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_node_whose_processes_all_get_a_stop_signal_during_the_start_ends_with_exit_code_0(
+def test_node_with_a_stop_signal_during_its_start_ends_with_exit_code_0(
     moment: str, number: signal.Signals, tmp_path: Path
 ) -> None:
     with NatsServer() as server:

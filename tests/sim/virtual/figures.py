@@ -51,7 +51,7 @@ Series = dict[tuple[str, str], float]
 
 @dataclass
 class _Figures:
-    """What the nodes report."""
+    """Figures that the nodes report."""
 
     rows: list[dict[str, Any]]
     """Rows of the stream's partition 0, one for each replica."""

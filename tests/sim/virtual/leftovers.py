@@ -1,4 +1,4 @@
-"""What a process that ends by itself has left open: tasks, timers, files, connections and threads."""
+"""A process that ends by itself leaves no task, timer, file, connection or thread open."""
 
 from __future__ import annotations
 

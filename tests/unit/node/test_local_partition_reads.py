@@ -44,7 +44,7 @@ class Bus:
 
 
 def reads(bus: Bus, may_serve: bool = True, log: Log | None = None) -> ReadSubjects:
-    """Of a log whose records are all committed, by default an empty one."""
+    """Source of reads with a log whose records are all committed. The log is empty by default."""
     log = log or Log.open(MemoryStorage(), StreamConfig())[0]
     source = SimpleNamespace(
         log=log, compacted=False, high_watermark=log.newest_offset, leader_epoch=1, leader="n1", leads=True, may_serve=may_serve

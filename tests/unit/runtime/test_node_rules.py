@@ -50,7 +50,7 @@ def a_link(name: str, number: int, *, connected: bool = True) -> Any:
 
 
 def node_tools(settings: NodeSettings, links: Any, counters: dict[str, int]) -> Any:
-    """What a reporter needs of the tools of a node."""
+    """Tools of a node, with the parts that a reporter uses."""
     return SimpleNamespace(
         settings=settings,
         incarnation=4,

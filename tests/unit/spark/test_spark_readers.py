@@ -384,7 +384,7 @@ def test_streaming_query_reads_added_partitions_from_their_first_record(
     assert reader.latestOffset(start, ALL) == start
 
 
-def test_streaming_query_with_an_added_partition_whose_first_records_are_deleted_raises_data_loss(
+def test_streaming_query_with_deleted_records_in_an_added_partition_raises_data_loss(
     source: Open, node: FakeNode
 ) -> None:
     stream = node.add_stream("orders")

@@ -153,7 +153,7 @@ async def test_connection_after_a_server_restart_resubscribes_and_sends_buffered
     await bus.close()
 
 
-async def test_subscription_whose_permission_is_revoked_and_granted_again_receives_messages(
+async def test_subscription_with_a_permission_granted_again_receives_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection_module, "DENIED_RETRY_S", 0.05)
