@@ -384,9 +384,7 @@ def test_streaming_query_reads_added_partitions_from_their_first_record(
     assert reader.latestOffset(start, ALL) == start
 
 
-def test_streaming_query_with_deleted_records_in_an_added_partition_raises_data_loss(
-    source: Open, node: FakeNode
-) -> None:
+def test_streaming_query_with_deleted_records_in_an_added_partition_raises_data_loss(source: Open, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     append(stream.partitions[0], 10)
     start = streaming(source()).initialOffset()
