@@ -19,6 +19,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from liftpy.client import positions
+from liftpy.client.arguments import check_bounds, check_count, check_number, check_offset
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.closest_replica import ReplicaSelector
 from liftpy.client.iteration import Fetch, Item, Iteration, LastItem, ReadAhead, whole
@@ -201,7 +202,7 @@ class ReadOptions:
             "patience_s": (0.01, 3600),
             "read_ahead": (1, 64),
         }
-        positions.check_bounds(self, bounds)
+        check_bounds(self, bounds)
         if self.isolation not in ("committed", "uncommitted"):
             raise ConfigError(f"Invalid isolation {quote(str(self.isolation))}. Use committed or uncommitted.")
         if (self.near or self.nearest) and (self.node or not self.committed):
@@ -573,9 +574,7 @@ class Consumer:
         start = positions.resolve_start(start, datetime.now(UTC))
         if isinstance(start, Position):
             after_epoch = 0 if backwards else start.leader_epoch
-        elif not isinstance(after_epoch, int) or not 0 <= after_epoch < 1 << 63:
-            raise ConfigError(f"Invalid after_epoch {after_epoch!r}. Use the leader_epoch of a record, or 0.")
-        elif after_epoch and (not isinstance(start, int) or start < 1):
+        elif check_offset(after_epoch, "after_epoch") and (not isinstance(start, int) or start < 1):
             raise ConfigError(
                 "after_epoch needs start to be an offset greater than 0. It is the leader_epoch of the record before "
                 "that offset."
@@ -761,8 +760,9 @@ class Consumer:
             for record in await consumer.getmany(100, timeout_s=1.0):
                 print(record.value)
         """
-        if max_records < 1:
-            raise ConfigError(f"Invalid max_records = {max_records}. Use at least 1.")
+        check_count("max_records", max_records, 1)
+        if timeout_s is not None:
+            check_number("timeout_s", timeout_s)
         if self._one is None or not self._one.may_go_on:
             self._one = self.records()
         records: list[Record] = []

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal, Self
 
+from liftpy.client.arguments import check_bounds
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumed import ConsumedRecord, GroupBatch, records_of
@@ -27,7 +28,7 @@ from liftpy.client.consumer import Consumer, ReadOptions, filter_of
 from liftpy.client.group_admin import GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.iteration import ResultIterator
 from liftpy.client.partition_sender import ProducerOptions
-from liftpy.client.positions import Position, Start, check_value
+from liftpy.client.positions import Position, Start
 from liftpy.client.stream_copy import GroupCopy, PartitionFor, Transform
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups import commands
@@ -83,8 +84,8 @@ class GroupOptions:
     keys: Sequence[bytes] = ()
 
     def __post_init__(self) -> None:
-        check_value("session_s", self.session_s, commands.MIN_SESSION_MS / 1000, commands.MAX_SESSION_MS / 1000)
-        check_value("auto_commit_s", self.auto_commit_s, 0, 3600)
+        session_s = (commands.MIN_SESSION_MS / 1000, commands.MAX_SESSION_MS / 1000)
+        check_bounds(self, {"session_s": session_s, "auto_commit_s": (0, 3600)})
         filter_of(self.subjects, self.keys)
         if self.start not in ("earliest", "new"):
             raise ConfigError(f"Invalid start = {self.start!r}. Use 'earliest' or 'new'.")

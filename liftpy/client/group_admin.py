@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from liftpy import renamed
-from liftpy.client.positions import check_offset, check_partition
+from liftpy.client.arguments import check_offset, check_partition
 from liftpy.client.services import Services
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.client.stream_info import StreamInfo

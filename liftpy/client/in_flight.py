@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from liftpy.client.positions import check_bounds
+from liftpy.client.arguments import check_bounds
 from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import LiftError, NotFoundError, PublishRejectedError
 

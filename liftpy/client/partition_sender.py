@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from liftpy.client.arguments import check_bounds, check_count, check_partition
 from liftpy.client.encode_publish import Address, Addressing
 from liftpy.client.in_flight import PublishAck, Window, ack_reason
 from liftpy.client.partition_queue import BatchRejection, BatchResult, PartitionQueue, ProducerBatch
-from liftpy.client.positions import check_bounds
 from liftpy.client.retrying import retry_attempts
 from liftpy.client.write_epoch import PlanChangedError, Repeat, Round, offset_in, partitions_in
 from liftpy.core.metadata.image import StreamImage
@@ -133,7 +133,9 @@ class Source(NamedTuple):
         Args:
             stream: Description of the source stream. Raises NotFoundError if it has no such partition.
         """
-        if not 0 <= self.partition < len(stream.partitions):
+        check_partition(self.partition)
+        check_count("generation", self.generation)
+        if self.partition >= len(stream.partitions):
             raise NotFoundError(
                 f"Stream {stream.name} has no partition {self.partition}. Check `liftpy stream show {stream.name}`."
             )
@@ -444,8 +446,11 @@ class PartitionSender:
                 self._check_patience(loop.time())
                 while (parcel := self.lane.next_to_send(loop.time())) is not None:
                     await self._send_to_nats(parcel)
-            except LiftError as error:
-                self._failed(error)
+            except Exception as error:
+                is_bug = not isinstance(error, LiftError)
+                self._failed(LiftError(f"Cannot send to {self._stream}/{self.partition}: {error!r}.") if is_bug else error)
+                if is_bug:
+                    raise
                 return
             await self._until(self.lane.wake_at(), renewed)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from liftpy.client.arguments import check_partition
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.wire._pb import cluster_pb2
 from liftpy.core.wire.message_codec import MessageCodec
@@ -39,6 +40,8 @@ class PlacementOptions:
 
     def lists(self) -> list[cluster_pb2.ReplicaList]:
         """Return the assignment as the list of replica lists that a request to the metadata group contains."""
+        for number, _ in self.assignment:
+            check_partition(number)
         return [cluster_pb2.ReplicaList(partition=number, replicas=replicas) for number, replicas in self.assignment]
 
 

@@ -13,12 +13,12 @@ import secrets
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from itertools import accumulate, islice
-from operator import le
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
 
+from liftpy.client.arguments import MAX_INT64, check_partition
 from liftpy.client.encode_publish import Address
 from liftpy.client.in_flight import Window
 from liftpy.client.partition_queue import PartitionQueue
@@ -243,7 +243,8 @@ class Producer:
         return min(course.lane.position for course in self._courses)
 
     def _course(self, partition: int) -> PartitionSender:
-        if not 0 <= partition < len(self._courses):
+        check_partition(partition)
+        if partition >= len(self._courses):
             raise ConfigError(
                 f"Stream {self._stream} has no partition {partition}. Its partitions are 0 to {len(self._courses) - 1}."
             )
@@ -562,18 +563,23 @@ class Producer:
             raise ConfigError("Source and positions belong together. Set both, or neither.")
         if positions is None:
             return None
-        position_list = [positions] * count if isinstance(positions, int) else positions
-        if len(position_list) != count:
+        offsets = np.asarray([positions] * count if isinstance(positions, int) else positions)
+        if len(offsets) != count:
             raise ConfigError(
-                f"The numbers of positions and values differ: {len(position_list)} positions for {count} values. Pass one "
-                "position per value."
+                f"The numbers of positions and values differ: {len(offsets)} positions for {count} values. Pass one position "
+                "per value."
             )
-        if position_list and (
-            position_list[0] <= self._last_position or not all(map(le, position_list, islice(position_list, 1, None)))
-        ):
-            text = f"positions rise, behind {self._last_position}: all that is made from one record is sent in one call"
-            raise ConfigError(text)
-        return position_list
+        if not count:
+            return []
+        if offsets.dtype.kind not in "iu" or offsets[-1] > MAX_INT64:
+            raise ConfigError("Invalid positions. Use offsets of records in the source, as ints.")
+        if offsets[0] <= self._last_position or (offsets[1:] < offsets[:-1]).any():
+            raise ConfigError(
+                f"The positions must ascend and be higher than {self._last_position}, the last position of the call before. Send "
+                "all results of one source record in one call."
+            )
+        result: list[int] = offsets.tolist()
+        return result
 
     def _add_many(
         self,

@@ -20,6 +20,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, TypedDict, Unpack, overload
 
+from liftpy.client.arguments import check_number
 from liftpy.client.encode_publish import Address, Addressing, envelope_of, headers_with_conditions, plain, with_new_uid
 from liftpy.client.in_flight import (
     PROBE_S,
@@ -204,6 +205,8 @@ class Publisher:
             raise ConfigError(
                 f"Stream {self._stream} has the ack policy none and sends no acks. Use post(), or publish with ack NONE."
             )
+        if timeout_s is not None:
+            check_number("timeout_s", timeout_s)
         address, options = self._addressing.address, self._options
         new_id = self._ids.next() if not msg_id and options.message_ids and address.window_s else b""
         uid, window_s = address.uid, address.window_s if msg_id or new_id else 0.0

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import secrets
 import time
 from collections import Counter, deque
@@ -25,12 +24,13 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
+from liftpy.client.arguments import check_bounds, check_count, check_number
 from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.group import now_ns as _now_ns
 from liftpy.client.group_admin import GroupRejectedError, ask_coordinator
 from liftpy.client.job_acks import MAX_RANGES, LostRange, Settlements, gaps, is_in, ranges_of, settlement
-from liftpy.client.positions import Bounds, check_bounds, check_value
+from liftpy.client.positions import Bounds
 from liftpy.client.queue_log import QueueLog
 from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base.ids import PartitionKey, check_name, check_published, is_utf8, quote
@@ -476,9 +476,8 @@ class Queue:
             jobs = await queue.take(100)
             await queue.ack(jobs)
         """
-        check_value("max_records", max_records, 1, commands.MAX_TAKE)
-        if math.isnan(timeout_s):
-            raise ConfigError(f"timeout_s = {timeout_s} is not a number of seconds. Choose a number from 0.")
+        check_count("max_records", max_records, 1, commands.MAX_TAKE)
+        check_number("timeout_s", timeout_s)
         give_up_ns, tries = _now_ns() + round(min(timeout_s, _LONGEST_TAKE_S) * 1e9), 0
         while not self._closed:
             if jobs := self._handed_on(max_records):
@@ -808,7 +807,7 @@ class Queue:
             LeaseLostError: The ack wait of some jobs has expired. ``jobs`` lists them.
             UnavailableError: The coordinator did not answer. Nothing changed.
         """
-        check_value("delay_s", delay_s, 0, commands.MAX_DELAY_MS / 1000)
+        check_number("delay_s", delay_s, 0, commands.MAX_DELAY_MS / 1000)
         await self._settle(pb.SETTLE_NACK, list(jobs), delay_s=delay_s)
 
     async def extend(self, jobs: Iterable[Job]) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from liftpy.client import service_commands
+from liftpy.client.arguments import check_number, check_offset, check_partition
 from liftpy.client.encode_publish import Address
-from liftpy.client.positions import check_partition
 from liftpy.client.retrying import retry_attempts
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.core.base.ids import check_name
@@ -111,6 +111,11 @@ class Services:
         for what, given in (("query", query), ("key", b"" if key is None else key)):
             if not isinstance(given, bytes | bytearray | memoryview):
                 raise ConfigError(f"Invalid {what} of type {type(given).__name__}. It must be bytes: encode text first.")
+        check_number("timeout_s", timeout_s)
+        if at_least is not None:
+            check_offset(at_least, "at_least")
+        if partition is not None:
+            check_partition(partition)
         if partition is not None and key is not None:
             raise ConfigError("partition and key cannot be combined. Set one of them.")
         if partition is not None:
@@ -195,6 +200,7 @@ class Services:
         """
         check_name(service, "service")
         check_name(stream, "stream")
+        check_number("timeout_s", timeout_s)
         if partition is not None:
             place = partition
         elif key is not None:

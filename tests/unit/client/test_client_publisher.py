@@ -456,7 +456,7 @@ def test_publish_with_message_id_or_expected_offset_sends_the_nats_header_of_eac
             headers_with_conditions(None, wrong, None)
     headers_with_conditions(None, "x" * 255, (1 << 62) - 1)
     for offset in (-2, 1 << 62):
-        with pytest.raises(ConfigError, match="Invalid expected_last ="):
+        with pytest.raises(ConfigError, match="expected_last ="):
             headers_with_conditions(None, "", offset)
     with pytest.raises(ConfigError, match="set twice"):
         headers_with_conditions({"Nats-Msg-Id": "a"}, "b", None)

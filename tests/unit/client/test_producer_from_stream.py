@@ -121,7 +121,7 @@ async def test_producer_with_a_source_but_without_positions_raises_config_error(
             await p.send_many([b"a"])
         with pytest.raises(ConfigError, match="2 positions for 1 values"):
             await p.send_many([b"a"], positions=[1, 2])
-        with pytest.raises(ConfigError, match="positions rise"):
+        with pytest.raises(ConfigError, match="positions must ascend"):
             await p.send_many([b"a", b"b"], positions=[2, 1])
         await p.send_many([b"a"], positions=4)
         with pytest.raises(ConfigError, match="in one call"):
