@@ -653,6 +653,7 @@ class Client:
 
         Raises:
             NotFoundError: No such stream, or no such stream for dead letters.
+            LogTruncatedError: An unclean election lost records that the queue has delivered.
             ConfigError: An option is not allowed.
             UnavailableError: The coordinator did not answer in time.
 

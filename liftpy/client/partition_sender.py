@@ -446,12 +446,12 @@ class PartitionSender:
                 self._check_patience(loop.time())
                 while (parcel := self.lane.next_to_send(loop.time())) is not None:
                     await self._send_to_nats(parcel)
-            except Exception as error:
-                is_bug = not isinstance(error, LiftError)
-                self._failed(LiftError(f"Cannot send to {self._stream}/{self.partition}: {error!r}.") if is_bug else error)
-                if is_bug:
-                    raise
+            except LiftError as error:
+                self._failed(error)
                 return
+            except Exception as error:  # the application must see a bug, too
+                self._failed(LiftError(f"Cannot send to {self._stream}/{self.partition}: {error!r}. Open the producer again."))
+                raise
             await self._until(self.lane.wake_at(), renewed)
 
     async def _until(self, at: float | None, renewed: asyncio.Future[None]) -> None:

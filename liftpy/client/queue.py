@@ -44,6 +44,7 @@ from liftpy.core.wire.headers import is_reserved
 from liftpy.errors import (
     ConfigError,
     LiftError,
+    NotAllowedError,
     NotFoundError,
     OutcomeUnknownError,
     ProtocolError,
@@ -385,6 +386,7 @@ class Queue:
 
         Raises:
             NotFoundError: No such stream, or no such stream for dead letters.
+            LogTruncatedError: An unclean election lost records that the queue has delivered.
             UnavailableError: The coordinator did not answer in time.
         """
         home = await self._client.groups.stream()
@@ -394,7 +396,19 @@ class Queue:
         stream = await self._client.stream(self.stream)
         self._at_open = {stream.key(partition.partition) for partition in stream.partitions}
         self._set_partitions(stream)
+        if any(partition.state.unclean_elected for partition in stream.partitions):
+            await self._check_logs()
         return self
+
+    async def _check_logs(self) -> None:
+        """Raise LogTruncatedError if an unclean election lost records of the queue, and the log is still shorter than before."""
+        try:
+            queues = (await self._client.groups.describe(self.name)).queues
+        except (NotFoundError, NotAllowedError):  # it is a new queue, or this user may not describe it
+            return
+        taken_below = {figures.key: figures.taken_below for figures in queues}
+        for place in self._partitions:
+            await place.log.check_reaches(taken_below.get(place.key, 0))
 
     def _set_partitions(self, stream: StreamInfo) -> None:
         known = {place.key: place for place in self._partitions}
@@ -469,6 +483,8 @@ class Queue:
         Raises:
             GroupRejectedError: A limit of the coordinator does not allow new records.
             NotFoundError: The stream was deleted.
+            LogTruncatedError: An unclean election lost records that the queue has delivered. Delete the queue and set its
+                position, or it skips new records.
             UnavailableError: The coordinator did not answer in time.
             OutcomeUnknownError: No answer in time. Granted records are delivered again after their ack wait.
 
@@ -566,10 +582,8 @@ class Queue:
         log = place.log
         if log.bounds is None or not log.has_more or _now_ns() >= place.again_ns > 0:
             try:
-                bounds = await log.refresh_bounds()
-            except NotFoundError:  # the stream was deleted, or created again with fewer partitions
-                return await self._refresh_stream()
-            if bounds.uid != log.key.uid:
+                await log.refresh_bounds()
+            except NotFoundError:  # the stream was deleted, or created again
                 return await self._refresh_stream()
         if not place.is_due(_now_ns()):
             return False
@@ -690,6 +704,7 @@ class Queue:
         key, fetched_jobs, done, dead = log.key, list[Job](), list[pb.RecordRange](), list[tuple[pb.GrantedRange, list[Job]]]()
         try:
             for part in granted:
+                await log.check_reaches(part.end)
                 records = await log.records(part.start, part.end)
                 log.granted_below = max(log.granted_below, part.end)
                 until_ns = over_ns - _now_ns() + time.monotonic_ns()
