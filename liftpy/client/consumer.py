@@ -629,9 +629,11 @@ class Consumer:
             known = replace(bounds, high_watermark=max(bounds.high_watermark, named - 1))
         begin = positions.start_offset(self._start, known) if at_offset is None else at_offset
         end = positions.end_offset(self._until, bounds)
+        if begin == bounds.end_offset and not last[1]:  # the last committed record must stay, as if it had been read
+            last = (begin - 1, bounds.end_epoch)
         progress_type: type[ReadProgress] = ReadProgress
         if self.backwards:
-            progress_type, end = BackwardProgress, await self._lowest(bounds)
+            progress_type, end, last = BackwardProgress, await self._lowest(bounds), (-1, 0)
             by_record = isinstance(self._start, (int, FromEnd)) or self._start in ("latest", "earliest")
             begin = min(begin + by_record, bounds.end_offset)
         return progress_type(
@@ -673,10 +675,16 @@ class Consumer:
 
         None: no iteration runs, or fetched records were not returned yet.
         """
+        passed = self.passed_position()
+        return None if passed is None else passed.offset
+
+    def passed_position(self) -> Position | None:
+        """Return ``passed_offset`` with the LeaderEpoch of the record before it, if that is known."""
         iteration = self._iteration() if self._iteration is not None else None
-        if iteration is None or not iteration.is_idle or self._fetched is None or self.backwards:
+        at = self._fetched
+        if iteration is None or not iteration.is_idle or at is None or self.backwards:
             return None
-        return self._fetched.next_offset
+        return Position(at.uid, at.next_offset, at.leader_epoch if at.last_offset == at.next_offset - 1 else 0)
 
     @property
     def has_missed_tombstones(self) -> bool:

@@ -467,9 +467,9 @@ class Group:
         for key, pump in self._pumps.items():
             if self._unfinished_counts[key, pump.gained.generation] or pump.consumer is None:
                 continue
-            at = pump.consumer.passed_offset
-            if at is not None and at > max(pump.gained.position, self._finished_ends.get(key, (0, 0))[0]):
-                self._finished_ends[key] = (at, 0)
+            at = pump.consumer.passed_position()
+            if at is not None and at.offset > max(pump.gained.position, self._finished_ends.get(key, (0, 0))[0]):
+                self._finished_ends[key] = (at.offset, at.leader_epoch)
 
     # ---- the member's life -------------------------------------------------------------------------------------------------
     async def _beat_on(self, machine: MemberMachine) -> None:
@@ -706,8 +706,8 @@ class Group:
             raise NotFoundError(f"Stream {pump.gained.key.stream} was deleted and created again. Join the group again.")
         key = pump.gained.key
         if pump.gained.position < 0 and self._options.start == "new" and key not in self._committed:
-            first = bounds.end_offset if self._start_of(pump.gained) == "new" else bounds.log_start_offset
-            begins = self._finished_ends.setdefault(key, (first, 0))
+            first = await consumer.position()
+            begins = self._finished_ends.setdefault(key, (first.offset, first.leader_epoch))
             assert self._machine is not None
             # commit the start before any record is delivered. Otherwise the next owner would start later
             await self._commit(self._machine, {key: begins}, _ANSWER_S)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -21,13 +20,12 @@ from liftpy.core.groups import commands
 from liftpy.errors import (
     ConfigError,
     InvalidNameError,
-    LogTruncatedError,
     NotFoundError,
     OutcomeUnknownError,
     PublishRejectedError,
     UnavailableError,
 )
-from liftpy.testing.memory import MemoryCluster, memory_cluster
+from liftpy.testing.memory import memory_cluster
 
 SHORT = QueueOptions(ack_wait_s=0.2)
 
@@ -604,62 +602,3 @@ async def test_queue_reject_with_a_reason_that_is_not_utf_8_raises_config_error(
 def test_queue_with_an_internal_dead_letter_stream_raises_invalid_name_error() -> None:
     with pytest.raises(InvalidNameError, match="internal"):
         QueueOptions(dead_letters="_groups")
-
-
-# ---- records that an unclean election lost -------------------------------------------------------------------------------------
-async def lose_records(cluster: MemoryCluster, client: Client, work: Callable[[], Awaitable[Any]]) -> None:
-    """Elect a replica that lacks the records 3 to 7. ``work`` runs before they are lost."""
-    (partition,) = (await client.stream("jobs")).partitions
-    (follower,) = set(partition.replicas) - {partition.leader}
-    await fill(client, 3)
-    await asyncio.to_thread(cluster.kill, follower)
-    await fill(client, 5, first=3)
-    await work()
-    await asyncio.to_thread(cluster.kill, partition.leader)
-    await asyncio.to_thread(cluster.start, follower)
-    await client.admin.elect_leader("jobs", 0, follower, unclean=True)
-    await asyncio.to_thread(cluster.leader, "jobs")
-    await fill(client, 2, first=100)
-
-
-@pytest.fixture
-async def losing(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Client, Callable[..., Awaitable[None]]]]:
-    monkeypatch.setattr(module, "_ASK_AGAIN_S", 0.05)
-    async with memory_cluster() as cluster, cluster.client() as made, asyncio.timeout(60):
-        await asyncio.to_thread(cluster.serve_groups)
-        await made.create_stream("jobs", "jobs", replicas=2, config=StreamConfig(min_isr=1))
-        yield made, partial(lose_records, cluster, made)
-
-
-async def test_queue_take_after_delivered_records_were_lost_raises_log_truncated_error(losing: Any) -> None:
-    client, lose = losing
-    async with client.queue("jobs", "w") as queue:
-
-        async def ack_all() -> None:
-            await all_of(queue, 8, lambda job: job.ack())
-
-        await lose(ack_all)
-        for _ in range(2):
-            with pytest.raises(LogTruncatedError) as error:
-                await queue.take(10)
-            assert error.value.end_offset == 3
-    with pytest.raises(LogTruncatedError, match=r"ends at offset 5, .* up to offset 8"):
-        await client.queue("jobs", "w")
-    await client.queues.delete("w")
-    await client.groups.reset("w", {(await client.stream("jobs")).key(0): error.value.end_offset})
-    async with client.queue("jobs", "w") as queue:
-        assert numbers(await queue.take(10)) == [100, 101]
-
-
-async def test_queue_take_of_returned_records_that_were_lost_raises_log_truncated_error(losing: Any) -> None:
-    client, lose = losing
-    async with client.queue("jobs", "w") as queue, client.queue("jobs", "w") as other:
-
-        async def return_some() -> None:
-            jobs = await queue.take(8)
-            await queue.ack(jobs[:6])
-            await queue.nack(jobs[6:])
-
-        await lose(return_some)
-        with pytest.raises(LogTruncatedError):
-            await other.take(10)
