@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from liftpy.client.producer import Partitioner, Producer
     from liftpy.client.publisher import Publisher
     from liftpy.client.queue import Job, LeaseLostError, Queue, QueueOptions
-    from liftpy.client.service_commands import CommandAnswer, CommandFailedError
+    from liftpy.client.service_commands import CommandAnswer, CommandFailedError, ReplyTooLargeError
     from liftpy.client.services import QueryAnswer, QueryRejectedError, Services
     from liftpy.client.stream_info import PartitionInfo, StreamInfo
     from liftpy.core.base.partition import PartitionStatus, Pause
@@ -91,6 +91,7 @@ __all__ = [
     "Receipt",
     "Record",
     "ReplicaCounts",
+    "ReplyTooLargeError",
     "Services",
     "Source",
     "Start",
@@ -111,7 +112,7 @@ _NAMES = {
     "liftpy.client.group": ("Group", "GroupOptions"),
     "liftpy.client.group_admin": ("Cursors", "GroupRejectedError", "Groups", "Queues"),
     "liftpy.client.consumed": ("ConsumedBatch", "ConsumedRecord", "GroupBatch"),
-    "liftpy.client.service_commands": ("CommandAnswer", "CommandFailedError"),
+    "liftpy.client.service_commands": ("CommandAnswer", "CommandFailedError", "ReplyTooLargeError"),
     "liftpy.client.services": ("QueryAnswer", "QueryRejectedError", "Services"),
     "liftpy.client.stream_info": ("PartitionInfo", "StreamInfo"),
     "liftpy.core.base.partition": ("PartitionStatus", "Pause"),

@@ -59,6 +59,12 @@ class CommandFailedError(LiftError):
     code = "COMMAND_FAILED"
 
 
+class ReplyTooLargeError(LiftError):
+    """The service executed the command, but its reply is larger than the NATS server accepts."""
+
+    code = "REPLY_TOO_LARGE"
+
+
 @dataclass(frozen=True, slots=True)
 class CommandAnswer:
     """The reply of a replicated service to a command.
@@ -209,6 +215,12 @@ def _read_answer(message: Any, command: Command) -> CommandAnswer:
         raise ProtocolError(
             f"The answer came from {who or 'no service'}, not from service {command.service}. Check the service "
             "name and the stream."
+        )
+    if headers.get(ERROR_HEADER) == ReplyTooLargeError.code:
+        why = bytes(message.data).decode(errors="replace")
+        raise ReplyTooLargeError(
+            f"Service {who} executed the command at offset {offset}, but sent no reply: {why}. "
+            "Do not repeat the command. Increase max_payload of the NATS server, or make the replies smaller."
         )
     if ERROR_HEADER in headers:
         raise CommandFailedError(

@@ -190,6 +190,7 @@ class Services:
         Raises:
             ConfigError: The stream has several partitions. Set ``partition`` or ``key``.
             CommandFailedError: The service skipped the command.
+            ReplyTooLargeError: The service executed the command, but NATS does not accept its reply.
             PublishRejectedError: The command was not stored.
             UnavailableError: The command was not stored. No node accepted it in time.
             OutcomeUnknownError: No reply in time. The command may be stored. Call again with the same ``message_id``.

@@ -13,7 +13,7 @@ from tenacity import AsyncRetrying, stop_after_attempt
 
 from liftpy.client import service_commands
 from liftpy.client.encode_publish import Address
-from liftpy.client.service_commands import Command, CommandAnswer, CommandFailedError, call
+from liftpy.client.service_commands import Command, CommandAnswer, CommandFailedError, ReplyTooLargeError, call
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import NotFoundError, OutcomeUnknownError, ProtocolError, PublishRejectedError, UnavailableError
@@ -218,6 +218,13 @@ async def test_service_command_answer_with_an_invalid_offset_raises_protocol_err
     else:
         with pytest.raises(ProtocolError, match="answer came from bank, not"):
             await wire.call()
+
+
+async def test_service_command_with_a_reply_that_is_too_large_raises_that_it_was_executed() -> None:
+    wire = Wire((ack(), reply(b"the reply has 9 bytes", Lift_Error="REPLY_TOO_LARGE")))
+    with pytest.raises(ReplyTooLargeError, match="executed the command at offset"):
+        await wire.call()
+    assert len(wire.sent) == 1
 
 
 async def test_service_command_that_the_service_skipped_raises_with_the_reason() -> None:
