@@ -19,7 +19,7 @@ LONGEST_WAIT_S = 1.0
 PROBE_S = 0.25
 """Maximum time to wait for the answer to a probe, and maximum pause between probes, in seconds.
 
-A probe is a single message that is sent alone after a reconnect.
+A probe is a single message or batch that is sent alone after a reconnect.
 """
 PROBING_S = 5.0
 """Time after a reconnect during which single probes are sent, in seconds. It ends early when an answer arrives.

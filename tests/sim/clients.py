@@ -498,9 +498,9 @@ class SimProducer(SimPublisher):
         if parcel.names:
             head.producerName = self.name
         self._add_position(head, parcel.position)
-        first = int(parse_batch(parcel.batch, verify=False).values()[0] or b"")
+        first = int(parse_batch(parcel.encoded, verify=False).values()[0] or b"")
         self._publish(
-            frames.batch_publish(head, parcel.batch), (first,), lambda ack: self._heard(process, lane, sequence, attempt, ack)
+            frames.batch_publish(head, parcel.encoded), (first,), lambda ack: self._heard(process, lane, sequence, attempt, ack)
         )
 
     def _heard(self, process: int, lane: PartitionQueue, sequence: int, attempt: int, ack: _Ack | None) -> None:
