@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,8 +27,6 @@ from liftpy.client import (
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.encode_publish import envelope_of, plain
 from liftpy.client.positions import parse_start, parse_until
-from liftpy.client.progress import ReadProgress
-from liftpy.client.stream_directory import partition_state
 from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire import envelope, frames
@@ -55,33 +52,6 @@ NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 def test_relative_start_or_until_time_is_parsed_to_a_point_in_time(text: str, seconds: float) -> None:
     for parse in (parse_start, parse_until):
         assert parse(text, NOW) == NOW + dt.timedelta(seconds=seconds)
-
-
-# ---- slices and progress -------------------------------------------------------------------------------------------------------
-def batch(count: int = 4, base: int = 10, **more: Any) -> Any:
-    return parse_batch(build_batch([b"v%d" % n for n in range(count)], base_offset=base, leader_epoch=3, **more))
-
-
-def answer(body: bytes, **head: Any) -> bytes:
-    given = {"node": "n1", "leader": "n1", "streamUid": "u1", "highWatermark": 100, "nextOffset": 0, "leaderEpoch": 3}
-    made = client_pb2.ReadResponse(**(given | head))
-    return frames.read_response_header(made, (body,)) + body
-
-
-def reading(at: int = 10, **more: Any) -> ReadProgress:
-    return ReadProgress("s", 0, at, uid="u1", **more)
-
-
-def test_partition_reader_takes_batches_of_an_answer_up_to_the_decompression_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    body = b"".join(build_batch([b"x" * 1000], base_offset=n, leader_epoch=3) for n in (10, 11, 12))
-    one = batch(1).header.body_size_bytes
-    del one
-    size = parse_batch(body).header.body_size_bytes
-    for bound, taken in ((3 * size, 3), (3 * size - 1, 2), (2 * size - 1, 1), (1, 1)):
-        monkeypatch.setattr("liftpy.client.progress.MAX_DECOMPRESSED_BYTES", bound)
-        progress = reading()
-        assert len(progress.accept(answer(body))) == taken
-        assert progress.next_offset == 10 + taken
 
 
 # ---- publishing ----------------------------------------------------------------------------------------------------------------
@@ -111,23 +81,6 @@ def test_nats_message_without_envelope_that_starts_with_the_magic_bytes_of_an_en
         with pytest.raises(ConfigError):
             plain(value, None)
     assert plain(envelope.MAGIC[:3], None)[0] == envelope.MAGIC[:3]
-
-
-# ---- answers and addresses -----------------------------------------------------------------------------------------------------
-class Message:
-    def __init__(self, subject: str) -> None:
-        self.subject, self.data, self.headers = subject, b"x", None
-
-
-# ---- the client ----------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("partition", "there"), [(0, True), (2, True), (3, False)])
-def test_publish_to_a_missing_partition_raises_not_found_with_the_valid_range(partition: int, there: bool) -> None:
-    stream: Any = SimpleNamespace(name="s", partitions=("a", "b", "c"), waiting=0)
-    if there:
-        assert partition_state(stream, partition) == "abc"[partition]
-    else:
-        with pytest.raises(NotFoundError, match="0 to 2"):
-            partition_state(stream, partition)
 
 
 # ---- the edge ------------------------------------------------------------------------------------------------------------------
