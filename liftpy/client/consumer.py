@@ -29,12 +29,15 @@ from liftpy.client.progress import (
     BackwardProgress,
     ErrorConfirmation,
     NotServedError,
+    RangeFacts,
+    RangeFiles,
     ReadProgress,
     bounds_of,
     check_head,
+    facts_of,
+    files_of,
     must_agree,
 )
-from liftpy.client.range_size import RangeFacts, RangeFiles, facts_of, files_of
 from liftpy.client.retrying import retry_attempts
 from liftpy.core.base.ids import check_uid, quote
 from liftpy.core.wire import frames

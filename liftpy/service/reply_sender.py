@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from contextlib import suppress
 
-from liftpy.client.service_commands import OFFSET_HEADER, SERVICE_HEADER, ReplyTooLargeError
+from liftpy.client.services import OFFSET_HEADER, SERVICE_HEADER, ReplyTooLargeError
 from liftpy.core.services.queries import ERROR_HEADER, NODE_HEADER
 from liftpy.core.services.replies import Reply, ReplyBuffer
 from liftpy.core.wire.subjects import InboxRule, publish_answer

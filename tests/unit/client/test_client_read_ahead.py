@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.encode_publish import Address
 from liftpy.client.iteration import Iteration, ReadAhead
-from liftpy.client.service_commands import CommandAnswer, _once
 from liftpy.errors import ClientClosedError, LiftError
-from tests.unit.client.test_service_commands import COMMAND, Wire, reply
 
 
 class Home:
@@ -90,13 +87,3 @@ async def test_consumer_iteration_closed_within_a_batch_slice_returns_no_more_re
     with pytest.raises(StopAsyncIteration):
         await anext(items)
     assert not items.alive
-
-
-# ---- the answer to an earlier attempt --------------------------------------------------------------------------------------------
-async def test_service_command_that_is_already_answered_is_not_sent_again() -> None:
-    wire = Wire()
-    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    answer.set_result(reply(b"late"))
-    transport: Any = wire
-    found = await _once(transport, Address("shop.commands", "u1"), COMMAND, "id-1", 2.0, ("inbox.0", answer), 2.0)
-    assert (found, wire.sent, wire.expected) == (CommandAnswer(b"late", 17, "n2"), [], [])
