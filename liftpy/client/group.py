@@ -26,6 +26,7 @@ from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumed import ConsumedRecord, GroupBatch, records_of
 from liftpy.client.consumer import Consumer, ReadOptions, filter_of
 from liftpy.client.group_admin import GroupRejectedError, ask_coordinator, name_of
+from liftpy.client.in_flight import now_ns
 from liftpy.client.iteration import ResultIterator
 from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.positions import Position, Start
@@ -726,9 +727,3 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> None:
             await event.wait()
     except TimeoutError:
         pass
-
-
-def now_ns() -> int:
-    """Return monotonic nanoseconds from a clock that also runs while the machine sleeps, if the system has one."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic_ns() if clock is None else time.clock_gettime_ns(clock)

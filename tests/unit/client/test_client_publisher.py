@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.client import publisher as publisher_module
 from liftpy.client.encode_publish import Address, headers_with_conditions
-from liftpy.client.in_flight import PublishAck, PublishOptions
+from liftpy.client.in_flight import PublishAck, PublishOptions, now_ns
 from liftpy.client.publisher import Publisher
 from liftpy.config import AckPolicy
 from liftpy.core.wire import envelope, frames
@@ -307,6 +307,41 @@ async def test_publisher_resends_an_unanswered_message_only_with_a_message_id(
             await p.publish(b"x", **options)
         assert (caught.value.message_id, leader.seen) == (options.get("msg_id", ""), 1)
         await p.close()
+
+
+async def test_publisher_does_not_resend_an_unanswered_message_after_the_machine_slept(
+    transport: Transport, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of the event loop stops during the sleep, but the deduplication window of the leader ends."""
+    leader.mute = {b"x"}
+    p = with_ids(transport, leader, 120.0, timeout_s=10.0, patience_s=600.0)
+    coming = await p.send(b"x", msg_id="one")
+    monkeypatch.setattr(publisher_module, "now_ns", lambda: now_ns() + 3600 * 10**9)
+    with pytest.raises(OutcomeUnknownError, match="message id one"):
+        await asyncio.wait_for(coming, 30)
+    assert leader.seen == 1
+    await p.close()
+
+
+async def test_publisher_that_is_idle_checks_nothing_until_the_next_message(
+    transport: Transport, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: list[float] = []
+    monkeypatch.setattr(publisher_module, "_SWEEP_S", 0.0)
+    monkeypatch.setattr(Publisher, "_check_server", lambda self, now: checks.append(now))
+    async with publisher(transport, leader) as p:
+        for value in (b"x", b"y"):
+            before = len(checks)
+            await p.publish(value)
+            async with asyncio.timeout(30):
+                while len(checks) == before:
+                    await asyncio.sleep(0)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            before = len(checks)
+            for _ in range(200):
+                await asyncio.sleep(0)
+            assert len(checks) == before
 
 
 async def test_publisher_does_not_resend_an_unanswered_message_after_the_dedup_window(

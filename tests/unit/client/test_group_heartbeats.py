@@ -11,7 +11,8 @@ import pytest
 
 from liftpy.client import ConsumedRecord, GroupOptions
 from liftpy.client import group as group_module
-from liftpy.client.group import Group, now_ns
+from liftpy.client.group import Group
+from liftpy.client.in_flight import now_ns
 from liftpy.config import NS_PER_S
 from liftpy.core.groups import commands
 from liftpy.core.groups.commands import decode_command
