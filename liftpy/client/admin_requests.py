@@ -96,10 +96,15 @@ class NodeRequests:
             print(len(status["partitions"]))
         """
         status = page = await self.ask_node(node_id, envelope.encode(MessageType.STATUS_REQUEST, b""), timeout_s)
+        after: list[Any] = []
         while page.get("more") and page["partitions"]:
-            last = page["partitions"][-1]
-            after = json.dumps({"after": [last["stream"], last["partition"]]}).encode()
-            page = await self.ask_node(node_id, after, timeout_s)
+            last, before = page["partitions"][-1], after
+            after = [last["stream"], last["partition"]]
+            if after <= before:
+                raise ProtocolError(
+                    f"Node {node_id} returned a page of its status twice. Retry. If this repeats, upgrade the node."
+                )
+            page = await self.ask_node(node_id, json.dumps({"after": after}).encode(), timeout_s)
             status["partitions"] += page["partitions"]
             status["more"] = page.get("more", False)
         return status

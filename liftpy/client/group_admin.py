@@ -234,7 +234,7 @@ class GroupCoordinator:
             while True:
                 answer = await self._ask(pb.GroupQuery(after=after), partition)
                 summaries += [(group, partition) for group in answer.groups]
-                if not answer.more or not answer.groups:
+                if not answer.more or not answer.groups or answer.groups[-1].group <= after:
                     break
                 after = answer.groups[-1].group
         return sorted(summaries, key=lambda one: one[0].group)

@@ -452,7 +452,14 @@ class PartitionSender:
             except Exception as error:  # the application must see a bug, too
                 self._failed(LiftError(f"Cannot send to {self._stream}/{self.partition}: {error!r}. Open the producer again."))
                 raise
-            await self._until(self.queue.wake_at(), renewed)
+            await self._until(self._wake_at(), renewed)
+
+    def _wake_at(self) -> float | None:
+        """Return the time at which the queue must be asked again, or at which the patience for its first batch ends."""
+        at, first = self.queue.wake_at(), self.queue.first_unanswered
+        if at is None or first is None or not first.attempt:
+            return at
+        return min(at, first.first_at + self._options.patience_s)  # a quota may require a longer pause
 
     async def _until(self, at: float | None, renewed: asyncio.Future[None]) -> None:
         """Wait until the time ``at`` (None: no time), until the queue has work, or until the connection was renewed."""

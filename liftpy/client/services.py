@@ -48,6 +48,7 @@ from liftpy.errors import (
 from liftpy.nats.transport import NoRespondersError, RequestTimeoutError, Transport
 
 _MAX_DIGITS = 9
+_MAX_OFFSET_DIGITS = 19
 _QUERY_ATTEMPT_S = 3.0
 """Time limit of one attempt of a query, in seconds. It is longer than the time that a service lets a query wait."""
 SERVICE_HEADER = "Lift-Service"
@@ -350,7 +351,7 @@ def _read_answer(subject: str, partition: int, data: bytes, headers: dict[str, s
         failed = QueryFailedError(data.decode(errors="replace"))
         failed.partitions = partitions
         raise failed
-    if not (position.isascii() and position.isdigit()):
+    if not (position.isascii() and position.isdigit() and len(position) <= _MAX_OFFSET_DIGITS):
         raise ProtocolError(
             f"The answer on {subject} does not come from a service: it has no header {POSITION_HEADER}. Check the "
             "service name and --namespace."
@@ -486,7 +487,7 @@ def _raise_if_rejected(message: Any, subject: str, command: Command) -> None:
 def _read_reply(message: Any, command: Command) -> CommandAnswer:
     headers = dict(message.headers or {})
     who, offset = headers.get(SERVICE_HEADER), headers.get(OFFSET_HEADER, "")
-    if who != command.service or not (offset.isascii() and offset.isdigit() and len(offset) <= 19):
+    if who != command.service or not (offset.isascii() and offset.isdigit() and len(offset) <= _MAX_OFFSET_DIGITS):
         raise ProtocolError(
             f"The answer came from {who or 'no service'}, not from service {command.service}. Check the service "
             "name and the stream."
