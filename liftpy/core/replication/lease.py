@@ -15,6 +15,8 @@ lease. If it missed one, any other replica may have been the leader. An earlier 
 has ended, or when it sends a request in the new epoch. So a normal failover waits for nothing, and a planned transfer
 waits for one round trip.
 
+``DataPath`` decides whether a node can serve its leaderships with its current NATS connections.
+
 Example: a leads in epoch 1 and loses its connection to the metadata group. The leadership moves to c (epoch 2) and then
 to b (epoch 3). c contacts b at once, but a may ack for ``lease_s`` after b learned of epoch 2. So b waits for a.
 """
@@ -25,6 +27,12 @@ from collections.abc import Mapping
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.partition import PartitionState, PartitionStatus
+
+REPLICATION, INGEST = "replication", "ingest"
+"""Names of the connections that a leader needs."""
+INGEST_GRACE_NS = 10 * NS_PER_S
+GRACES_NS = {REPLICATION: 0, INGEST: INGEST_GRACE_NS}
+"""Connection -> time that it may be down before the data path counts as down, in nanoseconds."""
 
 
 class Lease:
@@ -168,23 +176,11 @@ class EarlierLeaders:
         return max((until_ns for _, until_ns in self._suspects.values()), default=0)
 
 
-# Decides whether a node can serve its leaderships with its current NATS connections.
-#
-# Without the replication connection, the node is cut off at once. Without the publish connection, it is cut off only
-# after a while: NATS may close it as a slow consumer under load, it reconnects soon, and an election would not help.
-
-
-REPLICATION, INGEST = "replication", "ingest"
-"""Names of the connections that a leader needs."""
-INGEST_GRACE_NS = 10 * NS_PER_S
-GRACES_NS = {REPLICATION: 0, INGEST: INGEST_GRACE_NS}
-"""Connection -> time that it may be down before the data path counts as down, in nanoseconds."""
-
-
 class DataPath:
     """State of a node's data path: the connections for replication and for publishes that a leader needs.
 
-    It counts as down when one of them was lost for longer than its tolerated time.
+    Without the replication connection, the node is cut off at once. Without the publish connection, it is cut off only after a
+    while: NATS may close it as a slow consumer under load, it reconnects soon, and an election would not help.
     """
 
     def __init__(self) -> None:
