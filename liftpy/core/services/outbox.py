@@ -1,4 +1,4 @@
-"""The outbox of a service: each output is written to the output stream exactly once. Pure.
+"""The outbox of a service: each output is written to the output stream exactly once. Routes copy outputs. Pure.
 
 The outputs of a deterministic service are a numbered sequence that follows from the log. Output n is written at offset n of
 the output partition, which belongs to this service alone. Each append names the offset that it expects, so the partition's
@@ -43,6 +43,8 @@ EXPECTED_HEADER = "Nats-Expected-Last-Sequence"
 """Header of output 0 in earlier versions. Their envelopes could not expect offset 0."""
 _OURS = frozenset({OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_DIGEST, OUTPUT_SERVICE, EXPECTED_HEADER})
 _SIZES = struct.Struct("<IIII")
+MAX_ROUTES = 16
+_NOT_COPIED = frozenset({OUTPUT_DIGEST, OUTPUT_TO})
 
 
 class OutputConflictError(LiftError):
@@ -381,30 +383,22 @@ def _difference_text(number: int) -> str:
     )
 
 
-# Routes: outputs that a service emits ``to`` a route are copied from its output stream to the route's stream, once and in order.
-#
-# Goal: outputs reach several streams, and several partitions by key, as reliably as they reach the output stream. Constraint:
-# several processes may act as LEADER for a moment, and only the record of an output names its route.
-# Algorithm: the output stream is the one sequence of all outputs. The LEADER reads it and appends the outputs of a route to the
-# route's partitions. Each batch names the partition end that the LEADER expects. A copy has the number of its output, so the last
-# record of a partition shows what was copied. A new LEADER reads that record and continues with the next output. If two processes
-# copy at once, both expect the same end: one of them is rejected, reads again, and finds the copies of the other. So no further
-# state has to be stored.
-#
-# A target partition belongs to one instance. There is an instance for each of the N input partitions. Instance p writes to the
-# partitions p, p + N, p + 2N, ... Kafka's hash of the key chooses among them. Outputs without a key go to the first one.
-#
-# Worked example: outputs 0 (to "alerts"), 1, 2 (to "alerts"). The LEADER appends the copy of 0, then dies. The next LEADER finds
-# number 0 at the end of the alerts stream, and continues with output 1.
-
-
-MAX_ROUTES = 16
-_NOT_COPIED = frozenset({OUTPUT_DIGEST, OUTPUT_TO})
+# ---- routes ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Route of a service: outputs that are emitted ``to`` ``name`` are written to ``stream``."""
+    """A route of a service copies outputs that are emitted ``to`` ``name`` to ``stream``, once and in order.
+
+    The output stream is the one sequence of all outputs. The LEADER reads it and appends the outputs of a route to the route's
+    partitions. Each batch names the partition end that the LEADER expects. A copy has the number of its output, so the last
+    record of a partition shows what was copied. A new LEADER reads that record and continues with the next output. If two
+    processes copy at once, both expect the same end: one of them is rejected, reads again, and finds the copies of the other.
+    So no further state has to be stored.
+
+    Worked example: outputs 0 (to "alerts"), 1, 2 (to "alerts"). The LEADER appends the copy of 0, then dies. The next LEADER
+    finds number 0 at the end of the alerts stream, and continues with output 1.
+    """
 
     name: str
     stream: str
@@ -426,8 +420,16 @@ class RouteTarget:
 def partitions_of(partition: int, instances: int, partitions: int, route: Route) -> tuple[int, ...]:
     """Return the partitions of a route's target stream to which one instance of a service writes.
 
-    ``partition``: number of the instance. ``instances``: number of instances. ``partitions``: number of partitions of the
-    target stream. Raises ConfigError if they cannot be divided evenly.
+    A target partition belongs to one instance. There is an instance for each of the N input partitions. Instance p writes to
+    the partitions p, p + N, p + 2N, ...
+
+    Args:
+        partition: Number of the instance.
+        instances: Number of instances.
+        partitions: Number of partitions of the target stream.
+
+    Raises:
+        ConfigError: The partitions cannot be divided evenly.
     """
     if partitions % instances:
         raise ConfigError(
