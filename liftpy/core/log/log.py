@@ -2,11 +2,11 @@
 
     append -> (begin_flush -> Flush.run in any thread -> complete_flush) -> flushed_end_offset -> positions for other nodes
 
-Batches that are appended during a flush share the next one. A flush error is final: the log closes and nothing is acked
-any more [S4]. Data that ``read`` returned stays valid after truncation, retention and close.
+Batches that are appended during a flush share the next one. A flush error is final: the log closes and nothing is acked any
+more [S4]. Data that ``read`` returned stays valid after truncation, retention and close.
 
-Retention deletes whole segments by age, size and number of records (``retained_start``). ``RecheckLimiter`` limits how
-often reports of damage make a replica check its file.
+Retention deletes whole segments by age, size and number of records (``retained_start``). ``RecheckLimiter`` limits how often
+reports of damage make a replica check its file.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """``NodeSessions``: on the metadata leader, decides from heartbeats which nodes are alive, and grants leases. Pure.
 
-The metadata leader proposes FenceNode when a node sends no heartbeat for ``session_s``, and UnfenceNode when heartbeats
-return. A new metadata leader starts all sessions from zero.
+The metadata leader proposes FenceNode when a node sends no heartbeat for ``session_s``, and UnfenceNode when heartbeats return.
+A new metadata leader starts all sessions from zero.
 
-A lease lets a node ack as leader [D22]. It lasts ``lease_s`` from the time when the node sent the heartbeat, so it ends
-before the session. The metadata leader grants leases only while a majority confirmed its leadership less than
-``confirmed_within_s`` ago: confirmed_within_s + lease_s <= election timeout + session_s.
+A lease lets a node ack as leader [D22]. It lasts ``lease_s`` from the time when the node sent the heartbeat, so it ends before
+the session. The metadata leader grants leases only while a majority confirmed its leadership less than ``confirmed_within_s``
+ago: confirmed_within_s + lease_s <= election timeout + session_s.
 
-From feature level 5 on, the times are in the image and may change at run time. Until a change is settled, the longer
-times apply.
+From feature level 5 on, the times are in the image and may change at run time. Until a change is settled, the longer times
+apply.
 
-If heartbeats are late, the metadata leader probes the node over NATS. If NATS reports no responders, the session of the
-node ends together with its lease. A process keeps its node id while it sends heartbeats, and until NATS reports no
-responders. A process on a suspended host keeps it for ``REGISTRATION_HOLD_S``. After a start of all nodes, sessions wait up to
+If heartbeats are late, the metadata leader probes the node over NATS. If NATS reports no responders, the session of the node
+ends together with its lease. A process keeps its node id while it sends heartbeats, and until NATS reports no responders. A
+process on a suspended host keeps it for ``REGISTRATION_HOLD_S``. After a start of all nodes, sessions wait up to
 ``COLD_START_S``, because opening thousands of logs takes time.
 
 ``AnsweredHeartbeats`` and ``registration_result`` are the view of a node on its session.

@@ -1,23 +1,21 @@
 """The outbox of a service: each output is written to the output stream exactly once. Routes copy outputs. Pure.
 
-The outputs of a deterministic service are a numbered sequence that follows from the log. Output n is written at offset n of
-the output partition, which belongs to this service alone. Each append names the offset that it expects, so the partition's
-leader appends it there or rejects it. It does not matter which instance sends output n, how often or how late. A new LEADER
-reads the end of the output stream and continues there. Followers read it too and compare the outputs with their own
-(DivergedError).
+The outputs of a deterministic service are a numbered sequence that follows from the log. Output n is written at offset n of the
+output partition, which belongs to this service alone. Each append names the offset that it expects, so the partition's leader
+appends it there or rejects it. It does not matter which instance sends output n, how often or how late. A new LEADER reads the
+end of the output stream and continues there. Followers read it too and compare the outputs with their own (DivergedError).
 
-The outbox keeps outputs that are not written yet, up to a limit. A LEADER with a full outbox stops applying records. A
-follower drops the oldest outputs. If it becomes LEADER, it replays the log from a snapshot below them.
+The outbox keeps outputs that are not written yet, up to a limit. A LEADER with a full outbox stops applying records. A follower
+drops the oldest outputs. If it becomes LEADER, it replays the log from a snapshot below them.
 
-Each output carries the digest of all outputs up to itself (``Lift-Output-Digest``), and so does a snapshot. If two
-instances have the same digest, all their outputs are equal. So one output record proves that the state of a snapshot is
-right.
+Each output carries the digest of all outputs up to itself (``Lift-Output-Digest``), and so does a snapshot. If two instances
+have the same digest, all their outputs are equal. So one output record proves that the state of a snapshot is right.
 
 Nothing is sent before the end of the output stream is known.
 
-Example: the LEADER has produced outputs 0..9. Its appends 0..6 are committed, 7 is in flight, and it dies. The new LEADER
-reads that the output stream ends at 7, and sends 7, expecting offset 7. If the old append 7 arrived first, the new one is
-rejected. The new LEADER reads again, finds its own output 7, and sends 8.
+Example: the LEADER has produced outputs 0..9. Its appends 0..6 are committed, 7 is in flight, and it dies. The new LEADER reads
+that the output stream ends at 7, and sends 7, expecting offset 7. If the old append 7 arrived first, the new one is rejected.
+The new LEADER reads again, finds its own output 7, and sends 8.
 """
 
 from __future__ import annotations

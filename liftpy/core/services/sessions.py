@@ -1,12 +1,11 @@
-"""Services that are registered on the node of one replica: their roles, health, and the promotions that wait for them.
-Pure.
+"""Services that are registered on the node of one replica: their roles, health, and the promotions that wait for them. Pure.
 
-Goal: a service is LEADER only on the node of the partition's leader, after the promotion, and after it has replayed the
-log up to the offset that was committed when the promotion began. A promotion waits for the services on the candidate's
-node. Constraint: a service that hangs must not keep the partition without a leader.
+Goal: a service is LEADER only on the node of the partition's leader, after the promotion, and after it has replayed the log up
+to the offset that was committed when the promotion began. A promotion waits for the services on the candidate's node.
+Constraint: a service that hangs must not keep the partition without a leader.
 
-The replica answers every heartbeat of a service with its current order (JoinLog). So a lost frame costs one heartbeat.
-The orders:
+The replica answers every heartbeat of a service with its current order (JoinLog). So a lost frame costs one heartbeat. The
+orders:
 
     this replica               its order
     follows                    FOLLOWER, gets records up to HW
@@ -15,19 +14,19 @@ The orders:
     leads, replayed            LEADER, gets records up to HW. It first needs all records of earlier epochs, because a
                                decision of an earlier LEADER may be among them (``bad_records.py``)
 
-``stop`` is never above HW + 1. Later records may be truncated, and a service cannot undo a record. A service that hangs
-makes one promotion time out, so that a node with a healthy service is tried. A slow service delays a promotion by at
-most ``patience_ns``. Then the node leads without it. The next promotions do not wait for either service until it has
-caught up once. No promotion waits for a service that is blocked at a record that it cannot apply.
+``stop`` is never above HW + 1. Later records may be truncated, and a service cannot undo a record. A service that hangs makes
+one promotion time out, so that a node with a healthy service is tried. A slow service delays a promotion by at most
+``patience_ns``. Then the node leads without it. The next promotions do not wait for either service until it has caught up once.
+No promotion waits for a service that is blocked at a record that it cannot apply.
 
-Services fail at most one promotion of a partition, whatever names they have [L12]. A promotion waits only for services
-that have caught up with the log since they registered. After a failed promotion, no later one fails because of
-services: it waits for half of ``patience_ns``, then the node leads without the late ones. This holds on a node until a
-promotion there had all its services in time, and on every node while the partition's election has skipped a candidate.
+Services fail at most one promotion of a partition, whatever names they have [L12]. A promotion waits only for services that
+have caught up with the log since they registered. After a failed promotion, no later one fails because of services: it waits
+for half of ``patience_ns``, then the node leads without the late ones. This holds on a node until a promotion there had all its
+services in time, and on every node while the partition's election has skipped a candidate.
 
-An instance stays registered while it sends heartbeats, even if another process says that it is this service. A hello
-alone proves nothing. When an instance has been silent for half a session, the next process that registers replaces it.
-The replaced instance then tries to register again.
+An instance stays registered while it sends heartbeats, even if another process says that it is this service. A hello alone
+proves nothing. When an instance has been silent for half a session, the next process that registers replaces it. The replaced
+instance then tries to register again.
 
 ``ServicesHealth`` moves the leadership away from a node whose services are unhealthy.
 

@@ -10,13 +10,12 @@ The bytes are the data of the framework, then the application's bytes, with chec
     88 identity (UTF-8: service/stream/uid/partition), timers (i64 time, u16 size, name each), skips (i64 offset, u16 size, name of
        the timer each: the newest records that were skipped below the position), application
 
-Version 4 is version 3 with sections before the application's bytes. A snapshot without sections is written as version
-3::
+Version 4 is version 3 with sections before the application's bytes. A snapshot without sections is written as version 3::
 
     88 u32 size of the sections, identity, timers, skips, sections (u16 kind, u32 size, bytes each), application
 
-A file has each kind of section at most once. Readers accept any order of the kinds. All nodes write one order, because
-they compare the bytes: PARAMETERS, EFFECTS, ANSWERS, VERSION.
+A file has each kind of section at most once. Readers accept any order of the kinds. All nodes write one order, because they
+compare the bytes: PARAMETERS, EFFECTS, ANSWERS, VERSION.
 
 All fields are functions of the log alone. So the files of all nodes are equal if the application's bytes are.
 """

@@ -2,8 +2,8 @@
 
 ``liftpy.core.base.ids`` checks the names before they become a part of a subject.
 
-Reply subjects: a publisher must not be able to make a node publish on a subject of its choice. So nodes answer only
-under allowed inbox prefixes [A5] (``InboxRule``). ``reply_to`` is the one place where a reply subject is checked.
+Reply subjects: a publisher must not be able to make a node publish on a subject of its choice. So nodes answer only under
+allowed inbox prefixes [A5] (``InboxRule``). ``reply_to`` is the one place where a reply subject is checked.
 ``BusConnection.answer`` and ``publish_answer`` send every answer, and both call it at that time.
 """
 
