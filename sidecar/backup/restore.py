@@ -57,10 +57,6 @@ from sidecar.dev.cluster import DevNode, node_command, node_environment
 from sidecar.disk.files import DirectoryStorage, make_folder, sync_folder
 from sidecar.runtime.settings import Target, credentials_environment, quiet_environment, settings_environment
 
-
-# ---- helper ----------------------------------------------------------------------------------------------------------
-
-
 PREFIX = "restore-"
 """Prefix of the node ids of helper nodes."""
 COORDINATOR_S = 60.0
@@ -91,6 +87,9 @@ _STEP_TEXTS = {
     "cursors": "setting groups and cursors",
 }
 """Step of a restore -> its description for texts."""
+
+
+# ---- helper ----------------------------------------------------------------------------------------------------------
 
 
 def helper_node(node_id: str, data: Path, options: RestoreOptions, controllers: str, rack: str) -> DevNode:

@@ -51,8 +51,6 @@ node_logger = logging.getLogger("liftpy.node")
 
 Answered = Callable[[int, pb.ControlResponse], None]
 """Callback on the node's event loop with (monotonic sending time of the heartbeat in nanoseconds, answer)."""
-
-
 _EARLY_SHARE = 0.75
 """Share of the heartbeat interval after which a heartbeat leaves with the messages of a Raft tick."""
 _WAIT_FOR_TICK = 1.2

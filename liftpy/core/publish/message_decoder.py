@@ -54,10 +54,6 @@ from liftpy.core.wire.producer_note import MAX_NAME_BYTES, MAX_UID_BYTES, Partit
 from liftpy.core.wire.subjects import InboxRule, is_protocol_shaped
 from liftpy.errors import CorruptionError, LiftError, ProtocolError, UnknownFormatError
 
-
-# ---- published batches -----------------------------------------------------------------------------------------------
-
-
 MAX_BATCH_RECORDS = 65_536
 MAX_HEADERS = 1024
 MAX_HEADER_BYTES = 64 * 1024
@@ -82,6 +78,9 @@ _NO_TOMBSTONE = Rejection(
     RejectReason.MALFORMED, "A tombstone (header Lift-Tombstone: 1) must have an empty value. Remove the value or the header."
 )
 _KIND = slice(TYPE_POSITION, TYPE_POSITION + 1)
+
+
+# ---- published batches -----------------------------------------------------------------------------------------------
 
 
 class InvalidBatchError(LiftError):
