@@ -99,19 +99,6 @@ MOST_S = 24 * 3600.0
 """Maximum time for which a requested log level is kept, in seconds."""
 _Part = tuple[tuple[str, int], int]
 """Part of a list of partitions: ((stream, partition) before its start, number of partitions)."""
-PART_OF_LOOP = 0.05
-"""Maximum share of the event loop's time for collecting summaries."""
-FRESH_S = 0.5
-"""Age up to which a summary is sent again, in seconds."""
-MOST_WAITING = 64
-"""Maximum number of callers that wait for figures. Further ones get no answer."""
-_TOTALS = {
-    "records_in": "ingest_records_total", "bytes_in": "ingest_bytes_total", "records_out": "read_records_total",
-    "bytes_out": "read_bytes_total", "replicas": "partitions", "under_replicated": "partitions_under_replicated",
-    "at_min_isr": "partitions_at_min_isr", "under_min_isr": "partitions_under_min_isr", "failed": "partitions_failed",
-    "services_blocked": "services_blocked", "services_ended": "services_ended", "services_diverged": "services_diverged",
-}  # fmt: skip
-"""Field of a node's summary -> metric whose values are added up."""
 
 
 class StatusHandler:
@@ -510,7 +497,15 @@ def _stream(query: bytes) -> str:
     return dict(parse_qsl(query.decode("ascii", "replace"))).get("stream", "")
 
 
-# ---- summary of a node -----------------------------------------------------------------------------------------------
+# ---- summary of a node ------------------------------------------------------------------------------------------------
+
+
+PART_OF_LOOP = 0.05
+"""Maximum share of the event loop's time for collecting summaries."""
+FRESH_S = 0.5
+"""Age up to which a summary is sent again, in seconds."""
+MOST_WAITING = 64
+"""Maximum number of callers that wait for figures. Further ones get no answer."""
 
 
 def _seen(watch: NodeWatch) -> dict[str, Any]:
@@ -522,6 +517,15 @@ def _seen(watch: NodeWatch) -> dict[str, Any]:
         "stuck_groups": _texts(watch.stuck_groups),
         "differing_services": _texts(watch.differing_services),
     }
+
+
+_TOTALS = {
+    "records_in": "ingest_records_total", "bytes_in": "ingest_bytes_total", "records_out": "read_records_total",
+    "bytes_out": "read_bytes_total", "replicas": "partitions", "under_replicated": "partitions_under_replicated",
+    "at_min_isr": "partitions_at_min_isr", "under_min_isr": "partitions_under_min_isr", "failed": "partitions_failed",
+    "services_blocked": "services_blocked", "services_ended": "services_ended", "services_diverged": "services_diverged",
+}  # fmt: skip
+"""Field of a node's summary -> metric whose values are added up."""
 
 
 def summarize_node(figures: Figures, reporter: Reporter, watch: NodeWatch | None = None) -> NodeSummary:
@@ -615,10 +619,7 @@ def _states(image: ClusterImage) -> dict[str, str]:
 
 
 class SummaryHandler:
-    """Answers requests for the summary of this node over NATS. All requests within ``FRESH_S`` seconds get the same summary.
-
-    A summary has the values of the metrics. The node limits the time that it spends on summaries.
-    """
+    """Answers requests for the summary of this node. All requests within ``FRESH_S`` seconds get the same summary."""
 
     def __init__(
         self,
