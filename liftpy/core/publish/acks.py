@@ -83,6 +83,7 @@ class Envelope:
     correlation_id: str
     ack_inbox: str
     subject: str
+    """Subject of the message, without bytes that are not UTF-8."""
     policy: AckPolicy
     received_wall_ns: int
     record_count: int = 0
