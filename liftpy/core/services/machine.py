@@ -508,15 +508,19 @@ class ServiceMachine:
             raise ServiceFailedError(
                 "emit() was called, but the service has no output stream. Start it with --output-stream STREAM."
             )
-        count = len(source.emitted)
-        pairs = (*headers, (OUTPUT_TO, to.encode())) if to else tuple(headers)
-        output = Output(self.outbox.output_count + count, source.offset, source.index, value, key, pairs)
+        count, pairs = len(source.emitted), tuple(headers)
+        if not isinstance(key, bytes | None) or not all(_is_header(name, content) for name, content in pairs):
+            raise ServiceFailedError(
+                "Invalid output. The key must be bytes or None. A header is a name (str) and a value (bytes)."
+            )
+        stored_pairs = (*pairs, (OUTPUT_TO, to.encode())) if to else pairs
+        output = Output(self.outbox.output_count + count, source.offset, source.index, value, key, stored_pairs)
         if not isinstance(value, bytes) or output.size_bytes > MAX_OUTPUT_BYTES or count >= MAX_OUTPUTS_PER_CALLBACK:
             raise ServiceFailedError(
                 f"Invalid output. An output must be bytes of at most {MAX_OUTPUT_BYTES}, and one record or timer can "
                 f"emit at most {MAX_OUTPUTS_PER_CALLBACK}."
             )
-        names = [name for name, _ in headers]
+        names = [name for name, _ in pairs]
         if len(set(names)) != len(names) or EXPECTED_HEADER in names or any(map(is_reserved, names)):
             raise ServiceFailedError(
                 "Invalid header of an output. Header names must be unique and not empty. Lift-* and "
@@ -558,7 +562,8 @@ class ServiceMachine:
                 f"Too many pending effects and offers: at most {MAX_PENDING}, or {MAX_PENDING_BYTES} bytes. Wait for "
                 "results before you request more."
             )
-        if not isinstance(effect.payload, bytes) or len(effect.payload) + len(effect.key or b"") > MAX_OUTPUT_BYTES:
+        are_bytes = isinstance(effect.payload, bytes) and isinstance(effect.key, bytes | None)
+        if not are_bytes or len(effect.payload) + len(effect.key or b"") > MAX_OUTPUT_BYTES:
             raise ServiceFailedError(f"Invalid {what}. It must be bytes of at most {MAX_OUTPUT_BYTES}.")
         source.asked.append(effect)
 
@@ -598,6 +603,16 @@ class ServiceMachine:
                 f"{what} is allowed only in on_record and on_timer. In other callbacks the result would differ between nodes."
             )
         return self._source
+
+
+def _is_header(name: object, content: object) -> bool:
+    if not isinstance(name, str) or not isinstance(content, bytes):
+        return False
+    try:
+        name.encode("utf-8", "surrogateescape")  # names that are not UTF-8 come from plain NATS messages
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _deferred_state(make: object) -> Callable[[], bytes]:
@@ -689,7 +704,8 @@ class LogTimers:
 
         Raises ValueError if the name, the time or the number of timers is not allowed.
         """
-        if not 0 < len(name.encode()) <= MAX_TIMER_NAME_BYTES or not -(1 << 63) <= at_ns < 1 << 63:
+        is_time = hasattr(at_ns, "__index__") and -(1 << 63) <= at_ns < 1 << 63
+        if not 0 < len(name.encode()) <= MAX_TIMER_NAME_BYTES or not is_time:
             raise ValueError(
                 f"Invalid timer. Use a name of 1 to {MAX_TIMER_NAME_BYTES} bytes and a time in nanoseconds (int64)."
             )

@@ -13,6 +13,7 @@ from liftpy.core.services.effects import MAX_PENDING, MAX_PENDING_BYTES, Effect,
 from liftpy.core.services.machine import LogTimers
 from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyBuffer
 from liftpy.core.wire.batch import Record
+from liftpy.core.wire.headers import parse_headers
 from liftpy.errors import ConfigError
 from liftpy.service import Identity, Outbox, Service, ServiceFailedError, ServiceMachine
 from liftpy.service.settings import ServiceSettings
@@ -72,6 +73,7 @@ def refused(ask: Callable[[Any, Record], None], outbox: Outbox | None = None) ->
         machine.apply([Record(0, 0, None, b"", (), "_INBOX.a", None, 1)])
     except ServiceFailedError as error:
         return str(error.__cause__)
+    machine.snapshot().encode()
     return ""
 
 
@@ -85,6 +87,7 @@ def times(count: int, size: int = 0) -> Callable[[Any, Record], None]:
 
 BOUND = 256 * KIB
 OVERHEAD = 128
+TYPES = "Invalid output. The key must be bytes or None. A header is a name (str) and a value (bytes)."
 NAME = "Invalid timer. Use a name of 1 to 1024 bytes and a time in nanoseconds (int64)."
 
 
@@ -108,6 +111,11 @@ NAME = "Invalid timer. Use a name of 1 to 1024 bytes and a time in nanoseconds (
             "An output must be bytes of at most",
         ),
         (lambda s, r: s.emit("text"), "An output must be bytes of at most"),
+        (lambda s, r: s.emit(b"", key="text"), TYPES),
+        (lambda s, r: s.emit(b"", headers=[("name", "text")]), TYPES),
+        (lambda s, r: s.emit(b"", headers=[(b"name", b"")]), TYPES),
+        (lambda s, r: s.emit(b"", headers=[("\ud800", b"")]), TYPES),
+        (lambda s, r: s.emit(b"", headers=parse_headers(b"NATS/1.0\r\nname\xff: 1\r\n\r\n")), ""),
         (lambda s, r: s.reply(r, b"x" * BOUND), ""),
         (lambda s, r: s.reply(r, b"x" * (BOUND + 1)), f"Invalid reply. A reply must be bytes of at most {BOUND}."),
         (lambda s, r: s.reply(r, "text"), "A reply must be bytes of at most"),
@@ -121,15 +129,17 @@ NAME = "Invalid timer. Use a name of 1 to 1024 bytes and a time in nanoseconds (
         (lambda s, r: s.effect("e", "text"), f"Invalid effect. It must be bytes of at most {BOUND}."),
         (lambda s, r: s.offer(b"x" * (BOUND - 1), key=b"k"), ""),
         (lambda s, r: s.offer(b"x" * (BOUND - 1), key=b"kk"), f"Invalid offer. It must be bytes of at most {BOUND}."),
+        (lambda s, r: s.offer(b"", key="text"), f"Invalid offer. It must be bytes of at most {BOUND}."),
         (lambda s, r: s.set_timer("t" * 1024, -(1 << 63)), ""),
         (lambda s, r: s.set_timer("é" * 512, (1 << 63) - 1), ""),
         (lambda s, r: s.set_timer("é" * 512 + "t", 0), NAME),
         (lambda s, r: s.set_timer("", 0), NAME),
         (lambda s, r: s.set_timer("t", 1 << 63), NAME),
         (lambda s, r: s.set_timer("t", -(1 << 63) - 1), NAME),
+        (lambda s, r: s.set_timer("t", s.now_ns + 0.5e9), NAME),
     ],
 )
-def test_service_callback_output_above_the_limit_fails_the_service(ask: Callable[[Any, Record], None], why: str) -> None:
+def test_service_callback_that_asks_for_something_invalid_fails_the_service(ask: Callable[[Any, Record], None], why: str) -> None:
     said = refused(ask)
     assert why in said if why else not said
 
