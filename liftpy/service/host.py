@@ -510,6 +510,7 @@ class ServiceHost:
         if ended_by is not None:
             ending = pb.ServiceHello.DIVERGED if isinstance(ended_by, DivergedError) else pb.ServiceHello.FAILED
         outbox = machine.outbox if machine is not None else None
+        problem = self.problem if ended_by is None else _text_of(ended_by)
         fetching = self._fetcher is not None and bool(self._fetcher.problem)
         return pb.ServiceHello(
             service=settings.service,
@@ -522,7 +523,7 @@ class ServiceHost:
             position=machine.position if machine is not None else 0,
             outputCount=outbox.output_count if outbox is not None else 0,
             emittedEnd=outbox.emitted_end if outbox is not None else 0,
-            problem=self.problem if ended_by is None else _text_of(ended_by),
+            problem=problem.encode(errors="replace").decode(),  # an error of the service's code may have any text
             ending=ending,
             life=self._keeper.life if self._keeper is not None else 0,
             figures=self._figures(),
