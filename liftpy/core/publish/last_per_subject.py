@@ -340,7 +340,7 @@ class LastPerSubject:
             offsets = [*remaining.values(), *self._over.values()]
             self._wants_bytes = min(2 * self.size_bytes, room_bytes) if self.size_bytes <= room_bytes else 0
             self._clear(None)
-            self._full_until = int(np.median(offsets))
+            self._full_until = int(np.median(offsets)) if offsets else start
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self) -> Callable[[], Sequence[bytes]]:
