@@ -123,7 +123,8 @@ class ServiceMachine:
         """LeaderEpoch for which the current role was set."""
         check_class(type(service))
         self.on_error = OnError(service.on_error)
-        self._service = service
+        self.service = service
+        """Service whose callbacks the machine calls."""
         self._snapshot_every = snapshot_interval_records
         self._snapshot_position = 0
         """Last multiple of ``snapshot_interval_records`` that the machine has passed."""
@@ -147,7 +148,7 @@ class ServiceMachine:
     @property
     def starts_in_thread(self) -> bool:
         """True if the service allows that ``start`` runs in another thread. All other calls come after it."""
-        return self._service.starts_in_thread
+        return self.service.starts_in_thread
 
     def start(self, snapshot: Snapshot | None) -> None:
         """Start the service with the state of a snapshot, or with an empty state (None). Its role is FOLLOWER."""
@@ -170,7 +171,7 @@ class ServiceMachine:
         if self.outbox is not None:
             self.outbox.restart(*((snapshot.output_count, snapshot.output_digest) if snapshot is not None else (0,)))
         with _service_errors("on_start"):
-            self._service.on_start(None if snapshot is None else snapshot.whole().state)
+            self.service.on_start(None if snapshot is None else snapshot.whole().state)
 
     def change_role(self, role: Role, leader_epoch: int) -> bool:
         """Set the role of the service for ``leader_epoch``, and call its ``on_role_change``.
@@ -181,7 +182,7 @@ class ServiceMachine:
             return False
         self.role, self.leader_epoch = role, leader_epoch
         with _service_errors("on_role_change"):
-            self._service.on_role_change(role, leader_epoch)
+            self.service.on_role_change(role, leader_epoch)
         return True
 
     @property
@@ -276,7 +277,7 @@ class ServiceMachine:
         if number is not None:
             self._end(number, record, passed_over=passed_over)
         elif not passed_over:
-            self._call(None, record, self._service.on_record, record)
+            self._call(None, record, self.service.on_record, record)
         elif record.headers:
             self._upgrade(record)
         self.position = record.offset + 1
@@ -300,12 +301,12 @@ class ServiceMachine:
     def _end(self, number: int, record: Record, *, passed_over: bool) -> None:
         effect = self.effects.get(number)
         if effect is not None and not passed_over:
-            callback = self._service.on_record if effect.is_offer else partial(self._result, effect)
+            callback = self.service.on_record if effect.is_offer else partial(self._result, effect)
             self._call(None, record, callback, record)
         self.effects.end(number)
 
     def _result(self, effect: Effect, record: Record) -> None:
-        self._service.on_effect_result(effect, record.value or b"")
+        self.service.on_effect_result(effect, record.value or b"")
 
     def _may_begin(self, record: Record) -> bool:
         """Check that the code supports the version of a log that begins with ``record``. Return True.
@@ -326,7 +327,7 @@ class ServiceMachine:
             return
         check_code(self.version, version, record.offset)
         self.active_version = version
-        self._call(None, record, self._service.on_version, version)
+        self._call(None, record, self.service.on_version, version)
 
     def _is_decided_by(self, record: Record) -> bool:
         """Return whether the record is a decision to skip a unit or to activate a version. ``on_record`` does not get it.
@@ -375,7 +376,7 @@ class ServiceMachine:
                 raise BadRecordError(unit, record, text)
             self.now_ns = max(self.now_ns, at_ns)
             if unit not in self._skips:
-                self._call(name, record, self._service.on_timer, name)
+                self._call(name, record, self.service.on_timer, name)
 
     def _call(self, timer: str | None, record: Record, callback: Callable[[Any], object], argument: object) -> None:
         """Run one callback of the service with ``argument``: ``on_record``, or ``on_timer`` if ``timer`` is its name.
@@ -443,11 +444,11 @@ class ServiceMachine:
                 "Fix the error, then restart the service."
             )
         with _service_errors("take_snapshot"):
-            state = self._service.take_snapshot()
+            state = self.service.take_snapshot()
         make: Callable[[], bytes] | None = None
         if not isinstance(state, bytes):
             make, state = _deferred_state(state), b""
-        kind = type(self._service)
+        kind = type(self.service)
         if next(one for one in kind.__mro__ if "check_snapshot" in vars(one)) is not Service:
             make, state = _with_check(kind, make if make is not None else partial(_same, state)), b""
         return Snapshot(
@@ -474,7 +475,7 @@ class ServiceMachine:
     @property
     def takes_queries(self) -> bool:
         """True if the class of the service overrides ``on_query``."""
-        return type(self._service).on_query is not Service.on_query
+        return type(self.service).on_query is not Service.on_query
 
     def query(self, body: bytes) -> bytes:
         """Return the answer of the service's ``on_query`` to the query ``body``. The state contains all records below ``position``.
@@ -487,7 +488,7 @@ class ServiceMachine:
                 "Fix the error, then restart the service."
             )
         with _service_errors("on_query"):
-            answer = self._service.on_query(body)
+            answer = self.service.on_query(body)
         if not isinstance(answer, bytes):
             raise ServiceFailedError(f"on_query returned {type(answer).__name__}. Return bytes.")
         return answer
@@ -500,7 +501,7 @@ class ServiceMachine:
             raise ServiceFailedError(
                 f"emit() was called with the unknown route {to!r}. Start the service with --route {to}=STREAM on all nodes."
             )
-        if self._service.emits is False:
+        if self.service.emits is False:
             raise ServiceFailedError(
                 "emit() was called, but the class sets emits = False. Remove `emits = False`, or do not emit."
             )
@@ -545,7 +546,7 @@ class ServiceMachine:
 
     def effect(self, name: str, payload: bytes) -> None:
         """Schedule an effect, which is an action outside of the state machine. The LEADER runs it later."""
-        if type(self._service).on_effect is Service.on_effect:
+        if type(self.service).on_effect is Service.on_effect:
             raise ServiceFailedError("effect() was called, but the class has no on_effect. Define on_effect in the class.")
         if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
             raise ServiceFailedError(f"Invalid name of an effect. Use 1 to {MAX_NAME_BYTES} bytes.")
@@ -572,7 +573,7 @@ class ServiceMachine:
 
         The method runs in a thread of its own and must not use the state.
         """
-        return self._service.on_effect(effect)
+        return self.service.on_effect(effect)
 
     @property
     def timer_count(self) -> int:
