@@ -384,6 +384,19 @@ async def test_service_record_feeder_drops_skip_decisions_of_truncated_records(n
     assert node.services[-1].seen == [*expected()[:20], *[f"c{offset}" for offset in range(20, 40)]]
 
 
+async def test_service_record_feeder_finds_a_skip_decision_that_a_new_leader_appended_below_the_searched_offset(nodes: Any) -> None:
+    node = nodes(Skipping)
+    node.log.append(*BEFORE, b"bad", *AFTER)
+    await node.start()
+    await node.until(lambda: node.feeder.failing is not None and node.feeder.failing.scanned == 34)
+    del node.log.batches[30:]  # an unclean election: another log from 30 on
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(25), 5).headers(), epoch=5)
+    node.log.append(*[b"c"] * 10, epoch=5)
+    node.feeder.verify(0)
+    await node.at(41)
+    assert node.services[-1].seen == [*expected()[:29], *["c"] * 10]
+
+
 async def test_service_on_error_stop_ends_the_service_with_an_error_that_contains_the_skip_command(nodes: Any) -> None:
     node = nodes(Brittle, leads=True)
     node.log.append(*BEFORE, b"bad", *AFTER)
