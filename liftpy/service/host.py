@@ -161,21 +161,26 @@ class ServiceHost:
         self._spawn(self._heartbeats())
         self._spawn(self._serve())
         try:
-            await self._ended
+            try:
+                await self._ended
+            finally:
+                await self._cancel_tasks()
+            if self._stopped and self._keeper is not None and self.machine is not None:
+                await self._keeper.keep(self.machine)  # the next process starts from this snapshot
         except Exception as error:
             self._end_reason = error
             raise
         finally:
-            while self._tasks:  # until it is canceled: nats-py may swallow a cancellation
-                for task in self._tasks:
-                    task.cancel()
-                await asyncio.wait(self._tasks, timeout=_CANCEL_AGAIN_S)
-            if self._stopped and self._keeper is not None and self.machine is not None:
-                await self._keeper.keep(self.machine)  # the next process starts from this snapshot
             with contextlib.suppress(Exception):
                 await self._send(self._hello(leaving=True))
                 await subscription.unsubscribe()
                 await self._transport.settle()
+
+    async def _cancel_tasks(self) -> None:
+        while self._tasks:  # until it is canceled: nats-py may swallow a cancellation
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=_CANCEL_AGAIN_S)
 
     def stop(self, because: str = "") -> None:
         """End ``run`` in order, with a snapshot of the state.

@@ -356,6 +356,20 @@ async def test_service_host_that_failed_stores_no_snapshot(running: Any, tmp_pat
     assert stored() == [], "nobody knows what it is worth"
 
 
+async def test_service_host_whose_last_snapshot_fails_deregisters_as_failed(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, made, task, log = running
+    log.append(1)
+    await bus.tell(order(bus, 1))
+    await bus.until(lambda: bus.hellos[-1].position == 1)
+    monkeypatch.setattr(Quiet, "take_snapshot", lambda self: 1 // 0)
+    made.stop()
+    with pytest.raises(ServiceFailedError, match="take_snapshot"):
+        await task
+    assert (bus.hellos[-1].leaving, bus.hellos[-1].ending, bus.subscribed) == (True, pb.ServiceHello.FAILED, {})
+
+
 async def test_service_host_that_diverged_ends_and_quarantines_its_snapshot(running: Any, tmp_path: Path) -> None:
     bus, _, task, log = running
 
