@@ -40,7 +40,9 @@ logger = logging.getLogger("liftpy.service")
 
 _GROUP = "queries"
 _BEHIND = "the state here is behind the log"
-_PAST_THE_END = f"The state has all committed records, but not those that the query needs. Check the header {AT_LEAST_HEADER}, or retry"
+_PAST_THE_END = (
+    f"The state has all committed records, but not those that the query needs. Check the header {AT_LEAST_HEADER}, or retry"
+)
 _CHECK_INTERVAL_S = 0.005
 _JOIN_CHECK_S = 0.1
 _COUNT_AGAIN_S = 10.0

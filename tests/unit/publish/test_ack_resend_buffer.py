@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from liftpy.core.publish.acks import UNSURE_BYTES, UNSURE_NS, AckResendBuffer
+from liftpy.core.publish.acks import AckResendBuffer
 
 
 def test_ack_resend_buffer_returns_acks_of_the_last_interval_once() -> None:
@@ -21,7 +21,3 @@ def test_ack_resend_buffer_above_its_size_limit_drops_the_oldest_acks() -> None:
     assert (unsure.size_bytes, unsure.again(0)) == (4, b"bbbc")
     unsure.note(b"too large", 0)
     assert (unsure.size_bytes, unsure.again(0)) == (0, b"")
-
-
-def test_ack_resend_buffer_limits_are_2_mib_and_1500_ms() -> None:
-    assert (UNSURE_BYTES, UNSURE_NS) == (2 * 1024 * 1024, 1_500_000_000)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.acks import Envelope, PendingAcks, Publishers
@@ -65,18 +63,6 @@ def test_ack_policy_header_selects_ack_after_flush_or_commit_or_no_ack() -> None
     acks.release(AckPolicy.ALL, 2, 1, 0)
     assert [subject for subject, _ in bus.take()] == ["_INBOX.a"]
     assert acks.count == 0
-
-
-@pytest.mark.parametrize("policy", [AckPolicy.ALL, AckPolicy.LEADER])
-def test_ack_of_an_enveloped_publish_contains_offset_and_partition(policy: AckPolicy) -> None:
-    acks, bus = pending()
-    envelope = Envelope("c1", "", "ev", policy, 5)
-    acks.add(41, Publishers(policy, [b"_INBOX.p", b"_INBOX.e"], [None, envelope], [policy] * 2))
-    acks.release(policy, 42, 9, 6)
-    (_, plain), (_, enveloped) = bus.take()
-    ack = frames.decode(enveloped, client_pb2.Ack)
-    assert (ack.offset, ack.leaderEpoch, ack.correlationId, ack.stream, ack.commitTimestamp) == (42, 9, "c1", "s", 6)
-    assert json.loads(plain)["seq"] == 42
 
 
 def test_negative_ack_is_sent_in_the_format_of_its_publish() -> None:

@@ -319,30 +319,3 @@ async def test_service_effect_runner_with_due_timers_appends_ticks_at_the_tick_i
     await asyncio.sleep(0.15)
     assert len(bench.writer.appended) == count
     bench.task.cancel()
-
-
-@pytest.mark.parametrize(
-    ("ask", "refused"),
-    [
-        (lambda service: service.effect("é" * 128, b""), ""),
-        (lambda service: service.effect("é" * 128 + "x", b""), "1 to 256 bytes"),
-        (lambda service: service.effect("", b""), "1 to 256 bytes"),
-        (lambda service: service.offer(b"x" * (256 * 1024 - 2), key=b"kk"), ""),
-        (
-            lambda service: service.offer(b"x" * (256 * 1024 - 1), key=b"kk"),
-            "Invalid offer. It must be bytes of at most 262144.",
-        ),
-        (lambda service: service.offer(b"x" * (256 * 1024 + 1)), "Invalid offer. It must be bytes of at most 262144."),
-    ],
-)
-def test_service_effect_payload_above_the_byte_limit_is_rejected(ask: Callable[[Shop], None], refused: str) -> None:
-    service = Shop()
-    service.on_record = lambda record: ask(service)  # type: ignore[method-assign]
-    machine = machine_of(service)
-    if not refused:
-        machine.apply([record(0, b"a")])
-        assert len(machine.effects) == 1
-        return
-    with pytest.raises(ServiceFailedError, match=refused):
-        machine.apply([record(0, b"a")])
-    assert len(machine.effects) == 0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import Any
 
 import pytest
 
-from liftpy.core.services.outbox import _OVERHEAD_BYTES, MAX_OUTPUT_BYTES, extend_digest
+from liftpy.core.services.outbox import extend_digest
 from liftpy.core.wire.batch import Record
 from liftpy.service import DivergedError, Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
 
@@ -316,23 +315,3 @@ def test_service_machine_takes_one_snapshot_per_boundary() -> None:
     assert [s.position for s in machine.apply([record(offset) for offset in range(20)]).snapshots] == [10, 20]
     assert machine.skip_to(23) == []
     assert [s.position for s in machine.skip_to(30)] == [30]
-
-
-def test_service_machine_accepts_outputs_exactly_at_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.core.services.machine.MAX_OUTPUTS_PER_CALLBACK", 2)
-    _, machine = started()
-    assert machine.outbox is not None
-    machine.apply([record(0, b"e:x,y")])
-    assert machine.outbox.output_count == 2
-    with pytest.raises(ServiceFailedError, match=r"at most 2\.: the record"):
-        machine.apply([record(1, b"e:x,y,z")])
-    assert machine.outbox.output_count == 2, "all or none"
-    for more, fits in ((0, True), (1, False)):
-        service, machine = started()
-        largest = b"x" * (MAX_OUTPUT_BYTES - _OVERHEAD_BYTES - 3 + more)
-        service.on_record = partial(lambda made, value, record: made.emit(value, key=b"key"), service, largest)  # type: ignore[method-assign]
-        if fits:
-            machine.apply([record(0)])
-            continue
-        with pytest.raises(ServiceFailedError, match=f"at most {MAX_OUTPUT_BYTES}"):
-            machine.apply([record(0)])
