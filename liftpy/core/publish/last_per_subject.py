@@ -155,20 +155,8 @@ class LastPerSubject:
     """
 
     __slots__ = (
-        "_began_at",
-        "_committed",
-        "_full_until",
-        "_high_watermark",
-        "_literal",
-        "_log",
-        "_names",
-        "_over",
-        "_read_on",
-        "_tail",
-        "_wants_bytes",
-        "low",
-        "share",
-        "wanted",
+        "_began_at", "_committed", "_full_until", "_high_watermark", "_literal", "_log", "_names", "_over", "_read_on",
+        "_tail", "_wants_bytes", "low", "share", "wanted",
     )  # fmt: skip
 
     name = "subjects"
