@@ -10,7 +10,6 @@ import pytest
 
 from liftpy.core.services.effects import MAX_PENDING, MAX_PENDING_BYTES, Effect, PendingEffects
 from liftpy.core.services.machine import LogTimers
-from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyBuffer
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import parse_headers
 from liftpy.service import Identity, Outbox, Service, ServiceFailedError, ServiceMachine
@@ -152,21 +151,6 @@ def test_service_pending_effects_above_the_number_or_byte_limit_are_rejected() -
     assert not pending.has_room(1, 8 * MIB - size + 1)
     pending.end(0)
     assert pending.has_room(10_000, 8 * MIB)
-
-
-def test_service_answer_table_without_space_drops_the_oldest_answers_and_frees_their_bytes() -> None:
-    size = Answer(0, "a", b"v").size_bytes
-    assert size == 14 + 1 + 1
-    table = AnswerTable(max_answers=10, max_bytes=3 * size)
-    for name in "abcde":
-        table.add(Answer(0, name, b"v"))
-    assert [table.get(name) is not None for name in "abcde"] == [False, False, True, True, True]
-    buffer = ReplyBuffer(max_replies=10, max_bytes=3 * (64 + 9 + 1))
-    for offset in range(5):
-        buffer.add(Reply(offset, "_INBOX.a1", b"v", leader_epoch=1))
-    assert (len(buffer), buffer._kept_bytes) == (3, 3 * 74)
-    buffer.restart()
-    assert (len(buffer), buffer._kept_bytes) == (0, 0)
 
 
 def test_service_log_timers_at_their_limit_reject_new_timers_but_move_existing_timers(monkeypatch: pytest.MonkeyPatch) -> None:

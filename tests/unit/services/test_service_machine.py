@@ -79,12 +79,6 @@ def test_service_machine_fires_timers_in_the_order_of_a_log_time_that_never_decr
     assert service.seen[5:] == [["timer", "b", 50], ["timer", "a", 60], [5, "x", 70]]
 
 
-def test_service_machine_with_a_timer_that_fires_endlessly_fails_the_service() -> None:
-    _, machine = started()
-    with pytest.raises(ServiceFailedError, match="forever"):
-        machine.apply([record(0, b"t:forever:5", 10), record(1)])
-
-
 @pytest.mark.parametrize("cuts", [(1,), (3,), (7,), (100,), (1, 5, 2)])
 def test_service_machine_with_any_batch_sizes_takes_the_same_snapshots(cuts: tuple[int, ...]) -> None:
     records = [
@@ -308,10 +302,3 @@ def test_service_machine_with_an_awaitable_callback_result_raises_service_failed
     with pytest.raises(ServiceFailedError, match="returned a coroutine"):
         machine.apply([record(0)])
     assert closed == [True]
-
-
-def test_service_machine_takes_one_snapshot_per_boundary() -> None:
-    _, machine = started(every=10)
-    assert [s.position for s in machine.apply([record(offset) for offset in range(20)]).snapshots] == [10, 20]
-    assert machine.skip_to(23) == []
-    assert [s.position for s in machine.skip_to(30)] == [30]
