@@ -261,6 +261,27 @@ async def test_service_effect_runner_retries_a_failing_or_hanging_handler(monkey
     bench.task.cancel()
 
 
+@pytest.mark.parametrize("raised", [StopIteration(), asyncio.CancelledError(), SystemExit(3)])
+async def test_service_effect_runner_retries_a_handler_that_raises_no_ordinary_exception(
+    raised: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("liftpy.service.effect_runner._FIRST_WAIT_S", 0.01)
+    tries: list[str] = []
+
+    class Failing(Shop):
+        def on_effect(self, effect: Effect) -> bytes:
+            tries.append(effect.id)
+            if len(tries) == 1:
+                raise raised
+            return b"paid"
+
+    bench = Bench(machine_of(Failing()), effect_timeout_s=30, max_concurrent_effects=1)
+    bench.machine.apply([record(0, b"a")])
+    await bench.until(lambda: not len(bench.machine.effects))
+    assert bench.runner._threads == 0
+    bench.task.cancel()
+
+
 async def test_service_effect_runner_appends_the_result_again_after_a_lost_append(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.service.effect_runner._FIRST_WAIT_S", 0.01)
     monkeypatch.setattr("liftpy.service.effect_runner._APPLIED_WITHIN_S", 0.05)
