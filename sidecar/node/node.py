@@ -222,9 +222,9 @@ class Node(RunningNode):
             Component("tracing", self._tracing.start, self._tracing.close),
             Component("supervisor", self._start_supervisor),
             Component("flush thread", close=self._flush_runner.close),
-            Component("disk threads", close=lambda: self._pool.shutdown(wait=False, cancel_futures=True)),
             Component("data directory", self._open_folder, close_of(self._folder)),
             Component("node file", self._open_identity, self._end_cleanly),
+            Component("disk threads", close=self._end_disk_threads),
             Component("timers", close=self._timers.close),
             Component("status", self.status.open_page, self.status.close),
             Component("connections", self._connect, close_of(self._links)),
@@ -655,6 +655,10 @@ class Node(RunningNode):
         registered = self._registered
         if registered is not None and self._hand_over and self._failure is None:
             await registered.leave(_LEAVE_TIMEOUT_S)
+
+    async def _end_disk_threads(self) -> None:
+        """Wait until no disk thread runs, because the next process may use the data directory as soon as it is unlocked."""
+        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
     def _end_cleanly(self) -> None:
         """Write the clean-stop marker at the end of a stop, unless some data is not on disk [S9]."""

@@ -68,6 +68,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.housekeeping", "compaction failed partition=%s error=%s: retrying"): "log.compaction_failed",
     ("liftpy.node", "log damaged log=%s report=%s"): "log.damaged",
     ("liftpy.node", "log not recovered log=%s code=%s error=%s"): "log.recovery_failed",
+    ("liftpy.node", "log not recovered yet log=%s error=%s: retrying"): "log.recovery_retried",
     ("liftpy.node", "log directory missing log=%s: records that this node acknowl"): "log.directory_lost",
     ("liftpy.node", "all segments missing log=%s: records that this node acknowle"): "log.segments_lost",
     ("liftpy.partition", "log recovered partition=%s report=%s"): "log.recovered",
