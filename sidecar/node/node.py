@@ -202,7 +202,7 @@ class Node(RunningNode):
         )
 
     def _live_parts(self) -> ReloadableParts:
-        prefer = self._thread.prefer if self._thread is not None else lambda every_s: None
+        prefer = self._thread.prefer if self._thread is not None else None
         change, pages = self._workers.change_settings, self.status.change_hosts
         scrub = None if self._stopping.is_set() else self._scrub  # a reload during the stop would start a closed scrub again
         return ReloadableParts(self.partitions, scrub, pages, prefer, change, self._keys.change, self._tracing)
@@ -346,6 +346,7 @@ class Node(RunningNode):
         self._follow(group)
         await partitions.wait_until_open()
         await self._workers.wait_until_open()
+        self.reloading.apply_again()
         self._opened = True
         self._recovered.close()
         partitions.leave_behind(self._recovered.names)
