@@ -19,8 +19,7 @@ import click
 from rich.console import Console
 
 from liftpy.client import Client
-from liftpy.core.metadata.feature_range import FeatureLevels
-from liftpy.core.metadata.features import FEATURES, FIRST
+from liftpy.core.metadata.features import FEATURES, FIRST, FeatureLevels
 from sidecar.cli.health import fetch_health
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option

@@ -16,13 +16,11 @@ from liftpy.core.base.cooperative_apply import Steps
 from liftpy.core.metadata.codec import STREAM
 from liftpy.core.metadata.controller.request_batcher import decide_batch
 from liftpy.core.metadata.controller.requests import changes_nothing, decide, deciding_on, kind_of
-from liftpy.core.metadata.feature_range import NO_LEVEL
-from liftpy.core.metadata.features import FEATURES, UNSUPPORTED, Feature, check_level, level_range_of
+from liftpy.core.metadata.features import FEATURES, NO_LEVEL, UNSUPPORTED, Feature, check_level, level_range_of
 from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES, Operation
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, Rules, refuse
-from liftpy.core.metadata.records import OperationDone, Record, record_to_pb
-from liftpy.core.metadata.replay import replay, replaying_all
+from liftpy.core.metadata.records import OperationDone, Record, record_to_pb, replay, replaying_all
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.metadata.state_checksum import compute_digest
 from liftpy.core.wire._pb import cluster_pb2 as pb
