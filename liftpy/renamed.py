@@ -289,7 +289,7 @@ MODULES = {
     "liftpy.cluster.image": "liftpy.core.metadata.image",
     "liftpy.cluster.leaderless": "liftpy.core.metadata.controller.quorum_member",
     "liftpy.cluster.level_check": "liftpy.core.metadata.controller.feature_negotiation",
-    "liftpy.cluster.level_range": "liftpy.core.metadata.features",
+    "liftpy.cluster.level_range": "liftpy.core.metadata.feature_range",
     "liftpy.cluster.may_stop": "liftpy.core.metadata.controller.preflight",
     "liftpy.cluster.member": "liftpy.core.metadata.controller.quorum_member",
     "liftpy.cluster.membership": "liftpy.core.metadata.sessions",

@@ -19,7 +19,8 @@ import click
 from rich.console import Console
 
 from liftpy.client import Client
-from liftpy.core.metadata.features import FEATURES, FIRST, FeatureLevels
+from liftpy.core.metadata.feature_range import FeatureLevels
+from liftpy.core.metadata.features import FEATURES, FIRST
 from sidecar.cli.health import fetch_health
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option

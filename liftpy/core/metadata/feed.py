@@ -16,7 +16,8 @@ import crc32c
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import quote
-from liftpy.core.metadata.features import SUPPORTED_LEVELS, LevelRange, check_level
+from liftpy.core.metadata.feature_range import LevelRange
+from liftpy.core.metadata.features import SUPPORTED_LEVELS, check_level
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.records import (
     OperationDone,

@@ -15,7 +15,8 @@ from liftpy.core.metadata.controller.feature_negotiation import begin_at
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.describe import ClusterPages, describe
 from liftpy.core.metadata.election import ElectionTimers
-from liftpy.core.metadata.features import NO_LEVEL, SUPPORTED_LEVELS
+from liftpy.core.metadata.feature_range import NO_LEVEL
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.image_delta import diff, entry_between
 from liftpy.core.metadata.record_builder import Rules

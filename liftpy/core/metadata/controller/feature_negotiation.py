@@ -19,14 +19,8 @@ from liftpy.config import NS_PER_S, SessionTimes
 from liftpy.core.metadata.codec import RULES, TIMES
 from liftpy.core.metadata.controller.state_machine import repeated_answer
 from liftpy.core.metadata.controller_list import GroupView
-from liftpy.core.metadata.features import (
-    NO_LEVEL,
-    LevelRange,
-    downgrade_obstacles,
-    level_range_in,
-    level_range_of,
-    refused_level,
-)
+from liftpy.core.metadata.feature_range import NO_LEVEL, LevelRange, level_range_in
+from liftpy.core.metadata.features import downgrade_obstacles, level_range_of, refused_level
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Rules, refuse
 from liftpy.core.wire._pb import cluster_pb2 as pb

@@ -16,7 +16,8 @@ from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata import election
 from liftpy.core.metadata.codec import NODE
 from liftpy.core.metadata.controller_list import CONTROLLERS, well_formed
-from liftpy.core.metadata.features import DAMAGED_LOGS, level_range_in, refused_level
+from liftpy.core.metadata.feature_range import level_range_in
+from liftpy.core.metadata.features import DAMAGED_LOGS, refused_level
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
 from liftpy.core.metadata.node_identity import (
     MAX_DAMAGED_LOGS,

@@ -16,7 +16,8 @@ from liftpy.core.base.cooperative_apply import Steps
 from liftpy.core.metadata.codec import STREAM
 from liftpy.core.metadata.controller.request_batcher import decide_batch
 from liftpy.core.metadata.controller.requests import changes_nothing, decide, deciding_on, kind_of
-from liftpy.core.metadata.features import FEATURES, NO_LEVEL, UNSUPPORTED, Feature, check_level, level_range_of
+from liftpy.core.metadata.feature_range import NO_LEVEL
+from liftpy.core.metadata.features import FEATURES, UNSUPPORTED, Feature, check_level, level_range_of
 from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES, Operation
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, Rules, refuse
