@@ -29,6 +29,7 @@ _SLOW_FLUSHES = 20
 _COUNTED_S = 2.0
 """Time after a publish until its flush has ended and is counted, in seconds. A replica outside the ISR delays no ack."""
 _READY_S = 60.0
+_PUBLISH_EVERY_S = 0.1
 
 
 class Acks:
@@ -52,7 +53,7 @@ class Acks:
             self._number += 1
             await self._model.call("publish in a drill", client.publish(_PLACE[0], b"drill-%d" % self._number, partition=0))
             self._longest_s, self._last_s = self.longest_s, self._world.scheduler.passed_s
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(_PUBLISH_EVERY_S)
 
 
 async def drill(world: World, model: Model) -> None:

@@ -43,6 +43,8 @@ class Profile:
     """True if limits of memory, snapshots and checkpoints may be so small that a history reaches them."""
     changes_controllers: bool = False
     """True if the operator adds and removes controllers."""
+    floods: bool = True
+    """True if many requests arrive at once in the quiet cluster (``attacks.py``)."""
     drills: bool = True
     """True if nodes stop, a flush is slow and a connection is lost after the faults, in the quiet cluster (``drills.py``)."""
 

@@ -120,7 +120,8 @@ async def tell(world: World) -> None:
     if not await _settles(world, settled, lambda: why):
         return
     await probe(world)
-    await flood(world)
+    if world.profile.floods:
+        await flood(world)
     if not model.may_lose and len(world.nodes) >= MOST_REPLICAS:
         with quiet.hold():
             await check_figures(world)

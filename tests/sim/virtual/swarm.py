@@ -46,6 +46,7 @@ def draw_profile(seed: int) -> Profile:
         small_limits=has(),
         changes_controllers=nodes > 3 and has(),
         drills=has(0.1),
+        floods=has(0.2),
     )
 
 
@@ -54,7 +55,7 @@ def features(profile: Profile) -> list[str]:
     names = ("groups", "operations", "backups", "services", "strangers", "rejections", "small_limits", "changes_controllers")
     return [
         f"{profile.nodes} nodes, {profile.controllers} controllers",
-        *(name.replace("_", " ") for name in (*names, "drills") if getattr(profile, name)),
+        *(name.replace("_", " ") for name in (*names, "drills", "floods") if getattr(profile, name)),
         *(f"action: {action}" for action in profile.actions),
         *(["workers"] if 2 in profile.workers else []),
     ]
