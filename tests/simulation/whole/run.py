@@ -15,18 +15,18 @@ from liftpy.core.base.invariants import check
 from liftpy.core.metadata.controller_list import majority
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import InvariantError
-from tests.sim.availability import Availability
-from tests.sim.clock import S
-from tests.sim.cluster import Cluster
-from tests.sim.faults import Nemesis
-from tests.sim.group import SimGroup
-from tests.sim.plan import Plan, draw_plan
-from tests.sim.run import Outcome
-from tests.sim.trace import Trace
-from tests.sim.world import Life, Machine
 from tests.simulation.raft.disk import faulty_disk
 from tests.simulation.raft.ghost import Violation
 from tests.simulation.raft.group_simulation import _virtual
+from tests.simulation.replica.availability import Availability
+from tests.simulation.replica.clock import S
+from tests.simulation.replica.cluster import Cluster
+from tests.simulation.replica.faults import Nemesis
+from tests.simulation.replica.group import SimGroup
+from tests.simulation.replica.plan import Plan, draw_plan
+from tests.simulation.replica.run import Outcome
+from tests.simulation.replica.trace import Trace
+from tests.simulation.replica.world import Life, Machine
 from tests.simulation.whole.group import Host, RaftGroup
 
 _CHECK_NS = S // 2
