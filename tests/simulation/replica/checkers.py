@@ -2,7 +2,7 @@
 
 The checks read real logs and replicas, and a ghost state. A violation raises InvariantError with the invariant's name.
 Each check reads
-only what a step can have changed, so it costs microseconds. ``Copy`` and ``Group`` call the hooks.
+only what a step can have changed, so it costs microseconds. ``SimReplica`` and ``SimGroup`` call the hooks.
 
 Also checked: the clock by which a simulated node decides that records are too old [D28], and the disks that have
 everything committed.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from liftpy.config import NS_PER_S, AckPolicy, CommitPolicy
 from liftpy.core.base.clock_trust import BOUND_NS
@@ -34,21 +35,25 @@ from liftpy.core.wire.batch import parse_header, split_batches
 from tests.simulation.replica.compaction_checks import gone_for_good, kept_the_newest, newest_of_each_key
 from tests.simulation.replica.ghost import PartitionGhost, Shadow
 from tests.simulation.replica.messages import Ack, EpochRequest, FetchRequest, Publish, ids_in, value_in
-from tests.simulation.replica.world import Copy, Life, Machine, World
+
+if TYPE_CHECKING:
+    from tests.simulation.replica.cluster import Cluster
+    from tests.simulation.replica.process import SimNode, SimProcess
+    from tests.simulation.replica.sim_replica import SimReplica
 
 
 class ClockChecks:
     """Checks the clocks of a cluster. A clock counts as right if it is off by at most half the limit."""
 
-    def __init__(self, cluster: World) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._were_wrong: set[str] = set()
         """Nodes whose clock was not right at some time."""
 
-    def _error_ns(self, machine: Machine) -> int:
+    def _error_ns(self, machine: SimNode) -> int:
         return abs(machine.clock.now_ns() + machine.wall_offset_ns - self._cluster.clock.now_ns)
 
-    def told_ages(self, machine: Machine, told_ns: int, peers: Sequence[str]) -> None:
+    def told_ages(self, machine: SimNode, told_ns: int, peers: Sequence[str]) -> None:
         """Check the time that ``machine`` uses for ages: ``told_ns``, 0: none. ``peers``: nodes that it may ask [D28]."""
         for one in self._cluster.nodes.values():
             if self._error_ns(one) > BOUND_NS // 2:
@@ -74,7 +79,7 @@ def others_hold_enough(
 class Checkers:
     """All checkers, with the ghost state of each partition."""
 
-    def __init__(self, cluster: World) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.ghosts: dict[PartitionKey, PartitionGhost] = {}
         self.rejected_ids: set[int] = set()
@@ -102,19 +107,19 @@ class Checkers:
             self.ghosts[key] = PartitionGhost(deletes=self.cluster.plan.has_deletes(key.stream))
         return self.ghosts[key]
 
-    def shadow(self, replica: Copy) -> Shadow:
+    def shadow(self, replica: SimReplica) -> Shadow:
         """Return the shadow of one replica's log."""
         return self.ghost(replica.key).shadows.setdefault(replica.host, Shadow())
 
-    def chain_at(self, replica: Copy, offset: int) -> int | None:
+    def chain_at(self, replica: SimReplica, offset: int) -> int | None:
         """Return the digest of a replica's log through ``offset``."""
         return self.shadow(replica).chain_at(offset)
 
-    def _where(self, replica: Copy) -> str:
+    def _where(self, replica: SimReplica) -> str:
         return f"{replica.host}[{replica.process.incarnation}] {replica.replica.role} e{replica.replica.leader_epoch}"
 
     # ---- the log -----------------------------------------------------------------------------------------------------
-    def opened(self, replica: Copy) -> None:
+    def opened(self, replica: SimReplica) -> None:
         """Check a newly opened log: flushed records exist [S1], and this node may have it [D5]."""
         if not replica.log.log_end_offset and (replica.key, replica.node_id) in self._left:
             self.ghost(replica.key).shadows.pop(replica.host, None)  # its disk was emptied while it held none of this any more
@@ -133,19 +138,19 @@ class Checkers:
         shadow.durable_end_offset = log.log_end_offset
         ghost.commit(shadow, log.log_start_offset - 1, ghost.known_through(shadow, log.high_watermark), where)
 
-    def _push_all(self, replica: Copy, from_offset: int, where: str) -> None:
+    def _push_all(self, replica: SimReplica, from_offset: int, where: str) -> None:
         log = replica.log
         data = b"".join(log.read(from_offset, 1 << 40, end_offset=log.log_end_offset).chunks)
         self._push(replica, data, None, where)
 
-    def _push(self, replica: Copy, data: bytes | memoryview, ids: tuple[int, ...] | None, where: str) -> None:
+    def _push(self, replica: SimReplica, data: bytes | memoryview, ids: tuple[int, ...] | None, where: str) -> None:
         ghost, shadow, view, position = self.ghost(replica.key), self.shadow(replica), memoryview(data), 0
         while position < len(view):
             header = parse_header(view, position)
             ghost.push(shadow, header, ids, where)
             position += header.size_bytes
 
-    def appended(self, replica: Copy, data: bytes | memoryview, *, led: bool) -> None:
+    def appended(self, replica: SimReplica, data: bytes | memoryview, *, led: bool) -> None:
         """Check appended batches: the leader's own (``led``) or fetched ones."""
         where, ids = self._where(replica), None
         if led:
@@ -154,7 +159,7 @@ class Checkers:
             ids = ids_in(batch)
         self._push(replica, data, ids, where)
 
-    def newest_is_newest(self, replica: Copy) -> None:
+    def newest_is_newest(self, replica: SimReplica) -> None:
         """Check that a replica's newest record of each key is the true newest one, or none after a delete [D29]."""
         ghost, log = self.ghost(replica.key), replica.log
         unknown = self.lost_by_command(replica.key) or replica.process.node.went_back or replica.failed or bool(log.closed)
@@ -162,7 +167,7 @@ class Checkers:
             newest_of_each_key(self._where(replica), log, ghost)
             self.cluster.counters["newest of each key compared"] += 1
 
-    def cut(self, replica: Copy, *, afresh: bool = False) -> None:
+    def cut(self, replica: SimReplica, *, afresh: bool = False) -> None:
         """A follower cut its log: nothing committed is gone [D9, D10], and no leader does that [D25]. ``afresh``: it threw all away,
         and is no member of the ISR."""
         ghost, shadow, log, where = self.ghost(replica.key), self.shadow(replica), replica.log, self._where(replica)
@@ -187,7 +192,7 @@ class Checkers:
         """Return whether an operator has commanded an unclean election, or left only a copy of a running directory."""
         return self._truth(key).unclean_elected or self.ghost(key).led_by_older
 
-    def prefix_dropped(self, replica: Copy) -> None:
+    def prefix_dropped(self, replica: SimReplica) -> None:
         """The log start moved: never above HW [D26]."""
         ghost, shadow, log = self.ghost(replica.key), self.shadow(replica), replica.log
         check(log.log_start_offset <= ghost.high_watermark + 1, "D26", self._where(replica), log.log_start_offset)
@@ -196,7 +201,7 @@ class Checkers:
         ghost.log_start_offset = max(ghost.log_start_offset, log.log_start_offset)
 
     # ---- after every step ------------------------------------------------------------------------------------------------
-    def before_effect(self, replica: Copy, effect: do.Effect) -> None:
+    def before_effect(self, replica: SimReplica, effect: do.Effect) -> None:
         """Check what must hold before an effect is carried out."""
         if isinstance(effect, do.RaiseHighWatermark):
             self._high_watermark_rises(replica, effect.high_watermark)
@@ -206,7 +211,7 @@ class Checkers:
             ghost = self.ghost(replica.key)
             ghost.opened_epoch = max(ghost.opened_epoch, replica.replica.leader_epoch)
 
-    def _high_watermark_rises(self, replica: Copy, high_watermark: int) -> None:
+    def _high_watermark_rises(self, replica: SimReplica, high_watermark: int) -> None:
         ghost, shadow, log, where = self.ghost(replica.key), self.shadow(replica), replica.log, self._where(replica)
         check(high_watermark <= log.newest_offset, "D7", where, "HW", high_watermark, "newest", log.newest_offset)
         check(high_watermark > log.high_watermark, "D8", where, "HW", log.high_watermark, "->", high_watermark)
@@ -243,7 +248,7 @@ class Checkers:
             check(before == newest, "A4", where, publisher, message_id, "commits, and is to follow", before, "not", newest)
             ghost.newest_ids[publisher] = message_id
 
-    def after_step(self, replica: Copy, event: ev.Event) -> None:
+    def after_step(self, replica: SimReplica, event: ev.Event) -> None:
         """The core's view of its log is the log's own; the epoch cache is a scan [D7, D13]."""
         if replica.failed or replica.is_busy:
             return
@@ -263,7 +268,7 @@ class Checkers:
             if isinstance(event, ev.FetchReceived | ev.PartitionChanged):
                 self._positions_are_true(replica, where)
 
-    def _positions_are_true(self, replica: Copy, where: str) -> None:
+    def _positions_are_true(self, replica: SimReplica, where: str) -> None:
         """The leader's view of a follower is nothing that this process of the follower has not flushed [D18, C12]."""
         for follower in replica.replica.snapshot(replica.now_ns()).followers:
             process = self.cluster.acting(follower.replica).process
@@ -280,7 +285,7 @@ class Checkers:
                 follower.position < durable, "D18", where, "has", follower.replica, "at", follower.position, "flushed", durable
             )
 
-    def _leader_speaks(self, replica: Copy, where: str) -> None:
+    def _leader_speaks(self, replica: SimReplica, where: str) -> None:
         """Check that the latest offset never falls [D8, R4], except after a commanded unclean election."""
         unseen = self.lost_by_command(replica.key) or replica.process.node.went_back
         if unseen or not replica.replica.may_answer_latest(replica.now_ns()):
@@ -290,7 +295,7 @@ class Checkers:
         ghost.latest = replica.log.high_watermark
 
     # ---- fetches -----------------------------------------------------------------------------------------------------------
-    def _fetch_leaves(self, replica: Copy, effect: do.SendFetch) -> None:
+    def _fetch_leaves(self, replica: SimReplica, effect: do.SendFetch) -> None:
         """Check that a fetch acknowledges flushed records and follows the truncation for its epoch [D11, D12, D18]."""
         log, where = replica.log, self._where(replica)
         check(effect.offset < log.flushed_end_offset, "D18", where, "acknowledges", effect.offset, log.flushed_end_offset)
@@ -302,10 +307,10 @@ class Checkers:
         if offset >= theirs.log_start_offset and self._agreed_once(replica, effect.leader_epoch):
             check(mine.chain_at(offset) == theirs.chain_at(offset), "D12", where, "fetches from", offset, "without the cut")
 
-    def _agreed_once(self, replica: Copy, leader_epoch: int) -> bool:
+    def _agreed_once(self, replica: SimReplica, leader_epoch: int) -> bool:
         return replica.replica.leader_epoch == leader_epoch and replica.replica.may_serve_committed()
 
-    def _acting_leader(self, key: PartitionKey, leader_epoch: int) -> Copy | None:
+    def _acting_leader(self, key: PartitionKey, leader_epoch: int) -> SimReplica | None:
         for node in self.cluster.machines:
             replica = node.process.replicas.get(key) if node.process is not None else None
             if replica is None or replica.failed or replica.replica.leader_epoch != leader_epoch:
@@ -314,7 +319,7 @@ class Checkers:
                 return replica
         return None
 
-    def fetch_accepted(self, replica: Copy, request: FetchRequest) -> None:
+    def fetch_accepted(self, replica: SimReplica, request: FetchRequest) -> None:
         """A leader counts a fetch: the follower's log through that offset is a prefix of its own [D11, D16, D17]."""
         where = self._where(replica)
         check(
@@ -326,14 +331,14 @@ class Checkers:
         own = self.shadow(replica).chain_at(request.offset)
         check(own == request.ghost_chain, "D17", where, "counts a diverging fetch of", request.replica, "at", request.offset)
 
-    def quiet_fetch_confirmed(self, replica: Copy, follower: str, end_offset: int) -> None:
+    def quiet_fetch_confirmed(self, replica: SimReplica, follower: str, end_offset: int) -> None:
         """Check a confirmed waiting fetch: the follower's log, flushed to ``end_offset``, has all records of the leader [D16]."""
         self.cluster.counters["quiet fetch confirmed"] += 1
         core = replica.replica
         check(core.role is RoleName.LEADER, "D11", self._where(replica), "confirms a fetch of", follower)
         check(end_offset == core.log.log_end_offset, "D16", self._where(replica), "confirms", follower, "at", end_offset)
 
-    def epoch_answered(self, replica: Copy, request: EpochRequest, effect: do.SendEpochAnswer) -> None:
+    def epoch_answered(self, replica: SimReplica, request: EpochRequest, effect: do.SendEpochAnswer) -> None:
         """A leader answers `.offset` as a scan of its log would [D12, D27]."""
         shadow = self.shadow(replica)
         known = [(e, last) for e, last in zip(shadow.epochs, shadow.lasts, strict=True) if e <= request.requested_epoch]
@@ -344,7 +349,7 @@ class Checkers:
         )
 
     # ---- acks ----------------------------------------------------------------------------------------------------------------
-    def rejected(self, replica: Copy, message_id: int) -> None:
+    def rejected(self, replica: SimReplica, message_id: int) -> None:
         """Check a negative ack: the message is not stored, and the sender may answer [A2, D22]."""
         where = self._where(replica)
         lost = message_id in self.repeated and self.lost_by_command(replica.key)
@@ -353,7 +358,7 @@ class Checkers:
         if message_id not in self.repeated:
             self.rejected_ids.add(message_id)
 
-    def answered_again(self, replica: Copy, message_id: int, offset: int, effect: do.SendAcks) -> None:
+    def answered_again(self, replica: SimReplica, message_id: int, offset: int, effect: do.SendAcks) -> None:
         """Check the ack of a repeated message: it is committed there, and the sender may answer [A3, D22]."""
         ghost, where = self.ghost(replica.key), self._where(replica)
         self._may_speak(replica, where)
@@ -390,13 +395,13 @@ class Checkers:
                 check(fits, "A7", where, "commits", message_id, "behind", last, "of its subject, it expects", expected)
                 self._last[key, subject] = base + place
 
-    def answered(self, replica: Copy, publish: Publish, ack: Ack, effect: do.SendAcks | None) -> None:
+    def answered(self, replica: SimReplica, publish: Publish, ack: Ack, effect: do.SendAcks | None) -> None:
         """Check a positive ack: it matches the publish and its epoch [A1]."""
         where = self._where(replica)
         check(effect is not None and publish.policy is effect.policy, "A1", where, "answers", publish.policy, "for", effect)
         check(effect is not None and ack.leader_epoch in (0, effect.leader_epoch), "A1", where, "says", ack, "for", effect)
 
-    def acknowledged(self, replica: Copy, acked: list[tuple[int, int]], effect: do.SendAcks) -> None:
+    def acknowledged(self, replica: SimReplica, acked: list[tuple[int, int]], effect: do.SendAcks) -> None:
         """Acks leave, (message id, offset) of each [A1, D1, D21, D22]."""
         ghost, where = self.ghost(replica.key), self._where(replica)
         self._may_speak(replica, where)
@@ -419,7 +424,7 @@ class Checkers:
                 seen.add(last_offset)
                 self._batch_acknowledged(replica, ghost, key, effect)
 
-    def taken_over(self, replica: Copy, heard: Sequence[RawMessage], claim: FailoverBacklog, buffer_start: int) -> None:
+    def taken_over(self, replica: SimReplica, heard: Sequence[RawMessage], claim: FailoverBacklog, buffer_start: int) -> None:
         """Check a takeover: the standby buffer lost no message that the old leader had not processed, and stored none twice
         [A3, A4]."""
         ghost, shadow, where = self.ghost(replica.key), self.shadow(replica), self._where(replica)
@@ -437,7 +442,9 @@ class Checkers:
         for message_id in taken:
             check(message_id not in stored or message_id in self.repeated, "A3", where, "takes", message_id, "again")
 
-    def _batch_acknowledged(self, replica: Copy, ghost: PartitionGhost, key: tuple[int, int], effect: do.SendAcks) -> None:
+    def _batch_acknowledged(
+        self, replica: SimReplica, ghost: PartitionGhost, key: tuple[int, int], effect: do.SendAcks
+    ) -> None:
         where, last_offset = self._where(replica), key[1]
         check(last_offset < replica.log.flushed_end_offset, "D21", where, "acknowledges unflushed", last_offset)
         self.cluster.counters[f"ack {effect.policy.name}"] += 1
@@ -459,7 +466,7 @@ class Checkers:
         ghost.acked_all[last_offset] = key
         ghost.acks_all += 1
 
-    def _may_speak(self, replica: Copy, where: str) -> None:
+    def _may_speak(self, replica: SimReplica, where: str) -> None:
         """Check that a node without a session answers nothing [D22]."""
         group, process = self.cluster.group, replica.process
         node = group.image.nodes[replica.node_id]
@@ -471,7 +478,7 @@ class Checkers:
         check(replica.replica.leader_epoch >= opened, "D22", where, "speaks, though epoch", opened, "has opened")
         check(own_fence_seen, "D22", where, "speaks on image", replica.known_index, "but was fenced at", fenced_at)
 
-    def deletes(self, process: Life, key: PartitionKey) -> None:
+    def deletes(self, process: SimProcess, key: PartitionKey) -> None:
         """Check a deletion of data: an applied record says that the node is no replica [M11]."""
         truth = self._truth(key)
         check(process.node_id not in truth.replicas, "M11", process.host, "deletes", key, "and is a replica of", truth)
@@ -483,7 +490,7 @@ class Checkers:
             ghost.disk_lost_in_epoch = self._truth(key).leader_epoch
 
     # ---- roles and the metadata ------------------------------------------------------------------------------------------
-    def role_changed(self, replica: Copy, effect: do.RoleChanged) -> None:
+    def role_changed(self, replica: SimReplica, effect: do.RoleChanged) -> None:
         """Check that there is one leader per LeaderEpoch, the recorded one, with all committed records [C1, D2]."""
         if effect.role is not RoleName.LEADER or effect.phase != LeaderPhase.REPLAY:
             return
@@ -510,7 +517,7 @@ class Checkers:
                 self._led_by_older(replica, ghost)
         self.cluster.counters["leaderships"] += 1
 
-    def _led_by_older(self, replica: Copy, ghost: PartitionGhost) -> None:
+    def _led_by_older(self, replica: SimReplica, ghost: PartitionGhost) -> None:
         """Return whether its old log was undetectable and all better replicas were down or silent at the election."""
         self.cluster.counters["led by a log that went back"] += 1
         ghost.led_by_older = ghost.may_be_gone = True

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from liftpy.client.batch_view import BatchSlice
     from liftpy.core.base.ids import PartitionKey
-    from tests.simulation.replica.world import World
+    from tests.simulation.replica.cluster import Cluster
 
 PUBLISH_TIMEOUT_NS = 3 * S
 _PB_POLICY = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL}
@@ -61,7 +61,7 @@ class SimPublisher:
     counts_every = 2
     """Each nth publish with an envelope counts itself, so that one Ack answers a run. 0: none."""
 
-    def __init__(self, cluster: World, name: str, interval_ns: int, key: PartitionKey) -> None:
+    def __init__(self, cluster: Cluster, name: str, interval_ns: int, key: PartitionKey) -> None:
         self.cluster = cluster
         self.name = name
         self.key = key
@@ -173,7 +173,7 @@ class SimPublisher:
 class SimReader:
     """Reader with the client's ``ReadProgress``, from any node. Its records are compared with the true log [R1-R4, R6]."""
 
-    def __init__(self, cluster: World, name: str, key: PartitionKey, interval_ns: int) -> None:
+    def __init__(self, cluster: Cluster, name: str, key: PartitionKey, interval_ns: int) -> None:
         self.cluster = cluster
         self.name = name
         self.key = key
@@ -281,7 +281,7 @@ class SimTable:
     """Reads a compacted stream from its start to the end, repeatedly, from any replica, and checks the newest record of each
     key."""
 
-    def __init__(self, cluster: World, name: str, key: PartitionKey, interval_ns: int) -> None:
+    def __init__(self, cluster: Cluster, name: str, key: PartitionKey, interval_ns: int) -> None:
         self.cluster = cluster
         self.name = name
         self.key = key
@@ -347,7 +347,7 @@ _WRONG_SEQUENCE = "10071"
 class SimContender(SimPublisher):
     """Publisher with expected sequences. It knows them from its acks and rejections."""
 
-    def __init__(self, cluster: World, name: str, interval_ns: int, key: PartitionKey) -> None:
+    def __init__(self, cluster: Cluster, name: str, interval_ns: int, key: PartitionKey) -> None:
         self._known: dict[int, int] = {}
         self._asked: dict[int, int] = {}
         """Number of a publish -> its subject."""
@@ -401,7 +401,7 @@ _FINAL = (_Ack.PRODUCER_FENCED, _Ack.DIVERGED_PRODUCER, _Ack.MALFORMED, _Ack.PRO
 class SimProducer(SimPublisher):
     """Producer processes, one after the other. Old ones may still run when the next one starts."""
 
-    def __init__(self, cluster: World, name: str, interval_ns: int, key: PartitionKey) -> None:
+    def __init__(self, cluster: Cluster, name: str, interval_ns: int, key: PartitionKey) -> None:
         self._process = 0
         self._lane = self._new_lane()
         self._last_id = 0
@@ -555,7 +555,7 @@ class SimProducer(SimPublisher):
 class SimDerivation(SimProducer):
     """Producer that derives records from another stream. Each process continues after the last position in the log."""
 
-    def __init__(self, cluster: World, name: str, interval_ns: int, key: PartitionKey) -> None:
+    def __init__(self, cluster: Cluster, name: str, interval_ns: int, key: PartitionKey) -> None:
         self._made: list[int] = []
         """Position in the source -> record made from it."""
         self._position = 0
@@ -592,7 +592,7 @@ class SimRepeater(SimPublisher):
     """Publisher of one message at a time: it repeats after rejections and timeouts, never after an ack, and gives up after some
     attempts."""
 
-    def __init__(self, cluster: World, name: str, interval_ns: int, key: PartitionKey) -> None:
+    def __init__(self, cluster: Cluster, name: str, interval_ns: int, key: PartitionKey) -> None:
         self._message_id = 0
         self._attempts = 0
         super().__init__(cluster, name, interval_ns, key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from liftpy.config import CommitPolicy
 from liftpy.core.base.ids import PartitionKey
@@ -41,7 +41,9 @@ from tests.simulation.replica.process import SimNode
 from tests.simulation.replica.sim_replica import SimReplica
 from tests.simulation.replica.trace import Trace
 from tests.simulation.replica.twins import AskingFirst, Twins
-from tests.simulation.replica.world import Life, Machine
+
+if TYPE_CHECKING:
+    from tests.simulation.replica.process import SimProcess
 
 STREAM = "orders"
 _USUAL_PAYLOAD_BYTES = 1 << 20
@@ -122,20 +124,20 @@ class Cluster:
         twin, known = self.twins.of.get(node_id), self.group.image.nodes.get(node_id)
         return twin if twin is not None and known is not None and known.nonce in twin.nonces else self.nodes[node_id]
 
-    def begin(self, process: Life) -> None:
+    def begin(self, process: SimProcess) -> None:
         """A process has been started."""
         if process.node.asks_first:
             AskingFirst(process)
         else:
             process.begin()
 
-    def ended(self, machine: Machine, *, power: bool) -> None:
+    def ended(self, machine: SimNode, *, power: bool) -> None:
         """Note the end of a process. ``power``: unflushed data of its host is lost, too."""
 
-    def stands_still(self, process: Life, *, still: bool) -> None:
+    def stands_still(self, process: SimProcess, *, still: bool) -> None:
         """Note that a process is paused or resumed."""
 
-    def about_to_register(self, machine: Machine) -> None:
+    def about_to_register(self, machine: SimNode) -> None:
         """Copy the identity to a twin before its registration."""
         known = self.group.image.nodes.get(machine.node_id)
         if machine.node_id in self.twins.of and known is not None and known.nonce in machine.disk.starts.earlier:

@@ -22,7 +22,7 @@ from liftpy.core.replication.events import NoticeReceived
 from liftpy.core.replication.lease import INGEST, REPLICATION
 from liftpy.core.replication.phases import RoleName
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from tests.simulation.replica import operations, pausing
+from tests.simulation.replica import operations
 from tests.simulation.replica.clock import MS, S
 from tests.simulation.replica.cluster import Cluster
 from tests.simulation.replica.ghost import GhostPurge
@@ -714,5 +714,5 @@ _STRIKES = {
     PUT_BACK: _put_back, FORGE: _forged_notice, DRAG: _dragging_disk,
     TRUNCATE: _truncate, PURGE: _purge, BEHIND: _behind,
     MOVE: move, HALF_OPEN: _half_open, OTHER_LOGS: _other_logs, TWIN: _twin, TWIN_DISK: _twin_disk, LATE: _late_answers,
-    **STRIKES, **operations.STRIKES, **pausing.STRIKES,
+    **STRIKES, **operations.STRIKES,
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
@@ -11,7 +12,9 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.replication.catchup_throttle import pace_of
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.simulation.replica.clock import MS
-from tests.simulation.replica.world import Life
+
+if TYPE_CHECKING:
+    from tests.simulation.replica.process import SimProcess
 
 _ASKS_AGAIN_NS = 300 * MS
 
@@ -26,7 +29,7 @@ class Leaving:
     """Deletions of one process."""
 
     def __init__(
-        self, process: Life, stop: Callable[[PartitionKey], str], deleted: Callable[[str], None], over: Callable[[], None]
+        self, process: SimProcess, stop: Callable[[PartitionKey], str], deleted: Callable[[str], None], over: Callable[[], None]
     ) -> None:
         """``stop``: stops a replica and returns its directory.
 

@@ -1,4 +1,4 @@
-"""Moves of replicas in the simulator, as operators request them and the planner names learners.
+"""What operators do in the simulator: they move replicas, drain nodes, and pause streams. The planner names learners.
 
 Draining and its like: a node is drained and taken back, weighs something else, or a stream is to have more or fewer
 replicas. Each is one request that the metadata group decides; what follows is the shipped planner's and the leaders' business.
@@ -13,7 +13,7 @@ from liftpy.core.base.partition import PartitionState
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.simulation.replica.clock import MS
 from tests.simulation.replica.cluster import Cluster
-from tests.simulation.replica.plan import DRAIN, FACTOR, WEIGHT, Fault
+from tests.simulation.replica.plan import DRAIN, FACTOR, PAUSE_STREAM, WEIGHT, Fault
 
 _EVERY_NS = 150 * MS
 _BEGINS, _GIVES_UP = 0.5, 0.02
@@ -105,12 +105,40 @@ def _factor(cluster: Cluster, fault: Fault) -> bool:
     return _apply(cluster, pb.ControlRequest(alterStream=pb.AlterStream(name=name, replicationFactor=factor)))
 
 
+_UNTIL = (pb.UNTIL_RESUMED, pb.UNTIL_RESUMED, pb.UNTIL_PUBLISH, pb.UNTIL_PUBLISH_TO_ANY)
+_SOON_NS = 20_000_000
+
+
+def _set_pause(cluster: Cluster, stream: str, partitions: tuple[int, ...], pause: pb.Pause) -> bool:
+    """Return whether the group has done it."""
+    return _apply(
+        cluster, pb.ControlRequest(pausePartitions=pb.PausePartitions(stream=stream, partitions=partitions, pause=pause))
+    )
+
+
+def _pause(cluster: Cluster, fault: Fault) -> bool:
+    """Pause a stream or a partition, and resume it later or at once."""
+    streams = sorted(cluster.group.image.streams.items())
+    name, image = streams[int(fault.draw * 100) % len(streams)]
+    chosen = int(fault.draw * 1000)
+    partitions = () if chosen % 3 == 0 or not image.partitions else (chosen % len(image.partitions),)
+    pause = _UNTIL[int(fault.draw * 10_000) % len(_UNTIL)]
+
+    def resume() -> None:
+        _set_pause(cluster, name, partitions, pb.NOT_PAUSED)
+
+    cluster.clock.after(_SOON_NS if chosen % 4 == 0 else fault.for_ns, resume)
+    return _set_pause(cluster, name, partitions, pause)
+
+
 def heal(cluster: Cluster) -> None:
-    """Undo all drains, except of nodes that are gone."""
+    """Undo all drains, except of nodes that are gone, and all pauses."""
     for node_id, node in sorted(cluster.group.image.nodes.items()):
         if node.leaving and not cluster.nodes[node_id].is_gone:
             _apply(cluster, pb.ControlRequest(setNode=pb.SetNode(nodeId=node_id, leaving=False)))
+    for name in sorted(cluster.group.image.streams):
+        _set_pause(cluster, name, (), pb.NOT_PAUSED)
 
 
-STRIKES = {DRAIN: _drain, WEIGHT: _weight, FACTOR: _factor}
+STRIKES = {DRAIN: _drain, WEIGHT: _weight, FACTOR: _factor, PAUSE_STREAM: _pause}
 """Faults by kind."""

@@ -1,4 +1,4 @@
-"""``SimNode`` and ``Process``: a simulated machine, and one life of the sidecar on it.
+"""``SimNode`` and ``SimProcess``: a simulated machine, and one life of the sidecar on it.
 
 A process registers with the metadata group before it acts, follows the image, sends heartbeats, and runs one SimReplica
 per partition. While
@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from liftpy.core.base.clock_trust import ClockTrust
 from liftpy.core.base.ids import PartitionKey
@@ -42,7 +42,9 @@ from tests.simulation.replica.leaving_replicas import Leaving
 from tests.simulation.replica.messages import QuietQuestion
 from tests.simulation.replica.network import NO_RESPONDERS
 from tests.simulation.replica.sim_replica import SimReplica
-from tests.simulation.replica.world import World
+
+if TYPE_CHECKING:
+    from tests.simulation.replica.cluster import Cluster
 
 _REGISTER_RETRY_NS = 100 * MS
 _RESTART_NS = 500 * MS
@@ -68,7 +70,7 @@ def log_name(folder: str) -> str:
 class SimNode:
     """A machine: its disk, its wall clock, and the process that runs on it now (None: down)."""
 
-    def __init__(self, cluster: World, node_id: str, host: str = "") -> None:
+    def __init__(self, cluster: Cluster, node_id: str, host: str = "") -> None:
         self.cluster = cluster
         self.node_id = node_id
         self.host = host or node_id
@@ -84,7 +86,7 @@ class SimNode:
         self.clock = MachineClock(cluster.clock, dict(cluster.plan.clock_ppm).get(self.host, 0))
         self.awaits_more = random.Random(f"{cluster.seed}/{node_id}/protocol").random() < _AWAITS_MORE
         """True if its fetches accept a second answer. Otherwise they are of the published protocol, and woken up."""
-        self.process: Process | None = None
+        self.process: SimProcess | None = None
         self.copy: DiskCopy | None = None
         """Copy of its disk, which a fault restores."""
         self.logs_copy: DiskCopy | None = None
@@ -106,7 +108,7 @@ class SimNode:
     def start(self) -> None:
         """Start the sidecar."""
         if self.process is None and not self.is_gone:
-            self.process = Process(self)
+            self.process = SimProcess(self)
             self.cluster.begin(self.process)
 
     def restart(self) -> None:
@@ -131,7 +133,7 @@ class SimNode:
             self.process = None
 
 
-class Process:
+class SimProcess:
     """One process life. All input reaches it through ``run``."""
 
     def __init__(self, node: SimNode) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from liftpy.errors import InvariantError
-from tests.simulation.replica import operations, pausing
+from tests.simulation.replica import operations
 from tests.simulation.replica.availability import Availability
 from tests.simulation.replica.cluster import Cluster
 from tests.simulation.replica.disk import Disk
@@ -79,7 +79,6 @@ def _run(cluster: Cluster, events: int) -> None:
     nemesis.stopped = availability.stopped = True
     cluster.heal()
     operations.heal(cluster)
-    pausing.heal(cluster)
     cluster.become_whole()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from liftpy.config import NS_PER_S, AckPolicy, Codec
 from liftpy.core.base.invariants import check
@@ -28,7 +29,9 @@ from liftpy.core.wire.subjects import InboxRule
 from liftpy.errors import LiftError, StorageError
 from tests.simulation.replica.messages import DELETED_TO, Ack, AckFrame, Publish
 from tests.simulation.replica.network import Reply
-from tests.simulation.replica.world import Copy
+
+if TYPE_CHECKING:
+    from tests.simulation.replica.sim_replica import SimReplica
 
 _TO = b"Sim-To: "
 """A header that says where below the partition's own subject a message is published."""
@@ -66,7 +69,7 @@ class _Buffer(StandbyBuffer):
 class SimIngest:
     """``IngestShell`` of one replica, with its ingest and standby buffer."""
 
-    def __init__(self, replica: Copy) -> None:
+    def __init__(self, replica: SimReplica) -> None:
         self._replica = replica
         self._cluster, config = replica.cluster, replica.cluster.config
         self._sink: Sink | None = None

@@ -2,8 +2,6 @@
 
 The shell runs over the simulated network, disk and clock. The checkers see each effect before the shell carries it out.
 
-Asking: what a simulated replica asks of the metadata group, the counterpart of ``sidecar.partition.proposals``.
-
 SimFlusher: runs the flushes of one simulated log, when ``GroupCommit`` says so. One is done when its latency has passed, so that a
 power cut in between loses what it covers.
 """
@@ -13,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionMetadata, PartitionState
@@ -44,65 +42,9 @@ from tests.simulation.replica.disk import Disk
 from tests.simulation.replica.messages import EpochRequest, FetchRequest, FetchResponse, ReadAnswer, StateAnswer, StateRequest
 from tests.simulation.replica.network import NO_RESPONDERS, Reply
 from tests.simulation.replica.sim_ingest import SimIngest
-from tests.simulation.replica.world import Life, World
 
-
-class Asking:
-    """The part of a ``SimReplica`` that carries these effects out."""
-
-    process: Life
-    cluster: World
-    key: PartitionKey
-    node_id: str
-
-    log: Log
-    state: PartitionState | None
-    """State of the partition in the last update."""
-
-    def feed(self, event: ev.Event) -> None:
-        """Feed one event to the replica."""
-        raise NotImplementedError
-
-    def _ask(self, effect: Request, answered: Callable[[pb.ControlResponse | None], None] = lambda response: None) -> None:
-        self.process.propose(self.key, request_of(effect, self.key, self.node_id, self.process.incarnation), answered)
-
-    def propose_isr(self, effect: do.ProposeIsr) -> None:
-        self.cluster.counters["out of the ISR: slow flushes"] += len(effect.slow)
-
-        def answered(response: pb.ControlResponse | None) -> None:
-            accepted = None if response is None else response.error == pb.ControlResponse.OK
-            self.feed(ev.IsrChangeAnswered(epoch=effect.epoch, accepted=accepted))
-
-        self._ask(effect, answered)
-
-    def report_leader(self, effect: do.ReportLeader) -> None:
-        self._ask(effect)
-
-    def leave_isr(self, effect: do.LeaveIsr) -> None:
-        self.cluster.counters["leaves the ISR itself"] += 1
-        self._ask(effect)
-
-    def give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
-        self.cluster.counters[f"gives up: {effect.reason}"] += 1
-        self._ask(effect)
-
-    def wake_partition(self, effect: do.WakePartition) -> None:
-        self.cluster.counters["pauses ended by publishes" if effect.pause.until_publish else "pauses over"] += 1
-        self._ask(effect)
-
-    def transfer_leadership(self, effect: do.TransferLeadership) -> None:
-        self.cluster.counters[f"planned transfer: {effect.cause.value}"] += 1
-        self._ask(effect)
-
-    def report_promotion(self, effect: do.ReportPromotion) -> None:
-        self._ask(effect)
-
-    def report_purged(self) -> None:
-        """Report completed purges that the group does not know yet."""
-        purged = self.log.cleaning.purged
-        report = purge_report(self.key, self.state, self.node_id, self.process.incarnation, purged) if self.state else None
-        if report is not None:
-            self.process.propose(self.key, report, lambda response: None)
+if TYPE_CHECKING:
+    from tests.simulation.replica.process import SimProcess
 
 
 class SimFlusher:
@@ -187,10 +129,10 @@ _STATE_PIECE_BYTES = 256
 """Size of a part of the derived state. It is small, so that there are several."""
 
 
-class SimReplica(PartitionShell, Asking):
+class SimReplica(PartitionShell):
     """Replica of one partition in one process. It is dead if the process is, or if a newer object replaced it."""
 
-    def __init__(self, process: Life, stream: StreamImage, partition: PartitionState, log: Log) -> None:
+    def __init__(self, process: SimProcess, stream: StreamImage, partition: PartitionState, log: Log) -> None:
         self.process = process
         self.node_id = process.node_id
         self.host = process.host
@@ -727,6 +669,48 @@ class SimReplica(PartitionShell, Asking):
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
         """Return a timer that fires in this process, when it runs."""
         return self.process.at(at_ns, callback).cancel
+
+    # ---- requests to the metadata group ------------------------------------------------------------------------------------
+    def _ask(self, effect: Request, answered: Callable[[pb.ControlResponse | None], None] = lambda response: None) -> None:
+        self.process.propose(self.key, request_of(effect, self.key, self.node_id, self.process.incarnation), answered)
+
+    def propose_isr(self, effect: do.ProposeIsr) -> None:
+        self.cluster.counters["out of the ISR: slow flushes"] += len(effect.slow)
+
+        def answered(response: pb.ControlResponse | None) -> None:
+            accepted = None if response is None else response.error == pb.ControlResponse.OK
+            self.feed(ev.IsrChangeAnswered(epoch=effect.epoch, accepted=accepted))
+
+        self._ask(effect, answered)
+
+    def report_leader(self, effect: do.ReportLeader) -> None:
+        self._ask(effect)
+
+    def leave_isr(self, effect: do.LeaveIsr) -> None:
+        self.cluster.counters["leaves the ISR itself"] += 1
+        self._ask(effect)
+
+    def give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
+        self.cluster.counters[f"gives up: {effect.reason}"] += 1
+        self._ask(effect)
+
+    def wake_partition(self, effect: do.WakePartition) -> None:
+        self.cluster.counters["pauses ended by publishes" if effect.pause.until_publish else "pauses over"] += 1
+        self._ask(effect)
+
+    def transfer_leadership(self, effect: do.TransferLeadership) -> None:
+        self.cluster.counters[f"planned transfer: {effect.cause.value}"] += 1
+        self._ask(effect)
+
+    def report_promotion(self, effect: do.ReportPromotion) -> None:
+        self._ask(effect)
+
+    def report_purged(self) -> None:
+        """Report completed purges that the group does not know yet."""
+        purged = self.log.cleaning.purged
+        report = purge_report(self.key, self.state, self.node_id, self.process.incarnation, purged) if self.state else None
+        if report is not None:
+            self.process.propose(self.key, report, lambda response: None)
 
     # ---- time and status -------------------------------------------------------------------------------------------------
     def set_deadline(self, effect: do.SetDeadline) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from tests.simulation.replica.clock import START_NS, Clock
-from tests.simulation.replica.world import Copy
+
+if TYPE_CHECKING:
+    from tests.simulation.replica.sim_replica import SimReplica
 
 _QUIET = (ev.LeaseChanged,)
 _SILENT = (do.SetDeadline,)
@@ -33,7 +37,7 @@ class Trace:
         if len(self._kept) > 2 * self.limit:
             del self._kept[: self.limit]
 
-    def step(self, replica: Copy, event: ev.Event, effects: list[do.Effect]) -> None:
+    def step(self, replica: SimReplica, event: ev.Event, effects: list[do.Effect]) -> None:
         """Add an event of a replica and its effects."""
         shown = [effect for effect in effects if not isinstance(effect, _SILENT)]
         if isinstance(event, _QUIET) and not shown:

@@ -22,8 +22,9 @@ from tests.simulation.replica.network import NO_RESPONDERS
 from tests.simulation.replica.process import SimNode
 
 if TYPE_CHECKING:
+    from tests.simulation.replica.cluster import Cluster
     from tests.simulation.replica.plan import Fault
-    from tests.simulation.replica.world import Life, Machine, World
+    from tests.simulation.replica.process import SimProcess
 
 _ANSWER_TIMEOUT_NS = S // 2
 _ASK_EVERY_NS = 100 * MS
@@ -38,7 +39,7 @@ _MEANWHILE = ("goes on", "is killed", "restarts", "stands still", "sleeps", "is 
 class Twins:
     """Twins of one cluster, at most one per node."""
 
-    def __init__(self, cluster: World) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.of: dict[str, SimNode] = {}
         """Node id -> the other machine."""
@@ -97,7 +98,7 @@ class Twins:
             twin.crash(power=False)
             twin.start()
 
-    def _befalls(self, node: Machine, what: str, fault: Fault, away_ns: int) -> None:
+    def _befalls(self, node: SimNode, what: str, fault: Fault, away_ns: int) -> None:
         cluster, process = self._cluster, node.process
         assert process is not None
         if what in ("is killed", "restarts"):
@@ -158,7 +159,7 @@ class Twins:
 class AskingFirst:
     """Process that probes for its predecessor before it begins."""
 
-    def __init__(self, process: Life) -> None:
+    def __init__(self, process: SimProcess) -> None:
         self._process = process
         self._inquiry = EarlierProcessCheck(process.now_ns())
         self._asked = 0
