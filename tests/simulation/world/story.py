@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import PartitionStatus
@@ -18,7 +17,7 @@ from tests.simulation.world.load.backups import Backups
 from tests.simulation.world.load.clients import Clients, Model
 from tests.simulation.world.load.groups import Groups, hostile_member
 from tests.simulation.world.load.operations import KEYED, MOVED, PLAIN, Operations
-from tests.simulation.world.load.rejections import LIMITED, LIMITED_SUBJECT, Refusals, create_limited
+from tests.simulation.world.load.rejections import LIMITED, LIMITED_SUBJECT, Rejections, create_limited
 from tests.simulation.world.load.services import OUTPUT, Services
 from tests.simulation.world.machine.supervisor import wrong_reports
 from tests.simulation.world.world import World
@@ -32,105 +31,152 @@ _QUIET_S = 3.0
 _QUIET_MESSAGES_PER_S = 400
 
 
+class Story:
+    """One history, step by step."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.rules, self.model, self.quiet = MessageRules(world), Model(world.scheduler), QuietRules(world)
+        self.streams = [("orders", "shop.orders", 2), ("bills", "shop.bills", 1)]
+        """(name, subject, partitions) of the streams that clients use."""
+        self.all_streams = list(self.streams)
+        """Streams whose replicas must be equal at the end."""
+        self.clients, self.faults = Clients(world, self.model, self.streams), Faults(world)
+        self.operations = Operations(world, self.model, self.clients)
+        self.services = Services(world, self.model, self.clients)
+        self.backups = Backups(world, self.model, self.clients)
+        self.groups = Groups(world, self.model, self.clients)
+
+    async def tell(self) -> None:
+        """Run the history from the first start to the last check."""
+        for node in self.world.nodes:
+            node.start()
+        if not await self.world.until("all nodes are ready", lambda: all(one.is_ready for one in self.world.nodes), _START_S):
+            return
+        await self._create_streams()
+        self._start_load()
+        await self.faults.run()
+        await self._recover()
+        if not await self._settles():
+            return
+        await self._check_silence()
+        await self._check_results()
+        # The checks read all records. A node that meets a flipped bit restarts to repair it.
+        if not await self._settles():
+            return
+        await self._check_quiet_cluster()
+        for what, count in sorted(self.model.answers.items()):
+            self.world.scheduler.counters[what] += count
+
+    async def _create_streams(self) -> None:
+        profile = self.world.profile
+        async with self.world.connect() as client:
+            for name, subject, partitions in self.streams:
+                config = StreamConfig(segment_bytes=64 * 1024)
+                await client.create_stream(name, subject, partitions=partitions, config=config)
+            if profile.rejections:
+                await create_limited(client)
+                self.all_streams.append((LIMITED, LIMITED_SUBJECT, 1))
+            if profile.operations:
+                await self.operations.create(client)
+            if profile.services:
+                await self.services.create(client)
+                self.all_streams.append(OUTPUT)
+
+    def _start_load(self) -> None:
+        world, profile, clients = self.world, self.world.profile, self.clients
+        clients.start()
+        if profile.operations:
+            self.operations.start()
+        if profile.services:
+            self.services.start()
+        if profile.backups:
+            self.backups.start()
+        if profile.rejections:
+            Rejections(world, self.model, clients).start()
+        if profile.strangers:
+            of_clients = [*self.all_streams, KEYED, MOVED, PLAIN]
+            stranger = world.client_process("stranger")
+            world.run_in(stranger, lambda: attack(world, self.rules, of_clients, lambda: clients.stopping))
+        if profile.groups:
+            self.groups.start()
+            world.run_in(world.client_process("hostile"), lambda: hostile_member(world, lambda: clients.stopping))
+
+    async def _recover(self) -> None:
+        """End the faults and the load. Clients must end, too."""
+        self.faults.heal()
+        await asyncio.sleep(2)
+        self.clients.stopping = True
+        await self.world.until("all clients have ended", lambda: self.clients.running == 0, _ENDING_S)
+        self.model.check_overdue()
+        if self.world.profile.operations:
+            self.all_streams += self.operations.streams
+        for node in self.world.nodes:
+            node.file.error = ""
+            node.reload()
+        await _elect_waiting(self.world, self.model)
+
+    async def _settles(self) -> bool:
+        """Wait until the cluster has recovered. Return whether it has."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + _SETTLE_S
+        while why := unsettled(self.world, self.all_streams):
+            if loop.time() >= end_s:
+                self.world.scheduler.violated(f"{_SETTLE_S:g} s after the last fault: {why}")
+                return False
+            await asyncio.sleep(0.1)
+        return True
+
+    async def _check_silence(self) -> None:
+        """Check that a cluster without load is quiet, and that its supervisors are satisfied."""
+        world = self.world
+        before = world.scheduler.counters["messages"]
+        await asyncio.sleep(_QUIET_S)
+        per_s = (world.scheduler.counters["messages"] - before) / _QUIET_S
+        world.scheduler.counters["messages per s when quiet, sum"] += int(per_s)
+        if per_s > _QUIET_MESSAGES_PER_S:
+            world.scheduler.violated(f"{per_s:.0f} messages per s in a quiet cluster")
+        for node in world.nodes:
+            if wrong := wrong_reports(node.process) if node.process is not None else "":
+                world.scheduler.violated(f"supervisor of {node.name}: {wrong}")
+        readers = [one.process.name for one in world.network.connections if one.transport is not None and one.transport.reader]
+        if readers:
+            world.scheduler.violated(f"threads of {readers} still read a burst in a quiet cluster")
+
+    async def _check_results(self) -> None:
+        """Compare what the cluster has with what clients were told."""
+        committed = check_logs(self.world, self.model, self.all_streams)
+        if self.model.may_lose:
+            return
+        profile = self.world.profile
+        if profile.groups:
+            await self.groups.finish(committed)
+        if profile.operations:
+            await self.operations.check()
+        if profile.services:
+            await self.services.check()
+        if profile.backups:
+            await self.backups.check()
+        await check_reports(self.world, self.model, self.all_streams)
+
+    async def _check_quiet_cluster(self) -> None:
+        """Attack the quiet cluster, compare figures with known work, and drill."""
+        world, profile = self.world, self.world.profile
+        await probe(world)
+        if profile.floods:
+            await flood(world)
+        if not self.model.may_lose and len(world.nodes) >= MOST_REPLICAS:
+            with self.quiet.hold():
+                await check_figures(world)
+            await self.quiet.check_answers()
+        if profile.drills and not self.model.may_lose and profile.controllers >= MOST_REPLICAS:
+            await drill(world, self.model)
+            await self._settles()
+
+
 async def tell(world: World) -> None:
-    """Run the history from the first start to the last check."""
-    rules, model, quiet = MessageRules(world), Model(world.scheduler), QuietRules(world)
-    for node in world.nodes:
-        node.start()
-    if not await world.until("all nodes are ready", lambda: all(node.is_ready for node in world.nodes), _START_S):
-        return
-    streams = [("orders", "shop.orders", 2), ("bills", "shop.bills", 1)]
-    everything = list(streams)
-    config = StreamConfig(segment_bytes=64 * 1024)
-    async with world.connect() as client:
-        for name, subject, partitions in streams:
-            await client.create_stream(name, subject, partitions=partitions, config=config)
-        if world.profile.rejections:
-            await create_limited(client)
-            everything.append((LIMITED, LIMITED_SUBJECT, 1))
-        clients, faults = Clients(world, model, streams), Faults(world)
-        operations = Operations(world, model, clients)
-        if world.profile.operations:
-            await operations.create(client)
-        services = Services(world, model, clients)
-        if world.profile.services:
-            await services.create(client)
-            everything.append(OUTPUT)
-    clients.start()
-    backups = Backups(world, model, clients)
-    if world.profile.operations:
-        operations.start()
-    if world.profile.services:
-        services.start()
-    if world.profile.backups:
-        backups.start()
-    if world.profile.rejections:
-        Refusals(world, model, clients).start()
-    of_clients = [*everything, KEYED, MOVED, PLAIN]
-    if world.profile.strangers:
-        world.run_in(world.client_process("stranger"), lambda: attack(world, rules, of_clients, lambda: clients.stopping))
-    groups = Groups(world, model, clients)
-    if world.profile.groups:
-        groups.start()
-        world.run_in(world.client_process("hostile"), lambda: hostile_member(world, lambda: clients.stopping))
-    await faults.run()
-    faults.heal()
-    await asyncio.sleep(2)
-    clients.stopping = True
-    await world.until("all clients have ended", lambda: clients.running == 0, _ENDING_S)
-    model.check_overdue()
-    if world.profile.operations:
-        everything += operations.streams
-    for node in world.nodes:
-        node.file.error = ""
-        node.reload()
-    await _elect_waiting(world, model)
-    why = ""
-
-    def settled() -> bool:
-        nonlocal why
-        why = unsettled(world, everything)
-        return not why
-
-    if not await _settles(world, settled, lambda: why):
-        return
-    before = world.scheduler.counters["messages"]
-    await asyncio.sleep(_QUIET_S)
-    per_s = (world.scheduler.counters["messages"] - before) / _QUIET_S
-    world.scheduler.counters["messages per s when quiet, sum"] += int(per_s)
-    if per_s > _QUIET_MESSAGES_PER_S:
-        world.scheduler.violated(f"{per_s:.0f} messages per s in a quiet cluster")
-    for node in world.nodes:
-        if wrong := wrong_reports(node.process) if node.process is not None else "":
-            world.scheduler.violated(f"supervisor of {node.name}: {wrong}")
-    if readers := [one.process.name for one in world.network.connections if one.transport is not None and one.transport.reader]:
-        world.scheduler.violated(f"threads of {readers} still read a burst in a quiet cluster")
-    committed = check_logs(world, model, everything)
-    if world.profile.groups and not model.may_lose:
-        await groups.finish(committed)
-    if world.profile.operations and not model.may_lose:
-        await operations.check()
-    if world.profile.services and not model.may_lose:
-        await services.check()
-    if world.profile.backups and not model.may_lose:
-        await backups.check()
-    if not model.may_lose:
-        await check_reports(world, model, everything)
-    # The checks read all records. A node that meets a flipped bit restarts to repair it.
-    if not await _settles(world, settled, lambda: why):
-        return
-    await probe(world)
-    if world.profile.floods:
-        await flood(world)
-    if not model.may_lose and len(world.nodes) >= MOST_REPLICAS:
-        with quiet.hold():
-            await check_figures(world)
-        await quiet.check_answers()
-    if world.profile.drills and not model.may_lose and world.profile.controllers >= MOST_REPLICAS:
-        await drill(world, model)
-        await _settles(world, settled, lambda: why)
-    for what, count in sorted(model.answers.items()):
-        world.scheduler.counters[what] += count
+    """Run the history of a world."""
+    await Story(world).tell()
 
 
 async def _elect_waiting(world: World, model: Model) -> None:
@@ -152,14 +198,3 @@ async def _elect_waiting(world: World, model: Model) -> None:
                 await client.admin.elect_leader(stream, partition, state.isr[0], unclean=True)
                 model.may_lose = True
                 model.answers["an operator elected a leader"] += 1
-
-
-async def _settles(world: World, settled: Callable[[], bool], why: Callable[[], str]) -> bool:
-    loop = asyncio.get_running_loop()
-    end_s = loop.time() + _SETTLE_S
-    while not settled():
-        if loop.time() >= end_s:
-            world.scheduler.violated(f"{_SETTLE_S:g} s after the last fault: {why()}")
-            return False
-        await asyncio.sleep(0.1)
-    return True

@@ -24,7 +24,7 @@ async def create_limited(client: Client) -> None:
     await client.create_stream(LIMITED, LIMITED_SUBJECT, config=config)
 
 
-class Refusals:
+class Rejections:
     """A publisher whose messages must be rejected, or must be the next record."""
 
     def __init__(self, world: World, model: Model, clients: Clients) -> None:
