@@ -31,6 +31,8 @@ class Profile:
     """Numbers of processes of a node, of which one is drawn for each node."""
     operations: bool = False
     """True if the cluster has more kinds of streams, and operators change them."""
+    lazy_flush: bool = False
+    """True if a stream of the operations acknowledges records before they are flushed."""
     actions: tuple[str, ...] = ()
     """Names of the operator's actions on these streams (``operations.py``). (): all."""
     backups: bool = False
@@ -140,6 +142,7 @@ def draw_profile(seed: int) -> Profile:
         changes_controllers=nodes > 3 and has(),
         drills=has(0.1),
         floods=has(0.2),
+        lazy_flush=has(0.3) and operations,
     )
 
 
@@ -148,7 +151,7 @@ def features(profile: Profile) -> list[str]:
     names = ("groups", "operations", "backups", "services", "strangers", "rejections", "small_limits", "changes_controllers")
     return [
         f"{profile.nodes} nodes, {profile.controllers} controllers",
-        *(name.replace("_", " ") for name in (*names, "drills", "floods") if getattr(profile, name)),
+        *(name.replace("_", " ") for name in (*names, "drills", "floods", "lazy_flush") if getattr(profile, name)),
         *(f"action: {action}" for action in profile.actions),
         *(["workers"] if 2 in profile.workers else []),
     ]

@@ -106,6 +106,8 @@ class Story:
         """End the faults and the load. Clients must end, too."""
         self.faults.heal()
         await asyncio.sleep(2)
+        if self.world.profile.lazy_flush:
+            await _elect_waiting(self.world, self.model)  # before clients give up
         self.clients.stopping = True
         await self.world.until("all clients have ended", lambda: self.clients.running == 0, _ENDING_S)
         self.model.check_overdue()
@@ -185,7 +187,8 @@ async def _elect_waiting(world: World, model: Model) -> None:
     A node with damage or with disk errors may count all its logs as incomplete (docs/invariants.md, "Damage in some logs"). A partition
     with this node as only member of the ISR then waits.
     """
-    damaged = {node.name for node in world.nodes if node.disk.is_damaged or node.disk.failures}
+    is_lazy = world.profile.lazy_flush  # then each kill of a node makes its logs count as incomplete
+    damaged = {node.name for node in world.nodes if is_lazy or node.disk.is_damaged or node.disk.failures}
     if not damaged or not await world.until(
         "all nodes are ready again", lambda: all(n.is_ready for n in world.nodes), _START_S
     ):

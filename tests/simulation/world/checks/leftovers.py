@@ -26,7 +26,8 @@ def leftovers(process: Process, main: asyncio.Task[Any] | None = None) -> list[s
     """
     found = []
     for loop in process.loops:
-        found += [f"task {one.get_name()}" for one in asyncio.all_tasks(loop) if one is not main and not one.cancelling()]
+        tasks = [one for one in asyncio.all_tasks(loop) if one is not main and not one.cancelling()]
+        found += sorted(f"task {one.get_name()} ({getattr(one.get_coro(), '__qualname__', '')})" for one in tasks)
         timers = [f"timer {handle!r}" for _, handle in loop.timers]
         found += [timer for timer in timers if not any(name in timer for name in _MAY_REMAIN)]
     has_disk_errors = process.disk is not None and (process.disk.failures > 0 or process.disk.was_full)

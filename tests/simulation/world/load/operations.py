@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from liftpy.client import Client
-from liftpy.config import AckPolicy, StreamConfig
+from liftpy.config import AckPolicy, FlushPolicy, StreamConfig
 from liftpy.errors import LiftError
 from tests.simulation.world.load.clients import Clients, Model
 from tests.simulation.world.machine.scheduler import NS_PER_S
@@ -67,10 +67,11 @@ class Operations:
 
     async def create(self, client: Client) -> None:
         """Create the streams."""
+        flush = FlushPolicy.parse("interval:200ms") if self.world.profile.lazy_flush else FlushPolicy()
         configs = (
             (KEYED, StreamConfig(compaction=True, delete_retention_s=0.0, segment_bytes=4096, dedup_window_s=1.0)),
             (MOVED, StreamConfig(segment_bytes=4096)),
-            (PLAIN, StreamConfig(failover_standby=True, segment_bytes=1 << 20, retention_bytes=4 << 20)),
+            (PLAIN, StreamConfig(failover_standby=True, segment_bytes=1 << 20, retention_bytes=4 << 20, flush=flush)),
         )
         for (name, subject, partitions), config in configs:
             await client.create_stream(name, subject, partitions=partitions, config=config)
