@@ -130,7 +130,8 @@ async def _events(client: Client, model: Model, *, may_have_gaps: bool) -> str:
     places = [(event["index"], event["number"]) for event in events]
     if places != sorted(set(places)):
         return f"places do not rise: {places[-20:]}"
-    if gaps := [event for event in events if event["kind"] == "gap"]:
+    # The first raise of the feature level writes a snapshot. If then all controllers restart, nobody knows the events before it.
+    if gaps := [event for event in events if event["kind"] == "gap" and event["was"] != "0.-1"]:
         return "" if may_have_gaps else f"events were lost: {gaps}"
     seen = Counter(
         (event["request"], event.get("stream", ""))

@@ -201,8 +201,9 @@ class VirtualTransport(asyncio.Transport):
 
     # ---- in --------------------------------------------------------------------------------------------------------------
     def deliver(self, data: bytes) -> None:
-        """Deliver data of the network."""
-        self._loop.call_soon(self._receive, data)
+        """Deliver data of the network. Nobody reads it if a thread has closed its loop, and left the connection open."""
+        if not self._loop.is_closed():
+            self._loop.call_soon(self._receive, data)
 
     def _receive(self, data: bytes) -> None:
         if not self._lost:
@@ -213,7 +214,7 @@ class VirtualTransport(asyncio.Transport):
         if self.reader is not None:
             self._unseen_end = (error,)
             self.reader.ended()
-        else:
+        elif not self._loop.is_closed():
             self._loop.call_soon(self._end, error)
 
     def _end(self, error: Exception | None) -> None:

@@ -66,6 +66,7 @@ class Process:
         """Difference between its wall clock and the true one."""
         self.suspended_ns = 0
         """Total time for which its host was suspended and CLOCK_MONOTONIC stopped."""
+        self._suspended_until_ns = 0
         self.base_ns = _BEGIN_NS
         self.base_at_ns = scheduler.now_ns
         self.loops: list[VirtualLoop] = []
@@ -88,7 +89,7 @@ class Process:
         """Return a child process on the same host, with its disk and its clock."""
         child = Process(self.scheduler, name, rate=self.rate, wall_offset_ns=self.wall_offset_ns)
         child.base_ns, child.base_at_ns, child.suspended_ns = self.base_ns, self.base_at_ns, self.suspended_ns
-        child.host, child.disk = self.host, self.disk
+        child.host, child.disk, child._suspended_until_ns = self.host, self.disk, self._suspended_until_ns
         self.children.append(child)
         return child
 
@@ -131,11 +132,13 @@ class Process:
 
     def pause(self, for_ns: int, *, suspended: bool = False) -> None:
         """Pause for a while. ``suspended``: with its host, so that CLOCK_MONOTONIC stops."""
-        now_ns = self.scheduler.now_ns
-        self.paused_until_ns = max(self.paused_until_ns, now_ns + for_ns)
-        if suspended:
-            self.suspended_ns += int(for_ns * self.rate)
-            self.base_at_ns += for_ns
+        end_ns = self.scheduler.now_ns + for_ns
+        self.paused_until_ns = max(self.paused_until_ns, end_ns)
+        if suspended:  # a host that sleeps already sleeps longer
+            stopped_ns = max(end_ns - max(self.scheduler.now_ns, self._suspended_until_ns), 0)
+            self._suspended_until_ns = max(self._suspended_until_ns, end_ns)
+            self.suspended_ns += int(stopped_ns * self.rate)
+            self.base_at_ns += stopped_ns
 
     # ---- its end ---------------------------------------------------------------------------------------------------------
     def end(self, exit_code: int) -> None:
