@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 import nats.errors
 from nats.aio.client import Client
 
+from liftpy.config import NS_PER_S
+from liftpy.core.base.rate_limits import LogRateLimit
 from liftpy.core.publish.acks import AckResendBuffer
 from liftpy.core.publish.ports import PublishRejector
 from liftpy.core.replication.role import all_have_lost_it
@@ -168,8 +170,7 @@ class BusConnection(StrictConnection):
         self._retire_task: asyncio.Task[None] | None = None
         self._subscribe_callbacks: list[Callable[[], None]] = []
         self._confirm_task: asyncio.Task[None] | None = None
-        self._failing = False
-        """True if a message could not be processed within the last second. Further failures are then only counted."""
+        self._failures = LogRateLimit(_LOG_PERIOD_S)
         self._problems = Problems()
         self._denied_subjects: set[str] = set()
         """Subjects whose subscriptions the server has denied since they were sent last."""
@@ -372,18 +373,13 @@ class BusConnection(StrictConnection):
     def sink_failed(self, subject: bytes, error: Exception) -> None:
         """Count and log that a sink raised ``error`` for a message on ``subject``. The message is dropped."""
         self.errors["not_taken"] += 1
-        if not self._failing:  # it is a bug. A sender can repeat such a message a million times, so the log is limited
-            self._failing = True
+        if self._failures.admit(clock.now_ns() / NS_PER_S) is not None:  # a sender can repeat such a message a million times
             logger.error(
                 "message processing failed subject=%r error=%r: dropping the message",
                 subject[:_SHOWN_BYTES],
                 error,
                 exc_info=error,
             )
-            asyncio.get_running_loop().call_later(_LOG_PERIOD_S, self._reset_failing)
-
-    def _reset_failing(self) -> None:
-        self._failing = False
 
     def retire(self, listeners: Sequence[Listener]) -> None:
         """Unsubscribe ``listeners``. Close them when no message for them can arrive any more.
@@ -606,14 +602,22 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
             keys.add(connection, credentials)
             return connection
         except (OSError, TimeoutError, nats.errors.Error) as error:
-            with contextlib.suppress(Exception):
-                await connection.stop()
+            await _stop_unopened(connection)
             is_first, problems.last = False, connection.last_problem or str(error) or type(error).__name__
             if problems.should_log():
                 logger.warning(
                     "cannot connect to NATS servers=%s reason=%s: retrying", without_secrets(settings.nats), problems.last
                 )
             await asyncio.sleep(_RECONNECT_WAIT_S)
+        except BaseException:
+            await _stop_unopened(connection)
+            raise
+
+
+async def _stop_unopened(connection: BusConnection) -> None:
+    """Stop a connection whose ``connect`` has failed or was canceled."""
+    with contextlib.suppress(Exception):
+        await connection.stop()
 
 
 # ``WriteCoalescer``: combines the messages of one turn of the event loop into few writes.

@@ -37,7 +37,7 @@ from liftpy.core.replication.inflight_limits import Gate, LoadShedding, NodeInfl
 from liftpy.core.wire.subjects import SERVER_CONNECTIONS
 from liftpy.nats.cancellation import end_tasks
 from sidecar.runtime import clock
-from sidecar.runtime.tasks import spawn
+from sidecar.runtime.tasks import TaskSet, spawn
 from sidecar.transport.connection import BusConnection, Listener
 from sidecar.transport.parser import IngestParser, Sink
 
@@ -76,6 +76,7 @@ class DisconnectLoss:
         self.unknown = 0
         """Number of lost connections for which the server has no statistics."""
         self._last: ConnectionStats | None = None
+        self._requests = TaskSet()
 
     def connection_lost(self, server_id: str, client_id: int) -> None:
         """Record a lost connection, by the ids of its server and of the connection there.
@@ -92,10 +93,14 @@ class DisconnectLoss:
         """
         lost_connection, arrived = self._lost_connections.popleft(), seen - self._seen
         self._seen = seen
-        spawn(self._count_lost_messages(lost_connection, arrived), "counting the lost messages of a connection")
+        counting = self._count_lost_messages(lost_connection, arrived)
+        self._requests.start(counting, "counting the lost messages of a connection")
 
     def record_server_report(self, stats: ConnectionStats) -> None:
         self._last = stats
+
+    async def stop(self) -> None:
+        await self._requests.end()
 
     async def _count_lost_messages(self, lost_connection: _LostConnection, arrived: int) -> None:
         stats = await self._request_stats(lost_connection)
@@ -534,6 +539,7 @@ class IngestConnection(BusConnection):
 
     async def stop(self) -> None:
         await end_tasks([self._pump_task])
+        await self.disconnect_loss.stop()
         await super().stop()
 
 
