@@ -316,7 +316,8 @@ class Partitions:
         is_removed, later = self._departures.has_moved_away(key, self._image), False
         if is_removed and not self._stopping:
             allowed = await self._node.deletions.is_allowed(key)
-            is_removed, later = bool(allowed), allowed is None
+            is_removed = bool(allowed) and self._departures.has_moved_away(key, self._image)  # it may be back by now
+            later = allowed is None
             if allowed is False:
                 self._departures.deletion_denied(key)
         if is_removed:
@@ -341,9 +342,7 @@ class Partitions:
         """
         while not self._stopping:
             await asyncio.sleep(LATER_S)
-            if key in self._workers or key in self._busy or not self._departures.has_moved_away(key, self._image):
-                return
-            if await self._leave(key) is not None:
+            if not self._is_left_behind(key) or await self._leave(key) is not None:
                 return
 
     def _update_worker(self, worker: PartitionWorker) -> None:
@@ -373,35 +372,34 @@ class Partitions:
 
     async def _leave_all(self, keys: list[PartitionKey]) -> None:
         for key in keys:
-            if (
-                self._stopping
-                or key in self._busy
-                or key in self._workers
-                or not self._departures.has_moved_away(key, self._image)
-            ):
-                continue
-            task = self._busy[key] = start_attended(self._leave(key))  # it cannot be opened until then
-            task.add_done_callback(partial(self._opening_ended, key))
-            await asyncio.wait([task])
-            if not task.cancelled() and task.exception() is None and task.result() is None:
+            if self._is_left_behind(key) and await self._leave(key) is None:
                 self._delete_later(key)
 
+    def _is_left_behind(self, key: PartitionKey) -> bool:
+        """Return whether the partition ``key`` is neither open here nor on this node by the current image."""
+        is_free = not (self._stopping or key in self._busy or key in self._workers)
+        return is_free and self._departures.has_moved_away(key, self._image)
+
     async def _leave(self, key: PartitionKey) -> bool | None:
-        """Delete the data of the partition ``key`` if a controller allows it.
+        """Delete the data of the partition ``key`` if a controller allows it, and if it has not come back to this node by then.
 
         Return the decision of the controller. None: no controller answered.
         """
         allowed = await self._node.deletions.is_allowed(key)
-        if not allowed:
-            return allowed
+        if allowed and self._is_left_behind(key):
+            task = self._busy[key] = start_attended(self._delete_data(key))  # it cannot be opened until then
+            task.add_done_callback(partial(self._opening_ended, key))
+            await asyncio.wait([task])
+        return allowed
+
+    async def _delete_data(self, key: PartitionKey) -> None:
         try:
             await asyncio.get_running_loop().run_in_executor(self._node.pool, self._node.folder.delete_partition, key)
             self._node.promises.forget(key.folder)
         except (LiftError, OSError) as error:
-            logger.error("partition not deleted partition=%s error=%s: it left this node while the node was down", key, error)
-            return True
-        logger.info("partition deleted partition=%s: it left this node while the node was down", key)
-        return True
+            logger.error("partition not deleted partition=%s error=%s: it has left this node", key, error)
+            return
+        logger.info("partition deleted partition=%s: it has left this node", key)
 
     # ---- life --------------------------------------------------------------------------------------------------------------
     async def wait_until_open(self) -> None:

@@ -269,3 +269,13 @@ async def test_replica_manager_stop_waits_for_cancelled_openings() -> None:
     await asyncio.sleep(0)
     assert await node.stop()
     assert closed == ["the log that was being opened"]
+
+
+async def test_leadership_transfer_requested_after_the_stop_starts_no_task() -> None:
+    """A request of the metadata leader may arrive until the connections are closed."""
+    leader = RecordingWorker(KEY, leads=True)
+    node = partitions(leader)
+    await node.transfers.close()
+    node.transfers.begin(leader, pytest.fail)
+    assert (node.transfers.tasks, leader.asked) == ({}, [])
+    assert asyncio.all_tasks() == {asyncio.current_task()}
