@@ -434,7 +434,10 @@ class Partitions:
             worker.ingest.process_link_loss()
 
     async def stop(self) -> bool:
-        """Stop all partitions and close their logs. Return True if all acknowledged data is on disk. A second call is allowed."""
+        """Stop all partitions and close their logs. Return True if all acknowledged data is on disk. A second call is allowed.
+
+        After an unclean stop, a log that cannot be opened may have data that is only in the page cache [S1].
+        """
         self._stopping = True
         self._node.deletions.close()
         self._changed.close()
@@ -451,7 +454,7 @@ class Partitions:
         workers = list(self)
         for start in range(0, len(workers), _STOPS_AT_ONCE):
             await asyncio.gather(*(self._stop(worker) for worker in workers[start : start + _STOPS_AT_ONCE]))
-        return self._all_clean
+        return self._all_clean and (not self.failed or self._node.identity.previous.clean_stop)
 
 
 def _incarnations(image: ClusterImage) -> dict[str, int]:

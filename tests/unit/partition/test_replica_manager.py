@@ -219,7 +219,9 @@ async def test_replica_manager_retries_to_open_a_partition_after_a_failure(
     assert not await start(node)
     assert caplog.text.count("log not opened") == 2
     assert reason in node.failed[KEY]
-    await node.stop()
+    for clean_stop in (False, True):
+        node._node.identity = SimpleNamespace(previous=SimpleNamespace(clean_stop=clean_stop))
+        assert await node.stop() is clean_stop, "the next start must write again what this one could not"
 
 
 @pytest.mark.parametrize("wrong", [{}, {"uid": "u2"}, {"leader_epoch": 5}, {"partition": 2}])
