@@ -29,8 +29,8 @@ from liftpy.core.replication.role import all_have_lost_it
 from liftpy.core.wire.subjects import Allows, Subjects, reply_to
 from liftpy.errors import ConfigError
 from liftpy.nats.cancellation import end_tasks
-from liftpy.nats.connection import Receiver, receive
-from liftpy.nats.parser import Denied, StrictConnection
+from liftpy.nats.connection import ClientConnection, Receiver
+from liftpy.nats.parser import Denied
 from liftpy.nats.urls import shown_address, without_secrets
 from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
@@ -143,11 +143,13 @@ class Listener:
         self._connection._unsubscribe(self._sid)
 
 
-class BusConnection(StrictConnection):
+class BusConnection(ClientConnection):
     """Connection of nats-py with synchronous methods to send and receive. ``open_bus`` makes it.
 
     ``errors``: kind -> number of nats-py's asynchronous errors, disconnects, dropped sends and rejected messages.
     """
+
+    _max_unread_bytes = _UNREAD_BYTES
 
     def __init__(self, name: str = "", send_buffer_bytes: int = 0, errors: Counter[str] | None = None) -> None:
         super().__init__(errors)
@@ -156,15 +158,12 @@ class BusConnection(StrictConnection):
         self._send_buffer_bytes = send_buffer_bytes or SEND_BUFFER_BYTES
         self._sinks: dict[bytes, Sink] = {}
         self._ps = self._parser = SinkParser(self, self._sinks, self.errors)
-        self._receiver: Receiver | None = None
-        """Receiver of the current connection. None: before the handshake, or if nats-py itself reads and writes."""
         self._outlet: WriteCoalescer | None = None
         """Writer of the current connection. None: there is no ``_receiver``."""
         self._is_parsing = False
         """True while the data of one read is parsed, in the callback of the read."""
         self._after_read: list[Callable[[], None]] = []
         """Callbacks to run after the data of one read is parsed."""
-        self._on_reconnect: list[Callable[[], None]] = []
         self._on_change: list[Callable[[bool], None]] = []
         self._retiring_listeners: list[Listener] = []
         self._retire_task: asyncio.Task[None] | None = None
@@ -325,20 +324,9 @@ class BusConnection(StrictConnection):
         if self._subs.pop(sid, None) is not None and self._status == Client.CONNECTED:
             self._write((f"UNSUB {sid} \r\n".encode(),), 0)
 
-    async def _read_loop(self) -> None:
-        """Process the data that ``_process_arrived`` leaves for the reading task."""
-        self._receiver = receiver = await receive(self, self._process_arrived, _UNREAD_BYTES)
+    def _use_receiver(self, receiver: Receiver | None) -> None:
+        super()._use_receiver(receiver)
         self._outlet = None if receiver is None else WriteCoalescer(receiver.transport, asyncio.get_running_loop())
-        try:
-            await super()._read_loop()
-        finally:
-            if receiver is not None:
-                receiver.stop()
-            if self._receiver is receiver:
-                self._receiver = self._outlet = None
-
-    async def _read(self) -> bytes:
-        return await (self._receiver.read() if self._receiver is not None else super()._read())
 
     def _process_arrived(self, data: bytes) -> bytes | None:
         """Process data from the socket. Return b"" if the reading task must process data that needs an await, otherwise None."""
@@ -434,9 +422,6 @@ class BusConnection(StrictConnection):
             await self.flush(timeout_s)  # type: ignore[arg-type]  # nats-py says int, and waits for any number
 
     # ---- state --------------------------------------------------------------------------------------------------------
-    def on_reconnect(self, callback: Callable[[], None]) -> None:
-        self._on_reconnect.append(callback)
-
     def on_denial(self, callback: Denied) -> None:
         """Call ``callback`` each time the server denies a publish or a subscription because of missing permissions."""
         self._parser.denials.append(callback)
@@ -505,7 +490,7 @@ class BusConnection(StrictConnection):
         if again := self._recent_acks.again(self._lost_ns):
             self._write((again,), len(again))
         self.all_have_lost_it = all_have_lost_it(len(self.servers), self._last_server_id, server)
-        self._run_callbacks([*self._on_reconnect, *(partial(changed, True) for changed in self._on_change)])
+        self._run_callbacks([partial(changed, True) for changed in self._on_change])
 
     def _run_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
         """Call all ``callbacks``, even if one raises an error. nats-py would hide such an error, so it is logged."""

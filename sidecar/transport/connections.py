@@ -41,7 +41,9 @@ _READS_BYTES = 32 * 1024 * 1024
 class NodeConnections:
     """The NATS connections of a node. The standby connection opens when it is needed."""
 
-    def __init__(self, replication: BusConnection, ingest: IngestConnection, reads: BusConnection, standby: StandbyLink) -> None:
+    def __init__(
+        self, replication: BusConnection, ingest: IngestConnection, reads: BusConnection, standby: StandbyLink
+    ) -> None:
         self.replication = replication
         self.ingest = ingest
         self.reads = reads

@@ -101,8 +101,8 @@ async def _ignore(_: object) -> None: ...
 
 
 _MAX_REPORTED_DENIALS = 64
-"""Maximum number of denied subjects that the log names within ``_REPORT_AGAIN_S``. Others are only counted."""
-_REPORT_AGAIN_S = 300.0
+"""Maximum number of denied subjects that the log names within ``REPORT_AGAIN_S``. Others are only counted."""
+REPORT_AGAIN_S = 300.0
 """Time in seconds after which the log names a denied subject again. A permission may return and be revoked again."""
 
 
@@ -137,7 +137,7 @@ class PermissionWatch:
             self._fatal(error)
             return
         now_s = clock.now_ns() / NS_PER_S
-        self._logged_s = {denied: at_s for denied, at_s in self._logged_s.items() if now_s - at_s < _REPORT_AGAIN_S}
+        self._logged_s = {denied: at_s for denied, at_s in self._logged_s.items() if now_s - at_s < REPORT_AGAIN_S}
         if len(self._logged_s) < _MAX_REPORTED_DENIALS and (is_publish, subject) not in self._logged_s:
             self._logged_s[is_publish, subject] = now_s
             logger.error("NATS permission denied error=%s", error)

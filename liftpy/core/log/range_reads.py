@@ -1,9 +1,9 @@
 """Reads with a filter, with fewer columns, or backwards, over the log of one partition.
 
 An answer examines about SCAN_BYTES of the log at most, DECOMPRESSED_BYTES after decompression, and about SCAN_SUBJECTS
-distinct subjects if it filters by subject. It says how far it got. So a filter that matches nothing costs no more than a normal read [A21]. A batch whose
-records all match is returned as it is. Otherwise the matching records are returned at their offsets in a new batch,
-after a check of the CRC-32C.
+distinct subjects if it filters by subject. It says how far it got. So a filter that matches nothing costs no more than
+a normal read [A21]. A batch whose records all match is returned as it is. Otherwise the matching records are returned
+at their offsets in a new batch, after a check of the CRC-32C.
 
 Backwards, ``offset`` is exclusive: the answer has the batches below it, in ascending order.
 """

@@ -100,7 +100,7 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> Any:
     partitions.image_changed(ClusterImage(), controllers.image)
     async with asyncio.timeout(30):
         await partitions.wait_until_open()
-        yield SimpleNamespace(controllers=controllers, deleted=deleted, later=later, partitions=partitions)
+        yield SimpleNamespace(controllers=controllers, deleted=deleted, later=later, partitions=partitions, deletions=deletions)
         assert await partitions.stop()
 
 
@@ -193,13 +193,13 @@ async def test_partition_that_returns_during_its_late_deletion_keeps_its_data(
         await answered.wait()
         return True
 
-    monkeypatch.setattr(node.partitions._node.deletions, "is_allowed", is_allowed)
+    monkeypatch.setattr(node.deletions, "is_allowed", is_allowed)
     await until(lambda: len(asked) == 5)
     node.partitions.image_changed(moved, before)
     await node.partitions.wait_until_open()
     assert len(node.partitions) == 5
     answered.set()
-    await until(lambda: not node.partitions._later)
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
     assert node.later == []
 
 

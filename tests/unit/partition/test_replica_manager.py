@@ -72,12 +72,14 @@ def partitions(*workers: RecordingWorker, allowed: bool = True, links: Any = Non
     transfers = LeadershipTransfers(links)
     deletions = SimpleNamespace(is_allowed=may_delete, close=lambda: None)
     settings = SimpleNamespace(node_id="n1", replication=ReplicationConfig())
+    identity = SimpleNamespace(previous=SimpleNamespace(clean_stop=True))
     made: Any = partitions_module.Partitions(
         SimpleNamespace(
             settings=settings, process=SimpleNamespace(fatal=pytest.fail), deletions=deletions, lease=Lease(NS_PER_S),
-            timers=Timers(), transfers=transfers,
+            timers=Timers(), transfers=transfers, identity=identity,
         )  # type: ignore[arg-type]
     )  # fmt: skip
+    made.identity = identity
     made.transfers, made.links = transfers, links
     for one in workers:
         one.transfers = transfers
@@ -220,7 +222,7 @@ async def test_replica_manager_retries_to_open_a_partition_after_a_failure(
     assert caplog.text.count("log not opened") == 2
     assert reason in node.failed[KEY]
     for clean_stop in (False, True):
-        node._node.identity = SimpleNamespace(previous=SimpleNamespace(clean_stop=clean_stop))
+        node.identity.previous.clean_stop = clean_stop
         assert await node.stop() is clean_stop, "the next start must write again what this one could not"
 
 

@@ -135,7 +135,7 @@ async def test_connection_after_a_server_restart_resubscribes_and_sends_buffered
     got: list[bytes] = []
     back: list[bool] = []
     bus.listen("r.x", lambda s, r, payload, h: got.append(payload))
-    bus.on_reconnect(lambda: back.append(True))
+    bus.on_change(lambda is_up: back.append(True) if is_up else None)
     assert bus.all_have_lost_it is False
     server.kill()
     await until(lambda: not bus.is_connected, "the loss is noticed")

@@ -130,7 +130,7 @@ def test_permission_denial_after_the_start_is_logged_once_per_subject_and_interv
             watch.record_denial(True, "ns.a")
             watch.record_denial(False, "ns.a")
         assert (watch.ended, len(caplog.messages)) == ([], logged)
-        now_ns += round(credentials._REPORT_AGAIN_S * NS_PER_S)
+        now_ns += round(credentials.REPORT_AGAIN_S * NS_PER_S)
     for number in range(2 * _MAX_REPORTED_DENIALS):
         watch.record_denial(True, f"s.{number}")
     assert len(caplog.messages) == 4 + _MAX_REPORTED_DENIALS

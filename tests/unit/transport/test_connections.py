@@ -259,11 +259,13 @@ async def test_ingest_connection_loss_within_the_grace_time_does_not_report_the_
     await until(lambda: seen == [False, True, False], "the ingest connection stays away")
     tell(links.ingest, True)
     assert seen == [False, True, False, True]
+    loop, timers = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
+    call_later = loop.call_later
+    monkeypatch.setattr(loop, "call_later", lambda *given: timers.append(call_later(*given)) or timers[-1])
     tell(links.ingest, False)
-    timer = links._timer
+    (timer,) = timers
     await links.close()
     assert not links.are_up
-    assert timer is not None
     assert timer.cancelled()
 
 

@@ -293,6 +293,10 @@ async def test_close_subjects_waits_for_the_answers_of_all_worker_processes() ->
     await asyncio.wait_for(closing, 20)
 
 
+def _proposals() -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if task.get_name() == "proposing a request of a worker"]
+
+
 async def test_worker_processes_stop_is_clean_only_if_each_worker_stop_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     async def propose(request: cluster.ControlRequest, timeout_s: float) -> cluster.ControlResponse:
         await asyncio.Event().wait()
@@ -308,7 +312,7 @@ async def test_worker_processes_stop_is_clean_only_if_each_worker_stop_is_clean(
     distrusted: list[int] = []
     workers._group = SimpleNamespace(propose=propose, distrust=lambda: distrusted.append(1))  # type: ignore[assignment]
     workers.handles[0].data_received(encode(FrameKind.PROPOSE, 5, bytes(4)) + encode(FrameKind.DISTRUST))
-    (proposal,) = workers._requests._tasks
+    (proposal,) = _proposals()
     assert distrusted == [1]
     assert not await workers.stop()
     assert proposal.cancelled()
@@ -359,7 +363,7 @@ async def test_worker_process_proposal_is_forwarded_with_its_timeout_and_answere
             error,
         )
     assert asked == [2.5]
-    await until(lambda: not workers._requests._tasks)
+    await until(lambda: not _proposals())
 
 
 # ---- quiet fetches -------------------------------------------------------------------------------------------------------------
