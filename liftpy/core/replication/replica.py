@@ -56,6 +56,9 @@ from liftpy.core.replication.log_offsets import EpochVerdict, LogOffsets, judge
 from liftpy.core.replication.phases import InactivePhase, LeaderPhase, RoleName
 from liftpy.core.replication.role import Backoff, Effects, ReplicaContext, ReplicaRole, nanoseconds, standby_successor_of
 
+_REPORTS_PER_TIMEOUT = 4
+"""Number of promotion reports that a candidate sends within ``candidate_timeout_s``."""
+
 
 class InactiveRole(ReplicaRole):
     """Role of a replica that has no leader to follow.
@@ -135,20 +138,16 @@ class StoppedRole(ReplicaRole):
     name = RoleName.STOPPED
 
 
-# ``CandidateRole``: a replica that promotes itself in a proposed LeaderEpoch [protocol: Promotion].
-#
-# The candidate stores the epoch, waits until its log is flushed, and serves fetches in the new epoch. It replays its log,
-# including the uncommitted tail, to rebuild message ids, producers and subjects. It reports success until the metadata
-# names it leader. Until then it appends nothing and raises no high watermark, so a failed promotion leaves no trace.
-#
-# Phases: LEADER_LOG_REPLICATION (epoch and log become durable), LEADER_REPLAY, LEADER_INIT (reported; waits for Online).
-
-
-_REPORTS_PER_TIMEOUT = 4
-
-
 class CandidateRole(ReplicaRole):
-    """Role of a replica that promotes itself, because the metadata names it as candidate (status CANDIDATE_FOUND)."""
+    """Role of a replica that promotes itself in a proposed LeaderEpoch, because the metadata names it as candidate
+    [protocol: Promotion].
+
+    The candidate stores the epoch, waits until its log is flushed, and serves fetches in the new epoch. It replays its log,
+    including the uncommitted tail, to rebuild message ids, producers and subjects. It reports success until the metadata
+    names it leader. Until then it appends nothing and raises no high watermark, so a failed promotion leaves no trace.
+
+    Phases: LEADER_LOG_REPLICATION (epoch and log become durable), LEADER_REPLAY, LEADER_INIT (reported; waits for Online).
+    """
 
     name = RoleName.CANDIDATE
 
