@@ -164,7 +164,7 @@ class Partitions:
         change = diff(before, new)
         nodes_changed = bool(change.nodes)
         if nodes_changed:
-            self._live = _incarnations(new)
+            self._live = {node_id: node.incarnation for node_id, node in new.nodes.items() if not node.fenced}
         self._departures.note_deleted_streams(change.deleted)
         holds = self._share.holds
         changed = [c.key for c in change.for_node(self._node_id) if holds(c.key.stream, c.key.partition)]
@@ -455,10 +455,6 @@ class Partitions:
         for start in range(0, len(workers), _STOPS_AT_ONCE):
             await asyncio.gather(*(self._stop(worker) for worker in workers[start : start + _STOPS_AT_ONCE]))
         return self._all_clean and (not self.failed or self._node.identity.previous.clean_stop)
-
-
-def _incarnations(image: ClusterImage) -> dict[str, int]:
-    return {node_id: node.incarnation for node_id, node in image.nodes.items() if not node.fenced}
 
 
 class NotifyHandler:

@@ -27,6 +27,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import nats.errors
@@ -168,16 +169,6 @@ class DisconnectLoss:
         return None
 
 
-class _Boundary:
-    """Replaces the parser that nats-py knows. nats-py resets it after a lost connection, and it then calls ``lost``.
-
-    The ingest connection marks this place in its buffer.
-    """
-
-    def __init__(self, lost: Callable[[], None]) -> None:
-        self.reset = lost
-
-
 class IngestConnection(BusConnection):
     """The ingest connection: it receives publishes and sends their acks.
 
@@ -201,7 +192,8 @@ class IngestConnection(BusConnection):
     ) -> None:
         super().__init__(name, send_buffer_bytes)
         self._parser: IngestParser = IngestParser(self, self._sinks, self.errors)
-        self._ps = _Boundary(self._connection_lost)  # type: ignore[assignment]
+        # nats-py resets its parser after a lost connection. This one marks the place in the buffer
+        self._ps = SimpleNamespace(reset=self._connection_lost)  # type: ignore[assignment]
         self._node = node
         self._memory_budget = room or MemoryBudget()
         self._gate = Gate(node)

@@ -597,14 +597,16 @@ class Replica:
             case ev.IsrChangeAnswered():
                 role.isr_change_answered(event, now_ns, out)
             case ev.LogTruncated():
-                self._log_cut(event, now_ns, out)
+                self._shared.log.was_cut(event.end_offset)
+                role.log_truncated(now_ns, out)
             case ev.ReplayProgressed() | ev.ReplayFinished():
                 role.replay_progressed(event.end_offset, isinstance(event, ev.ReplayFinished), now_ns, out)
             case ev.LeaderEpochPersisted():
                 self._persisted_epoch = max(self._persisted_epoch, event.leader_epoch)
                 role.epoch_persisted(event.leader_epoch, now_ns, out)
             case ev.LogStartMoved():
-                self._log_start_moved(event)
+                if event.log_start_offset > self._shared.log.log_start_offset:
+                    self._shared.log.start_moved(event.log_start_offset)
             case ev.PartitionChanged():
                 self._shared.lease.record_change(event.announced)
                 self._partition_changed(event, now_ns, out)
@@ -637,14 +639,6 @@ class Replica:
         elif shared.data_path_down_ns is None:
             shared.data_path_down_ns = now_ns
             self._role.data_path_lost(now_ns, out)
-
-    def _log_cut(self, event: ev.LogTruncated, now_ns: int, out: Effects) -> None:
-        self._shared.log.was_cut(event.end_offset)
-        self._role.log_truncated(now_ns, out)
-
-    def _log_start_moved(self, event: ev.LogStartMoved) -> None:
-        if event.log_start_offset > self._shared.log.log_start_offset:
-            self._shared.log.start_moved(event.log_start_offset)
 
     def _storage_failed(self, event: ev.StorageFailed, now_ns: int, out: Effects) -> None:
         role = self._role
