@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -77,7 +77,7 @@ class Partitions:
         self._retries: dict[PartitionKey, asyncio.TimerHandle] = {}
         self._busy: dict[PartitionKey, asyncio.Task[Any]] = {}
         self._later: set[asyncio.Task[None]] = set()
-        """Tasks that wait to retry deletions that no controller has confirmed."""
+        """Tasks that delete data of partitions that have left this node, when a controller confirms it."""
         self._endings: dict[PartitionKey, asyncio.Task[None]] = {}
         """Partition -> task that stops its worker."""
         self._changed_meanwhile: set[PartitionKey] = set()
@@ -331,9 +331,13 @@ class Partitions:
             self._delete_later(key)
 
     def _delete_later(self, key: PartitionKey) -> None:
-        task = spawn(self._leave_later(key), f"deleting {key} later")
+        self._start_later(self._leave_later(key), f"deleting {key} later")
+
+    def _start_later(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+        task = spawn(work, what)
         self._later.add(task)
         task.add_done_callback(self._later.discard)
+        return task
 
     async def _leave_later(self, key: PartitionKey) -> None:
         """Ask the controllers again, from time to time, whether the data of the partition ``key`` may be deleted.
@@ -368,7 +372,7 @@ class Partitions:
             folder, _, number = name.rpartition("/")
             if folder in streams and self._share.holds_folder(name):
                 keys.append(streams[folder].key(int(number)))
-        return spawn(self._leave_all(sorted(keys)), "logs that moved away")
+        return self._start_later(self._leave_all(sorted(keys)), "logs that moved away")
 
     async def _leave_all(self, keys: list[PartitionKey]) -> None:
         for key in keys:

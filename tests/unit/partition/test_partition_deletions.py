@@ -203,6 +203,27 @@ async def test_partition_that_returns_during_its_late_deletion_keeps_its_data(
     assert node.later == []
 
 
+async def test_partition_manager_stop_ends_the_deletion_of_orphaned_partitions(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[PartitionKey] = []
+
+    async def is_allowed(key: PartitionKey) -> bool:
+        asked.append(key)
+        await asyncio.Event().wait()
+        return True
+
+    before = node.controllers.image
+    node.controllers.answer = lambda _: UNAVAILABLE
+    node.partitions.image_changed(before, held_elsewhere(before))
+    await node.partitions.wait_until_open()
+    monkeypatch.setattr(node.deletions, "is_allowed", is_allowed)
+    node.partitions.leave_behind([f"s-{before.streams['s'].uid}/0"])
+    await until(lambda: asked)
+    assert await node.partitions.stop()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_partition_deletion_waits_for_a_controller_election(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "_GIVE_UP_AFTER_S", 30.0)
     answers = iter([UNAVAILABLE] * 3)
