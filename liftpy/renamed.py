@@ -411,7 +411,7 @@ MODULES = {
     "liftpy.replica": "liftpy.core.replication",
     "liftpy.replica.assembling": "liftpy.core.replication.follower",
     "liftpy.replica.backoff": "liftpy.core.replication.role",
-    "liftpy.replica.candidate": "liftpy.core.replication.candidate",
+    "liftpy.replica.candidate": "liftpy.core.replication.replica",
     "liftpy.replica.commit": "liftpy.core.replication.isr",
     "liftpy.replica.copying": "liftpy.core.replication.catchup_throttle",
     "liftpy.replica.data_path": "liftpy.core.replication.lease",

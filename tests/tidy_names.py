@@ -50,8 +50,6 @@ UNREFERENCED = {
     "liftpy.testing.plugin.pytest_addoption": "pytest calls it",
     "liftpy.core.wire.frames.decode_replication_piece": _READS_BACK,
     "liftpy.core.wire.frames.decode_replication_response": _READS_BACK,
-    "liftpy.core.wire.frames.is_piece": _READS_BACK,
-    "sidecar.transport.connection.BusConnection.on_reconnect": _NATS,
     "liftpy.nats.connection.Receiver.data_received": _ASYNCIO,
     "liftpy.nats.connection.Receiver.eof_received": _ASYNCIO,
     "liftpy.nats.connection.Receiver.pause_writing": _ASYNCIO,

@@ -93,13 +93,14 @@ async def _stop(world: World, model: Model, client: Client, node: NodeProcess) -
 
 
 async def _delay_flush(world: World, model: Model, client: Client, node: NodeProcess) -> None:
-    """Delay flushes of a node until it reports a slow one."""
+    """Delay flushes of a node until it reports a slow one. Publishes may be acked before the delayed flush has ended."""
     for number in range(_SLOW_FLUSHES):
         node.disk.delay_ns = _SLOW_FLUSH_NS
         await model.call("publish to a slow disk", client.publish(_PLACE[0], b"slow-%d" % number, partition=0))
         await asyncio.sleep(_COUNTED_S)
         if sum(values([await metrics_of(client, node.name)], "incidents_total", "slow_flush")):
             return
+        await asyncio.sleep(_SLOW_FLUSH_NS / NS_PER_S / 10)
     world.scheduler.violated(f"{node.name} has not counted a slow flush")
 
 

@@ -15,10 +15,6 @@ _CHANNEL = "liftpy-channel"
 """Prefix of the names of threads that read and write the channel to the other process until their process ends."""
 
 
-_MAY_REMAIN = ("NodeLogs._fall_back", "_DataPath._check_timeout")
-"""Timers that may remain. The first one belongs to the process, and the second one does nothing after a stop."""
-
-
 def leftovers(process: Process, main: asyncio.Task[Any] | None = None) -> list[str]:
     """Return what is still open in ``process``. ``main``: the task that ends it.
 
@@ -28,8 +24,7 @@ def leftovers(process: Process, main: asyncio.Task[Any] | None = None) -> list[s
     for loop in process.loops:
         tasks = [one for one in asyncio.all_tasks(loop) if one is not main and not one.cancelling()]
         found += sorted(f"task {one.get_name()} ({getattr(one.get_coro(), '__qualname__', '')})" for one in tasks)
-        timers = [f"timer {handle!r}" for _, handle in loop.timers]
-        found += [timer for timer in timers if not any(name in timer for name in _MAY_REMAIN)]
+        found += [f"timer {handle!r}" for _, handle in loop.timers]
     has_disk_errors = process.disk is not None and (process.disk.failures > 0 or process.disk.was_full)
     for descriptor in sorted(process.descriptors) if not has_disk_errors else ():
         with contextlib.suppress(OSError):
