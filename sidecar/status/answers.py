@@ -151,7 +151,12 @@ class PageAnswers:
 
     async def answer(self, payload: bytes) -> bytes:
         """Return the answer to a question, or b'' if ``payload`` is no known question."""
-        return await wait_for_answer(lambda answer: self.ask(payload, answer) or answer(b""))
+
+        def ask(answer: Answer) -> None:
+            if not self.ask(payload, answer):
+                answer(b"")
+
+        return await wait_for_answer(ask)
 
     async def _make_answer(
         self, kind: str, make: Callable[[Reporter, Any], Awaitable[Any]], reporter: Reporter, query: Any
