@@ -22,7 +22,6 @@ from urllib.parse import urlsplit, urlunsplit
 
 import click
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
-from rich.console import Console
 
 from liftpy.client import Client
 from liftpy.client.positions import parse_until, timestamp_ns
@@ -50,7 +49,7 @@ from sidecar.backup.store import DEFAULT_BYTES_PER_S, Store
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import Duration, Size, connection_options, json_option
-from sidecar.cli.output import Progress, count_of, table
+from sidecar.cli.output import Progress, count_of, print_table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -520,7 +519,7 @@ def list_(url: str, max_age_s: float | None, metrics_file: Path | None, as_json:
         ]
         click.echo(json.dumps(rows))
     else:
-        Console().print(table(("backup", "age", "streams", "MiB", "state"), [_row(one) for one in entries]))
+        print_table(("backup", "age", "streams", "MiB", "state"), [_row(one) for one in entries])
     if not entries:
         missing = "://" not in url and not Path(url).expanduser().is_dir()
         click.echo(f"No backups in {url}" + (" (the directory does not exist)." if missing else "."), err=True)

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich.console import Console
 
 from liftpy.errors import ConfigError
 from liftpy.spark.offsets import EARLIEST, LATEST, parse_spec
@@ -45,7 +44,7 @@ from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import EXIT_UNAVAILABLE, SIGNALED, stop_signals
 from sidecar.cli.options import Duration, OutputFile, connection_options, internal_option, json_option, timeout_option
-from sidecar.cli.output import Progress, table
+from sidecar.cli.output import Progress, print_table
 from sidecar.runtime.settings import Target
 
 if TYPE_CHECKING:
@@ -487,7 +486,6 @@ def audit(
 
 
 def _show_audit(report: AuditReport) -> None:
-    console = Console(soft_wrap=True)
     rows = [
         (
             f"{one.stream}/{one.partition}",
@@ -501,27 +499,27 @@ def _show_audit(report: AuditReport) -> None:
         for one in report.partitions
         for node, replica in one.replicas.items()
     ]
-    console.print(
-        table(("partition", "offsets", "replica", "state", "records", "bytes", "epochs (from)"), rows, folds=("epochs (from)",))
+    print_table(
+        ("partition", "offsets", "replica", "state", "records", "bytes", "epochs (from)"), rows, folds=("epochs (from)",)
     )
     for one in report.partitions:
         for node, replica in one.replicas.items():
             if replica.state != "compared":
-                console.print(f"{one.stream}/{one.partition}: {node} is {replica.state}: {replica.detail}", markup=False)
+                click.echo(f"{one.stream}/{one.partition}: {node} is {replica.state}: {replica.detail}")
         if one.dropped:
             text = "later ones supersede them" if one.dropped_checked else "it is unknown whether later ones supersede them"
-            console.print(f"{one.stream}/{one.partition}: {one.dropped} records were dropped on some replicas only: {text}")
+            click.echo(f"{one.stream}/{one.partition}: {one.dropped} records were dropped on some replicas only: {text}")
     if report.first is not None:
-        console.print(f"first difference: {report.first}", markup=False)
+        click.echo(f"first difference: {report.first}")
         for finding in report.findings[1:]:
-            console.print(f"also: {finding}", markup=False)
+            click.echo(f"also: {finding}")
     elif not report.partitions:
-        console.print("There are no streams.")
+        click.echo("There are no streams.")
     elif report.is_proven:
-        console.print("replicas agree")
+        click.echo("replicas agree")
     else:
         alone = ", ".join(f"{one.stream}/{one.partition}" for one in report.partitions if not one.is_proven)
-        console.print(f"no difference was found, but fewer than two replicas of {alone} could be compared")
+        click.echo(f"no difference was found, but fewer than two replicas of {alone} could be compared")
 
 
 # stats
@@ -580,9 +578,8 @@ def stats(
 
 
 def _show_stats(report: StatsReport) -> None:
-    console = Console(soft_wrap=True)
     rows = [_summary_row(one.summary()) for one in report.partitions]
-    console.print(table(_STATS_COLUMNS, rows))
+    print_table(_STATS_COLUMNS, rows)
     for whole in report.streams():
         series = [
             (
@@ -596,9 +593,9 @@ def _show_stats(report: StatsReport) -> None:
             for row in whole.series()
         ]
         title = f"{whole.stream}, every {report.width_s:g} s"
-        console.print(table(("from (UTC)", "records", "records/s", "MB/s", "keys", "subjects"), series, title=title))
+        print_table(("from (UTC)", "records", "records/s", "MB/s", "keys", "subjects"), series, title=title)
     for loss in report.losses:
-        console.print(loss, markup=False)
+        click.echo(loss)
 
 
 def _summary_row(row: dict[str, Any]) -> tuple[str, ...]:
