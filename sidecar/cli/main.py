@@ -8,9 +8,11 @@ nor Spark.
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import importlib
 import json
+import os
 import re
 import signal
 import sys
@@ -22,7 +24,15 @@ import click
 
 from liftpy import __version__, renamed
 from liftpy.core.base.ids import is_utf8
-from liftpy.errors import ConfigError, LiftError, NatsUnreachableError, NoClusterError, NoMajorityError, UnavailableError
+from liftpy.errors import (
+    ConfigError,
+    LiftError,
+    NatsUnreachableError,
+    NoClusterError,
+    NoMajorityError,
+    StorageError,
+    UnavailableError,
+)
 from sidecar.cli.help import SHARED_OPTIONS, HelpGroup, SharedOption, shared_option
 from sidecar.cli.output import discard_stdout
 
@@ -121,6 +131,18 @@ def check_texts(command: click.Command) -> click.Command:
     return command
 
 
+@contextmanager
+def _end_at_closed_pipe() -> Iterator[None]:
+    """End the command with exit code 0 if the reader of its output has closed the pipe (``| head``). click and rich exit with 1."""
+    try:
+        yield
+    except (BrokenPipeError, SystemExit) as error:
+        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        discard_stdout()
+        raise click.exceptions.Exit(0) from None
+
+
 class LazyGroup(HelpGroup):
     """A command group that imports the module of a command only when the command runs.
 
@@ -163,17 +185,15 @@ class LazyGroup(HelpGroup):
         assert isinstance(command, click.Command)
         return check_texts(command)
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _end_at_closed_pipe():  # --help and --version print here
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command. If the reader of its output has closed the pipe (``| head``), the command ends without an error."""
-        try:
+        with _end_at_closed_pipe():
             code = super().invoke(ctx)
             sys.stdout.flush()
             return code
-        except (BrokenPipeError, SystemExit) as error:  # caught here, because click and rich themselves would end with 1
-            if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
-                raise
-            discard_stdout()
-            return 0
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         widest = max(map(len, self._rows))
@@ -244,6 +264,7 @@ def _ended_by_signals() -> Iterator[list[int]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line with ``arguments`` (None: those of the process). It always ends with SystemExit and the exit code."""
+    _open_closed_streams()
     atexit.register(gc.freeze)  # a last collection would take a quarter of the time of a short command
     with _ended_by_signals() as signals:
         try:
@@ -270,11 +291,30 @@ def _run(arguments: list[str]) -> None:
         _show(error, as_json="--json" in arguments)
         sys.exit(exit_code(error))
     except OSError as error:  # a file that the user has named. Other files and sockets raise LiftError
-        if error.filename is None:
+        if error.filename is None and error.errno not in _FULL:
             raise
+        if error.filename is None:
+            discard_stdout()
+            _show(StorageError(f"Cannot write the output: {error.strerror}."), as_json="--json" in arguments)
+            sys.exit(EXIT_FAILED)
         _show(ConfigError(f"Cannot use file {error.filename}: {error.strerror}."), as_json="--json" in arguments)
         sys.exit(EXIT_USAGE)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a full or broken disk. Only the standard output raises them without a file name."""
+
+
+def _open_closed_streams() -> None:
+    """Open the null device in place of the standard streams that the parent has closed. Sockets must not get their descriptors."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest free descriptor, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def new_name(error: click.UsageError) -> str:
