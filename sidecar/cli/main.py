@@ -16,7 +16,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -144,37 +144,18 @@ def _end_at_closed_pipe() -> Iterator[None]:
 
 
 class LazyGroup(HelpGroup):
-    """A command group that imports the module of a command only when the command runs.
-
-    Args:
-        rows: Module and help line of each command, by name.
-        sections: Names of the commands in each section of the help, by title. Empty: one section.
-        variants: Module that is used instead if the user gives an option, by (command, option).
-    """
-
-    def __init__(
-        self,
-        *args: Any,
-        rows: Mapping[str, tuple[str, str]],
-        sections: Mapping[str, Sequence[str]] | None = None,
-        variants: Mapping[tuple[str, str], str] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self._rows = rows
-        self._variants = variants or {}
-        self._sections = sections or {"Commands": tuple(rows)}
+    """The command group ``liftpy``. It imports the module of a command only when the command runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._rows)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return self._load(self._rows[cmd_name][0], cmd_name) if cmd_name in self._rows else None
+        return self._load(COMMANDS[cmd_name][0], cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the first word of ``args`` names. An option among the words may select a variant."""
         options = {word.partition("=")[0] for word in args[1:]}
-        for (name, option), module in self._variants.items():
+        for (name, option), module in VARIANTS.items():
             if args[0] == name and option in options:
                 return name, self._load(module, name), args[1:]
         return super().resolve_command(ctx, args)
@@ -196,17 +177,14 @@ class LazyGroup(HelpGroup):
             return code
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        widest = max(map(len, self._rows))
-        for title, names in self._sections.items():
+        widest = max(map(len, COMMANDS))
+        for title, names in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([(f"{name:{widest}}", self._rows[name][1]) for name in names])
+                formatter.write_dl([(f"{name:{widest}}", COMMANDS[name][1]) for name in names])
 
 
 @click.group(
     cls=LazyGroup,
-    rows=COMMANDS,
-    sections=SECTIONS,
-    variants=VARIANTS,
     example=EXAMPLES,
     epilog="Run 'liftpy help COMMAND' for the options of a command and an example.",
     context_settings={"help_option_names": ["-h", "--help"]},
