@@ -14,7 +14,8 @@ from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import UnavailableError
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.runtime.settings import NodeSettings
-from sidecar.status.answers import BUSY, FAILED, MOST_KEPT, MOST_QUESTIONS, MOST_WAITING, SharedAnswers
+from sidecar.status.answers import BUSY, FAILED, MOST_QUESTIONS, MOST_WAITING, SharedAnswers
+from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.status_api import NodeStatusRequester, StatusHandler
 from tests.unit.status.test_metrics import a_reporter, a_worker
 from tests.unit.status.test_status_endpoint import Bus
@@ -109,7 +110,6 @@ async def test_shared_answers_beyond_their_limits_are_refused_at_once() -> None:
     assert q.heard == [BUSY] * 5
     await q.until_heard(MOST_WAITING + 5)
     assert len(q.made) == MOST_QUESTIONS
-    assert len(q.shared._cached_answers) <= MOST_KEPT
     q.heard.clear()
     q.now += 60
     q.ask("later")
@@ -167,22 +167,23 @@ async def test_status_pages_over_nats_of_400_requests_at_once_are_computed_once(
     assert "partitions" in json.loads(bus.sent[0][1])
 
 
-@pytest.mark.parametrize("path", ["/status", "/metrics/partitions?stream=a"])
-async def test_status_pages_over_http_of_many_requests_at_once_are_computed_once(path: str, tmp_path: Path) -> None:
-    handler, pages = StatusHandler(NodeSettings("n1", tmp_path)), Counter[str]()
+async def test_status_metrics_over_http_of_many_scrapes_at_once_are_gathered_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathered: list[NodeFigures] = []
 
-    def page(*_: object) -> Any:
-        pages["made"] += 1
-        return []
+    class CountedFigures(NodeFigures):
+        async def gather(self) -> Figures:
+            gathered.append(self)
+            return await super().gather()
 
-    handler.reporter = Paged()  # type: ignore[assignment]
-    handler.reporter.page = lambda *_: {"partitions": page()}  # type: ignore[method-assign, union-attr]
-    handler.reporter.of_stream = page  # type: ignore[method-assign, union-attr]
-    requests = [handler._respond(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()) for _ in range(30)]
+    monkeypatch.setattr("sidecar.status.status_api.NodeFigures", CountedFigures)
+    handler = StatusHandler(NodeSettings("n1", tmp_path))
+    handler.reporter = a_reporter([a_worker()], incarnation=6, uptime_s=7.0)
     async with asyncio.timeout(10):
-        answers = await asyncio.gather(*requests)  # type: ignore[arg-type]
+        answers = await asyncio.gather(*(handler.answer_probe(b"GET /metrics HTTP/1.1\r\n\r\n") for _ in range(30)))  # type: ignore[arg-type]
     assert {answer.split(b"\r\n")[0] for answer in answers} == {b"HTTP/1.1 200 OK"}
-    assert pages["made"] == 1
+    assert len(gathered) == 1
 
 
 async def test_status_metrics_requests_of_200_callers_at_once_are_all_answered(node: tuple[Bus, StatusHandler]) -> None:
@@ -206,11 +207,13 @@ async def test_status_question_of_the_page_to_its_own_node_has_a_time_limit(node
     bus, handler = node
     handler.reporter = a_reporter([a_worker()], incarnation=6, uptime_s=7.0)
 
-    async def never(*_: Any) -> None:
+    handler.reporter.group_rows = lambda: iter(())  # type: ignore[method-assign]
+
+    async def never(*_: Any) -> Any:
         await asyncio.Event().wait()
 
-    handler.answers._streams = never  # type: ignore[method-assign]
+    handler.answers.joins = never
     requester = NodeStatusRequester("n1", bus, Subjects("ns"), handler)  # type: ignore[arg-type]
     async with asyncio.timeout(10):
         with pytest.raises(UnavailableError, match="Node n1 does not answer"):
-            await requester.ask_node("n1", b'{"streams": {"limit": 7}}', 0.01)
+            await requester.ask_node("n1", b'{"groups": {"group": "", "limit": 7}}', 0.01)
