@@ -243,7 +243,9 @@ def restore(
         return 0 if done.is_whole else EXIT_PARTLY
     for one in done.streams:
         ends = ", ".join(f"{log.start}..{log.end - 1}" if log.end > log.start else "empty" for log in one.logs)
-        click.echo(f"{one.wish.into}: uid {one.uid}, offsets {ends}")
+        click.echo(
+            f"{one.wish.into}: uid {one.uid}, " + (f"offsets {ends}" if ends else "no records, because it had no partitions")
+        )
         for number, log in enumerate(one.logs):
             if log.requested_end is not None:
                 click.echo(
@@ -287,6 +289,7 @@ def _plan_stream_restore(
         config=was.config,
         replicas=replicas or was.replica_count,
         placement=was.placement,
+        waiting=was.waiting,
     )
 
 
