@@ -11,6 +11,7 @@ import atexit
 import errno
 import gc
 import importlib
+import io
 import json
 import os
 import re
@@ -242,7 +243,7 @@ def _ended_by_signals() -> Iterator[list[int]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line with ``arguments`` (None: those of the process). It always ends with SystemExit and the exit code."""
-    _open_closed_streams()
+    _prepare_standard_streams()
     atexit.register(gc.freeze)  # a last collection would take a quarter of the time of a short command
     with _ended_by_signals() as signals:
         try:
@@ -284,8 +285,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a full or broken disk. Only the standard output raises them without a file name."""
 
 
-def _open_closed_streams() -> None:
-    """Open the null device in place of the standard streams that the parent has closed. Sockets must not get their descriptors."""
+def _prepare_standard_streams() -> None:
+    """Open the null device in place of the standard streams that the parent has closed. Sockets must not get their descriptors.
+
+    Characters that the encoding of the output lacks are printed as escape sequences. So a command cannot fail after its work.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -293,6 +297,8 @@ def _open_closed_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # it gets the lowest free descriptor, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def new_name(error: click.UsageError) -> str:

@@ -88,6 +88,18 @@ def test_command_with_a_closed_or_full_stdout_exits_without_a_traceback(
     assert (found.returncode, found.stderr.strip()) == (code, text)
 
 
+@pytest.mark.parametrize("encoding", ["latin-1:strict", "utf-8:strict"])
+def test_command_prints_a_name_that_the_encoding_lacks_as_escape_sequence(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "00000000000000000000.log").touch()
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")).touch()
+    found = subprocess.run(
+        [sys.executable, "-c", "from sidecar.__main__ import liftpy; liftpy()", "log", "dump", str(tmp_path)],
+        capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding}, check=False, timeout=60,
+    )  # fmt: skip
+    assert (found.returncode, found.stderr) == (0, b"")
+    assert found.stdout.endswith(b"other files: caf\\udce9\n")
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
 def test_command_with_a_closed_standard_stream_uses_its_descriptor_for_no_socket(closed: str) -> None:
     words = ["stream", "list", "--nats", "nats://127.0.0.1:1"]
