@@ -63,6 +63,7 @@ UNREFERENCED = {
     "sidecar.cli.help.HelpGroup.resolve_command": _CLICK,
     "sidecar.cli.main.LazyGroup.resolve_command": _CLICK,
     "sidecar.cli.main.LazyGroup.invoke": _CLICK,
+    "sidecar.cli.main.LazyGroup.make_context": _CLICK,
     "sidecar.cli.completion.ClusterName.shell_complete": _CLICK,
     "sidecar.cli.help.HelpCommand.invoke": _CLICK,
     "sidecar.cli.options.OutputFile.shell_complete": _CLICK,
