@@ -169,13 +169,14 @@ def orphans_among(
     """
     orphans: list[DataFile] = []
     left = 0
+    used_names = {path.rpartition("/")[2] for path in in_table}  # the directory of the table may have several paths
     for one in files:
         name = one.path.rpartition("/")[2]
         if is_temporary(name):
             orphans += [one] if one.age_s >= age_s else []
             continue
         file = parse_file(name)
-        if file is None or one.path in in_table:
+        if file is None or name in used_names:
             continue
         passed = file.end_offset <= marks.get(end_mark(file.stream, file.partition), 0)
         if passed and only_added_to and one.age_s >= age_s:

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -61,6 +62,8 @@ def table_at(root: str | Path, kind: str = "") -> Table:
         ConfigError: The table has another format, or the package for the format is not installed.
     """
     folder = Path(root).expanduser().absolute()
+    if wrong := sorted({"%", "?"} & set(str(folder))):  # the table formats take them for a part of a URL
+        raise ConfigError(f"The table directory {folder} contains {wrong[0]}, which tables do not support. Use another directory.")
     there = "delta" if (folder / "_delta_log").is_dir() else "iceberg" if (folder / CATALOG).exists() else ""
     if kind and kind not in FORMATS:
         raise ConfigError(f"Unknown table format {kind!r}. Use {' or '.join(FORMATS)}.")
@@ -97,7 +100,7 @@ class DeltaDirectory(Table):
                 return None
             table = self._seen = DeltaTable(str(self.root))
             versions = {mark: table.transaction_version(mark) for mark in marks}
-            files = tuple(os.fspath(Path(uri.removeprefix("file://"))) for uri in table.file_uris())
+            files = tuple(os.fspath(Path(unquote(uri.removeprefix("file://")))) for uri in table.file_uris())
             return TableState(
                 table.version(),
                 pa.schema(table.schema().to_arrow()),
@@ -260,9 +263,9 @@ class IcebergDirectory(Table):
         with _iceberg_errors(self.root):
             table = self._catalog().load_table(NAME)
             table.maintenance.expire_snapshots().older_than(datetime.fromtimestamp(before_s, UTC)).commit()
-            used_files = {file for one in table.metadata.snapshots for file in _files(table, one.snapshot_id)}
+            used_names = {Path(file).name for one in table.metadata.snapshots for file in _files(table, one.snapshot_id)}
             for file in (self.root / DATA).rglob("*.parquet"):
-                if str(file) not in used_files and file.stat().st_mtime < before_s:
+                if file.name not in used_names and file.stat().st_mtime < before_s:
                     file.unlink()
 
     def only_added_to(self) -> bool:

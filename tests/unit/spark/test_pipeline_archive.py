@@ -26,7 +26,15 @@ from liftpy.errors import (
 from liftpy.spark.failures import SourceError, WorkerStartError, error_of, unwrap_spark_errors, with_error_code
 from liftpy.spark.pipelines import archive
 from liftpy.spark.pipelines import archive_writer as writing_module
-from liftpy.spark.pipelines.archive import Archived, ArchivePlan, DataFile, find_orphans, orphans_among, remove_orphans
+from liftpy.spark.pipelines.archive import (
+    Archived,
+    ArchivePlan,
+    DataFile,
+    OrphanFiles,
+    find_orphans,
+    orphans_among,
+    remove_orphans,
+)
 from liftpy.spark.pipelines.archive_writer import WriterSettings, write_range
 from liftpy.spark.pipelines.table_formats import state_of, stats_of, table_at
 from liftpy.spark.pipelines.tables import (
@@ -301,6 +309,27 @@ def test_spark_delta_table_unreferenced_files_are_listed_as_orphans(tmp_path: Pa
     remove_orphans(found)
     assert find_orphans(table, 0.0).files == ()
     assert state_of(table).record_count == 10
+
+
+@pytest.mark.parametrize(("kind", "package"), [("delta", "deltalake"), ("iceberg", "pyiceberg")])
+@pytest.mark.parametrize("path", ["link", "other/../my örders #1", "my örders #1"])
+def test_spark_archive_table_under_another_path_has_no_orphans(tmp_path: Path, kind: str, package: str, path: str) -> None:
+    pytest.importorskip(package)
+    root = tmp_path / "my örders #1"
+    table = table_at(root, kind)
+    assert table.state() is None
+    table.commit(committed(root, 0, 10, 0), SCHEMA)
+    (tmp_path / "link").symlink_to(root)
+    (tmp_path / "other").mkdir()
+    opened = table_at(tmp_path / path)
+    assert find_orphans(opened, 0.0) == OrphanFiles()
+    assert [pq.read_metadata(file).num_rows for file in state_of(opened).files] == [10]
+
+
+@pytest.mark.parametrize("name", ["50%", "orders?"])
+def test_spark_archive_table_in_a_directory_with_a_character_of_urls_raises_config_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="Use another directory"):
+        table_at(tmp_path / name)
 
 
 def test_spark_archive_file_age_does_not_depend_on_the_local_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
