@@ -63,7 +63,9 @@ def table_at(root: str | Path, kind: str = "") -> Table:
     """
     folder = Path(root).expanduser().absolute()
     if wrong := sorted({"%", "?"} & set(str(folder))):  # the table formats take them for a part of a URL
-        raise ConfigError(f"The table directory {folder} contains {wrong[0]}, which tables do not support. Use another directory.")
+        raise ConfigError(
+            f"The table directory {folder} contains {wrong[0]}, which tables do not support. Use another directory."
+        )
     there = "delta" if (folder / "_delta_log").is_dir() else "iceberg" if (folder / CATALOG).exists() else ""
     if kind and kind not in FORMATS:
         raise ConfigError(f"Unknown table format {kind!r}. Use {' or '.join(FORMATS)}.")

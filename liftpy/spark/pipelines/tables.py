@@ -270,7 +270,7 @@ class FileName(NamedTuple):
     Attributes:
         start_offset: First offset, inclusive.
         end_offset: End offset, exclusive.
-        tag: Digest of the uid and the columns.
+        tag: Digest of the uid, the columns and the LeaderEpoch (``tag_of``).
     """
 
     stream: str
@@ -288,9 +288,12 @@ class FileName(NamedTuple):
         return f"{DATA}/{self.stream}/{self.partition}/{self.name}"
 
 
-def tag_of(uid: str, columns: Iterable[str]) -> str:
-    """Return a digest of the stream's uid and the columns. It distinguishes files with equal offsets."""
-    return hashlib.sha256("\0".join((uid, *columns)).encode()).hexdigest()[:_TAG_DIGITS]
+def tag_of(uid: str, columns: Iterable[str], epoch: int) -> str:
+    """Return a digest of the stream's uid, the columns and ``epoch``, which distinguishes files with equal offsets.
+
+    ``epoch``: LeaderEpoch of the last planned record. After an unclean election, other records have these offsets, and another epoch.
+    """
+    return hashlib.sha256("\0".join((uid, *columns, str(epoch))).encode()).hexdigest()[:_TAG_DIGITS]
 
 
 def parse_file(name: str) -> FileName | None:

@@ -66,8 +66,9 @@ def test_spark_archive_file_name_contains_stream_partition_and_offsets(name: Fil
     assert (is_temporary(unfinished), is_temporary(name.name), parse_file(unfinished)) == (True, False, None)
 
 
-def test_spark_archive_file_name_depends_on_the_uid_and_the_columns() -> None:
-    assert len({tag_of("u", ["a"]), tag_of("v", ["a"]), tag_of("u", ["b"]), tag_of("u", ["a", "b"]), tag_of("u", ["ab"])}) == 5
+def test_spark_archive_file_name_depends_on_the_uid_the_columns_and_the_epoch() -> None:
+    names = [("u", ["a"], 0), ("v", ["a"], 0), ("u", ["b"], 0), ("u", ["a", "b"], 0), ("u", ["ab"], 0), ("u", ["a"], 1)]
+    assert len({tag_of(*name) for name in names}) == len(names)
     with pytest.raises(InvalidNameError):
         check_archived("a/b")
     with pytest.raises(ConfigError, match="internal"):
@@ -193,6 +194,13 @@ def test_spark_archive_reuses_the_file_of_a_range_that_is_already_written(tmp_pa
     assert (tmp_path / first.path).stat().st_ino == before.st_ino
     other = write_range(replace(PLANNED, uid="other"), batches(range(10, 20)), SCHEMA, WriterSettings(str(tmp_path)))
     assert other.path != first.path
+
+
+def test_spark_archive_does_not_reuse_a_file_of_records_that_an_unclean_election_lost(tmp_path: Path) -> None:
+    lost = write_range(replace(PLANNED, last=(19, 1)), batches(range(10, 20)), SCHEMA, WriterSettings(str(tmp_path)))
+    written = write_range(replace(PLANNED, last=(19, 3)), batches(range(10, 18)), SCHEMA, WriterSettings(str(tmp_path)))
+    assert (lost.record_count, written.record_count) == (10, 8)
+    assert pq.read_table(tmp_path / written.path)["offset"].to_pylist() == list(range(10, 18))
 
 
 def test_spark_archive_with_two_attempts_of_one_range_keeps_the_file_that_finished_first(tmp_path: Path) -> None:
