@@ -79,6 +79,8 @@ OLD_PLAN_S = 300.0
 IN_FLIGHT = 4
 """Maximum number of requests of a range in flight."""
 SPAN_BYTES = 1024 * 1024 - 8192
+MAX_SPAN_BYTES = 4 * SPAN_BYTES
+"""Number of fetched bytes at which a span ends early, because its records are larger than expected."""
 ANSWER_S = 3.0
 """Maximum time of a pipelined answer after the one before it, in seconds. Then the reader requests the span with retries."""
 BLOCK_BYTES = 4 * 1024 * 1024
@@ -605,6 +607,10 @@ class PipelinedRequests:
         base = None if answer is None else _first_base(answer)
         if base is not None and base > self._reader.position:
             yield self._retried(base)  # the answer before this one was full
+            if base > self._reader.position:  # the records are much larger than expected: request them in smaller spans
+                self._cancel(line)
+                self._request_end = self._reader.position
+                return
         before = self._reader.position
         if answer is not None:
             yield self._accept_answer(request, answer)
@@ -671,7 +677,7 @@ class PipelinedRequests:
         return self._reader.accept(pieces, progress.next_offset)
 
     def _retried(self, end: int) -> list[BatchSlice]:
-        """Return the slices from the position to ``end`` (exclusive), fetched by ``RetryingRequests``."""
+        """Return slices from the position on, before ``end`` (exclusive), fetched by ``RetryingRequests``."""
         pieces = self._retrying.fetch(min(end, self._reader.planned.end_offset))
         self._guess.learn(pieces)
         return pieces
@@ -694,7 +700,7 @@ class _Span:
         end_offset: End, exclusive.
         node: Node that is asked first. After that, any in-sync replica is asked.
         answer_bytes: Maximum size of one answer, in bytes.
-        one_answer: True if the span ends after one answer with records.
+        max_bytes: Number of fetched bytes at which the span ends early.
         tombstones: State of tombstones after the previous span (``ReadProgress.tombstones``). None: this is the first span.
     """
 
@@ -704,7 +710,7 @@ class _Span:
     end_offset: int
     node: str
     answer_bytes: int
-    one_answer: bool = False
+    max_bytes: int = MAX_SPAN_BYTES
     tombstones: tuple[str, int] | None = None
 
 
@@ -713,7 +719,7 @@ class _SpanResult:
     """Result of a span.
 
     Attributes:
-        next_offset: First offset after the span.
+        next_offset: First offset that was not fetched. It is below the end of the span if the span ended early.
         node: Node that answered last.
         compacted_end: End (exclusive) of the compacted part of the log.
     """
@@ -739,32 +745,40 @@ class RetryingRequests:
         self._result_s = reader.rules.patience_s * 4
 
     def fetch(self, end: int) -> list[BatchSlice]:
-        """Return checked slices from the position of the reader to ``end`` (exclusive), with one request at a time."""
+        """Return checked slices from the position of the reader on, with one request at a time.
+
+        They end at ``end`` (exclusive), or earlier after MAX_SPAN_BYTES.
+        """
         reader = self._reader
         span = _Span(reader.planned, reader.rules, reader.position, end, reader.node, SPAN_BYTES)
         fetched = result_of(reader.link.submit(_fetch_span(reader.link, span)), self._result_s)
         reader.node = fetched.node
-        return reader.accept(fetched.pieces, end)
+        return reader.accept(fetched.pieces, fetched.next_offset)
 
     def blocks(self) -> Generator[list[BatchSlice], None, None]:
         """Yield checked slices, with a few spans in flight. The first answer shows how large spans can be."""
         reader, guess, link, rules = self._reader, SpanGuess(), self._reader.link, self._reader.rules
-        flying: deque[tuple[PlannedRange, concurrent.futures.Future[_SpanResult]]] = deque()
+        flying: deque[tuple[_Span, concurrent.futures.Future[_SpanResult]]] = deque()
 
         def request(span: _Span) -> None:
-            flying.append((span.planned, link.submit(_fetch_span(link, span))))
+            flying.append((span, link.submit(_fetch_span(link, span))))
+
+        def cancel() -> None:
+            while flying:
+                flying.pop()[1].cancel()
 
         planned = reader.planned
-        request(_Span(planned, rules, reader.position, planned.end_offset, reader.node, SPAN_BYTES, one_answer=True))
-        next_offset = None
-        compacted_end = planned.end_offset
+        next_offset = compacted_end = planned.end_offset
+        request(_Span(planned, rules, reader.position, next_offset, reader.node, SPAN_BYTES, max_bytes=1))
         try:
             while flying:
-                of, future = flying.popleft()
+                span, future = flying.popleft()
                 fetched = result_of(future, self._result_s)
-                pieces, reader.node = reader.accept(fetched.pieces, fetched.next_offset, of), fetched.node
+                pieces, reader.node = reader.accept(fetched.pieces, fetched.next_offset, span.planned), fetched.node
                 guess.learn(pieces)
-                next_offset = fetched.next_offset if next_offset is None else next_offset
+                if fetched.next_offset < span.end_offset:
+                    cancel()
+                    next_offset = fetched.next_offset
                 if planned.moves_end and fetched.compacted_end > compacted_end:
                     compacted_end = fetched.compacted_end
                     planned = reader.planned = self._moved(compacted_end)
@@ -776,8 +790,7 @@ class RetryingRequests:
                 if pieces:
                     yield pieces
         finally:
-            for _, future in flying:
-                future.cancel()
+            cancel()
 
     def _moved(self, compacted_end: int) -> PlannedRange:
         """Return the planned range with a later end: the offset up to which the log was compacted when its records were read.
@@ -820,10 +833,11 @@ async def _fetch_span(link: ProcessConnection, span: _Span) -> _SpanResult:
         tombstones=span.tombstones,
     )
     pieces: list[BatchSlice] = []
-    refusals = 0
-    while not progress.done and not (span.one_answer and pieces):
+    refusals = size_bytes = 0
+    while not progress.done and size_bytes < span.max_bytes:
         try:
-            pieces += await reader.fetch(progress)
+            pieces += (more := await reader.fetch(progress))
+            size_bytes += sum(_message_bytes(piece.batch.header) for piece in more)
         except OffsetOutOfRangeError:
             refusals += 1
             await _after_loss(reader, progress, span, refusals)
