@@ -471,6 +471,18 @@ def test_streaming_query_with_a_log_end_below_the_committed_offset_raises_data_l
         streaming(source(patience="0.3")).partitions(start, end)
 
 
+@pytest.mark.parametrize("loss", ["true", "false"])
+def test_streaming_query_whose_leader_cannot_commit_planned_records_raises_unavailable(
+    source: Open, node: FakeNode, loss: str
+) -> None:
+    log = node.add_stream("orders").partitions[0]
+    append(log, 100)
+    start, end = ({"orders": {"0": offset, **EPOCH_1, "uid": "uid-orders"}} for offset in (40, 100))
+    log.high_watermark = 60
+    with pytest.raises(SourceError, match=r"^\[UNAVAILABLE\] .*orders/0"):
+        streaming(source(patience="0.3", failOnDataLoss=loss)).partitions(start, end)
+
+
 def test_spark_query_of_a_recreated_stream_raises_not_found_in_planning_and_reading(source: Open, node: FakeNode) -> None:
     append(node.add_stream("orders", uid="first").partitions[0], 50)
     reader = streaming(source(startingOffsets="earliest"))
