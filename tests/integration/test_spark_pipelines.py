@@ -94,6 +94,8 @@ def pairs(*counts: int) -> list[tuple[int, int]]:
 @pytest.mark.long
 def test_spark_frame_of_archive_and_live_stream_has_no_offset_gap(lake: Lake) -> None:
     stream = lake.node.add_stream("orders", partitions=2)
+    lake.archive("orders")
+    assert lake.offsets(archived(lake.spark, str(lake.root / "table"))) == []
     append(stream.partitions[0], 250)
     append(stream.partitions[1], 30)
     told = lake.archive("orders", batch_records=150)

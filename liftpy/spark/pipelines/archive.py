@@ -63,8 +63,7 @@ def archived(spark: SparkSession, table: str, stream: str = "") -> DataFrame:
 
         archived(spark, "/data/orders").count()
     """
-    state = state_of(table_at(table))
-    return _rows(spark, state.files, stream)
+    return _rows(spark, state_of(table_at(table)), stream)
 
 
 def whole(spark: SparkSession, table: str, stream: str, options: Mapping[str, str] | None = None) -> DataFrame:
@@ -101,11 +100,15 @@ def whole(spark: SparkSession, table: str, stream: str, options: Mapping[str, st
         .options(**{**settings, "columns": ",".join(columns), "startingOffsets": json.dumps(starts)})
         .load()
     )
-    return _rows(spark, state.files, stream).select(*columns).unionByName(live)
+    return _rows(spark, state, stream).select(*columns).unionByName(live)
 
 
-def _rows(spark: SparkSession, files: tuple[str, ...], stream: str) -> DataFrame:
-    frame = spark.read.parquet(*files)
+def _rows(spark: SparkSession, state: TableState, stream: str) -> DataFrame:
+    if not state.files:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return spark.createDataFrame([], from_arrow_schema(arrow_schema(state.schema.names)))
+    frame = spark.read.parquet(*state.files)
     return frame.where(frame["stream"] == stream) if stream else frame
 
 
