@@ -8,6 +8,7 @@ dies, the query runs again from its checkpoint. Without a checkpoint it continue
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -281,7 +282,7 @@ class ArchivePlan:
             check_archived(stream)
         if self.compression not in COMPRESSIONS:
             raise ConfigError(f"Invalid compression {self.compression!r}. Use {', '.join(COMPRESSIONS)}.")
-        if self.every_s < 0 or self.batch_records < 1 or self.tasks < 0 or self.orphan_age_s < 0:
+        if not (0 <= self.every_s < math.inf and self.orphan_age_s >= 0 and self.tasks >= 0 and self.batch_records >= 1):
             raise ConfigError(
                 "every_s, tasks and orphan_age_s must not be negative, and batch_records must be at least 1. Correct "
                 "the values."

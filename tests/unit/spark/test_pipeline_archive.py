@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -146,6 +147,7 @@ def test_spark_archive_with_other_columns_than_the_table_raises_config_error() -
     "wrong",
     [
         {"streams": ()}, {"streams": ("a", "a")}, {"streams": ("_a",)}, {"compression": "gzip"}, {"every_s": -1.0},
+        {"every_s": math.nan}, {"every_s": math.inf}, {"orphan_age_s": math.nan},
         {"batch_records": 0}, {"columns": "value,offset"}, {"source": {"Subscribe": "x"}},
     ],
 )  # fmt: skip
