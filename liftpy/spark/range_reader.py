@@ -268,9 +268,28 @@ class RangeReader:
         Raises:
             DataLossError, ProtocolError: A check of ``check_pieces`` failed. The position does not change.
         """
-        self._epoch = check_pieces(planned or self.planned, pieces, self._epoch)
+        planned = planned or self.planned
+        if not planned.compacted and (self.planned.compacted or self._compacted_since_planning(pieces)):
+            planned, self.planned = replace(planned, compacted=True), replace(self.planned, compacted=True)
+        self._epoch = check_pieces(planned, pieces, self._epoch)
         self.position = next_offset
         return pieces
+
+    def leader_bounds(self) -> Bounds:
+        """Return the current bounds of the partition from its leader. Raises LiftError."""
+        link, planned, patience_s = self.link, self.planned, self.rules.patience_s
+
+        async def ask() -> Bounds:
+            transport = await link.transport(patience_s)
+            options = ReadOptions(patience_s=patience_s)
+            reader = PartitionReader(transport, link.subjects, planned.stream, planned.partition, options)
+            return (await reader.bounds(planned.uid))[0]
+
+        return link.call(ask(), 4 * patience_s)
+
+    def _compacted_since_planning(self, pieces: list[BatchSlice]) -> bool:
+        """Return whether a batch lacks records, and the leader says that a purge or compaction may have removed them."""
+        return any(map(_lacks_records, pieces)) and self.leader_bounds().compacted
 
     def _log(self, from_files: int, over_nats: int) -> None:
         with _lock:
@@ -299,6 +318,10 @@ def first_choice(planned: PlannedRange, rules: FetchRules) -> str:
     return planned.replicas[(planned.start_offset // _SPREAD_RECORDS + planned.partition) % len(planned.replicas)]
 
 
+def _lacks_records(piece: BatchSlice) -> bool:
+    return piece.batch.header.record_count <= piece.batch.header.last_offset_delta
+
+
 def check_pieces(planned: PlannedRange, pieces: list[BatchSlice], leader_epoch: int) -> int:
     """Check slices against the plan. An earlier check ensures that batches follow each other.
 
@@ -316,7 +339,7 @@ def check_pieces(planned: PlannedRange, pieces: list[BatchSlice], leader_epoch: 
     """
     for piece in pieces:
         epoch, header = piece.batch.leader_epoch, piece.batch.header
-        if header.record_count <= header.last_offset_delta and not planned.compacted:
+        if _lacks_records(piece) and not planned.compacted:
             raise ProtocolError(
                 f"{planned}: the batch at offset {header.base_offset} lacks records, although the stream is not "
                 "compacted. Run `liftpy spark audit` for this stream."
@@ -797,15 +820,7 @@ class RetryingRequests:
 
         ``compacted_end``: this offset, exclusive. The end does not go past the committed records.
         """
-        link, planned, patience_s = self._reader.link, self._reader.planned, self._reader.rules.patience_s
-
-        async def bounds() -> Bounds:
-            transport = await link.transport(patience_s)
-            options = ReadOptions(patience_s=patience_s)
-            reader = PartitionReader(transport, link.subjects, planned.stream, planned.partition, options)
-            return (await reader.bounds(planned.uid))[0]
-
-        now = link.call(bounds(), self._result_s)
+        planned, now = self._reader.planned, self._reader.leader_bounds()
         end = max(planned.end_offset, min(compacted_end, now.end_offset))
         return replace(planned, end_offset=end, leader_epoch=max(planned.leader_epoch, now.leader_epoch))
 

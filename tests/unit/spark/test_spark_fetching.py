@@ -154,6 +154,17 @@ def test_spark_fetch_rejects_a_missing_offset_in_a_batch_unless_compacted(link: 
     assert offsets(link, replace(planned(0, 5), compacted=True)) == [0, 4]
 
 
+@pytest.mark.parametrize("by", [read_range, fetch_range])
+def test_spark_fetch_of_records_purged_after_planning_returns_the_others(
+    link: ProcessConnection, node: FakeNode, by: Any
+) -> None:
+    (log,) = node.add_stream("orders").partitions
+    log.append(build_batch([b"a", b"b"], base_offset=0, leader_epoch=1, offset_deltas=[0, 4]))
+    log.append(build_batch([b"c"], base_offset=8, leader_epoch=1))
+    log.compacted = True
+    assert offsets(link, planned(0, 9), by=by) == [0, 4, 8]
+
+
 def test_spark_fetch_of_a_range_planned_as_compacted_sends_one_request(link: ProcessConnection, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     for base in (0, 10):
