@@ -282,7 +282,7 @@ class Catalog:
     def measure(self, questions: Sequence[RangeRequest]) -> list[RangeFacts]:
         """Return the size and the batch boundaries of each requested offset range, in order.
 
-        For a deleted range the facts are empty.
+        If retention has deleted records of a range, the facts are those of the remaining records.
         """
         if not questions:
             return []
@@ -295,16 +295,20 @@ class Catalog:
 
         async def one(question: RangeRequest) -> RangeFacts:
             reader = PartitionReader(transport, subjects, *question.key, options)
-            try:
-                return await reader.measure(
-                    question.start,
-                    question.end,
-                    question.uid,
-                    every_bytes=question.every_bytes,
-                    every_records=question.every_records,
-                )
-            except OffsetOutOfRangeError:
-                return RangeFacts(question.start, question.end)
+            start = question.start
+            for _ in range(2):
+                try:
+                    return await reader.measure(
+                        start,
+                        question.end,
+                        question.uid,
+                        every_bytes=question.every_bytes,
+                        every_records=question.every_records,
+                    )
+                except OffsetOutOfRangeError:
+                    log_start = (await reader.bounds(question.uid))[0].log_start_offset
+                    start = min(max(start, log_start), question.end)
+            return RangeFacts(question.start, question.end, 0)
 
         return list(await asyncio.gather(*(one(question) for question in questions)))
 
