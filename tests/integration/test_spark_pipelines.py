@@ -21,7 +21,7 @@ from liftpy.spark.failures import SourceError
 from liftpy.spark.pipelines.archive import Archived, ArchivePlan, archive, archived, outlook, whole
 from liftpy.spark.pipelines.compact import CompactPlan, compact, next_step
 from liftpy.spark.pipelines.replay import ReplayPlan, replay
-from liftpy.spark.pipelines.table_formats import table_at
+from liftpy.spark.pipelines.tables import table_at
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer
 from tests.sim.fake_node import FakeNode, FakePartition, fake_node_in_thread

@@ -20,7 +20,6 @@ from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import WorkerStartError, unwrap_spark_errors, with_error_code
 from liftpy.spark.offsets import EARLIEST
 from liftpy.spark.options import SourceOptions
-from liftpy.spark.pipelines.table_formats import state_of, table_at
 from liftpy.spark.pipelines.tables import (
     DATA,
     ArchivedRange,
@@ -34,6 +33,8 @@ from liftpy.spark.pipelines.tables import (
     marks_of,
     parse_file,
     starts_after,
+    state_of,
+    table_at,
     uid_mark,
 )
 from liftpy.spark.planning import Views

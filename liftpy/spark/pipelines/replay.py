@@ -32,8 +32,7 @@ from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import SourceError, unwrap_spark_errors, with_error_code
 from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import SourceOptions
-from liftpy.spark.pipelines.table_formats import state_of, table_at
-from liftpy.spark.pipelines.tables import FileName, check_archived, parse_file
+from liftpy.spark.pipelines.tables import FileName, check_archived, parse_file, state_of, table_at
 from liftpy.spark.planning import (
     PartitionView,
     PlannedRange,

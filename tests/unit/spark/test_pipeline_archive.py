@@ -37,7 +37,6 @@ from liftpy.spark.pipelines.archive import (
     remove_orphans,
 )
 from liftpy.spark.pipelines.archive_writer import WriterSettings, write_range
-from liftpy.spark.pipelines.table_formats import state_of, stats_of, table_at
 from liftpy.spark.pipelines.tables import (
     ArchivedRange,
     FileName,
@@ -50,6 +49,9 @@ from liftpy.spark.pipelines.tables import (
     marks_of,
     parse_file,
     starts_after,
+    state_of,
+    stats_of,
+    table_at,
     tag_of,
     temporary,
 )
