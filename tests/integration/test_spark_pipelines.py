@@ -84,7 +84,7 @@ class Lake:
 
 @pytest.fixture
 def lake(spark: Any, node: FakeNode, pipeline_nats: str, tmp_path: Path) -> Lake:
-    return Lake(spark, node, pipeline_nats, tmp_path)
+    return Lake(spark, node, pipeline_nats, tmp_path / "our lake #1")
 
 
 def pairs(*counts: int) -> list[tuple[int, int]]:
