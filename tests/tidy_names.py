@@ -22,7 +22,6 @@ _CHECKS = "checks of the control plane, for tests and simulators"
 _FIXTURES = "pytest finds fixtures by their names"
 _FAULTS = "for tests of applications"
 UNREFERENCED = {
-    "liftpy.renamed.RenamedModules.create_module": "Python calls it",
     "liftpy.client.awaitable_context.AwaitableContext.throw": "coroutines have it: asyncio cancels by it",
     "liftpy.nats.parser.StrictConnection._process_connect_init": _NATS,
     "liftpy.nats.parser.StrictConnection._process_info": _NATS,

@@ -20,9 +20,9 @@ from liftpy.core.log import compaction, recovery
 from liftpy.core.metadata import controller_list, request_limits
 from liftpy.core.metadata.controller import admission, cluster_events, nodes, streams
 from liftpy.core.observe import trace_context
+from liftpy.core.partition import reads
 from liftpy.core.publish import dedup_window, jetstream_headers, last_per_subject, memory_budget, message_decoder, quota
 from liftpy.core.replication import effects as replication_effects
-from liftpy.core.replication import reads
 from liftpy.core.services import effects, machine, outbox, queries, replies, sessions
 from liftpy.core.wire import chunking, filters, producer_note, subjects
 from liftpy.service.settings import ServiceSettings

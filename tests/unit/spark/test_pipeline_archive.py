@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +27,16 @@ from liftpy.errors import (
 from liftpy.spark.failures import SourceError, WorkerStartError, error_of, unwrap_spark_errors, with_error_code
 from liftpy.spark.pipelines import archive
 from liftpy.spark.pipelines import archive_writer as writing_module
-from liftpy.spark.pipelines.archive import Archived, ArchivePlan, DataFile, find_orphans, orphans_among, remove_orphans
+from liftpy.spark.pipelines.archive import (
+    Archived,
+    ArchivePlan,
+    DataFile,
+    OrphanFiles,
+    find_orphans,
+    orphans_among,
+    remove_orphans,
+)
 from liftpy.spark.pipelines.archive_writer import WriterSettings, write_range
-from liftpy.spark.pipelines.table_formats import state_of, stats_of, table_at
 from liftpy.spark.pipelines.tables import (
     ArchivedRange,
     FileName,
@@ -41,6 +49,9 @@ from liftpy.spark.pipelines.tables import (
     marks_of,
     parse_file,
     starts_after,
+    state_of,
+    stats_of,
+    table_at,
     tag_of,
     temporary,
 )
@@ -58,8 +69,9 @@ def test_spark_archive_file_name_contains_stream_partition_and_offsets(name: Fil
     assert (is_temporary(unfinished), is_temporary(name.name), parse_file(unfinished)) == (True, False, None)
 
 
-def test_spark_archive_file_name_depends_on_the_uid_and_the_columns() -> None:
-    assert len({tag_of("u", ["a"]), tag_of("v", ["a"]), tag_of("u", ["b"]), tag_of("u", ["a", "b"]), tag_of("u", ["ab"])}) == 5
+def test_spark_archive_file_name_depends_on_the_uid_the_columns_and_the_epoch() -> None:
+    names = [("u", ["a"], 0), ("v", ["a"], 0), ("u", ["b"], 0), ("u", ["a", "b"], 0), ("u", ["ab"], 0), ("u", ["a"], 1)]
+    assert len({tag_of(*name) for name in names}) == len(names)
     with pytest.raises(InvalidNameError):
         check_archived("a/b")
     with pytest.raises(ConfigError, match="internal"):
@@ -137,6 +149,7 @@ def test_spark_archive_with_other_columns_than_the_table_raises_config_error() -
     "wrong",
     [
         {"streams": ()}, {"streams": ("a", "a")}, {"streams": ("_a",)}, {"compression": "gzip"}, {"every_s": -1.0},
+        {"every_s": math.nan}, {"every_s": math.inf}, {"orphan_age_s": math.nan},
         {"batch_records": 0}, {"columns": "value,offset"}, {"source": {"Subscribe": "x"}},
     ],
 )  # fmt: skip
@@ -185,6 +198,13 @@ def test_spark_archive_reuses_the_file_of_a_range_that_is_already_written(tmp_pa
     assert (tmp_path / first.path).stat().st_ino == before.st_ino
     other = write_range(replace(PLANNED, uid="other"), batches(range(10, 20)), SCHEMA, WriterSettings(str(tmp_path)))
     assert other.path != first.path
+
+
+def test_spark_archive_does_not_reuse_a_file_of_records_that_an_unclean_election_lost(tmp_path: Path) -> None:
+    lost = write_range(replace(PLANNED, last=(19, 1)), batches(range(10, 20)), SCHEMA, WriterSettings(str(tmp_path)))
+    written = write_range(replace(PLANNED, last=(19, 3)), batches(range(10, 18)), SCHEMA, WriterSettings(str(tmp_path)))
+    assert (lost.record_count, written.record_count) == (10, 8)
+    assert pq.read_table(tmp_path / written.path)["offset"].to_pylist() == list(range(10, 18))
 
 
 def test_spark_archive_with_two_attempts_of_one_range_keeps_the_file_that_finished_first(tmp_path: Path) -> None:
@@ -301,6 +321,27 @@ def test_spark_delta_table_unreferenced_files_are_listed_as_orphans(tmp_path: Pa
     remove_orphans(found)
     assert find_orphans(table, 0.0).files == ()
     assert state_of(table).record_count == 10
+
+
+@pytest.mark.parametrize(("kind", "package"), [("delta", "deltalake"), ("iceberg", "pyiceberg")])
+@pytest.mark.parametrize("path", ["link", "other/../my örders #1", "my örders #1"])
+def test_spark_archive_table_under_another_path_has_no_orphans(tmp_path: Path, kind: str, package: str, path: str) -> None:
+    pytest.importorskip(package)
+    root = tmp_path / "my örders #1"
+    table = table_at(root, kind)
+    assert table.state() is None
+    table.commit(committed(root, 0, 10, 0), SCHEMA)
+    (tmp_path / "link").symlink_to(root)
+    (tmp_path / "other").mkdir()
+    opened = table_at(tmp_path / path)
+    assert find_orphans(opened, 0.0) == OrphanFiles()
+    assert [pq.read_metadata(file).num_rows for file in state_of(opened).files] == [10]
+
+
+@pytest.mark.parametrize("name", ["50%", "orders?"])
+def test_spark_archive_table_in_a_directory_with_a_character_of_urls_raises_config_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="Use another directory"):
+        table_at(tmp_path / name)
 
 
 def test_spark_archive_file_age_does_not_depend_on_the_local_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,17 @@ import pytest
 from liftpy.errors import ConfigError, FencedError, NotFoundError, StorageError
 from liftpy.spark.pipelines.archive import find_orphans
 from liftpy.spark.pipelines.archive_writer import WriterSettings, write_file, write_range
-from liftpy.spark.pipelines.table_formats import CATALOG, IcebergDirectory, state_of, table_at
-from liftpy.spark.pipelines.tables import DATA, TableCommit, TableFile, commit_of, marks_of
+from liftpy.spark.pipelines.tables import (
+    CATALOG,
+    DATA,
+    IcebergDirectory,
+    TableCommit,
+    TableFile,
+    commit_of,
+    marks_of,
+    state_of,
+    table_at,
+)
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.schema import arrow_schema
 from tests.unit.spark.test_pipeline_archive import PLANNED, SCHEMA, batches
@@ -142,7 +151,7 @@ def test_spark_iceberg_table_cleanup_deletes_files_of_old_snapshots(tmp_path: Pa
         os.utime(file, (1, 1))
     table.forget_old_files()
     assert [Path(file).is_file() for file in (old, new, stray)] == [True, True, False], "a version of this week has the old one"
-    monkeypatch.setattr("liftpy.spark.pipelines.table_formats.KEPT_S", -1.0)
+    monkeypatch.setattr("liftpy.spark.pipelines.tables.KEPT_S", -1.0)
     stray = latest(tmp_path, 20)[1]
     table.forget_old_files()
     assert [Path(file).is_file() for file in (old, new, stray)] == [False, True, False]
