@@ -323,25 +323,23 @@ async def test_publisher_does_not_resend_an_unanswered_message_after_the_machine
     await p.close()
 
 
-async def test_publisher_that_is_idle_checks_nothing_until_the_next_message(
+async def test_publisher_that_is_idle_wakes_only_for_the_next_message(
     transport: Transport, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checks: list[float] = []
-    monkeypatch.setattr(publisher_module, "_SWEEP_S", 0.0)
-    monkeypatch.setattr(Publisher, "_check_server", lambda self, now: checks.append(now))
-    async with publisher(transport, leader) as p:
+    real_sleep, ticks = asyncio.sleep, list[float]()
+
+    async def count_ticks(delay_s: float) -> None:
+        ticks.append(delay_s)
+        await real_sleep(delay_s)
+
+    monkeypatch.setattr(asyncio, "sleep", count_ticks)
+    async with publisher(transport, leader) as p, asyncio.timeout(30):
         for value in (b"x", b"y"):
-            before = len(checks)
             await p.publish(value)
-            async with asyncio.timeout(30):
-                while len(checks) == before:
-                    await asyncio.sleep(0)
-            for _ in range(20):
-                await asyncio.sleep(0)
-            before = len(checks)
-            for _ in range(200):
-                await asyncio.sleep(0)
-            assert len(checks) == before
+            before = -1
+            while len(ticks) > before:
+                before = len(ticks)
+                await real_sleep(0.05)
 
 
 async def test_publisher_does_not_resend_an_unanswered_message_after_the_dedup_window(

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client, GroupOptions
-from liftpy.client import queue as queue_module
 from liftpy.config import StreamConfig
 from liftpy.errors import LogTruncatedError
 from liftpy.testing.memory import MemoryCluster, memory_cluster
@@ -39,8 +38,7 @@ async def publish(client: Client, count: int) -> None:
 
 
 @pytest.fixture
-async def losing(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Losing]:
-    monkeypatch.setattr(queue_module, "_ASK_AGAIN_S", 0.05)
+async def losing() -> AsyncIterator[Losing]:
     async with memory_cluster() as cluster, cluster.client() as client:
         await asyncio.to_thread(cluster.serve_groups)
         await client.create_stream("jobs", "jobs", replicas=2, config=StreamConfig(min_isr=1))
