@@ -31,10 +31,7 @@ from liftpy.spark.pipelines.archive import (
     Archived,
     ArchivePlan,
     DataFile,
-    OrphanFiles,
-    find_orphans,
     orphans_among,
-    remove_orphans,
 )
 from liftpy.spark.pipelines.archive_writer import WriterSettings, write_range
 from liftpy.spark.pipelines.tables import (
@@ -49,9 +46,7 @@ from liftpy.spark.pipelines.tables import (
     marks_of,
     parse_file,
     starts_after,
-    state_of,
     stats_of,
-    table_at,
     tag_of,
     temporary,
 )
@@ -259,89 +254,6 @@ def test_spark_archive_orphan_cleanup_removes_only_unreachable_files() -> None:
     assert of(60.0) == ({passed, half}, 20, 3)
     assert of(59.0) == (set(), 0, 4)
     assert of(60.0, only_added_to=False) == ({half}, 10, 4)
-
-
-# ---- Delta ---------------------------------------------------------------------------------------------------------------
-def committed(root: Path, start: int, end: int, batch: int, query: str = "q") -> TableCommit:
-    planned = replace(PLANNED, start_offset=start, end_offset=end)
-    written = write_range(planned, batches(range(start, end)), SCHEMA, WriterSettings(str(root)))
-    found = commit_of([written], query, batch, {} if not start else table_at(root).state(marks_of([written], query)).marks)  # type: ignore[union-attr]
-    assert found is not None
-    return found
-
-
-def test_spark_delta_table_commit_stores_offsets_and_files_in_one_transaction(tmp_path: Path) -> None:
-    pytest.importorskip("deltalake")
-    table = table_at(tmp_path)
-    assert table.state() is None
-    with pytest.raises(NotFoundError, match=f"No table in {tmp_path}"):
-        state_of(table)
-    assert table.commit(committed(tmp_path, 0, 10, 0), SCHEMA) == 0
-    assert table.commit(committed(tmp_path, 10, 15, 1), SCHEMA) == 1
-    state = state_of(table_at(tmp_path), ["q", "liftpy/orders/2", "liftpy/orders/uid/uid", "none"])
-    assert (state.version, state.record_count, len(state.files)) == (1, 15, 2)
-    assert state.marks == {"q": 1, "liftpy/orders/2": 15, "liftpy/orders/uid/uid": 1}
-    assert state.schema.names == SCHEMA.names
-    assert all(Path(file).is_file() for file in state.files)
-    assert table.only_added_to()
-    assert table.commit(committed(tmp_path, 15, 18, 2), SCHEMA, replace=True) == 2
-    assert [Path(file).name[:10] for file in state_of(table).files] == ["orders-2-0"]
-    assert not table.only_added_to()
-    with pytest.raises(ConfigError, match="Unknown table format"):
-        table_at(tmp_path, "hudi")
-
-
-def test_spark_archive_of_one_partition_by_two_queries_fences_one_query(tmp_path: Path) -> None:
-    pytest.importorskip("deltalake")
-    one, other = table_at(tmp_path), table_at(tmp_path)
-    assert one.state() is other.state() is None
-    first = committed(tmp_path, 0, 10, 0)
-    one.commit(first, SCHEMA)
-    with pytest.raises(FencedError, match="Another process created table"):
-        other.commit(replace(first, marks={**first.marks, "r": 0}), SCHEMA)
-    other.state()
-    one.commit(committed(tmp_path, 10, 20, 1), SCHEMA)
-    with pytest.raises(FencedError, match="nother archive writes"):
-        other.commit(committed(tmp_path, 10, 12, 0, "r"), SCHEMA)
-    assert state_of(other).record_count == 20
-
-
-def test_spark_delta_table_unreferenced_files_are_listed_as_orphans(tmp_path: Path) -> None:
-    pytest.importorskip("deltalake")
-    table = table_at(tmp_path)
-    assert find_orphans(table, 0.0).files == ()
-    table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
-    dead = write_range(
-        replace(PLANNED, start_offset=1, end_offset=9), batches(range(1, 9)), SCHEMA, WriterSettings(str(tmp_path))
-    )
-    write_range(replace(PLANNED, start_offset=10, end_offset=12), batches(range(10, 12)), SCHEMA, WriterSettings(str(tmp_path)))
-    found = find_orphans(table, 0.0)
-    assert (found.files, found.left) == ((str(tmp_path / dead.path),), 1)
-    remove_orphans(found)
-    remove_orphans(found)
-    assert find_orphans(table, 0.0).files == ()
-    assert state_of(table).record_count == 10
-
-
-@pytest.mark.parametrize(("kind", "package"), [("delta", "deltalake"), ("iceberg", "pyiceberg")])
-@pytest.mark.parametrize("path", ["link", "other/../my örders #1", "my örders #1"])
-def test_spark_archive_table_under_another_path_has_no_orphans(tmp_path: Path, kind: str, package: str, path: str) -> None:
-    pytest.importorskip(package)
-    root = tmp_path / "my örders #1"
-    table = table_at(root, kind)
-    assert table.state() is None
-    table.commit(committed(root, 0, 10, 0), SCHEMA)
-    (tmp_path / "link").symlink_to(root)
-    (tmp_path / "other").mkdir()
-    opened = table_at(tmp_path / path)
-    assert find_orphans(opened, 0.0) == OrphanFiles()
-    assert [pq.read_metadata(file).num_rows for file in state_of(opened).files] == [10]
-
-
-@pytest.mark.parametrize("name", ["50%", "orders?"])
-def test_spark_archive_table_in_a_directory_with_a_character_of_urls_raises_config_error(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="Use another directory"):
-        table_at(tmp_path / name)
 
 
 def test_spark_archive_file_age_does_not_depend_on_the_local_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,24 +1,24 @@
-"""Test Iceberg tables of an archive without a JVM: offsets and files in one transaction, and fencing of a second writer."""
+"""Test Delta and Iceberg tables of an archive without a JVM: offsets and files in one transaction, fencing, orphans."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from liftpy.errors import ConfigError, FencedError, NotFoundError, StorageError
-from liftpy.spark.pipelines.archive import find_orphans
+from liftpy.spark.pipelines.archive import OrphanFiles, find_orphans, remove_orphans
 from liftpy.spark.pipelines.archive_writer import WriterSettings, write_file, write_range
 from liftpy.spark.pipelines.tables import (
     CATALOG,
     DATA,
-    IcebergDirectory,
+    Table,
     TableCommit,
     TableFile,
     commit_of,
@@ -26,13 +26,17 @@ from liftpy.spark.pipelines.tables import (
     state_of,
     table_at,
 )
-from liftpy.spark.planning import PlannedRange
 from liftpy.spark.schema import arrow_schema
 from tests.unit.spark.test_pipeline_archive import PLANNED, SCHEMA, batches
 
-pytestmark = pytest.mark.skipif(find_spec("pyiceberg") is None or find_spec("sqlalchemy") is None, reason="not installed")
-
+PACKAGES = {"delta": "deltalake", "iceberg": "pyiceberg"}
 QUERY = "q"
+
+
+@pytest.fixture(params=PACKAGES)
+def kind(request: pytest.FixtureRequest) -> str:
+    pytest.importorskip(PACKAGES[request.param])
+    return str(request.param)
 
 
 def catalog_in(root: Path) -> Any:
@@ -41,43 +45,44 @@ def catalog_in(root: Path) -> Any:
     return SqlCatalog("liftpy", uri=f"sqlite:///{root / CATALOG}")
 
 
-def opened(root: Path) -> IcebergDirectory:
-    table = table_at(root, "iceberg")
-    assert isinstance(table, IcebergDirectory)
-    return table
+def opened(root: Path, kind: str = "iceberg") -> Table:
+    pytest.importorskip(PACKAGES[kind])
+    return table_at(root, kind)
 
 
 def committed(root: Path, start: int, end: int, batch: int, query: str = QUERY) -> TableCommit:
-    planned: PlannedRange = replace(PLANNED, start_offset=start, end_offset=end)
+    planned = replace(PLANNED, start_offset=start, end_offset=end)
     written = write_range(planned, batches(range(start, end)), SCHEMA, WriterSettings(str(root)))
-    state = opened(root).state(marks_of([written], query))
+    state = table_at(root).state(marks_of([written], query)) if start else None
     found = commit_of([written], query, batch, {} if state is None else state.marks)
     assert found is not None
     return found
 
 
-def test_spark_iceberg_table_commit_stores_offsets_and_files_in_one_transaction(tmp_path: Path) -> None:
-    table = opened(tmp_path)
+def test_spark_table_commit_stores_offsets_and_files_in_one_transaction(tmp_path: Path, kind: str) -> None:
+    table = opened(tmp_path, kind)
     assert table.state() is None
     with pytest.raises(NotFoundError, match=f"No table in {tmp_path}"):
         state_of(table)
     first = table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
     assert table.commit(committed(tmp_path, 10, 15, 1), SCHEMA) == first + 1
     found = table_at(tmp_path)
-    assert isinstance(found, IcebergDirectory), "what a folder holds is told by its catalog"
+    assert type(found) is type(table), "the directory shows the format"
     state = state_of(found, [QUERY, "liftpy/orders/2", "liftpy/orders/uid/uid", "none"])
     assert (state.version, state.record_count, len(state.files)) == (first + 1, 15, 2)
     assert state.marks == {QUERY: 1, "liftpy/orders/2": 15, "liftpy/orders/uid/uid": 1}
     assert state.schema.names == SCHEMA.names
     assert all(Path(file).is_file() for file in state.files)
     assert table.only_added_to()
-    assert find_orphans(table, 0.0).files == ()
-    with pytest.raises(ConfigError, match="has the format iceberg, not delta"):
-        table_at(tmp_path, "delta")
+    (other,) = PACKAGES.keys() - {kind}
+    with pytest.raises(ConfigError, match=f"has the format {kind}, not {other}"):
+        table_at(tmp_path, other)
+    with pytest.raises(ConfigError, match="Unknown table format"):
+        table_at(tmp_path, "hudi")
 
 
-def test_spark_iceberg_table_commit_without_files_stores_offsets(tmp_path: Path) -> None:
-    table, other = opened(tmp_path), opened(tmp_path)
+def test_spark_table_commit_without_files_stores_offsets(tmp_path: Path, kind: str) -> None:
+    table, other = opened(tmp_path, kind), opened(tmp_path, kind)
     table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
     assert other.state() is not None
     table.commit(TableCommit((), {QUERY: 7}), SCHEMA)
@@ -89,18 +94,32 @@ def test_spark_iceberg_table_commit_without_files_stores_offsets(tmp_path: Path)
     assert state_of(table, [QUERY]).marks == {QUERY: 7}
 
 
-def test_spark_iceberg_archive_of_one_partition_by_two_queries_fences_one_query(tmp_path: Path) -> None:
-    one, other = opened(tmp_path), opened(tmp_path)
+def test_spark_archive_of_one_partition_by_two_queries_fences_one_query(tmp_path: Path, kind: str) -> None:
+    one, other = opened(tmp_path, kind), opened(tmp_path, kind)
     assert one.state() is other.state() is None
     first = committed(tmp_path, 0, 10, 0)
     one.commit(first, SCHEMA)
-    with pytest.raises(FencedError, match="nother archive writes"):
+    with pytest.raises(FencedError, match=r"Another (archive writes|process created)"):
         other.commit(replace(first, marks={**first.marks, "r": 0}), SCHEMA)
     other.state()
     one.commit(committed(tmp_path, 10, 20, 1), SCHEMA)
     with pytest.raises(FencedError, match="nother archive writes"):
         other.commit(committed(tmp_path, 10, 12, 0, "r"), SCHEMA)
     assert state_of(other).record_count == 20
+
+
+def test_spark_table_unreferenced_files_are_listed_as_orphans(tmp_path: Path, kind: str) -> None:
+    table, settings = opened(tmp_path, kind), WriterSettings(str(tmp_path))
+    assert find_orphans(table, 0.0) == OrphanFiles()
+    table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
+    dead = write_range(replace(PLANNED, start_offset=1, end_offset=9), batches(range(1, 9)), SCHEMA, settings)
+    write_range(replace(PLANNED, start_offset=10, end_offset=12), batches(range(10, 12)), SCHEMA, settings)
+    found = find_orphans(table, 0.0)
+    assert (found.files, found.left) == ((str(tmp_path / dead.path),), 1)
+    remove_orphans(found)
+    remove_orphans(found)
+    assert find_orphans(table, 0.0).files == ()
+    assert state_of(table).record_count == 10
 
 
 def test_spark_iceberg_table_is_readable_by_pyiceberg(tmp_path: Path) -> None:
@@ -171,3 +190,22 @@ def test_spark_iceberg_table_accepts_all_archive_columns(tmp_path: Path) -> None
     assert state_of(table).schema.names == schema.names
     catalog = catalog_in(tmp_path)
     assert catalog.load_table("liftpy.archive").scan().to_arrow().to_pylist() == [row]
+
+
+@pytest.mark.parametrize("path", ["link", "other/../my örders #1", "my örders #1"])
+def test_spark_archive_table_under_another_path_has_no_orphans(tmp_path: Path, kind: str, path: str) -> None:
+    root = tmp_path / "my örders #1"
+    table = opened(root, kind)
+    assert table.state() is None
+    table.commit(committed(root, 0, 10, 0), SCHEMA)
+    (tmp_path / "link").symlink_to(root)
+    (tmp_path / "other").mkdir()
+    again = table_at(tmp_path / path)
+    assert find_orphans(again, 0.0) == OrphanFiles()
+    assert [pq.read_metadata(file).num_rows for file in state_of(again).files] == [10]
+
+
+@pytest.mark.parametrize("name", ["50%", "orders?"])
+def test_spark_archive_table_in_a_directory_with_a_character_of_urls_raises_config_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="Use another directory"):
+        table_at(tmp_path / name)
