@@ -256,7 +256,8 @@ class _TraceHandler(logging.Handler):
             self._scheduler.counters[f"log: {record.levelname} {record.name}"] += 1
         if record.levelno >= logging.WARNING and process is not None and record.name.startswith("liftpy"):
             self._scheduler.warnings.append(f"{name}: {text}")
-            self._count(name, str(record.msg))
+            if record.name != "liftpy.client":  # it logs each damaged response of many reads at once
+                self._count(name, str(record.msg))
         if record.exc_info and process is not None and record.name.startswith("liftpy"):
             self._scheduler.unhandled(process, f"log of {record.name}: {text}", record.exc_info[1], {})
 
