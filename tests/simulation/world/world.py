@@ -35,6 +35,8 @@ _MOST_S = 600.0
 """Virtual seconds that a history takes at most."""
 _PASSWORD, _OTHER_PASSWORD = "secret", "another secret"
 _SMALL_SNAPSHOT_BYTES = 100_000
+_MOST_WARNINGS_PER_S = 100
+"""Number of warnings of one kind in a second that show a retry without a pause."""
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 
@@ -231,6 +233,18 @@ class _TraceHandler(logging.Handler):
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__()
         self._scheduler = scheduler
+        self._second = 0
+        self._counts: Counter[tuple[str, str]] = Counter()
+        """(Process, text without values) -> number of its warnings and errors in the present second."""
+
+    def _count(self, process: str, text: str) -> None:
+        second = int(self._scheduler.passed_s)
+        if second != self._second:
+            self._second = second
+            self._counts.clear()
+        self._counts[process, text] += 1
+        if self._counts[process, text] == _MOST_WARNINGS_PER_S:
+            self._scheduler.violated(f"{process}: {_MOST_WARNINGS_PER_S} times within a second: {text}")
 
     def emit(self, record: logging.LogRecord) -> None:
         """Add one line."""
@@ -242,6 +256,8 @@ class _TraceHandler(logging.Handler):
             self._scheduler.counters[f"log: {record.levelname} {record.name}"] += 1
         if record.levelno >= logging.WARNING and process is not None and record.name.startswith("liftpy"):
             self._scheduler.warnings.append(f"{name}: {text}")
+            if record.name != "liftpy.client":  # it logs each damaged response of many reads at once
+                self._count(name, str(record.msg))
         if record.exc_info and process is not None and record.name.startswith("liftpy"):
             self._scheduler.unhandled(process, f"log of {record.name}: {text}", record.exc_info[1], {})
 

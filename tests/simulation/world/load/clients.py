@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from liftpy.config import AckPolicy
 from liftpy.errors import LiftError
-from tests.simulation.world.machine.scheduler import Scheduler
+from tests.simulation.world.machine.scheduler import NS_PER_S, Scheduler
 from tests.simulation.world.world import World
 
 T = TypeVar("T")
@@ -246,7 +246,12 @@ class Clients:
         if len(now) > 3 or not others:
             await client.admin.change_controllers(remove=draw.choice(now))
         else:
-            await client.admin.change_controllers(add=draw.choice(others))
+            added = draw.choice(others)
+            if draw.random() < 0.3:  # it cannot start as controller until there is space
+                disk = next(node.disk for node in self.world.nodes if node.name == added)
+                disk.is_full = True
+                self.world.scheduler.after(3 * NS_PER_S, disk.heal)
+            await client.admin.change_controllers(add=added)
 
     async def _pause_and_resume(self, client: Any, stream: str, partition: int) -> None:
         try:
