@@ -62,7 +62,10 @@ _AGAIN = frozenset({client_pb2.Ack.NOT_LEADER, client_pb2.Ack.OVERLOADED, client
 
 
 class MisaddressedError(UnavailableError):
-    """Another stream listens on this subject. Nothing was stored. The client requests the current address and retries."""
+    """The address of the stream is not current, so nothing was stored.
+
+    Another stream listens on the subject. The client requests the current address and retries.
+    """
 
     code = "MISADDRESSED"
 
@@ -96,7 +99,17 @@ class CommandAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command to a service. ``message_id``: id for deduplication, '' for a random one."""
+    """One command to a service.
+
+    Args:
+        service: Name of the service.
+        stream: Stream that the service reads.
+        partition: Partition of the stream.
+        value: Value of the record.
+        key: Key of the record. None: no key.
+        headers: Headers of the record, as pairs of name and value.
+        message_id: Id for deduplication. '': a random id.
+    """
 
     service: str
     stream: str
@@ -372,9 +385,15 @@ def _only_partition(stream: StreamImage) -> int:
 async def send_command(
     transport: Transport, find: Callable[[bool], Awaitable[Address]], command: Command, timeout_s: float
 ) -> CommandAnswer:
-    """Send a command, again and again until the service replies or ``timeout_s`` seconds are over. Return the reply.
+    """Send a command, again and again until the service replies or the time is over. Return the reply.
 
-    ``find``: returns the address of the stream. Its argument True skips the cache. ``Services.call`` describes the errors.
+    ``Services.call`` describes the errors.
+
+    Args:
+        transport: Connection to NATS.
+        find: Returns the address of the stream. Its argument True skips the cache.
+        command: The command.
+        timeout_s: Time limit in seconds.
     """
     if not is_utf8(command.message_id):
         raise ConfigError(f"Invalid message id {quote(command.message_id)}. Use UTF-8 text.")
