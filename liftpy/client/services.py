@@ -62,9 +62,9 @@ _AGAIN = frozenset({client_pb2.Ack.NOT_LEADER, client_pb2.Ack.OVERLOADED, client
 
 
 class MisaddressedError(UnavailableError):
-    """Another stream stores the subject of the command.
+    """The address of the stream is not current, so nothing was stored.
 
-    Nothing was stored. The client requests the current address and retries.
+    Another stream listens on the subject. The client requests the current address and retries.
     """
 
     code = "MISADDRESSED"
@@ -103,12 +103,12 @@ class Command:
 
     Args:
         service: Name of the service.
-        stream: Name of the stream that the service reads.
-        partition: Number of the partition.
+        stream: Stream that the service reads.
+        partition: Partition of the stream.
         value: Value of the record.
-        key: Key of the record. Default None.
-        headers: Headers of the record. Default none.
-        message_id: Id for deduplication. Default '': a random one.
+        key: Key of the record. None: no key.
+        headers: Headers of the record, as pairs of name and value.
+        message_id: Id for deduplication. '': a random id.
     """
 
     service: str
@@ -385,13 +385,15 @@ def _only_partition(stream: StreamImage) -> int:
 async def send_command(
     transport: Transport, find: Callable[[bool], Awaitable[Address]], command: Command, timeout_s: float
 ) -> CommandAnswer:
-    """Send a command, again and again until the service replies, and return the reply.
+    """Send a command, again and again until the service replies or the time is over. Return the reply.
+
+    ``Services.call`` describes the errors.
 
     Args:
-        transport: The NATS connection.
+        transport: Connection to NATS.
         find: Returns the address of the stream. Its argument True skips the cache.
         command: The command.
-        timeout_s: Total time of all attempts, in seconds.
+        timeout_s: Time limit in seconds.
     """
     if not is_utf8(command.message_id):
         raise ConfigError(f"Invalid message id {quote(command.message_id)}. Use UTF-8 text.")

@@ -266,15 +266,6 @@ def columns(policy: AckPolicy, *messages: tuple[bytes, bytes, bytes, bytes]) -> 
     return reader, reader.read(messages, 0)
 
 
-def test_service_record_of_a_stream_without_acks_contains_the_inbox_of_the_publisher() -> None:
-    message = (b"in", b"_INBOX.a.1", b"x", b"")
-    _, kept = columns(AckPolicy.NONE, message, (b"in", b"", b"y", b""), (b"in", b"orders", b"z", b""))
-    assert kept.replies == ["_INBOX.a.1", None, None]
-    assert list(kept.publishers.replies) == [b"", b"", b""]
-    _, acked = columns(AckPolicy.ALL, message)
-    assert acked.replies is None, "the stream's ack goes there"
-
-
 def test_publish_with_lift_reply_to_header_keeps_ack_inbox_and_reply_inbox() -> None:
     block = b"NATS/1.0\r\nLift-Reply-To: %b\r\n\r\n"
     reader, kept = columns(

@@ -37,7 +37,7 @@ from liftpy.spark.range_reader import (
     find_offered_files,
 )
 from sidecar.disk.files import DirectoryStorage
-from tests.sim.fake_node import FakeNode
+from tests.fake_node import FakeNode
 
 RECORDS = 100
 RULES = FetchRules(patience_s=3, files=True)
