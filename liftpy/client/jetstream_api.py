@@ -45,6 +45,27 @@ from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRang
 MAX_BODY_BYTES = 64 * 1024
 MOST = 1 << 62
 MAX_BATCH = 100_000
+_PAGES = frozenset({"offset", "subject"})
+_INFO = frozenset({"deleted_details", "subjects_filter", "offset"})
+_GET = frozenset({"seq", "last_by_subj", "next_by_subj", "start_time"})
+_DIRECT = _GET | {"batch", "max_bytes", "multi_last", "up_to_seq", "up_to_time"}
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)", re.ASCII)
+_LAST_NS = (1 << 63) - 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+NAMES_PAGE, LIST_PAGE = 1024, 256
+"""Maximum number of streams in one answer: with names only, and with configuration and state."""
+API_LEVEL = 1
+"""API level of nats-server 2.11: batch gets, and the newest message of several subjects. Higher levels concern writes."""
+_TYPE = "io.nats.jetstream.api.v1.{}_response"
+_NS = 1_000_000_000
+_ZERO = "0001-01-01T00:00:00Z"
+_KEY = "Lift-Key"
+PATIENCE_S = 4.0
+"""Maximum time to compute an answer, in seconds. Clients wait for 5 s by default."""
+MAX_BYTES = 8 * 1024 * 1024
+"""Maximum size of the records of one answer, in bytes. The next request continues after them."""
+_OPTIONS = ReadOptions(max_bytes=128 * 1024, wait_s=0, answer_timeout_s=2.0, patience_s=PATIENCE_S, read_ahead=1)
+_Records = Iteration[Record] | AsyncGenerator[Record, None]
 
 
 class Kind(Enum):
@@ -110,13 +131,6 @@ _OF_STREAM = {
     "CONSUMER.LIST.": Kind.CONSUMER_LIST,
     "CONSUMER.MSG.NEXT.": Kind.NEXT,
 }
-_PAGES = frozenset({"offset", "subject"})
-_INFO = frozenset({"deleted_details", "subjects_filter", "offset"})
-_GET = frozenset({"seq", "last_by_subj", "next_by_subj", "start_time"})
-_DIRECT = _GET | {"batch", "max_bytes", "multi_last", "up_to_seq", "up_to_time"}
-_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)", re.ASCII)
-_LAST_NS = (1 << 63) - 1
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def kind_of(rest: str) -> tuple[Kind, str]:
@@ -274,16 +288,6 @@ def overlap(one: str, other: str) -> bool:
         if mine is None or theirs is None or not (mine == theirs or "*" in (mine, theirs)):
             return False
     return True
-
-
-NAMES_PAGE, LIST_PAGE = 1024, 256
-"""Maximum number of streams in one answer: with names only, and with configuration and state."""
-API_LEVEL = 1
-"""API level of nats-server 2.11: batch gets, and the newest message of several subjects. Higher levels concern writes."""
-_TYPE = "io.nats.jetstream.api.v1.{}_response"
-_NS = 1_000_000_000
-_ZERO = "0001-01-01T00:00:00Z"
-_KEY = "Lift-Key"
 
 
 class JsAnswer(NamedTuple):
@@ -450,16 +454,6 @@ def time_text(at_ns: int | None) -> str:
 def places(streams: Iterable[StreamInfo]) -> list[tuple[StreamInfo, int]]:
     """Return (stream, partition number) of all partitions of ``streams``, sorted by name."""
     return [(stream, p.partition) for stream in sorted(streams, key=lambda one: one.name) for p in stream.partitions]
-
-
-PATIENCE_S = 4.0
-"""Maximum time to compute an answer, in seconds. Clients wait for 5 s by default."""
-MAX_BYTES = 8 * 1024 * 1024
-"""Maximum size of the records of one answer, in bytes. The next request continues after them."""
-_OPTIONS = ReadOptions(max_bytes=128 * 1024, wait_s=0, answer_timeout_s=2.0, patience_s=PATIENCE_S, read_ahead=1)
-
-
-_Records = Iteration[Record] | AsyncGenerator[Record, None]
 
 
 @dataclass

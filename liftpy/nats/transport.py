@@ -48,6 +48,8 @@ SILENT_S = 0.5
 """Time without an answer to a PING, in seconds, after which the NATS server counts as unreachable."""
 _CHECK_S = 60.0
 """Maximum duration of one check of the server, in seconds. nats-py closes an unreachable connection earlier."""
+_MAX_DIGITS = 18
+_NO_RESPONDERS = "503"
 
 
 class NoRespondersError(UnavailableError):
@@ -572,10 +574,6 @@ async def unsubscribe(subscription: Any) -> None:
     if subscription is not None:
         with contextlib.suppress(Exception):
             await subscription.unsubscribe()
-
-
-_MAX_DIGITS = 18
-_NO_RESPONDERS = "503"
 
 
 class Answers:

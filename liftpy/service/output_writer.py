@@ -40,8 +40,20 @@ from liftpy.nats.transport import Transport
 from liftpy.service.instance import ServiceInstance
 from liftpy.service.settings import ServiceSettings
 
+logger = logging.getLogger("liftpy.service")
+
 Row = tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]] | Pairs]
 """(value, key, headers) of one output."""
+_AGAIN_S = 0.05
+"""First wait in seconds before a retry. It doubles each time, up to ``emit_poll_interval_s``."""
+_BATCH_RECORDS = 1024
+_LOST_AFTER_S = 3.0
+"""Time in seconds for which an output stream may end below the acknowledged offset before it counts as truncated.
+
+A new leader may report a lower end at first.
+"""
+_CHUNK_RECORDS = 4096
+"""Maximum number of outputs that are processed in one turn."""
 
 
 class OutputNotWrittenError(UnavailableError):
@@ -108,18 +120,6 @@ async def append(
             f"{which} and {count - 1} more were stored as {ack.recordCount} records from offset {ack.offset}. "
             "Another program writes to the output stream. Choose a new stream (--output-stream)."
         )
-
-
-logger = logging.getLogger("liftpy.service")
-
-_AGAIN_S = 0.05
-"""First wait in seconds before a retry. It doubles each time, up to ``emit_poll_interval_s``."""
-_BATCH_RECORDS = 1024
-_LOST_AFTER_S = 3.0
-"""Time in seconds for which an output stream may end below the acknowledged offset before it counts as truncated.
-
-A new leader may report a lower end at first.
-"""
 
 
 class StreamReplacedError(NotFoundError):
@@ -341,10 +341,6 @@ class Emitter:
         """
         count = batch.record_count
         await append(self._transport, self._address, batch.frame, batch.first.number, count, self._settings.emit_timeout_s)
-
-
-_CHUNK_RECORDS = 4096
-"""Maximum number of outputs that are processed in one turn."""
 
 
 class Router:

@@ -66,6 +66,29 @@ logger = logging.getLogger("liftpy.service")
 _SUFFIX = ".snapshot"
 _DAMAGED = ".damaged"
 _INCOMING = ".incoming"
+_MAX_STORED = 64
+_MAX_DIGESTS = 4
+_NOTICED_S = 0.01
+_TURN = 1.5
+"""Time between the turns of two nodes, as a factor of the last snapshot's duration."""
+_LONGEST_TURN_S = 5.0
+_MAX_OPEN_SNAPSHOTS = 8
+"""Maximum number of open snapshots. At the limit, the least recently used one is closed."""
+_OPEN_SNAPSHOT_S = 60.0
+_CHECK_INTERVAL_S = 5.0
+_MAX_WAITING = 64
+"""Maximum number of waiting requests. NATS drops further ones, and their senders retry."""
+_ANSWER_S = 2.0
+_TRIES = 3
+"""Maximum number of attempts for each piece of a download."""
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 5.0
+_SLOWEST_BYTES_PER_S = 64 * 1024
+_RATE_CHECK_AFTER_S = 10.0
+"""Time in seconds after which the average rate of a download must reach a minimum."""
+_BARRED_S = 60.0
+"""Time in seconds for which a downloaded snapshot is not downloaded again."""
+_MAX_PEERS = 16
 
 
 class ServiceLock:
@@ -357,14 +380,6 @@ def _storage_errors(what: str, path: Path):  # type: ignore[no-untyped-def]
         raise StorageError(f"Cannot {what} {path}: {error.strerror or error}. Check the disk and its permissions.") from error
 
 
-_MAX_STORED = 64
-_MAX_DIGESTS = 4
-_NOTICED_S = 0.01
-_TURN = 1.5
-"""Time between the turns of two nodes, as a factor of the last snapshot's duration."""
-_LONGEST_TURN_S = 5.0
-
-
 class SnapshotKeeper:
     """Decides when a service takes a snapshot, and stores it. Files are read and written in threads.
 
@@ -521,14 +536,6 @@ class SnapshotKeeper:
             await self.save(machine.snapshot())
 
 
-_MAX_OPEN_SNAPSHOTS = 8
-"""Maximum number of open snapshots. At the limit, the least recently used one is closed."""
-_OPEN_SNAPSHOT_S = 60.0
-_CHECK_INTERVAL_S = 5.0
-_MAX_WAITING = 64
-"""Maximum number of waiting requests. NATS drops further ones, and their senders retry."""
-
-
 class SnapshotServer:
     """Sends the snapshots of one service process to other nodes that request them, in pieces.
 
@@ -650,19 +657,6 @@ class SnapshotServer:
     def _release(self, digests: list[bytes]) -> None:
         for digest in digests:
             self._open_snapshots.pop(digest, None)
-
-
-_ANSWER_S = 2.0
-_TRIES = 3
-"""Maximum number of attempts for each piece of a download."""
-_FIRST_PAUSE_S = 0.25
-_LONGEST_PAUSE_S = 5.0
-_SLOWEST_BYTES_PER_S = 64 * 1024
-_RATE_CHECK_AFTER_S = 10.0
-"""Time in seconds after which the average rate of a download must reach a minimum."""
-_BARRED_S = 60.0
-"""Time in seconds for which a downloaded snapshot is not downloaded again."""
-_MAX_PEERS = 16
 
 
 class SnapshotFetcher:

@@ -1,5 +1,7 @@
-"""Errors that Spark passes on. Spark keeps the text of an exception but not its type, so the text begins with the error
-code.
+"""Errors of Spark jobs, in both directions.
+
+Spark keeps the text of an exception but not its type, so the text begins with the error code. ``error_of`` converts
+such a text back into a liftpy error.
 """
 
 from __future__ import annotations
@@ -22,29 +24,6 @@ from liftpy.errors import (
     UnavailableError,
 )
 
-
-class SourceError(LiftError):
-    """Error of the source or the sink, as a Spark user sees it: ``[CODE] text``. ``code``: code of the original error."""
-
-    def __init__(self, text: str, code: str = "LIFT_ERROR") -> None:
-        super().__init__(text)
-        self.code = code
-
-
-@contextmanager
-def with_error_code() -> Iterator[None]:
-    """Convert a LiftError of this block into a SourceError whose text begins with its code."""
-    try:
-        yield
-    except SourceError:
-        raise
-    except LiftError as error:
-        raise SourceError(f"[{error.code}] {error}", error.code) from error
-
-
-# Convert errors of Spark jobs back into liftpy errors.
-
-
 _KINDS: dict[str, type[LiftError]] = {
     kind.code: kind
     for kind in (
@@ -65,6 +44,25 @@ _CODED = re.compile(r"SourceError: \[([A-Z_]+)\] ([^\n]*)")
 _SHOWN_LINES = 3
 _NOT_STARTED = "Python worker failed to connect back"
 """Text of Spark when a Python worker of its driver did not start within ten seconds. No setting changes that time."""
+
+
+class SourceError(LiftError):
+    """Error of the source or the sink, as a Spark user sees it: ``[CODE] text``. ``code``: code of the original error."""
+
+    def __init__(self, text: str, code: str = "LIFT_ERROR") -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@contextmanager
+def with_error_code() -> Iterator[None]:
+    """Convert a LiftError of this block into a SourceError whose text begins with its code."""
+    try:
+        yield
+    except SourceError:
+        raise
+    except LiftError as error:
+        raise SourceError(f"[{error.code}] {error}", error.code) from error
 
 
 class WorkerStartError(UnavailableError):

@@ -78,6 +78,9 @@ _FIX_COUNT = (
     'repartition(8, "key"). Do not change spark.sql.shuffle.partitions and minPartitions'
 )
 _logger = logging.getLogger(__name__)
+_SCAN_BYTES = 4 << 20
+"""Maximum number of bytes to read from a partition in search of records of an earlier run."""
+_RESCAN_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,16 +386,7 @@ def summary(messages: Iterable[WriterCommitMessage | None]) -> str:
     return f"{len(written)} tasks ({runs}), {rows} rows, {known} of them stored before; {where or 'nothing new'}"
 
 
-# Send the rows of one task, exactly once in a round, or at least once. This code runs on the event loop of a link.
-#
-# A round (``liftpy.client.write_epoch``) has the rows of one task in one micro-batch. The task collects all of them, and sends
-# them in the order of their content. Without a round, the task sends rows as they come. If Spark runs it again, it sends
-# them again.
-
-
-_SCAN_BYTES = 4 << 20
-"""Maximum number of bytes to read from a partition in search of records of an earlier run."""
-_RESCAN_BYTES = 256 << 20
+# ---- rows of one task ------------------------------------------------------------------------------------------------
 
 
 class Range(NamedTuple):
@@ -452,7 +446,9 @@ async def send_round(
 ) -> WriteResult:
     """Store those rows of a task that earlier attempts have not stored. Return the numbers and offsets of the stored rows.
 
-    ``round``: query, micro-batch and task. A task without rows also asks the leaders, because an earlier attempt may have had rows.
+    ``round``: query, micro-batch and task (``liftpy.client.write_epoch``). The task collects all its rows, and sends them in
+    the order of their content. A task without rows also asks the leaders, because an earlier attempt may have had rows. The
+    code runs on the event loop of a link.
     """
     names = [(options.stream, None)] if options.stream else []
     shares = names if rows is None else list(by_stream(rows, options.stream))
@@ -580,7 +576,10 @@ def _position_of(batch: RecordBatch) -> SourcePosition | None:
 
 
 class RowAppender:
-    """Writes rows to streams, each row at least once. It opens a producer for each stream. Call ``close`` at the end."""
+    """Writes rows to streams as they come, each row at least once. If Spark runs the task again, it sends them again.
+
+    It opens a producer for each stream. Call ``close`` at the end.
+    """
 
     def __init__(self, transport: Transport, requests: MetadataRequests, options: SinkOptions) -> None:
         self._transport = transport

@@ -57,19 +57,48 @@ from sidecar.dev.cluster import DevNode, node_command, node_environment
 from sidecar.disk.files import DirectoryStorage, make_folder, sync_folder
 from sidecar.runtime.settings import Target, credentials_environment, quiet_environment, settings_environment
 
-# The helper of a restore: an ordinary node on the machine of the operator. It runs until the restore ends.
-#
-# Goal: records get into a cluster byte for byte, although no request of the protocol can write history into a log. So the
-# protocol needs no new request: the helper is a replica that already has the log, and the others copy it as they copy any
-# replica that moves.
-
-
 PREFIX = "restore-"
 """Prefix of the node ids of helper nodes."""
+COORDINATOR_S = 60.0
+"""Time to wait for a coordinator, in seconds."""
+_AGAIN_S = 0.2
+_AT_ONCE = 16
+"""Maximum number of partitions whose bounds are requested at the same time."""
+STALLED_S = 120.0
+"""Time without any change after which a restore fails, in seconds."""
+ABANDONED_S = 600.0
+"""Time in seconds after which a stopped helper counts as abandoned. A running restore stops its helper for a few seconds."""
+_CHECK_INTERVAL_S = 0.2
+_CREATED_TOGETHER = 1000
+"""Maximum number of partitions per request to create them on the helper. Each needs about 30 bytes of 64 KiB."""
+ProgressCallback = Callable[[str, str, int, int], None]
+"""Called with (step, unit of its progress or '', finished units, all units)."""
+_STEP_TEXTS = {
+    "look": "looking at the cluster",
+    "stage": "reading the backup",
+    "register": "starting the helper node",
+    "create": "creating the streams",
+    "serve": "loading the streams",
+    "replicate": "copying to the replicas",
+    "settings": "setting cluster-wide settings",
+    "open": "opening the streams for publishes",
+    "leave": "moving off the helper node",
+    "remove": "removing the helper node",
+    "cursors": "setting groups and cursors",
+}
+"""Step of a restore -> its description for texts."""
+
+
+# ---- helper ----------------------------------------------------------------------------------------------------------
 
 
 def helper_node(node_id: str, data: Path, options: RestoreOptions, controllers: str, rack: str) -> DevNode:
-    """Return the helper node, which serves the restored logs until the other nodes have copied them. It is not started yet."""
+    """Return the helper node, which serves the restored logs until the other nodes have copied them. It is not started yet.
+
+    The helper is an ordinary node on the machine of the operator. It is a replica that already has the log, and the others copy
+    it as they copy any replica that moves. So records get into the cluster byte for byte, and the protocol needs no request
+    that writes history into a log.
+    """
     target = options.target
     flags: dict[str, object] = {
         "data": data, "namespace": target.namespace, "controllers": controllers, "status-port": -1, "weight": 0,
@@ -85,18 +114,11 @@ def helper_node(node_id: str, data: Path, options: RestoreOptions, controllers: 
     return DevNode(node_id, node_command(node_id, flags), environment, None)
 
 
-# Positions of groups and cursors for restored streams: the offsets of the backup, with the new uid.
-
-
-COORDINATOR_S = 60.0
-"""Time to wait for a coordinator, in seconds."""
-_AGAIN_S = 0.2
-_AT_ONCE = 16
-"""Maximum number of partitions whose bounds are requested at the same time."""
+# ---- positions of groups and cursors ---------------------------------------------------------------------------------
 
 
 async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str]) -> dict[str, str]:
-    """Set the positions of groups and cursors for restored streams.
+    """Set the positions of groups and cursors for restored streams: the offsets of the backup, with the new uid.
 
     ``uids``: new uid of each restored stream, by name. The result has the name of each group and cursor, and the reason of its
     failure. '': the positions were set.
@@ -155,6 +177,9 @@ async def _set_positions(client: Client, cursor: CursorCopy, positions: dict[Par
             await asyncio.sleep(_AGAIN_S)
         except LiftError as error:
             return str(error)
+
+
+# ---- cluster-wide settings -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,13 +285,7 @@ def _seconds(ms: int) -> float:
     return ms * NS_PER_MS / NS_PER_S
 
 
-STALLED_S = 120.0
-"""Time without any change after which a restore fails, in seconds."""
-ABANDONED_S = 600.0
-"""Time in seconds after which a stopped helper counts as abandoned. A running restore stops its helper for a few seconds."""
-_CHECK_INTERVAL_S = 0.2
-_CREATED_TOGETHER = 1000
-"""Maximum number of partitions per request to create them on the helper. Each needs about 30 bytes of 64 KiB."""
+# ---- the restore -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,24 +389,6 @@ class RestoreResult:
             for number, log in enumerate(one.logs)
             if log.state_left_out
         }
-
-
-ProgressCallback = Callable[[str, str, int, int], None]
-"""Called with (step, unit of its progress or '', finished units, all units)."""
-_STEP_TEXTS = {
-    "look": "looking at the cluster",
-    "stage": "reading the backup",
-    "register": "starting the helper node",
-    "create": "creating the streams",
-    "serve": "loading the streams",
-    "replicate": "copying to the replicas",
-    "settings": "setting cluster-wide settings",
-    "open": "opening the streams for publishes",
-    "leave": "moving off the helper node",
-    "remove": "removing the helper node",
-    "cursors": "setting groups and cursors",
-}
-"""Step of a restore -> its description for texts."""
 
 
 class Restore:

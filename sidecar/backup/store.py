@@ -27,6 +27,8 @@ from sidecar.runtime.tasks import start_attended
 _ATOMIC = ("s3", "gcs", "abfs")
 """Kinds of stores in which a file appears only when it is closed."""
 _PART = ".part"
+DEFAULT_BYTES_PER_S = 50 * 1024 * 1024
+"""Default of ``backup_bytes_per_s``, the rate at which a backup reads from the cluster."""
 
 
 @contextmanager
@@ -170,10 +172,6 @@ async def in_thread(work: Callable[..., object], *arguments: object) -> None:
     finally:
         if not working.done():
             await asyncio.wait([working])
-
-
-DEFAULT_BYTES_PER_S = 50 * 1024 * 1024
-"""Default of ``backup_bytes_per_s``, the rate at which a backup reads from the cluster."""
 
 
 class BackupRateLimit:

@@ -34,6 +34,9 @@ _PRODUCER_PEER = "producer, {size_bytes} B"
 _ANSWER_S = 0.1
 _AGAIN_S = 0.005
 _BEFORE_S, _AFTER_S, _OVER_S = 1.0, 2.0, 60.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+Figures = dict[str, Any]
+"""Name of a figure -> its value. Names with the suffix ``_s``, ``_us`` or ``_ms`` are times, and ``per_s`` are rates."""
 
 
 @dataclass(frozen=True)
@@ -222,13 +225,7 @@ def warm(system: System) -> None:
     _publishers(system, BenchOptions(seconds=_WARM_S), 100, PEAK_WINDOW)
 
 
-# CPU time of processes, and processes that print their figures.
-
-
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-Figures = dict[str, Any]
-"""Name of a figure -> its value. Names with the suffix ``_s``, ``_us`` or ``_ms`` are times, and ``per_s`` are rates."""
+# ---- processes -------------------------------------------------------------------------------------------------------
 
 
 def cpu_s(pid: int) -> float:

@@ -24,6 +24,8 @@ Runs = dict[tuple[str, str], list[Figures]]
 """(case, system) -> figures of each round."""
 
 _MORE_IS_BETTER = ("per_s", "kept")
+_SHOWN = ("end_p99_ms", "p50_ms", "gap_ms", "core", "per_s")
+"""Figures in order of preference. The chart shows the first one that a case has."""
 
 
 @dataclass(slots=True)
@@ -162,11 +164,7 @@ def better(name: str, ratio: float) -> bool:
     return ratio > 1 if name in _MORE_IS_BETTER else ratio < 1
 
 
-# The chart of a report: for each case a bar per other system, with liftpy's ratio to it, on a logarithmic scale.
-
-
-_SHOWN = ("end_p99_ms", "p50_ms", "gap_ms", "core", "per_s")
-"""Figures in order of preference. The chart shows the first one that a case has."""
+# ---- chart -----------------------------------------------------------------------------------------------------------
 
 
 def bars(report: dict[str, Any]) -> list[tuple[str, str, float, bool]]:
@@ -193,7 +191,10 @@ def require_plots() -> None:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Draw the ratios of a report as a bar chart into the PNG file ``path``."""
+    """Draw a report as a bar chart into the PNG file ``path``.
+
+    For each case, each other system has a bar with the ratio of liftpy to it, on a logarithmic scale.
+    """
     import matplotlib
 
     matplotlib.use("Agg")

@@ -42,6 +42,21 @@ STREAM = "bench"
 OURS = "liftpy"
 _JAVA_WARM_S = "3"
 """Time in seconds in which Java compiles the code that runs often."""
+_TAKEN = "address already in use"
+"""Part of the error text if another process has taken the port. The port was free when it was chosen."""
+_TRIES = 4
+_READY_S = 30.0
+BINARY = "liftbridge"
+_SPACE = "liftbridge-bench"
+_CONTROL = f"{_SPACE}.raft.metadata"
+_PROPAGATED, _STATUS = 8, 12
+_LIFTBRIDGE_READY_S, _ASK_S, _AGAIN_S, _STOP_S = 60.0, 2.0, 0.1, 5.0
+_IS_LEADER = number_field(2, 1)
+_CLIENT = Path(__file__).with_name("KafkaPeer.java")
+_HEAP = "-Xmx512m"
+_KAFKA_READY_S = 60.0
+_KAFKA_STOP_S = 15.0
+_FORMAT_S = 60.0
 
 
 class System(ABC):
@@ -117,12 +132,7 @@ class _NatsSystem(System):
             return False
 
 
-# Several nats-servers on loopback that form one cluster.
-
-
-_TAKEN = "address already in use"
-"""Part of the error text if another process has taken the port. The port was free when it was chosen."""
-_TRIES = 4
+# ---- nats-servers ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -247,14 +257,11 @@ class NatsCluster:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-# A JetStream cluster on loopback, with one stream in files on all its servers.
-
-
-_READY_S = 30.0
+# ---- JetStream -------------------------------------------------------------------------------------------------------
 
 
 class JetStreamCluster(NatsCluster):
-    """nats-servers with JetStream.
+    """nats-servers with JetStream on loopback. One stream is stored in files on all servers.
 
     ``sync_always``: True to flush every write before its ack. Otherwise nats-server flushes every two minutes.
     """
@@ -288,18 +295,7 @@ class JetStreamCluster(NatsCluster):
         await connection.close()
 
 
-# Three Liftbridge servers on loopback, with one nats-server or three. Their binary is on the PATH.
-#
-# This process uses the NATS requests of Liftbridge's servers to create a stream and to find its leader, so it needs no gRPC.
-# Liftbridge does not flush before an ack. Its readers need gRPC, so only publishers, idle servers and failovers are measured.
-
-
-BINARY = "liftbridge"
-_SPACE = "liftbridge-bench"
-_CONTROL = f"{_SPACE}.raft.metadata"
-_PROPAGATED, _STATUS = 8, 12
-_LIFTBRIDGE_READY_S, _ASK_S, _AGAIN_S, _STOP_S = 60.0, 2.0, 0.1, 5.0
-_IS_LEADER = number_field(2, 1)
+# ---- Liftbridge ------------------------------------------------------------------------------------------------------
 
 
 def find_liftbridge() -> Path:
@@ -311,7 +307,12 @@ def find_liftbridge() -> Path:
 
 
 class Liftbridge(_NatsSystem):
-    """Three Liftbridge servers with default settings, which do not flush. Their readers use gRPC."""
+    """Three Liftbridge servers with default settings on loopback, with one nats-server or three.
+
+    The binary is on the PATH. This process uses the NATS requests of Liftbridge's servers to create a stream and to find its
+    leader, so it needs no gRPC. Liftbridge does not flush before an ack. Its readers need gRPC, so only publishers, idle
+    servers and failovers are measured.
+    """
 
     kind = "liftbridge"
     dialect_name = "liftbridge"
@@ -433,14 +434,7 @@ clustering:
 """
 
 
-# A Kafka cluster on loopback (KRaft, each broker is also a controller), from a directory of its jars.
-
-
-_CLIENT = Path(__file__).with_name("KafkaPeer.java")
-_HEAP = "-Xmx512m"
-_KAFKA_READY_S = 60.0
-_KAFKA_STOP_S = 15.0
-_FORMAT_S = 60.0
+# ---- Kafka -----------------------------------------------------------------------------------------------------------
 
 
 def find_java() -> str:
@@ -462,10 +456,10 @@ def require_kafka(jars: Path) -> None:
 
 
 class KafkaCluster:
-    """Kafka brokers. Use it as a context manager: ``with KafkaCluster(jars) as kafka``.
+    """Kafka brokers on loopback. Each broker is also a controller (KRaft).
 
-    ``jars``: directory ``libs`` of Kafka's distribution. Raises UnavailableError with Kafka's own text if it does not
-    start. All child processes end with the context.
+    Use it as a context manager: ``with KafkaCluster(jars) as kafka``. ``jars``: directory ``libs`` of Kafka's distribution.
+    Raises UnavailableError with Kafka's own text if it does not start. All child processes end with the context.
     """
 
     def __init__(self, jars: Path, brokers: int = 3) -> None:
@@ -569,6 +563,9 @@ message.max.bytes=2097152
 replica.fetch.max.bytes=2097152
 log.cleaner.enable=false
 """
+
+
+# ---- systems ---------------------------------------------------------------------------------------------------------
 
 
 class Liftpy(_NatsSystem):

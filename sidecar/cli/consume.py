@@ -39,6 +39,10 @@ from sidecar.runtime.tasks import start_attended
 
 Write = Callable[[BatchSlice, bool], object]
 """Function that adds the records of a slice to the output file. True: the newest record comes first."""
+_OUTPUT_TIMEOUT_S = 2.0
+"""Maximum time that Ctrl-C waits for the current output, in seconds."""
+SHUTDOWN_TIMEOUT_S = 10.0
+"""Maximum time from Ctrl-C to the end of the command, including the last commit, in seconds."""
 
 
 @contextmanager
@@ -157,12 +161,6 @@ def _text_or_base64(name: str, content: bytes | None) -> dict[str, str | None]:
         return {name: bytes(content).decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": base64.b64encode(content).decode()}
-
-
-_OUTPUT_TIMEOUT_S = 2.0
-"""Maximum time that Ctrl-C waits for the current output, in seconds."""
-SHUTDOWN_TIMEOUT_S = 10.0
-"""Maximum time from Ctrl-C to the end of the command, including the last commit, in seconds."""
 
 
 def check_group_options(group: str, stream: str, start: str | None, output: Path | None, refused: dict[str, bool]) -> None:

@@ -29,6 +29,10 @@ from sidecar.status.records import RecordsBrowser, RecordsQuery, query_text
 DEFAULT_LISTEN = "127.0.0.1:8223"
 _MOST_TRIED = 3
 """Maximum number of nodes that are asked to keep the event of a read."""
+_METADATA_LINE = re.compile(r"# (HELP|TYPE) ([A-Za-z_:][\w:]*) [^\n]*")
+_SAMPLE = re.compile(r'([A-Za-z_:][\w:]*)(?:\{((?:[A-Za-z_]\w*="(?:[^"\\\n]|\\.)*",?)*)\})? (-?[\d.eE+-]+|NaN|[+-]Inf)')
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+_PARTS = ("_total", "_bucket", "_count", "_sum", "_created")
 
 
 @click.command(cls=HelpCommand, example="liftpy dashboard --listen 127.0.0.1:8223")
@@ -146,20 +150,12 @@ class ClusterSite:
         return http("503 Service Unavailable", TEXT, b"the metadata group does not answer\n")
 
 
-# The metrics of all nodes as one text for Prometheus. Lines that do not have the exposition format are left out, so that no
-# node can change the samples of another one.
-
-
-_METADATA_LINE = re.compile(r"# (HELP|TYPE) ([A-Za-z_:][\w:]*) [^\n]*")
-_SAMPLE = re.compile(r'([A-Za-z_:][\w:]*)(?:\{((?:[A-Za-z_]\w*="(?:[^"\\\n]|\\.)*",?)*)\})? (-?[\d.eE+-]+|NaN|[+-]Inf)')
-_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-_PARTS = ("_total", "_bucket", "_count", "_sum", "_created")
-
-
 def together(texts: Mapping[str, str]) -> str:
     """Merge the metrics of all nodes into one text in Prometheus format, sorted by metric and node.
 
     Each sample gets a label ``node``. ``texts``: metrics of each node in Prometheus format, by node.
+
+    Lines that do not have the exposition format are left out, so that no node can change the samples of another one.
     """
     metadata_lines: dict[str, dict[str, str]] = {}
     samples: dict[str, list[str]] = {}

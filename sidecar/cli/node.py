@@ -31,6 +31,10 @@ from sidecar.cli.session import with_client
 from sidecar.runtime.logs import LEVELS
 from sidecar.runtime.settings import Target
 
+_POLL_S = 0.1
+AUTO = "auto"
+_MAX_LEVEL_S = 86_400.0
+
 
 @click.group(cls=HelpGroup, example="liftpy node drain n3 --wait")
 def node() -> None:
@@ -146,10 +150,6 @@ def can_stop(node_id: str, as_json: bool, target: Target) -> int:
     else:
         click.echo("\n".join(reasons) or f"{node_id} can stop")
     return 1 if reasons else 0
-
-
-_POLL_S = 0.1
-AUTO = "auto"
 
 
 @node.command(example="liftpy node remove n3")
@@ -285,9 +285,6 @@ async def _remove_node(client: Client, node_id: str, dry_run: bool, timeout_s: f
             else:
                 return
         await asyncio.sleep(_POLL_S)
-
-
-_MAX_LEVEL_S = 86_400.0
 
 
 @click.command(name="log-level", cls=HelpCommand, example="liftpy log-level n1 debug --duration 10m")

@@ -65,6 +65,27 @@ from sidecar.runtime.restarts import EXIT_TO_REPAIR, momentary
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
 
+logger = logging.getLogger("liftpy.service")
+
+EXIT_FAILED = 1
+"""``liftpy service``: failed otherwise. A restart may help."""
+EXIT_CONFIG = 2
+"""``liftpy service``: wrong usage, setting or class. No restart."""
+EXIT_UNAVAILABLE = 3
+"""``liftpy service``: no answer from NATS or the cluster. Restart."""
+EXIT_DATA = 65
+"""EX_DATAERR: a service can't apply a record, or its output stream is not its own. No restart."""
+EXIT_IN_USE = 69
+"""EX_UNAVAILABLE: another process of the service has its place. No restart."""
+EXIT_DIVERGED = 70
+"""EX_SOFTWARE: a service's state is not that of the other nodes. No restart."""
+EXIT_NOT_ALLOWED = 77
+"""EX_NOPERM: NATS does not give a service its rights. No restart."""
+_POLL_S = 0.2
+_BY_AN_OPERATOR = "passed over by an operator"
+_CONNECT_AGAIN_S = 0.5
+_MAX_DIGITS = 6
+
 
 class _RunGroup(HelpGroup):
     """The command group ``liftpy service``. If the first word is ``MODULE:CLASS`` or an option, the subcommand is ``run``."""
@@ -145,21 +166,6 @@ def _print_line(value: bytes) -> None:
     sys.stdout.buffer.write(value + (b"" if value.endswith(b"\n") else b"\n"))
 
 
-EXIT_FAILED = 1
-"""``liftpy service``: failed otherwise. A restart may help."""
-EXIT_CONFIG = 2
-"""``liftpy service``: wrong usage, setting or class. No restart."""
-EXIT_UNAVAILABLE = 3
-"""``liftpy service``: no answer from NATS or the cluster. Restart."""
-EXIT_DATA = 65
-"""EX_DATAERR: a service can't apply a record, or its output stream is not its own. No restart."""
-EXIT_IN_USE = 69
-"""EX_UNAVAILABLE: another process of the service has its place. No restart."""
-EXIT_DIVERGED = 70
-"""EX_SOFTWARE: a service's state is not that of the other nodes. No restart."""
-EXIT_NOT_ALLOWED = 77
-"""EX_NOPERM: NATS does not give a service its rights. No restart."""
-
 TABLE: tuple[tuple[int, tuple[type[LiftError], ...], bool, str], ...] = (
     (0, (), False, "stopped by SIGTERM or SIGINT"),
     (EXIT_FAILED, (), True, "another failure, such as a bug or a disk error"),
@@ -210,10 +216,6 @@ def table() -> str:
     lines = [f"{code:>4}  {'restart' if can_help else 'do not restart':<14}  {when}" for code, _, can_help, when in TABLE]
     numbers = shlex.join(map(str, DO_NOT_RESTART))
     return "\b\nExit codes:\n" + "\n".join(lines) + f"\n\nsystemd: Restart=on-failure, RestartPreventExitStatus={numbers}"
-
-
-_POLL_S = 0.2
-_BY_AN_OPERATOR = "passed over by an operator"
 
 
 @service.command(example="liftpy service skip bank --stream bank-commands --offset 1234")
@@ -410,12 +412,6 @@ def query(
     _print_line(answer.value)
     if shows_position:
         click.echo(f"position {answer.position} on {answer.node}", err=True)
-
-
-logger = logging.getLogger("liftpy.service")
-
-_CONNECT_AGAIN_S = 0.5
-_MAX_DIGITS = 6
 
 
 @service.command(epilog=table(), example="liftpy service run bank:Bank --stream bank-commands --node n1 --data /var/lib/bank")

@@ -52,6 +52,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 F = TypeVar("F", bound=Callable[..., Any])
+_TASKS_EVERY_S = 0.5
+"""Time between two checks of the running tasks, in seconds."""
+EXIT_DIFFERENT = 1
+"""Replicas do not hold the same."""
+EVERY_STREAM = ".*"
+_STATS_COLUMNS = (
+    *("partition", "records", "MB", "records/s", "peak/s", "value p50", "p99", "largest", "keys", "subjects"),
+    *("missing", "longest pause s"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +82,6 @@ class SparkTarget:
                 yield session
         finally:
             session.stop()
-
-
-_TASKS_EVERY_S = 0.5
-"""Time between two checks of the running tasks, in seconds."""
 
 
 @contextmanager
@@ -193,7 +198,7 @@ def open_target(target: Target, place: SparkTarget | None, name: str) -> Iterato
                 session.stop()
 
 
-# archive
+# ---- archive ---------------------------------------------------------------------------------------------------------
 
 
 @click.command(cls=HelpCommand, example="liftpy spark archive orders --table /data/orders --once")
@@ -313,7 +318,7 @@ def _show_archive_plan(plan: ArchivePlan, *, as_json: bool) -> None:
     )
 
 
-# replay
+# ---- replay ----------------------------------------------------------------------------------------------------------
 
 
 @click.command(cls=HelpCommand, example="liftpy spark replay orders orders-copy --name copy-1 --table /data/orders")
@@ -400,7 +405,7 @@ def _show_replayed(done: list[ShareDone], took_s: float, *, as_json: bool) -> No
     click.echo(f"{records - known:,} records written in {took_s:.1f} s, {known:,} were there before")
 
 
-# compact
+# ---- compact ---------------------------------------------------------------------------------------------------------
 
 
 @click.command(cls=HelpCommand, example="liftpy spark compact orders --output /data/orders-latest")
@@ -448,12 +453,7 @@ def compact(
                 click.echo(f"{done.keys:,} keys of {done.read:,} new records in {took_s:.1f} s, {what}")
 
 
-# audit
-
-
-EXIT_DIFFERENT = 1
-"""Replicas do not hold the same."""
-EVERY_STREAM = ".*"
+# ---- audit -----------------------------------------------------------------------------------------------------------
 
 
 @click.command(cls=HelpCommand, example="liftpy spark audit orders")
@@ -524,13 +524,7 @@ def _show_audit(report: AuditReport) -> None:
         console.print(f"no difference was found, but fewer than two replicas of {alone} could be compared")
 
 
-# stats
-
-
-_STATS_COLUMNS = (
-    *("partition", "records", "MB", "records/s", "peak/s", "value p50", "p99", "largest", "keys", "subjects"),
-    *("missing", "longest pause s"),
-)
+# ---- stats -----------------------------------------------------------------------------------------------------------
 
 
 @click.command(cls=HelpCommand, example="liftpy spark stats orders --from -1h --bucket 1m --plot orders.png")

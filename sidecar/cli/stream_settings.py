@@ -23,6 +23,7 @@ from sidecar.cli.options import NOTHING_DONE, Duration, FlushType, Size
 from sidecar.cli.output import table
 
 F = TypeVar("F", bound=Callable[..., Any])
+MAX_FILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +199,7 @@ def _text(value: Any) -> Any:
     return FlushType.text(value) if isinstance(value, FlushPolicy) else value
 
 
-# Placement on the command line: its options, and the output of a dry run.
-
-
-MAX_FILE_BYTES = 1 << 20
+# ---- placement -------------------------------------------------------------------------------------------------------
 
 
 def placement_options(function: F) -> F:

@@ -1,4 +1,4 @@
-"""The steps of the demo: publish and watch, read through the client, read and compute through Spark, compare."""
+"""The steps of the demo: publish and watch, read, compute through Spark, compare, and kill the leader."""
 
 from __future__ import annotations
 
@@ -38,6 +38,14 @@ SPARK_JOB_S = 180.0
 _CHECK_INTERVAL_S = 0.1
 
 Show = Callable[["Positions"], None]
+MAX_RECORDS = 4000
+_WINDOW = 64
+_ANSWER_TIMEOUT_S = 1.0
+_PATIENCE_S = 60.0
+_PAUSE_S = 0.01
+_STOP_TIMEOUT_S = 20.0
+_ABANDON_TIMEOUT_S = 1.0
+_LAST_OUTPUT_BYTES = 2000
 
 
 @dataclass(slots=True)
@@ -193,17 +201,7 @@ def first_difference(sent: list[bytes], got: list[Any]) -> str:
     return f"{len(got)} records came back, {len(sent)} were sent"
 
 
-# The failover step: the leader is killed while a plain NATS publisher waits for acks, and no record is lost.
-#
-# The publisher uses only nats-py. It requests that each flight is stored at its offset (``Nats-Expected-Last-Sequence``). So a
-# flight whose ack was lost is not stored again. At the end, every flight is stored once at its offset.
-
-
-MAX_RECORDS = 4000
-_WINDOW = 64
-_ANSWER_TIMEOUT_S = 1.0
-_PATIENCE_S = 60.0
-_PAUSE_S = 0.01
+# ---- failover --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +222,11 @@ class Failover:
 async def lose_the_leader(
     cluster: DevCluster, client: Client, stream: str, subject: str, lines: list[bytes], first: int
 ) -> Failover:
-    """Publish ``lines`` with acks from offset ``first`` on, and kill the leader half-way.
+    """Publish ``lines`` with acks from offset ``first`` on, and kill the leader half-way. No record is lost.
 
-    Return when all nodes are in sync again.
+    The publisher uses only nats-py. It requests that each flight is stored at its offset (``Nats-Expected-Last-Sequence``). So
+    a flight whose ack was lost is not stored again. At the end, every flight is stored once at its offset. Return when all
+    nodes are in sync again.
     """
     began = time.monotonic()
     killed = (await client.stream(stream)).partitions[0].leader
@@ -300,12 +300,7 @@ async def _until_in_sync(client: Client, stream: str) -> None:
         await asyncio.sleep(_PAUSE_S * 5)
 
 
-# The helper processes of the demo. They get and print lines, and end with all processes that they have started.
-
-
-_STOP_TIMEOUT_S = 20.0
-_ABANDON_TIMEOUT_S = 1.0
-_LAST_OUTPUT_BYTES = 2000
+# ---- helper processes ------------------------------------------------------------------------------------------------
 
 
 def _import_path() -> str:
@@ -318,7 +313,8 @@ def _import_path() -> str:
 class LineProcess:
     """A Python module that runs as a process. ``write_line`` writes a line to it. ``lines`` yields its output.
 
-    Its standard error goes to ``<folder>/<name>.log``. If it fails, the error contains the end of this file.
+    It ends with all processes that it has started. Its standard error goes to ``<folder>/<name>.log``. If it fails, the error
+    contains the end of this file.
     """
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:

@@ -197,9 +197,6 @@ def _answers(port: int) -> bool:
         return False
 
 
-# Free ports for benchmarks.
-
-
 def free_ports(count: int) -> list[int]:
     """Return ``count`` different ports that are free on the loopback address."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]

@@ -50,6 +50,9 @@ logger = logging.getLogger("liftpy.node")
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _FORMAT = 1
 _STARTS = tuple(field.name for field in fields_of(DirectoryIdentity))
+_ORPHANS_S = 5.0
+"""Time in seconds to wait for the lock of workers whose node was killed. They end soon."""
+_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +104,6 @@ def _check(identity: NodeIdentity) -> None:
         *starts.earlier,
     ):
         whole_number(number, 0, (1 << 64) - 1)
-
-
-_ORPHANS_S = 5.0
-"""Time in seconds to wait for the lock of workers whose node was killed. They end soon."""
-_POLL_S = 0.01
 
 
 class DataDirectory:

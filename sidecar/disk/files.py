@@ -6,6 +6,8 @@ never mapped, so that no view ever points past the end of its file. If a sealed 
 A file that receives appends keeps its descriptor. A sealed one has none: a read opens it by its name, and only if that is
 still the file that was sealed. Its map has a descriptor of its own, and stays among the ``OpenMaps`` of the process until
 others were used more recently. Views keep their map alive.
+
+``Budget`` divides the limit of open files of the process.
 """
 
 from __future__ import annotations
@@ -38,6 +40,15 @@ _SMALL_BYTES = 64 * 1024
 _PROBED_BYTES = 64 * 1024
 """Size of the file part whose last byte shows whether the kernel caches it."""
 T = TypeVar("T")
+RESERVE = 256
+"""Number of file descriptors for connections, the metadata group, temporary files, threads and libraries."""
+MOST_MAPS = 4096
+_UNLIMITED = 1 << 20
+_SPARE = 0.8
+"""Share of the remaining file descriptors that partitions get. The rest is for partitions that start a new segment.
+
+Such a partition has two open segments until the first one is flushed.
+"""
 
 
 @contextmanager
@@ -487,26 +498,15 @@ class DirectoryStorage:
             self._flushed_changes = max(self._flushed_changes, changes)
 
 
-# Limit of open files, and how it is divided: one file per partition, the ``OpenMaps`` of sealed segments, and a reserve.
-#
-# One partition too many would stop the node and all its other partitions. So the node reports its maximum number of partitions
-# when it registers, and the metadata group places no more replicas on it.
-
-
-RESERVE = 256
-"""Number of file descriptors for connections, the metadata group, temporary files, threads and libraries."""
-MOST_MAPS = 4096
-_UNLIMITED = 1 << 20
-_SPARE = 0.8
-"""Share of the remaining file descriptors that partitions get. The rest is for partitions that start a new segment.
-
-Such a partition has two open segments until the first one is flushed.
-"""
+# ---- limit of open files ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Numbers of files that this process may open.
+    """Numbers of files that this process may open: one per partition, the ``OpenMaps`` of sealed segments, and a reserve.
+
+    One partition too many would stop the node and all its other partitions. So the node reports its maximum number of
+    partitions when it registers, and the metadata group places no more replicas on it.
 
     ``limit``: maximum number of file descriptors. ``maps``: maximum number of memory maps of segments. ``partitions``: maximum
     number of replicas on the node.

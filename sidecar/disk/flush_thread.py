@@ -1,10 +1,15 @@
-"""Thread for the short flushes of a node. The event loop waits a limited time for each one.
+"""Short flushes of a node in a thread, and the durations of all flushes.
 
-A flush of 0.1 ms takes less time than the two turns of the loop that a thread pool needs. A flush on the loop itself has no
-time limit: if a disk hangs, the whole node stops, answers no probe, and is fenced. With this thread the loop waits on a
-lock, which costs about 20 us more than a flush on the loop. After the time limit, the loop continues, the flush continues
-in its thread, and the next flush gets a new thread. An abandoned thread ends with its flush. ``liftpy/core/log/flush.py``
-limits their number: after each abandoned thread, flushes run in the pool until many were short.
+The event loop waits a limited time for each short flush (``FlushThread``). A flush of 0.1 ms takes less time than the two turns
+of the loop that a thread pool needs. A flush on the loop itself has no time limit: if a disk hangs, the whole node stops,
+answers no probe, and is fenced. With this thread the loop waits on a lock, which costs about 20 us more than a flush on the
+loop. After the time limit, the loop continues, the flush continues in its thread, and the next flush gets a new thread. An
+abandoned thread ends with its flush. ``liftpy/core/log/flush.py`` limits their number: after each abandoned thread, flushes run
+in the pool until many were short.
+
+The duration of a flush is the time from its request until the loop knows that it is done. It includes the wait for a thread,
+because a publisher waits for that too. The newest durations are reported as medians and 99th percentiles. A flush that takes a
+second is logged as a warning.
 """
 
 from __future__ import annotations
@@ -25,7 +30,22 @@ from liftpy.core.base.instruments import Histogram
 from liftpy.core.base.rate_limits import LogRateLimit
 from liftpy.core.log.flush import PROBES, FlushScheduler
 
+logger = logging.getLogger("liftpy.disk")
+
 THREAD_NAME = "liftpy-short-flush"
+SLOW_S = 1.0
+"""Duration of a flush in seconds from which on it is logged as a warning.
+
+Publishers then begin to time out, and commits of every stream with this replica in its ISR wait.
+"""
+WARN_EVERY_S = 10.0
+SAMPLES_OF_NODE = 2048
+SAMPLES_OF_PARTITION = 128
+PROBE_NAME = "flush-probe.tmp"
+_WITHIN_S = 0.02
+"""Time after the first flush in which further ones may begin, in seconds."""
+_APPENDED = bytes(512)
+"""Bytes of one append: about a batch with one small record."""
 
 
 class _Job:
@@ -111,29 +131,7 @@ def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
         del job  # it refers to a log
 
 
-# Durations of flushes, of a node and of each partition.
-#
-# The duration of a flush is the time from its request until the loop knows that it is done. It includes the wait for a thread,
-# because a publisher waits for that too. The last durations are kept, and reported as medians and 99th percentiles. A flush that
-# takes a second is logged as a warning.
-#
-# A node measures the duration of short flushes in its data directory at the start, so that ``FlushScheduler`` does not need to learn
-# it while publishers wait.
-#
-# It appends a few times to a separate file, and flushes each time. The file is removed at the end. Its name is always the same,
-# so the next start removes the file of a process that was killed.
-
-
-logger = logging.getLogger("liftpy.disk")
-
-SLOW_S = 1.0
-"""Duration of a flush in seconds from which on it is logged as a warning.
-
-Publishers then begin to time out, and commits of every stream with this replica in its ISR wait.
-"""
-WARN_EVERY_S = 10.0
-SAMPLES_OF_NODE = 2048
-SAMPLES_OF_PARTITION = 128
+# ---- durations -------------------------------------------------------------------------------------------------------
 
 
 class FlushTimes:
@@ -193,17 +191,14 @@ class NodeFlushTimes(FlushTimes):
             logger.warning(text, what, took_s, suppressed + 1)
 
 
-PROBE_NAME = "flush-probe.tmp"
-_WITHIN_S = 0.02
-"""Time after the first flush in which further ones may begin, in seconds."""
-_APPENDED = bytes(512)
-"""Bytes of one append: about a batch with one small record."""
-
-
 def probe_flushes(folder: Path) -> list[float] | None:
-    """Flush a test file in ``folder`` up to ``PROBES`` times. Return the durations in seconds. None: the directory is not writable.
+    """Flush a test file in ``folder`` up to ``PROBES`` times. Return the durations in seconds.
 
-    The function blocks for about ``_WITHIN_S`` seconds.
+    A node does this at its start, so that ``FlushScheduler`` does not need to learn the duration of short flushes while
+    publishers wait. The file is removed at the end. Its name is always the same, so the next start removes the file of a
+    process that was killed.
+
+    None: the directory is not writable. The function blocks for about ``_WITHIN_S`` seconds.
     """
     path = folder / PROBE_NAME
     try:

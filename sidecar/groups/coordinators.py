@@ -60,6 +60,8 @@ from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import spawn
 from sidecar.transport.credentials import Keys
 
+logger = logging.getLogger("liftpy.groups")
+
 EVERY_S = 2.0
 SLICE_S, PAUSE_S = 0.002, 0.05
 MAX_REQUESTS_PER_ROUND = 20
@@ -73,6 +75,20 @@ _GROUPS_PER_STEP = 64
 
 BoundsOf = Callable[[PartitionKey], tuple[int, int] | None]
 """Function that returns (log start, HW + 1) of a partition with an in-sync replica in this process. None: it has none."""
+ReadsOf = Callable[[PartitionKey], ReadSubjects | None]
+SNAPSHOT_EVERY = 10_000
+"""Offsets between two snapshots. All nodes must use one value at all times."""
+_SNAPSHOT_BYTES = 16 * 1024 * 1024
+"""Maximum size of the log between two snapshots, in bytes: a quarter of what retention keeps."""
+STEP_S = 0.005
+TICK_S = 1.0
+READ_WAIT_S = 10.0
+"""Maximum wait of one read, and time between heartbeats, in seconds.
+
+No message gets lost inside a process, so two heartbeats per session are enough.
+"""
+_AGAIN_S, _LONGEST_AGAIN_S = 0.5, 30.0
+_STOP_S = 2.0
 
 
 class GroupLags:
@@ -206,9 +222,6 @@ class GroupLags:
             self._ends.set_bounds(key, bounds.end_offset, clock.now_ns(), bounds.log_start_offset)
 
 
-ReadsOf = Callable[[PartitionKey], ReadSubjects | None]
-
-
 class LocalReader(PartitionReader):
     """Reads partitions of this node without NATS, in the same process.
 
@@ -236,23 +249,6 @@ class LocalReader(PartitionReader):
             raise RequestTimeoutError(
                 f"The coordinator {self._key} on this node did not answer within {timeout_s:g} s. Retry."
             ) from None
-
-
-logger = logging.getLogger("liftpy.groups")
-
-SNAPSHOT_EVERY = 10_000
-"""Offsets between two snapshots. All nodes must use one value at all times."""
-_SNAPSHOT_BYTES = 16 * 1024 * 1024
-"""Maximum size of the log between two snapshots, in bytes: a quarter of what retention keeps."""
-STEP_S = 0.005
-TICK_S = 1.0
-READ_WAIT_S = 10.0
-"""Maximum wait of one read, and time between heartbeats, in seconds.
-
-No message gets lost inside a process, so two heartbeats per session are enough.
-"""
-_AGAIN_S, _LONGEST_AGAIN_S = 0.5, 30.0
-_STOP_S = 2.0
 
 
 @dataclass(slots=True)

@@ -38,11 +38,24 @@ from sidecar.transport.connection import PublishQueue, unsubscribe
 if TYPE_CHECKING:
     from sidecar.metadata.event_stream import EventStream
 
+logger = logging.getLogger("liftpy.metadata")
+
 MOST_AT_ONCE = 500
 """Maximum number of events that are derived and published after one tick. Further events follow after the next tick."""
 MOST_ANSWERED = 500
 LOST = "events lost before they were in their stream"
 BEYOND = "entries without events, too many at once"
+CHECK_PERIOD_S = 0.2
+MOST_WRITTEN_AT_ONCE = 64
+"""Maximum number of events that are published to the stream at a time."""
+_AGAIN_S, _LONGEST_AGAIN_S = 0.5, 10.0
+_PATIENCE_S = 5.0
+WRITTEN, FAILED = "events written to their stream", "events not written at the first attempt"
+CONFIG = StreamConfig(
+    segment_bytes=16 * 1024 * 1024, retention_age_s=30 * 86_400.0, retention_bytes=1 << 30, optimistic_concurrency=True
+)
+MOST_REPLICAS = 3
+Propose = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse]]
 
 
 class EventsHandler:
@@ -142,31 +155,14 @@ def decode_events_request(question: bytes) -> tuple[tuple[int, int], int, int]:
     return place, since_ns, whole_number(request.get("count", MOST_ANSWERED), 1, MOST_ANSWERED)
 
 
-# EventWriter: while this controller leads the metadata group it keeps the events in the stream ``_liftpy-events``
-# (``event_log.py``).
-#
-# It makes the stream where there is none, on a connection of its own that is opened when it is needed first. Nothing waits for
-# it: what fails is tried again, later each time, while the events wait in the controllers' memory.
-
-
-logger = logging.getLogger("liftpy.metadata")
-
-CHECK_PERIOD_S = 0.2
-MOST_WRITTEN_AT_ONCE = 64
-"""Maximum number of events that are published to the stream at a time."""
-_AGAIN_S, _LONGEST_AGAIN_S = 0.5, 10.0
-_PATIENCE_S = 5.0
-WRITTEN, FAILED = "events written to their stream", "events not written at the first attempt"
-CONFIG = StreamConfig(
-    segment_bytes=16 * 1024 * 1024, retention_age_s=30 * 86_400.0, retention_bytes=1 << 30, optimistic_concurrency=True
-)
-MOST_REPLICAS = 3
-
-Propose = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse]]
+# ---- stream of events ------------------------------------------------------------------------------------------------
 
 
 class EventWriter:
-    """Writes cluster events to their stream, while this controller is the metadata leader.
+    """Writes cluster events to the stream ``_liftpy-events``, while this controller is the metadata leader (``event_log.py``).
+
+    It creates the stream if it does not exist, on its own connection, which opens when it is first needed. Nothing waits for
+    the writer. It retries failed writes with a growing pause, while the events wait in the controllers' memory.
 
     Args:
         connect: Opens a connection.

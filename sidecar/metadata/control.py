@@ -1,6 +1,8 @@
-"""ControlHandler: receives the control requests of nodes, operators and clients, each kind of sender on its own subject.
+"""Control requests: ``ControlHandler`` receives them, ``Forwarder`` sends those of this node to the metadata leader.
 
-``liftpy.core.metadata.controller.admission`` has the checks that each request must pass.
+Nodes, operators and clients send their requests on subjects of their own. ``liftpy.core.metadata.controller.admission``
+has the checks that each request must pass. ``liftpy.core.metadata.forwarding`` decides about the requests that are
+sent.
 """
 
 from __future__ import annotations
@@ -50,6 +52,13 @@ NO_TURN = f"{REFUSED}control request that waited too long"
 
 _Reply = Callable[[pb.ControlResponse | None], None]
 """Function that sends the answer to one request. None: there is no answer."""
+NO_RESPONDERS = b" 503"
+"""Part of the header block of a message by which NATS reports no responders."""
+_MAX_UNANSWERED = 16
+"""Maximum number of heartbeats without an answer whose answers are still processed."""
+Answered = Callable[[pb.ControlResponse], None]
+"""Callback with the answer of the metadata leader."""
+DecideAsController = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse | None]]
 
 
 class AdmissionTimeoutError(Exception):
@@ -249,18 +258,6 @@ class ControlHandler:
             inbox,
             pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=detail),
         )
-
-
-# Forwarder: sends a request of any node to the metadata leader (``liftpy.core.metadata.forwarding``).
-
-
-NO_RESPONDERS = b" 503"
-"""Part of the header block of a message by which NATS reports no responders."""
-_MAX_UNANSWERED = 16
-"""Maximum number of heartbeats without an answer whose answers are still processed."""
-Answered = Callable[[pb.ControlResponse], None]
-"""Callback with the answer of the metadata leader."""
-DecideAsController = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse | None]]
 
 
 class Forwarder:

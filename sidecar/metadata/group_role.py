@@ -63,6 +63,9 @@ FEED_TIMEOUT_S = 15.0
 """Time within which a node whose member failed must receive the feed, in seconds. Otherwise the node restarts."""
 
 MakeMember = Callable[[ControllerList | None], RaftMember]
+_CONNECT_TIMEOUT_S = 5
+_RECONNECT_WAIT_S = 0.1
+_PING_INTERVAL_S = 1
 
 
 class GroupRole:
@@ -371,19 +374,14 @@ class GroupRole:
         self.current.retire()
 
 
-# Joins the metadata group, as a controller or as a follower of the feed, on its own NATS connection.
-#
-# The group's traffic has its own connection, so that data does not delay an election. The connection keeps no messages over a
-# reconnect, because the sessions of the group treat late frames as lost.
-
-
-_CONNECT_TIMEOUT_S = 5
-_RECONNECT_WAIT_S = 0.1
-_PING_INTERVAL_S = 1
+# ---- connection ------------------------------------------------------------------------------------------------------
 
 
 class MetadataConnection:
-    """NATS connection of the metadata group, and the role of this node on it.
+    """NATS connection of the metadata group, and the role of this node on it: controller or follower of the feed.
+
+    The group's traffic has its own connection, so that data does not delay an election. The connection keeps no messages over a
+    reconnect, because the sessions of the group treat late frames as lost.
 
     ``open`` connects and joins, ``close`` leaves and disconnects. ``counters``: counts messages that could not be sent.
     """

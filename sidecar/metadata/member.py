@@ -73,6 +73,9 @@ _JOIN_ATTEMPT_S = 1.0
 _LOG_AFTER_S = 2.0
 _LOG_PERIOD_S = 10.0
 """Interval at which a slow start logs what it waits for, in seconds."""
+TRANSFER_REQUEST_TIMEOUT_S = 0.8
+_MOST_QUESTIONS = 3
+"""Maximum number of questions to a node that sends answers which cannot be decoded."""
 
 
 class RaftMember(MetadataGroup):
@@ -399,15 +402,7 @@ class RaftMember(MetadataGroup):
         return response
 
 
-# Carries out the decisions of a metadata group member (``liftpy.core.metadata.controller.quorum_member``), and waits for the
-# results.
-#
-# It also sends a controller's questions to nodes over NATS. The core decides when to ask, and what the answers mean.
-
-
-TRANSFER_REQUEST_TIMEOUT_S = 0.8
-_MOST_QUESTIONS = 3
-"""Maximum number of questions to a node that sends answers which cannot be decoded."""
+# ---- decisions -------------------------------------------------------------------------------------------------------
 
 
 async def probe_accused_leader(connection: Client, subjects: Subjects, question: LeaderCheck) -> ProbeResult | None:
@@ -453,7 +448,10 @@ async def request_leadership_transfer(
 
 
 class ControllerActions:
-    """Carries out the instructions that ``QuorumMember`` gives to one controller, such as probes of nodes.
+    """Carries out the decisions of ``QuorumMember`` for one controller, such as probes of nodes, and waits for the results.
+
+    It also sends a controller's questions to nodes over NATS. The core (``liftpy.core.metadata.controller.quorum_member``)
+    decides when to ask, and what the answers mean.
 
     ``catch_up``: starts to wait for a barrier. ``hand_over``: starts a leadership transfer.
     """

@@ -46,15 +46,22 @@ from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import spawn_in
 from sidecar.transport.liveness import probe_process
 
+logger = logging.getLogger("liftpy.membership")
+node_logger = logging.getLogger("liftpy.node")
+
 Answered = Callable[[int, pb.ControlResponse], None]
 """Callback on the node's event loop with (monotonic sending time of the heartbeat in nanoseconds, answer)."""
-
-
 _EARLY_SHARE = 0.75
 """Share of the heartbeat interval after which a heartbeat leaves with the messages of a Raft tick."""
 _WAIT_FOR_TICK = 1.2
 """Time until a heartbeat leaves without a tick, as a multiple of the interval, if the last one left with a tick."""
 _ID_BYTES = 16
+_REGISTER_TIMEOUT_S = 5.0
+_REGISTER_RETRY_S = 0.2
+_CONFLICT_RETRY_S = 0.05
+_ANNOUNCE_EVERY = 25
+_IMAGE_WAIT_S = 0.02
+_ASK_EVERY_S = 0.1
 
 
 class HeartbeatTimes(NamedTuple):
@@ -148,15 +155,6 @@ class Heartbeats:
 
     def _run_turn(self) -> None:
         self._is_loop_check_pending, self._home_turned = False, time.monotonic()
-
-
-logger = logging.getLogger("liftpy.membership")
-
-_REGISTER_TIMEOUT_S = 5.0
-_REGISTER_RETRY_S = 0.2
-_CONFLICT_RETRY_S = 0.05
-_ANNOUNCE_EVERY = 25
-_IMAGE_WAIT_S = 0.02
 
 
 class Membership:
@@ -404,14 +402,6 @@ class Membership:
 
 def _values(times: SessionTimes | None) -> tuple[int, int]:
     return (0, 0) if times is None else (times.session_ms, times.lease_ms)
-
-
-# A new process asks whether another process uses its node id (``liftpy/core/metadata/node_identity.py``).
-
-
-node_logger = logging.getLogger("liftpy.node")
-
-_ASK_EVERY_S = 0.1
 
 
 async def wait_for_predecessor(connection: Client, subjects: Subjects, node_id: str, inquiry: EarlierProcessCheck) -> None:

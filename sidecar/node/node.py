@@ -668,9 +668,6 @@ class Node(RunningNode):
             self._identity.end_cleanly()
 
 
-# Memory of publishes in progress and of readers in this process, and its limits.
-
-
 class PublishMemory:
     """Memory that this process uses for publishes and reads in progress, with its limits.
 
@@ -701,9 +698,6 @@ class PublishMemory:
         )
         self.room.update(memory)
         return memory == NodePublishMemory() and not self.room.is_pressed
-
-
-# Runs a node as a process until SIGTERM or SIGINT.
 
 
 async def run_node(

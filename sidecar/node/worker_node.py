@@ -126,16 +126,6 @@ class RelayedGroup(MetadataGroup):
             self._asked.pop(token, None)
 
 
-MOST_UNSENT_BYTES = 64 * 1024 * 1024
-"""Maximum size of messages that the node has not read, in bytes. Above it, the worker treats the node as lost."""
-_READ_BYTES = 256 * 1024
-EXIT_NODE_ENDED = 3
-"""Exit code of a worker whose node has ended."""
-
-OnLoop = Callable[[Callable[[Frame], None], Frame], object]
-"""Schedules a callback on the event loop, as ``loop.call_soon_threadsafe`` does."""
-
-
 class Channel:
     """Connection of a worker process to its node. It uses two threads.
 
@@ -245,10 +235,6 @@ class Channel:
 
     def _loop_turned(self, _: Frame) -> None:
         self._has_loop_request, self._turned = False, time.monotonic()
-
-
-HEALTH_REPORT_S = 0.25
-_FINISH_S = 1.0
 
 
 class _WorkerStatusHandler(StatusHandler):
@@ -493,3 +479,13 @@ def main(descriptor: int, lock: int) -> int:
 if __name__ == "__main__":
     atexit.register(gc.freeze)  # exit at once, as every command does, because the node waits for the end of this process
     sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+
+MOST_UNSENT_BYTES = 64 * 1024 * 1024
+"""Maximum size of messages that the node has not read, in bytes. Above it, the worker treats the node as lost."""
+_READ_BYTES = 256 * 1024
+EXIT_NODE_ENDED = 3
+"""Exit code of a worker whose node has ended."""
+OnLoop = Callable[[Callable[[Frame], None], Frame], object]
+"""Schedules a callback on the event loop, as ``loop.call_soon_threadsafe`` does."""
+HEALTH_REPORT_S = 0.25
+_FINISH_S = 1.0

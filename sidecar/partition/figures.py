@@ -41,6 +41,34 @@ _COUNTED = {
 SUMS = tuple(_COUNTED)
 _counts = attrgetter(*(f"{leaf}.{name}" for leaf, name in _COUNTED.values()))
 """Function that returns the counters of a partition in the order of SUMS."""
+OFTEN = (*BY_STREAM, "acks_waiting", "log_size_bytes", "readers_waiting", "uncommitted_records", "partitions_quiet")
+"""Names of values that change with traffic."""
+SELDOM = (
+    *(name for name in SUMS if name not in BY_STREAM), "fragment_reassembly_bytes", "partitions_failed",
+    "partitions_with_full_subject_index",
+    "partitions_with_quarantined_files",
+)  # fmt: skip
+SHOWN = (
+    "led", "partitions_under_replicated", "partitions_under_min_isr", "led_short", "partitions_at_min_isr", "partitions_paused",
+    "partitions_moving",
+)  # fmt: skip
+"""Names of values that follow from the image, for partitions that this node leads, besides ROLES.
+
+``led_short``: partitions that are under-replicated and under min_isr.
+"""
+ROLES = tuple(role.value for role in RoleName)
+_LEADER, _FOLLOWER, _QUIET = RoleName.LEADER, RoleName.FOLLOWER, FollowerPhase.QUIET  # an enum takes its time to find them
+AT_ONCE = 32
+"""Number of partitions that are read between two checks of the clock."""
+ROWS_PER_STEP = 1024
+"""Number of partitions that are taken out of ``changed_partitions`` at once."""
+_leaves = attrgetter(
+    "ingest.counters", "reads", "acks", "log", "replica", "derived", "derived.ids", "derived.producers", "derived.subjects",
+    "states.writer", "ingest.reader", "fetches", "standby",
+)  # fmt: skip
+_NOTHING_OFTEN, _NOTHING_SELDOM, _NOTHING_SHOWN = (0,) * len(OFTEN), (0,) * len(SELDOM), (0,) * (len(SHOWN) + len(ROLES))
+Numbers = Sequence[int]
+_Told = tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, int]]
 
 
 class StreamLabels:
@@ -105,36 +133,6 @@ class Counts:
     def total(self, name: str) -> int:
         index = SUMS.index(name)
         return sum(sums[index] for sums in self.by_stream.values())
-
-
-OFTEN = (*BY_STREAM, "acks_waiting", "log_size_bytes", "readers_waiting", "uncommitted_records", "partitions_quiet")
-"""Names of values that change with traffic."""
-SELDOM = (
-    *(name for name in SUMS if name not in BY_STREAM), "fragment_reassembly_bytes", "partitions_failed",
-    "partitions_with_full_subject_index",
-    "partitions_with_quarantined_files",
-)  # fmt: skip
-SHOWN = (
-    "led", "partitions_under_replicated", "partitions_under_min_isr", "led_short", "partitions_at_min_isr", "partitions_paused",
-    "partitions_moving",
-)  # fmt: skip
-"""Names of values that follow from the image, for partitions that this node leads, besides ROLES.
-
-``led_short``: partitions that are under-replicated and under min_isr.
-"""
-ROLES = tuple(role.value for role in RoleName)
-_LEADER, _FOLLOWER, _QUIET = RoleName.LEADER, RoleName.FOLLOWER, FollowerPhase.QUIET  # an enum takes its time to find them
-AT_ONCE = 32
-"""Number of partitions that are read between two checks of the clock."""
-ROWS_PER_STEP = 1024
-"""Number of partitions that are taken out of ``changed_partitions`` at once."""
-_leaves = attrgetter(
-    "ingest.counters", "reads", "acks", "log", "replica", "derived", "derived.ids", "derived.producers", "derived.subjects",
-    "states.writer", "ingest.reader", "fetches", "standby",
-)  # fmt: skip
-_NOTHING_OFTEN, _NOTHING_SELDOM, _NOTHING_SHOWN = (0,) * len(OFTEN), (0,) * len(SELDOM), (0,) * (len(SHOWN) + len(ROLES))
-Numbers = Sequence[int]
-_Told = tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, int]]
 
 
 class LabelSums:

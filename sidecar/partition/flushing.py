@@ -1,7 +1,7 @@
-"""Runs the flushes and checkpoints of one log. ``group_commit.py`` decides when.
+"""Runs the flushes and checkpoints of one log, and writes the state that derives from it.
 
-A flush runs in a thread, or on the event loop if flushes are short (``flush.py``). The end of a flush is fed to the
-replica as an event.
+``group_commit.py`` decides when. A flush runs in a thread, or on the event loop if flushes are short (``flush.py``).
+The end of a flush is fed to the replica as an event.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from sidecar.runtime import clock
 from sidecar.runtime.timers import Timer, Timers
 
 logger = logging.getLogger("liftpy.disk")
+partition_logger = logging.getLogger("liftpy.partition")
 
 STALLED_S = 0.5
 """Time after which a disk operation no longer delays other work, in seconds."""
@@ -230,15 +231,11 @@ class Flusher:
         self._commit.settle()
 
 
-# ``StateCheckpoints``: writes the derived state of one partition to disk in the background, after a checkpoint of its
-# high watermark.
-
-
-partition_logger = logging.getLogger("liftpy.partition")
-
-
 class StateCheckpoints:
-    """Writes the state that derives from a replica's log (message ids, producers, subjects) to state files."""
+    """Writes the state that derives from a replica's log (message ids, producers, subjects) to state files.
+
+    It runs in the background, after a checkpoint of the high watermark.
+    """
 
     __slots__ = (
         "_flusher",

@@ -1,7 +1,10 @@
-"""One partition on this node: its log, its replica and its services.
+"""One partition on this node: its log, its replica, its services, and the queue of its events.
+
+``PartitionWorker`` runs the partition, ``ReplicaDriver`` feeds events to its replica.
 
 A worker starts when the image first shows the partition on this node. It stops when the partition leaves the node or
-the node stops. A log is opened and closed outside the event loop. Everything else is synchronous on the event loop.
+the node stops. A log is opened and closed outside the event loop. Everything else is synchronous on the event loop. A
+worker whose batches are traced carries out some effects by ``TRACED_METHODS``.
 """
 
 from __future__ import annotations
@@ -79,12 +82,36 @@ from sidecar.transport.liveness import Probes
 
 logger = logging.getLogger("liftpy.partition")
 replica_logger = logging.getLogger("liftpy.replica")
+driver_logger = logging.getLogger("liftpy.driver")
 _seldom = WarningLogRateLimit()
 _REACHED = {kind.name: events.DeadlineReached(kind=kind) for kind in events.Deadline}
 """Event for each kind of deadline."""
 
 _REQUEST_ID_BASE = secrets.randbits(61)
 """First request id of this process. Nodes that do not see its requests cannot guess it, and a leader rejects other ids."""
+MAX_QUEUE = 65_536
+RECENT_STEPS = 64
+"""Number of steps that one partition keeps for error reports, about 50 KB for a busy partition."""
+RECENT_STEPS_OF_NODE = 8192
+"""Maximum number of stored steps over all partitions of a process. Above it, each partition stores fewer steps."""
+_FEWEST_STEPS = 8
+"""Number of steps that a partition always keeps. With more than 1,024 partitions, they are more than RECENT_STEPS_OF_NODE."""
+_STEPS_OF_IDLE = 2
+"""Number of steps that an idle partition keeps. A node may have thousands of idle partitions."""
+_MOST_OF_A_STEP = 500
+"""Maximum length of a printed step, in characters."""
+_NEWEST_COUNTS = (LeaseChanged, NoticeReceived, NotificationReceived)
+"""Events that arrive regularly. A newer waiting event of the same kind replaces an older one."""
+_ROUTINE, _LOOKS = (
+    frozenset({LeaseChanged, DeadlineReached, QuiescentFetchReceived}),
+    frozenset({SetDeadline, ConfirmQuiescence}),
+)
+"""Events of idle partitions. If the only effects of such an event are in ``_LOOKS``, its step changes nothing.
+
+It changes no metric, and an error report does not need it.
+"""
+Step = tuple[int, Event, list[Effect]]
+"""One step of a replica: (monotonic time in nanoseconds, event, effects)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -751,7 +778,7 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
     return worker
 
 
-# A worker whose batches are traced uses the following functions for their effects.
+# ---- tracing ---------------------------------------------------------------------------------------------------------
 
 
 def _append_traced(worker: PartitionWorker, effect: do.AppendBatch) -> None:
@@ -821,33 +848,7 @@ class TracedReplica:
         return self._replica.step(event, now_ns)
 
 
-driver_logger = logging.getLogger("liftpy.driver")
-
-MAX_QUEUE = 65_536
-RECENT_STEPS = 64
-"""Number of steps that one partition keeps for error reports, about 50 KB for a busy partition."""
-RECENT_STEPS_OF_NODE = 8192
-"""Maximum number of stored steps over all partitions of a process. Above it, each partition stores fewer steps."""
-_FEWEST_STEPS = 8
-"""Number of steps that a partition always keeps. With more than 1,024 partitions, they are more than RECENT_STEPS_OF_NODE."""
-_STEPS_OF_IDLE = 2
-"""Number of steps that an idle partition keeps. A node may have thousands of idle partitions."""
-_MOST_OF_A_STEP = 500
-"""Maximum length of a printed step, in characters."""
-
-_NEWEST_COUNTS = (LeaseChanged, NoticeReceived, NotificationReceived)
-"""Events that arrive regularly. A newer waiting event of the same kind replaces an older one."""
-_ROUTINE, _LOOKS = (
-    frozenset({LeaseChanged, DeadlineReached, QuiescentFetchReceived}),
-    frozenset({SetDeadline, ConfirmQuiescence}),
-)
-"""Events of idle partitions. If the only effects of such an event are in ``_LOOKS``, its step changes nothing.
-
-It changes no metric, and an error report does not need it.
-"""
-
-Step = tuple[int, Event, list[Effect]]
-"""One step of a replica: (monotonic time in nanoseconds, event, effects)."""
+# ---- driver ----------------------------------------------------------------------------------------------------------
 
 
 class _StoryLimit:

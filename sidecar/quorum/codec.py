@@ -204,16 +204,18 @@ def _checkpoint(message: pb.RaftNextIndex | pb.RaftAppendEntries) -> Checkpoint:
     return message.digestIndex, message.digest
 
 
-# Frames of the metadata group on the bus: in an envelope with a CRC-32C, which also covers the sender and the receiver.
-#
-# Goal: a member accepts a frame only unchanged, from its sender, and at its receiver. Members trust the numbers in a frame. So a
-# changed bit of a term, or a frame that returns under another name, could do harm.
-#
-# Layout behind the envelope: size of the names (1 byte) | ``<to>.<from>`` as in the subject | the frame.
+# ---- frames on the bus -----------------------------------------------------------------------------------------------
 
 
 def seal(to: str, sender: str, frame: bytes) -> bytes:
-    """Return the payload of a NATS message that carries ``frame`` from the controller ``sender`` to the controller ``to``."""
+    """Return the payload of a NATS message that carries ``frame`` from the controller ``sender`` to the controller ``to``.
+
+    It is an envelope with a CRC-32C, which also covers the sender and the receiver. So a member accepts a frame only unchanged,
+    from its sender, and at its receiver. Members trust the numbers in a frame: a changed bit of a term, or a frame that returns
+    under another name, could do harm.
+
+    Layout behind the envelope: size of the names (1 byte) | ``<to>.<from>`` as in the subject | the frame.
+    """
     names = f"{to}.{sender}".encode()
     return envelope.encode(MessageType.RAFT_FRAME, b"%c%b%b" % (len(names), names, frame), crc=True)
 

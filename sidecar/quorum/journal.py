@@ -43,6 +43,8 @@ MAX_SPENT_BYTES = 4 << 20
 
 Unused bytes are replaced terms and commit indexes, and truncated entries. A group without requests writes 3 MB of them a day.
 """
+CHANGE = b"\x02"
+"""First byte of commands that change the controllers. The library defines the value."""
 
 
 class GroupJournal:
@@ -349,16 +351,6 @@ def _records(view: memoryview) -> Iterator[tuple[int, int, int, bytes]]:
         position += size
 
 
-# ``LogControllers``: the controller list by one controller's log, which decides its majorities [M10].
-#
-# The newest change in the journal counts, committed or not. Otherwise the snapshot, otherwise the settings. A truncation
-# of the journal takes changes back. A node that joins a running group starts with the committed list of the feed.
-
-
-CHANGE = b"\x02"
-"""First byte of commands that change the controllers. The library defines the value."""
-
-
 def change_in(command: bytes, index: int) -> ControllerList | None:
     """Return the controller list that the journal entry ``command`` with this index sets. None: it sets none."""
     return list_of(bytes(command[1:]), index) if command[:1] == CHANGE else None
@@ -366,7 +358,10 @@ def change_in(command: bytes, index: int) -> ControllerList | None:
 
 @dataclass(slots=True)
 class LogControllers:
-    """Computes the controller list of one controller from its log.
+    """Computes the controller list of one controller from its log. The list decides its majorities [M10].
+
+    The newest change in the journal counts, committed or not. Otherwise the snapshot counts, otherwise the settings. A
+    truncation of the journal takes changes back. A node that joins a running group starts with the committed list of the feed.
 
     ``first``: list in the settings. ``in_snapshot``: list at the last entry of the snapshot.
     """

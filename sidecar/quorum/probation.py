@@ -36,6 +36,8 @@ from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import RaftCore
 from sidecar.quorum.peer_sessions import Peer
 
+logger = logging.getLogger("liftpy.quorum")
+
 FILE = "lineage"
 MAX_EARLIER = 64
 """Maximum number of stored nonces of earlier processes, besides the nonces that peers know."""
@@ -44,6 +46,9 @@ _FORMAT = 1
 _TAIL = struct.Struct("<QQB")
 """Data after a hello: nonce of the sender, known nonce of the receiver (0: none), number of other nonces in the directory."""
 _NONCE = struct.Struct("<Q")
+MARKER = "member"
+"""Name of the file that marks the journal of a member that votes."""
+MARK = "diverged"
 
 
 class DirectoryLineage:
@@ -195,12 +200,6 @@ def _parse(tail: bytes) -> tuple[int, int, tuple[int, ...]]:
     return nonce, known_as, tuple(earlier_nonce for (earlier_nonce,) in _NONCE.iter_unpack(tail[_TAIL.size :]))
 
 
-logger = logging.getLogger("liftpy.quorum")
-
-MARKER = "member"
-"""Name of the file that marks the journal of a member that votes."""
-
-
 def _draw() -> int:
     return random.SystemRandom().getrandbits(63)
 
@@ -344,25 +343,23 @@ class Probation:
         logger.info("controller votes node=%s", self._core.selfNode.id)
 
 
-# The Raft directory of a controller whose image differs from the majority: marked at once, quarantined at the next start.
-#
-# <data>/raft/diverged           index at which the difference was found. The directory is no longer used
-# <data>/raft-diverged/          the last quarantined directory. A later one replaces it
-
-
-MARK = "diverged"
+# ---- directory of a diverged controller ------------------------------------------------------------------------------
 
 
 def mark_diverged(folder: Path, index: int) -> None:
     """Store durably that this member's image differs from that of a majority, before the process ends.
 
-    Raises StorageError.
+    ``<data>/raft/diverged`` has the ``index`` at which the difference was found. The directory is no longer used. Raises
+    StorageError.
     """
     replace_file(folder / MARK, f"{index}\n".encode())
 
 
 def quarantine_diverged(folder: Path) -> bool:
-    """Quarantine the directory if it is marked as diverged. Return whether it was. Raises OSError."""
+    """Quarantine the directory at the next start if it is marked as diverged. Return whether it was. Raises OSError.
+
+    ``<data>/raft-diverged/`` is the last quarantined directory. A later one replaces it.
+    """
     if not (folder / MARK).exists():
         return False
     aside = folder.with_name(f"{folder.name}-{MARK}")

@@ -43,6 +43,7 @@ from sidecar.quorum.probation import MARKER
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 
 logger = logging.getLogger("liftpy.quorum")
+
 RESCUED = "rescued"
 """Name of the file in a Raft directory that marks it as created by a rescue."""
 BEFORE = "raft-before-rescue"
@@ -50,6 +51,8 @@ _NEW = "raft-rescued"
 _DIGEST_BYTES = 8
 _NOTHING = b"\x01"
 """Command of the library for an entry without effect."""
+LEAP = 1 << 20
+"""Step by which a rescue increases all counters. It is more than a group decides between two flushes of all its members."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,10 +232,6 @@ def rescue_event(folder: Path, index: int) -> ClusterEvent | None:
         return None
     logger.warning("metadata group recovered by force action=%s", event.detail)
     return event
-
-
-LEAP = 1 << 20
-"""Step by which a rescue increases all counters. It is more than a group decides between two flushes of all its members."""
 
 
 def rescued_image(image: ClusterImage, voters: tuple[str, ...], now_ns: int) -> ClusterImage:

@@ -173,6 +173,8 @@ LEVELS = ("debug", "info", "warning", "error")
 _NOISY = ("nats", "pysyncobj", "asyncio")
 _EPOCH_AT = {"replica.role_changed": 3}
 """Event -> index of its argument that is the LeaderEpoch."""
+MAX_LINES_PER_S = 200
+SELDOM_S = 1.0
 
 
 def event_of(record: logging.LogRecord) -> str:
@@ -328,18 +330,12 @@ class NodeLogs:
 LOGS = NodeLogs()
 
 
-# Limits the log lines about single partitions, because an event may concern thousands of them.
-#
-# A line costs 20 us and a write. If 5,000 partitions change their leader, the lines would cost more than the change. Suppressed
-# lines are counted, and the count is logged with the next line.
-
-
-MAX_LINES_PER_S = 200
-SELDOM_S = 1.0
-
-
 class InfoLogRateLimit:
-    """Writes log lines of level ``info``, at most ``lines_per_s`` for all partitions of a process together."""
+    """Writes log lines of level ``info``, at most ``lines_per_s`` for all partitions of a process together.
+
+    An event may concern thousands of partitions. A line costs 20 us and a write. If 5,000 partitions change their leader, the
+    lines would cost more than the change. Suppressed lines are counted, and the count is logged with the next line.
+    """
 
     def __init__(self, lines_per_s: int = MAX_LINES_PER_S) -> None:
         self._limit = LogRateLimit(1.0, lines_per_s)

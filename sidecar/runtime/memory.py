@@ -15,6 +15,14 @@ import os
 from pathlib import Path
 
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+RETAINED_BYTES = 16 * 1024 * 1024
+"""Number of freed bytes that the process keeps. It may keep twice as many."""
+OPENED = 128
+"""Number of opened partitions after which their objects are hidden from the garbage collector."""
+CLOSED = 256
+"""Number of closed partitions after which hidden objects are checked once. It is higher if more are open."""
+YOUNG = 10_000
+"""Number of new objects after which the collector examines the young ones. This takes 0.5 ms, and every tenth time a few ms."""
 
 
 def memory_bytes(limits: tuple[Path, ...] = _LIMITS) -> int:
@@ -30,10 +38,6 @@ def memory_bytes(limits: tuple[Path, ...] = _LIMITS) -> int:
     return min(limits_bytes)
 
 
-RETAINED_BYTES = 16 * 1024 * 1024
-"""Number of freed bytes that the process keeps. It may keep twice as many."""
-
-
 def retain_freed_memory(size_bytes: int = RETAINED_BYTES) -> None:
     """Make glibc keep freed memory for its next use. Call it once per process.
 
@@ -43,34 +47,25 @@ def retain_freed_memory(size_bytes: int = RETAINED_BYTES) -> None:
     del block
 
 
-# Tunes Python's garbage collector, so that it does not scan the objects of thousands of partitions.
-#
-# A full collection examines every object of the process: 0.1 ms for each partition, in which nothing else runs, Raft and
-# heartbeats included. The objects of a partition live as long as the partition, so they are hidden from the collector
-# (``gc.freeze``) after it was opened, some partitions at a time. Closed partitions leave reference cycles, which only
-# a full collection finds. When enough partitions are closed, all objects are shown to the collector, collected and hidden again.
-#
-# By default, young objects are examined every 700 allocations. The objects of a start, an election or a metadata change are
-# long-lived, so these checks find nothing. They would be a tenth of the CPU time that the start of 5,000 partitions needs.
-
-
-OPENED = 128
-"""Number of opened partitions after which their objects are hidden from the garbage collector."""
-CLOSED = 256
-"""Number of closed partitions after which hidden objects are checked once. It is higher if more are open."""
-
-
-YOUNG = 10_000
-"""Number of new objects after which the collector examines the young ones. This takes 0.5 ms, and every tenth time a few ms."""
+# ---- garbage collector -----------------------------------------------------------------------------------------------
 
 
 def make_collections_rare() -> None:
-    """Let the garbage collector run less often in this process. Reference cycles may then use a few MB for longer."""
+    """Let the garbage collector run less often in this process. Reference cycles may then use a few MB for longer.
+
+    By default, young objects are examined every 700 allocations. The objects of a start, an election or a metadata change are
+    long-lived, so these checks find nothing. They would be a tenth of the CPU time that the start of 5,000 partitions needs.
+    """
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
 
 
 class GarbageCollection:
     """Runs the garbage collector after many partitions were opened or closed, and exempts long-lived objects from it.
+
+    A full collection examines every object of the process: 0.1 ms for each partition, in which nothing else runs, Raft and
+    heartbeats included. The objects of a partition live as long as the partition, so they are hidden from the collector
+    (``gc.freeze``) after it was opened, some partitions at a time. Closed partitions leave reference cycles, which only a full
+    collection finds. When enough partitions are closed, all objects are shown to the collector, collected and hidden again.
 
     ``full_collection_count``: number of full collections, for the status.
     """

@@ -32,6 +32,8 @@ from liftpy.errors import (
 )
 from sidecar.runtime.tasks import spawn
 
+logger = logging.getLogger("liftpy.node")
+
 EXIT_NO_RESTART = 78
 """Exit code of a node that must not restart before an operator has checked it.
 
@@ -45,6 +47,10 @@ _CALM_S = 60.0
 """Uptime in seconds after which earlier failures of a node no longer count."""
 _DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM}
 _FINAL = (CorruptionError, UnknownFormatError, DataDirectoryLockedError)
+_deadlines: list[threading.Timer] = []
+_CHECK_INTERVAL_S = 0.25
+_EXTEND_TIMEOUT_S = 30
+"""Extension of the time limit in seconds for each step of progress before the node is ready."""
 
 
 def prevents_restart(error: BaseException | None) -> bool:
@@ -71,11 +77,6 @@ def pause_s(in_a_row: int) -> float:
     return doubled_wait_s(in_a_row, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
 
-logger = logging.getLogger("liftpy.node")
-
-_deadlines: list[threading.Timer] = []
-
-
 def exit_after(seconds: float) -> None:
     """End the process by force after ``seconds`` if its stop is not complete by then."""
 
@@ -93,11 +94,6 @@ def cancel_exit() -> None:
     """Cancel all timers of ``exit_after``, because the stop is complete and this process starts the node again."""
     while _deadlines:
         _deadlines.pop().cancel()
-
-
-_CHECK_INTERVAL_S = 0.25
-_EXTEND_TIMEOUT_S = 30
-"""Extension of the time limit in seconds for each step of progress before the node is ready."""
 
 
 class RunningNode(ABC):

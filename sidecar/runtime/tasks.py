@@ -1,9 +1,10 @@
-"""Starts background tasks. Each unexpected end is reported [A6].
+"""Starts background tasks, and divides long work into slices (``CooperativeQueue``).
 
-If an unexpected error ends a task that writes checkpoints, sends heartbeats or checks free space, the node would look
-healthy although it is not. So code that does not await a task starts it with ``spawn``. An unexpected end goes to the
-exception handler of the event loop. A node sets this handler with ``fatal_on``, and it stops the node. So do errors in
-callbacks of the loop (timers, ends of flushes). Tasks handle expected errors themselves.
+Each unexpected end of a task is reported [A6]. If an unexpected error ends a task that writes checkpoints, sends
+heartbeats or checks free space, the node would look healthy although it is not. So code that does not await a task
+starts it with ``spawn``. An unexpected end goes to the exception handler of the event loop. A node sets this handler
+with ``fatal_on``, and it stops the node. So do errors in callbacks of the loop (timers, ends of flushes). Tasks handle
+expected errors themselves.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ logger = logging.getLogger("liftpy.node")
 T = TypeVar("T")
 _TASK_NAME_KEY = "liftpy: background task"
 _PACKAGE_PATHS = tuple(str(Path(__file__).resolve().parents[2] / package) for package in ("sidecar", "liftpy"))
+SLICE_S = 0.008
+"""Duration of a slice in seconds. It ends with the first item that is complete after this time."""
+Item = TypeVar("Item", bound=Hashable)
 
 
 class BackgroundError(LiftError):
@@ -145,22 +149,15 @@ def _is_from_liftpy(error: BaseException | None) -> bool:
     return False
 
 
-# Splits work on thousands of partitions into slices, so that it never blocks the event loop for long.
-#
-# Between two slices the loop reads sockets, runs Raft and answers heartbeats. If a waiting item is added again, it keeps its
-# place and is processed once, with the state of that moment.
-
-
-SLICE_S = 0.008
-"""Duration of a slice in seconds. It ends with the first item that is complete after this time."""
-
-Item = TypeVar("Item", bound=Hashable)
+# ---- work in slices --------------------------------------------------------------------------------------------------
 
 
 class CooperativeQueue(Generic[Item]):
     """Calls ``work`` with each added item, in order, without blocking the event loop for long.
 
-    The work is divided into slices of ``slice_s`` seconds. The first slice runs at once, and the others in later turns of the loop.
+    The work is divided into slices of ``slice_s`` seconds. The first slice runs at once, and the others in later turns of the
+    loop. Between two slices the loop reads sockets, runs Raft and answers heartbeats. If a waiting item is added again, it
+    keeps its place and is processed once, with the state of that moment.
     """
 
     def __init__(self, work: Callable[[Item], None], slice_s: float = SLICE_S) -> None:

@@ -58,6 +58,14 @@ HIDDEN_NODE_KINDS = ("records_read",)
 MOST_NODE_EVENTS = 200
 """Maximum number of events of a node in one answer."""
 QUESTIONS = ("history", "partitions", "streams", "groups", "services", "events", "node_events", "metrics", "settings")
+STEP = 500
+MAX_SCANNED_RECORDS = 20_000
+SKEW_NS = 60 * NS_PER_S
+"""Maximum difference between the clocks of the metadata leader and the stream's leader, in nanoseconds."""
+HIDDEN_KIND = "request"
+"""Kind of events that pages do not show, because they are about users. Only operators see them (`liftpy events`)."""
+_READ_BYTES = 256 * 1024
+EventPlace = tuple[int, int]
 
 
 def question_of(payload: bytes) -> tuple[str, Any] | None:
@@ -427,20 +435,7 @@ class AnswerRateLimit:
             self._works = False
 
 
-# Reads the stream of events for a page, newest first, from this node's own replica.
-#
-# The node reads committed events backwards in steps of ``STEP``, and at most ``MAX_SCANNED_RECORDS`` for one request. The next
-# request continues there.
-
-
-STEP = 500
-MAX_SCANNED_RECORDS = 20_000
-SKEW_NS = 60 * NS_PER_S
-"""Maximum difference between the clocks of the metadata leader and the stream's leader, in nanoseconds."""
-HIDDEN_KIND = "request"
-"""Kind of events that pages do not show, because they are about users. Only operators see them (`liftpy events`)."""
-_READ_BYTES = 256 * 1024
-EventPlace = tuple[int, int]
+# ---- stream of events ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,6 +483,9 @@ class StoredEventsRequest:
 
 async def stored_events(reporter: Reporter, query: Any) -> dict[str, Any] | None:
     """Return events from the stream of events, newest first, or None for an invalid question ``query``.
+
+    The node reads committed events of its own replica backwards in steps of ``STEP``, and at most ``MAX_SCANNED_RECORDS`` for
+    one request. The next request continues there.
 
     The fields of the result are ``kept``: events, ``more``: True if there may be older ones, and ``last``: place before which
     the next question begins. If this node has no replica of the stream, ``at`` names nodes that have one.

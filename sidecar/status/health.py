@@ -17,6 +17,9 @@ from sidecar.runtime.logs import LOGS
 
 ASKED = b'{"health": true}'
 """Payload of a health question on ``<ns>.status.<node>``."""
+EVERY_S = 0.1
+IDLE_EVERY_S = 0.25
+"""Interval of the measurements while the node holds no publishes and no reads, in seconds."""
 
 
 class Health:
@@ -77,11 +80,6 @@ class MetadataContact:
     @property
     def age_s(self) -> float | None:
         return None if self._at is None else time.monotonic() - self._at
-
-
-EVERY_S = 0.1
-IDLE_EVERY_S = 0.25
-"""Interval of the measurements while the node holds no publishes and no reads, in seconds."""
 
 
 class LoopWatch:

@@ -46,6 +46,12 @@ MOST = frozenset({
 LEAST = frozenset({"nats_connected", "nats_connection_up", "flush_on_event_loop"})
 AGES = frozenset({"scrub_age_seconds"})
 """Metrics whose largest value is used, where -1 (never) counts as the largest."""
+_SUMS = ("counters", "refused")
+_ADDED = ("copies", "flush_place", "descriptors", "scrub")
+_OF_ONE = frozenset(
+    {"on_loop", "last_full_pass_s", "last_finding", "partition_budget", "pass_began_s", "position", "base_offset"}
+)
+"""Fields that are no counts. Their value comes from the first process."""
 
 
 def add_figures(figures: Figures, message: dict[str, Any]) -> None:
@@ -91,13 +97,7 @@ def joined_rows(own: dict[str, Any], other_answers: Iterable[dict[str, Any]], li
     return {**own, "rows": rows[:limit], "more": more or len(rows) > limit, "count": count, "problems": problems}
 
 
-# ---- reports --------------------------------------------------------------------------------------------------------------
-_SUMS = ("counters", "refused")
-_ADDED = ("copies", "flush_place", "descriptors", "scrub")
-_OF_ONE = frozenset(
-    {"on_loop", "last_full_pass_s", "last_finding", "partition_budget", "pass_began_s", "position", "base_offset"}
-)
-"""Fields that are no counts. Their value comes from the first process."""
+# ---- reports ---------------------------------------------------------------------------------------------------------
 
 
 def joined_page(
@@ -209,11 +209,11 @@ class NodeStatus:
             add_figures(figures, answer)
 
 
-# Status data that a worker sends to its node: its parts of reports, stream rows and metrics.
-
-
 class WorkerStatus:
-    """Answers the status requests that the node sends to this worker. ``reporter``: status of the worker's partitions."""
+    """Answers the status requests that the node sends to this worker: its parts of reports, stream rows and metrics.
+
+    ``reporter``: status of the worker's partitions.
+    """
 
     def __init__(self, reporter: Reporter, answers: PageAnswers) -> None:
         self._reporter = reporter

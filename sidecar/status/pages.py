@@ -34,6 +34,13 @@ from sidecar.status.http import HTML, JSON, TEXT, EventStreamResponse, http
 from sidecar.status.records import RecordsBrowser, RecordsQuery, records_query
 
 _SIGNS = {OK: "ok", DEGRADED: "degraded"}
+_INLINE = re.compile(r"`([^`]+)`|\[([^\]]+)\]\(([\w-]+)\.md\)|\[([^\]]+)\]\([^)]*\)|\*\*([^*]+)\*\*")
+_FOLDER = files("sidecar.status").joinpath("static", "runbooks")
+_ITEM = re.compile(r"(?:\d+\.|-) ")
+_KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "LICENSE": TEXT}
+_CACHE_S = 3600
+_VENDORED = "uPlot"
+Fields = Mapping[str, str]
 
 
 class Column(NamedTuple):
@@ -421,11 +428,7 @@ def _plots(node: str) -> str:
     return f'<section class="plots script-only" data-node="{html.escape(node)}"><h2>Last minutes</h2>{steps}{_figures(PLOTS)}</section>'
 
 
-_INLINE = re.compile(r"`([^`]+)`|\[([^\]]+)\]\(([\w-]+)\.md\)|\[([^\]]+)\]\([^)]*\)|\*\*([^*]+)\*\*")
-
-
-_FOLDER = files("sidecar.status").joinpath("static", "runbooks")
-_ITEM = re.compile(r"(?:\d+\.|-) ")
+# ---- runbooks --------------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -478,17 +481,7 @@ def _inline(text: str) -> str:
     return "".join(parts) + html.escape(text[at:])
 
 
-# The pages of a cluster by their addresses: HTML, JSON, the live stream, and what pages are made of. Reads only.
-#
-# ``/`` the cluster, ``/node/<id>``, ``/stream/<name>``, ``/groups``, ``/group/<name>``, ``/services``, ``/service/<name>``,
-# ``/search?q=TEXT``, ``/events``, ``/runbook/<name>``, ``/static/<file>``. Below ``/api/``: the same names with ``.json``, ``cluster.json``,
-# ``history.json``, ``timeline.json``, and ``live``: one JSON object a second, as Server-Sent Events.
-
-
-_KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "LICENSE": TEXT}
-_CACHE_S = 3600
-_VENDORED = "uPlot"
-Fields = Mapping[str, str]
+# ---- the site --------------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -499,9 +492,14 @@ def static() -> dict[str, bytes]:
 
 
 class Site:
-    """Answers the HTTP requests for the pages of the status port. ``poller``: data of the cluster.
+    """Answers the HTTP requests for the pages of the status port. ``poller``: data of the cluster. It only reads.
 
     ``records``: reads records for ``/records/<stream>``. None: there is no such page.
+
+    The pages are ``/`` (the cluster), ``/node/<id>``, ``/stream/<name>``, ``/groups``, ``/group/<name>``, ``/services``,
+    ``/service/<name>``, ``/search?q=TEXT``, ``/events``, ``/runbook/<name>`` and ``/static/<file>``. Below ``/api/`` are the
+    same names with ``.json``, ``cluster.json``, ``history.json``, ``timeline.json``, and ``live``: one JSON object a second, as
+    Server-Sent Events.
     """
 
     def __init__(self, poller: ClusterPoller, records: RecordsBrowser | None = None) -> None:

@@ -95,6 +95,10 @@ _THERE = (
     b"/, /node/ID, /stream/NAME, /groups, /group/NAME, /services, /service/NAME, /events, /api/live, /status, /livez, /readyz, "
     b"/metrics, /metrics/partitions?stream=S\n"
 )
+MOST_S = 24 * 3600.0
+"""Maximum time for which a requested log level is kept, in seconds."""
+_Part = tuple[tuple[str, int], int]
+"""Part of a list of partitions: ((stream, partition) before its start, number of partitions)."""
 
 
 class StatusHandler:
@@ -456,10 +460,6 @@ def _decode_page_start(payload: bytes) -> tuple[str, int]:
     return "", -1
 
 
-MOST_S = 24 * 3600.0
-"""Maximum time for which a requested log level is kept, in seconds."""
-
-
 async def _nothing_to_reload() -> dict[str, Any]:
     return {"error": "this process has no settings of its own"}
 
@@ -476,10 +476,6 @@ def _change_level(payload: bytes, tell: Callable[[str, float], None]) -> dict[st
     LOGS.change_level(level, for_s, asyncio.get_running_loop().call_later)
     tell(level, for_s)
     return {"level": level, "for_s": for_s}
-
-
-_Part = tuple[tuple[str, int], int]
-"""Part of a list of partitions: ((stream, partition) before its start, number of partitions)."""
 
 
 def _part(query: bytes) -> _Part | None:
@@ -501,7 +497,7 @@ def _stream(query: bytes) -> str:
     return dict(parse_qsl(query.decode("ascii", "replace"))).get("stream", "")
 
 
-# The summary of a node over NATS. It has the values of the metrics. The node limits the time that it spends on summaries.
+# ---- summary of a node ------------------------------------------------------------------------------------------------
 
 
 PART_OF_LOOP = 0.05

@@ -56,6 +56,14 @@ _PRIVATE = (
     "_pending", "_pending_data_size", "_flush_queue", "_subs", "_sid", "_ps", "_status", "_flusher_task", "_transport",
     "_server_info",
 )  # fmt: skip
+TOGETHER_BYTES = 16 * 1024
+"""Maximum size of messages that are written together, in bytes.
+
+A larger message is written at once, after the waiting ones.
+"""
+AT_ONCE = 8
+"""Number of writes per turn that are not delayed. They are on the path of a record: answers to followers, then an ack."""
+Buffer = bytes | bytearray | memoryview
 
 
 def check_nats_py() -> None:
@@ -616,26 +624,16 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
             await asyncio.sleep(_RECONNECT_WAIT_S)
 
 
-# ``WriteCoalescer``: combines the messages of one turn of the event loop into few writes.
-#
-# The first AT_ONCE messages of a turn are written at once. Further ones wait until the current read is processed, until
-# TOGETHER_BYTES are collected, or until the turn ends. Callers that send several messages use ``hold`` and ``release``.
-
-
-TOGETHER_BYTES = 16 * 1024
-"""Maximum size of messages that are written together, in bytes.
-
-A larger message is written at once, after the waiting ones.
-"""
-
-AT_ONCE = 8
-"""Number of writes per turn that are not delayed. They are on the path of a record: answers to followers, then an ack."""
-
-Buffer = bytes | bytearray | memoryview
+# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 class WriteCoalescer:
-    """Combines the writes to one transport of asyncio into few large ones. If the transport is lost, waiting data is lost with it."""
+    """Combines the writes to one transport of asyncio into few large ones.
+
+    If the transport is lost, waiting data is lost with it. The first AT_ONCE messages of a turn of the event loop are written
+    at once. Further ones wait until the current read is processed, until TOGETHER_BYTES are collected, or until the turn ends.
+    Callers that send several messages use ``hold`` and ``release``.
+    """
 
     def __init__(self, transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport

@@ -31,10 +31,15 @@ from sidecar.transport.credentials import Keys
 from sidecar.transport.ingest_connection import IngestConnection
 from sidecar.transport.parser import Sink
 
+logger = logging.getLogger("liftpy.nats")
+
 _STANDBY_PARTS = 4
 """Divisor of the size of a standby buffer. The result limits its unread messages."""
 _READS_BYTES = 32 * 1024 * 1024
 """Maximum size of unsent answers to readers, in bytes. Above it, requests are not read."""
+_SETTLES_S = 1.0
+_AGAIN_S = 1.0
+"""Time in seconds until a retry if credentials could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +129,7 @@ async def open_links(settings: NodeSettings, intake: NodeInflight, room: MemoryB
     return NodeConnections(replication, ingest, reads, standby)
 
 
-# The connection for standby followers. It opens when a partition of this node first becomes a standby.
-#
-# It has its own limits, so that standby messages never delay publishes to leaders on this node [A11]. A promoted partition
-# keeps using it, without a gap or overlap. After a reconnect its leader uses the ingest connection.
-
-
-logger = logging.getLogger("liftpy.nats")
-
-_SETTLES_S = 1.0
-_AGAIN_S = 1.0
-"""Time in seconds until a retry if credentials could not be read."""
+# ---- standby ---------------------------------------------------------------------------------------------------------
 
 
 class StandbySubscription:
@@ -214,7 +209,10 @@ class StandbySubscription:
 
 
 class StandbyLink:
-    """The standby connection of a node, which receives publishes for standby followers. It opens when it is needed.
+    """The standby connection of a node. It opens when a partition of this node first becomes a standby.
+
+    It has its own limits, so that standby messages never delay publishes to leaders on this node [A11]. A promoted partition
+    keeps using it, without a gap or overlap. After a reconnect its leader uses the ingest connection.
 
     ``connect``: opens the connection. A failed attempt is repeated.
     """

@@ -1,14 +1,15 @@
 """The connection for publishes and their acks: reads quickly, and processes in small steps.
 
-nats-server buffers at most 64 MiB for a slow connection, and then closes it. So the node reads the socket as fast as
-possible into a buffer of raw bytes, and processes it for a few milliseconds at a time [A11]. During a burst a thread reads
-the socket (not with TLS).
+nats-server buffers at most 64 MiB for a slow connection, and then closes it. So the node reads the socket as fast as possible
+into a buffer of raw bytes, and processes it for a few milliseconds at a time [A11]. During a burst a thread reads the socket
+(not with TLS).
 
 At half of the buffer the node stops reading, so that the server slows publishers down. ``LoadShedding`` detects when the
-server's buffer is almost full. Then the node uses the other half. When the buffer is full, whole messages without reply
-subject are dropped and counted. ``Gate`` limits processing while partitions are full.
+server's buffer is almost full. Then the node uses the other half. When the buffer is full, whole messages without reply subject
+are dropped and counted. ``Gate`` limits processing while partitions are full.
 
-The module also computes how many messages were lost when a server closed the connection.
+``Backlog`` asks the server how much it has buffered. ``DisconnectLoss`` computes how many messages were lost when a server
+closed the connection.
 """
 
 from __future__ import annotations
@@ -42,9 +43,41 @@ from sidecar.transport.connection import BusConnection, Listener
 from sidecar.transport.parser import IngestParser, Sink
 
 loss_logger = logging.getLogger("liftpy.ingest")
+logger = logging.getLogger("liftpy.nats")
 
 _TRIES = 5
 _TRY_S = 0.2
+_PIECE_BYTES = 64 * 1024
+"""Number of bytes that are parsed between two checks of the clock."""
+_TURN_BYTES = 256 * 1024
+_REFUSING_BYTES = 1024 * 1024
+"""Maximum number of bytes that are processed per turn while most publishes are rejected."""
+_TURN_NS = 4_000_000
+"""Maximum time for parsing per turn of the loop, in nanoseconds. Then all other work of the loop runs."""
+_DROP_TURN_NS = 8_000_000
+"""Maximum time per turn for dropping messages, in nanoseconds."""
+_FULL_PARTS = 16
+"""Divisor of the buffer size. If less than this part is free, the buffer counts as full."""
+_RECHECK_S = 0.005
+_ROOM_RECHECK_S = 0.5
+_LARGE_BYTES = 32 * 1024
+"""Size of a read above which the socket probably has more data."""
+_BURST_NS = 30_000_000
+"""Time without a small read after which a thread reads, in nanoseconds. Each read by the thread costs a thread switch."""
+_CALM_NS = 200_000_000
+"""Time after the last large read at which the loop reads again, in nanoseconds."""
+_OPEN_OR_CLOSED = 2
+_OUTSTANDING = 16
+_ASK_EVERY_NS = 20_000_000
+_UNANSWERED_EVERY_NS = 10_000_000_000
+_UNANSWERED_AFTER_NS = 2_000_000_000
+READ_BYTES = 4 * 1024 * 1024
+"""Maximum size of a read. A busy loop releases the interpreter only once in 5 ms."""
+_SOCKET_RECHECK_S = 0.05
+_LITTLE_BYTES = 64 * 1024
+_GATHER_S = 0.001
+"""Wait after a read with less than ``_LITTLE_BYTES``, so that the next read brings more with one thread switch."""
+_LOG_PERIOD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,29 +161,6 @@ class DisconnectLoss:
                 return stats
             await asyncio.sleep(_TRY_S)
         return None
-
-
-logger = logging.getLogger("liftpy.nats")
-
-_PIECE_BYTES = 64 * 1024
-"""Number of bytes that are parsed between two checks of the clock."""
-_TURN_BYTES = 256 * 1024
-_REFUSING_BYTES = 1024 * 1024
-"""Maximum number of bytes that are processed per turn while most publishes are rejected."""
-_TURN_NS = 4_000_000
-"""Maximum time for parsing per turn of the loop, in nanoseconds. Then all other work of the loop runs."""
-_DROP_TURN_NS = 8_000_000
-"""Maximum time per turn for dropping messages, in nanoseconds."""
-_FULL_PARTS = 16
-"""Divisor of the buffer size. If less than this part is free, the buffer counts as full."""
-_RECHECK_S = 0.005
-_ROOM_RECHECK_S = 0.5
-_LARGE_BYTES = 32 * 1024
-"""Size of a read above which the socket probably has more data."""
-_BURST_NS = 30_000_000
-"""Time without a small read after which a thread reads, in nanoseconds. Each read by the thread costs a thread switch."""
-_CALM_NS = 200_000_000
-"""Time after the last large read at which the loop reads again, in nanoseconds."""
 
 
 class _Boundary:
@@ -537,17 +547,7 @@ class IngestConnection(BusConnection):
         await super().stop()
 
 
-# Statistics of a connection from its nats-server: buffered bytes, and number of sent messages.
-#
-# Every account may request them for its own connections (``$SYS.REQ.ACCOUNT.PING.CONNZ``). The request uses another connection,
-# because an answer on the same one would arrive after the buffered data. If the server does not answer, requests are rare.
-
-
-_OPEN_OR_CLOSED = 2
-_OUTSTANDING = 16
-_ASK_EVERY_NS = 20_000_000
-_UNANSWERED_EVERY_NS = 10_000_000_000
-_UNANSWERED_AFTER_NS = 2_000_000_000
+# ---- statistics ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -572,7 +572,12 @@ class ConnectionStats:
 
 
 class Backlog:
-    """Requests the statistics of connections from NATS servers. ``bus``: connection for these requests."""
+    """Requests the statistics of connections from NATS servers: buffered bytes, and number of sent messages.
+
+    Every account may request them for its own connections (``$SYS.REQ.ACCOUNT.PING.CONNZ``). The request uses another
+    connection (``bus``), because an answer on the same one would arrive after the buffered data. If the server does not answer,
+    requests are rare.
+    """
 
     def __init__(self, bus: BusConnection) -> None:
         self._bus = bus
@@ -637,22 +642,14 @@ def _parse_stats(payload: bytes, request_ns: int, server_id: str, client_id: int
         return None
 
 
-# A thread that reads a socket while the event loop is busy, so that nats-server does not close the connection [A11].
-#
-# The loop reads once per turn. On a busy machine, six fast publishers fill the server's 64 MiB buffer within one turn.
-# The thread only copies bytes.
-
-
-READ_BYTES = 4 * 1024 * 1024
-"""Maximum size of a read. A busy loop releases the interpreter only once in 5 ms."""
-_SOCKET_RECHECK_S = 0.05
-_LITTLE_BYTES = 64 * 1024
-_GATHER_S = 0.001
-"""Wait after a read with less than ``_LITTLE_BYTES``, so that the next read brings more with one thread switch."""
+# ---- thread ----------------------------------------------------------------------------------------------------------
 
 
 class SocketThread:
-    """A thread that reads a plain socket while ``has_room`` returns True, and calls ``take`` with the data.
+    """A thread that reads a plain socket while ``has_room`` returns True, and calls ``take`` with the data [A11].
+
+    It reads while the event loop is busy, so that nats-server does not close the connection. The loop reads once per turn. On a
+    busy machine, six fast publishers fill the server's 64 MiB buffer within one turn. The thread only copies bytes.
 
     It calls ``ended`` and stops when the other side has closed the socket. All three callbacks run in the thread. The owner
     keeps the socket, and the thread uses a copy of ``descriptor``. The constructor raises OSError or RuntimeError if no
@@ -720,9 +717,6 @@ class SocketThread:
                 return len(data)
         self._ended()
         return -1
-
-
-_LOG_PERIOD_S = 1.0
 
 
 class Drops:

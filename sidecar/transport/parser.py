@@ -22,6 +22,14 @@ Sink = Callable[[bytes, bytes, bytes, bytes], None]
 _SIZES: dict[bytes, int] = {}
 """Text of a size with at most ``_CACHED_DIGITS`` digits -> number, for sizes that arrived. A lookup is cheaper than ``int``."""
 _CACHED_DIGITS = 4
+_MESSAGE_WITH_REPLY = re.compile(
+    rb"(H?MSG [^ \r\n]+ [^ \r\n]+) ([^ \r\n]{1,%d})(?: ([0-9]{1,%d}))? ([0-9]{1,%d})\r\n(?!%b)"
+    % (MAX_REPLY_BYTES, SIZE_DIGITS, SIZE_DIGITS, re.escape(MAGIC))
+).match
+"""Protocol line of a message with a reply subject, if no envelope follows.
+
+Groups: text before the reply subject, the reply subject, size of the headers, total size.
+"""
 
 
 class SinkParser(StrictParser):
@@ -141,24 +149,11 @@ class SinkParser(StrictParser):
         await super()._message(line, content)
 
 
-# The parser of the ingest connection. It can drop or reject whole messages at a fraction of the cost of processing them.
-#
-# Messages without reply subject can be dropped, messages with one can be rejected (``PublishRejector``). A message that may request
-# an ack in its envelope is never dropped.
-
-
-_MESSAGE_WITH_REPLY = re.compile(
-    rb"(H?MSG [^ \r\n]+ [^ \r\n]+) ([^ \r\n]{1,%d})(?: ([0-9]{1,%d}))? ([0-9]{1,%d})\r\n(?!%b)"
-    % (MAX_REPLY_BYTES, SIZE_DIGITS, SIZE_DIGITS, re.escape(MAGIC))
-).match
-"""Protocol line of a message with a reply subject, if no envelope follows.
-
-Groups: text before the reply subject, the reply subject, size of the headers, total size.
-"""
-
-
 class IngestParser(SinkParser):
-    """Parser of received publishes. It can also drop or reject messages without decoding them.
+    """Parser of the ingest connection. It can drop or reject whole messages at a fraction of the cost of processing them.
+
+    Messages without reply subject can be dropped, messages with one can be rejected (``PublishRejector``). A message that may
+    request an ack in its envelope is never dropped.
 
     Attributes:
         lost: Number of lost connections whose bytes are not parsed yet. Protocol commands in these bytes are ignored.

@@ -53,6 +53,24 @@ STOP_S = 6.0
 SIGNALS_FOR_THE_NODE = (signal.SIGINT, signal.SIGTERM)
 """Signals that a supervisor may send to all processes of a node. They are meant for the first process, which stops the workers."""
 _PROPOSAL = struct.Struct(">I")
+MOST_UNSENT_BYTES = 640 * 1024 * 1024
+"""Maximum size of frames that a worker has not read, in bytes: a metadata image, and the changes since."""
+_END_S = 5.0
+"""Time in seconds for a process to end after it has reported its stop. A busy machine needs seconds for it."""
+ANSWER_S = 1.0
+"""Maximum wait for answers of workers for the status, in seconds."""
+DIVIDED_LIMITS = {
+    "ingest_buffer_bytes": 8192,
+    "node_unreplicated_bytes": 512,
+    "node_dedup_state_bytes": 512,
+    "node_standby_bytes": 512,
+    "copy_bytes_per_s": 1,
+    "copy_min_bytes_per_s": 1,
+}
+"""Name of a node limit in ``ReplicationConfig`` -> minimum for one process. A limit of 0 stays 0."""
+WITHIN_S = 0.3
+MOST_AT_ONCE = 256
+"""Maximum number of requests that wait for workers. Further requests get no answer, and their senders retry."""
 
 
 class Workers:
@@ -235,19 +253,7 @@ def _merge_health_report(own: HealthInput, health_report: dict[str, Any]) -> Hea
     )
 
 
-# The node's side of one worker process.
-#
-# If a worker hangs or is suspended, the node's heartbeats would keep leaderships that no process serves. So the node pings
-# each worker with each of its own heartbeats. If a worker leaves more consecutive pings without an answer than fit into a
-# session, the node ends. Pings are counted, and not time, so a node that was suspended itself ends no worker.
-
-
-MOST_UNSENT_BYTES = 640 * 1024 * 1024
-"""Maximum size of frames that a worker has not read, in bytes: a metadata image, and the changes since."""
-_END_S = 5.0
-"""Time in seconds for a process to end after it has reported its stop. A busy machine needs seconds for it."""
-ANSWER_S = 1.0
-"""Maximum wait for answers of workers for the status, in seconds."""
+# ---- one worker ------------------------------------------------------------------------------------------------------
 
 
 class WorkerError(LiftError):
@@ -271,8 +277,12 @@ def failure_of(number: int, body: bytes) -> Exception:
 class WorkerHandle(asyncio.Protocol):
     """The node's side of one worker process: starts it, exchanges frames with it, and ends it.
 
-    ``workers``: receives the requests and reports of the worker, and no answers. ``max_unanswered_pings``: number of consecutive pings
-    without an answer after which the worker counts as hanging.
+    If a worker hangs or is suspended, the node's heartbeats would keep leaderships that no process serves. So the node pings
+    each worker with each of its own heartbeats. If a worker leaves more consecutive pings without an answer than fit into a
+    session, the node ends. Pings are counted, and not time, so a node that was suspended itself ends no worker.
+
+    ``workers``: receives the requests and reports of the worker, and no answers. ``max_unanswered_pings``: number of
+    consecutive pings without an answer after which the worker counts as hanging.
     """
 
     def __init__(self, share: WorkerShare, workers: Workers, max_unanswered_pings: int) -> None:
@@ -481,24 +491,14 @@ def _wait_for_exit(process: subprocess.Popen[Any]) -> int:
     return process.wait()
 
 
-# Divides the limits of a node between its processes, and sends settings to workers.
-#
-# Limits of one process (open files, maps), of a partition, of a connection or of an answer are not divided.
-
-
-DIVIDED_LIMITS = {
-    "ingest_buffer_bytes": 8192,
-    "node_unreplicated_bytes": 512,
-    "node_dedup_state_bytes": 512,
-    "node_standby_bytes": 512,
-    "copy_bytes_per_s": 1,
-    "copy_min_bytes_per_s": 1,
-}
-"""Name of a node limit in ``ReplicationConfig`` -> minimum for one process. A limit of 0 stays 0."""
+# ---- settings of workers ---------------------------------------------------------------------------------------------
 
 
 def divided_settings(settings: NodeSettings) -> NodeSettings:
-    """Return the settings for each process of a node with several processes: its limits are divided by the number of processes."""
+    """Return the settings for each process of a node with several processes: its limits are divided by the number of processes.
+
+    Limits of one process (open files, maps), of a partition, of a connection or of an answer are not divided.
+    """
     count = settings.workers
     if count == 1:
         return settings
@@ -533,9 +533,7 @@ def settings_from_json(document: dict[str, Any]) -> NodeSettings:
         raise ConfigError(f"Internal error: a worker received invalid settings: {error!r}. Please report it.") from None
 
 
-WITHIN_S = 0.3
-MOST_AT_ONCE = 256
-"""Maximum number of requests that wait for workers. Further requests get no answer, and their senders retry."""
+# ---- combined fetches ------------------------------------------------------------------------------------------------
 
 
 class WorkerCombinedFetches:

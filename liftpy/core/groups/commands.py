@@ -1,7 +1,10 @@
-"""Commands to the coordinator and its answers as bytes. Both sides validate them. Pure.
+"""Commands to the coordinator and its answers as bytes, and the limits of groups. Both sides validate commands. Pure.
 
-``decode_command`` checks names, the bounds of numbers, and that no partition is named twice. The ``GroupMachine`` checks
-whether the command fits the current state.
+``decode_command`` checks names, the bounds of numbers, and that no partition is named twice. The ``GroupMachine``
+checks whether the command fits the current state.
+
+The limits are those of commands, of groups and queues, and of the coordinator's state. ``group.proto`` has the limits
+of single fields.
 """
 
 from __future__ import annotations
@@ -20,6 +23,75 @@ _MAX_INT = (1 << 63) - 1
 _ORDER = ("commit", "join", "beat", "leave", "reset", "delete", "settle", "take", "open")
 _TOGETHER = ({"commit", "beat"}, {"commit", "leave"}, {"settle", "take"})
 M = TypeVar("M", bound=Message)
+
+NS_PER_MS = 1_000_000
+
+MAX_COMMAND_BYTES = 512 * 1024
+MAX_STREAMS = bounds_of(pb.JoinGroup, "streams").high
+"""Maximum number of streams that one member reads."""
+MAX_PARTITIONS = bounds_of(pb.KnownStream, "partitions").high
+"""Maximum number of partitions of all streams that one group reads."""
+MAX_POSITIONS = bounds_of(pb.CommitPositions, "positions").high
+"""Maximum number of positions in one command."""
+MAX_RANGES = 10_000
+"""Maximum number of ranges in one settlement."""
+MAX_SETTLEMENTS = bounds_of(pb.SettleRecords, "settlements").high
+MAX_TAKE = bounds_of(pb.TakeRecords, "maxRecords").high
+"""Maximum number of records that one take requests."""
+MAX_GRANTED_RANGES = 500
+"""Maximum number of record ranges that one take returns, so that the answer fits into one message."""
+MAX_LOST_RANGES = 1_000
+"""Maximum number of lost ranges that one answer names. With more, the last range of a settlement includes all later records."""
+MAX_CLIENT_LENGTH = max_text_of(pb.JoinGroup, "client")
+MAX_REASON_BYTES = max_text_of(pb.Settlement, "reason")
+MAX_LIST = bounds_of(pb.GroupQuery, "limit").high
+MAX_HOLDERS = 50
+"""Maximum number of workers of one queue that the answer to an operator lists."""
+
+MAX_GROUPS = 10_000
+"""Maximum number of groups of one coordinator. A coordinator manages one partition of the groups stream."""
+MAX_MEMBERS = 1000
+"""Maximum number of members of one group."""
+MAX_SUBSCRIPTIONS = 16_000
+"""Maximum number of streams of all members of one group. Each change of a member assigns all of them again."""
+MAX_QUEUES = 1000
+"""Maximum number of partitions for which one group has a queue."""
+MAX_QUEUE_RANGES = 20_000
+"""Maximum number of ranges in the state of one queue. At the limit the queue delivers no new records until some are settled."""
+MAX_KEYS = bounds_of(pb.TakeRecords, "keys").high
+"""Maximum number of new record keys that one take sends."""
+MAX_BLOCKED_RECORDS = 10_000
+"""Maximum number of records of one queue that wait for an earlier record with their key.
+
+At the limit the queue delivers no new records until some of them are free.
+"""
+MAX_STATE_BYTES = 64 * 1024 * 1024
+"""Limit of the coordinator's state, as ``machine`` estimates it. Beyond it the coordinator accepts nothing new."""
+
+SESSION_MS = 10_000
+MIN_SESSION_MS, MAX_SESSION_MS = bounds_of(pb.JoinGroup, "sessionMs")
+MAX_HEARTBEAT_MS = 1_000
+FEW_MEMBERS = 32
+QUICK_HEARTBEAT_MS = 500
+"""Heartbeat interval in a group with at most ``FEW_MEMBERS`` members, in ms. They learn a new assignment sooner."""
+WAITING_HEARTBEAT_MS = 200
+"""Heartbeat interval in ms of a member that waits for partitions that another member must release first."""
+FENCE_MS = 2_000
+"""Time in ms from the end of a session on the member's clock until the coordinator ends it. It covers clock differences."""
+MAX_CLOCK_STEP_MS = 1_000
+"""Maximum time in ms that the coordinator's clock advances between two records.
+
+No heartbeat can arrive while the coordinator is down, so this time must not end sessions.
+"""
+
+ACK_WAIT_MS = 30_000
+MIN_ACK_WAIT_MS, MAX_ACK_WAIT_MS = bounds_of(pb.TakeRecords, "ackWaitMs")
+MAX_DELAY_MS = bounds_of(pb.Settlement, "delayMs").high
+MAX_DELIVERIES = 5
+MAX_MAX_DELIVERIES = bounds_of(pb.TakeRecords, "maxDeliveries").high
+MAX_ACK_PENDING = 20_000
+MAX_MEMBER_PENDING = 10_000
+MAX_MAX_PENDING = bounds_of(pb.TakeRecords, "maxAckPending").high
 
 
 class GroupCommandError(ProtocolError):
@@ -193,80 +265,6 @@ _RULES: dict[str, Callable[[Any], None]] = {
     "take": _check_take,
 }
 """Part of a command -> check of the rules that need several of its fields."""
-
-
-# Limits of commands, of groups and queues, and of the coordinator's state. The names of times end with their unit. The limits of
-# single fields are in ``group.proto``.
-
-
-NS_PER_MS = 1_000_000
-
-MAX_COMMAND_BYTES = 512 * 1024
-MAX_STREAMS = bounds_of(pb.JoinGroup, "streams").high
-"""Maximum number of streams that one member reads."""
-MAX_PARTITIONS = bounds_of(pb.KnownStream, "partitions").high
-"""Maximum number of partitions of all streams that one group reads."""
-MAX_POSITIONS = bounds_of(pb.CommitPositions, "positions").high
-"""Maximum number of positions in one command."""
-MAX_RANGES = 10_000
-"""Maximum number of ranges in one settlement."""
-MAX_SETTLEMENTS = bounds_of(pb.SettleRecords, "settlements").high
-MAX_TAKE = bounds_of(pb.TakeRecords, "maxRecords").high
-"""Maximum number of records that one take requests."""
-MAX_GRANTED_RANGES = 500
-"""Maximum number of record ranges that one take returns, so that the answer fits into one message."""
-MAX_LOST_RANGES = 1_000
-"""Maximum number of lost ranges that one answer names. With more, the last range of a settlement includes all later records."""
-MAX_CLIENT_LENGTH = max_text_of(pb.JoinGroup, "client")
-MAX_REASON_BYTES = max_text_of(pb.Settlement, "reason")
-MAX_LIST = bounds_of(pb.GroupQuery, "limit").high
-MAX_HOLDERS = 50
-"""Maximum number of workers of one queue that the answer to an operator lists."""
-
-MAX_GROUPS = 10_000
-"""Maximum number of groups of one coordinator. A coordinator manages one partition of the groups stream."""
-MAX_MEMBERS = 1000
-"""Maximum number of members of one group."""
-MAX_SUBSCRIPTIONS = 16_000
-"""Maximum number of streams of all members of one group. Each change of a member assigns all of them again."""
-MAX_QUEUES = 1000
-"""Maximum number of partitions for which one group has a queue."""
-MAX_QUEUE_RANGES = 20_000
-"""Maximum number of ranges in the state of one queue. At the limit the queue delivers no new records until some are settled."""
-MAX_KEYS = bounds_of(pb.TakeRecords, "keys").high
-"""Maximum number of new record keys that one take sends."""
-MAX_BLOCKED_RECORDS = 10_000
-"""Maximum number of records of one queue that wait for an earlier record with their key.
-
-At the limit the queue delivers no new records until some of them are free.
-"""
-MAX_STATE_BYTES = 64 * 1024 * 1024
-"""Limit of the coordinator's state, as ``machine`` estimates it. Beyond it the coordinator accepts nothing new."""
-
-SESSION_MS = 10_000
-MIN_SESSION_MS, MAX_SESSION_MS = bounds_of(pb.JoinGroup, "sessionMs")
-MAX_HEARTBEAT_MS = 1_000
-FEW_MEMBERS = 32
-QUICK_HEARTBEAT_MS = 500
-"""Heartbeat interval in a group with at most ``FEW_MEMBERS`` members, in ms. They learn a new assignment sooner."""
-WAITING_HEARTBEAT_MS = 200
-"""Heartbeat interval in ms of a member that waits for partitions that another member must release first."""
-FENCE_MS = 2_000
-"""Time in ms from the end of a session on the member's clock until the coordinator ends it. It covers clock differences."""
-MAX_CLOCK_STEP_MS = 1_000
-"""Maximum time in ms that the coordinator's clock advances between two records.
-
-No heartbeat can arrive while the coordinator is down, so this time must not end sessions.
-"""
-
-ACK_WAIT_MS = 30_000
-MIN_ACK_WAIT_MS, MAX_ACK_WAIT_MS = bounds_of(pb.TakeRecords, "ackWaitMs")
-MAX_DELAY_MS = bounds_of(pb.Settlement, "delayMs").high
-MAX_DELIVERIES = 5
-MAX_MAX_DELIVERIES = bounds_of(pb.TakeRecords, "maxDeliveries").high
-MAX_ACK_PENDING = 20_000
-MAX_MEMBER_PENDING = 10_000
-MAX_MAX_PENDING = bounds_of(pb.TakeRecords, "maxAckPending").high
 
 
 def heartbeat_ms(session_ms: int) -> int:

@@ -21,6 +21,9 @@ from liftpy.errors import CorruptionError
 
 _MAX_PIECES = 2 * commands.MAX_QUEUE_RANGES
 """Maximum number of queue pieces that one query reads to find the members with leased records."""
+SILENCE = "silence"
+"""Name of the timer."""
+NO_FIGURES = {"groups": 0, "members": 0, "queues": 0, "records_out": 0, "state_bytes": 0}
 
 
 def answer_query(machine: GroupMachine, query: bytes) -> bytes:
@@ -91,11 +94,6 @@ def _queues(group: GroupRecord) -> Iterator[pb.QueueView]:
         queue = group.queues[place]
         left -= len(queue.pieces)
         yield queue.view(*place, with_holders=left >= 0)
-
-
-SILENCE = "silence"
-"""Name of the timer."""
-NO_FIGURES = {"groups": 0, "members": 0, "queues": 0, "records_out": 0, "state_bytes": 0}
 
 
 class GroupCoordinator(Service):

@@ -38,6 +38,9 @@ MEMBER_BYTES = 300
 STREAM_BYTES = 150
 PARTITION_BYTES = 60
 """Approximate size of a partition in the state, in bytes."""
+Place = tuple[str, int]
+"""(stream, partition)."""
+_MAX_PASSES = 8
 
 
 @dataclass(slots=True)
@@ -419,26 +422,27 @@ class ConsumerGroup:
         return [self._position(place) for place in sorted(self.positions)]
 
 
-# Assigns partitions to members: balanced, with as few moves as possible.
-#
-# The numbers of partitions that two readers of one stream get differ by at most one. A member keeps the partitions that it has,
-# up to its share. Some readers get one partition more: first those that have it already, then those that read fewer partitions
-# of all streams. At last, such partitions move from a reader to another one that reads at least two partitions less. So many
-#
-# Worked example: a reads 4 partitions, and b joins: a keeps 0 and 1, b gets 2 and 3. c joins, and the shares are 2, 1, 1: a
-# keeps 0 and 1, b keeps 2, c gets 3. a leaves: b keeps 2, c keeps 3, 0 moves to b and 1 to c.
-
-
-Place = tuple[str, int]
-"""(stream, partition)."""
-_MAX_PASSES = 8
+# ---- assignment ------------------------------------------------------------------------------------------------------
 
 
 def assign(counts: Mapping[str, int], readers: Mapping[str, Sequence[str]], previous: Mapping[Place, str]) -> dict[Place, str]:
-    """Assign all partitions of all streams that have readers. Return a dict from (stream, partition) to the member.
+    """Assign all partitions of all streams that have readers: balanced, with as few moves as possible.
 
-    ``counts``: number of partitions per stream. ``readers``: readers per stream, in the order in which they joined. ``previous``:
-    the previous assignment, including members that have left.
+    The numbers of partitions that two readers of one stream get differ by at most one. A member keeps the partitions that it
+    has, up to its share. Some readers get one partition more: first those that have it already, then those that read fewer
+    partitions of all streams. At last, such partitions move from a reader to another one that reads at least two partitions
+    less.
+
+    Worked example: a reads 4 partitions, and b joins: a keeps 0 and 1, b gets 2 and 3. c joins, and the shares are 2, 1, 1: a
+    keeps 0 and 1, b keeps 2, c gets 3. a leaves: b keeps 2, c keeps 3, 0 moves to b and 1 to c.
+
+    Args:
+        counts: Number of partitions per stream.
+        readers: Readers per stream, in the order in which they joined.
+        previous: Previous assignment, including members that have left.
+
+    Returns:
+        A dict from (stream, partition) to the member.
     """
     load: dict[str, int] = {}
     shares: dict[str, dict[str, int]] = {}

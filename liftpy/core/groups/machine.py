@@ -22,6 +22,11 @@ from liftpy.core.services.outbox import MAX_OUTPUT_BYTES
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.errors import CorruptionError
 
+STATE_VERSION = 1
+_SWEEP_NS = 10_000 * NS_PER_MS
+"""Interval at which groups without commands are checked, in nanoseconds."""
+_GROUP_BYTES = 100
+
 
 @dataclass(slots=True)
 class LogClock:
@@ -42,12 +47,6 @@ class LogClock:
         if leader_epoch == self.leader_epoch:
             self.now_ns += min(max(0, stamp_ns - self.stamp_ns), MAX_CLOCK_STEP_MS * NS_PER_MS)
         self.stamp_ns, self.leader_epoch = stamp_ns, leader_epoch
-
-
-STATE_VERSION = 1
-_SWEEP_NS = 10_000 * NS_PER_MS
-"""Interval at which groups without commands are checked, in nanoseconds."""
-_GROUP_BYTES = 100
 
 
 @dataclass(slots=True)

@@ -40,17 +40,18 @@ from liftpy.core.groups.commands import NS_PER_MS
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.core.wire.message_codec import MessageCodec
 
-# Decides which records of a work queue wait for an earlier record with the same key.
-#
-# Goal: at most one record of a key is leased, and its records are done in order of offsets [Q7]. A record without a key does not
-# wait. Constraint: the coordinator sees no records. The member that takes records sends the keys, as digests of 8 bytes. Two keys
-# with one digest wait for each other, which does no harm.
-#
-# Algorithm: each key has a line of the offsets that were seen and are not done, ascending. The first one may be delivered. The
-# others are *held*. A record that is done leaves the line, and the next one is free.
-
-
 NO_KEY = 0
+PIECE_BYTES = 60
+"""Approximate size of a piece in the state, in bytes."""
+KEY_BYTES = 20
+"""Approximate size of a piece's key in the state, in bytes."""
+_MANY_PIECES = 1000
+_SHORT_REASON = 32
+"""Number of pieces beyond which reasons are shortened, so that they do not fill the state."""
+_FEW_EXPIRED = 32
+"""Number of leases up to which ``expire`` ends each separately. If more have expired, it checks all pieces once."""
+_SPARSE = 16
+"""Number of pieces per change above which the changes are made one by one, instead of all in one pass."""
 
 
 def key_digest(key: bytes | None) -> int:
@@ -59,9 +60,14 @@ def key_digest(key: bytes | None) -> int:
 
 
 class KeyOrder:
-    """For each key of an ordered queue, the offsets of its records that are not done. Offsets are added in ascending order.
+    """For each key of an ordered queue, the offsets of its records that are not done [Q7].
 
-    Only the first record of each key can be delivered.
+    At most one record of a key is leased, and its records are done in order of offsets. Offsets are added in ascending order.
+    Only the first record of each key can be delivered, the others are *held*. When it is done, the next one is free. A record
+    without a key does not wait.
+
+    The coordinator sees no records. The member that takes records sends the keys, as digests of 8 bytes. Two keys with one
+    digest wait for each other, which does no harm.
     """
 
     def __init__(self) -> None:
@@ -97,19 +103,6 @@ class KeyOrder:
             del self._lines[key]
             return None
         return line[0] if was_first else None
-
-
-PIECE_BYTES = 60
-"""Approximate size of a piece in the state, in bytes."""
-KEY_BYTES = 20
-"""Approximate size of a piece's key in the state, in bytes."""
-_MANY_PIECES = 1000
-_SHORT_REASON = 32
-"""Number of pieces beyond which reasons are shortened, so that they do not fill the state."""
-_FEW_EXPIRED = 32
-"""Number of leases up to which ``expire`` ends each separately. If more have expired, it checks all pieces once."""
-_SPARSE = 16
-"""Number of pieces per change above which the changes are made one by one, instead of all in one pass."""
 
 
 class PieceKind(IntEnum):

@@ -40,6 +40,8 @@ from liftpy.errors import CorruptionError, StorageError
 
 MAX_KEYS = 4_000_000
 """Maximum number of keys, and of subjects, of one run. The others wait for the next run."""
+MAX_FILLER_OFFSETS = 1 << 31
+"""Maximum number of offsets in one filler. The header stores the number as a u32."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -232,10 +234,6 @@ class CompactionFilter:
 def _count_by_subject(subjects: DictionaryColumn) -> tuple[list[bytes], list[int]]:
     names = [name or b"" for name in subjects.entries.to_list()]
     return names, np.bincount(subjects.index, minlength=len(names)).tolist()
-
-
-MAX_FILLER_OFFSETS = 1 << 31
-"""Maximum number of offsets in one filler. The header stores the number as a u32."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""``Flush``: one group commit. It is created and completed on the thread of the log, and runs in any thread."""
+"""``Flush`` is one group commit of a log. ``FlushScheduler`` decides whether it runs on the event loop or in a thread.
+
+A flush is created and completed on the thread of the log, and runs in any thread.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,24 @@ from liftpy.core.log.recovery import mark_failed_flush
 from liftpy.core.log.small_files import SegmentSummary, encode_index
 from liftpy.core.log.storage import LogFile, Storage
 from liftpy.errors import StorageError
+
+SHORT_S = 0.001
+"""Maximum duration of a short flush, in seconds. It is about the cost of a switch to a thread on a busy machine."""
+SLOW_S = 0.002
+"""Average duration of flushes above which they run in a thread, in seconds."""
+LONG_S = 0.02
+"""Duration in seconds above which one flush moves all flushes to a thread. It is a few time slices of the loop."""
+LARGE_BYTES = 64 * 1024
+"""Number of appended bytes since the last flush above which the flush runs in a thread."""
+MOST_WAITING = 4
+"""Maximum number of flushes on the loop in one turn."""
+_FEWEST_POINTS, _MOST_POINTS = 32, 512
+PROBES = _FEWEST_POINTS
+"""Maximum number of flushes that a start measures. If all of them are short, flushes begin on the loop."""
+_MISS = 3
+_TRUSTED = 1024
+_WEIGHT = 1 / 32
+"""Share of the newest flush in the average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,41 +90,19 @@ class Flush:
         self.waiter()
 
 
-# ``FlushScheduler``: decides whether a flush runs on the event loop or in a thread.
-#
-# On a fast disk, switching to a thread costs more than the flush. The node measures the duration of all flushes. Flushing
-# starts in a thread. Each short flush (at most ``SHORT_S``) adds a point, and a longer one removes ``_MISS``. With enough
-# points, flushing moves to the event loop. One flush of ``LONG_S`` moves it back at once, and so does an average above
-# ``SLOW_S``. After such an error, twice as many points are needed, up to ``_MOST_POINTS``. Large flushes, sealing a
-# segment, and more than ``MOST_WAITING`` logs in one turn always use threads.
-#
-# Example: a disk takes 0.1 ms. The 32 test flushes at the start take 3 ms, and the first publish is flushed on the loop.
-# One flush takes 30 ms: the loop waits at most 20 ms, and the next 64 flushes run in threads.
-
-
-SHORT_S = 0.001
-"""Maximum duration of a short flush, in seconds. It is about the cost of a switch to a thread on a busy machine."""
-SLOW_S = 0.002
-"""Average duration of flushes above which they run in a thread, in seconds."""
-LONG_S = 0.02
-"""Duration in seconds above which one flush moves all flushes to a thread. It is a few time slices of the loop."""
-LARGE_BYTES = 64 * 1024
-"""Number of appended bytes since the last flush above which the flush runs in a thread."""
-MOST_WAITING = 4
-"""Maximum number of flushes on the loop in one turn."""
-_FEWEST_POINTS, _MOST_POINTS = 32, 512
-PROBES = _FEWEST_POINTS
-"""Maximum number of flushes that a start measures. If all of them are short, flushes begin on the loop."""
-_MISS = 3
-_TRUSTED = 1024
-_WEIGHT = 1 / 32
-"""Share of the newest flush in the average."""
-
-
 class FlushScheduler:
     """Decides whether the flushes of a node run on its event loop or in threads.
 
+    On a fast disk, switching to a thread costs more than the flush. The node measures the duration of all flushes. Flushing
+    starts in a thread. Each short flush (at most ``SHORT_S``) adds a point, and a longer one removes ``_MISS``. With enough
+    points, flushing moves to the event loop. One flush of ``LONG_S`` moves it back at once, and so does an average above
+    ``SLOW_S``. After such an error, twice as many points are needed, up to ``_MOST_POINTS``. Large flushes, sealing a segment,
+    and more than ``MOST_WAITING`` logs in one turn always use threads.
+
     Durations are in seconds and do not include the wait for a thread.
+
+    Example: a disk takes 0.1 ms. The 32 test flushes at the start take 3 ms, and the first publish is flushed on the loop. One
+    flush takes 30 ms: the loop waits at most 20 ms, and the next 64 flushes run in threads.
     """
 
     def __init__(self) -> None:

@@ -2,8 +2,11 @@
 
     append -> (begin_flush -> Flush.run in any thread -> complete_flush) -> flushed_end_offset -> positions for other nodes
 
-Batches that are appended during a flush share the next one. A flush error is final: the log closes and nothing is acked
-any more [S4]. Data that ``read`` returned stays valid after truncation, retention and close.
+Batches that are appended during a flush share the next one. A flush error is final: the log closes and nothing is acked any
+more [S4]. Data that ``read`` returned stays valid after truncation, retention and close.
+
+Retention deletes whole segments by age, size and number of records (``retained_start``). ``RecheckLimiter`` limits how often
+reports of damage make a replica check its file.
 """
 
 from __future__ import annotations
@@ -38,15 +41,13 @@ from liftpy.core.log.storage import Bytes, Storage
 from liftpy.core.wire.batch import BatchHeader, RecordBatch, parse_batch
 from liftpy.errors import CorruptionError, LogClosedError, NoSpaceError, OffsetOutOfRangeError, StorageError
 
-# Retention: which whole segments are deleted by age, size and number of records. Never the active segment, and never a record
-# above the high watermark [D26]. The new log start is the largest segment base below which everything is too old, or exceeds
-# the size or number, counted from the newest record.
-#
-# Example: segments of 10 records at 0, 10, 20 and an empty active one, high watermark 25, ``retention_records`` 15. Deleting the
-# first segment leaves 20 records. Deleting the second would leave 10. So the log start becomes 10.
-
 AT_ONCE = 32
 """Maximum number of segments that one step of retention deletes. Each takes a flush of the directory."""
+EVERY_NS = 1_000_000_000
+MAX_ASKERS = 64
+"""Maximum number of followers whose last check is remembered. The oldest is forgotten first."""
+READERS = ""
+"""Id that all readers share. It differs from every node id, because a node id is never empty."""
 
 
 def is_too_old(segment: Segment, config: StreamConfig, high_watermark: int, now_wall_ns: int) -> bool:
@@ -71,6 +72,12 @@ def asked_start(segments: Sequence[Segment], wanted: int) -> int:
 
 def retained_start(segments: Sequence[Segment], config: StreamConfig, high_watermark: int, now_wall_ns: int) -> int:
     """Return the log start after retention: the base offset of the first segment that stays.
+
+    Retention deletes no active segment, and no record above the high watermark [D26]. The result is the largest segment base
+    below which everything is too old, or exceeds the size or number, counted from the newest record.
+
+    Example: segments of 10 records at 0, 10, 20 and an empty active one, high watermark 25, ``retention_records`` 15. Deleting
+    the first segment leaves 20 records. Deleting the second would leave 10. So the log start becomes 10.
 
     Args:
         segments: Ascending, the active one last.
@@ -750,20 +757,6 @@ class Log:
             self.on_advance()
 
 
-# ``RecheckLimiter``: limits how often a replica checks its file after a reader or follower has reported damaged bytes [S14].
-#
-# The replica reads the reported block from the file again. If it is damaged, it is repaired as any other damage
-# (``Log.handle_damage``). If not, the report is only counted. The number of checks is limited: one each ``EVERY_NS`` per
-# follower, and one for all readers together.
-
-
-EVERY_NS = 1_000_000_000
-MAX_ASKERS = 64
-"""Maximum number of followers whose last check is remembered. The oldest is forgotten first."""
-READERS = ""
-"""Id that all readers share. It differs from every node id, because a node id is never empty."""
-
-
 class RecheckResult(Enum):
     """Result of the check of a batch that another node or a reader reported as damaged. The values are names of counters."""
 
@@ -774,7 +767,12 @@ class RecheckResult(Enum):
 
 
 class RecheckLimiter:
-    """Limits how often reports of damage make a node read its log from disk again."""
+    """Limits how often reports of damage make a replica read its log from disk again [S14].
+
+    After a report of a reader or follower, the replica reads the reported block from the file again. If it is damaged, it is
+    repaired as any other damage (``Log.handle_damage``). If not, the report is only counted. Checks are limited to one each
+    ``EVERY_NS`` per follower, and one for all readers together.
+    """
 
     __slots__ = ("_last_ns",)
 

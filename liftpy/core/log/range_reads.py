@@ -1,11 +1,14 @@
-"""Reads with a filter, with fewer columns, or backwards, over the log of one partition.
+"""Reads of a part of a partition's log: filtered, narrow, backwards or in portions, and the sizes and files of offset
+ranges.
 
-An answer examines about SCAN_BYTES of the log at most, and about SCAN_SUBJECTS distinct subjects if it filters by
-subject. It says how far it got. So a filter that matches nothing costs no more than a normal read [A21]. A batch whose
-records all match is returned as it is. Otherwise the matching records are returned at their offsets in a new batch,
-after a check of the CRC-32C.
+A filtered answer examines about SCAN_BYTES of the log at most, and about SCAN_SUBJECTS distinct subjects if it filters
+by subject. It says how far it got. So a filter that matches nothing costs no more than a normal read [A21]. A batch
+whose records all match is returned as it is. Otherwise the matching records are returned at their offsets in a new
+batch, after a check of the CRC-32C. Backwards, ``offset`` is exclusive: the answer has the batches below it, in
+ascending order.
 
-Backwards, ``offset`` is exclusive: the answer has the batches below it, in ascending order.
+Readers that split a range use batch boundaries, so that no batch is cut in two (``measure``). The boundaries are found
+through the sparse index. A reader on the same host may open the segment files itself (``spans_of``).
 """
 
 from __future__ import annotations
@@ -26,6 +29,10 @@ from liftpy.errors import CorruptionError
 SCAN_BYTES = 1 << 20
 SCAN_SUBJECTS = 10_000
 """Maximum number of distinct subjects that one answer examines. Each batch counts its own subjects. They take about 20 ms."""
+MAX_BOUNDARIES = 128
+"""Maximum number of borders in an answer. Each one costs a lookup in the log."""
+MAX_FILES = 256
+"""Maximum number of files in an answer. A reader opens them all at once."""
 
 
 def read_selected(
@@ -167,21 +174,7 @@ def _checked_batches(log: Log, chunk: memoryview) -> list[RecordBatch]:
         raise
 
 
-# Sizes and batch boundaries of offset ranges, and their places in the files.
-#
-# Readers that split a range use batch boundaries, so that no batch is cut in two. They are found through the sparse
-# index. Boundaries count bytes from the first batch of the range, so they are the same on every replica of a stream that
-# is not compacted.
-#
-# Example: batches of 100 bytes and 10 records at 0, 10, ... 90, and the range [5, 87) takes 900 bytes. Every 250 bytes:
-# the batches at 20, 50 and 70.
-#
-# A reader on the same host may open the files itself. Retention and compaction replace whole files, and an open file
-# stays readable. The reader opens all files at once and checks each batch. If something does not fit, it asks a node.
-
-
-MAX_BOUNDARIES = 128
-"""Maximum number of borders in an answer. Each one costs a lookup in the log."""
+# ---- sizes, borders and files of ranges ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +197,11 @@ def measure(log: Log, start: int, end: int, *, every_bytes: int = 0, every_recor
     the first offset of a batch.
 
     With ``every_bytes``, a border is the last batch that begins at or before a multiple of this step, counted from the range's
-    first batch. With ``every_records``, it is the last batch that begins at most this number of offsets after the previous
-    border. If there is none, it is the next batch.
+    first batch. So borders are the same on every replica of a stream that is not compacted. With ``every_records``, a border is
+    the last batch that begins at most this number of offsets after the previous border. If there is none, it is the next batch.
+
+    Example: batches of 100 bytes and 10 records at 0, 10, ... 90. The range [5, 87) takes 900 bytes. The borders every 250
+    bytes are 20, 50 and 70.
 
     Raises CorruptionError.
     """
@@ -318,10 +314,6 @@ def _last_of_block(segment: Segment, number: int, wanted: Callable[[BatchHeader,
     return newest
 
 
-MAX_FILES = 256
-"""Maximum number of files in an answer. A reader opens them all at once."""
-
-
 @dataclass(frozen=True, slots=True)
 class FileSpan:
     """Whole batches in one segment file.
@@ -339,6 +331,9 @@ def spans_of(log: Log, start: int, end: int) -> list[FileSpan]:
 
     The range must be in the log. The result is empty if the range is empty or needs more than MAX_FILES files. Raises
     CorruptionError.
+
+    Retention and compaction replace whole files, and an open file stays readable. The reader opens all files at once and checks
+    each batch. If something does not fit, it asks a node.
     """
     if end <= start:
         return []
@@ -359,7 +354,7 @@ def spans_of(log: Log, start: int, end: int) -> list[FileSpan]:
     return [span for span in spans if span.begin < span.end]
 
 
-# Selects the part of a log that fits into one message: whole batches, or a piece of a large one.
+# ---- portions --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

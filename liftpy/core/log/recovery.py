@@ -7,8 +7,8 @@ Valid data is made durable before it is served [S4, S12].
 3. A fault in the last segment with nothing good after it is a torn tail, and is truncated. Any other fault is damage:
 the segment and all later ones are quarantined, and the report names the missing offsets. The replica then leaves the
 ISR and fetches them again.
-4. After an unclean stop, data that is not proven durable is written again. Then sealed segments get their missing
-index.
+4. After an unclean stop, data that is not proven durable is written again (``prove``). Then sealed segments get their
+missing index.
 5. The high watermark is limited to the log [D7]. If the checkpoint is above the log, committed records are missing, and
 the report says so.
 
@@ -42,6 +42,13 @@ MAX_QUARANTINED_FILES = 3
 """Number of damaged segments that ``delete_quarantined_files`` leaves as evidence. They are those with the highest offsets."""
 DAMAGED, BEHIND = "damaged", "behind"
 _NAME = re.compile(rf"\d+\.log\.({DAMAGED}|{BEHIND})-\d+")
+_COPY_BYTES = 8 * 1024 * 1024
+FLUSH_FAILED_NAME = "flush-failed"
+"""Name of the small file that marks a failed flush. Its text is the error, for operators.
+
+No code relies on the file, because the disk may not have stored it.
+"""
+_TAIL = re.compile(r"(\d{20}\.log)\.(\d+)-(\d{20})\.tail")
 
 
 def quarantine(storage: Storage, base_offset: int, why: str) -> None:
@@ -72,9 +79,6 @@ def delete_quarantined_files(storage: Storage) -> tuple[str, ...]:
     if removed:
         storage.sync_folder()
     return removed
-
-
-_COPY_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,31 +342,7 @@ def _quarantine_behind(storage: Storage, bases: list[int]) -> None:
         quarantine(storage, base, BEHIND)
 
 
-# Makes unproven data durable when a log is opened after an unclean stop [S1, S4, S12].
-#
-# After a kill, unflushed data may be only in the page cache. After a failed flush, Linux marks the pages clean, and the
-# next ``fdatasync`` succeeds without writing. So only this counts as durable:
-#
-# - a sealed segment whose checksummed index fits (the index is written after the flush),
-# - data at or below the high watermark of the checkpoint.
-#
-# All other data is copied into a new file, which is flushed and replaces the old one. A file with a proven beginning is
-# split there, so that only data since the last checkpoint is copied. A disk without room gets the bytes written again in
-# place.
-#
-# Splitting at position P, where a batch of offset o begins, survives a crash at any step:
-#
-# 1. The rest is written to ``<o>.log.tmp``, flushed, and renamed to ``<base>.log.<P>-<o>.tail``.
-# 2. ``<base>.log`` is truncated at P.
-# 3. The tail is renamed to ``<o>.log``. ``finish_splits`` completes 2 and 3 after a crash.
-
-
-FLUSH_FAILED_NAME = "flush-failed"
-"""Name of the small file that marks a failed flush. Its text is the error, for operators.
-
-No code relies on the file, because the disk may not have stored it.
-"""
-_TAIL = re.compile(r"(\d{20}\.log)\.(\d+)-(\d{20})\.tail")
+# ---- proof of durability ---------------------------------------------------------------------------------------------
 
 
 def mark_failed_flush(storage: Storage, error: Exception) -> None:
@@ -390,7 +370,17 @@ def finish_splits(storage: Storage, names: Iterable[str]) -> None:
 def prove(
     storage: Storage, segments: list[Segment], checkpoint: Checkpoint, names: Collection[str], *, flush_failed: bool = False
 ) -> tuple[list[Segment], int]:
-    """Make the recovered segments and the file names durable: write data again that is not proven to be on disk.
+    """Make the recovered segments and the file names durable: write data again that is not proven to be on disk [S1, S4, S12].
+
+    After a kill, unflushed data may be only in the page cache. After a failed flush, Linux marks the pages clean, and the next
+    ``fdatasync`` succeeds without writing. So only this counts as durable:
+
+    - a sealed segment whose checksummed index fits (the index is written after the flush),
+    - data at or below the high watermark of the checkpoint.
+
+    All other data is copied into a new file, which is flushed and replaces the old one. A file with a proven beginning is split
+    there (``_split``), so that only data since the last checkpoint is copied. If the disk has no room, the bytes are written
+    again in place.
 
     Args:
         storage: Directory of the partition.
@@ -470,6 +460,12 @@ def _replace_by_copy(storage: Storage, segment: Segment) -> Segment:
 
 
 def _split(storage: Storage, segment: Segment, position: int) -> list[Segment]:
+    """Split a segment file at ``position`` P, where a batch of offset o begins. A crash may interrupt it at any step.
+
+    1. The rest is written to ``<o>.log.tmp``, flushed, and renamed to ``<base>.log.<P>-<o>.tail``.
+    2. ``<base>.log`` is truncated at P.
+    3. The tail is renamed to ``<o>.log``. ``finish_splits`` completes 2 and 3 after a crash.
+    """
     base_offset = next(header.base_offset for _, header in segment.batches(position, position + 1))
     name = log_name(segment.base_offset)
     tail_name = f"{name}.{position}-{base_offset:020d}.tail"

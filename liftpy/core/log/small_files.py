@@ -3,6 +3,9 @@
 ``high-watermark``: high watermark, log start and last stored LeaderEpoch. ``leader-epochs``: the epoch cache of the
 last checkpoint. ``compaction-horizon``: see ``compaction_point.py``. ``<base>.index``: the result of scanning a sealed
 segment. Format: magic, version, body, CRC-32C. Little endian.
+
+Append journals (``epoch_promises.py``, ``sidecar/quorum/journal.py``) consist of frames, with one checksum and one
+flush for several records: u32 CRC-32C of the rest, u32 size of the body, body.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ _INDEX = struct.Struct("<qqQqqQII")
 _EPOCH = struct.Struct("<Qq")
 _ENTRY = np.dtype([("base_offset", "<i8"), ("position", "<i8"), ("max_timestamp_ns", "<i8")])
 _CRC = struct.Struct("<I")
+_FRAME_HEAD = struct.Struct("<II")
+_FRAME_SIZE = struct.Struct("<I")
+FRAME_HEAD_BYTES = _FRAME_HEAD.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +209,7 @@ class Checkpoints:
         return next((epoch for epoch, start in reversed(self._epochs) if start < log_start_offset), NO_EPOCH)
 
 
-# The frames of append journals: one checksum and one flush for several records. ``epoch_promises.py`` and
-# ``sidecar/quorum/journal.py`` use them.
-#
-#     frame   u32 CRC-32C of the rest   u32 size of the body   body
-_FRAME_HEAD = struct.Struct("<II")
-_FRAME_SIZE = struct.Struct("<I")
-FRAME_HEAD_BYTES = _FRAME_HEAD.size
+# ---- frames ----------------------------------------------------------------------------------------------------------
 
 
 def seal_frame(body: bytes) -> bytes:

@@ -84,13 +84,6 @@ class Storage(Protocol):
         """Make creations, renames and removals durable."""
 
 
-# Storage in memory that fails like a disk: unsynced data is lost, or partly lost, in a power cut.
-#
-# It is for tests and the simulator. ``crash`` leaves the directory as a power cut or a kill would. A failed sync behaves
-# as on Linux: later syncs succeed, but a power cut loses the data. ``fail_after`` fails every call from the k-th on, so that a test can
-# fail every operation.
-
-
 class MemoryFile:
     """A file of ``MemoryStorage``, in a bytearray. ``synced``: number of its bytes that survive a power cut."""
 
@@ -169,7 +162,11 @@ class MemoryFile:
 
 
 class MemoryStorage:
-    """A Storage in dictionaries, for tests and the simulator.
+    """A Storage in dictionaries that fails like a disk, for tests and the simulator.
+
+    ``crash`` leaves the directory as a power cut or a kill would: unsynced data is lost, or partly lost. A failed sync behaves
+    as on Linux: later syncs succeed, but a power cut loses the data. ``fail_after`` fails every call from the k-th on, so that
+    a test can fail every operation.
 
     ``capacity_bytes``: size of the simulated disk. ``fault``: called with the name of each changing call before it runs. It may
     raise an error for the call.

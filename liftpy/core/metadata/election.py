@@ -25,6 +25,8 @@ Timers of the metadata leader: ConcludeElection after ``wait_s``, PassOver when 
 for ``candidate_timeout_s``, ElectLeader for an Offline partition after ``retry_s``. A timer waits while the node makes
 progress with any partition, at most ``PATIENCE`` timeouts. The reason is that a node with thousands of partitions
 processes them one after the other.
+
+``PreferredLeaders`` moves leaderships back to the first replica of a partition.
 """
 
 from __future__ import annotations
@@ -39,6 +41,15 @@ from liftpy.core.metadata.image import ClusterImage, LeaderReport, StreamImage
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.metadata.record_builder import RecordBuilder
 from liftpy.core.wire._pb import cluster_pb2 as pb
+
+DEFAULT_ELECTION_WAIT_S = 0.25
+DEFAULT_RETRY_S = 1.0
+GETS_ON_WITHIN_S = 0.5
+"""Time after a reported position or a finished promotion for which a node counts as making progress, in seconds."""
+PATIENCE = 15
+"""Maximum time to wait for one node, as a multiple of ``candidate_timeout_s``."""
+Proposal = pb.ConcludeElection | pb.PassOver | pb.ElectLeader
+MOVES_AT_ONCE = 32
 
 
 def eligible(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> tuple[str, ...]:
@@ -234,15 +245,6 @@ def _is_current(draft: RecordBuilder, report: LeaderReport) -> bool:
     return node is not None and node.incarnation == report.witness_incarnation
 
 
-DEFAULT_ELECTION_WAIT_S = 0.25
-DEFAULT_RETRY_S = 1.0
-GETS_ON_WITHIN_S = 0.5
-"""Time after a reported position or a finished promotion for which a node counts as making progress, in seconds."""
-PATIENCE = 15
-"""Maximum time to wait for one node, as a multiple of ``candidate_timeout_s``."""
-Proposal = pb.ConcludeElection | pb.PassOver | pb.ElectLeader
-
-
 @dataclass(slots=True)
 class _Clock:
     key: PartitionKey
@@ -409,14 +411,7 @@ def _proposal(key: PartitionKey, partition: PartitionState) -> Proposal:
     return pb.ElectLeader(stream=key.stream, uid=key.uid, partition=key.partition)
 
 
-# Preferred leaders: moves leaderships back to the first replica of a partition.
-#
-# ``partitions_off_preferred_leader`` lists partitions with another leader. If the setting is on, ``PreferredLeaders``
-# moves them by planned transfers: when another node led them at two checks in a row, at most ``MOVES_AT_ONCE`` per
-# check, and never during an election.
-
-
-MOVES_AT_ONCE = 32
+# ---- preferred leaders -----------------------------------------------------------------------------------------------
 
 
 def partitions_off_preferred_leader(image: ClusterImage) -> list[tuple[PartitionKey, str]]:
@@ -435,9 +430,11 @@ def partitions_off_preferred_leader(image: ClusterImage) -> list[tuple[Partition
 
 
 class PreferredLeaders:
-    """Finds partitions that can return to their preferred leader, every ``every_s`` seconds (0: never).
+    """Moves leaderships back to the first replica of a partition by planned transfers, if the setting is on.
 
-    Only the metadata leader runs it. ``now_ns`` is monotonic.
+    Every ``every_s`` seconds (0: never) it finds partitions that another node led at two checks in a row and that can return
+    without loss. It moves at most ``MOVES_AT_ONCE`` per check, and none during an election. Only the metadata leader runs it.
+    ``now_ns`` is monotonic.
     """
 
     def __init__(self, every_s: float) -> None:

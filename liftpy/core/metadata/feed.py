@@ -36,6 +36,23 @@ MAX_BUFFERED_RECORDS = 65_536
 MAX_SNAPSHOTS = 2
 _MAX_STATE_SIZE_BYTES = 8192
 """Upper bound for one partition, one node, or one stream without its partitions, in bytes. Names have at most 64 characters."""
+MAX_WAITING_ENTRIES = 256
+MAX_WAITING_BYTES = 16 << 20
+"""Maximum total size of entries that wait for a missing one, in bytes."""
+MAX_SNAPSHOT_SIZE_BYTES = 512 * 1024 * 1024
+RETRY_AFTER_NS = NS_PER_S
+MAX_OTHER_CHUNKS = 32
+"""Number of consecutive chunks of other snapshots after which the node gives up a started snapshot transfer.
+
+Any controller answers, with the snapshot that it has made. Only one of them may have the rest of this one.
+"""
+MAX_HEADS_BELOW = 6
+"""Number of consecutive feed heads below the own image that the node ignores. After that, it requests a new image.
+
+A metadata leader that was replaced may still have some heads in flight.
+"""
+MAX_UNREADABLE = 3
+"""Number of consecutive complete snapshots of another version after which this version cannot follow the cluster."""
 
 
 class FeedProducer:
@@ -201,27 +218,6 @@ def _states(record: Record) -> int:
     if isinstance(record, PartitionsAdded):
         return len(record.partitions)
     return len(record.stream.partitions) + 1 if isinstance(record, StreamCreated) else 1
-
-
-MAX_WAITING_ENTRIES = 256
-MAX_WAITING_BYTES = 16 << 20
-"""Maximum total size of entries that wait for a missing one, in bytes."""
-MAX_SNAPSHOT_SIZE_BYTES = 512 * 1024 * 1024
-RETRY_AFTER_NS = NS_PER_S
-MAX_OTHER_CHUNKS = 32
-"""Number of consecutive chunks of other snapshots after which the node gives up a started snapshot transfer.
-
-Any controller answers, with the snapshot that it has made. Only one of them may have the rest of this one.
-"""
-MAX_HEADS_BELOW = 6
-"""Number of consecutive feed heads below the own image that the node ignores. After that, it requests a new image.
-
-A metadata leader that was replaced may still have some heads in flight.
-"""
-
-
-MAX_UNREADABLE = 3
-"""Number of consecutive complete snapshots of another version after which this version cannot follow the cluster."""
 
 
 class FeedSubscription:

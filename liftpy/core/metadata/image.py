@@ -3,7 +3,7 @@
 A change creates a new image that shares all unchanged parts. So images can be kept, compared by identity, and encoded
 while later entries are applied. The iteration order of an ``immutables.Map`` differs between processes, so decisions
 and encodings use ``sorted``. The attribute ``trail`` lists the streams that the latest changes concerned. It is not
-encoded.
+encoded. ``SubjectIndex`` finds streams with overlapping subjects.
 """
 
 from __future__ import annotations
@@ -21,17 +21,12 @@ from liftpy.core.metadata.feature_range import NO_LEVEL
 from liftpy.core.metadata.idempotency_cache import IdempotencyCache
 from liftpy.core.wire.subjects import ANY, REST
 
-# Which stream answers on which subject: at most one does [A8].
-#
-# Two streams that both answered a publish would give one request two answers, and a publisher could take the one for the
-# other. So a stream that answers (any ack policy but ``none``) may not overlap with another one that does, wildcards and the
-# subjects of partitions (``<subject>.N``) included.
-#
-# Goal: to find an overlapping stream without looking at every stream; there may be 100,000. Algorithm: a tree of subject
-# tokens, shared between images like everything in them. A search walks down the tokens of the new subject; only where it has a
-# wildcard are all branches looked at. A stream with P partitions stands at its subject's last token, with the number P: its
-# partitions are branches that are not stored. Worked example: ``shop.*`` with 3 partitions stands for ``shop.*``, ``shop.*.1``
-# and ``shop.*.2``; it overlaps with ``shop.eu`` and with ``shop.eu.2``, but not with ``shop.eu.3``.
+MAX_STEPS = 8192
+INSUFFICIENT_NODES = "insufficient-nodes"
+"""State of a stream that waits for nodes."""
+
+
+# ---- subjects --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +41,19 @@ class _Branch:
 
 @dataclass(frozen=True, slots=True)
 class SubjectIndex:
-    """Index of the subjects of streams that send acks. It finds overlapping subjects."""
+    """Index of the subjects of streams that send acks. It finds overlapping subjects.
+
+    At most one stream acks a subject [A8]. If two streams acked a publish, the request would have two answers, and a publisher
+    could take one for the other. So a stream with any ack policy except ``none`` may not overlap with another one. Wildcards
+    and the subjects of partitions (``<subject>.N``) count.
+
+    The index is a tree of subject tokens that images share, so that a search need not compare up to 100,000 streams. A search
+    follows the tokens of the new subject, and examines all branches only at a wildcard. A stream with P partitions is stored at
+    the last token of its subject, with the number P. The branches of its partitions are not stored.
+
+    Worked example: ``shop.*`` with 3 partitions uses ``shop.*``, ``shop.*.1`` and ``shop.*.2``. It overlaps with ``shop.eu``
+    and ``shop.eu.2``, but not with ``shop.eu.3``.
+    """
 
     root: _Branch = field(default_factory=_Branch)
 
@@ -134,7 +141,7 @@ def _is_number(token: str, partitions: int) -> bool:
     return plain and int(token) < partitions
 
 
-MAX_STEPS = 8192
+# ---- the image -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +167,6 @@ class ChangedStreams:
         if self.origin is not earlier.origin or not 0 <= count <= MAX_STEPS:
             return None
         return {self.steps[n] for n in range(earlier.step_count, self.step_count)}
-
-
-INSUFFICIENT_NODES = "insufficient-nodes"
-"""State of a stream that waits for nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,8 @@ image.
 
 Example: start 1 (nonce A) registers, and the directory is copied. Start 2 (nonce B) registers and acks. Then the copy
 is restored. Its next process is start 2 with nonce C, and knows only A. So it does not follow start 2 (B).
+
+``EarlierProcessCheck`` decides whether a starting process may replace another process with the same node id.
 """
 
 from __future__ import annotations
@@ -24,6 +26,10 @@ MAX_EARLIER_NONCES = 16
 """Maximum number of stored nonces. After more failed starts in a row, the node loses its place in the ISR."""
 MAX_DAMAGED_LOGS = 16
 """Maximum number of damaged logs that a registration names. With more damaged logs, all logs of the node count as incomplete."""
+DEFAULT_WAIT_S = 15.0
+"""Default time to wait for an earlier process, in seconds. A node needs less for a clean stop."""
+DEFAULT_SILENCES = 3
+"""Number of consecutive unanswered probes after which the earlier process counts as hanging."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,20 +125,6 @@ def compare_processes(known: NodeImage, request: pb.RegisterNode) -> ProcessRela
     return ProcessRelation.FOLLOWS
 
 
-# Decides whether a starting process may replace another process with the same node id.
-#
-# The lock of a data directory [S10] does not detect a copy of the directory. So the starting process asks NATS for the
-# node (``<ns>.status.<node>``). "No responders" proves that no process runs. An answer proves that another process runs:
-# ask again, and give up after ``wait_s``. No answer proves nothing. After some tries, the other process is treated as
-# hanging, and will find itself fenced.
-
-
-DEFAULT_WAIT_S = 15.0
-"""Default time to wait for an earlier process, in seconds. A node needs less for a clean stop."""
-DEFAULT_SILENCES = 3
-"""Number of consecutive unanswered probes after which the earlier process counts as hanging."""
-
-
 class EarlierProcessSign(Enum):
     """Result of one probe over NATS for an earlier process of this node."""
 
@@ -151,7 +143,13 @@ class EarlierProcessStep(Enum):
 
 
 class EarlierProcessCheck:
-    """Decides by probes whether an earlier process of this node still runs. ``now_ns`` is monotonic."""
+    """Decides by probes whether an earlier process of this node still runs. ``now_ns`` is monotonic.
+
+    The lock of a data directory [S10] does not detect a copy of the directory. So the starting process asks NATS for the node
+    (``<ns>.status.<node>``). "No responders" proves that no process runs. An answer proves that another process runs: ask
+    again, and give up after ``wait_s``. No answer proves nothing. After some tries, the other process is treated as hanging,
+    and will find itself fenced.
+    """
 
     def __init__(self, now_ns: int, wait_s: float = DEFAULT_WAIT_S, silences: int = DEFAULT_SILENCES) -> None:
         self._deadline_ns = now_ns + round(wait_s * NS_PER_S)

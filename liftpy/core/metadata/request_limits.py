@@ -1,4 +1,4 @@
-"""Size limits of control requests, checked before a request is stored or logged. Pure.
+"""Size limits of control requests, checked before a request is stored or logged, and of batches of requests. Pure.
 
 The whole request, each text and each list has a limit. The limits apply to all fields, because the fields are found in
 the protobuf schema. Reasons are only for people, and are shortened.
@@ -22,6 +22,18 @@ MAX_LIST_LENGTH = 256
 _LONG_LISTS = {"manual": 10_000}
 """Field with a longer list -> its maximum length. Such a list is a manual assignment, and MAX_REQUEST_BYTES limits it, too."""
 _FOR_PEOPLE = "reason"
+MAX_REQUESTS = 200
+"""Maximum number of requests in an accepted batch.
+
+The value never changes, because old log entries must be decided as before.
+"""
+SENT_TOGETHER = 80
+"""Maximum number of requests in a batch that a node sends.
+
+Each controller needs about 10 ms for such a batch. Meanwhile the controller neither sends nor receives.
+"""
+MAX_BATCH_BYTES = 48 * 1024
+"""Maximum size of one batch's requests, in bytes. An entry of the log has at most 64 KiB."""
 
 
 def fit(request: pb.ControlRequest, size_bytes: int) -> str:
@@ -69,20 +81,3 @@ def _wrong_item(field: FieldDescriptor, item: Any, where: str) -> str:
     if field.type == FieldDescriptor.TYPE_BYTES and len(item) > MAX_TEXT_BYTES:
         return f"{where} has {len(item)} bytes, more than {MAX_TEXT_BYTES}"
     return ""
-
-
-# Size limits of request batches, for clients that send them and controllers that decide them.
-
-
-MAX_REQUESTS = 200
-"""Maximum number of requests in an accepted batch.
-
-The value never changes, because old log entries must be decided as before.
-"""
-SENT_TOGETHER = 80
-"""Maximum number of requests in a batch that a node sends.
-
-Each controller needs about 10 ms for such a batch. Meanwhile the controller neither sends nor receives.
-"""
-MAX_BATCH_BYTES = 48 * 1024
-"""Maximum size of one batch's requests, in bytes. An entry of the log has at most 64 KiB."""

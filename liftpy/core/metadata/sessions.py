@@ -1,19 +1,21 @@
 """``NodeSessions``: on the metadata leader, decides from heartbeats which nodes are alive, and grants leases. Pure.
 
-The metadata leader proposes FenceNode when a node sends no heartbeat for ``session_s``, and UnfenceNode when heartbeats
-return. A new metadata leader starts all sessions from zero.
+The metadata leader proposes FenceNode when a node sends no heartbeat for ``session_s``, and UnfenceNode when heartbeats return.
+A new metadata leader starts all sessions from zero.
 
-A lease lets a node ack as leader [D22]. It lasts ``lease_s`` from the time when the node sent the heartbeat, so it ends
-before the session. The metadata leader grants leases only while a majority confirmed its leadership less than
-``confirmed_within_s`` ago: confirmed_within_s + lease_s <= election timeout + session_s.
+A lease lets a node ack as leader [D22]. It lasts ``lease_s`` from the time when the node sent the heartbeat, so it ends before
+the session. The metadata leader grants leases only while a majority confirmed its leadership less than ``confirmed_within_s``
+ago: confirmed_within_s + lease_s <= election timeout + session_s.
 
-From feature level 5 on, the times are in the image and may change at run time. Until a change is settled, the longer
-times apply.
+From feature level 5 on, the times are in the image and may change at run time. Until a change is settled, the longer times
+apply.
 
-If heartbeats are late, the metadata leader probes the node over NATS. If NATS reports no responders, the session of the
-node ends together with its lease. A process keeps its node id while it sends heartbeats, and until NATS reports no
-responders. A process on a suspended host keeps it for ``REGISTRATION_HOLD_S``. After a start of all nodes, sessions wait up to
+If heartbeats are late, the metadata leader probes the node over NATS. If NATS reports no responders, the session of the node
+ends together with its lease. A process keeps its node id while it sends heartbeats, and until NATS reports no responders. A
+process on a suspended host keeps it for ``REGISTRATION_HOLD_S``. After a start of all nodes, sessions wait up to
 ``COLD_START_S``, because opening thousands of logs takes time.
+
+``AnsweredHeartbeats`` and ``registration_result`` are the view of a node on its session.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ BEATS_PER_LEASE = 3
 """Minimum number of heartbeats that a node sends within one lease."""
 COLD_START_S = 15.0
 """Maximum time by which other nodes may start later than the first one, in seconds."""
+MAX_WAITING = 64
+"""Maximum number of answered heartbeats that wait for the image. The oldest ones are dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,14 +305,7 @@ class NodeSessions:
         return self._earliest_ns if self._leading else None
 
 
-# A node's view of its session: when a heartbeat answer extends the leases, and the result of a registration.
-#
-# An answer extends the lease from the moment that the heartbeat was sent, and only when the local image is as new as the
-# answer [D22].
-
-
-MAX_WAITING = 64
-"""Maximum number of answered heartbeats that wait for the image. The oldest ones are dropped first."""
+# ---- view of a node --------------------------------------------------------------------------------------------------
 
 
 class RegistrationOutcome(Enum):
@@ -345,9 +342,10 @@ class LeaseGrant(NamedTuple):
 
 
 class AnsweredHeartbeats:
-    """Holds the answers to heartbeats until the image of this node is as new as the answer. Only then does a lease count.
+    """Holds the answers to heartbeats until the image of this node is as new as the answer. Only then does a lease count [D22].
 
-    Both methods return the lease that counts now. None: there is no new one.
+    An answer extends the lease from the moment that the heartbeat was sent. Both methods return the lease that counts now.
+    None: there is no new one.
     """
 
     def __init__(self) -> None:

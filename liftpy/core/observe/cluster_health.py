@@ -25,6 +25,17 @@ QUEUED_HIGH = 0.8
 """Used share of the buffers for publishes from which a node rejects some of them."""
 MOST_NAMED = 5
 """Maximum number of names, and of reasons of one kind, in a verdict."""
+PROBLEMS = ("damaged", "offline", "electing", "under min_isr", "under-replicated", "moving", "paused", "")
+"""Problems of a partition, the most urgent first. The last one means that the partition has no problem."""
+FINE = len(PROBLEMS) - 1
+MOST_ROWS = 500
+"""Maximum number of rows in one answer, and on one page."""
+MOST_MATCH = 200
+"""Maximum number of characters of a search text."""
+Place = tuple[int, str, int]
+"""(urgency, stream, partition). Lists of partitions are sorted by it."""
+FIRST: Place = (-1, "", -1)
+"""The place before all partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,19 +170,6 @@ def _join_names(names: list[str]) -> str:
     """Return a text with the first ``MOST_NAMED`` names in order, and the number of others."""
     more = len(names) - MOST_NAMED
     return ", ".join(sorted(names)[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-PROBLEMS = ("damaged", "offline", "electing", "under min_isr", "under-replicated", "moving", "paused", "")
-"""Problems of a partition, the most urgent first. The last one means that the partition has no problem."""
-FINE = len(PROBLEMS) - 1
-MOST_ROWS = 500
-"""Maximum number of rows in one answer, and on one page."""
-MOST_MATCH = 200
-"""Maximum number of characters of a search text."""
-Place = tuple[int, str, int]
-"""(urgency, stream, partition). Lists of partitions are sorted by it."""
-FIRST: Place = (-1, "", -1)
-"""The place before all partitions."""
 
 
 def urgency(state: PartitionState | None, config: StreamConfig, *, failed: bool = False) -> int:

@@ -45,6 +45,10 @@ _OF = {
     "service_differs": "offline",
     "group_stuck": "offline",
 }
+TOGETHER_NS = 2 * NS_PER_S
+"""Maximum time in ns between two events of a group. An election of thousands of partitions takes several entries of the log."""
+_LEADERS = ("election", "leadership_transfer", "partition_offline")
+_Event = dict[str, Any]
 
 
 def fits(event: Mapping[str, Any], only: Mapping[str, str]) -> bool:
@@ -95,12 +99,6 @@ def marks(events: Iterable[Mapping[str, Any]], step: int) -> list[tuple[int, str
             counts[at, node] = min(severity, MARKS.index(mark)), count + 1
     newest = sorted(counts.items())[-MOST_MARKS:]
     return [(at, node, MARKS[severity], count) for (at, node), (severity, count) in newest]
-
-
-TOGETHER_NS = 2 * NS_PER_S
-"""Maximum time in ns between two events of a group. An election of thousands of partitions takes several entries of the log."""
-_LEADERS = ("election", "leadership_transfer", "partition_offline")
-_Event = dict[str, Any]
 
 
 def group_events(events: Iterable[_Event]) -> list[list[_Event]]:

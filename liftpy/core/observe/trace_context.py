@@ -23,6 +23,12 @@ TRACEPARENT_BYTES = 55
 MAX_TRACEPARENT_BYTES = 512
 SAMPLED = 0x01
 _FIELDS = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+TRACESTATE = "tracestate"
+MAX_STATE_BYTES = 512
+"""Maximum length of a ``tracestate`` header, in bytes. A longer one is not added to a message."""
+Attributes = dict[str, str | int]
+SPANS_PER_S = 100.0
+"""Maximum number of spans per second of a node, or of a client in each direction."""
 
 
 class TraceContext(NamedTuple):
@@ -53,11 +59,6 @@ def parse_traceparent(value: bytes) -> TraceContext | None:
 def traceparent(context: TraceContext) -> bytes:
     """Return the value of the header ``traceparent`` for ``context``, in version 00."""
     return b"00-%032x-%016x-%02x" % context
-
-
-TRACESTATE = "tracestate"
-MAX_STATE_BYTES = 512
-"""Maximum length of a ``tracestate`` header, in bytes. A longer one is not added to a message."""
 
 
 def has_traceparent(pairs: Pairs) -> bool:
@@ -108,12 +109,7 @@ def _prepend(entries: list[bytes], column: BytesColumn | None = None) -> BytesCo
     return BytesColumn(np.concatenate((ends, column.ends + ends[-1])), memoryview(b"".join((*entries, column.data))), None)
 
 
-# A finished span with its children, ready for export.
-#
-# A token bucket limits the spans of a node or of a client. Spans above the limit are counted and not created.
-
-
-Attributes = dict[str, str | int]
+# ---- spans -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -128,10 +124,10 @@ class Span:
 
 
 class SpanTree(NamedTuple):
-    """A root span with its child spans.
+    """A finished root span with its child spans, ready for export.
 
-    ``parent``: parent of the root, in another process. None: the root begins a trace. ``links``: other traces to which the
-    root is linked.
+    ``parent``: parent of the root, in another process. None: the root begins a trace. ``links``: other traces to which the root
+    is linked.
     """
 
     root: Span
@@ -144,14 +140,10 @@ class SpanTree(NamedTuple):
         return 1 + len(self.children)
 
 
-SPANS_PER_S = 100.0
-"""Maximum number of spans per second of a node, or of a client in each direction."""
-
-
 class SpanBudget:
-    """Limits how many spans a node exports per second, as a token bucket. A span costs one token.
+    """Limits how many spans a node or a client exports per second, as a token bucket. A span costs one token.
 
-    ``per_s``: number of new tokens per second, and maximum number of tokens.
+    Spans above the limit are counted and not created. ``per_s``: number of new tokens per second, and maximum number of tokens.
     """
 
     def __init__(self, per_s: float = SPANS_PER_S) -> None:

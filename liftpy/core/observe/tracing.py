@@ -44,6 +44,16 @@ _LAST_FLAG = 54
 _NINE = ord("9")
 _PARSED_A_LINK = 4
 """Maximum number of values that are parsed to find one context. A value that looks sampled may be invalid."""
+MOST_OPEN = 64
+LINGER_NS = 2_000_000_000
+MOST_NS = 30_000_000_000
+ENDED = "the leadership ended"
+SLOW = "not committed in time"
+SWITCHED = "traces were switched"
+_STEPS = 4
+"""Spans of every batch: append, flush, commit, ack."""
+MOST_STEPS = 64
+"""Maximum number of steps of a command. Further steps are part of the last one."""
 
 
 def traced_in(batch: bytes) -> tuple[TraceContext, ...]:
@@ -122,16 +132,6 @@ def _places(
     ends = column.ends.astype(np.int64)
     starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
     return starts, ends - starts
-
-
-MOST_OPEN = 64
-LINGER_NS = 2_000_000_000
-MOST_NS = 30_000_000_000
-ENDED = "the leadership ended"
-SLOW = "not committed in time"
-SWITCHED = "traces were switched"
-_STEPS = 4
-"""Spans of every batch: append, flush, commit, ack."""
 
 
 class NodeTraces:
@@ -383,10 +383,6 @@ class PartitionTraces:
         start_ns = min(one.arrived_wall_ns, appended_ns)
         root = Span(f"append {self._name}", start_ns, max(end_ns, appended_ns), one.attributes, error)
         return SpanTree(root, tuple(children), one.contexts[0], one.contexts)
-
-
-MOST_STEPS = 64
-"""Maximum number of steps of a command. Further steps are part of the last one."""
 
 
 class StepSpans:

@@ -1,4 +1,4 @@
-"""Base class of the parts of ``LogState``, and the column format of their state files. Pure.
+"""Base class of the parts of ``LogState``, the column format of their state files, and their memory limits. Pure.
 
 A part stores the effects of batches above the high watermark separately, so that a truncation can undo them. It merges
 them when the batches are committed. Columns are encoded and decoded in slices, because one call for a million numbers
@@ -19,6 +19,15 @@ from liftpy.config import NS_PER_S
 from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.batch_columns import ColumnSet
 from liftpy.core.wire.producer_note import Partitioning, SourcePosition
+
+SLICE = 8192
+"""Maximum number of values that one call encodes or decodes. It takes less than a millisecond."""
+_OPEN_NUMERATOR, _OPEN_DENOMINATOR = 7, 8
+_UNBOUNDED = 1 << 62
+FILTER_CHECKS = 200_000
+"""Maximum number of subjects that a node compares with filters without a pause: about a tenth of a second."""
+FILTER_CHECKS_PER_S = 400_000
+"""Maximum number of subjects that a node compares with filters per second: about a fifth of a core."""
 
 
 class ProducerSequences(NamedTuple):
@@ -107,8 +116,7 @@ class StatePart(Protocol):
         """
 
 
-SLICE = 8192
-"""Maximum number of values that one call encodes or decodes. It takes less than a millisecond."""
+# ---- columns of state files ------------------------------------------------------------------------------------------
 
 
 def slices_of(values: Iterable[Any]) -> Iterator[list[Any]]:
@@ -143,25 +151,7 @@ def cut_up(data: bytes, at: int, sizes: np.ndarray) -> Iterator[bytes]:
         at = int(ends[-1])
 
 
-# ``NodeStateMemory``: limits the memory for message ids, producers and subjects over all partitions of a node.
-#
-# An id inside its window must never be forgotten silently: a repeated message would be stored twice. A follower cannot
-# reject what its leader accepted. So a leader accepts new ids up to 7/8 of both limits (partition and node), and rejects
-# more. The rest is for followers and uncommitted records. A part that grows beyond a limit drops as much of its own state
-# as it grew, remembers this, and rejects unknown ids as leader until nothing is missing any more.
-#
-# Example: 448 of 512 MiB are used. A publish with a new id to any partition that this node leads is rejected. As a
-# follower, the node still accepts ids up to 512 MiB. Beyond, it drops its oldest ids.
-
-
-_OPEN_NUMERATOR, _OPEN_DENOMINATOR = 7, 8
-_UNBOUNDED = 1 << 62
-
-
-FILTER_CHECKS = 200_000
-"""Maximum number of subjects that a node compares with filters without a pause: about a tenth of a second."""
-FILTER_CHECKS_PER_S = 400_000
-"""Maximum number of subjects that a node compares with filters per second: about a fifth of a core."""
+# ---- memory limits ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -186,7 +176,16 @@ class FilterBudget:
 
 @dataclass(slots=True)
 class NodeStateMemory:
-    """Memory use and memory limit for the derived state of all partitions of a node. ``bound_bytes``: the limit."""
+    """Memory use and memory limit (``bound_bytes``) for message ids, producers and subjects of all partitions of a node.
+
+    An id inside its window must never be forgotten silently: a repeated message would be stored twice. A follower cannot reject
+    what its leader accepted. So a leader accepts new ids up to 7/8 of both limits (partition and node), and rejects more. The
+    rest is for followers and uncommitted records. A part that grows beyond a limit drops as much of its own state as it grew,
+    remembers this, and rejects unknown ids as leader until nothing is missing any more.
+
+    Example: 448 of 512 MiB are used. A publish with a new id to any partition that this node leads is rejected. As a follower,
+    the node still accepts ids up to 512 MiB. Beyond, it drops its oldest ids.
+    """
 
     bound_bytes: int = _UNBOUNDED
     size_bytes: int = 0

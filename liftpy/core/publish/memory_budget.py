@@ -6,7 +6,7 @@ publishers, standby buffers and waiting readers. Standby buffers and readers cou
 longest queues are limited first.
 
 Time is limited too: ``QueueDelay`` rejects publishes with a reply subject when the oldest unprocessed one has waited too
-long.
+long. ``AckDelay`` detects late acks of one partition.
 
 Example: of a limit of 1,000 MiB, 900 are in use. Half of the last fifth is left, so a partition with a limit of 64 MiB
 accepts publishes while it has less than 32 MiB in progress.
@@ -19,31 +19,39 @@ from dataclasses import dataclass
 
 from liftpy.config import NS_PER_S
 
-# ``QueueDelay``: rejects publishes while the queue delay is too high, as CoDel does.
-#
-# A burst is accepted, a lasting queue is not: in a lasting queue every publish is answered late, and the throughput
-# does not increase. When the oldest unprocessed publish is older than ``late_ns``, publishes with reply subject are
-# rejected until the age is below 1/16 of it, and then again above 1/8. The limit returns to ``late_ns`` gradually: by 1/8
-# of the time without a rejection.
-#
-# Example with ``late_ns`` 1 s: a burst waits 900 ms and is accepted. At 1,001 ms publishes are rejected until the age is
-# 62 ms. During an overload, rejection starts again at about 140 ms. 4 s after the overload, a wait of 500 ms is accepted,
-# and the limit is 625 ms.
-#
-# ``AckDelay`` detects the same for acks of one partition, when followers are too slow: the oldest publish without an
-# ack was always older than ``late_ns`` for a quarter of ``late_ns``.
-
-
 _SHORT_PARTS = 8
 """Divisor of the limit while publishes queue. They are rejected until the queue is half of that limit."""
 _REGAINS_PARTS = 8
 """Divisor of the time since the last rejection. The result is added to the time limit."""
+_FREE = 0.8
+"""Share of the memory limit below which only the limits of the partitions apply."""
+STANDBY_SHARE = 0.15
+READERS_SHARE = 0.10
+WAITING_PUBLISHER_BYTES = 200
+"""Approximate memory of a publisher that waits for an ack, in bytes."""
+_MAX_CHECKS = 600
+_APART_NS = 10_000_000
+_APART_PARTS = 100
+"""Divisor of the oldest wait. The result is the interval of the checks, so longer waits need fewer checks."""
+LEAST_WAIT_MS, LONGEST_WAIT_MS = 50, 2000
+"""Bounds of the retry delay in a rejection, in ms. The delay is about the time that other publishes wait."""
+LEAST_LIMIT_BYTES = 16 * 1024 * 1024
+DEFAULT_SHARE = 0.25
+"""Share of the process memory that is the limit if the setting is 0."""
 
 
 class QueueDelay:
-    """Decides when publishes have waited too long, so that new ones are rejected. The limit is shorter for a time after an overload.
+    """Decides when publishes have waited too long, so that new ones with a reply subject are rejected, as CoDel does.
+
+    A burst is accepted, a lasting queue is not: in a lasting queue every publish is answered late, and the throughput does not
+    increase. When the oldest unprocessed publish is older than ``late_ns``, publishes are rejected until the age is below 1/16
+    of it, and then again above 1/8. The limit returns to ``late_ns`` gradually: by 1/8 of the time without a rejection.
 
     ``late_ns``: limit without overload. 0: no limit. All times are monotonic nanoseconds.
+
+    Example with ``late_ns`` 1 s: a burst waits 900 ms and is accepted. At 1,001 ms publishes are rejected until the age is 62
+    ms. During an overload, rejection starts again at about 140 ms. 4 s after the overload, a wait of 500 ms is accepted, and
+    the limit is 625 ms.
     """
 
     __slots__ = ("_late_ns", "_refused_ns", "_short_ns", "is_late")
@@ -79,7 +87,11 @@ class QueueDelay:
 
 
 class AckDelay:
-    """Decides whether the publishers of one partition get their acks too late. Times are monotonic nanoseconds."""
+    """Decides whether the publishers of one partition get their acks too late, because followers are too slow.
+
+    That is the case if the oldest publish without an ack was always older than ``late_ns`` for a quarter of ``late_ns``. Times
+    are monotonic nanoseconds.
+    """
 
     __slots__ = ("_moved_ns", "_oldest_ns", "is_late")
 
@@ -120,23 +132,6 @@ class AckDelay:
             self._moved_ns = self._moved_ns or now_ns
             return now_ns - self._moved_ns > late_ns // 4
         return False
-
-
-_FREE = 0.8
-"""Share of the memory limit below which only the limits of the partitions apply."""
-STANDBY_SHARE = 0.15
-READERS_SHARE = 0.10
-WAITING_PUBLISHER_BYTES = 200
-"""Approximate memory of a publisher that waits for an ack, in bytes."""
-_MAX_CHECKS = 600
-_APART_NS = 10_000_000
-_APART_PARTS = 100
-"""Divisor of the oldest wait. The result is the interval of the checks, so longer waits need fewer checks."""
-LEAST_WAIT_MS, LONGEST_WAIT_MS = 50, 2000
-"""Bounds of the retry delay in a rejection, in ms. The delay is about the time that other publishes wait."""
-LEAST_LIMIT_BYTES = 16 * 1024 * 1024
-DEFAULT_SHARE = 0.25
-"""Share of the process memory that is the limit if the setting is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,10 @@
 
 ``liftpy.core.wire.batch.build_batch`` takes the columns. Consecutive plain messages are processed without a Python loop
 per record. A message that looks like an envelope but cannot be decoded is stored as plain bytes [A6].
+
+A record batch that a publisher built (BatchPublish) is validated before it is stored, because readers trust the batches
+of a log. The CRC, the sizes, the ends of each column and the header names are checked. The body is stored as it is. The
+leader sets offsets, LeaderEpoch and timestamp.
 """
 
 from __future__ import annotations
@@ -50,17 +54,33 @@ from liftpy.core.wire.producer_note import MAX_NAME_BYTES, MAX_UID_BYTES, Partit
 from liftpy.core.wire.subjects import InboxRule, is_protocol_shaped
 from liftpy.errors import CorruptionError, LiftError, ProtocolError, UnknownFormatError
 
-# Validates a record batch that a publisher built (BatchPublish), before it is stored.
-#
-# Readers trust the batches of a log. So the CRC, the sizes, the ends of each column and the header names are checked. The
-# body is stored as it is. The leader sets offsets, LeaderEpoch and timestamp.
-
-
 MAX_BATCH_RECORDS = 65_536
 MAX_HEADERS = 1024
 MAX_HEADER_BYTES = 64 * 1024
 """Maximum size of the headers of a record, in bytes."""
 _ALLOWED = Columns.KEYS | Columns.HEADERS | Columns.VALUE_NULLS | Columns.KEY_NULLS
+RawMessage = tuple[bytes, bytes, bytes, bytes]
+"""(subject, reply or b"", payload, NATS header block or b"")."""
+_POLICIES = {client_pb2.LEADER: AckPolicy.LEADER, client_pb2.ALL: AckPolicy.ALL, client_pb2.NONE: AckPolicy.NONE}
+_BY_HEADER = {policy.value.encode(): policy for policy in AckPolicy}
+TYPE_POSITION = 7
+"""Position of the message type in an envelope."""
+_PUBLISH, BATCH = bytes([MessageType.PUBLISH]), bytes([MessageType.BATCH_PUBLISH])
+_TEXT = ("utf-8", "surrogateescape")
+_TOO_MANY_HEADERS = Rejection(RejectReason.TOO_LARGE, f"The message has more than {MAX_HEADERS} headers. Send fewer.")
+_TOO_LARGE = "message size exceeds maximum allowed"
+_NO_OFFSET = Rejection(
+    RejectReason.INCORRECT_OFFSET,
+    "wrong last sequence: each publish to this stream must have the header Nats-Expected-Last-Sequence. Add it.",
+)
+_NO_PRODUCERS = "internal. Only the cluster publishes to it: use another stream."
+_NO_TOMBSTONE = Rejection(
+    RejectReason.MALFORMED, "A tombstone (header Lift-Tombstone: 1) must have an empty value. Remove the value or the header."
+)
+_KIND = slice(TYPE_POSITION, TYPE_POSITION + 1)
+
+
+# ---- published batches -----------------------------------------------------------------------------------------------
 
 
 class InvalidBatchError(LiftError):
@@ -215,25 +235,7 @@ def _distinct_names(headers: HeadersColumn) -> set[bytes]:
     return {name or b"" for name in names.to_list()}
 
 
-RawMessage = tuple[bytes, bytes, bytes, bytes]
-"""(subject, reply or b"", payload, NATS header block or b"")."""
-
-_POLICIES = {client_pb2.LEADER: AckPolicy.LEADER, client_pb2.ALL: AckPolicy.ALL, client_pb2.NONE: AckPolicy.NONE}
-_BY_HEADER = {policy.value.encode(): policy for policy in AckPolicy}
-TYPE_POSITION = 7
-"""Position of the message type in an envelope."""
-_PUBLISH, BATCH = bytes([MessageType.PUBLISH]), bytes([MessageType.BATCH_PUBLISH])
-_TEXT = ("utf-8", "surrogateescape")
-_TOO_MANY_HEADERS = Rejection(RejectReason.TOO_LARGE, f"The message has more than {MAX_HEADERS} headers. Send fewer.")
-_TOO_LARGE = "message size exceeds maximum allowed"
-_NO_OFFSET = Rejection(
-    RejectReason.INCORRECT_OFFSET,
-    "wrong last sequence: each publish to this stream must have the header Nats-Expected-Last-Sequence. Add it.",
-)
-_NO_PRODUCERS = "internal. Only the cluster publishes to it: use another stream."
-_NO_TOMBSTONE = Rejection(
-    RejectReason.MALFORMED, "A tombstone (header Lift-Tombstone: 1) must have an empty value. Remove the value or the header."
-)
+# ---- single messages -------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
@@ -758,9 +760,6 @@ def _column(columns: MessageColumns, name: str) -> list[object]:
         setattr(columns, name, column)
     assert isinstance(column, list)
     return column
-
-
-_KIND = slice(TYPE_POSITION, TYPE_POSITION + 1)
 
 
 def split_at(messages: list[RawMessage], alone: Collection[int]) -> Iterator[list[RawMessage]]:

@@ -1,4 +1,4 @@
-"""``Producers``: the last sequence number and epoch of each producer in a partition's log [A4]. Pure.
+"""The producers of a partition: the newest sequence and epoch of each in the log [A4], and new epochs. Pure.
 
 Each record of a producer is stored once and in order, even if the process repeats it, fails, restarts, or runs twice.
 The batches of a producer follow each other without a gap, in an epoch that only rises. Sequences have 32 bits and
@@ -59,6 +59,8 @@ STATE_BYTES = 2_000
 """Approximate memory of a producer with its last batches, a long name and a position, in bytes. 1,672 were measured."""
 TAIL_BYTES = 1_150
 """Approximate memory of an uncommitted batch with the producer's state before it, in bytes."""
+_GRANT_BYTES = 900
+"""Approximate memory of a producer with a granted epoch, in bytes. A name takes up to 255 bytes more."""
 
 
 def distance(sequence: int, other: int) -> int:
@@ -541,22 +543,9 @@ def _offset_of(state: ProducerState, sequence: int) -> int:
     return -1
 
 
-# ``ProducerRegistry``: decides which process may continue a producer, during one leadership [A3].
-#
-# A process asks before it sends and receives an epoch above the one in the log. The epoch belongs to this process,
-# identified by a random number (``instance``). Until a batch of the epoch is in the log, only the newest assigned epoch
-# counts, and earlier processes are fenced. Afterwards the log decides. A process with another epoch must ask again
-# (UNKNOWN).
-#
-# Example: the log holds producer p in epoch 4. A asks, gets 5, and the leader dies. B asks the next leader, also gets 5,
-# and sends: stored. Records that A sends in epoch 5 are then fenced.
-#
-# With standby, a new leader repeats the questions that it received as a follower. So the newest process may get an epoch
-# twice.
+# ---- epochs of producers ---------------------------------------------------------------------------------------------
 
 
-_GRANT_BYTES = 900
-"""Approximate memory of a producer with a granted epoch, in bytes. A name takes up to 255 bytes more."""
 _REFUSALS = {
     Finding.FENCED: Rejection(
         RejectReason.PRODUCER_FENCED, "A newer process uses this producer id. Stop this process, or use another producer id."
@@ -635,7 +624,18 @@ class ProducerRequest(NamedTuple):
 
 
 class ProducerRegistry:
-    """Assigns epochs to the processes that open producers. Each leader of a partition has one."""
+    """Decides which process may continue a producer, during one leadership [A3]. Each leader of a partition has one registry.
+
+    A process asks before it sends and receives an epoch above the one in the log. The epoch belongs to this process, identified
+    by a random number (``instance``). Until a batch of the epoch is in the log, only the newest assigned epoch counts, and
+    earlier processes are fenced. Afterwards the log decides. A process with another epoch must ask again (UNKNOWN).
+
+    Example: the log holds producer p in epoch 4. A asks, gets 5, and the leader dies. B asks the next leader, also gets 5, and
+    sends: stored. Records that A sends in epoch 5 are then fenced.
+
+    With standby, a new leader repeats the questions that it received as a follower. So the newest process may get an epoch
+    twice.
+    """
 
     __slots__ = ("_first", "_grants", "_names", "_producers", "_share")
 

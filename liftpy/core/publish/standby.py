@@ -34,15 +34,22 @@ from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.batch_columns import ColumnSet
 from liftpy.errors import LiftError
 
-# ``StandbyBuffer``: the messages that a standby follower received, in blocks, limited in bytes and age.
-#
-# Messages that arrive together form one block and are not parsed. While the log grows, the oldest blocks are dropped
-# first, because their leader has had them for the longest time. While the log does not grow, the newest messages are
-# dropped, so that the buffer has no gap.
-
-
 MESSAGE_BYTES = 240
 """Measured memory of a message in addition to its payload, headers and reply subject."""
+Key = tuple[object, ...]
+"""Values by which a record, or a whole batch, is recognized."""
+_Place = tuple[int, StoredId]
+"""Monotonic time in nanoseconds when the log got the record, and its offset."""
+_CREDIT_NS = 250_000_000
+"""Time by which the log may show a record before its message arrives, in nanoseconds."""
+_REORDERED_NS = 100_000_000
+"""Time in ns within which the order of messages of different connections may differ between the buffer and the log."""
+_SLICE_NS = 4_000_000
+"""Time in ns after which a slice of the replay ends with its current step."""
+_STEP_MESSAGES = 256
+_STEP_BYTES = 32 * 1024
+"""Number of bytes of the log that one step reads."""
+_SAMPLE_NS = 1_000_000
 
 
 class Block(NamedTuple):
@@ -63,7 +70,11 @@ class NodeStandbyMemory:
 
 @dataclass(slots=True)
 class StandbyBuffer:
-    """Buffered publishes of one partition on a standby follower, in order of arrival.
+    """Buffered publishes of one partition on a standby follower, in order of arrival. It is limited in bytes and age.
+
+    Messages that arrive together form one block and are not parsed. While the log grows, the oldest blocks are dropped first,
+    because their leader has had them for the longest time. While the log does not grow, the newest messages are dropped, so
+    that the buffer has no gap.
 
     ``bound_bytes``: memory limit. ``age_ns``: maximum age of a message.
     """
@@ -140,21 +151,7 @@ class StandbyBuffer:
             self._drop_first()
 
 
-# Replays the standby buffer on a new leader, in steps, and recognizes the messages that are in the log already.
-#
-# The rules are in ``standby.py``. A record is recognized by its subject, key, headers and value. Equal records are
-# counted: the buffer's first ones match those in the log. A record may appear in the log before it is received, because
-# publishing and replication use different connections. This counts for ``credit_ns``, unless the log holds equal records:
-# a duplicate is better than a loss.
-#
-# Example with a credit of 250 ms: "on" is in the log at 0 s and received at 0.1 s: recognized. "on" received at 2 s is a
-# new record.
-
-
-Key = tuple[object, ...]
-"""Values by which a record, or a whole batch, is recognized."""
-_Place = tuple[int, StoredId]
-"""Monotonic time in nanoseconds when the log got the record, and its offset."""
+# ---- replay ----------------------------------------------------------------------------------------------------------
 
 
 def record_keys(
@@ -188,6 +185,13 @@ def column_keys(columns: ColumnSet, subjects: Iterable[str] | None) -> list[Key]
 
 class NewestRecords:
     """The newest records of a log. A replay searches buffered messages among them.
+
+    A record is recognized by its subject, key, headers and value. Equal records are counted: the buffer's first ones match
+    those in the log. A record may appear in the log before it is received, because publishing and replication use different
+    connections. This counts for ``credit_ns``, unless the log holds equal records: a duplicate is better than a loss.
+
+    Example with a credit of 250 ms: "on" is in the log at 0 s and received at 0.1 s: recognized. "on" received at 2 s is a new
+    record.
 
     Args:
         credit_ns: Time by which a message may arrive here later than its record.
@@ -251,18 +255,6 @@ class NewestRecords:
     def latest_unmatched_ns(self) -> int:
         """Latest monotonic time at which the log got a record that matched no buffered message. -1: all records matched."""
         return max((shown_ns for count, shown_ns in self._unmatched.values() if count > 0), default=-1)
-
-
-_CREDIT_NS = 250_000_000
-"""Time by which the log may show a record before its message arrives, in nanoseconds."""
-_REORDERED_NS = 100_000_000
-"""Time in ns within which the order of messages of different connections may differ between the buffer and the log."""
-_SLICE_NS = 4_000_000
-"""Time in ns after which a slice of the replay ends with its current step."""
-_STEP_MESSAGES = 256
-_STEP_BYTES = 32 * 1024
-"""Number of bytes of the log that one step reads."""
-_SAMPLE_NS = 1_000_000
 
 
 @dataclass(slots=True)
@@ -413,7 +405,7 @@ class _Step:
 
 @dataclass(slots=True, kw_only=True)
 class StandbyReplay:
-    """One replay of a standby buffer, on a new leader.
+    """One replay of a standby buffer on a new leader, in steps. It recognizes the messages that are in the log already.
 
     ``ends``: log ends (exclusive) over time. ``answered_through``: publishers of records up to this offset have their ack.
     """

@@ -79,6 +79,17 @@ from liftpy.core.replication.quiescence import QUIET_WAIT
 from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, nanoseconds
 from liftpy.core.wire.chunking import Assembly, PartialBatch, Piece
 
+_ASLEEP = frozenset({FollowerPhase.IDLE, FollowerPhase.QUIET})
+"""Phases in which the last fetch got an empty answer and waits for records."""
+_AGREED = (
+    frozenset({FollowerPhase.FETCHING, FollowerPhase.FLUSHING, FollowerPhase.FETCH_BACKOFF, FollowerPhase.PACED}) | _ASLEEP
+)
+"""Phases in which the log is known to be a prefix of the leader's log."""
+_REMEMBERED = 16
+_STALE_EPOCH = "stale epoch"
+_ALIVE = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA, RefusalReason.UNKNOWN})
+"""Rejections that only the leader of the epoch sends. They prove that it can be reached."""
+
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
@@ -129,18 +140,6 @@ def reaches(horizon: Horizon, answer: EpochQueryAnswered) -> bool:
     ``answer``: answer of the leader to an epoch query for the LeaderEpoch of the horizon.
     """
     return answer.leader_epoch != NO_EPOCH and answer.last_offset + 1 >= horizon.end_offset
-
-
-_ASLEEP = frozenset({FollowerPhase.IDLE, FollowerPhase.QUIET})
-"""Phases in which the last fetch got an empty answer and waits for records."""
-_AGREED = (
-    frozenset({FollowerPhase.FETCHING, FollowerPhase.FLUSHING, FollowerPhase.FETCH_BACKOFF, FollowerPhase.PACED}) | _ASLEEP
-)
-"""Phases in which the log is known to be a prefix of the leader's log."""
-_REMEMBERED = 16
-_STALE_EPOCH = "stale epoch"
-_ALIVE = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA, RefusalReason.UNKNOWN})
-"""Rejections that only the leader of the epoch sends. They prove that it can be reached."""
 
 
 class FollowerRole(ReplicaRole):

@@ -7,7 +7,9 @@ change. The limits are per partition and per node:
   appended later.
 - Bytes of waiting publishes. Beyond the limit, a publish is rejected, or dropped if it has no reply subject.
 
-A partition without uncommitted records may always append, so no partition waits for another one.
+A partition without uncommitted records may always append, so no partition waits for another one. ``Gate`` slows the
+reading down while a queue is almost full. ``LoadShedding`` decides which publishes to drop when more arrive than the
+node can ever process.
 
 Example: ``unreplicated_bytes`` is 16 MiB and 12 MiB are uncommitted. A batch of 6 MiB is appended (18 MiB). The next
 batch waits until 4 MiB are committed.
@@ -33,6 +35,25 @@ _STUCK_NS = 2 * _NS_PER_S
 _CALM_NS = 10 * _NS_PER_S
 LEAST_RATE_BYTES = 16 * 1024 * 1024
 _MOST_RATE_BYTES = 1024 * 1024 * 1024
+_MIB = 1024 * 1024
+LIMIT_BYTES = 52 * _MIB
+"""Bytes pending in nats-server from which the node must read, three quarters of its default ``max_pending`` of 64 MiB."""
+_LIMIT_PARTS = (13, 16)
+_GATE_PARTS = (12, 13)
+_LEAST_LIMIT_BYTES = 256 * 1024
+_MEASURED_NS = _NS_PER_S // 10
+"""Minimum time over which the rate of publishes is measured, in nanoseconds."""
+_MOST_INFLOW_BYTES = 512 * _MIB
+FRESH_NS = _NS_PER_S // 10
+"""Age of a server answer up to which the node may rely on it and stop reading, in nanoseconds."""
+_BLIND_NS = _NS_PER_S // 4
+"""Age of the last server answer from which the pending bytes count as unknown, in nanoseconds."""
+BLIND_RATE_BYTES = 64 * _MIB
+_MOST_BLIND_RATE_BYTES = 1024 * _MIB
+_LEAST_RATE_BYTES = 16 * _MIB
+"""Minimum read rate, in bytes per second. 64 MiB then pass before nats-server's ``write_deadline`` of 10 s."""
+_WINDOW_NS = 4 * _NS_PER_S
+_SHED_PATIENCE_NS = _NS_PER_S
 
 
 def size_in_memory(event: PublishesReceived) -> int:
@@ -206,44 +227,17 @@ class Gate:
             self.least_rate_bytes = min(2 * self.least_rate_bytes, _MOST_RATE_BYTES)
 
 
-# Decides which publishes to drop when more arrive than the node can ever process. Drops are counted [A11].
-#
-# nats-server buffers at most 64 MiB for a connection that reads too slowly, and then closes it. From 48 MiB on it slows
-# fast publishers down. So the node first stops reading when its own buffer is half full, and asks the server how much it
-# holds. Up to ``limit_bytes`` the socket is left alone. Beyond, the node reads into the other half of its buffer. When
-# the buffer is full, the oldest messages are dropped. If the server does not answer, the node assumes that it is almost
-# full.
-#
-# Example: the server held 53 MiB 0.03 s ago, 1 MiB was read since, and 60 MiB/s arrive. So it holds 53.8 MiB, and 1.8 MiB
-# must be read now.
-
-
-_MIB = 1024 * 1024
-LIMIT_BYTES = 52 * _MIB
-"""Bytes pending in nats-server from which the node must read, three quarters of its default ``max_pending`` of 64 MiB."""
-_LIMIT_PARTS = (13, 16)
-_GATE_PARTS = (12, 13)
-_LEAST_LIMIT_BYTES = 256 * 1024
-_MEASURED_NS = _NS_PER_S // 10
-"""Minimum time over which the rate of publishes is measured, in nanoseconds."""
-_MOST_INFLOW_BYTES = 512 * _MIB
-FRESH_NS = _NS_PER_S // 10
-"""Age of a server answer up to which the node may rely on it and stop reading, in nanoseconds."""
-_BLIND_NS = _NS_PER_S // 4
-"""Age of the last server answer from which the pending bytes count as unknown, in nanoseconds."""
-BLIND_RATE_BYTES = 64 * _MIB
-_MOST_BLIND_RATE_BYTES = 1024 * _MIB
-_LEAST_RATE_BYTES = 16 * _MIB
-"""Minimum read rate, in bytes per second. 64 MiB then pass before nats-server's ``write_deadline`` of 10 s."""
-_WINDOW_NS = 4 * _NS_PER_S
-_SHED_PATIENCE_NS = _NS_PER_S
-
-
 class LoadShedding:
-    """Decides how many bytes a node must read from a NATS connection, and drop, while its own buffer is full.
+    """Decides how many bytes a node must read from a NATS connection, and drop, while its own buffer is full [A11].
 
-    Otherwise the server closes the connection, because the server's buffer for this connection is full too. The class learns
-    the size of that buffer.
+    nats-server buffers at most 64 MiB for a connection that reads too slowly, and then closes it. From 48 MiB on it slows fast
+    publishers down. So the node first stops reading when its own buffer is half full, and asks the server how much it holds. Up
+    to ``limit_bytes`` the socket is left alone. Beyond, the node reads into the other half of its buffer. When the buffer is
+    full, the oldest messages are dropped and counted. If the server does not answer, the node assumes that the server's buffer
+    is almost full. The class learns the size of that buffer.
+
+    Example: the server held 53 MiB 0.03 s ago, 1 MiB was read since, and 60 MiB/s arrive. So it holds 53.8 MiB, and 1.8 MiB
+    must be read now.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""ISR changes and the lag policy: which followers leave and join the ISR. Pure.
+"""ISR changes, the lag policy, the commit rule, and the leader's view of its followers. Pure.
 
 ``IsrChange``: the leader's one ISR change in flight [C4]. The metadata group decides by compare-and-set on the
 partition's Epoch, so at most one attempt on an Epoch takes effect. Until the metadata shows a higher Epoch, the members
@@ -19,6 +19,10 @@ be disconnected. With ``quorum`` the ISR never becomes smaller than a majority.
 A follower joins when it is at or past the high watermark and the start of the epoch, by a fetch in this LeaderEpoch
 [C6, D19], and was caught up within ``max_lag_time_s`` [L8]. Example: high watermark 40, epoch start 50, log end 60. A
 follower at offset 45 stays out. At 49 (log end 50) it joins.
+
+Commit rule (``new_high_watermark``): a committed record survives every election that the metadata group can hold. Only
+positions that were acknowledged in the current LeaderEpoch by the current incarnation of a follower count [D6]. The
+high watermark never falls [D8], and does not move with fewer than ``min_isr`` members in the ISR [D20].
 """
 
 from __future__ import annotations
@@ -29,6 +33,21 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from liftpy.config import NS_PER_S, CommitPolicy, ReplicationConfig
+
+ABSENCES = 2
+"""Number of consecutive probes without responders after which a node counts as absent."""
+STAY_AT_LEAST = 2
+_PATIENCE = 6
+"""Factor by which a follower that makes progress may exceed the lag time."""
+_RECENT = 5
+_KNOWN_FROM = 3
+"""Number of flushes of a replica that are needed before its disk is compared with others."""
+_LONGEST = 16
+"""Maximum backoff of a slow replica, as a multiple of ``slow_flush_isr_backoff_s``."""
+REACH_NS = 10 * NS_PER_S
+"""Maximum distance of a request id from the last one, in addition to the time that has passed, in nanoseconds."""
+REQUEST_ID_RESET_NS = 5 * NS_PER_S
+"""Time without valid requests after which the leader accepts a rejected request id of the follower, in nanoseconds."""
 
 
 class IsrChange:
@@ -86,13 +105,6 @@ class IsrChange:
         """Record that the metadata shows a higher Epoch of the partition. All requests on the old Epoch have ended."""
         self.possible, self.sets = frozenset(), frozenset()
         self.in_flight = self.unsettled = False
-
-
-ABSENCES = 2
-"""Number of consecutive probes without responders after which a node counts as absent."""
-STAY_AT_LEAST = 2
-_PATIENCE = 6
-"""Factor by which a follower that makes progress may exceed the lag time."""
 
 
 def is_lagging(progress: FollowerProgress, log_end_offset: int, now_ns: int, max_lag_ns: int, max_lag_records: int) -> bool:
@@ -233,26 +245,16 @@ def wanted_isr(
     return frozenset(wanted.union(leaving[: max(least_count - len(wanted), 0)]))
 
 
-# The commit rule: up to which offset the records of a partition are committed. Pure functions.
-#
-# A committed record survives every election that the metadata group can hold. Only positions that were
-# acknowledged in the current LeaderEpoch by the current incarnation of a follower count [D6]. The high watermark never
-# falls [D8], and does not move with fewer than ``min_isr`` members in the ISR [D20].
-#
-# - ``isr``: the high watermark is the smallest position in the maximal ISR. While an ISR change is in flight, the old and
-# the new set both count [C8].
-# - ``quorum``: it is the largest offset that a majority of the replica set has flushed, at least ``min_isr`` of them
-# [D21]. It moves only to an offset of this epoch (figure 8 of the Raft paper), or to one that every electable replica
-# has flushed in this epoch.
-#
-# Example, ISR a b c at offsets 4, 3 and 2: the high watermark is 2. While the removal of c is in flight: still 2. With
-# ISR a b: 3. Policy ``quorum``: 3 at once.
+# ---- commit rule -----------------------------------------------------------------------------------------------------
 
 
 def isr_high_watermark(
     positions: Mapping[str, int | None], maximal_isr: Collection[str], isr_count: int, min_isr: int, high_watermark: int
 ) -> int:
     """Return the new HW (inclusive) for the commit policy ``isr``: the smallest flushed offset of all possible ISR members.
+
+    While an ISR change is in flight, the old and the new set both count [C8]. Example, ISR a b c at offsets 4, 3 and 2: the HW
+    is 2. While the removal of c is in flight, it is still 2. With ISR a b it is 3.
 
     Args:
         positions: Node id -> newest flushed offset (inclusive). None or absent: unknown, and the HW stays.
@@ -282,6 +284,10 @@ def quorum_high_watermark(
     may_lead: Collection[str] = (),
 ) -> int:
     """Return the new HW (inclusive) for the commit policy ``quorum``: the largest offset that a majority has flushed.
+
+    At least ``min_isr`` replicas must have flushed the offset [D21]. The HW moves only to an offset of this epoch (figure 8 of
+    the Raft paper), or to one that every electable replica has flushed in this epoch. Example, replicas a b c at offsets 4, 3
+    and 2: the HW is 3 at once.
 
     Args:
         positions: Node id -> newest flushed offset (inclusive). None or absent: unknown.
@@ -336,26 +342,7 @@ def new_high_watermark(
     return isr_high_watermark(positions, maximal_isr, len(isr), min_isr, high_watermark)
 
 
-# ``SlowFlushes``: detects replicas whose disk is far slower than the others, in one LeaderEpoch.
-#
-# One slow disk must not slow down every publish. But availability comes first: no replica leaves an ISR that would become
-# smaller than ``min_isr``, or have only one member.
-#
-# With each fetch, a follower reports the duration of its last flush. A flush is slow if it takes at least
-# ``slow_flush_s`` and at least ``slow_flush_factor`` times the usual duration (a median) of the fastest other replica.
-# The durations of slow flushes add up, and faster flushes reduce the sum. Each slow flush counts for at most half of
-# ``slow_flush_time_s``. A replica that reaches ``slow_flush_time_s`` is slow for ``slow_flush_isr_backoff_s`` after its
-# last slow flush, and twice as long each time that it happens again soon, up to 16 times.
-#
-# Example with the defaults (0.2 s, factor 8, 5 s, 20 s): the others need 4 ms, one follower 1.5 s. After four flushes it
-# leaves the ISR. Its disk recovers, and 20 s later it is back. The next time it stays out for 40 s.
-
-
-_RECENT = 5
-_KNOWN_FROM = 3
-"""Number of flushes of a replica that are needed before its disk is compared with others."""
-_LONGEST = 16
-"""Maximum backoff of a slow replica, as a multiple of ``slow_flush_isr_backoff_s``."""
+# ---- slow disks ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -372,9 +359,19 @@ class _Record:
 
 
 class SlowFlushes:
-    """Flush durations of all replicas of a partition, in nanoseconds.
+    """Detects replicas whose disks are far slower than the others, in one LeaderEpoch. Durations are in nanoseconds.
 
-    It detects replicas whose disks are far slower than the others.
+    One slow disk must not slow down every publish. But availability comes first: no replica leaves an ISR that would become
+    smaller than ``min_isr``, or have only one member.
+
+    With each fetch, a follower reports the duration of its last flush. A flush is slow if it takes at least ``slow_flush_s``
+    and at least ``slow_flush_factor`` times the usual duration (a median) of the fastest other replica. The durations of slow
+    flushes add up, and faster flushes reduce the sum. Each slow flush counts for at most half of ``slow_flush_time_s``. A
+    replica that reaches ``slow_flush_time_s`` is slow for ``slow_flush_isr_backoff_s`` after its last slow flush, and twice as
+    long each time that it happens again soon, up to 16 times.
+
+    Example with the defaults (0.2 s, factor 8, 5 s, 20 s): the others need 4 ms, one follower 1.5 s. After four flushes it
+    leaves the ISR. Its disk recovers, and 20 s later it is back. The next time it stays out for 40 s.
     """
 
     __slots__ = ("_factor", "_least_ns", "_out_ns", "_records", "_time_ns")
@@ -509,21 +506,16 @@ def successor(
     return min(able, key=lambda replica: (-(followers[replica].position or 0), replica))
 
 
-# ``FollowerProgress``: the leader's view of one follower. Each fetch sets it, up or down [D18].
-#
-# A position counts only for one LeaderEpoch and one incarnation of the follower's node. If the node restarts, the
-# position is forgotten, because the new process may have lost flushed records [D6, C12]. Times are monotonic nanoseconds.
-
-
-REACH_NS = 10 * NS_PER_S
-"""Maximum distance of a request id from the last one, in addition to the time that has passed, in nanoseconds."""
-REQUEST_ID_RESET_NS = 5 * NS_PER_S
-"""Time without valid requests after which the leader accepts a rejected request id of the follower, in nanoseconds."""
+# ---- followers -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class FollowerProgress:
-    """Position and state of one follower in this LeaderEpoch, as the leader knows them."""
+    """Position and state of one follower in this LeaderEpoch, as the leader knows them. Each fetch sets it, up or down [D18].
+
+    A position counts only for one LeaderEpoch and one incarnation of the follower's node. If the node restarts, the position is
+    forgotten, because the new process may have lost flushed records [D6, C12]. Times are monotonic nanoseconds.
+    """
 
     caught_up_ns: int
     """Monotonic time when the follower was last at the leader's log end. Initially: the start of the leadership."""

@@ -66,6 +66,29 @@ from liftpy.core.replication.phases import LeaderPhase, Phase, RoleName
 from liftpy.core.replication.quiescence import QUIET_WAIT
 from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, nanoseconds
 
+REASONS_OF_ANY_LEADER = frozenset({RejectReason.READ_ONLY, RejectReason.PAUSED})
+_AGAIN_NS = 250_000_000
+"""Pause before a repeated request to the metadata group, in nanoseconds."""
+_LAG_CHECKS_PER_LAG_TIME = 4
+_NOTICE_DELAY_NS = 2_000_000
+"""Time that a follower at the log end waits for a raised HW or the answer to its fetch, in nanoseconds.
+
+Records that arrive in this time carry the HW. So a busy partition sends no notice, and a burst of commits needs only
+one.
+"""
+_ISR_RETRY_NS = 250_000_000
+"""Pause after a rejected or unanswered ISR request, in nanoseconds."""
+_PROBE_AGAIN_NS = 100_000_000
+_TRANSFER_AGAIN_NS = 10_000_000_000
+"""Pause between two attempts to transfer the leadership away from a slow disk, in nanoseconds."""
+_MOVE_AGAIN_NS = 3_000_000_000
+"""Pause between two attempts to transfer the leadership of a replica that moves away, in nanoseconds.
+
+It is longer than the time that publishers wait in a transfer.
+"""
+_RELEASE_BYTES = 1024 * 1024
+"""Maximum size of delayed publishes that are appended in one step, in bytes. Other events run in between."""
+
 
 def next_to_go(state: PartitionState, isr: frozenset[str], min_isr: int) -> str:
     """Return the node id of the replica that may leave the replica set now. It may be the leader. '': none may leave.
@@ -107,11 +130,6 @@ def heir(state: PartitionState, caught_up: Iterable[str]) -> str:
     return next((node for node in state.target if node in ready and node in state.isr), "")
 
 
-REASONS_OF_ANY_LEADER = frozenset({RejectReason.READ_ONLY, RejectReason.PAUSED})
-_AGAIN_NS = 250_000_000
-"""Pause before a repeated request to the metadata group, in nanoseconds."""
-
-
 class PauseEnforcer:
     """Applies the pause of one partition during one leadership: rejects publishes, or requests the end of the pause."""
 
@@ -149,27 +167,6 @@ class PauseEnforcer:
         if phase is LeaderPhase.READY and self.is_over(intake) and (known != self._asked or now_ns >= self._again_ns):
             self._asked, self._again_ns = known, now_ns + _AGAIN_NS
             out.append(WakePartition(leader_epoch=state.leader_epoch, pause=state.pause, pauses=state.pauses))
-
-
-_LAG_CHECKS_PER_LAG_TIME = 4
-_NOTICE_DELAY_NS = 2_000_000
-"""Time that a follower at the log end waits for a raised HW or the answer to its fetch, in nanoseconds.
-
-Records that arrive in this time carry the HW. So a busy partition sends no notice, and a burst of commits needs only
-one.
-"""
-_ISR_RETRY_NS = 250_000_000
-"""Pause after a rejected or unanswered ISR request, in nanoseconds."""
-_PROBE_AGAIN_NS = 100_000_000
-_TRANSFER_AGAIN_NS = 10_000_000_000
-"""Pause between two attempts to transfer the leadership away from a slow disk, in nanoseconds."""
-_MOVE_AGAIN_NS = 3_000_000_000
-"""Pause between two attempts to transfer the leadership of a replica that moves away, in nanoseconds.
-
-It is longer than the time that publishers wait in a transfer.
-"""
-_RELEASE_BYTES = 1024 * 1024
-"""Maximum size of delayed publishes that are appended in one step, in bytes. Other events run in between."""
 
 
 class LeaderRole(ReplicaRole):

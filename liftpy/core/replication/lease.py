@@ -1,22 +1,23 @@
 """The lease: how long this node may send acks for the partitions that it leads [D22].
 
-A leader must not ack after it was replaced, even if it does not know it yet. The metadata leader moves its leaderships
-to other nodes when its session ends, ``session_s`` after the last heartbeat that arrived. The lease lasts ``lease_s``
-(shorter) from the sending of that heartbeat, by the node's own clock. So it ends before the session. From feature level
-5 on, the heartbeat answer contains the length of the lease.
+A leader must not ack after it was replaced, even if it does not know it yet. The metadata leader moves its leaderships to other
+nodes when its session ends, ``session_s`` after the last heartbeat that arrived. The lease lasts ``lease_s`` (shorter) from the
+sending of that heartbeat, by the node's own clock. So it ends before the session. From feature level 5 on, the heartbeat answer
+contains the length of the lease.
 
-All replicas of a node share one lease. A heartbeat answer extends it without an event for each partition. A replica
-compares it with the clock whenever it sends an ack, so a late timer does no harm. A replica that does not know the newest
-metadata of its partition yet keeps the lease that it had before (``ReplicaLease``).
+All replicas of a node share one lease. A heartbeat answer extends it without an event for each partition. A replica compares it
+with the clock whenever it sends an ack, so a late timer does no harm. A replica that does not know the newest metadata of its
+partition yet keeps the lease that it had before (``ReplicaLease``).
 
-Succession: a new leader sends nothing while an earlier leader may still ack [A2, D22, R4]. A leader that was deposed
-during its session may ack until its lease ends. Each replica therefore stores ended leaderships for the length of a
-lease. If it missed one, any other replica may have been the leader. An earlier leader no longer counts when its session
-has ended, or when it sends a request in the new epoch. So a normal failover waits for nothing, and a planned transfer
-waits for one round trip.
+Succession: a new leader sends nothing while an earlier leader may still ack [A2, D22, R4]. A leader that was deposed during its
+session may ack until its lease ends. Each replica therefore stores ended leaderships for the length of a lease. If it missed
+one, any other replica may have been the leader. An earlier leader no longer counts when its session has ended, or when it sends
+a request in the new epoch. So a normal failover waits for nothing, and a planned transfer waits for one round trip.
 
-Example: a leads in epoch 1 and loses its connection to the metadata group. The leadership moves to c (epoch 2) and then
-to b (epoch 3). c contacts b at once, but a may ack for ``lease_s`` after b learned of epoch 2. So b waits for a.
+``DataPath`` decides whether a node can serve its leaderships with its current NATS connections.
+
+Example: a leads in epoch 1 and loses its connection to the metadata group. The leadership moves to c (epoch 2) and then to b
+(epoch 3). c contacts b at once, but a may ack for ``lease_s`` after b learned of epoch 2. So b waits for a.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ from collections.abc import Mapping
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.partition import PartitionState, PartitionStatus
+
+REPLICATION, INGEST = "replication", "ingest"
+"""Names of the connections that a leader needs."""
+INGEST_GRACE_NS = 10 * NS_PER_S
+GRACES_NS = {REPLICATION: 0, INGEST: INGEST_GRACE_NS}
+"""Connection -> time that it may be down before the data path counts as down, in nanoseconds."""
 
 
 class Lease:
@@ -168,23 +175,11 @@ class EarlierLeaders:
         return max((until_ns for _, until_ns in self._suspects.values()), default=0)
 
 
-# Decides whether a node can serve its leaderships with its current NATS connections.
-#
-# Without the replication connection, the node is cut off at once. Without the publish connection, it is cut off only
-# after a while: NATS may close it as a slow consumer under load, it reconnects soon, and an election would not help.
-
-
-REPLICATION, INGEST = "replication", "ingest"
-"""Names of the connections that a leader needs."""
-INGEST_GRACE_NS = 10 * NS_PER_S
-GRACES_NS = {REPLICATION: 0, INGEST: INGEST_GRACE_NS}
-"""Connection -> time that it may be down before the data path counts as down, in nanoseconds."""
-
-
 class DataPath:
     """State of a node's data path: the connections for replication and for publishes that a leader needs.
 
-    It counts as down when one of them was lost for longer than its tolerated time.
+    Without the replication connection, the node is cut off at once. Without the publish connection, it is cut off only after a
+    while: NATS may close it as a slow consumer under load, it reconnects soon, and an election would not help.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """``LogOffsets``: the offsets of the replica's own log. The surrounding code (the shell) has the bytes.
 
 The core runs ahead of the disk: ``log_end_offset`` rises when an append is requested, ``flushed_end_offset`` when
-``LogFlushed`` arrives. Other nodes and clients only see flushed positions.
+``LogFlushed`` arrives. Other nodes and clients only see flushed positions. ``judge`` checks whether the last record of
+a reader was truncated.
 """
 
 from __future__ import annotations
@@ -136,14 +137,6 @@ class LogOffsets:
         return True
 
 
-# Checks whether the last record that a reader has read was truncated, or is still on this log [R6] (Kafka's KIP-320).
-#
-# Only an unclean election, which an operator must command, loses committed records. A reader sends (offset, LeaderEpoch)
-# of its last record. If this pair is on the log, everything before it is too [D5]. If it is not, only a leader with a
-# lease whose high watermark has reached the start of its epoch may answer "truncated". Other replicas cannot know: a
-# later leader may have committed the record.
-
-
 class OffsetCheck(Enum):
     """Result of the check whether the last record that a reader has read is in this log."""
 
@@ -168,6 +161,11 @@ class EpochVerdict:
 
 def judge(log: LogOffsets, *, last_offset: int, last_epoch: int, is_latest: bool) -> EpochVerdict:
     """Return whether the last record that a reader has read is in this log.
+
+    The check is that of Kafka's KIP-320 [R6]. Only an unclean election, which an operator must command, loses committed
+    records. A reader sends (offset, LeaderEpoch) of its last record. If this pair is on the log, everything before it is too
+    [D5]. If it is not, only a leader with a lease whose high watermark has reached the start of its epoch may answer
+    "truncated". Other replicas cannot know: a later leader may have committed the record.
 
     Args:
         log: Offsets of this log.

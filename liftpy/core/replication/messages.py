@@ -7,6 +7,9 @@ field of the event. The codecs in this module convert to and from frames. The si
 
 A frame also names the partition and the request, for the checks in ``liftpy/core/wire/frames.py``. The codecs handle
 these fields separately, because the core does not need them.
+
+Other effects are requests to the metadata group (``request_of``). An effect and its request use equal names. A new
+field needs only a number in ``cluster.proto`` and a field of the effect.
 """
 
 from __future__ import annotations
@@ -112,8 +115,8 @@ def _shared_fields(event: type, effect: type) -> tuple[str, ...]:
     return tuple({f.name for f in fields(cast(Any, event))}.intersection(f.name for f in fields(cast(Any, effect))))
 
 
-# Effects of a replica that are requests to the metadata group. An effect and its request use equal names. A new field needs only
-# a number in ``cluster.proto`` and a field of the effect.
+# ---- requests to the metadata group ----------------------------------------------------------------------------------
+
 
 Request = (
     do.ProposeIsr

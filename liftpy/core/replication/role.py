@@ -53,6 +53,14 @@ from liftpy.core.replication.lease import EarlierLeaders, ReplicaLease
 from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.core.replication.phases import Phase, RoleName
 
+_MASK = (1 << 64) - 1
+Effects = list[Effect]
+EMPTY_METADATA = PartitionMetadata(
+    key=PartitionKey("", "", 0),
+    config=StreamConfig(),
+    state=PartitionState(partition=0, replicas=(), isr=(), leader="", leader_epoch=0, epoch=0, status=PartitionStatus.OFFLINE),
+)
+
 
 class Deadlines:
     """Timers of a replica, at most one per kind.
@@ -101,9 +109,6 @@ class Deadlines:
         return now_ns - at_ns
 
 
-_MASK = (1 << 64) - 1
-
-
 def splitmix64(state: int) -> tuple[int, int]:
     """Return (next ``state``, random 64-bit number) of the generator SplitMix64 by Steele, Lea and Flood."""
     state = (state + 0x9E3779B97F4A7C15) & _MASK
@@ -135,15 +140,6 @@ class Backoff:
 
     def reset(self) -> None:
         self._failures = 0
-
-
-Effects = list[Effect]
-
-EMPTY_METADATA = PartitionMetadata(
-    key=PartitionKey("", "", 0),
-    config=StreamConfig(),
-    state=PartitionState(partition=0, replicas=(), isr=(), leader="", leader_epoch=0, epoch=0, status=PartitionStatus.OFFLINE),
-)
 
 
 def nanoseconds(seconds: float) -> int:

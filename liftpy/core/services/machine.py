@@ -48,6 +48,10 @@ MAX_FIRES_PER_RECORD = 100_000
 """Maximum number of timers that fire before one record. A timer that fires may set further timers."""
 MAX_OUTPUTS_PER_CALLBACK = 1000
 _NO_STOP = 1 << 63
+MAX_TIMERS = 1_000_000
+MAX_TIMER_NAME_BYTES = 1024
+NEVER = 1 << 63
+"""Log time above that of every possible timer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -677,20 +681,13 @@ class _service_errors:
             raise ServiceFailedError(f"{self._where}: {blame}: {error}") from error
 
 
-# Timers by log time. They are part of a service's replicated state, so only (time, name) orders them.
-#
-# A timer fires before the first record whose log time is at or after its own time. That is the same place in the log on every
-# node. On a stream without new records, the log time does not advance and no timer fires.
-
-
-MAX_TIMERS = 1_000_000
-MAX_TIMER_NAME_BYTES = 1024
-NEVER = 1 << 63
-"""Log time above that of every possible timer."""
-
-
 class LogTimers:
-    """Timers of one service, which fire by log time. ``set`` moves a timer that is already set."""
+    """Timers of one service by log time. ``set`` moves a timer that is already set.
+
+    Timers are part of a service's replicated state, so only (time, name) orders them. A timer fires before the first record
+    whose log time is at or after its own time. That is the same place in the log on every node. On a stream without new
+    records, the log time does not advance and no timer fires.
+    """
 
     def __init__(self) -> None:
         self._at_ns: dict[str, int] = {}

@@ -1,23 +1,21 @@
-"""The outbox of a service: each output is written to the output stream exactly once. Pure.
+"""The outbox of a service: each output is written to the output stream exactly once. Routes copy outputs. Pure.
 
-The outputs of a deterministic service are a numbered sequence that follows from the log. Output n is written at offset n of
-the output partition, which belongs to this service alone. Each append names the offset that it expects, so the partition's
-leader appends it there or rejects it. It does not matter which instance sends output n, how often or how late. A new LEADER
-reads the end of the output stream and continues there. Followers read it too and compare the outputs with their own
-(DivergedError).
+The outputs of a deterministic service are a numbered sequence that follows from the log. Output n is written at offset n of the
+output partition, which belongs to this service alone. Each append names the offset that it expects, so the partition's leader
+appends it there or rejects it. It does not matter which instance sends output n, how often or how late. A new LEADER reads the
+end of the output stream and continues there. Followers read it too and compare the outputs with their own (DivergedError).
 
-The outbox keeps outputs that are not written yet, up to a limit. A LEADER with a full outbox stops applying records. A
-follower drops the oldest outputs. If it becomes LEADER, it replays the log from a snapshot below them.
+The outbox keeps outputs that are not written yet, up to a limit. A LEADER with a full outbox stops applying records. A follower
+drops the oldest outputs. If it becomes LEADER, it replays the log from a snapshot below them.
 
-Each output carries the digest of all outputs up to itself (``Lift-Output-Digest``), and so does a snapshot. If two
-instances have the same digest, all their outputs are equal. So one output record proves that the state of a snapshot is
-right.
+Each output carries the digest of all outputs up to itself (``Lift-Output-Digest``), and so does a snapshot. If two instances
+have the same digest, all their outputs are equal. So one output record proves that the state of a snapshot is right.
 
 Nothing is sent before the end of the output stream is known.
 
-Example: the LEADER has produced outputs 0..9. Its appends 0..6 are committed, 7 is in flight, and it dies. The new LEADER
-reads that the output stream ends at 7, and sends 7, expecting offset 7. If the old append 7 arrived first, the new one is
-rejected. The new LEADER reads again, finds its own output 7, and sends 8.
+Example: the LEADER has produced outputs 0..9. Its appends 0..6 are committed, 7 is in flight, and it dies. The new LEADER reads
+that the output stream ends at 7, and sends 7, expecting offset 7. If the old append 7 arrived first, the new one is rejected.
+The new LEADER reads again, finds its own output 7, and sends 8.
 """
 
 from __future__ import annotations
@@ -43,6 +41,8 @@ EXPECTED_HEADER = "Nats-Expected-Last-Sequence"
 """Header of output 0 in earlier versions. Their envelopes could not expect offset 0."""
 _OURS = frozenset({OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_DIGEST, OUTPUT_SERVICE, EXPECTED_HEADER})
 _SIZES = struct.Struct("<IIII")
+MAX_ROUTES = 16
+_NOT_COPIED = frozenset({OUTPUT_DIGEST, OUTPUT_TO})
 
 
 class OutputConflictError(LiftError):
@@ -382,30 +382,22 @@ def _difference_text(number: int) -> str:
     )
 
 
-# Routes: outputs that a service emits ``to`` a route are copied from its output stream to the route's stream, once and in order.
-#
-# Goal: outputs reach several streams, and several partitions by key, as reliably as they reach the output stream. Constraint:
-# several processes may act as LEADER for a moment, and only the record of an output names its route.
-# Algorithm: the output stream is the one sequence of all outputs. The LEADER reads it and appends the outputs of a route to the
-# route's partitions. Each batch names the partition end that the LEADER expects. A copy has the number of its output, so the last
-# record of a partition shows what was copied. A new LEADER reads that record and continues with the next output. If two processes
-# copy at once, both expect the same end: one of them is rejected, reads again, and finds the copies of the other. So no further
-# state has to be stored.
-#
-# A target partition belongs to one instance. There is an instance for each of the N input partitions. Instance p writes to the
-# partitions p, p + N, p + 2N, ... Kafka's hash of the key chooses among them. Outputs without a key go to the first one.
-#
-# Worked example: outputs 0 (to "alerts"), 1, 2 (to "alerts"). The LEADER appends the copy of 0, then dies. The next LEADER finds
-# number 0 at the end of the alerts stream, and continues with output 1.
-
-
-MAX_ROUTES = 16
-_NOT_COPIED = frozenset({OUTPUT_DIGEST, OUTPUT_TO})
+# ---- routes ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Route of a service: outputs that are emitted ``to`` ``name`` are written to ``stream``."""
+    """A route of a service copies outputs that are emitted ``to`` ``name`` to ``stream``, once and in order.
+
+    The output stream is the one sequence of all outputs. The LEADER reads it and appends the outputs of a route to the route's
+    partitions. Each batch names the partition end that the LEADER expects. A copy has the number of its output, so the last
+    record of a partition shows what was copied. A new LEADER reads that record and continues with the next output. If two
+    processes copy at once, both expect the same end: one of them is rejected, reads again, and finds the copies of the other.
+    So no further state has to be stored.
+
+    Worked example: outputs 0 (to "alerts"), 1, 2 (to "alerts"). The LEADER appends the copy of 0, then dies. The next LEADER
+    finds number 0 at the end of the alerts stream, and continues with output 1.
+    """
 
     name: str
     stream: str
@@ -427,8 +419,16 @@ class RouteTarget:
 def partitions_of(partition: int, instances: int, partitions: int, route: Route) -> tuple[int, ...]:
     """Return the partitions of a route's target stream to which one instance of a service writes.
 
-    ``partition``: number of the instance. ``instances``: number of instances. ``partitions``: number of partitions of the
-    target stream. Raises ConfigError if they cannot be divided evenly.
+    A target partition belongs to one instance. There is an instance for each of the N input partitions. Instance p writes to
+    the partitions p, p + N, p + 2N, ...
+
+    Args:
+        partition: Number of the instance.
+        instances: Number of instances.
+        partitions: Number of partitions of the target stream.
+
+    Raises:
+        ConfigError: The partitions cannot be divided evenly.
     """
     if partitions % instances:
         raise ConfigError(

@@ -24,6 +24,9 @@ PARTITIONS_HEADER = "Lift-Partitions"
 NODE_HEADER = "Lift-Node"
 ERROR_HEADER = "Lift-Error"
 """Header of an error answer: the code. The payload has the details."""
+MAX_QUERIES = 1024
+MAX_WAITING_BYTES = 8 * 1024 * 1024
+PATIENCE_S = 2.0
 
 
 class QueryFailedError(LiftError):
@@ -32,11 +35,6 @@ class QueryFailedError(LiftError):
     code = "QUERY_FAILED"
     partitions = 0
     """Number of partitions of the service's stream. 0: not known."""
-
-
-MAX_QUERIES = 1024
-MAX_WAITING_BYTES = 8 * 1024 * 1024
-PATIENCE_S = 2.0
 
 
 @dataclass(slots=True, eq=False)

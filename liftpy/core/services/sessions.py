@@ -1,7 +1,7 @@
-"""Services that are registered on the node of one replica: their roles, and which of them a promotion waits for. Pure.
+"""Services that are registered on the node of one replica: their roles, health, and the promotions that wait for them. Pure.
 
-Goal: a service is LEADER only on the node of the partition's leader, after the promotion, and after it has replayed the log
-up to the offset that was committed when the promotion began. A promotion waits for the services on the candidate's node.
+Goal: a service is LEADER only on the node of the partition's leader, after the promotion, and after it has replayed the log up
+to the offset that was committed when the promotion began. A promotion waits for the services on the candidate's node.
 Constraint: a service that hangs must not keep the partition without a leader.
 
 The replica answers every heartbeat of a service with its current order (JoinLog). So a lost frame costs one heartbeat. The
@@ -14,19 +14,21 @@ orders:
     leads, replayed            LEADER, gets records up to HW. It first needs all records of earlier epochs, because a
                                decision of an earlier LEADER may be among them (``bad_records.py``)
 
-``stop`` is never above HW + 1. Later records may be truncated, and a service cannot undo a record. A service that hangs
-makes one promotion time out, so that a node with a healthy service is tried. A slow service delays a promotion by at most
-``patience_ns``. Then the node leads without it. The next promotions do not wait for either service until it has caught up
-once. No promotion waits for a service that is blocked at a record that it cannot apply.
+``stop`` is never above HW + 1. Later records may be truncated, and a service cannot undo a record. A service that hangs makes
+one promotion time out, so that a node with a healthy service is tried. A slow service delays a promotion by at most
+``patience_ns``. Then the node leads without it. The next promotions do not wait for either service until it has caught up once.
+No promotion waits for a service that is blocked at a record that it cannot apply.
 
 Services fail at most one promotion of a partition, whatever names they have [L12]. A promotion waits only for services that
-have caught up with the log since they registered. After a failed promotion, no later one fails because of services: it
-waits for half of ``patience_ns``, then the node leads without the late ones. This holds on a node until a promotion there
-had all its services in time, and on every node while the partition's election has skipped a candidate.
+have caught up with the log since they registered. After a failed promotion, no later one fails because of services: it waits
+for half of ``patience_ns``, then the node leads without the late ones. This holds on a node until a promotion there had all its
+services in time, and on every node while the partition's election has skipped a candidate.
 
 An instance stays registered while it sends heartbeats, even if another process says that it is this service. A hello alone
-proves nothing. When an instance has been silent for half a session, the next process that registers replaces it. The
-replaced instance then tries to register again.
+proves nothing. When an instance has been silent for half a session, the next process that registers replaces it. The replaced
+instance then tries to register again.
+
+``ServicesHealth`` moves the leadership away from a node whose services are unhealthy.
 
 A compacted stream takes no services, because a replay on one node would miss records that another node has applied.
 """
@@ -56,6 +58,16 @@ _ENDING_TEXTS = {
 NO_STOP = -1
 _MAX_PROBLEM = 500
 _NOTHING_YET = {"sinceOutputMs": -1, "sinceSnapshotMs": -1}
+_FIGURE_NAMES = {name: re.sub(r"(?=[A-Z])", "_", name).lower() for name in pb.ServiceFigures.DESCRIPTOR.fields_by_name}
+"""Field of ServiceFigures -> its name with underscores."""
+REPORT_EVERY_S = 1.0
+QUIET_ROUNDS = 2
+"""Factor of the report interval while all services are healthy and unchanged. A report is repeated before it expires."""
+REST_S = 60.0
+_BELIEVED_S = 4.0
+"""Time for which a report is valid, in seconds."""
+MAX_REPORTED = 16
+"""Maximum number of services in one report, and of nodes whose reports are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -660,34 +672,7 @@ def _figures_as_json(figures: pb.ServiceFigures) -> dict[str, object]:
     return values
 
 
-_FIGURE_NAMES = {name: re.sub(r"(?=[A-Z])", "_", name).lower() for name in pb.ServiceFigures.DESCRIPTOR.fields_by_name}
-"""Field of ServiceFigures -> its name with underscores."""
-
-
-# Decides which node's services are healthy, and to which node the leadership moves if those of the leader's node are not.
-#
-# Goal: if a service is dead or fails on the leader's node, and is healthy on the node of another replica, its outputs
-# continue. Constraint: a leadership transfer delays publishers for a moment, and the cause may be the same on all nodes: a
-# record, the code, or an operator who stops all of them.
-#
-# Algorithm: the replicas report to each other once a second which services are registered, their positions, and which fail.
-# A service is ill on a node while it fails there, or is not registered although it was, or is registered elsewhere. If a
-# service is ill for ``service_grace_s`` (longer than a restart), the leader transfers the leadership to an ISR member with a
-# healthy instance that has passed the record at which it fails here. So a bad record never moves a leadership twice. No service
-# may be ill there that is healthy here. Transfers are at least ``REST_S`` apart.
-#
-# Worked example: the leader's service fails at record 17. The others are blocked at 17 as well, so the leadership stays. If
-# instead the leader's node has old code and the others are at 40, the leadership moves to one of them.
-
-
-REPORT_EVERY_S = 1.0
-QUIET_ROUNDS = 2
-"""Factor of the report interval while all services are healthy and unchanged. A report is repeated before it expires."""
-REST_S = 60.0
-_BELIEVED_S = 4.0
-"""Time for which a report is valid, in seconds."""
-MAX_REPORTED = 16
-"""Maximum number of services in one report, and of nodes whose reports are kept."""
+# ---- health ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -711,10 +696,22 @@ class _NodeReport:
 
 @dataclass(slots=True)
 class ServicesHealth:
-    """Health of the services on all nodes, as one replica knows it.
+    """Health of the services on all nodes, as one replica knows it. It decides to which node the leadership moves.
 
-    Times are monotonic nanoseconds. ``grace_ns``: time for which a service may be unhealthy before the leadership
-    moves.
+    If a service is dead or fails on the leader's node, and is healthy on the node of another replica, its outputs must
+    continue. But a leadership transfer delays publishers for a moment, and the cause may be the same on all nodes: a record,
+    the code, or an operator who stops all of them.
+
+    The replicas report to each other once a second which services are registered, their positions, and which fail. A service is
+    ill on a node while it fails there, or is not registered although it was, or is registered elsewhere. If a service is ill
+    for ``grace_ns`` (longer than a restart), the leader transfers the leadership to an ISR member with a healthy instance that
+    has passed the record at which it fails here. So a bad record never moves a leadership twice. No service may be ill there
+    that is healthy here. Transfers are at least ``REST_S`` apart.
+
+    Times are monotonic nanoseconds.
+
+    Worked example: the leader's service fails at record 17. The others are blocked at 17 as well, so the leadership stays. If
+    instead the leader's node has old code and the others are at 40, the leadership moves to one of them.
     """
 
     grace_ns: int

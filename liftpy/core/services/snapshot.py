@@ -1,6 +1,6 @@
-"""A service's snapshot as bytes: the data of the framework, then the application's bytes, with checksums. Pure.
+"""A service's snapshot as bytes, the search for a snapshot on other nodes, and the comparison of snapshots. Pure.
 
-Layout, little endian::
+The bytes are the data of the framework, then the application's bytes, with checksums. Layout, little endian::
 
      0 8s magic "LIFTSNAP"   8 u16 version   10 u16 size of the identity   12 u32 CRC-32C of all bytes from 16 on
     16 u64 position          24 u64 LeaderEpoch of the record before it    32 i64 log time, ns
@@ -14,8 +14,8 @@ Version 4 is version 3 with sections before the application's bytes. A snapshot 
 
     88 u32 size of the sections, identity, timers, skips, sections (u16 kind, u32 size, bytes each), application
 
-A file has each kind of section at most once. Readers accept any order of the kinds. All nodes write one order, because they compare
-the bytes: PARAMETERS, EFFECTS, ANSWERS, VERSION.
+A file has each kind of section at most once. Readers accept any order of the kinds. All nodes write one order, because they
+compare the bytes: PARAMETERS, EFFECTS, ANSWERS, VERSION.
 
 All fields are functions of the log alone. So the files of all nodes are equal if the application's bytes are.
 """
@@ -48,6 +48,18 @@ _NO_DIGEST = bytes(16)
 _TIMER = struct.Struct("<qH")
 _SECTION = struct.Struct("<HI")
 HEADER_SIZE_BYTES = _HEAD.size + _FIELDS_3.size
+MAX_OFFERS = 8
+"""Maximum number of snapshots that one node offers."""
+MAX_AGREED = 64
+_CERTAIN = 2
+"""Number of agreeing nodes that is preferred to a newer snapshot of fewer nodes."""
+_MAX_STATUS_CHARS = 200
+MAX_POSITIONS = 16
+"""Maximum number of positions kept for each service of each node."""
+MAX_NODES = 16
+BEGINNING = 0
+"""Position before all records. Its digest is that of the service's parameters."""
+DIGEST_SIZE_BYTES = 16
 
 
 class Section(IntEnum):
@@ -263,28 +275,7 @@ def _timers(data: bytes, count: int) -> tuple[tuple[int, str], ...]:
     return tuple(timers)
 
 
-# Chooses the snapshot of another node for a service that has none of its own.
-#
-# Goal: a node that is new, or has lost its snapshots, can run the service although the log begins later than its state.
-# Constraint: a message on NATS proves nothing, and the process that sends a snapshot may have diverged.
-#
-# Algorithm: each process offers its snapshots whose outputs were compared: position, digest, size. The sidecars report the
-# digests of their services' snapshots to each other (``StateComparison``). The own sidecar knows which digest most nodes have at a
-# position. The node downloads a snapshot that is offered, has this digest, and is within the log and the limits. A snapshot that
-# two nodes have is preferred to one that a single node has, then the newest is. Its bytes must have the digest. A download
-# that breaks off is retried later. One with other bytes is not retried from that node. A snapshot that was used a moment ago is
-# not used again, because the log or the outputs have disproved it.
-#
-# Worked example: n2 and n3 offer 400 and 500, n4 offers 600. The sidecars know 400 from both, 500 from n2 (n3 has just stored
-# it), 600 from no node. The node downloads 400 from n2, or from n3 if n2 breaks off, and later 500. It never uses 600.
-
-
-MAX_OFFERS = 8
-"""Maximum number of snapshots that one node offers."""
-MAX_AGREED = 64
-_CERTAIN = 2
-"""Number of agreeing nodes that is preferred to a newer snapshot of fewer nodes."""
-_MAX_STATUS_CHARS = 200
+# ---- snapshots of other nodes ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +306,19 @@ class SnapshotSearch:
     """A search for a snapshot on other nodes: their offers, and the downloads that failed.
 
     ``barred``: digests of snapshots that must not be used.
+
+    A node that is new, or has lost its snapshots, can then run the service although the log begins later than its state. A
+    message on NATS proves nothing, and the process that sends a snapshot may have diverged.
+
+    Each process offers its snapshots whose outputs were compared: position, digest, size. The sidecars report the digests of
+    their services' snapshots to each other (``StateComparison``), so the own sidecar knows which digest most nodes have at a
+    position. The node downloads a snapshot that is offered, has this digest, and is within the log and the limits. A snapshot
+    that two nodes have is preferred to one that a single node has, then the newest is. Its bytes must have the digest. A
+    download that breaks off is retried later. One with other bytes is not retried from that node. A snapshot that was used a
+    moment ago is not used again, because the log or the outputs have disproved it.
+
+    Worked example: n2 and n3 offer 400 and 500, n4 offers 600. The sidecars know 400 from both, 500 from n2 (n3 has just stored
+    it), 600 from no node. The node downloads 400 from n2, or from n3 if n2 breaks off, and later 500. It never uses 600.
     """
 
     barred: frozenset[bytes] = frozenset()
@@ -379,29 +383,6 @@ class SnapshotSearch:
         return f"{answers}; sidecars agree on {f'those at {agreed}' if agreed else 'none'} from {reach.lowest} on"
 
 
-# Checks whether the services on all nodes have the same state, by comparing their snapshots at the same position.
-#
-# Goal: a service that is not deterministic is found even if it emits no outputs that show it. Constraint: no node knows which
-# state is right, so the majority decides.
-#
-# Algorithm: a snapshot is a function of the log alone, so the nodes report to each other (position, digest) of the newest
-# snapshots that they have stored. If the digests of a position differ, and more nodes have another digest than the own one, the
-# service on this node has diverged. If both digests have equally many nodes, the status of both sides shows the difference.
-#
-# Worked example: n1 and n2 report (100, aa), n3 reports (100, bb). The service on n3 stops, and never uses that snapshot again.
-# With n1 and n3 alone, the status of both shows that they differ at 100.
-#
-# The digest of a service's parameters (``liftpy.core.services.rules``) is reported as that of position 0, before all records.
-
-
-MAX_POSITIONS = 16
-"""Maximum number of positions kept for each service of each node."""
-MAX_NODES = 16
-BEGINNING = 0
-"""Position before all records. Its digest is that of the service's parameters."""
-DIGEST_SIZE_BYTES = 16
-
-
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A position at which the snapshots of a service differ.
@@ -426,7 +407,18 @@ class Difference:
 
 @dataclass(slots=True)
 class StateComparison:
-    """Digests of the snapshots of one service on all nodes, to find nodes whose state differs."""
+    """Digests of the snapshots of one service on all nodes, to find nodes whose state differs.
+
+    It finds a service that is not deterministic even if its outputs do not show it. No node knows which state is right, so the
+    majority decides. A snapshot is a function of the log alone, so the nodes report to each other (position, digest) of the
+    newest snapshots that they have stored. If the digests of a position differ, and more nodes have another digest than the own
+    one, the service on this node has diverged. If both digests have equally many nodes, the status of both sides shows the
+    difference. The digest of a service's parameters (``liftpy.core.services.rules``) is reported as that of position 0, before
+    all records.
+
+    Worked example: n1 and n2 report (100, aa), n3 reports (100, bb). The service on n3 stops, and never uses that snapshot
+    again. With n1 and n3 alone, the status of both shows that they differ at 100.
+    """
 
     _told: dict[str, dict[int, bytes]] = field(default_factory=dict)
     _lives: dict[str, int] = field(default_factory=dict)

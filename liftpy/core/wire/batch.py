@@ -51,6 +51,23 @@ _LZ4_RATIO = 255
 _LZ4_SLACK_BYTES = 64
 _WINDOW_BYTES = 1 << 27
 """Window of a zstd frame: the largest that its usual levels write."""
+MAGIC = 0x424C
+"""The bytes ``LB``."""
+VERSION = 1
+SIGNATURE = b"LB\x01"
+"""Magic and version at ``SIGNATURE_POSITION`` of every batch. A search for batches looks for them."""
+SIGNATURE_POSITION = 4
+_HEADER = struct.Struct("<IHBBIIqQqQIHHII")
+_CRC = struct.Struct("<I")
+_CODEC_MASK = 0b111
+_CONTROL = 0b1000
+_CODECS = (Codec.NONE, Codec.LZ4, Codec.ZSTD)
+_ALL_COLUMNS = Columns.ALL.value
+_DELTAS = Columns.DELTAS.value
+_MAX_I64 = (1 << 63) - 1
+"""Maximum offset and epoch. They are i64 everywhere except in the header."""
+FEW = 16
+"""Number of records up to which single records are faster than columns."""
 
 
 def compress(body: bytes, codec: Codec) -> bytes:
@@ -96,24 +113,6 @@ def _zstd(stored: memoryview, size_bytes: int) -> bytes:
             f"the compressed frame says {named} bytes, but the header says {size_bytes}. The node repairs it from another replica."
         )
     return reader.decompress(stored, max_output_size=size_bytes)
-
-
-MAGIC = 0x424C
-"""The bytes ``LB``."""
-VERSION = 1
-SIGNATURE = b"LB\x01"
-"""Magic and version at ``SIGNATURE_POSITION`` of every batch. A search for batches looks for them."""
-SIGNATURE_POSITION = 4
-
-_HEADER = struct.Struct("<IHBBIIqQqQIHHII")
-_CRC = struct.Struct("<I")
-_CODEC_MASK = 0b111
-_CONTROL = 0b1000
-_CODECS = (Codec.NONE, Codec.LZ4, Codec.ZSTD)
-_ALL_COLUMNS = Columns.ALL.value
-_DELTAS = Columns.DELTAS.value
-_MAX_I64 = (1 << 63) - 1
-"""Maximum offset and epoch. They are i64 everywhere except in the header."""
 
 
 class BatchHeader(NamedTuple):
@@ -643,10 +642,7 @@ def _refuse_if_damaged(view: memoryview, position: int) -> None:
         )
 
 
-# Records by columns: what a sender has as arrays becomes batches, without a Python statement for each record.
-#
-# Arrow's buffers are such arrays already: offsets, bytes, validity. A batch is cut out of them by slices and subtractions of
-# arrays.
+# ---- records by columns ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -705,6 +701,9 @@ class HeaderArray:
 class RecordColumns:
     """Values of records, with their keys and headers as columns of the same length. None: no record has any.
 
+    A sender that has arrays makes batches of them without a Python statement for each record. The columns have the layout of
+    Arrow's buffers: offsets, bytes, validity. A batch is cut out of them by slices and subtractions of arrays.
+
     Raises ConfigError if the lengths differ.
     """
 
@@ -760,18 +759,11 @@ def body_of(columns: ColumnSet) -> Body:
     return sized_body(pieces, present, len(columns.values.ends), Codec.NONE)
 
 
-# The headers of a small batch, read without making columns, which would be most of what taking it costs.
-
-
-FEW = 16
-"""Number of records up to which single records are faster than columns."""
-
-
 def few_headers(body: memoryview, count: int, present: Columns) -> list[tuple[int, bytes, bytes]]:
-    """Return (index of the record, name, value) of all headers of a batch, in order. It is fast for few records.
+    """Return (index of the record, name, value) of all headers of a batch, in order.
 
-    ``body``: decompressed body, which has a headers column. ``count``: number of records, at least 1. ``present``: flags of its
-    columns. Raises CorruptionError if the headers do not fit into the body.
+    For few records it is faster than columns. ``body``: decompressed body, which has a headers column. ``count``: number of
+    records, at least 1. ``present``: flags of its columns. Raises CorruptionError if the headers do not fit into the body.
     """
     position = 0
     try:

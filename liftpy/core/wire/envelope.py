@@ -7,7 +7,10 @@ for one (``frames.address``). Source: the published Liftbridge envelope. ``tests
 
 Ordinary envelopes are the most frequent ones: a value without key and headers, with or without a message id, for one
 partition and ack policy. They differ only in the value, the id and the CRC. So both sides build and parse them from
-constant parts, which are the bytes of a protobuf ``Message``. protobuf itself handles all other forms. Pure.
+constant parts, which are the bytes of a protobuf ``Message``. protobuf itself handles all other forms.
+
+Runs: a publisher that numbers its messages under one inbox (``X.0``, ``X.1``...) says so in them (``Message.runs``).
+Then one Ack answers consecutive messages of the inbox [A1, A8]. Pure.
 """
 
 from __future__ import annotations
@@ -33,6 +36,21 @@ _HEADER = struct.Struct(">4sBBBB")
 _CRC = struct.Struct(">I")
 
 Buffer = bytes | bytearray | memoryview
+POLICIES = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL, AckPolicy.NONE: client_pb2.NONE}
+LONGEST_ID_BYTES = 100
+"""Maximum length of a message id in an ordinary envelope, in bytes. Its length fields have one byte each."""
+_VALUE = b"\x1a"
+"""The tag of ``Message.value``."""
+_SHORT = [bytes([size]) for size in range(128)]
+_MARKS = [b"\x4a%c\x0a\x0bNats-Msg-Id\x12%c" % (size + 15, size) for size in range(LONGEST_ID_BYTES + 1)]
+"""Bytes before a message id of this length, as the only header of a ``Message``."""
+_MARK_BYTES = len(_MARKS[0])
+_LONGEST_VARINT = 5
+_crc = crc32c.crc32c
+MAX_DIGITS = 18
+"""Maximum number of digits of a number in a reply."""
+_FASTER = 4
+_ZERO = ord("0")
 
 
 class MessageType(IntEnum):
@@ -219,18 +237,7 @@ def decode_addressed(frame: bytes | memoryview, expected: MessageType | None = N
     return message_type, address, payload
 
 
-POLICIES = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL, AckPolicy.NONE: client_pb2.NONE}
-LONGEST_ID_BYTES = 100
-"""Maximum length of a message id in an ordinary envelope, in bytes. Its length fields have one byte each."""
-_VALUE = b"\x1a"
-"""The tag of ``Message.value``."""
-_SHORT = [bytes([size]) for size in range(128)]
-_MARKS = [b"\x4a%c\x0a\x0bNats-Msg-Id\x12%c" % (size + 15, size) for size in range(LONGEST_ID_BYTES + 1)]
-"""Bytes before a message id of this length, as the only header of a ``Message``."""
-_MARK_BYTES = len(_MARKS[0])
 _HEAD = encode(MessageType.PUBLISH, b"", crc=True)[:HEADER_SIZE_BYTES]
-_LONGEST_VARINT = 5
-_crc = crc32c.crc32c
 
 
 class FastEnvelope:
@@ -319,28 +326,21 @@ def _read_varint(payload: bytes, at: int) -> tuple[int, int]:
     return len(payload), at
 
 
-# Runs: one Ack for consecutive messages of one inbox, by one rule on both sides [A1, A8].
-#
-# Goal: who sends single messages by the thousand is not sent an Ack for each. Constraint: every request has exactly one answer,
-# which names its record. A publisher that counts its messages under one inbox, ``X.0``, ``X.1``..., says so in them
-# (``Message.runs``). What of them lies in one batch, with consecutive numbers at consecutive offsets, may be answered by one
-# Ack to the first: ``recordCount`` k of an Ack to ``X.n`` that says ``offset`` o answers ``X.n`` to ``X.n+k-1``, whose records
-# stand at o to o+k-1. Whatever else is said, a no, a duplicate, what a new leader has recognised, is said to each by itself.
-#
-# Worked example: replies ``X.7 X.8 Y.9 X.10 X.12`` at offsets 50 to 54: Acks to ``X.7`` (50, 2 records), ``Y.9``, ``X.10``,
-# ``X.12``.
-
-
-MAX_DIGITS = 18
-"""Maximum number of digits of a number in a reply."""
-_FASTER = 4
+# ---- runs: one Ack for several messages ------------------------------------------------------------------------------
 
 
 def run_end(replies: Sequence[bytes], start: int, end: int) -> int:
     """Return the exclusive end of the run of reply subjects that begins at index ``start``.
 
-    A run has one inbox and ascending numbers without a gap, so that one Ack can answer it. The result is at most ``end``, and
-    ``start`` + 1 if no run begins there.
+    A run has one inbox and ascending numbers without a gap, and its records have consecutive offsets in one batch. One Ack to
+    the first message can answer it. An Ack to ``X.n`` with ``recordCount`` k and ``offset`` o answers ``X.n`` to ``X.n+k-1``,
+    whose records are at o to o+k-1. Every other answer is for one message: a rejection, a duplicate, or a message that a new
+    leader recognized.
+
+    The result is at most ``end``, and ``start`` + 1 if no run begins there.
+
+    Worked example: replies ``X.7 X.8 Y.9 X.10 X.12`` at offsets 50 to 54 get Acks to ``X.7`` (50, 2 records), ``Y.9``, ``X.10``
+    and ``X.12``.
     """
     inbox, number = split_numbered_reply(replies[start])
     if number < 0:
@@ -370,9 +370,6 @@ def split_numbered_reply(reply: bytes) -> tuple[bytes, int]:
     if not inbox or not digits.isdigit() or len(digits) > MAX_DIGITS or (digits[0] == _ZERO and len(digits) > 1):
         return b"", -1
     return inbox, int(digits)
-
-
-_ZERO = ord("0")
 
 
 def _names(inbox: bytes, number: int, how_many: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Filters: which records of a batch a reader wants, by subject (with NATS wildcards) and by key. Pure.
+"""Filters: which records of a batch a reader wants (by subject or key), and which columns. Pure.
 
 Each distinct subject of a batch is checked once. Keys are compared as arrays of bytes, all keys of one length at a
 time. A record without a subject (from a producer's batch) matches no subject filter. A record without a key matches no
@@ -38,6 +38,12 @@ MAX_FILTER_BYTES = 8192
 _BYTES_AT_ONCE = 1 << 20
 """Number of key bytes to compare at once. numpy needs eight times as much memory."""
 _TEXT = ("utf-8", "surrogateescape")
+_END = ""
+"""Token below which a subject of a tree ends. No well-formed subject has an empty token."""
+VALUES = 128
+"""Bit that stands for the values among the bits of ``Columns``."""
+LEAVABLE = VALUES | (Columns.KEYS | Columns.HEADERS | Columns.SUBJECTS | Columns.REPLIES).value
+"""Columns that can be left out."""
 
 
 class SubjectTree:
@@ -71,10 +77,6 @@ class SubjectTree:
                 return False
             nodes = below
         return any(_END in node for node in nodes)
-
-
-_END = ""
-"""Token below which a subject of a tree ends. No well-formed subject has an empty token."""
 
 
 @dataclass(frozen=True)
@@ -150,20 +152,15 @@ def _is_one_of(column: BytesColumn, wanted: Sequence[bytes]) -> Mask:
 NOTHING_LEFT_OUT = Filter()
 
 
-# Filters the records of a batch: the result has the same stamps, offsets and end, but fewer records. Works on columns.
-#
-# The bytes of a variable-length column are picked by a mask over bytes, so that the work follows the size of the batch and not
-# the number of its records. Compaction and filtered reads are the two that need it.
-#
-# Narrow batches: the same records without some of their columns, for readers that don't want these. Pure; by columns, not by
-# record.
-#
-# Offsets, stamps and reach are those of the batch. Values can't be absent from a batch, so that left out they are nulls, at 4
-# bytes and a bit each. What is left goes uncompressed: it is little, and would be decompressed at once.
+# ---- batches with fewer records or columns ---------------------------------------------------------------------------
 
 
 def keep_records(batch: RecordBatch, mask: Mask, *, compressed: bool = True) -> bytes:
     """Return a batch with only those records whose entry in ``mask`` is True, at their offsets, with a new CRC.
+
+    Timestamps, producer fields and the end of the offset range stay. The function works on columns: it picks the bytes of a
+    column of variable length by a mask over bytes, so its cost depends on the size of the batch and not on the number of
+    records.
 
     ``mask``: bool[record_count], at least one True. ``compressed``: True to use the codec of the batch, if it has one. Raises
     CorruptionError if the columns do not fit their header.
@@ -228,14 +225,11 @@ def _headers(column: HeadersColumn, mask: Mask) -> HeadersColumn:
     )
 
 
-VALUES = 128
-"""Bit that stands for the values among the bits of ``Columns``."""
-LEAVABLE = VALUES | (Columns.KEYS | Columns.HEADERS | Columns.SUBJECTS | Columns.REPLIES).value
-"""Columns that can be left out."""
-
-
 def narrow(batch: RecordBatch, left_out: int) -> memoryview:
     """Return ``batch`` without some columns, with a new CRC. ``left_out``: flags of the columns to omit.
+
+    Offsets, timestamps and producer fields stay. A batch always has values. If values are omitted, they become nulls, at 4
+    bytes and a bit each. The result is small and is not compressed, because the reader would decompress it at once.
 
     Fillers, control batches and damaged batches are returned unchanged, so that the reader reports the damage.
     """

@@ -1,9 +1,15 @@
-"""Converts replication frames to values and back. Only this module knows that requests are protobuf and responses are
-binary.
+"""Converts replication frames to values and back, and checks their addresses.
+
+Only this module knows that requests are protobuf and responses are binary.
 
 Every ``decode_*`` takes a complete NATS payload. It raises ProtocolError, including EnvelopeError, for bytes that are
 not the expected frame, and no other error. Values are the generated protobuf messages, except ReplicationResponse. Its
 payload is 8 bytes LeaderEpoch, 8 bytes HW (big endian, two's complement) and then record batches.
+
+Addresses: a request names its stream and partition, and an answer also names its request. The receiver drops a message
+for another partition or request. NATS delivers a message by its subject, which no CRC-32C of a frame covers. So a
+relay, a broken tool, or a process that repeats a frame can deliver it to the wrong receiver. The address finds
+mistakes. It is no signature.
 """
 
 from __future__ import annotations
@@ -65,6 +71,10 @@ _TYPES: dict[type[Message], MessageType] = {
 
 M = TypeVar("M", bound=Message)
 Chunks = Sequence[envelope.Buffer]
+_YES = b"yes"
+_LONGEST = 20
+"""Maximum number of digits of a time in nanoseconds since 1970. A 64-bit number has no more."""
+_ADDRESS = struct.Struct(">QII")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,22 +235,14 @@ def _parse_headed(frame: bytes | memoryview, kind: MessageType, expected: type[M
     return parse(payload[_LENGTH.size : end], expected), payload[end:]
 
 
-# The answer to a presence request: ``yes``, followed by the wall time of the node in newer versions.
-#
-# ¶ Older versions check only that an answer arrives, so they accept both forms.
-#
-# Who asks whether it is there looks at no more than that somebody answers, so older versions take either form.
-
-
-_YES = b"yes"
-_LONGEST = 20
-"""Maximum number of digits of a time in nanoseconds since 1970. A 64-bit number has no more."""
+# ---- presence --------------------------------------------------------------------------------------------------------
 
 
 def encode_presence(wall_ns: int) -> bytes:
     """Return the answer to a probe whether a node is connected: ``yes``, a blank, and ``wall_ns`` in digits.
 
-    ``wall_ns``: wall clock of the node, in nanoseconds since 1970.
+    Older versions send only ``yes``. They check only that an answer arrives, so they accept both forms. ``wall_ns``: wall clock
+    of the node, in nanoseconds since 1970.
     """
     return b"%s %d" % (_YES, wall_ns)
 
@@ -252,20 +254,7 @@ def decode_presence(answer: bytes) -> int | None:
     return int(digits) if is_valid else None
 
 
-# Checks that a request or an answer is for its receiver, by the address inside it. Other messages are dropped.
-#
-# NATS brings a message to its subject, and an answer to the inbox that a request named. Neither is under a frame's CRC-32C: a
-# relay, a broken tool, or whoever says an overheard frame again elsewhere brings a whole frame to the wrong partition or the
-# wrong request, and its contents would be taken for those of another one. So requests name stream and partition, and answers
-# the request too.
-#
-# Messages of protobuf have fields for it (`streamUid` or `stream`, `partition`, `requestId`). Answers to fetches are binary:
-# theirs stands first in the payload (``envelope``, flag bit 1), 16 bytes big endian: request id (8) | partition (4) | CRC-32C
-# of the stream's uid (4). A frame that says nothing is from an older version, and taken: this finds mistakes; it is no
-# signature.
-
-
-_ADDRESS = struct.Struct(">QII")
+# ---- addresses -------------------------------------------------------------------------------------------------------
 
 
 class MisdirectedError(EnvelopeError):
@@ -278,7 +267,12 @@ class MisdirectedError(EnvelopeError):
 
 
 def address(uid: str, partition: int, request_id: int) -> bytes:
-    """Return the address of a request (16 bytes). A binary answer repeats it, so that the receiver can check it."""
+    """Return the address of a request (16 bytes). A binary answer repeats it, so that the receiver can check it.
+
+    The address is big endian: request id (8 bytes), partition (4), CRC-32C of the stream's uid (4). In an answer to a fetch it
+    comes first in the payload (``envelope``, flag bit 1). Protobuf messages have fields for it (``streamUid`` or ``stream``,
+    ``partition``, ``requestId``).
+    """
     return _ADDRESS.pack(request_id, partition, _uid_sum(uid))
 
 

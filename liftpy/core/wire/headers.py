@@ -50,6 +50,10 @@ _OF_SERVICES = frozenset(
         DEAD_LETTER_ERROR,
     }
 )
+Headers = list[tuple[str, bytes]]
+"""Names and values, in order. Names may repeat."""
+_STATUS_LINE = b"NATS/1.0"
+_TEXT = ("utf-8", "surrogateescape")
 
 
 def is_reserved(name: str) -> bool:
@@ -83,13 +87,6 @@ def _as_bytes(value: object) -> bytes | bytearray | memoryview:
     if not isinstance(value, bytes | bytearray | memoryview):
         raise TypeError(f"{value!r} must be str or bytes")
     return value
-
-
-Headers = list[tuple[str, bytes]]
-"""Names and values, in order. Names may repeat."""
-
-_STATUS_LINE = b"NATS/1.0"
-_TEXT = ("utf-8", "surrogateescape")
 
 
 def parse_headers(block: bytes) -> Headers:

@@ -1,4 +1,11 @@
-"""Builds every NATS subject that liftpy uses. ``liftpy.core.base.ids`` checks the names before they become a part of a subject."""
+"""Builds every NATS subject that liftpy uses, checks reply subjects, and compares subjects with wildcards.
+
+``liftpy.core.base.ids`` checks the names before they become a part of a subject.
+
+Reply subjects: a publisher must not be able to make a node publish on a subject of its choice. So nodes answer only under
+allowed inbox prefixes [A5] (``InboxRule``). ``reply_to`` is the one place where a reply subject is checked.
+``BusConnection.answer`` and ``publish_answer`` send every answer, and both call it at that time.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +19,6 @@ from typing import Any
 from liftpy.core.base.ids import check_name
 from liftpy.core.wire.decode_errors import REPLY
 from liftpy.errors import ConfigError, InvalidNameError
-
-# Checks reply subjects: nodes answer only under allowed inbox prefixes [A5].
-#
-# A publisher must not be able to make a node publish on a subject of its choice, so a reply subject is answered only below one
-# of the prefixes that are allowed for those who ask there: applications have theirs (``DEFAULT_INBOX_PREFIXES``, or the
-# setting), nodes have ``<ns>.inbox.<node>.``, and neither is ever answered below the other's.
-#
-# A prefix ends with a dot. A star before that dot stands for nothing, or for a suffix that begins with ``_`` or ``-``:
-# ``_INBOX*.`` is ``_INBOX.`` and every user's own ``_INBOX_alice.``, as NATS recommends them where one user must not hear
-# another's answers. It is not ``_INBOXX.``, which is another word.
-#
-# ``reply_to`` is the one place where a reply subject is checked. Every answer leaves through ``BusConnection.answer``, or
-# through ``publish_answer`` here, and both ask it when the answer is sent.
-
 
 ANY = "*"
 REST = ">"
@@ -44,6 +37,25 @@ _IN_SUBJECT = rb"[!-)+-=?-~\x80-\xff]"
 
 Allows = Callable[[bytes], bool]
 """Function that returns whether a reply subject may be answered, such as an ``InboxRule``."""
+SERVER_CONNECTIONS = "$SYS.REQ.ACCOUNT.PING.CONNZ"
+"""Subject on which nats-server reports the pending data of the own account's connections."""
+JETSTREAM_INBOX = "_INBOX_liftpy-jetstream"
+"""Inbox prefix, without the dot, for reads of the nodes that answer JetStream's read API."""
+GROUPS_INBOX = "_INBOX_liftpy-groups"
+"""Inbox prefix, without the dot, for answers to the group coordinators in the nodes."""
+GROUPS_STREAM = "_groups"
+"""Internal stream of the commands of group members and queue workers."""
+GROUPS_SERVICE = "groups"
+"""Name of the replicated service that coordinates consumer groups. It reads ``GROUPS_STREAM``."""
+EVENTS_STREAM = "_liftpy-events"
+"""Internal stream of cluster events and operator requests."""
+RESERVED_NAMES = frozenset({"control", "feed", "inbox", "info", "notify", "raft", "service", "status"})
+"""Tokens that follow the namespace in the protocol's own subjects. No stream may have one of these names."""
+PARTITION_TOKENS = frozenset({"replicate", "offset", "read"})
+"""Last tokens of the subjects of partitions. No node and no principal may have one of these names.
+
+Otherwise a user with the permission ``<ns>.*.*.read`` could publish for it on ``<ns>.control.node.read``.
+"""
 
 
 def check_inbox_prefixes(prefixes: Sequence[str]) -> None:
@@ -69,7 +81,13 @@ def token_allows(pattern: str, token: str) -> bool:
 class InboxRule:
     """Rule for reply subjects to which a node sends answers.
 
-    They are UTF-8 below an inbox prefix, of limited length, without wildcards, spaces and control characters.
+    They are UTF-8 below an inbox prefix, of limited length, without wildcards, spaces and control characters. Applications have
+    their prefixes (``DEFAULT_INBOX_PREFIXES``, or the setting), and nodes have ``<ns>.inbox.<node>.``. A node never answers one
+    of them below the prefixes of the other.
+
+    A prefix ends with a dot. A star before that dot stands for nothing, or for a suffix that begins with ``_`` or ``-``. So
+    ``_INBOX*.`` includes ``_INBOX.`` and the inbox of every user (``_INBOX_alice.``), which NATS recommends if users must not
+    receive each other's answers. It does not include ``_INBOXX.``.
     """
 
     def __init__(self, prefixes: Sequence[str]) -> None:
@@ -287,27 +305,6 @@ class Subjects:
     def service_snapshot(self, service: str, node_id: str) -> str:
         """Return the subject on which the service processes of one node send their snapshots to those of other nodes."""
         return f"{self.namespace}.service.{service}.snapshot.{node_id}"
-
-
-SERVER_CONNECTIONS = "$SYS.REQ.ACCOUNT.PING.CONNZ"
-"""Subject on which nats-server reports the pending data of the own account's connections."""
-JETSTREAM_INBOX = "_INBOX_liftpy-jetstream"
-"""Inbox prefix, without the dot, for reads of the nodes that answer JetStream's read API."""
-GROUPS_INBOX = "_INBOX_liftpy-groups"
-"""Inbox prefix, without the dot, for answers to the group coordinators in the nodes."""
-GROUPS_STREAM = "_groups"
-"""Internal stream of the commands of group members and queue workers."""
-GROUPS_SERVICE = "groups"
-"""Name of the replicated service that coordinates consumer groups. It reads ``GROUPS_STREAM``."""
-EVENTS_STREAM = "_liftpy-events"
-"""Internal stream of cluster events and operator requests."""
-RESERVED_NAMES = frozenset({"control", "feed", "inbox", "info", "notify", "raft", "service", "status"})
-"""Tokens that follow the namespace in the protocol's own subjects. No stream may have one of these names."""
-PARTITION_TOKENS = frozenset({"replicate", "offset", "read"})
-"""Last tokens of the subjects of partitions. No node and no principal may have one of these names.
-
-Otherwise a user with the permission ``<ns>.*.*.read`` could publish for it on ``<ns>.control.node.read``.
-"""
 
 
 def check_node_or_principal(name: str, what: str) -> str:

@@ -1,8 +1,11 @@
 """The pipeline ``archive``: writes streams to a table of Parquet files, each record once, continuously or up to now.
 
-It is a streaming query. Its tasks write the files (``archive_source.py``). Its driver commits each micro-batch to the table
-in one transaction, together with the id of the query and the number of the micro-batch (``tables.py``). If a process
-dies, the query runs again from its checkpoint. Without a checkpoint it continues at the end of the table.
+It is a streaming query. Its tasks write the files (``archive_source.py``). Its driver commits each micro-batch to the table in
+one transaction, together with the id of the query and the number of the micro-batch (``tables.py``). If a process dies, the
+query runs again from its checkpoint. Without a checkpoint it continues at the end of the table.
+
+``archived`` and ``whole`` read an archive, alone or together with its live stream. ``find_orphans`` finds files of failed
+attempts.
 """
 
 from __future__ import annotations
@@ -43,11 +46,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-# Read an archive, alone or together with its live stream, as one DataFrame.
-#
-# The table is read at one version, and the stream continues where that version ends. So there is no gap and no overlap,
-# even if the archive grows meanwhile. If retention deleted records that are not archived, the read fails with
-# ``DATA_LOSS``.
+DEFAULT_AGE_S = 3600.0
+COMPRESSIONS = ("zstd", "snappy", "lz4", "none")
+DEFAULT_BATCH_RECORDS = 5_000_000
+_QUERY_ID = "sql.streaming.queryId"
+_POLL_S = 1
+STARTS = 5
+"""Maximum number of consecutive starts of a query for which Spark did not start in time."""
+_NOT_FOR_USERS = ("stream", "subscribe", "subscribePattern", "assign", "path", "columns", "includeHeaders")
+NEEDED = ("stream", "partition", "offset")
+"""Columns that an archive must have to continue into its stream."""
 
 
 def archived(spark: SparkSession, table: str, stream: str = "") -> DataFrame:
@@ -71,6 +79,9 @@ def whole(spark: SparkSession, table: str, stream: str, options: Mapping[str, st
     """Return all records of a stream: those in the table and the newer ones in the stream.
 
     The DataFrame ends at the records that are committed at its first action. It has the columns of the table.
+
+    The table is read at one version, and the stream continues where that version ends. So there is no gap and no overlap, even
+    if the archive grows during the read.
 
     Args:
         spark: The Spark session.
@@ -109,20 +120,7 @@ def _rows(spark: SparkSession, files: tuple[str, ...], stream: str) -> DataFrame
     return frame.where(frame["stream"] == stream) if stream else frame
 
 
-# Finds files of failed attempts that may be removed. Readers of the table do not see them.
-#
-# There are two kinds:
-#
-# - A temporary file that is older than the age. Its writer has ended. If the writer still runs, its task fails and runs again.
-# - A complete file that is not in the table, although the table has its range. It was written with other range borders.
-#
-# A complete file beyond the end of the table stays: the micro-batch that wrote it runs again and uses it. If files were removed
-# from a table (by optimize or delete), old versions still name them. Then complete files are left to the table's own vacuum.
-#
-# The age of a file is the difference to the newest file of the table, so a wrong clock of this machine removes nothing.
-
-
-DEFAULT_AGE_S = 3600.0
+# ---- files of failed attempts ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +158,16 @@ def orphans_among(
 ) -> OrphanFiles:
     """Return which of the files in ``files`` belong to failed attempts and may be deleted.
 
+    Readers of the table do not see these files. There are two kinds:
+
+    - A temporary file that is older than the age. Its writer has ended. If the writer still runs, its task fails and runs
+      again.
+    - A complete file that is not in the table, although the table has its range. It was written with other range borders.
+
+    A complete file beyond the end of the table stays: the micro-batch that wrote it runs again and uses it. If files were
+    removed from a table (by optimize or delete), old versions still name them. Then complete files are left to the table's own
+    vacuum.
+
     Args:
         files: Files in the data directory.
         in_table: Paths of the files in the table.
@@ -189,6 +197,8 @@ def find_orphans(table: Table, age_s: float = DEFAULT_AGE_S) -> OrphanFiles:
     """Return the files of failed attempts that may be deleted. ``age_s``: their minimum age, in seconds.
 
     It lists the files before it reads the table, so that a file of a new commit is not deleted.
+
+    The age of a file is the difference to the newest file of the table, so a wrong clock of this machine removes nothing.
     """
     files = list(_list_files(table.root / DATA))
     marks = {end_mark(file.stream, file.partition) for one in files if (file := parse_file(Path(one.path).name))}
@@ -220,15 +230,7 @@ def _list_files(folder: Path) -> Iterable[DataFile]:
     return [DataFile(path, by_s - stat.st_mtime, stat.st_size) for path, stat in paths]
 
 
-COMPRESSIONS = ("zstd", "snappy", "lz4", "none")
-DEFAULT_BATCH_RECORDS = 5_000_000
-_QUERY_ID = "sql.streaming.queryId"
-_POLL_S = 1
-STARTS = 5
-"""Maximum number of consecutive starts of a query for which Spark did not start in time."""
-_NOT_FOR_USERS = ("stream", "subscribe", "subscribePattern", "assign", "path", "columns", "includeHeaders")
-NEEDED = ("stream", "partition", "offset")
-"""Columns that an archive must have to continue into its stream."""
+# ---- the pipeline ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,6 +81,14 @@ if TYPE_CHECKING:
 
 MAX_KEYS_DROPPED = 65_536
 """Maximum number of keys of a partition to check."""
+BLOCK_OFFSETS = 16_384
+SPAN_OFFSETS = 16 * BLOCK_OFFSETS
+LEAF_BYTES = 8 << 20
+"""Size of the uncompressed batches that are compared record by record at once."""
+_SETTLE_S = 2.0
+"""Time to wait for an in-sync replica that does not know the leader's HW yet, in seconds."""
+_METADATA_PATIENCE_S = 30.0
+_SLOWEST_OFFSETS_S = 1000
 
 
 class Gap(NamedTuple):
@@ -276,16 +284,6 @@ def _filters(keys: Iterable[bytes]) -> Iterable[list[bytes]]:
         portion.append(key)
     if portion:
         yield portion
-
-
-BLOCK_OFFSETS = 16_384
-SPAN_OFFSETS = 16 * BLOCK_OFFSETS
-LEAF_BYTES = 8 << 20
-"""Size of the uncompressed batches that are compared record by record at once."""
-_SETTLE_S = 2.0
-"""Time to wait for an in-sync replica that does not know the leader's HW yet, in seconds."""
-_METADATA_PATIENCE_S = 30.0
-_SLOWEST_OFFSETS_S = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

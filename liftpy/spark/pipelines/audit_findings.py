@@ -36,6 +36,9 @@ MAX_FINDINGS = 100
 """Maximum number of findings for a part of a partition."""
 ABSENT = "nothing"
 """Text instead of a digest, if there is no record."""
+MAX_ROWS = 10
+"""Maximum number of rows that differ between two compared tables."""
+_HEADERS = pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -176,11 +179,6 @@ def deviants(digests: Mapping[str, str], reference: str) -> tuple[str, bool, lis
     expected = digests[reference] if tied else counts[0][0]
     majority = 2 * sum(digest == expected for digest in digests.values()) > len(digests)
     return expected, majority, sorted(node for node, digest in digests.items() if digest != expected)
-
-
-MAX_ROWS = 10
-"""Maximum number of rows that differ between two compared tables."""
-_HEADERS = pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())]))
 
 
 @dataclass(frozen=True, slots=True)

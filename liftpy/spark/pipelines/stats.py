@@ -39,6 +39,25 @@ if TYPE_CHECKING:
 PIECE_RECORDS = 500_000
 _NS_PER_S = 10**9
 _SHOWN_SUBJECTS = 10
+_MS, _S = 10**6, 10**9
+WIDTHS_NS = (
+    *(_MS, 10 * _MS, 100 * _MS, _S, 5 * _S, 15 * _S, 60 * _S, 300 * _S, 900 * _S, 3600 * _S, 21_600 * _S, 86_400 * _S),
+    *(7 * 86_400 * _S, 28 * 86_400 * _S, 364 * 86_400 * _S, 3640 * 86_400 * _S),
+)
+"""Widths of buckets, each a multiple of the previous one. With the last one, 59 buckets cover all possible time."""
+MAX_BUCKETS = 60
+MAX_FIXED_BUCKETS = 2000
+"""Maximum number of buckets of a given width."""
+MAX_SUBJECTS = 1000
+"""Number of subjects that are counted by name. All others count as one."""
+OTHERS = "(others)"
+_REGISTERS = 4096
+_INDEX_BITS = 12
+_RANK_BITS = 32 - _INDEX_BITS
+_ALPHA = 0.7213 / (1 + 1.079 / _REGISTERS)
+_SIZES = 32
+_MOST_LINES = 12
+"""Maximum number of partitions that a plot shows with one line each. With more, each stream is one line."""
 
 
 @dataclass(slots=True)
@@ -288,36 +307,15 @@ def _add_partition_stats(whole: RangeStats, one: RangeStats) -> None:
         whole.buckets.setdefault(number, Bucket()).join(bucket)
 
 
-# Statistics of a range of records: counts, sizes, gaps, distinct keys, by time bucket.
-#
-# Goal: one pass, bounded memory, the same result however a range is cut. Buckets of time are as wide as they have to be that
-# MAX_BUCKETS hold all: each width is a multiple of the one before it, so that narrow buckets become wide ones by adding them
-# up. Distinct keys are estimated by a sketch (HyperLogLog, 4,096 registers: within 1.6 % mostly, exact or nearly so below some
-# hundreds), sizes counted by powers of two.
-
-
-_MS, _S = 10**6, 10**9
-WIDTHS_NS = (
-    *(_MS, 10 * _MS, 100 * _MS, _S, 5 * _S, 15 * _S, 60 * _S, 300 * _S, 900 * _S, 3600 * _S, 21_600 * _S, 86_400 * _S),
-    *(7 * 86_400 * _S, 28 * 86_400 * _S, 364 * 86_400 * _S, 3640 * 86_400 * _S),
-)
-"""Widths of buckets, each a multiple of the previous one. With the last one, 59 buckets cover all possible time."""
-MAX_BUCKETS = 60
-MAX_FIXED_BUCKETS = 2000
-"""Maximum number of buckets of a given width."""
-MAX_SUBJECTS = 1000
-"""Number of subjects that are counted by name. All others count as one."""
-OTHERS = "(others)"
-_REGISTERS = 4096
-_INDEX_BITS = 12
-_RANK_BITS = 32 - _INDEX_BITS
-_ALPHA = 0.7213 / (1 + 1.079 / _REGISTERS)
-_SIZES = 32
+# ---- one range -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Sketch:
-    """Estimator of the number of distinct entries (HyperLogLog). ``registers``: uint8[4096]."""
+    """Estimator of the number of distinct entries (HyperLogLog). ``registers``: uint8[4096].
+
+    The error is mostly within 1.6 %. Below some hundred entries, the result is exact or nearly exact.
+    """
 
     registers: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(_REGISTERS, dtype=np.uint8))
 
@@ -372,6 +370,10 @@ class Bucket:
 @dataclass(slots=True, kw_only=True)
 class RangeStats:
     """Statistics of a range of one partition, from ``start_offset`` (inclusive) to ``end_offset`` (exclusive).
+
+    It needs one pass and limited memory, and the result does not depend on the borders of the range. The time buckets are as
+    wide as necessary, so that MAX_BUCKETS hold all records. Each width is a multiple of the previous one, so narrow buckets can
+    be added up to wide ones.
 
     Attributes:
         buckets: Time buckets by their number, which is time // ``width_ns``.
@@ -548,11 +550,7 @@ def _part(column: BytesColumn, window: slice) -> ByteArray:
     return ByteArray(whole.offsets[window.start : window.stop + 1], whole.data, valid)
 
 
-# The plot of ``stats``: four panels over time in a PNG. matplotlib is imported only when one is drawn; no display is needed.
-
-
-_MOST_LINES = 12
-"""Maximum number of partitions that a plot shows with one line each. With more, each stream is one line."""
+# ---- plot ------------------------------------------------------------------------------------------------------------
 
 
 def plot_problem() -> str:
@@ -563,7 +561,11 @@ def plot_problem() -> str:
 
 
 def save_plot(report: StatsReport, path: Path) -> None:
-    """Draw ``report`` into the PNG file ``path``. Raises ConfigError without matplotlib, or if the file cannot be written."""
+    """Draw ``report`` into the PNG file ``path``: four panels over time.
+
+    matplotlib is imported only for this function, and needs no display. Raises ConfigError without matplotlib, or if the file
+    cannot be written.
+    """
     if problem := plot_problem():
         raise ConfigError(problem)
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -1,7 +1,8 @@
 """Interface of tables: their state, their commits, and the names of their files and marks.
 
 A table is a directory that the driver and all executors see under one path. A commit adds files and sets marks in one
-transaction.
+transaction. A mark is a name with an integer. There are marks for the last micro-batch of each query, the end of each
+partition, and the uid of each stream.
 """
 
 from __future__ import annotations
@@ -24,6 +25,26 @@ FORMATS = {"delta": "deltalake", "iceberg": "pyiceberg"}
 """Format of a table -> package that writes it."""
 EXTRAS = {"delta": "lake", "iceberg": "iceberg"}
 """Format of a table -> extra of liftpy that installs the package."""
+MANIFEST = pa.schema(
+    [
+        ("stream", pa.string()),
+        ("uid", pa.string()),
+        ("partition", pa.int32()),
+        ("start_offset", pa.int64()),
+        ("end_offset", pa.int64()),
+        ("path", pa.string()),
+        ("record_count", pa.int64()),
+        ("size_bytes", pa.int64()),
+        ("oldest_us", pa.int64()),
+        ("newest_us", pa.int64()),
+    ]
+)
+"""Schema with one row per range: the fields of ArchivedRange."""
+DATA = "data"
+"""Directory of the files, inside the directory of the table. It has a directory for each stream and partition."""
+_FILE = re.compile(r"([A-Za-z0-9_-]{1,64})-(\d{1,10})-(\d{20})-(\d{20})-([0-9a-f]{12})\.parquet")
+_TEMPORARY = re.compile(r"\.(.+\.parquet)\.[0-9a-f]{32}\.tmp")
+_TAG_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,33 +90,7 @@ class Table(ABC):
         """Return whether no commit has removed or merged files. If so, a file that is not in the table now was never in it."""
 
 
-# Decides the commit of a micro-batch from the marks in the table.
-#
-# A mark is a name with an integer. The table changes marks and files in one transaction. There are marks for the last
-# micro-batch of each query, the end of each partition, and the uid of each stream. Goal: the table has each record once, even
-# if processes die or are late. A micro-batch that the table has already is skipped. A micro-batch that does not start at the
-# end of the table is rejected.
-#
-# Worked example: the table has orders/0 up to 500. Micro-batch 7 of a query has [500, 700) and [700, 900). The mark of the
-# query becomes 7, and the mark of orders/0 becomes 900. If micro-batch 7 is repeated, it is skipped. If another query has [500,
-# 600), its commit is rejected.
-
-
-MANIFEST = pa.schema(
-    [
-        ("stream", pa.string()),
-        ("uid", pa.string()),
-        ("partition", pa.int32()),
-        ("start_offset", pa.int64()),
-        ("end_offset", pa.int64()),
-        ("path", pa.string()),
-        ("record_count", pa.int64()),
-        ("size_bytes", pa.int64()),
-        ("oldest_us", pa.int64()),
-        ("newest_us", pa.int64()),
-    ]
-)
-"""Schema with one row per range: the fields of ArchivedRange."""
+# ---- commits ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +160,13 @@ def commit_of(
     ranges: Sequence[ArchivedRange], query_id: str, batch_id: int, marks: Mapping[str, int], *, fail_on_data_loss: bool = True
 ) -> TableCommit | None:
     """Return the commit of a micro-batch. None: the table already has the micro-batch.
+
+    The table has each record once, even if processes die or are late. A micro-batch that the table has already is skipped. A
+    micro-batch that does not start at the end of the table is rejected.
+
+    Worked example: the table has orders/0 up to 500. Micro-batch 7 of a query has [500, 700) and [700, 900). The mark of the
+    query becomes 7, and the mark of orders/0 becomes 900. If micro-batch 7 is repeated, it is skipped. If another query has
+    [500, 600), its commit is rejected.
 
     Args:
         ranges: Ranges of the micro-batch with their files.
@@ -250,22 +252,13 @@ def check_table_columns(there: pa.Schema, wanted: pa.Schema, table: str) -> None
         raise ConfigError(f"{text}. Archive the same columns, or use another table.")
 
 
-# Names of archived files, and marks in a table.
-#
-# The name of a file contains the stream, the partition, the first offset (inclusive), the end (exclusive), and a tag of the
-# uid and the columns. A range that is written again therefore has the same name. An existing file with that name is
-# complete.
-
-
-DATA = "data"
-"""Directory of the files, inside the directory of the table. It has a directory for each stream and partition."""
-_FILE = re.compile(r"([A-Za-z0-9_-]{1,64})-(\d{1,10})-(\d{20})-(\d{20})-([0-9a-f]{12})\.parquet")
-_TEMPORARY = re.compile(r"\.(.+\.parquet)\.[0-9a-f]{32}\.tmp")
-_TAG_DIGITS = 12
+# ---- names -----------------------------------------------------------------------------------------------------------
 
 
 class FileName(NamedTuple):
-    """Name of an archived file.
+    """Name of an archived file: stream, partition, first offset, end, and a tag of the uid and the columns.
+
+    A range that is written again has the same name. An existing file with that name is complete.
 
     Attributes:
         start_offset: First offset, inclusive.

@@ -31,6 +31,14 @@ MAX_REMEMBERED = 4096
 """Number of subjects whose subscribers are cached. One more empties the cache."""
 NOBODY = b"NATS/1.0 503\r\n\r\n"
 _TOKENS = {b"*": rb"[^.]+", b">": rb"[^.]+(?:\.[^.]+)*"}
+URL = "nats://memory:4222"
+"""URL that a connection reports. It is never resolved."""
+MOST_UNREAD_BYTES = 4 << 20
+"""Number of written bytes that the bus has not read, above which ``drain`` waits."""
+_END = b"\r\n"
+_LONGEST_LINE_BYTES = 4096
+"""Maximum length of a protocol line, in bytes, as in nats-server (``max_control_line``)."""
+_PAUSE_S = 0.001
 
 
 class BusSubscription:
@@ -146,16 +154,6 @@ class Bus:
 
 def _bytes(text: str | bytes) -> bytes:
     return text.encode() if isinstance(text, str) else text
-
-
-URL = "nats://memory:4222"
-"""URL that a connection reports. It is never resolved."""
-MOST_UNREAD_BYTES = 4 << 20
-"""Number of written bytes that the bus has not read, above which ``drain`` waits."""
-_END = b"\r\n"
-_LONGEST_LINE_BYTES = 4096
-"""Maximum length of a protocol line, in bytes, as in nats-server (``max_control_line``)."""
-_PAUSE_S = 0.001
 
 
 class NatsSession:

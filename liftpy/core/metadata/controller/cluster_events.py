@@ -86,6 +86,10 @@ MOST_NOTED = 4096
 """Maximum number of log entries that wait until their events are derived."""
 MOST_DETAIL_CHARS = 300
 _ERRORS = pb.ControlResponse.Error
+_Found = tuple[str, dict[str, Any]]
+GAP = "gap"
+NOTHING = (0, -1)
+"""Place before all events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,9 +217,6 @@ def events_of(
         chain(_request_events(before, request, parts, answer), _record_events(before, records, known, named, whole))
     ):
         yield ClusterEvent(index=index, number=number, time_ns=request.timeNs, kind=kind, **values)
-
-
-_Found = tuple[str, dict[str, Any]]
 
 
 def _request_events(
@@ -506,11 +507,6 @@ class RecentEvents:
 def is_recent(event: ClusterEvent, now_ns: int) -> bool:
     """Return whether the event is at most one minute old by the wall clock."""
     return event.time_ns >= now_ns - 60 * NS_PER_S
-
-
-GAP = "gap"
-NOTHING = (0, -1)
-"""Place before all events."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ from liftpy.core.metadata.record_builder import Rules, refuse
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 _ERROR = pb.ControlResponse
+REPORT_MAX_AGE_NS = 3 * NS_PER_S
+"""Maximum time that the leader of a new group waits for the levels of other controllers, in nanoseconds."""
 
 
 class ReportedLevels:
@@ -134,10 +136,6 @@ def _fill(request: pb.SetFeatureLevel, image: ClusterImage, rules: Rules, times:
     request.checked.extend(pb.CheckedNode(nodeId=i, incarnation=image.nodes[i].incarnation) for i in sorted(image.nodes))
     request.rules.CopyFrom(RULES.to_pb(image.rules or rules.stored_rules))
     request.sessionTimes.CopyFrom(TIMES.to_pb(image.session_times or times))
-
-
-REPORT_MAX_AGE_NS = 3 * NS_PER_S
-"""Maximum time that the leader of a new group waits for the levels of other controllers, in nanoseconds."""
 
 
 def first_level_of_a_cluster(own: LevelRange, others: Mapping[str, LevelRange | None], *, waited: bool) -> int | str:

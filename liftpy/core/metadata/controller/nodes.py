@@ -1,6 +1,8 @@
-"""RegisterNode, FenceNode, UnfenceNode, RemoveNode and ChangeControllers.
+"""Requests about nodes: RegisterNode, FenceNode, UnfenceNode, SetNode, RemoveNode, ReportService and ChangeControllers.
 
 A starting node registers. It stays in the ISRs of all partitions whose records it has completely (C7, C10, C12).
+``after_registration`` and ``after_fencing`` change the partitions of the node.
+
 ChangeControllers records a change of the controller list in the image [M10]. The new list applies as soon as its entry
 is appended (``liftpy.core.metadata.controller_list``).
 """
@@ -38,6 +40,9 @@ MAX_TEXT_LENGTH = 255
 MAX_WEIGHT = 1e6
 DamagedLog = tuple[str, int]
 """A damaged log: (uid of the stream, number of the partition)."""
+MAX_REASON = 500
+"""Maximum length of the reason why a service has ended, in characters."""
+Step = Callable[[RecordBuilder, StreamImage, PartitionState, str], PartitionState]
 
 
 def register_node(draft: RecordBuilder, request: pb.RegisterNode) -> Steps[Decision]:
@@ -267,10 +272,6 @@ def _make_room(draft: RecordBuilder, node_id: str) -> bool:
     return True
 
 
-MAX_REASON = 500
-"""Maximum length of the reason why a service has ended, in characters."""
-
-
 def report_service(draft: RecordBuilder, request: pb.ReportService) -> Decision:
     """Record that a replicated service on the node has ended.
 
@@ -293,16 +294,7 @@ def change_controllers(draft: RecordBuilder, request: pb.ChangeControllers) -> D
     return draft.done(pb.ControlResponse(detail=after.as_text()))
 
 
-# Changes the partitions of a node that registers or is fenced.
-#
-# A complete replica that registers again stays in its ISRs, and the partitions that it led get a new LeaderEpoch, so that
-# one LeaderEpoch never spans two processes. An election chooses the best replica, and prefers the old leader on a tie. A
-# replica that may have lost acknowledged data leaves its ISR, unless it is the only member. Then the partition goes Offline
-# until an operator decides [C7, C10]. These are all replicas of a node, or only those whose logs the node calls damaged. A
-# node whose session ends loses its leaderships, and is skipped as a candidate.
-
-
-Step = Callable[[RecordBuilder, StreamImage, PartitionState, str], PartitionState]
+# ---- partitions of a node --------------------------------------------------------------------------------------------
 
 
 def after_registration(
@@ -310,7 +302,16 @@ def after_registration(
 ) -> Steps[str]:
     """Update all partitions of a registered node, and record the changes. Return a text about the changes.
 
-    ``complete``: True if its directory has all records that the node ever acknowledged, except those of the logs ``damaged``.
+    A complete replica that registers again stays in its ISRs, and the partitions that it led get a new LeaderEpoch, so that one
+    LeaderEpoch never spans two processes. An election chooses the best replica, and prefers the old leader on a tie. A replica
+    that may have lost acknowledged data leaves its ISR, unless it is the only member. Then the partition goes Offline until an
+    operator decides [C7, C10].
+
+    Args:
+        draft: Draft of the request.
+        node_id: The registered node.
+        complete: True if its directory has all records that the node ever acknowledged, except those of ``damaged``.
+        damaged: Logs that the node calls damaged. Their replicas may have lost data.
     """
     lacking: list[PartitionState] = []
 
@@ -333,6 +334,8 @@ def after_fencing(draft: RecordBuilder, node_id: str) -> Steps[str]:
     """Start elections for the partitions that the fenced node leads. Return a text about the changes.
 
     Without a candidate the node stays the leader, although its lease ends [D22].
+
+    The node is skipped as a candidate.
     """
     if not draft.rules.elections:
         return ""

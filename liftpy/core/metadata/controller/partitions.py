@@ -24,6 +24,15 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.filters import Filter
 from liftpy.errors import LiftError
 
+MAX_OFFSET = 1 << 62
+REQUESTED_PAUSES = {
+    pb.NOT_PAUSED: Pause.ENDING,
+    pb.UNTIL_RESUMED: Pause.UNTIL_RESUMED,
+    pb.UNTIL_PUBLISH: Pause.UNTIL_PUBLISH,
+    pb.UNTIL_PUBLISH_TO_ANY: Pause.UNTIL_PUBLISH_TO_ANY,
+}
+"""Value of ``pause`` in a request -> state of the partition after it. A request cannot have another value."""
+
 
 def change_isr(draft: RecordBuilder, request: pb.ChangeIsr) -> Decision:
     """Set the requested ISR if the request is based on the current state of the partition.
@@ -96,16 +105,6 @@ def _why_not_join(draft: RecordBuilder, request: pb.ChangeIsr, node_id: str) -> 
         return f"node {node_id!r} is not live"
     seen = request.incarnations.get(node_id, 0)
     return "" if seen == node.incarnation else f"node {node_id!r} is incarnation {node.incarnation} now, not {seen}"
-
-
-MAX_OFFSET = 1 << 62
-REQUESTED_PAUSES = {
-    pb.NOT_PAUSED: Pause.ENDING,
-    pb.UNTIL_RESUMED: Pause.UNTIL_RESUMED,
-    pb.UNTIL_PUBLISH: Pause.UNTIL_PUBLISH,
-    pb.UNTIL_PUBLISH_TO_ANY: Pause.UNTIL_PUBLISH_TO_ANY,
-}
-"""Value of ``pause`` in a request -> state of the partition after it. A request cannot have another value."""
 
 
 def pause_partitions(draft: RecordBuilder, request: pb.PausePartitions) -> Steps[Decision]:

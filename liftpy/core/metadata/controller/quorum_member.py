@@ -56,6 +56,18 @@ less.
 """
 _STOOD_STILL_NS = 1_000_000_000
 """Time between two ticks from which the process counts as stopped, in nanoseconds. Normal ticks come every few milliseconds."""
+DUTY_TIMEOUT_NS = 2 * NS_PER_S
+MAX_DUTY_PROPOSALS = 64
+"""Maximum number of unfinished requests of the metadata leader itself. Further due requests wait."""
+PROBE_EVERY_NS = NS_PER_S // 10
+MAX_PROBES = 64
+"""Maximum number of nodes that the metadata leader probes at a time. It probes further nodes later."""
+MAX_QUESTIONS = 256
+"""Maximum number of unanswered questions. Further questions are dropped, and the witnesses report again."""
+HEAD_EVERY_NS = NS_PER_S // 2
+"""Interval at which the feed reports its head while nothing changes, in nanoseconds."""
+TRANSFER_EVERY_NS = NS_PER_S
+"""Interval at which a leader that leaves the group asks another controller to take over, in nanoseconds."""
 
 
 class LeaderlessTimer:
@@ -77,20 +89,6 @@ class LeaderlessTimer:
     def for_long(self) -> bool:
         """True if no tick of the last ``LONG_NS`` nanoseconds found a leader."""
         return self._since_ns >= 0 and self._ticked_ns - self._since_ns >= LONG_NS
-
-
-DUTY_TIMEOUT_NS = 2 * NS_PER_S
-MAX_DUTY_PROPOSALS = 64
-"""Maximum number of unfinished requests of the metadata leader itself. Further due requests wait."""
-PROBE_EVERY_NS = NS_PER_S // 10
-MAX_PROBES = 64
-"""Maximum number of nodes that the metadata leader probes at a time. It probes further nodes later."""
-MAX_QUESTIONS = 256
-"""Maximum number of unanswered questions. Further questions are dropped, and the witnesses report again."""
-HEAD_EVERY_NS = NS_PER_S // 2
-"""Interval at which the feed reports its head while nothing changes, in nanoseconds."""
-TRANSFER_EVERY_NS = NS_PER_S
-"""Interval at which a leader that leaves the group asks another controller to take over, in nanoseconds."""
 
 
 class MemberLogView(Protocol):

@@ -39,6 +39,16 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import IncompatibleVersionError
 
 MAX_DETAIL_LENGTH = 120
+Answer = Callable[[pb.ControlResponse | None], None]
+"""Callback for the answer to a request, called once. None: the outcome is unknown."""
+_LATER = frozenset({"changeIsr", "reportPurged", "reportService"})
+_UNKNOWN = (
+    pb.ControlResponse.UNKNOWN,
+    pb.ControlResponse.UNAVAILABLE,
+    pb.ControlResponse.OUTCOME_UNKNOWN,
+    pb.ControlResponse.NOT_METADATA_LEADER,
+)
+_SUPERSEDED = pb.ControlResponse(error=pb.ControlResponse.STALE, detail="a newer request took its place before it was sent")
 
 
 def batch_of(requests: list[pb.ControlRequest]) -> pb.ControlRequest:
@@ -94,19 +104,6 @@ def _one_count(records: list[Record]) -> tuple[Record, ...]:
     if len(counts) <= 1:
         return tuple(records)
     return (*(record for record in records if not isinstance(record, CountersMoved)), counts[-1])
-
-
-Answer = Callable[[pb.ControlResponse | None], None]
-"""Callback for the answer to a request, called once. None: the outcome is unknown."""
-
-_LATER = frozenset({"changeIsr", "reportPurged", "reportService"})
-_UNKNOWN = (
-    pb.ControlResponse.UNKNOWN,
-    pb.ControlResponse.UNAVAILABLE,
-    pb.ControlResponse.OUTCOME_UNKNOWN,
-    pb.ControlResponse.NOT_METADATA_LEADER,
-)
-_SUPERSEDED = pb.ControlResponse(error=pb.ControlResponse.STALE, detail="a newer request took its place before it was sent")
 
 
 def purge_report(

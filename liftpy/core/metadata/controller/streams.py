@@ -1,8 +1,8 @@
-"""CreateStream, AddPartitions, PlaceStream, DeleteStream, AlterStream and OpenGroups.
+"""Requests about streams: CreateStream, AddPartitions, PlaceStream, DeleteStream, AlterStream and OpenGroups.
 
 AlterStream stores new settings or a new replication factor. A new factor sets a target for every partition, and the
-replicas move one by one. OpenGroups creates the internal stream of consumer groups
-at its first use.
+replicas move one by one. OpenGroups creates the internal stream of consumer groups at its first use.
+``UnplacedStreams`` proposes PlaceStream for streams that wait for nodes.
 """
 
 from __future__ import annotations
@@ -44,6 +44,14 @@ AS_MANY = "it has as many already"
 OVERLAP = "subjects overlap with an existing stream"
 OVERLAP_ERR_CODE = 10065
 """Value of JetStream's field err_code for overlapping subjects."""
+SEGMENT_BYTES = 8 * 1024 * 1024
+RETENTION_BYTES = 64 * 1024 * 1024
+"""Retention of the commands of a coordinator per partition, in bytes. A coordinator writes snapshots much more often."""
+AT_ONCE = 8
+CHECK_EVERY_NS = NS_PER_S // 4
+AGAIN_AFTER_NS = 10 * NS_PER_S
+"""Time after which the placement of a waiting stream is proposed again, in nanoseconds. The earlier proposal may be lost."""
+NO_ROOM = "the nodes there are have no room for it: add nodes, delete streams, or raise their limits of open files"
 
 
 def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decision]:
@@ -380,11 +388,6 @@ def _why_no_node(stream: StreamImage, partition: PartitionState, factor: int, ta
     return f"{where} finds no node for replica {factor}: those that are left are full, or in racks that it has already"
 
 
-SEGMENT_BYTES = 8 * 1024 * 1024
-RETENTION_BYTES = 64 * 1024 * 1024
-"""Retention of the commands of a coordinator per partition, in bytes. A coordinator writes snapshots much more often."""
-
-
 def open_groups(draft: RecordBuilder, request: pb.OpenGroups) -> Steps[Decision]:
     """Return the internal stream of consumer groups, and create it if needed. All readers may request it."""
     stream = draft.image.streams.get(GROUPS_STREAM)
@@ -408,17 +411,7 @@ def with_partition_count(request: pb.ControlRequest, config: ReplicationConfig) 
         request.openGroups.CopyFrom(wanted)
 
 
-# Streams that wait for nodes (``insufficient-nodes``).
-#
-# A stream with too few nodes is created without partitions. When nodes change, the metadata leader checks the waiting
-# streams, the oldest first, and proposes PlaceStream.
-
-
-AT_ONCE = 8
-CHECK_EVERY_NS = NS_PER_S // 4
-AGAIN_AFTER_NS = 10 * NS_PER_S
-"""Time after which the placement of a waiting stream is proposed again, in nanoseconds. The earlier proposal may be lost."""
-NO_ROOM = "the nodes there are have no room for it: add nodes, delete streams, or raise their limits of open files"
+# ---- streams that wait for nodes -------------------------------------------------------------------------------------
 
 
 def why_it_waits(image: ClusterImage, stream: StreamImage) -> str:
@@ -431,7 +424,11 @@ def why_it_waits(image: ClusterImage, stream: StreamImage) -> str:
 
 
 class UnplacedStreams:
-    """Streams that wait for nodes. The metadata leader checks whether they can be placed. Times are monotonic."""
+    """Streams that wait for nodes (``insufficient-nodes``). Times are monotonic.
+
+    A stream with too few nodes is created without partitions. When nodes change, the metadata leader checks the waiting
+    streams, the oldest first, and proposes PlaceStream.
+    """
 
     def __init__(self) -> None:
         self._image: ClusterImage | None = None

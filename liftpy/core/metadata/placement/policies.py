@@ -118,6 +118,14 @@ from liftpy.core.metadata.placement.facts import (
     in_order,
 )
 
+CLOSE = 1e-9
+"""Relative difference below which scores are compared exactly. Floating-point errors are about 1e-15."""
+DIGITS = 60
+HASHES_PER_STEP = 5_000
+_TWO_64 = 2.0**64
+_EXACT = Context(prec=DIGITS)
+EMPTY = "no assigned partitions found"
+
 
 def round_robin(nodes: Sequence[NodeFacts], wanted: PlacementRequest) -> Steps[list[Replicas]]:
     """Return the replicas of each partition by the policy ``round-robin``."""
@@ -193,14 +201,6 @@ def _window(row: Sequence[NodeFacts], at: int, factor: int) -> Replicas:
             if len(chosen) == factor:
                 break
     return tuple(chosen.values())
-
-
-CLOSE = 1e-9
-"""Relative difference below which scores are compared exactly. Floating-point errors are about 1e-15."""
-DIGITS = 60
-HASHES_PER_STEP = 5_000
-_TWO_64 = 2.0**64
-_EXACT = Context(prec=DIGITS)
 
 
 def rendezvous(nodes: Sequence[NodeFacts], wanted: PlacementRequest) -> Steps[list[Replicas]]:
@@ -332,9 +332,6 @@ def least_loaded(nodes: Sequence[NodeFacts], wanted: PlacementRequest) -> Steps[
 def _lead(chosen: list[int], leader: int) -> None:
     chosen.remove(leader)
     chosen.insert(0, leader)
-
-
-EMPTY = "no assigned partitions found"
 
 
 def manual(nodes: Sequence[NodeFacts], wanted: PlacementRequest) -> list[Replicas]:

@@ -78,6 +78,10 @@ from liftpy.core.metadata.placement.facts import NodeFacts, Replicas, sort_by_id
 Key = tuple[str, int]
 """Key of a partition: (stream name, partition number)."""
 _ROUNDING = 1e-9
+RACK_STRICT = "rack-strict"
+TOLERANCE = 0.02
+_MAX_RECIPIENTS_TRIED = 16
+"""Number of receiving nodes that are tried for each giving node. More tries rarely find a better move."""
 
 
 def _keeps_racks(nodes: Mapping[str, NodeFacts], replicas: Sequence[str], out: str, into: str) -> bool:
@@ -259,9 +263,6 @@ class _ReplicaBalancer:
         self._on[into].append(key)
         self._count[out] -= 1
         self._count[into] += 1
-
-
-RACK_STRICT = "rack-strict"
 
 
 class DestinationNodes:
@@ -471,11 +472,6 @@ class _LeadershipBalancer:
             self._led[node_id][key] = None
             self._leader[key] = node_id
             node_id = giver
-
-
-TOLERANCE = 0.02
-_MAX_RECIPIENTS_TRIED = 16
-"""Number of receiving nodes that are tried for each giving node. More tries rarely find a better move."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
