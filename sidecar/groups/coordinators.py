@@ -50,7 +50,7 @@ from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import NoRespondersError, RequestTimeoutError, Transport, open_connection
 from liftpy.service.host import ServiceHost
 from liftpy.service.settings import ServiceSettings
-from sidecar.groups.on_demand import hosted_partitions
+from sidecar.groups.partitions import hosted_partitions
 from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.replica_manager import Partitions
 from sidecar.partition.services import ServiceHandler
