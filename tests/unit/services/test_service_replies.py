@@ -249,8 +249,14 @@ async def test_service_reply_sender_sends_only_as_leader_and_waits_for_the_conne
         buffer.add(replace(reply(offset), to=to))
     buffer.add(reply(20, 5000))
     buffer.add(reply(21))
-    await until(lambda: len(bus.sent) == 3)
-    assert (replier.sent_count, replier.refused_count) == (3, 5)
+    buffer.add(replace(reply(22, 5000), error="PASSED_OVER"))
+    await until(lambda: len(bus.sent) == 5)
+    assert [(headers.get("Lift-Error"), len(payload)) for _, payload, headers in bus.sent[2:]] == [
+        ("REPLY_TOO_LARGE", 63),
+        (None, 1),
+        ("PASSED_OVER", 1000),
+    ]
+    assert (replier.sent_count, replier.refused_count) == (3, 6)
     task.cancel()
 
 
