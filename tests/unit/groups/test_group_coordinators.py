@@ -23,7 +23,8 @@ from liftpy.core.wire.subjects import GROUPS_STREAM
 from liftpy.errors import UnavailableError
 from liftpy.service import Identity, Role, ServiceMachine
 from sidecar.groups.coordinators import GroupCoordinators
-from sidecar.groups.on_demand import CoordinatorsOnDemand, hosted_partitions
+from sidecar.groups.on_demand import CoordinatorsOnDemand
+from sidecar.groups.partitions import hosted_partitions
 from sidecar.runtime.settings import NodeSettings
 from tests.unit.metadata.small_images import a_partition, a_stream, an_image
 from tests.until import until
