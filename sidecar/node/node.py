@@ -202,7 +202,7 @@ class Node(RunningNode):
         )
 
     def _live_parts(self) -> ReloadableParts:
-        prefer = self._thread.prefer if self._thread is not None else lambda every_s: None
+        prefer = self._thread.prefer if self._thread is not None else None
         change, pages = self._workers.change_settings, self.status.change_hosts
         scrub = None if self._stopping.is_set() else self._scrub  # a reload during the stop would start a closed scrub again
         return ReloadableParts(self.partitions, scrub, pages, prefer, change, self._keys.change, self._tracing)
@@ -222,9 +222,9 @@ class Node(RunningNode):
             Component("tracing", self._tracing.start, self._tracing.close),
             Component("supervisor", self._start_supervisor),
             Component("flush thread", close=self._flush_runner.close),
-            Component("disk threads", close=lambda: self._pool.shutdown(wait=False, cancel_futures=True)),
             Component("data directory", self._open_folder, close_of(self._folder)),
             Component("node file", self._open_identity, self._end_cleanly),
+            Component("disk threads", close=self._end_disk_threads),
             Component("timers", close=self._timers.close),
             Component("status", self.status.open_page, self.status.close),
             Component("connections", self._connect, close_of(self._links)),
@@ -346,6 +346,7 @@ class Node(RunningNode):
         self._follow(group)
         await partitions.wait_until_open()
         await self._workers.wait_until_open()
+        self.reloading.apply_again()
         self._opened = True
         self._recovered.close()
         partitions.leave_behind(self._recovered.names)
@@ -649,6 +650,10 @@ class Node(RunningNode):
         registered = self._registered
         if registered is not None and self._hand_over and self._failure is None:
             await registered.leave(_LEAVE_TIMEOUT_S)
+
+    async def _end_disk_threads(self) -> None:
+        """Wait until no disk thread runs, because the next process may use the data directory as soon as it is unlocked."""
+        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
     def _end_cleanly(self) -> None:
         """Write the clean-stop marker at the end of a stop, unless some data is not on disk [S9]."""

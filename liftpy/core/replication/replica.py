@@ -605,10 +605,8 @@ class Replica:
                 self._persisted_epoch = max(self._persisted_epoch, event.leader_epoch)
                 role.epoch_persisted(event.leader_epoch, now_ns, out)
             case ev.LogStartMoved():
-                if event.log_start_offset > self._shared.log.log_start_offset:
-                    self._shared.log.start_moved(event.log_start_offset)
+                self._shared.log.start_moved(event.log_start_offset)
             case ev.PartitionChanged():
-                self._shared.lease.record_change(event.announced)
                 self._partition_changed(event, now_ns, out)
                 self._role.lease_changed(now_ns, out)
             case ev.LogOpened():
@@ -653,6 +651,7 @@ class Replica:
     # ---- roles -----------------------------------------------------------------------------------------------------
     def _partition_changed(self, event: ev.PartitionChanged, now_ns: int, out: Effects) -> None:
         shared, state = self._shared, event.metadata.state
+        shared.lease.record_change(event.announced)
         if isinstance(self._role, StoppedRole) or state.epoch < shared.state.epoch:
             return
         if state.leader_epoch < self._persisted_epoch:

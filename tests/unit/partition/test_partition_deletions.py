@@ -16,8 +16,7 @@ import sidecar.partition.replica_manager as module
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.image import ClusterImage, StreamImage
-from liftpy.core.metadata.records import PartitionStateChanged, StreamDeleted
-from liftpy.core.metadata.replay import replay
+from liftpy.core.metadata.records import PartitionStateChanged, StreamDeleted, replay
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.disk.data_folder import DataDirectory
 from tests.born import born_fsm, registration
