@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import click
-from rich.console import Console
 
 from liftpy.client import Client
 from liftpy.client.admin import ReplicaMove
@@ -22,7 +21,7 @@ from liftpy.errors import NotFoundError
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.node_reports import NodeReports, ask_nodes
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.output import count_of, table
+from sidecar.cli.output import count_of, print_table
 from sidecar.cli.reassignment import follow, move_timeout_option, wait_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -278,24 +277,23 @@ def _json(plan: RebalancePlan, dry_run: bool) -> dict[str, Any]:
 
 
 def _show(plan: RebalancePlan, dry_run: bool) -> None:
-    console = Console()
     if plan.moves:
         leads = [("yes" if move.get("leads") else "",) if plan.by != "leaders" else () for move in plan.moves]
         heads = ("partition", "from", "to", *(("leads",) if plan.by != "leaders" else ()))
         rows = [
             (f"{m['stream']}/{m['partition']}", m["out"], m["into"], *more) for m, more in zip(plan.moves, leads, strict=True)
         ]
-        console.print(table(heads, rows[:_SHOWN], folds=("partition",), title="moves"))
+        print_table(heads, rows[:_SHOWN], folds=("partition",), title="moves")
         if len(rows) > _SHOWN:
-            console.print(f"and {len(rows) - _SHOWN} more, shown by --json", highlight=False)
+            click.echo(f"and {len(rows) - _SHOWN} more, shown by --json")
     node_rows = [(node, f"{plan.before.get(node, 0):,}", f"{count:,}") for node, count in plan.after.items()]
-    console.print(table(("node", plan.unit, "then"), node_rows, title="nodes"))
+    print_table(("node", plan.unit, "then"), node_rows, title="nodes")
     for stream, partition in plan.stuck:
-        console.print(f"{stream}/{partition} does not move: no other node can take it", highlight=False)
+        click.echo(f"{stream}/{partition} does not move: no other node can take it")
     what = (
         f"{plan.moved:,} bytes in {count_of(len(plan.moves), 'move')}"
         if plan.by == "bytes"
         else count_of(len(plan.moves), "move")
     )
     summary = f"{what} (minimum: {plan.fewest:,})." if plan.moves else "No moves needed."
-    console.print(summary + (" Dry run: nothing changed." if dry_run else ""), highlight=False)
+    click.echo(summary + (" Dry run: nothing changed." if dry_run else ""))

@@ -97,7 +97,7 @@ from sidecar.transport.connections import NodeConnections, open_links
 from sidecar.transport.credentials import Keys, PermissionWatch, prove
 from sidecar.transport.ingest_connection import Drops, IngestConnection
 from sidecar.transport.liveness import Probes
-from sidecar.workers.workers import WorkerCombinedFetches, Workers, divided_settings
+from sidecar.workers.workers import Workers, divided_settings
 
 if TYPE_CHECKING:
     from sidecar.groups.coordinators import GroupCoordinators
@@ -542,13 +542,7 @@ class Node(RunningNode):
 
         In a node with workers, the first process answers for all processes. The function of a worker does nothing.
         """
-        if self.share.number:
-            return lambda reply, body: None
-        return (
-            WorkerCombinedFetches(fetch_combiner, self._workers.handles, self.counters).answer_question
-            if self._workers.handles
-            else fetch_combiner.answer_question
-        )
+        return (lambda reply, body: None) if self.share.number else self._workers.answer_combined_fetches(fetch_combiner)
 
     def _descriptors(self) -> dict[str, int]:
         return open_files_and_limit(self._budget, self._folder.maps if self._folder is not None else OpenMaps())
@@ -611,7 +605,7 @@ class Node(RunningNode):
 
         await close_all(self._components(), failed)
         took_s = time.monotonic() - began
-        LOGS.suppression.write_counts(all_of_it=True)
+        LOGS.close()
         who = f"{self.settings.node_id}, worker {self.share.number}," if self.share.number else self.settings.node_id
         logger.info("node stopped node=%s clean=%s seconds=%.2f", who, "yes" if self.was_clean else "no", took_s)
         if errors:
