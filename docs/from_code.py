@@ -226,11 +226,6 @@ def message_types() -> str:
     return _table(("type", "name"), [(one.value, f"`{one.name}`") for one in MessageType])
 
 
-def renamed_modules() -> str:
-    """Modules by their old and new names."""
-    return _table(("until now", "from now on"), ((f"`{old}`", f"`{new}`") for old, new in sorted(renamed.MODULES.items())))
-
-
 def _option_table(options: Iterable[Option]) -> str:
     """Options of Spark: name, valid values, default and meaning."""
     rows = []
@@ -296,8 +291,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "settings": settings, "stream-settings": stream_settings, "errors": errors, "refusals": refusals, "log-events": log_events,
     "cluster-events": cluster_events, "verdicts": verdicts,
     "exit-codes": exit_codes, "formats": formats, "levels": levels, "message-types": message_types,
-    "renamed-modules": renamed_modules, "renamed-settings": renamed_settings, "renamed-commands": renamed_commands,
-    "renamed-options": renamed_options, "renamed-client": renamed_client,
+    "renamed-settings": renamed_settings, "renamed-commands": renamed_commands, "renamed-options": renamed_options,
+    "renamed-client": renamed_client,
     "spark-options": spark_options, "spark-sink-options": spark_sink_options,
 }  # fmt: skip
 

@@ -16,8 +16,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from liftpy import renamed
-
 if TYPE_CHECKING:
     from liftpy.client import (
         Bounds,
@@ -62,7 +60,6 @@ if TYPE_CHECKING:
         UnavailableError,
     )
 
-renamed.install()
 __version__ = "0.1.0"
 __all__ = [
     "AckPolicy",

@@ -1,4 +1,4 @@
-"""Walks of docs/design/walks.md and ways of ARCHITECTURE.md name files and functions that exist. Walks count their files."""
+"""Pages for contributors name files, modules and functions that exist. Walks of docs/design/walks.md count their files."""
 
 from __future__ import annotations
 
@@ -55,3 +55,32 @@ def test_architecture_names_functions_that_exist() -> None:
 def test_architecture_check_finds_removed_names() -> None:
     assert missing("`liftpy/gone.py` `step`") == ["liftpy/gone.py"]
     assert missing("`liftpy/core/replication/replica.py` `step`, `leap`") == ["liftpy/core/replication/replica.py leap"]
+
+
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "tests/README.md")
+_FOLDERS = ("liftpy/", "sidecar/", "tests/", "docs/", "deploy/", "protos/")
+_MODULE = re.compile(r"python3? -m ((?:tests|liftpy|sidecar)(?:\.\w+)*)")
+
+
+def missing_files(text: str) -> list[str]:
+    """Return the files, folders and modules in ``text`` that do not exist."""
+    spans = re.findall(r"`([\w./-]+)`", text)
+    names = {path.name for folder in _FOLDERS for path in (ROOT / folder).rglob("*.*")} | {
+        path.name for path in ROOT.glob("*.*")
+    }
+    wrong = [span for span in spans if span.startswith(_FOLDERS) and not (ROOT / span).exists()]
+    wrong += [span for span in spans if re.fullmatch(r"\w+\.(py|proto|md|toml|yml)", span) and span not in names]
+    modules = {name: ROOT / name.replace(".", "/") for name in _MODULE.findall(text)}
+    return wrong + [
+        name for name, path in modules.items() if not (path.with_suffix(".py").exists() or (path / "__main__.py").exists())
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_contributor_page_names_files_and_modules_that_exist(page: str) -> None:
+    assert not missing_files((ROOT / page).read_text(encoding="utf-8"))
+
+
+def test_contributor_page_check_finds_removed_files_and_modules() -> None:
+    gone = ["liftpy/gone.py", "tests/gone", "gone.proto", "tests.gone"]
+    assert missing_files("`liftpy/gone.py`, `liftpy/config.py`, `tests/gone`, `gone.proto`, `python -m tests.gone`") == gone

@@ -22,7 +22,6 @@ _CHECKS = "checks of the control plane, for tests and simulators"
 _FIXTURES = "pytest finds fixtures by their names"
 _FAULTS = "for tests of applications"
 UNREFERENCED = {
-    "liftpy.renamed.RenamedModules.create_module": "Python calls it",
     "liftpy.client.awaitable_context.AwaitableContext.throw": "coroutines have it: asyncio cancels by it",
     "liftpy.nats.parser.StrictConnection._process_connect_init": _NATS,
     "liftpy.nats.parser.StrictConnection._process_info": _NATS,
@@ -50,8 +49,6 @@ UNREFERENCED = {
     "liftpy.testing.plugin.pytest_addoption": "pytest calls it",
     "liftpy.core.wire.frames.decode_replication_piece": _READS_BACK,
     "liftpy.core.wire.frames.decode_replication_response": _READS_BACK,
-    "liftpy.core.wire.frames.is_piece": _READS_BACK,
-    "sidecar.transport.connection.BusConnection.on_reconnect": _NATS,
     "liftpy.nats.connection.Receiver.data_received": _ASYNCIO,
     "liftpy.nats.connection.Receiver.eof_received": _ASYNCIO,
     "liftpy.nats.connection.Receiver.pause_writing": _ASYNCIO,
@@ -84,15 +81,14 @@ _CODE = "a code of the protocol that no node of this version sends"
 _SETS = "nats-py reads it"
 _FOR_TESTS = "for tests, which count by it"
 UNREAD = {
+    "liftpy.core.publish.standby.StandbyCounters.recognised": "the report of the standby has all counters",
     "liftpy.nats.parser.StrictConnection._pings_outstanding": _SETS,
     "liftpy.nats.parser.StrictConnection._public_nkey": _SETS,
     "liftpy.nats.parser.StrictConnection._signature_cb": _SETS,
     "liftpy.nats.parser.StrictConnection._user_jwt_cb": _SETS,
     "liftpy.nats.connection.ClientConnection._pings_outstanding": _SETS,
     "sidecar.transport.connection.SinkSubscription._max_msgs": _SETS,
-    "sidecar.transport.connection.SinkSubscription._message_iterator": _SETS,
     "sidecar.transport.connection.SinkSubscription._pending_next_msgs_calls": _SETS,
-    "sidecar.transport.connection.SinkSubscription._wait_for_msgs_task": _SETS,
     "liftpy.client.publisher.Publisher.foreign_answers": "for applications",
     "liftpy.core.log.recovery.OpenReport.walked_bytes": "the benchmark of recovery shows it",
     "liftpy.core.services.bad_records.OnError.SKIP": "the other of two",

@@ -27,7 +27,7 @@ from typing import Any
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.positions import Bounds
-from liftpy.client.range_size import RangeFacts
+from liftpy.client.progress import RangeFacts
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import LiftError, LogTruncatedError, NoClusterError, NotFoundError, OffsetOutOfRangeError, UnavailableError
@@ -121,9 +121,19 @@ _FROM_BOUNDS = (
 """Fields that a PartitionView takes from the Bounds that a leader answered."""
 
 
-def _is_behind(view: PartitionView, end: int) -> bool:
-    """Return whether the high watermark in ``view`` is below ``end`` and may still reach it. False if records were lost."""
-    return view.end_offset < end and view.cut_at is None
+def _behind(views: Views, ended: StreamOffsets) -> list[tuple[str, int]]:
+    """Return the partitions whose high watermark is below the position ``ended`` and may still reach it.
+
+    Partitions that have lost records, or whose stream was created again, do not reach it.
+    """
+    return [
+        key
+        for key, end in ended.next_offsets.items()
+        if (view := views.get(key)) is not None
+        and view.end_offset < end
+        and view.cut_at is None
+        and view.uid == ended.uids[key[0]]
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,27 +252,37 @@ class Catalog:
         bounds, _ = await reader.bounds(view.uid, beyond=view.end_offset, wait_s=wait_s)
         return replace(view, **_fields_of(bounds), starting_at=None, ending_at=None)
 
-    def views_reaching(self, ends: Mapping[tuple[str, int], int], known: Sequence[StreamOffsets] = ()) -> Views:
-        """Return the state of all partitions as soon as their committed ends have reached ``ends``, or after the option ``patience``.
+    def views_reaching(self, ended: StreamOffsets, start_at: StreamOffsets) -> Views:
+        """Return the state of all partitions as soon as their committed ends have reached ``ended``, or after the option ``patience``.
 
-        ``ends``: end offset of each partition, exclusive. These ends were committed before. A new leader may need a moment until its HW
-        reaches them again. ``known``: positions whose records were committed once.
+        ``start_at``, ``ended``: start and end of a micro-batch. Their records were committed before. A new leader may need a moment
+        until its HW reaches them again.
+
+        Raises:
+            UnavailableError: The leader has the records before ``ended``, but has not committed them again.
         """
+        known = (ended, start_at)
         watched = self._watched_views(known)
-        if watched is not None and all(watched[key].end_offset >= end for key, end in ends.items() if key in watched):
+        if watched is not None and not _behind(watched, ended):
             return watched
         give_up_at_s = self._clock() + self._options.patience_s
-        while True:
-            views = self.views(known=known)
-            behind = [key for key, end in ends.items() if key in views and _is_behind(views[key], end)]
-            if not behind or self._clock() > give_up_at_s:
+        while behind := _behind(views := self.views(known=known), ended):
+            if self._clock() > give_up_at_s:
+                for key in behind:
+                    if key in ended.lasts:  # the leader has compared the epochs: the records are in its log
+                        raise UnavailableError(
+                            f"The leader {views[key].leader} of {key[0]}/{key[1]} has not committed offset "
+                            f"{ended.next_offsets[key] - 1} again, which the query planned to read. Too few replicas are in sync. "
+                            "Check `liftpy health`, then run the query again."
+                        )
                 return views
             self._wait(_BEHIND_WAIT_S)
+        return views
 
     def measure(self, questions: Sequence[RangeRequest]) -> list[RangeFacts]:
         """Return the size and the batch boundaries of each requested offset range, in order.
 
-        For a deleted range the facts are empty.
+        If retention has deleted records of a range, the facts are those of the remaining records.
         """
         if not questions:
             return []
@@ -275,16 +295,20 @@ class Catalog:
 
         async def one(question: RangeRequest) -> RangeFacts:
             reader = PartitionReader(transport, subjects, *question.key, options)
-            try:
-                return await reader.measure(
-                    question.start,
-                    question.end,
-                    question.uid,
-                    every_bytes=question.every_bytes,
-                    every_records=question.every_records,
-                )
-            except OffsetOutOfRangeError:
-                return RangeFacts(question.start, question.end)
+            start = question.start
+            for _ in range(2):
+                try:
+                    return await reader.measure(
+                        start,
+                        question.end,
+                        question.uid,
+                        every_bytes=question.every_bytes,
+                        every_records=question.every_records,
+                    )
+                except OffsetOutOfRangeError:
+                    log_start = (await reader.bounds(question.uid))[0].log_start_offset
+                    start = min(max(start, log_start), question.end)
+            return RangeFacts(question.start, question.end, 0)
 
         return list(await asyncio.gather(*(one(question) for question in questions)))
 

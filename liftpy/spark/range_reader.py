@@ -45,8 +45,7 @@ from liftpy.client.closest_replica import this_host
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.positions import Bounds
-from liftpy.client.progress import ReadProgress
-from liftpy.client.range_size import RangeFiles
+from liftpy.client.progress import RangeFiles, ReadProgress
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.arrow import ARRAYS, Rows, arrow_array_of, timestamps_ns
 from liftpy.core.log.segment import log_name
@@ -79,6 +78,8 @@ OLD_PLAN_S = 300.0
 IN_FLIGHT = 4
 """Maximum number of requests of a range in flight."""
 SPAN_BYTES = 1024 * 1024 - 8192
+MAX_SPAN_BYTES = 4 * SPAN_BYTES
+"""Number of fetched bytes at which a span ends early, because its records are larger than expected."""
 ANSWER_S = 3.0
 """Maximum time of a pipelined answer after the one before it, in seconds. Then the reader requests the span with retries."""
 BLOCK_BYTES = 4 * 1024 * 1024
@@ -266,9 +267,28 @@ class RangeReader:
         Raises:
             DataLossError, ProtocolError: A check of ``check_pieces`` failed. The position does not change.
         """
-        self._epoch = check_pieces(planned or self.planned, pieces, self._epoch)
+        planned = planned or self.planned
+        if not planned.compacted and (self.planned.compacted or self._compacted_since_planning(pieces)):
+            planned, self.planned = replace(planned, compacted=True), replace(self.planned, compacted=True)
+        self._epoch = check_pieces(planned, pieces, self._epoch)
         self.position = next_offset
         return pieces
+
+    def leader_bounds(self) -> Bounds:
+        """Return the current bounds of the partition from its leader. Raises LiftError."""
+        link, planned, patience_s = self.link, self.planned, self.rules.patience_s
+
+        async def ask() -> Bounds:
+            transport = await link.transport(patience_s)
+            options = ReadOptions(patience_s=patience_s)
+            reader = PartitionReader(transport, link.subjects, planned.stream, planned.partition, options)
+            return (await reader.bounds(planned.uid))[0]
+
+        return link.call(ask(), 4 * patience_s)
+
+    def _compacted_since_planning(self, pieces: list[BatchSlice]) -> bool:
+        """Return whether a batch lacks records, and the leader says that a purge or compaction may have removed them."""
+        return any(map(_lacks_records, pieces)) and self.leader_bounds().compacted
 
     def _log(self, from_files: int, over_nats: int) -> None:
         with _lock:
@@ -297,6 +317,10 @@ def first_choice(planned: PlannedRange, rules: FetchRules) -> str:
     return planned.replicas[(planned.start_offset // _SPREAD_RECORDS + planned.partition) % len(planned.replicas)]
 
 
+def _lacks_records(piece: BatchSlice) -> bool:
+    return piece.batch.header.record_count <= piece.batch.header.last_offset_delta
+
+
 def check_pieces(planned: PlannedRange, pieces: list[BatchSlice], leader_epoch: int) -> int:
     """Check slices against the plan. An earlier check ensures that batches follow each other.
 
@@ -314,7 +338,7 @@ def check_pieces(planned: PlannedRange, pieces: list[BatchSlice], leader_epoch: 
     """
     for piece in pieces:
         epoch, header = piece.batch.leader_epoch, piece.batch.header
-        if header.record_count <= header.last_offset_delta and not planned.compacted:
+        if _lacks_records(piece) and not planned.compacted:
             raise ProtocolError(
                 f"{planned}: the batch at offset {header.base_offset} lacks records, although the stream is not "
                 "compacted. Run `liftpy spark audit` for this stream."
@@ -605,6 +629,10 @@ class PipelinedRequests:
         base = None if answer is None else _first_base(answer)
         if base is not None and base > self._reader.position:
             yield self._retried(base)  # the answer before this one was full
+            if base > self._reader.position:  # the records are much larger than expected: request them in smaller spans
+                self._cancel(line)
+                self._request_end = self._reader.position
+                return
         before = self._reader.position
         if answer is not None:
             yield self._accept_answer(request, answer)
@@ -671,7 +699,7 @@ class PipelinedRequests:
         return self._reader.accept(pieces, progress.next_offset)
 
     def _retried(self, end: int) -> list[BatchSlice]:
-        """Return the slices from the position to ``end`` (exclusive), fetched by ``RetryingRequests``."""
+        """Return slices from the position on, before ``end`` (exclusive), fetched by ``RetryingRequests``."""
         pieces = self._retrying.fetch(min(end, self._reader.planned.end_offset))
         self._guess.learn(pieces)
         return pieces
@@ -694,7 +722,7 @@ class _Span:
         end_offset: End, exclusive.
         node: Node that is asked first. After that, any in-sync replica is asked.
         answer_bytes: Maximum size of one answer, in bytes.
-        one_answer: True if the span ends after one answer with records.
+        max_bytes: Number of fetched bytes at which the span ends early.
         tombstones: State of tombstones after the previous span (``ReadProgress.tombstones``). None: this is the first span.
     """
 
@@ -704,7 +732,7 @@ class _Span:
     end_offset: int
     node: str
     answer_bytes: int
-    one_answer: bool = False
+    max_bytes: int = MAX_SPAN_BYTES
     tombstones: tuple[str, int] | None = None
 
 
@@ -713,7 +741,7 @@ class _SpanResult:
     """Result of a span.
 
     Attributes:
-        next_offset: First offset after the span.
+        next_offset: First offset that was not fetched. It is below the end of the span if the span ended early.
         node: Node that answered last.
         compacted_end: End (exclusive) of the compacted part of the log.
     """
@@ -739,32 +767,40 @@ class RetryingRequests:
         self._result_s = reader.rules.patience_s * 4
 
     def fetch(self, end: int) -> list[BatchSlice]:
-        """Return checked slices from the position of the reader to ``end`` (exclusive), with one request at a time."""
+        """Return checked slices from the position of the reader on, with one request at a time.
+
+        They end at ``end`` (exclusive), or earlier after MAX_SPAN_BYTES.
+        """
         reader = self._reader
         span = _Span(reader.planned, reader.rules, reader.position, end, reader.node, SPAN_BYTES)
         fetched = result_of(reader.link.submit(_fetch_span(reader.link, span)), self._result_s)
         reader.node = fetched.node
-        return reader.accept(fetched.pieces, end)
+        return reader.accept(fetched.pieces, fetched.next_offset)
 
     def blocks(self) -> Generator[list[BatchSlice], None, None]:
         """Yield checked slices, with a few spans in flight. The first answer shows how large spans can be."""
         reader, guess, link, rules = self._reader, SpanGuess(), self._reader.link, self._reader.rules
-        flying: deque[tuple[PlannedRange, concurrent.futures.Future[_SpanResult]]] = deque()
+        flying: deque[tuple[_Span, concurrent.futures.Future[_SpanResult]]] = deque()
 
         def request(span: _Span) -> None:
-            flying.append((span.planned, link.submit(_fetch_span(link, span))))
+            flying.append((span, link.submit(_fetch_span(link, span))))
+
+        def cancel() -> None:
+            while flying:
+                flying.pop()[1].cancel()
 
         planned = reader.planned
-        request(_Span(planned, rules, reader.position, planned.end_offset, reader.node, SPAN_BYTES, one_answer=True))
-        next_offset = None
-        compacted_end = planned.end_offset
+        next_offset = compacted_end = planned.end_offset
+        request(_Span(planned, rules, reader.position, next_offset, reader.node, SPAN_BYTES, max_bytes=1))
         try:
             while flying:
-                of, future = flying.popleft()
+                span, future = flying.popleft()
                 fetched = result_of(future, self._result_s)
-                pieces, reader.node = reader.accept(fetched.pieces, fetched.next_offset, of), fetched.node
+                pieces, reader.node = reader.accept(fetched.pieces, fetched.next_offset, span.planned), fetched.node
                 guess.learn(pieces)
-                next_offset = fetched.next_offset if next_offset is None else next_offset
+                if fetched.next_offset < span.end_offset:
+                    cancel()
+                    next_offset = fetched.next_offset
                 if planned.moves_end and fetched.compacted_end > compacted_end:
                     compacted_end = fetched.compacted_end
                     planned = reader.planned = self._moved(compacted_end)
@@ -776,23 +812,14 @@ class RetryingRequests:
                 if pieces:
                     yield pieces
         finally:
-            for _, future in flying:
-                future.cancel()
+            cancel()
 
     def _moved(self, compacted_end: int) -> PlannedRange:
         """Return the planned range with a later end: the offset up to which the log was compacted when its records were read.
 
         ``compacted_end``: this offset, exclusive. The end does not go past the committed records.
         """
-        link, planned, patience_s = self._reader.link, self._reader.planned, self._reader.rules.patience_s
-
-        async def bounds() -> Bounds:
-            transport = await link.transport(patience_s)
-            options = ReadOptions(patience_s=patience_s)
-            reader = PartitionReader(transport, link.subjects, planned.stream, planned.partition, options)
-            return (await reader.bounds(planned.uid))[0]
-
-        now = link.call(bounds(), self._result_s)
+        planned, now = self._reader.planned, self._reader.leader_bounds()
         end = max(planned.end_offset, min(compacted_end, now.end_offset))
         return replace(planned, end_offset=end, leader_epoch=max(planned.leader_epoch, now.leader_epoch))
 
@@ -820,10 +847,11 @@ async def _fetch_span(link: ProcessConnection, span: _Span) -> _SpanResult:
         tombstones=span.tombstones,
     )
     pieces: list[BatchSlice] = []
-    refusals = 0
-    while not progress.done and not (span.one_answer and pieces):
+    refusals = size_bytes = 0
+    while not progress.done and size_bytes < span.max_bytes:
         try:
-            pieces += await reader.fetch(progress)
+            pieces += (more := await reader.fetch(progress))
+            size_bytes += sum(_message_bytes(piece.batch.header) for piece in more)
         except OffsetOutOfRangeError:
             refusals += 1
             await _after_loss(reader, progress, span, refusals)

@@ -400,7 +400,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ended.began and not start_at.began
             ):  # micro-batch 0, perhaps again: startingOffsets may mean another offset by now
                 start_at = replace(ended, next_offsets=ended.began, epochs=self._epochs_began(start_at, ended), began={})
-            views = self._open_catalog().views_reaching(ended.next_offsets, (ended, start_at))
+            views = self._open_catalog().views_reaching(ended, start_at)
             recreated_streams = self._recreated_streams(ended.uids, _uids(views))
             again = self._recreated_streams(start_at.uids, ended.uids) | recreated_streams
             if not self.options.accept_recreated:

@@ -72,21 +72,21 @@ def rebalance(
     timeout_s: float,
     as_json: bool,
     target: Target,
-) -> None:
+) -> int:
     """Move replicas so that every node holds its share.
 
-    The cluster continues the moves if you stop this command or if a node fails.
+    The cluster continues the moves if you stop this command or if a node fails. Exit code 1: at least one move was rejected,
+    replaced or canceled.
     """
     if without and not dry_run:
         raise click.UsageError("--without needs --dry-run. To move everything away from a node, use liftpy node drain NODE.")
     if cancel and dry_run:
         raise click.UsageError("--cancel and --dry-run cannot be combined. Remove one of them.")
 
-    async def work(client: Client) -> None:
+    async def work(client: Client) -> int:
         image = (await client.admin.describe_cluster(linearizable=True)).image
         if cancel:
-            await _cancel(client, image, as_json)
-            return
+            return await _cancel(client, image, as_json)
         unknown = sorted(set(without) - set(image.nodes))
         if unknown:
             known = ", ".join(sorted(image.nodes)) or "none"
@@ -97,9 +97,10 @@ def rebalance(
             _show(plan, dry_run)
         refused = [] if dry_run else await _do(client, image, plan, wait, timeout_s, as_json)
         replaced = await _replaced_moves(client, image, plan, refused) if wait and plan.targets and not dry_run else []
+        exit_code = 1 if refused or replaced else 0
         if as_json:
             click.echo(json.dumps(_json(plan, dry_run) | {"refused": refused, "replaced": replaced}))
-            return
+            return exit_code
         for line in refused:
             click.echo(f"not moved: {line}", err=True)
         for partition in replaced:
@@ -110,8 +111,9 @@ def rebalance(
                 if wait
                 else "The moves continue. liftpy status shows the progress, and liftpy rebalance --cancel cancels them"
             )
+        return exit_code
 
-    with_client(target, work)
+    return with_client(target, work)
 
 
 def plan_of(image: ClusterImage, by: str, leaving: Sequence[str], reports: NodeReports) -> RebalancePlan:
@@ -244,19 +246,21 @@ async def _wait_until_done(client: Client, moves: Sequence[ReplicaMove], timeout
     await follow(client, lambda movement: (movement.uid, movement.partition) in keys, is_done, timeout_s, quiet=quiet)
 
 
-async def _cancel(client: Client, image: ClusterImage, as_json: bool) -> None:
+async def _cancel(client: Client, image: ClusterImage, as_json: bool) -> int:
+    """Cancel the moves of earlier rebalances. Return the exit code."""
     ours = (MoveReason.REBALANCED.words, MoveReason.LEADERSHIPS.words)
     of_ours = [movement for movement in movements(image) if movement.why in ours]
     moves = [ReplicaMove(stream=m.stream, uid=m.uid, partition=m.partition) for m in of_ours]
     refused = await client.admin.reassign_all(moves)
     if as_json:
         click.echo(json.dumps({"cancelled": len(moves) - len(refused), "refused": refused}))
-        return
+        return 1 if refused else 0
     canceled = len(moves) - len(refused)
     are = "is" if canceled == 1 else "are"
     for line in refused:
         click.echo(f"not canceled: {line}", err=True)
     click.echo(f"{count_of(canceled, 'move')} {are} canceled. Moves whose log is already copied are completed")
+    return 1 if refused else 0
 
 
 def _json(plan: RebalancePlan, dry_run: bool) -> dict[str, Any]:

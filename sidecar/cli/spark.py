@@ -37,8 +37,7 @@ from liftpy.spark.pipelines.replay import ReplayPlan, ShareDone, shares_to_repla
 from liftpy.spark.pipelines.replay import replay as replay_records
 from liftpy.spark.pipelines.stats import StatsReport, plot_problem, save_plot
 from liftpy.spark.pipelines.stats import stats as measure_streams
-from liftpy.spark.pipelines.table_formats import table_at
-from liftpy.spark.pipelines.tables import FORMATS
+from liftpy.spark.pipelines.tables import FORMATS, table_at
 from liftpy.spark.session import is_local, local_session
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpGroup

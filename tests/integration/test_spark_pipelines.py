@@ -21,10 +21,10 @@ from liftpy.spark.failures import SourceError
 from liftpy.spark.pipelines.archive import Archived, ArchivePlan, archive, archived, outlook, whole
 from liftpy.spark.pipelines.compact import CompactPlan, compact, next_step
 from liftpy.spark.pipelines.replay import ReplayPlan, replay
-from liftpy.spark.pipelines.table_formats import table_at
+from liftpy.spark.pipelines.tables import table_at
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer
-from tests.sim.fake_node import FakeNode, FakePartition, fake_node_in_thread
+from tests.fake_node import FakeNode, FakePartition, fake_node_in_thread
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -84,7 +84,7 @@ class Lake:
 
 @pytest.fixture
 def lake(spark: Any, node: FakeNode, pipeline_nats: str, tmp_path: Path) -> Lake:
-    return Lake(spark, node, pipeline_nats, tmp_path)
+    return Lake(spark, node, pipeline_nats, tmp_path / "our lake #1")
 
 
 def pairs(*counts: int) -> list[tuple[int, int]]:
@@ -94,6 +94,8 @@ def pairs(*counts: int) -> list[tuple[int, int]]:
 @pytest.mark.long
 def test_spark_frame_of_archive_and_live_stream_has_no_offset_gap(lake: Lake) -> None:
     stream = lake.node.add_stream("orders", partitions=2)
+    lake.archive("orders")
+    assert lake.offsets(archived(lake.spark, str(lake.root / "table"))) == []
     append(stream.partitions[0], 250)
     append(stream.partitions[1], 30)
     told = lake.archive("orders", batch_records=150)

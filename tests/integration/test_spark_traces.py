@@ -12,7 +12,6 @@ pytest.importorskip("opentelemetry.sdk")
 
 from liftpy.client.client import connect
 from liftpy.core.observe.trace_context import sampled_context_in
-from liftpy.errors import ConfigError
 from liftpy.spark.tracing import processing
 from sidecar.dev.cluster import DevCluster
 from tests.integration.test_uncommitted_reads import Application
@@ -68,8 +67,3 @@ async def test_spark_micro_batch_span_belongs_to_the_trace_of_the_first_publishe
     assert [(link.context.trace_id, link.context.span_id) for link in done.links] == sent
     said = done.attributes or {}
     assert (said["messaging.destination.name"], said["liftpy.offset"]) == (stream_name, 1)
-
-
-def test_spark_tracing_of_a_frame_without_headers_raises_config_error(spark: Any) -> None:
-    with pytest.raises(ConfigError, match="includeHeaders"), processing(spark.range(1), "orders"):
-        pass

@@ -21,12 +21,13 @@ from liftpy.core.metadata.election import ElectionTimers
 from liftpy.core.metadata.failure_reports import FailureReports, ProbeResult
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.sessions import NodeSessions
+from liftpy.core.partition import reads
 from liftpy.core.partition.reads import Reads
 from liftpy.core.publish import message_decoder as columns
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication import follower, leader, quiescence, reads, replica
+from liftpy.core.replication import follower, leader, quiescence, replica
 from liftpy.core.replication import isr as commit
 from liftpy.core.replication import isr as lag
 from liftpy.core.replication.fetch_handler import FetchHandler

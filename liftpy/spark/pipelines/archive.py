@@ -11,6 +11,7 @@ attempts.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +23,6 @@ from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import WorkerStartError, unwrap_spark_errors, with_error_code
 from liftpy.spark.offsets import EARLIEST
 from liftpy.spark.options import SourceOptions
-from liftpy.spark.pipelines.table_formats import state_of, table_at
 from liftpy.spark.pipelines.tables import (
     DATA,
     ArchivedRange,
@@ -36,6 +36,8 @@ from liftpy.spark.pipelines.tables import (
     marks_of,
     parse_file,
     starts_after,
+    state_of,
+    table_at,
     uid_mark,
 )
 from liftpy.spark.planning import Views
@@ -71,8 +73,7 @@ def archived(spark: SparkSession, table: str, stream: str = "") -> DataFrame:
 
         archived(spark, "/data/orders").count()
     """
-    state = state_of(table_at(table))
-    return _rows(spark, state.files, stream)
+    return _rows(spark, state_of(table_at(table)), stream)
 
 
 def whole(spark: SparkSession, table: str, stream: str, options: Mapping[str, str] | None = None) -> DataFrame:
@@ -112,11 +113,15 @@ def whole(spark: SparkSession, table: str, stream: str, options: Mapping[str, st
         .options(**{**settings, "columns": ",".join(columns), "startingOffsets": json.dumps(starts)})
         .load()
     )
-    return _rows(spark, state.files, stream).select(*columns).unionByName(live)
+    return _rows(spark, state, stream).select(*columns).unionByName(live)
 
 
-def _rows(spark: SparkSession, files: tuple[str, ...], stream: str) -> DataFrame:
-    frame = spark.read.parquet(*files)
+def _rows(spark: SparkSession, state: TableState, stream: str) -> DataFrame:
+    if not state.files:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return spark.createDataFrame([], from_arrow_schema(arrow_schema(state.schema.names)))
+    frame = spark.read.parquet(*state.files)
     return frame.where(frame["stream"] == stream) if stream else frame
 
 
@@ -177,13 +182,14 @@ def orphans_among(
     """
     orphans: list[DataFile] = []
     left = 0
+    used_names = {path.rpartition("/")[2] for path in in_table}  # the directory of the table may have several paths
     for one in files:
         name = one.path.rpartition("/")[2]
         if is_temporary(name):
             orphans += [one] if one.age_s >= age_s else []
             continue
         file = parse_file(name)
-        if file is None or one.path in in_table:
+        if file is None or name in used_names:
             continue
         passed = file.end_offset <= marks.get(end_mark(file.stream, file.partition), 0)
         if passed and only_added_to and one.age_s >= age_s:
@@ -279,7 +285,7 @@ class ArchivePlan:
             check_archived(stream)
         if self.compression not in COMPRESSIONS:
             raise ConfigError(f"Invalid compression {self.compression!r}. Use {', '.join(COMPRESSIONS)}.")
-        if self.every_s < 0 or self.batch_records < 1 or self.tasks < 0 or self.orphan_age_s < 0:
+        if not (0 <= self.every_s < math.inf and self.orphan_age_s >= 0 and self.tasks >= 0 and self.batch_records >= 1):
             raise ConfigError(
                 "every_s, tasks and orphan_age_s must not be negative, and batch_records must be at least 1. Correct "
                 "the values."

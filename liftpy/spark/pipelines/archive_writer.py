@@ -53,9 +53,8 @@ def write_range(
 
     If the file exists, its description is returned. Raises StorageError if the disk fails.
     """
-    name = FileName(
-        planned.stream, planned.partition, planned.start_offset, planned.end_offset, tag_of(planned.uid, schema.names)
-    )
+    tag = tag_of(planned.uid, schema.names, planned.last[1])
+    name = FileName(planned.stream, planned.partition, planned.start_offset, planned.end_offset, tag)
     final = Path(writing.root) / name.path
     with _storage_errors(final):
         if final.exists():

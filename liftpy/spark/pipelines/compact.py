@@ -23,7 +23,6 @@ from liftpy.spark.failures import unwrap_spark_errors
 from liftpy.spark.offsets import LATEST
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.pipelines.archive_writer import write_file
-from liftpy.spark.pipelines.table_formats import state_of, table_at
 from liftpy.spark.pipelines.tables import (
     DATA,
     Table,
@@ -34,6 +33,8 @@ from liftpy.spark.pipelines.tables import (
     check_table_columns,
     check_uid,
     end_mark,
+    state_of,
+    table_at,
     uid_mark,
 )
 from liftpy.spark.planning import Views

@@ -9,6 +9,7 @@ and the driver may fail at any time.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,8 +32,7 @@ from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import SourceError, unwrap_spark_errors, with_error_code
 from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import SourceOptions
-from liftpy.spark.pipelines.table_formats import state_of, table_at
-from liftpy.spark.pipelines.tables import FileName, check_archived, parse_file
+from liftpy.spark.pipelines.tables import FileName, check_archived, parse_file, state_of, table_at
 from liftpy.spark.planning import (
     PartitionView,
     PlannedRange,
@@ -175,7 +175,7 @@ class ReplayPlan:
         check_published(self.target)
         if not 0 < len(self.name.encode()) <= 100:
             raise ConfigError("Invalid name of the replay. Use 1 to 100 bytes (--name).")
-        if self.rate < 0:
+        if not 0 <= self.rate < math.inf:  # also not NaN
             raise ConfigError("Invalid rate. Use a positive number of records per second, or 0 for no limit (--records-per-s).")
         if self.stream == self.target and not self.table:
             raise ConfigError(

@@ -216,11 +216,11 @@ def stats(
         report = stats(Access(), Selection(streams=("orders",)))
         print([one.summary()["records"] for one in report.partitions])
     """
-    width_ns = round(every_s * _NS_PER_S)
-    if every_s and not WIDTHS_NS[0] <= width_ns <= WIDTHS_NS[-1]:
+    if every_s and not WIDTHS_NS[0] <= every_s * _NS_PER_S <= WIDTHS_NS[-1]:
         raise ConfigError(
             f"every_s = {every_s} (--bucket) is outside 0.001..{WIDTHS_NS[-1] // _NS_PER_S}. Choose a value in this range."
         )
+    width_ns = round(every_s * _NS_PER_S)
     with with_error_code():
         options = SourceOptions(access=access, wanted=wanted, patience_s=patience_s)
         views = Catalog(link_to(access), options).views(starting=starting, ending=ending)

@@ -26,8 +26,7 @@ import pyarrow.parquet as pq
 from liftpy.client import Client
 from liftpy.core.base.strict_json import load_json
 from liftpy.spark.pipelines.archive import find_orphans, remove_orphans
-from liftpy.spark.pipelines.table_formats import state_of, table_at
-from liftpy.spark.pipelines.tables import DATA, batch_mark, end_mark
+from liftpy.spark.pipelines.tables import DATA, batch_mark, end_mark, state_of, table_at
 from liftpy.spark.session import FAST_START
 from sidecar.dev.cluster import DevCluster
 from tests.system import spark_rounds

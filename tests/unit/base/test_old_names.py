@@ -1,10 +1,7 @@
-"""Test old names: modules still import, and settings are rejected with the new name."""
+"""Test old names: methods still work, and settings are rejected with the new name."""
 
 from __future__ import annotations
 
-import importlib
-import subprocess
-import sys
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
@@ -18,23 +15,13 @@ from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.snapshot import Identity
 from liftpy.errors import ConfigError
-from liftpy.renamed import CLIENT_METHODS, COMMANDS, GROUP_FUNCTIONS, MODULES, OPTIONS, SETTINGS
+from liftpy.renamed import CLIENT_METHODS, COMMANDS, GROUP_FUNCTIONS, OPTIONS, SETTINGS
 from liftpy.service import Record, Service
 from liftpy.service.settings import ServiceSettings
 from liftpy.testing.memory import memory_cluster
 from sidecar.cli.main import liftpy, main
 from sidecar.runtime.settings import NodeSettings, SettingsLoader, dev_environment
 from tests.each import each
-
-
-def test_import_of_each_old_module_name_returns_the_module_with_the_new_name() -> None:
-    for old, name in MODULES.items():
-        new = importlib.import_module(name)
-        sys.modules.pop(old, None)
-        with pytest.warns(DeprecationWarning, match=name):
-            assert importlib.import_module(old) is new, old
-        assert new.__spec__ is not None
-        assert new.__spec__.name == name, "as if it had been imported by its new name"
 
 
 async def test_client_method_with_an_old_name_calls_the_new_method_and_warns() -> None:
@@ -66,31 +53,6 @@ def test_group_function_with_an_old_name_calls_the_new_method_and_warns(old: str
     assert function(client, "billing", positions={}) == (("billing",), {"positions": {}})
     with pytest.raises(AttributeError, match="no attribute 'describe_groups'"):
         _ = group_admin.describe_groups
-
-
-def test_import_of_all_old_module_names_hides_no_attribute_of_a_package() -> None:
-    program = """
-import importlib, sys, warnings
-from liftpy.renamed import MODULES
-warnings.simplefilter("ignore")
-for name in set(MODULES.values()):
-    importlib.import_module(name)
-packages = [m for name, m in sys.modules.items() if name.startswith(("liftpy", "sidecar")) and hasattr(m, "__path__")]
-before = [(package, name, value) for package in packages for name, value in vars(package).items() if not name.startswith("__")]
-for old in MODULES:
-    importlib.import_module(old)
-print([f"{package.__name__}.{name}" for package, name, value in before if getattr(package, name) is not value])
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "[]\n"
-
-
-def test_import_of_a_merged_module_from_its_old_package_returns_the_new_modules() -> None:
-    program = (
-        "from liftpy.group import shown, limits; from liftpy.wire._pb import group_pb2; print(shown.__name__, limits.__name__)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["liftpy.core.groups.coordinator", "liftpy.core.groups.commands"]
 
 
 def test_renamed_settings_exist_only_with_their_new_names() -> None:

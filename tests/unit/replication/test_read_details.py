@@ -8,8 +8,8 @@ import pytest
 
 from liftpy.core.log.log import Log, RecheckResult
 from liftpy.core.log.storage import MemoryStorage
+from liftpy.core.partition import reads as module
 from liftpy.core.partition.reads import MAX_REQUEST_BYTES, WAITING_COST_BYTES, Chunks, PartitionFiles, ReadBudget, Reads
-from liftpy.core.replication import reads as module
 from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2

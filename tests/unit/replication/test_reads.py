@@ -13,8 +13,8 @@ from liftpy.config import StreamConfig
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
+from liftpy.core.partition import reads as module
 from liftpy.core.partition.reads import MAX_WAIT_MS, Chunks, Reads, ReplicaSource
-from liftpy.core.replication import reads as module
 from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2

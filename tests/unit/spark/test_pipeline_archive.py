@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +27,13 @@ from liftpy.errors import (
 from liftpy.spark.failures import SourceError, WorkerStartError, error_of, unwrap_spark_errors, with_error_code
 from liftpy.spark.pipelines import archive
 from liftpy.spark.pipelines import archive_writer as writing_module
-from liftpy.spark.pipelines.archive import Archived, ArchivePlan, DataFile, find_orphans, orphans_among, remove_orphans
+from liftpy.spark.pipelines.archive import (
+    Archived,
+    ArchivePlan,
+    DataFile,
+    orphans_among,
+)
 from liftpy.spark.pipelines.archive_writer import WriterSettings, write_range
-from liftpy.spark.pipelines.table_formats import state_of, stats_of, table_at
 from liftpy.spark.pipelines.tables import (
     ArchivedRange,
     FileName,
@@ -41,6 +46,7 @@ from liftpy.spark.pipelines.tables import (
     marks_of,
     parse_file,
     starts_after,
+    stats_of,
     tag_of,
     temporary,
 )
@@ -58,8 +64,9 @@ def test_spark_archive_file_name_contains_stream_partition_and_offsets(name: Fil
     assert (is_temporary(unfinished), is_temporary(name.name), parse_file(unfinished)) == (True, False, None)
 
 
-def test_spark_archive_file_name_depends_on_the_uid_and_the_columns() -> None:
-    assert len({tag_of("u", ["a"]), tag_of("v", ["a"]), tag_of("u", ["b"]), tag_of("u", ["a", "b"]), tag_of("u", ["ab"])}) == 5
+def test_spark_archive_file_name_depends_on_the_uid_the_columns_and_the_epoch() -> None:
+    names = [("u", ["a"], 0), ("v", ["a"], 0), ("u", ["b"], 0), ("u", ["a", "b"], 0), ("u", ["ab"], 0), ("u", ["a"], 1)]
+    assert len({tag_of(*name) for name in names}) == len(names)
     with pytest.raises(InvalidNameError):
         check_archived("a/b")
     with pytest.raises(ConfigError, match="internal"):
@@ -137,6 +144,7 @@ def test_spark_archive_with_other_columns_than_the_table_raises_config_error() -
     "wrong",
     [
         {"streams": ()}, {"streams": ("a", "a")}, {"streams": ("_a",)}, {"compression": "gzip"}, {"every_s": -1.0},
+        {"every_s": math.nan}, {"every_s": math.inf}, {"orphan_age_s": math.nan},
         {"batch_records": 0}, {"columns": "value,offset"}, {"source": {"Subscribe": "x"}},
     ],
 )  # fmt: skip
@@ -185,6 +193,13 @@ def test_spark_archive_reuses_the_file_of_a_range_that_is_already_written(tmp_pa
     assert (tmp_path / first.path).stat().st_ino == before.st_ino
     other = write_range(replace(PLANNED, uid="other"), batches(range(10, 20)), SCHEMA, WriterSettings(str(tmp_path)))
     assert other.path != first.path
+
+
+def test_spark_archive_does_not_reuse_a_file_of_records_that_an_unclean_election_lost(tmp_path: Path) -> None:
+    lost = write_range(replace(PLANNED, last=(19, 1)), batches(range(10, 20)), SCHEMA, WriterSettings(str(tmp_path)))
+    written = write_range(replace(PLANNED, last=(19, 3)), batches(range(10, 18)), SCHEMA, WriterSettings(str(tmp_path)))
+    assert (lost.record_count, written.record_count) == (10, 8)
+    assert pq.read_table(tmp_path / written.path)["offset"].to_pylist() == list(range(10, 18))
 
 
 def test_spark_archive_with_two_attempts_of_one_range_keeps_the_file_that_finished_first(tmp_path: Path) -> None:
@@ -239,68 +254,6 @@ def test_spark_archive_orphan_cleanup_removes_only_unreachable_files() -> None:
     assert of(60.0) == ({passed, half}, 20, 3)
     assert of(59.0) == (set(), 0, 4)
     assert of(60.0, only_added_to=False) == ({half}, 10, 4)
-
-
-# ---- Delta ---------------------------------------------------------------------------------------------------------------
-def committed(root: Path, start: int, end: int, batch: int, query: str = "q") -> TableCommit:
-    planned = replace(PLANNED, start_offset=start, end_offset=end)
-    written = write_range(planned, batches(range(start, end)), SCHEMA, WriterSettings(str(root)))
-    found = commit_of([written], query, batch, {} if not start else table_at(root).state(marks_of([written], query)).marks)  # type: ignore[union-attr]
-    assert found is not None
-    return found
-
-
-def test_spark_delta_table_commit_stores_offsets_and_files_in_one_transaction(tmp_path: Path) -> None:
-    pytest.importorskip("deltalake")
-    table = table_at(tmp_path)
-    assert table.state() is None
-    with pytest.raises(NotFoundError, match=f"No table in {tmp_path}"):
-        state_of(table)
-    assert table.commit(committed(tmp_path, 0, 10, 0), SCHEMA) == 0
-    assert table.commit(committed(tmp_path, 10, 15, 1), SCHEMA) == 1
-    state = state_of(table_at(tmp_path), ["q", "liftpy/orders/2", "liftpy/orders/uid/uid", "none"])
-    assert (state.version, state.record_count, len(state.files)) == (1, 15, 2)
-    assert state.marks == {"q": 1, "liftpy/orders/2": 15, "liftpy/orders/uid/uid": 1}
-    assert state.schema.names == SCHEMA.names
-    assert all(Path(file).is_file() for file in state.files)
-    assert table.only_added_to()
-    assert table.commit(committed(tmp_path, 15, 18, 2), SCHEMA, replace=True) == 2
-    assert [Path(file).name[:10] for file in state_of(table).files] == ["orders-2-0"]
-    assert not table.only_added_to()
-    with pytest.raises(ConfigError, match="Unknown table format"):
-        table_at(tmp_path, "hudi")
-
-
-def test_spark_archive_of_one_partition_by_two_queries_fences_one_query(tmp_path: Path) -> None:
-    pytest.importorskip("deltalake")
-    one, other = table_at(tmp_path), table_at(tmp_path)
-    assert one.state() is other.state() is None
-    first = committed(tmp_path, 0, 10, 0)
-    one.commit(first, SCHEMA)
-    with pytest.raises(FencedError, match="Another process created table"):
-        other.commit(replace(first, marks={**first.marks, "r": 0}), SCHEMA)
-    other.state()
-    one.commit(committed(tmp_path, 10, 20, 1), SCHEMA)
-    with pytest.raises(FencedError, match="nother archive writes"):
-        other.commit(committed(tmp_path, 10, 12, 0, "r"), SCHEMA)
-    assert state_of(other).record_count == 20
-
-
-def test_spark_delta_table_unreferenced_files_are_listed_as_orphans(tmp_path: Path) -> None:
-    pytest.importorskip("deltalake")
-    table = table_at(tmp_path)
-    assert find_orphans(table, 0.0).files == ()
-    table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
-    dead = write_range(
-        replace(PLANNED, start_offset=1, end_offset=9), batches(range(1, 9)), SCHEMA, WriterSettings(str(tmp_path))
-    )
-    write_range(replace(PLANNED, start_offset=10, end_offset=12), batches(range(10, 12)), SCHEMA, WriterSettings(str(tmp_path)))
-    found = find_orphans(table, 0.0)
-    assert (found.files, found.left) == ((str(tmp_path / dead.path),), 1)
-    remove_orphans(found)
-    remove_orphans(found)
-    assert find_orphans(table, 0.0).files == ()
-    assert state_of(table).record_count == 10
 
 
 def test_spark_archive_file_age_does_not_depend_on_the_local_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from liftpy.spark.planning import PartitionView, plan_ranges
 from liftpy.spark.schema import arrow_schema
 from liftpy.spark.sink_rows import places_of
 from sidecar.cli.main import main
-from tests.sim.fake_node import FakeNode
+from tests.fake_node import FakeNode
 
 TAG = "0123456789ab"
 
@@ -79,7 +80,17 @@ def test_spark_replay_sleeps_to_keep_the_requested_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"name": ""}, {"name": "x" * 101}, {"rate": -1.0}, {"target": "a"}, {"stream": "_a"}, {"target": "b/c"}]
+    "wrong",
+    [
+        {"name": ""},
+        {"name": "x" * 101},
+        {"rate": -1.0},
+        {"rate": math.nan},
+        {"rate": math.inf},
+        {"target": "a"},
+        {"stream": "_a"},
+        {"target": "b/c"},
+    ],
 )
 def test_spark_replay_plan_rejects_contradictory_options(wrong: dict[str, Any]) -> None:
     with pytest.raises((ConfigError, InvalidNameError)):

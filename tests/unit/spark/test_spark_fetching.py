@@ -21,7 +21,7 @@ from liftpy.spark.planning import PlannedRange
 from liftpy.spark.process_connection import CONNECT_TIMEOUT_S, ProcessConnection, credentials_of, link_to
 from liftpy.spark.range_reader import FetchRules, RangeReader, RetryingRequests
 from sidecar.dev.nats_server import NatsServer
-from tests.sim.fake_node import FakeNode, FakeStream, fake_node_in_thread
+from tests.fake_node import FakeNode, FakeStream, fake_node_in_thread
 
 QUICK = FetchRules(patience_s=30.0)
 
@@ -74,6 +74,21 @@ def test_spark_fetch_with_single_requests_requests_each_batch_once(link: Process
     fill(node.add_stream("orders"), [1000] * 60, value_bytes=300)
     assert offsets(link, planned(0, 60_000), by=fetch_range) == list(range(60_000))
     assert sum(node.asked.values()) <= 60 // 3 + 5, "three batches of 306 KB in an answer"
+
+
+@pytest.mark.parametrize("by", [read_range, fetch_range])
+def test_spark_fetch_of_records_that_suddenly_grow_holds_only_some_megabytes(
+    link: ProcessConnection, node: FakeNode, by: Any
+) -> None:
+    stream = node.add_stream("orders")
+    fill(stream, [100] * 25, value_bytes=1000)
+    fill(stream, [10] * 250, value_bytes=12_000)
+    held_bytes, found = [], []
+    for pieces in by(link, planned(0, 5000), QUICK):
+        held_bytes.append(sum(piece.batch.header.size_bytes for piece in pieces))
+        found += [int(offset) for piece in pieces for offset in piece.offsets()]
+    assert found == list(range(5000))
+    assert max(held_bytes) < 6_000_000
 
 
 def test_spark_fetch_excludes_records_committed_after_planning(link: ProcessConnection, node: FakeNode) -> None:
@@ -137,6 +152,17 @@ def test_spark_fetch_rejects_a_missing_offset_in_a_batch_unless_compacted(link: 
         offsets(link, planned(0, 5))
     stream.partitions[0].compacted = True
     assert offsets(link, replace(planned(0, 5), compacted=True)) == [0, 4]
+
+
+@pytest.mark.parametrize("by", [read_range, fetch_range])
+def test_spark_fetch_of_records_purged_after_planning_returns_the_others(
+    link: ProcessConnection, node: FakeNode, by: Any
+) -> None:
+    (log,) = node.add_stream("orders").partitions
+    log.append(build_batch([b"a", b"b"], base_offset=0, leader_epoch=1, offset_deltas=[0, 4]))
+    log.append(build_batch([b"c"], base_offset=8, leader_epoch=1))
+    log.compacted = True
+    assert offsets(link, planned(0, 9), by=by) == [0, 4, 8]
 
 
 def test_spark_fetch_of_a_range_planned_as_compacted_sends_one_request(link: ProcessConnection, node: FakeNode) -> None:

@@ -17,9 +17,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from liftpy.core.wire.batch import build_batch
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import SourceError
+from liftpy.spark.offsets import StreamOffsets
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.process_connection import ProcessConnection
-from tests.sim.fake_node import FakeNode, FakePartition
+from tests.fake_node import FakeNode, FakePartition
 
 ALL = ReadAllAvailable()
 Open = Callable[..., Any]
@@ -121,7 +122,8 @@ def test_spark_offset_watch_requests_planned_offsets_that_are_not_yet_reported(s
     reader.latestOffset(reader.initialOffset(), ALL)
     catalog = reader._open_catalog()
     append(log, 40)
-    assert catalog.views_reaching({("orders", 0): 50})["orders", 0].end_offset == 50
+    ended, none = StreamOffsets({("orders", 0): 50}, {"orders": "uid-orders"}), StreamOffsets({}, {})
+    assert catalog.views_reaching(ended, none)["orders", 0].end_offset == 50
 
 
 def test_spark_catalog_after_a_recent_listing_finds_a_recreated_stream(link: ProcessConnection, node: FakeNode) -> None:

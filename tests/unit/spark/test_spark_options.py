@@ -135,6 +135,13 @@ def test_spark_topic_column_option_adds_a_topic_column() -> None:
         parse(topicColumn="true", columns="value")
 
 
+def test_spark_include_headers_option_adds_a_headers_column() -> None:
+    assert "headers" not in parse().columns
+    assert parse(columns="value, headers", includeHeaders="true").columns == ("value", "headers")
+    with pytest.raises(ConfigError, match="columns does not contain headers"):
+        parse(columns="value", includeHeaders="true")
+
+
 @each(
     "given",
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import replace
 
@@ -10,15 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftpy.errors import ConfigError, DataLossError, NotFoundError, OffsetOutOfRangeError
+from liftpy.errors import ConfigError, NotFoundError, OffsetOutOfRangeError
 from liftpy.spark.offsets import OffsetSpec, StreamOffsets, check_uids, parse_spec, raise_to_start, share_out
 from liftpy.spark.planning import (
     PartitionView,
-    PlannedRange,
-    plan_ranges,
     resolve_ends,
     resolve_starts,
-    split_ranges,
 )
 
 
@@ -133,79 +129,3 @@ def test_spark_starting_offset_past_the_high_watermark_raises_offset_out_of_rang
     for resolve in (resolve_starts, resolve_ends):
         with pytest.raises(OffsetOutOfRangeError, match="offset 101 of orders/0 is beyond the committed end 100"):
             resolve(past, views(view(0)))
-
-
-# ---- ranges ------------------------------------------------------------------------------------------------------------
-
-
-def test_spark_planned_range_below_the_log_start_raises_data_loss_or_skips_by_option() -> None:
-    cut = views(view(0, 40, 100))
-    with pytest.raises(DataLossError, match=r"OFFSET_OUT_OF_RANGE orders/0: offsets \[10, 40\) were deleted"):
-        plan_ranges(cut, {("orders", 0): 10}, {("orders", 0): 80}, fail_on_data_loss=True)
-    ranges, losses = plan_ranges(cut, {("orders", 0): 10}, {("orders", 0): 80}, fail_on_data_loss=False)
-    assert [(r.start_offset, r.end_offset) for r in ranges] == [(40, 80)]
-    assert len(losses) == 1
-
-
-def test_spark_planned_range_deleted_completely_is_skipped_with_a_warning() -> None:
-    cut = views(view(0, 90, 100))
-    ranges, losses = plan_ranges(cut, {("orders", 0): 10}, {("orders", 0): 20}, fail_on_data_loss=False)
-    assert ranges == []
-    assert "offsets [10, 20) were deleted" in losses[0]
-
-
-def test_spark_planned_range_past_a_shrunk_log_raises_data_loss() -> None:
-    shrunk = views(view(0, 0, 50))
-    with pytest.raises(DataLossError, match=r"offsets \[50, 80\) were committed"):
-        plan_ranges(shrunk, {("orders", 0): 10}, {("orders", 0): 80}, fail_on_data_loss=True)
-
-
-def test_spark_planned_range_lost_by_an_unclean_election_raises_data_loss() -> None:
-    """The logs of the old and new leader are equal up to offset 40 at most."""
-    both = views(view(0, 0, 100, cut_at=40, lost_ends=(60, 80)))
-    for start in (10, 60):
-        with pytest.raises(
-            DataLossError, match=r"an unclean election lost records .*Only records below offset 40 can be unchanged"
-        ):
-            plan_ranges(both, {("orders", 0): start}, {("orders", 0): 80}, fail_on_data_loss=True)
-    ranges, losses = plan_ranges(both, {("orders", 0): 10}, {("orders", 0): 80}, fail_on_data_loss=False)
-    assert [(r.start_offset, r.end_offset) for r in ranges] == [(10, 40)], "what is there beyond is another micro-batch's"
-    assert len(losses) == 1
-    ranges, losses = plan_ranges(both, {("orders", 0): 60}, {("orders", 0): 80}, fail_on_data_loss=False)
-    assert (ranges, len(losses)) == ([], 1), "and of this one nothing is left"
-    ranges, losses = plan_ranges(both, {("orders", 0): 60}, {("orders", 0): 90}, fail_on_data_loss=False)
-    assert [(r.start_offset, r.end_offset) for r in ranges] == [(40, 90)], "none of the new records is left out"
-    assert plan_ranges(both, {("orders", 0): 10}, {("orders", 0): 30}, fail_on_data_loss=True)[1] == []
-
-
-def test_spark_min_partitions_option_splits_ranges_as_in_the_docs_example() -> None:
-    ranges = [
-        PlannedRange("s", "u", 0, 0, 900, 1, "n1", ("n1",)),
-        PlannedRange("s", "u", 1, 0, 100, 1, "n1", ("n1",)),
-    ]
-    pieces = [(r.partition, r.start_offset, r.end_offset) for r in split_ranges(ranges, 5)]
-    assert pieces == [(0, 0, 180), (0, 180, 360), (0, 360, 540), (0, 540, 720), (0, 720, 900), (1, 0, 100)]
-    assert split_ranges(ranges, 2) == ranges
-    assert [r.record_count for r in split_ranges(ranges, 0, 100)] == [100] * 10
-    assert [r.record_count for r in split_ranges(ranges, 0, 400)] == [300] * 3 + [100]
-    assert [r.record_count for r in split_ranges(ranges, 20, 400)] == [50] * 20
-    huge = [PlannedRange("s", "u", 0, 0, 1 << 40, 1, "n1", ("n1",))]
-    with pytest.raises(ConfigError, match="would be divided into"):
-        split_ranges(huge, 0, 5)
-
-
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=5), st.integers(0, 40), st.integers(0, 300))
-def test_spark_planned_range_pieces_cover_the_range_without_gap_or_overlap(
-    sizes: list[int], min_partitions: int, most: int
-) -> None:
-    ranges = [PlannedRange("s", "u", i, 7, 7 + size, 1, "n1", ("n1",)) for i, size in enumerate(sizes)]
-    pieces = split_ranges(ranges, min_partitions, most)
-    assert len(pieces) >= min(min_partitions, sum(sizes))
-    assert not most or all(p.record_count <= most for p in pieces)
-    assert all(p.record_count > 0 for p in pieces)
-    for whole in ranges:
-        own = [p for p in pieces if p.partition == whole.partition]
-        assert own[0].start_offset == whole.start_offset
-        assert own[-1].end_offset == whole.end_offset
-        assert all(a.end_offset == b.start_offset for a, b in itertools.pairwise(own))
-    assert pieces == split_ranges(ranges, min_partitions, most)

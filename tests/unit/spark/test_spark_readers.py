@@ -23,7 +23,7 @@ from liftpy.spark.failures import SourceError
 from liftpy.spark.options import Access, Selection
 from liftpy.spark.process_connection import ProcessConnection
 from liftpy.spark.source import LiftDataSource, LiftReader, LiftStreamReader
-from tests.sim.fake_node import FakeNode, FakePartition
+from tests.fake_node import FakeNode, FakePartition
 
 ALL = ReadAllAvailable()
 EPOCH_1 = {"epochs": {"0": 1}}
@@ -361,6 +361,24 @@ def test_streaming_query_with_byte_and_record_limits_ends_at_the_lower_limit(sou
         reader.latestOffset(start, ReadMaxBytes(5))
 
 
+def test_streaming_query_with_a_byte_limit_continues_after_retention_has_deleted_its_start(
+    source: Open, node: FakeNode
+) -> None:
+    log = node.add_stream("orders").partitions[0]
+    for _ in range(10):
+        append(log, 10)
+    limit = ReadMaxBytes(3 * len(log.batches[-1][1]) + 5)
+    start = streaming(source(startingOffsets="earliest")).initialOffset()
+    for log_start, end_offset in ((20, 50), (100, 100)):
+        log.log_start_offset = log_start
+        end = streaming(source()).latestOffset(start, limit)
+        assert end["orders"]["0"] == end_offset
+        with pytest.raises(SourceError, match=r"^\[DATA_LOSS\]"):
+            streaming(source()).partitions(start, end)
+        expected = [(0, log_start, end_offset)] if log_start < end_offset else []
+        assert ranges(streaming(source(failOnDataLoss="false")).partitions(start, end)) == expected
+
+
 def test_streaming_query_reads_added_partitions_from_their_first_record(
     source: Open, node: FakeNode, link: ProcessConnection
 ) -> None:
@@ -469,6 +487,18 @@ def test_streaming_query_with_a_log_end_below_the_committed_offset_raises_data_l
     start, end = ({"orders": {"0": offset, "uid": "uid-orders"}} for offset in (40, 100))
     with pytest.raises(SourceError, match=r"^\[DATA_LOSS\] .*offsets \[50, 100\) were committed"):
         streaming(source(patience="0.3")).partitions(start, end)
+
+
+@pytest.mark.parametrize("loss", ["true", "false"])
+def test_streaming_query_whose_leader_cannot_commit_planned_records_raises_unavailable(
+    source: Open, node: FakeNode, loss: str
+) -> None:
+    log = node.add_stream("orders").partitions[0]
+    append(log, 100)
+    start, end = ({"orders": {"0": offset, **EPOCH_1, "uid": "uid-orders"}} for offset in (40, 100))
+    log.high_watermark = 60
+    with pytest.raises(SourceError, match=r"^\[UNAVAILABLE\] .*orders/0"):
+        streaming(source(patience="0.3", failOnDataLoss=loss)).partitions(start, end)
 
 
 def test_spark_query_of_a_recreated_stream_raises_not_found_in_planning_and_reading(source: Open, node: FakeNode) -> None:

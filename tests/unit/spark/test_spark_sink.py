@@ -19,7 +19,7 @@ from liftpy.core.wire.partitioner import partition_of
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError, PublishRejectedError
 from liftpy.spark.options import SinkOptions
-from liftpy.spark.sink import RowAppender, WriteResult, gather_rows, send_round
+from liftpy.spark.sink import WriteResult, gather_rows, send_round
 from liftpy.spark.sink_rows import as_binary, bytes_of, check_rows, check_schema, in_order, places_of
 from liftpy.testing.memory import memory_cluster
 
@@ -237,22 +237,6 @@ async def test_spark_sink_concurrent_attempts_of_a_task_store_each_row_once(clie
         assert Counter((key, value) for _, key, value in await held(client)) == wanted
 
 
-async def test_spark_sink_task_repeated_with_other_rows_raises_diverged(client: Client) -> None:
-    await write(client, table_of(some(0)), Round("q", 0, 0))
-    before = await held(client)
-    for other in (table_of([*some(0, 39), (b"k1", b"another")]), table_of(some(0, 39)), None):
-        with pytest.raises(PublishRejectedError, match="differs from the earlier one"):
-            await write(client, other, Round("q", 0, 0))
-    assert await held(client) == before
-
-
-async def test_spark_sink_micro_batch_older_than_the_last_one_is_fenced(client: Client) -> None:
-    await write(client, table_of(some(5)), Round("q", 0, 5))
-    with pytest.raises(PublishRejectedError, match="PRODUCER_FENCED"):
-        await write(client, table_of(some(4)), Round("q", 0, 4))
-    assert len(await held(client)) == 40
-
-
 async def test_spark_sink_with_order_plan_stores_rows_in_the_order_of_the_query(client: Client) -> None:
     rows = [(b"k", b"%d" % n) for n in (3, 1, 2)]
     await write(client, table_of(rows), Round("q", 0, 0), SinkOptions.parse({"stream": "out", "order": "plan"}))
@@ -288,19 +272,6 @@ async def test_spark_sink_rejects_a_stream_without_acks(client: Client) -> None:
     await client.create_stream("silent", "data.silent", config=StreamConfig(ack_policy=AckPolicy.NONE))
     with pytest.raises(ConfigError, match="ack policy none"):
         await write(client, table_of(some(0)), Round("q", 0, 0), SinkOptions.parse({"stream": "silent"}))
-
-
-async def test_spark_sink_without_a_write_epoch_stores_repeated_rows_again(client: Client) -> None:
-    for _ in range(2):
-        appending = RowAppender(client.transport, MetadataRequests(client.transport, Subjects(), 5.0), OPTIONS)
-        for rows in (some(0), [], some(1)):
-            columns = {"key": [key for key, _ in rows], "value": [value for _, value in rows]}
-            batch = pa.record_batch({name: pa.array(column, pa.binary()) for name, column in columns.items()})
-            await appending.send(batch)
-        sent = await appending.end()
-        await appending.close()
-        assert (sent.rows, sent.known, sum(found.record_count for found in sent.ranges)) == (80, 0, 80)
-    assert len(await held(client)) == 160
 
 
 def test_spark_sink_task_buffer_is_bounded_in_bytes() -> None:

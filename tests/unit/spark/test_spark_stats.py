@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 from collections import Counter
 from pathlib import Path
@@ -23,7 +24,7 @@ from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines import stats as stats_module
 from liftpy.spark.pipelines.parallel import spread
 from liftpy.spark.pipelines.stats import MAX_BUCKETS, WIDTHS_NS, RangeStats, Sketch, save_plot, stats
-from tests.sim.fake_node import FakeNode, FakePartition
+from tests.fake_node import FakeNode, FakePartition
 
 S = 10**9
 ORDERS = Selection(("orders",))
@@ -175,7 +176,7 @@ def test_spark_stats_of_an_offset_range_include_only_the_range(access: Access, n
     )
     assert (some.partitions[0].summary()["records"], some.partitions[0].measures.start_offset) == (270, 150)
     assert stats(access, ORDERS, every_s=3.0).width_s == 3.0
-    for wrong in (1e-9, 1e12):
+    for wrong in (1e-9, 1e12, math.nan):
         with pytest.raises(ConfigError, match="every_s"):
             stats(access, ORDERS, every_s=wrong)
     with pytest.raises(LiftError, match=r"\[NOT_FOUND\]"):

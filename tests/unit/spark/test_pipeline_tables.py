@@ -1,0 +1,211 @@
+"""Test Delta and Iceberg tables of an archive without a JVM: offsets and files in one transaction, fencing, orphans."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from liftpy.errors import ConfigError, FencedError, NotFoundError, StorageError
+from liftpy.spark.pipelines.archive import OrphanFiles, find_orphans, remove_orphans
+from liftpy.spark.pipelines.archive_writer import WriterSettings, write_file, write_range
+from liftpy.spark.pipelines.tables import (
+    CATALOG,
+    DATA,
+    Table,
+    TableCommit,
+    TableFile,
+    commit_of,
+    marks_of,
+    state_of,
+    table_at,
+)
+from liftpy.spark.schema import arrow_schema
+from tests.unit.spark.test_pipeline_archive import PLANNED, SCHEMA, batches
+
+PACKAGES = {"delta": "deltalake", "iceberg": "pyiceberg"}
+QUERY = "q"
+
+
+@pytest.fixture(params=PACKAGES)
+def kind(request: pytest.FixtureRequest) -> str:
+    pytest.importorskip(PACKAGES[request.param])
+    return str(request.param)
+
+
+def catalog_in(root: Path) -> Any:
+    from pyiceberg.catalog.sql import SqlCatalog  # here, because each worker would import it
+
+    return SqlCatalog("liftpy", uri=f"sqlite:///{root / CATALOG}")
+
+
+def opened(root: Path, kind: str = "iceberg") -> Table:
+    pytest.importorskip(PACKAGES[kind])
+    return table_at(root, kind)
+
+
+def committed(root: Path, start: int, end: int, batch: int, query: str = QUERY) -> TableCommit:
+    planned = replace(PLANNED, start_offset=start, end_offset=end)
+    written = write_range(planned, batches(range(start, end)), SCHEMA, WriterSettings(str(root)))
+    state = table_at(root).state(marks_of([written], query)) if start else None
+    found = commit_of([written], query, batch, {} if state is None else state.marks)
+    assert found is not None
+    return found
+
+
+def test_spark_table_commit_stores_offsets_and_files_in_one_transaction(tmp_path: Path, kind: str) -> None:
+    table = opened(tmp_path, kind)
+    assert table.state() is None
+    with pytest.raises(NotFoundError, match=f"No table in {tmp_path}"):
+        state_of(table)
+    first = table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
+    assert table.commit(committed(tmp_path, 10, 15, 1), SCHEMA) == first + 1
+    found = table_at(tmp_path)
+    assert type(found) is type(table), "the directory shows the format"
+    state = state_of(found, [QUERY, "liftpy/orders/2", "liftpy/orders/uid/uid", "none"])
+    assert (state.version, state.record_count, len(state.files)) == (first + 1, 15, 2)
+    assert state.marks == {QUERY: 1, "liftpy/orders/2": 15, "liftpy/orders/uid/uid": 1}
+    assert state.schema.names == SCHEMA.names
+    assert all(Path(file).is_file() for file in state.files)
+    assert table.only_added_to()
+    (other,) = PACKAGES.keys() - {kind}
+    with pytest.raises(ConfigError, match=f"has the format {kind}, not {other}"):
+        table_at(tmp_path, other)
+    with pytest.raises(ConfigError, match="Unknown table format"):
+        table_at(tmp_path, "hudi")
+
+
+def test_spark_table_commit_without_files_stores_offsets(tmp_path: Path, kind: str) -> None:
+    table, other = opened(tmp_path, kind), opened(tmp_path, kind)
+    table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
+    assert other.state() is not None
+    table.commit(TableCommit((), {QUERY: 7}), SCHEMA)
+    assert state_of(table, [QUERY]).marks == {QUERY: 7}
+    assert state_of(table).record_count == 10
+    assert table.only_added_to()
+    with pytest.raises(FencedError):
+        other.commit(TableCommit((), {QUERY: 1}), SCHEMA)
+    assert state_of(table, [QUERY]).marks == {QUERY: 7}
+
+
+def test_spark_archive_of_one_partition_by_two_queries_fences_one_query(tmp_path: Path, kind: str) -> None:
+    one, other = opened(tmp_path, kind), opened(tmp_path, kind)
+    assert one.state() is other.state() is None
+    first = committed(tmp_path, 0, 10, 0)
+    one.commit(first, SCHEMA)
+    with pytest.raises(FencedError, match=r"Another (archive writes|process created)"):
+        other.commit(replace(first, marks={**first.marks, "r": 0}), SCHEMA)
+    other.state()
+    one.commit(committed(tmp_path, 10, 20, 1), SCHEMA)
+    with pytest.raises(FencedError, match="nother archive writes"):
+        other.commit(committed(tmp_path, 10, 12, 0, "r"), SCHEMA)
+    assert state_of(other).record_count == 20
+
+
+def test_spark_table_unreferenced_files_are_listed_as_orphans(tmp_path: Path, kind: str) -> None:
+    table, settings = opened(tmp_path, kind), WriterSettings(str(tmp_path))
+    assert find_orphans(table, 0.0) == OrphanFiles()
+    table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
+    dead = write_range(replace(PLANNED, start_offset=1, end_offset=9), batches(range(1, 9)), SCHEMA, settings)
+    write_range(replace(PLANNED, start_offset=10, end_offset=12), batches(range(10, 12)), SCHEMA, settings)
+    found = find_orphans(table, 0.0)
+    assert (found.files, found.left) == ((str(tmp_path / dead.path),), 1)
+    remove_orphans(found)
+    remove_orphans(found)
+    assert find_orphans(table, 0.0).files == ()
+    assert state_of(table).record_count == 10
+
+
+def test_spark_iceberg_table_is_readable_by_pyiceberg(tmp_path: Path) -> None:
+    table = opened(tmp_path)
+    table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
+    read = catalog_in(tmp_path).load_table("liftpy.archive").scan().to_arrow()
+    assert sorted(read["offset"].to_pylist()) == list(range(10))
+    (tmp_path / CATALOG).write_bytes(b"no database at all, and longer than a page header of one would be" * 20)
+    with pytest.raises(StorageError, match="Iceberg table"):
+        table.state()
+
+
+def latest(root: Path, first: int) -> tuple[TableCommit, str]:
+    """Write a file with ten records as compaction does. Return its commit and its path."""
+    path = f"{DATA}/latest-{first}.parquet"
+    rows, size_bytes = write_file(root / path, batches(range(first, first + 10)), SCHEMA, "zstd")
+    return TableCommit((TableFile(path, size_bytes, rows),), {"end": first + 10}), str(root / path)
+
+
+def test_spark_iceberg_table_replace_commit_swaps_all_files_in_one_transaction(tmp_path: Path) -> None:
+    table, other = opened(tmp_path), opened(tmp_path)
+    (one, old), (two, new) = latest(tmp_path, 0), latest(tmp_path, 10)
+    first = table.commit(one, SCHEMA, replace=True)
+    assert other.state() is not None
+    second = table.commit(two, SCHEMA, replace=True)
+    state = state_of(opened(tmp_path), ["end"])
+    assert (state.version > first, state.version, state.files, state.record_count, state.marks) == (
+        True, second, (new,), 10, {"end": 20},
+    )  # fmt: skip
+    assert not table.only_added_to()
+    with pytest.raises(FencedError, match="Another archive writes to table"):
+        other.commit(latest(tmp_path, 20)[0], SCHEMA, replace=True)
+    assert state_of(other).files == (new,)
+    third = table.commit(TableCommit((), {"end": 30}), SCHEMA, replace=True)
+    assert state_of(table, ["end"]) == replace(state, version=third, files=(), record_count=0, marks={"end": 30})
+    assert Path(old).is_file()
+
+
+def test_spark_iceberg_table_cleanup_deletes_files_of_old_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = opened(tmp_path)
+    (one, old), (two, new) = latest(tmp_path, 0), latest(tmp_path, 10)
+    table.commit(one, SCHEMA, replace=True)
+    table.commit(two, SCHEMA, replace=True)
+    stray = latest(tmp_path, 20)[1]
+    table.forget_old_files()
+    assert [Path(file).is_file() for file in (old, new, stray)] == [True] * 3, "they may be read for a week"
+    for file in (old, new, stray):
+        os.utime(file, (1, 1))
+    table.forget_old_files()
+    assert [Path(file).is_file() for file in (old, new, stray)] == [True, True, False], "a version of this week has the old one"
+    monkeypatch.setattr("liftpy.spark.pipelines.tables.KEPT_S", -1.0)
+    stray = latest(tmp_path, 20)[1]
+    table.forget_old_files()
+    assert [Path(file).is_file() for file in (old, new, stray)] == [False, True, False]
+    assert state_of(table).files == (new,)
+
+
+def test_spark_iceberg_table_accepts_all_archive_columns(tmp_path: Path) -> None:
+    schema = arrow_schema(("key", "value", "headers", "subject", "stream", "partition", "offset", "timestamp", "leader_epoch"))
+    row = {"key": None, "value": b"v", "headers": [{"key": "h", "value": b"1"}], "subject": "s", "stream": "orders"}
+    row |= {"partition": PLANNED.partition, "offset": 0, "timestamp": datetime(2026, 1, 1, tzinfo=UTC), "leader_epoch": 1}
+    batch = pa.RecordBatch.from_pylist([row], schema)
+    written = write_range(replace(PLANNED, start_offset=0, end_offset=1), [batch], schema, WriterSettings(str(tmp_path)))
+    table = opened(tmp_path)
+    found = commit_of([written], QUERY, 0, {})
+    assert found is not None
+    table.commit(found, schema)
+    assert state_of(table).schema.names == schema.names
+    catalog = catalog_in(tmp_path)
+    assert catalog.load_table("liftpy.archive").scan().to_arrow().to_pylist() == [row]
+
+
+@pytest.mark.parametrize("path", ["link", "other/../my örders #1", "my örders #1"])
+def test_spark_archive_table_under_another_path_has_no_orphans(tmp_path: Path, kind: str, path: str) -> None:
+    root = tmp_path / "my örders #1"
+    table = opened(root, kind)
+    assert table.state() is None
+    table.commit(committed(root, 0, 10, 0), SCHEMA)
+    (tmp_path / "link").symlink_to(root)
+    (tmp_path / "other").mkdir()
+    again = table_at(tmp_path / path)
+    assert find_orphans(again, 0.0) == OrphanFiles()
+    assert [pq.read_metadata(file).num_rows for file in state_of(again).files] == [10]
+
+
+@pytest.mark.parametrize("name", ["50%", "orders?"])
+def test_spark_archive_table_in_a_directory_with_a_character_of_urls_raises_config_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="Use another directory"):
+        table_at(tmp_path / name)
