@@ -48,6 +48,8 @@ SLICE_S = 0.002
 PER_SECOND = 4
 MOST_KEPT = 16
 """Maximum number of stored answers to different questions."""
+QUICK_PART_OF_LOOP = 0.1
+"""Maximum share of the event loop's time for questions that a node answers from its memory."""
 KEPT_S = 5.0
 """Time for which the last answer may be repeated while there are too many requests, in seconds."""
 FAILED = b'{"error":"the node failed at this request: its log says why"}'
@@ -121,6 +123,7 @@ class PageAnswers:
         self._gather = gather
         self._most_bytes = most_bytes
         self._shared = SharedAnswers(guard, interval_s=1 / PER_SECOND, kept_s=KEPT_S, now=now)
+        self._quick = SharedAnswers(guard, loop_share=QUICK_PART_OF_LOOP, now=now)
         self._summaries: dict[str, tuple[StreamImage, dict[str, Any]]] = {}
         """Stream name -> (its image, summary of the stream). It is used again while the image is unchanged."""
 
@@ -134,13 +137,8 @@ class PageAnswers:
             return False
         kind, query = question
         reporter = self._reporter()
-        if kind == "history":
-            of = query.get("node", "") if isinstance(query, dict) else ""
-            history = self._history if of == "" else self.kept(of) if isinstance(of, str) else None
-            rows = select_rows(history, query) if history is not None else None
-            answer(_encode(kind, rows.as_object() if rows is not None else None))
-        elif kind == "node_events":
-            answer(_encode(kind, _node_events(self.node_events, query)))
+        if kind in ("history", "node_events"):
+            self._quick.ask(payload, partial(self._of_memory, kind, query), answer)
         elif reporter is None:
             return False
         else:
@@ -156,6 +154,15 @@ class PageAnswers:
             make = makers[kind]
             self._shared.ask(payload, lambda: self._make_answer(kind, make, reporter, query), answer)
         return True
+
+    async def _of_memory(self, kind: str, query: Any) -> bytes:
+        """Return the answer to a question for rows of the history, or for events that this node has seen by itself."""
+        if kind == "node_events":
+            return _encode(kind, _node_events(self.node_events, query))
+        of = query.get("node", "") if isinstance(query, dict) else ""
+        history = self._history if of == "" else self.kept(of) if isinstance(of, str) else None
+        rows = select_rows(history, query) if history is not None else None
+        return _encode(kind, rows.as_object() if rows is not None else None)
 
     async def answer(self, payload: bytes) -> bytes:
         """Return the answer to a question, or b'' if ``payload`` is no known question."""

@@ -94,6 +94,8 @@ PAGE_PARTITIONS = 500
 MOST_FAILED = 100
 """Maximum number of logs that cannot be opened in one answer over NATS. The metric ``partitions_failed`` counts all of them."""
 MOST_ON_A_PAGE = 5000
+MOST_UNSENT_BYTES = 8 << 20
+"""Unsent bytes of the connection above which a request gets ``BUSY``. The connection also carries the replication."""
 PAGES_PART_OF_LOOP = 0.25
 """Maximum share of the event loop's time for status pages and for metrics over HTTP."""
 _HEALTH = (b"/livez", b"/readyz")
@@ -194,6 +196,8 @@ class StatusHandler:
 
     def _answer(self, reply: bytes, answer: bytes) -> None:
         assert self._bus is not None
+        if self._bus.unsent_bytes > MOST_UNSENT_BYTES:
+            answer = BUSY
         send_answer(self._bus, self._inboxes, self._counters, reply, (answer,))
 
     def _most_bytes(self) -> int:

@@ -26,6 +26,7 @@ class Bus:
     """Listens and sends, as a node's connection and as nats-py's."""
 
     max_payload = 1 << 20
+    unsent_bytes = 0
 
     def __init__(self) -> None:
         self.listening: dict[str, Any] = {}

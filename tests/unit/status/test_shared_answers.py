@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.observe.history import NAMES, HistoryRows
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import UnavailableError
 from liftpy.nats.request_guard import RequestGuard
@@ -217,3 +218,29 @@ async def test_status_question_of_the_page_to_its_own_node_has_a_time_limit(node
     async with asyncio.timeout(10):
         with pytest.raises(UnavailableError, match="Node n1 does not answer"):
             await requester.ask_node("n1", b'{"groups": {"group": "", "limit": 7}}', 0.01)
+
+
+async def test_status_history_of_200_callers_at_once_is_encoded_once(
+    node: tuple[Bus, StatusHandler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, handler = node
+    handler.history.add_values(5_000, [1.0] * len(NAMES))
+    encoded: list[object] = []
+    as_object = HistoryRows.as_object
+    monkeypatch.setattr(HistoryRows, "as_object", lambda rows: encoded.append(rows) or as_object(rows))
+    ask(bus, *[b'{"history": {"step": 1, "after": 0}}'] * 200)
+    await until_sent(bus, 200)
+    assert len(encoded) == 1
+
+
+async def test_status_answers_leave_room_on_the_connection_of_the_replication(node: tuple[Bus, StatusHandler]) -> None:
+    bus, handler = node
+    handler.reporter = Counted()  # type: ignore[assignment]
+    bus.unsent_bytes = 9 << 20
+    ask(bus, b"", b'{"history": {"step": 1, "after": 0}}')
+    await until_sent(bus, 2)
+    assert [answer for _, answer in bus.sent] == [BUSY, BUSY]
+    bus.unsent_bytes = 0
+    ask(bus, b"")
+    await until_sent(bus, 3)
+    assert "partitions" in json.loads(bus.sent[-1][1])

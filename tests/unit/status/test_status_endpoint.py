@@ -93,6 +93,7 @@ def test_status_report_of_a_node_with_running_group_coordinators_has_their_group
 # ---- over NATS -------------------------------------------------------------------------------------------------------------
 class Bus:
     max_payload = 1 << 20
+    unsent_bytes = 0
 
     def __init__(self) -> None:
         self.listening: dict[str, Callable[..., None]] = {}
