@@ -49,8 +49,6 @@ UNREFERENCED = {
     "liftpy.testing.plugin.pytest_addoption": "pytest calls it",
     "liftpy.core.wire.frames.decode_replication_piece": _READS_BACK,
     "liftpy.core.wire.frames.decode_replication_response": _READS_BACK,
-    "liftpy.core.wire.frames.is_piece": _READS_BACK,
-    "sidecar.transport.connection.BusConnection.on_reconnect": _NATS,
     "liftpy.nats.connection.Receiver.data_received": _ASYNCIO,
     "liftpy.nats.connection.Receiver.eof_received": _ASYNCIO,
     "liftpy.nats.connection.Receiver.pause_writing": _ASYNCIO,
@@ -64,6 +62,7 @@ UNREFERENCED = {
     "sidecar.cli.help.HelpGroup.resolve_command": _CLICK,
     "sidecar.cli.main.LazyGroup.resolve_command": _CLICK,
     "sidecar.cli.main.LazyGroup.invoke": _CLICK,
+    "sidecar.cli.main.LazyGroup.make_context": _CLICK,
     "sidecar.cli.completion.ClusterName.shell_complete": _CLICK,
     "sidecar.cli.help.HelpCommand.invoke": _CLICK,
     "sidecar.cli.options.OutputFile.shell_complete": _CLICK,
@@ -82,15 +81,14 @@ _CODE = "a code of the protocol that no node of this version sends"
 _SETS = "nats-py reads it"
 _FOR_TESTS = "for tests, which count by it"
 UNREAD = {
+    "liftpy.core.publish.standby.StandbyCounters.recognised": "the report of the standby has all counters",
     "liftpy.nats.parser.StrictConnection._pings_outstanding": _SETS,
     "liftpy.nats.parser.StrictConnection._public_nkey": _SETS,
     "liftpy.nats.parser.StrictConnection._signature_cb": _SETS,
     "liftpy.nats.parser.StrictConnection._user_jwt_cb": _SETS,
     "liftpy.nats.connection.ClientConnection._pings_outstanding": _SETS,
     "sidecar.transport.connection.SinkSubscription._max_msgs": _SETS,
-    "sidecar.transport.connection.SinkSubscription._message_iterator": _SETS,
     "sidecar.transport.connection.SinkSubscription._pending_next_msgs_calls": _SETS,
-    "sidecar.transport.connection.SinkSubscription._wait_for_msgs_task": _SETS,
     "liftpy.client.publisher.Publisher.foreign_answers": "for applications",
     "liftpy.core.log.recovery.OpenReport.walked_bytes": "the benchmark of recovery shows it",
     "liftpy.core.services.bad_records.OnError.SKIP": "the other of two",

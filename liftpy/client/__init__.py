@@ -34,8 +34,14 @@ if TYPE_CHECKING:
     from liftpy.client.producer import Partitioner, Producer
     from liftpy.client.publisher import Publisher
     from liftpy.client.queue import Job, LeaseLostError, Queue, QueueOptions
-    from liftpy.client.service_commands import CommandAnswer, CommandFailedError
-    from liftpy.client.services import QueryAnswer, QueryRejectedError, Services
+    from liftpy.client.services import (
+        CommandAnswer,
+        CommandFailedError,
+        QueryAnswer,
+        QueryRejectedError,
+        ReplyTooLargeError,
+        Services,
+    )
     from liftpy.client.stream_info import PartitionInfo, StreamInfo
     from liftpy.core.base.partition import PartitionStatus, Pause
     from liftpy.core.services.queries import QueryFailedError
@@ -91,6 +97,7 @@ __all__ = [
     "Receipt",
     "Record",
     "ReplicaCounts",
+    "ReplyTooLargeError",
     "Services",
     "Source",
     "Start",
@@ -111,8 +118,14 @@ _NAMES = {
     "liftpy.client.group": ("Group", "GroupOptions"),
     "liftpy.client.group_admin": ("Cursors", "GroupRejectedError", "Groups", "Queues"),
     "liftpy.client.consumed": ("ConsumedBatch", "ConsumedRecord", "GroupBatch"),
-    "liftpy.client.service_commands": ("CommandAnswer", "CommandFailedError"),
-    "liftpy.client.services": ("QueryAnswer", "QueryRejectedError", "Services"),
+    "liftpy.client.services": (
+        "CommandAnswer",
+        "CommandFailedError",
+        "QueryAnswer",
+        "QueryRejectedError",
+        "ReplyTooLargeError",
+        "Services",
+    ),
     "liftpy.client.stream_info": ("PartitionInfo", "StreamInfo"),
     "liftpy.core.base.partition": ("PartitionStatus", "Pause"),
     "liftpy.client.in_flight": ("PublishAck", "PublishOptions"),

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, SupportsIndex
 
 from liftpy.client.admin_requests import NodeRequests
+from liftpy.client.arguments import MAX_INT32, check_count, check_number, check_offset, check_partition
 from liftpy.client.consumer import PartitionReader, ReadOptions, filter_of
 from liftpy.client.placement_plans import PlacementOptions, PlacementPlan, plan_from_pb
-from liftpy.client.positions import Bounds, check_offset, check_partition, out_of_range, timestamp_ns
+from liftpy.client.positions import Bounds, out_of_range, timestamp_ns
 from liftpy.client.progress import ReadProgress
 from liftpy.client.retrying import retry_attempts
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.client.stream_info import PartitionInfo, StreamInfo
-from liftpy.config import ALTERABLE, DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
+from liftpy.config import (
+    ALTERABLE,
+    MAX_SESSION_MS,
+    MIN_LEASE_MS,
+    MIN_SESSION_MS,
+    DefaultQuota,
+    ReplicationConfig,
+    SessionTimes,
+    StreamConfig,
+)
 from liftpy.core.base.ids import check_data_subject, check_name, check_new_stream, check_uid, is_internal, is_utf8, quote
 from liftpy.core.base.partition import MoveReason, Pause
 from liftpy.core.metadata import codec
@@ -49,7 +58,8 @@ _PLACED_POLL_S = 0.25
 _REQUEST_BYTES = 1024
 """Bytes of a control request besides the replica lists. Request and lists must fit into one NATS message."""
 _ITEM_BYTES = 16
-_MAX_COUNT = 1 << 31
+_MAX_READY_S = 3600
+"""Maximum value of ``ready_s``, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +97,6 @@ def _check_size(request: cluster_pb2.CreateStream | cluster_pb2.AddPartitions, w
         f"{fitting} of them ({MAX_REQUEST_BYTES} bytes). Create the stream with the first partitions. Then "
         "add the others in steps with add_partitions (liftpy stream add-partitions --assignment)."
     )
-
-
-def _count(count: int, what: str) -> int:
-    """Return ``count``, a number in a request. Raise ConfigError if it does not fit into 32 bits. ``what``: its name in the error."""
-    if not 0 <= count < _MAX_COUNT:
-        raise ConfigError(f"Invalid number for {what}: {count}. Use a number from 0 to {_MAX_COUNT - 1}.")
-    return count
 
 
 def check_min_isr(config: StreamConfig, replicas: int) -> None:
@@ -168,9 +171,9 @@ class Admin(NodeRequests):
             config = liftpy.StreamConfig(retention_age_s=7 * 86_400)
             await client.create_stream("orders", "shop.orders", partitions=3, config=config, exist_ok=True)
         """
+        check_number("ready_s", ready_s, 0, _MAX_READY_S)
+        check_count("first_leader_epoch", first_leader_epoch)
         create = self._create(name, subject, partitions, replicas, config, placement or PlacementOptions())
-        if not 0 <= first_leader_epoch < 1 << 63:
-            raise ConfigError(f"Invalid first_leader_epoch = {first_leader_epoch}. Use a LeaderEpoch from 0.")
         create.firstLeaderEpoch = first_leader_epoch
         try:
             stream = await self._metadata.whole(await self._metadata.command(cluster_pb2.ControlRequest(createStream=create)))
@@ -201,6 +204,8 @@ class Admin(NodeRequests):
         Raises:
             UnavailableError: The leaders were not ready in time, or there are too few nodes.
         """
+        check_number("ready_s", ready_s, 0, _MAX_READY_S)
+        check_partition(first)
         return await self._until_ready(stream.image, ready_s, first)
 
     async def _until_ready(self, stream: StreamImage, ready_s: float, first: int = 0) -> StreamInfo:
@@ -257,14 +262,16 @@ class Admin(NodeRequests):
     ) -> cluster_pb2.CreateStream:
         check_new_stream(name)
         check_data_subject(subject, self._metadata.subjects.namespace)
+        check_count("partitions", partitions, 0, MAX_INT32)
+        check_count("replicas", replicas, 0, MAX_INT32)
         if config is not None and not placement.allow_offline:  # a restore begins with one replica
             by_hand = [len(nodes) for _, nodes in placement.assignment]
             check_min_isr(config, min(by_hand, default=replicas or DEFAULT_REPLICAS))
         create = cluster_pb2.CreateStream(
             name=name,
             subject=subject,
-            partitions=_count(partitions, "partitions"),
-            replicationFactor=_count(replicas, "replicas"),
+            partitions=partitions,
+            replicationFactor=replicas,
             config=CONFIG.to_pb(config or StreamConfig()),
             placement=placement.policy,
             manual=placement.lists(),
@@ -351,13 +358,15 @@ class Admin(NodeRequests):
                 f"Cannot change {', '.join(fixed)} of an existing stream. You can change: {', '.join(ALTERABLE)}. For "
                 "the others, create a new stream."
             )
+        check_count("replicas", replication_factor, 0, MAX_INT32)
         alteration = cluster_pb2.AlterStream(
-            name=name, uid=check_uid(uid), replicationFactor=_count(replication_factor, "replicas"), dryRun=dry_run
+            name=name, uid=check_uid(uid), replicationFactor=replication_factor, dryRun=dry_run
         )
         if settings:
             alteration.config.CopyFrom(CONFIG.to_pb(StreamConfig(**settings)))
             alteration.changed.extend(CONFIG.wire_names[setting] for setting in sorted(settings))
         if config_version is not None:
+            check_count("config_version", config_version)
             alteration.configVersion = config_version
         altered = await self._with_live_nodes(cluster_pb2.ControlRequest(alterStream=alteration))
         return StreamInfo.of(await self._metadata.whole(altered))
@@ -393,6 +402,7 @@ class Admin(NodeRequests):
         Example:
             await client.admin.add_partitions("orders", 6)
         """
+        check_number("ready_s", ready_s, 0, _MAX_READY_S)
         more = self._add_partitions_request(name, partitions, uid, placement or PlacementOptions())
         before = len((await self._streams.describe(name)).partitions) if ready_s else 0
         added = await self._with_live_nodes(cluster_pb2.ControlRequest(addPartitions=more))
@@ -426,10 +436,11 @@ class Admin(NodeRequests):
         self, name: str, partitions: int, uid: str, placement: PlacementOptions
     ) -> cluster_pb2.AddPartitions:
         check_name(name, "stream")
+        check_count("partitions", partitions, 0, MAX_INT32)
         more = cluster_pb2.AddPartitions(
             name=name,
             uid=check_uid(uid),
-            partitions=_count(partitions, "partitions"),
+            partitions=partitions,
             placement=placement.policy,
             manual=placement.lists(),
             allowOffline=placement.allow_offline,
@@ -675,10 +686,13 @@ class Admin(NodeRequests):
         check_name(name, "stream")
         request = cluster_pb2.PausePartitions(stream=name, uid=check_uid(uid), pause=codec.pause_to_pb(pause))
         if partitions is not None:
-            request.partitions.extend(_count(number, "as the number of a partition") for number in partitions)
+            for number in partitions:
+                check_partition(number)
+                request.partitions.append(number)
             if not request.partitions:
                 raise ConfigError("The list of partitions is empty. Name at least one partition, or pass None for all.")
         if config_version is not None:
+            check_count("config_version", config_version)
             request.configVersion = config_version
         paused = await self._metadata.command(cluster_pb2.ControlRequest(pausePartitions=request))
         return StreamInfo.of(await self._metadata.whole(paused))
@@ -742,6 +756,7 @@ class Admin(NodeRequests):
             stream = await client.stream("orders")
             await client.admin.reassign(stream, 0, ["n2", "n3", "n4"])
         """
+        check_partition(partition)
         for node_id in replicas:
             check_name(node_id, "node")
         request = cluster_pb2.Reassign(
@@ -808,6 +823,7 @@ class Admin(NodeRequests):
         check_name(node_id, "node")
         request = cluster_pb2.SetNode(nodeId=node_id)
         if weight is not None:
+            check_number("weight", weight)
             request.weight = weight
         if rack is not None:
             if not is_utf8(rack):
@@ -897,7 +913,8 @@ class Admin(NodeRequests):
         Raises:
             UnavailableError: The metadata group did not answer in time.
         """
-        request = cluster_pb2.SetFeatureLevel(level=_count(level, "the feature level"), dryRun=True)
+        check_count("level", level, 0, MAX_INT32)
+        request = cluster_pb2.SetFeatureLevel(level=level, dryRun=True)
         levels = (await self._metadata.command(cluster_pb2.ControlRequest(setFeatureLevel=request))).levels
         ranges = {n.nodeId: level_range_in(n) if n.maxLevel else None for n in levels.nodes}
         return FeatureLevels(levels.level, ranges, {n.nodeId: n.version for n in levels.nodes}, tuple(levels.reasons))
@@ -916,7 +933,8 @@ class Admin(NodeRequests):
             StaleRequestError: A node registered at the same time. Retry.
             UnavailableError: The metadata group did not answer in time.
         """
-        request = cluster_pb2.SetFeatureLevel(level=_count(level, "the feature level"))
+        check_count("level", level, 0, MAX_INT32)
+        request = cluster_pb2.SetFeatureLevel(level=level)
         return (await self._metadata.command(cluster_pb2.ControlRequest(setFeatureLevel=request))).detail
 
     async def default_quota(self) -> DefaultQuota:
@@ -951,6 +969,8 @@ class Admin(NodeRequests):
         Example:
             await client.admin.set_default_quota(records_per_s=10_000)
         """
+        for name, value in (("records_per_s", records_per_s), ("bytes_per_s", bytes_per_s), ("by_token", by_token)):
+            check_count(name, value or 0)
         # raises ConfigError for values outside the bounds
         DefaultQuota(records_per_s=records_per_s or 0, bytes_per_s=bytes_per_s or 0, by_token=by_token or 0)
         request = cluster_pb2.SetDefaultQuota()
@@ -991,10 +1011,13 @@ class Admin(NodeRequests):
         Example:
             await client.admin.set_session_times(session_s=5.0, lease_s=2.0)
         """
+        for name, value, low_ms in (("session_s", session_s, MIN_SESSION_MS), ("lease_s", lease_s, MIN_LEASE_MS)):
+            if value is not None:
+                check_number(name, value, low_ms / 1000, MAX_SESSION_MS / 1000)
         current = await self.session_times() or ReplicationConfig().session_times
         request = cluster_pb2.SetSessionTimes(
-            sessionMs=current.session_ms if session_s is None else _milliseconds(session_s),
-            leaseMs=current.lease_ms if lease_s is None else _milliseconds(lease_s),
+            sessionMs=current.session_ms if session_s is None else round(session_s * 1000),
+            leaseMs=current.lease_ms if lease_s is None else round(lease_s * 1000),
             change=current.change,
         )
         return TIMES.from_pb((await self._metadata.command(cluster_pb2.ControlRequest(setSessionTimes=request))).sessionTimes)
@@ -1033,7 +1056,7 @@ class Admin(NodeRequests):
         The leader itself is asked for its bounds. A client without read permissions asks the node of the leader for its status.
         """
         try:
-            options = ReadOptions(patience_s=ready_s, answer_timeout_s=1.0)
+            options = ReadOptions(patience_s=max(ready_s, 0.01), answer_timeout_s=1.0)
             await self._streams.reader(stream.name, partition, options).bounds(stream.uid)
         except NotAllowedError:
             await self._check_leader_status(stream, partition, ready_s)
@@ -1079,12 +1102,6 @@ def _batches(moves: Iterable[ReplicaMove]) -> Iterator[list[_MoveRequest]]:
         size_bytes += cost_bytes
     if batch:
         yield batch
-
-
-def _milliseconds(seconds: float) -> int:
-    if math.isnan(seconds):
-        raise ConfigError(f"Invalid time limit {seconds} s. Use a number of seconds, such as 15.")
-    return round(min(max(0, seconds * 1000), (1 << 32) - 1))
 
 
 async def _until(reader: PartitionReader, stream: StreamImage, before: SupportsIndex | datetime | None) -> tuple[int, Bounds]:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from liftpy.client.arguments import check_number
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.observe.node_summary import ASKED, NodeSummary, summary_from_json
@@ -95,10 +96,15 @@ class NodeRequests:
             print(len(status["partitions"]))
         """
         status = page = await self.ask_node(node_id, envelope.encode(MessageType.STATUS_REQUEST, b""), timeout_s)
+        after: list[Any] = []
         while page.get("more") and page["partitions"]:
-            last = page["partitions"][-1]
-            after = json.dumps({"after": [last["stream"], last["partition"]]}).encode()
-            page = await self.ask_node(node_id, after, timeout_s)
+            last, before = page["partitions"][-1], after
+            after = [last["stream"], last["partition"]]
+            if after <= before:
+                raise ProtocolError(
+                    f"Node {node_id} returned a page of its status twice. Retry. If this repeats, upgrade the node."
+                )
+            page = await self.ask_node(node_id, json.dumps({"after": after}).encode(), timeout_s)
             status["partitions"] += page["partitions"]
             status["more"] = page.get("more", False)
         return status
@@ -140,8 +146,7 @@ class NodeRequests:
             UnavailableError: The node did not answer in time.
             ProtocolError: The answer cannot be read.
         """
-        subject = self._subjects.status(check_name(node_id, "node"))
-        return object_of(node_id, await self._transport.request(subject, question, timeout_s))
+        return await self._request(node_id, self._subjects.status(check_name(node_id, "node")), question, timeout_s)
 
     @property
     def is_connected(self) -> bool:
@@ -191,6 +196,7 @@ class NodeRequests:
         Example:
             await client.admin.node_log_level("n1", "debug", for_s=60)
         """
+        check_number("for_s", for_s)
         question = json.dumps({"level": level, "for_s": for_s}).encode()
         return await self._ask_node(node_id, self._subjects.control_level(check_name(node_id, "node")), question, timeout_s)
 
@@ -324,7 +330,11 @@ class NodeRequests:
         """
         subject = self._subjects.control_events(check_name(controller, "node"))
         question = json.dumps({"after": list(after), "since_ns": since_ns}).encode()
-        return object_of(controller, await self._transport.request(subject, question, timeout_s))
+        return await self._request(controller, subject, question, timeout_s)
+
+    async def _request(self, node_id: str, subject: str, question: bytes, timeout_s: float) -> dict[str, Any]:
+        check_number("timeout_s", timeout_s)
+        return object_of(node_id, await self._transport.request(subject, question, timeout_s))
 
     async def _ask_node(self, node_id: str, subject: str, question: bytes, timeout_s: float) -> dict[str, Any]:
         """Send the request ``question`` to a node on ``subject`` and return its answer.
@@ -332,7 +342,7 @@ class NodeRequests:
         Raise NotFoundError if the node does not answer and the cluster has no node with this id.
         """
         try:
-            return object_of(node_id, await self._transport.request(subject, question, timeout_s))
+            return await self._request(node_id, subject, question, timeout_s)
         except NoRespondersError:
             await self.check_node(node_id)
             raise
@@ -363,6 +373,7 @@ async def connect_for_requests(
     ``servers``: NATS URLs. ``name``: name of the connection. ``timeout_s``: time limit for connecting, in seconds. Raises
     UnavailableError, NotAllowedError or ConfigError if the connection fails.
     """
+    check_number("timeout_s", timeout_s)
     connection = await open_connection(servers, credentials=credentials, name=name, timeout_s=timeout_s)
     transport = Transport(connection)
     try:

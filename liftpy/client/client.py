@@ -13,6 +13,7 @@ from nats.aio.client import Client as NatsConnection
 from liftpy import renamed
 from liftpy.client import positions
 from liftpy.client.admin import Admin
+from liftpy.client.arguments import check_number, check_offset, check_partition
 from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumer import Consumer, ReadOptions, filter_of
@@ -25,7 +26,7 @@ from liftpy.client.iteration import Iteration
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.multi_consumer import ManyConsumer, Place
 from liftpy.client.partition_sender import ProducerOptions, Source
-from liftpy.client.positions import Bounds, Position, Start, Until, check_partition
+from liftpy.client.positions import Bounds, Position, Start, Until
 from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import MessageFields, Publisher
@@ -86,6 +87,7 @@ def connect(
     """
 
     async def opened() -> Client:
+        check_number("timeout_s", timeout_s)
         factories = factories_for(trace)
         subjects = Subjects(namespace, principal=credentials.principal if credentials is not None else "")
         if isinstance(nats, NatsConnection):
@@ -348,8 +350,8 @@ class Client:
             async for piece in client.read_range("orders", 0, 0, 100):
                 print(piece.first_offset, piece.record_count)
         """
-        start_offset = positions.check_offset(start_offset, "start_offset")
-        end_offset = positions.check_offset(end_offset, "end_offset")
+        start_offset = check_offset(start_offset, "start_offset")
+        end_offset = check_offset(end_offset, "end_offset")
         if start_offset > end_offset:
             raise ConfigError(f"Invalid range {start_offset}..{end_offset}. Use 0 <= start_offset <= end_offset.")
         progress = ReadProgress(
@@ -651,6 +653,7 @@ class Client:
 
         Raises:
             NotFoundError: No such stream, or no such stream for dead letters.
+            LogTruncatedError: An unclean election lost records that the queue has delivered.
             ConfigError: An option is not allowed.
             UnavailableError: The coordinator did not answer in time.
 

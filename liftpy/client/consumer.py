@@ -19,6 +19,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from liftpy.client import positions
+from liftpy.client.arguments import check_bounds, check_count, check_number, check_offset
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.closest_replica import ReplicaSelector
 from liftpy.client.iteration import Fetch, Item, Iteration, LastItem, ReadAhead, whole
@@ -28,12 +29,15 @@ from liftpy.client.progress import (
     BackwardProgress,
     ErrorConfirmation,
     NotServedError,
+    RangeFacts,
+    RangeFiles,
     ReadProgress,
     bounds_of,
     check_head,
+    facts_of,
+    files_of,
     must_agree,
 )
-from liftpy.client.range_size import RangeFacts, RangeFiles, facts_of, files_of
 from liftpy.client.retrying import retry_attempts
 from liftpy.core.base.ids import check_uid, quote
 from liftpy.core.wire import frames
@@ -201,7 +205,7 @@ class ReadOptions:
             "patience_s": (0.01, 3600),
             "read_ahead": (1, 64),
         }
-        positions.check_bounds(self, bounds)
+        check_bounds(self, bounds)
         if self.isolation not in ("committed", "uncommitted"):
             raise ConfigError(f"Invalid isolation {quote(str(self.isolation))}. Use committed or uncommitted.")
         if (self.near or self.nearest) and (self.node or not self.committed):
@@ -573,9 +577,7 @@ class Consumer:
         start = positions.resolve_start(start, datetime.now(UTC))
         if isinstance(start, Position):
             after_epoch = 0 if backwards else start.leader_epoch
-        elif not isinstance(after_epoch, int) or not 0 <= after_epoch < 1 << 63:
-            raise ConfigError(f"Invalid after_epoch {after_epoch!r}. Use the leader_epoch of a record, or 0.")
-        elif after_epoch and (not isinstance(start, int) or start < 1):
+        elif check_offset(after_epoch, "after_epoch") and (not isinstance(start, int) or start < 1):
             raise ConfigError(
                 "after_epoch needs start to be an offset greater than 0. It is the leader_epoch of the record before "
                 "that offset."
@@ -630,9 +632,11 @@ class Consumer:
             known = replace(bounds, high_watermark=max(bounds.high_watermark, named - 1))
         begin = positions.start_offset(self._start, known) if at_offset is None else at_offset
         end = positions.end_offset(self._until, bounds)
+        if begin == bounds.end_offset and not last[1]:  # the last committed record must stay, as if it had been read
+            last = (begin - 1, bounds.end_epoch)
         progress_type: type[ReadProgress] = ReadProgress
         if self.backwards:
-            progress_type, end = BackwardProgress, await self._lowest(bounds)
+            progress_type, end, last = BackwardProgress, await self._lowest(bounds), (-1, 0)
             by_record = isinstance(self._start, (int, FromEnd)) or self._start in ("latest", "earliest")
             begin = min(begin + by_record, bounds.end_offset)
         return progress_type(
@@ -674,10 +678,16 @@ class Consumer:
 
         None: no iteration runs, or fetched records were not returned yet.
         """
+        passed = self.passed_position()
+        return None if passed is None else passed.offset
+
+    def passed_position(self) -> Position | None:
+        """Return ``passed_offset`` with the LeaderEpoch of the record before it, if that is known."""
         iteration = self._iteration() if self._iteration is not None else None
-        if iteration is None or not iteration.is_idle or self._fetched is None or self.backwards:
+        at = self._fetched
+        if iteration is None or not iteration.is_idle or at is None or self.backwards:
             return None
-        return self._fetched.next_offset
+        return Position(at.uid, at.next_offset, at.leader_epoch if at.last_offset == at.next_offset - 1 else 0)
 
     @property
     def has_missed_tombstones(self) -> bool:
@@ -761,8 +771,9 @@ class Consumer:
             for record in await consumer.getmany(100, timeout_s=1.0):
                 print(record.value)
         """
-        if max_records < 1:
-            raise ConfigError(f"Invalid max_records = {max_records}. Use at least 1.")
+        check_count("max_records", max_records, 1)
+        if timeout_s is not None:
+            check_number("timeout_s", timeout_s)
         if self._one is None or not self._one.may_go_on:
             self._one = self.records()
         records: list[Record] = []

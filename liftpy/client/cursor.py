@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from liftpy.client.arguments import check_offset, check_partition
 from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.group_admin import GroupRejectedError, ask_coordinator, name_of
-from liftpy.client.positions import Position, Start, Until, check_offset
+from liftpy.client.positions import Position, Start, Until
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups.commands import decode_query_answer, partition_of
 from liftpy.core.wire._pb import group_pb2 as pb
@@ -188,7 +189,8 @@ class Cursor:
         stream = await self._client.stream(self.stream)
         if stream.uid != self._uid:
             raise self._recreated_error()
-        if not 0 <= partition < len(stream.partitions):
+        check_partition(partition)
+        if partition >= len(stream.partitions):
             raise ConfigError(
                 f"Stream {self.stream} has no partition {partition}. It has {len(stream.partitions)} partitions, "
                 "numbered from 0."

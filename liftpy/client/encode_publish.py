@@ -11,6 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, ItemsView
 from dataclasses import dataclass
 
+from liftpy.client.arguments import check_count
 from liftpy.config import AckPolicy
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2
@@ -100,10 +101,7 @@ def headers_with_conditions(headers: HeadersLike | None, msg_id: str, expected_l
             )
         pairs += ((MESSAGE_ID, msg_id.encode()),)
     if expected_last is not None:
-        if not -1 <= expected_last < 1 << 62:
-            raise ConfigError(
-                f"Invalid expected_last = {expected_last}. Use the offset of the last record, or -1 if there is none."
-            )
+        check_count("expected_last", expected_last, -1, (1 << 62) - 1)
         pairs += ((EXPECTED_LAST, b"%d" % (expected_last + 1)),)  # sequences start at 1, offsets at 0
     return pairs
 

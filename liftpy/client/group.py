@@ -20,14 +20,16 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal, Self
 
+from liftpy.client.arguments import check_bounds
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumed import ConsumedRecord, GroupBatch, records_of
 from liftpy.client.consumer import Consumer, ReadOptions, filter_of
 from liftpy.client.group_admin import GroupRejectedError, ask_coordinator, name_of
+from liftpy.client.in_flight import now_ns
 from liftpy.client.iteration import ResultIterator
 from liftpy.client.partition_sender import ProducerOptions
-from liftpy.client.positions import Position, Start, check_value
+from liftpy.client.positions import Position, Start
 from liftpy.client.stream_copy import GroupCopy, PartitionFor, Transform
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups import commands
@@ -83,8 +85,8 @@ class GroupOptions:
     keys: Sequence[bytes] = ()
 
     def __post_init__(self) -> None:
-        check_value("session_s", self.session_s, commands.MIN_SESSION_MS / 1000, commands.MAX_SESSION_MS / 1000)
-        check_value("auto_commit_s", self.auto_commit_s, 0, 3600)
+        session_s = (commands.MIN_SESSION_MS / 1000, commands.MAX_SESSION_MS / 1000)
+        check_bounds(self, {"session_s": session_s, "auto_commit_s": (0, 3600)})
         filter_of(self.subjects, self.keys)
         if self.start not in ("earliest", "new"):
             raise ConfigError(f"Invalid start = {self.start!r}. Use 'earliest' or 'new'.")
@@ -125,7 +127,7 @@ class Group:
         self._hooks = on_assigned, on_revoked
         self._machine: MemberMachine | None = None
         self._partition = 0
-        self._pumps: dict[PartitionKey, _PartitionFetcher] = {}
+        self._fetchers: dict[PartitionKey, _PartitionFetcher] = {}
         self._revoking: dict[PartitionKey, int] = {}
         """Partitions to release after the application has finished their batches, with their generations."""
         self._ready: deque[tuple[_PartitionFetcher, BatchSlice]] = deque()
@@ -157,7 +159,7 @@ class Group:
     @property
     def owned(self) -> list[PartitionKey]:
         """The partitions that this member reads now, sorted."""
-        return sorted(self._pumps)
+        return sorted(self._fetchers)
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     async def open(self) -> Group:
@@ -201,8 +203,8 @@ class Group:
         self._closed = True
         self._news.set()
         self._note_finished(self._past)
-        await end_tasks([*self._tasks, *(pump.task for pump in self._pumps.values())])
-        self._pumps.clear()
+        await end_tasks([*self._tasks, *(fetcher.task for fetcher in self._fetchers.values())])
+        self._fetchers.clear()
         machine = self._machine
         if machine is None:
             return
@@ -333,19 +335,19 @@ class Group:
             self._news.clear()
             while self._returned and self.generation_of(self._returned[0].key) != self._returned[0].generation:
                 self._returned.popleft()  # this member has lost the partition
-            while self._ready and self._pumps.get(self._ready[0][0].gained.key) is not self._ready[0][0]:
+            while self._ready and self._fetchers.get(self._ready[0][0].gained.key) is not self._ready[0][0]:
                 self._ready.popleft()  # this member has released or lost the partition
             if self._returned:
                 if self._machine.may_deliver(self._returned[0].key, now_ns()):
                     return self._returned.popleft()
                 self.counters["held_back"] += 1
             elif self._ready:
-                pump, piece = self._ready[0]
-                if self._machine.may_deliver(pump.gained.key, now_ns()):
+                fetcher, piece = self._ready[0]
+                if self._machine.may_deliver(fetcher.gained.key, now_ns()):
                     self._ready.popleft()
-                    pump.taken.set()
-                    self._unfinished_counts[pump.gained.key, pump.gained.generation] += 1
-                    return GroupBatch(pump.gained.key, pump.gained.generation, piece)
+                    fetcher.taken.set()
+                    self._unfinished_counts[fetcher.gained.key, fetcher.gained.generation] += 1
+                    return GroupBatch(fetcher.gained.key, fetcher.gained.generation, piece)
                 self.counters["held_back"] += 1
             await self._news.wait()
 
@@ -455,20 +457,20 @@ class Group:
         Returns:
             The generation, also while the partition is being released. None: this member does not own it.
         """
-        pump = self._pumps.get(key)
-        return pump.gained.generation if pump is not None else self._revoking.get(key)
+        fetcher = self._fetchers.get(key)
+        return fetcher.gained.generation if fetcher is not None else self._revoking.get(key)
 
     def _pass_over(self) -> None:
         """Move the positions of owned partitions past records that were filtered out or deleted.
 
         A position moves only if all earlier records of its partition are finished.
         """
-        for key, pump in self._pumps.items():
-            if self._unfinished_counts[key, pump.gained.generation] or pump.consumer is None:
+        for key, fetcher in self._fetchers.items():
+            if self._unfinished_counts[key, fetcher.gained.generation] or fetcher.consumer is None:
                 continue
-            at = pump.consumer.passed_offset
-            if at is not None and at > max(pump.gained.position, self._finished_ends.get(key, (0, 0))[0]):
-                self._finished_ends[key] = (at, 0)
+            at = fetcher.consumer.passed_position()
+            if at is not None and at.offset > max(fetcher.gained.position, self._finished_ends.get(key, (0, 0))[0]):
+                self._finished_ends[key] = (at.offset, at.leader_epoch)
 
     # ---- the member's life -------------------------------------------------------------------------------------------------
     async def _beat_on(self, machine: MemberMachine) -> None:
@@ -654,27 +656,29 @@ class Group:
         self._revoking.pop(gained.key, None)
         self._finished_ends.pop(gained.key, None)
         self._committed.pop(gained.key, None)
-        pump = self._pumps[gained.key] = _PartitionFetcher(gained)
-        pump.task = asyncio.create_task(self._pump(pump), name=f"{self.name} reads {gained.key.stream}/{gained.key.partition}")
+        fetcher = self._fetchers[gained.key] = _PartitionFetcher(gained)
+        fetcher.task = asyncio.create_task(
+            self._fetch_partition(fetcher), name=f"{self.name} reads {gained.key.stream}/{gained.key.partition}"
+        )
 
     def _stop(self, key: PartitionKey) -> None:
-        pump = self._pumps.pop(key, None)
-        if pump is not None and pump.task is not None:
-            pump.task.cancel()
+        fetcher = self._fetchers.pop(key, None)
+        if fetcher is not None and fetcher.task is not None:
+            fetcher.task.cancel()
 
-    async def _pump(self, pump: _PartitionFetcher) -> None:
-        key, position = pump.gained.key, pump.gained.position
-        epoch = pump.gained.leader_epoch if position > 0 else 0
-        start: Start = Position(key.uid, position, epoch) if position >= 0 else self._start_of(pump.gained)
+    async def _fetch_partition(self, fetcher: _PartitionFetcher) -> None:
+        key, position = fetcher.gained.key, fetcher.gained.position
+        epoch = fetcher.gained.leader_epoch if position > 0 else 0
+        start: Start = Position(key.uid, position, epoch) if position >= 0 else self._start_of(fetcher.gained)
         options = self._options
         try:
-            consumer = pump.consumer = self._client.consume(
+            consumer = fetcher.consumer = self._client.consume(
                 key.stream, key.partition, start=start, after_epoch=0, options=options.read,
                 subjects=options.subjects, keys=options.keys,
             )  # fmt: skip
             while True:
                 try:
-                    await self._read(pump, consumer)
+                    await self._read(fetcher, consumer)
                     return
                 except (UnavailableError, OutcomeUnknownError) as error:  # a suspended process gets OutcomeUnknownError
                     self.counters["unread"] += 1
@@ -699,22 +703,22 @@ class Group:
         was_there = known is not None and known.uid == key.uid and key.partition < known.partitions
         return self._options.start if was_there else "earliest"
 
-    async def _read(self, pump: _PartitionFetcher, consumer: Consumer) -> None:
+    async def _read(self, fetcher: _PartitionFetcher, consumer: Consumer) -> None:
         bounds = await consumer.begin()
-        if bounds.uid != pump.gained.key.uid:
-            raise NotFoundError(f"Stream {pump.gained.key.stream} was deleted and created again. Join the group again.")
-        key = pump.gained.key
-        if pump.gained.position < 0 and self._options.start == "new" and key not in self._committed:
-            first = bounds.end_offset if self._start_of(pump.gained) == "new" else bounds.log_start_offset
-            begins = self._finished_ends.setdefault(key, (first, 0))
+        if bounds.uid != fetcher.gained.key.uid:
+            raise NotFoundError(f"Stream {fetcher.gained.key.stream} was deleted and created again. Join the group again.")
+        key = fetcher.gained.key
+        if fetcher.gained.position < 0 and self._options.start == "new" and key not in self._committed:
+            first = await consumer.position()
+            begins = self._finished_ends.setdefault(key, (first.offset, first.leader_epoch))
             assert self._machine is not None
             # commit the start before any record is delivered. Otherwise the next owner would start later
             await self._commit(self._machine, {key: begins}, _ANSWER_S)
         async for piece in consumer.batches():
-            pump.taken.clear()
-            self._ready.append((pump, piece))
+            fetcher.taken.clear()
+            self._ready.append((fetcher, piece))
             self._news.set()
-            await pump.taken.wait()
+            await fetcher.taken.wait()
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:
@@ -723,9 +727,3 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> None:
             await event.wait()
     except TimeoutError:
         pass
-
-
-def now_ns() -> int:
-    """Return monotonic nanoseconds from a clock that also runs while the machine sleeps, if the system has one."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic_ns() if clock is None else time.clock_gettime_ns(clock)

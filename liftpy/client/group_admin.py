@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from liftpy import renamed
-from liftpy.client.positions import check_offset, check_partition
+from liftpy.client.arguments import check_offset, check_partition
 from liftpy.client.services import Services
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.client.stream_info import StreamInfo
@@ -234,7 +234,7 @@ class GroupCoordinator:
             while True:
                 answer = await self._ask(pb.GroupQuery(after=after), partition)
                 summaries += [(group, partition) for group in answer.groups]
-                if not answer.more or not answer.groups:
+                if not answer.more or not answer.groups or answer.groups[-1].group <= after:
                     break
                 after = answer.groups[-1].group
         return sorted(summaries, key=lambda one: one[0].group)

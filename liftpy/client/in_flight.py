@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import itertools
 import secrets
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from liftpy.client.positions import check_bounds
+from liftpy.client.arguments import check_bounds
 from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import LiftError, NotFoundError, PublishRejectedError
 
@@ -19,7 +20,7 @@ LONGEST_WAIT_S = 1.0
 PROBE_S = 0.25
 """Maximum time to wait for the answer to a probe, and maximum pause between probes, in seconds.
 
-A probe is a single message that is sent alone after a reconnect.
+A probe is a single message or batch that is sent alone after a reconnect.
 """
 PROBING_S = 5.0
 """Time after a reconnect during which single probes are sent, in seconds. It ends early when an answer arrives.
@@ -91,7 +92,7 @@ class PublishOptions:
 
 @dataclass(slots=True)
 class InFlight:
-    """One message in flight. All times are times of the event loop, in seconds."""
+    """One message in flight. Times without ``_ns`` are times of the event loop, in seconds."""
 
     payload: bytes
     uid: str
@@ -102,8 +103,8 @@ class InFlight:
     attempt_s: float = 10.0
     """Time limit for the ack of one attempt, in seconds."""
     message_id: bytes = b""
-    known_until: float = 0.0
-    """Time until which the leader recognizes the message id, if it stored the message. 0: it does not recognize it."""
+    known_until_ns: int = 0
+    """Time of ``now_ns`` until which the leader recognizes the message id, if it stored the message. 0: it does not."""
     overload_give_up: float = 0.0
     """Latest ``give_up`` while the leader rejects messages with OVERLOADED. 0: that does not extend ``give_up``."""
     deadline: float = 0.0
@@ -130,7 +131,13 @@ class InFlight:
         self.attempt_s, self.wait_s = attempt_s, FIRST_WAIT_S
 
     def deadline_from(self, now: float) -> float:
-        return min(now + self.attempt_s, self.give_up) if self.known_until else now + self.attempt_s
+        return min(now + self.attempt_s, self.give_up) if self.known_until_ns else now + self.attempt_s
+
+
+def now_ns() -> int:
+    """Return monotonic nanoseconds from a clock that also runs while the machine sleeps, if the system has one."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic_ns() if clock is None else time.clock_gettime_ns(clock)
 
 
 class MessageIds:

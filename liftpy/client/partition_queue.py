@@ -28,6 +28,7 @@ from enum import Enum
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
+from liftpy.client.in_flight import LONGEST_WAIT_S, PROBE_S, PROBING_S
 from liftpy.core.observe.trace_context import first_marked
 from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.publish.producer_state import after, distance
@@ -36,14 +37,6 @@ from liftpy.core.wire.batch_columns import ColumnSet
 from liftpy.core.wire.headers import Pairs
 
 FIRST_PAUSE_S = 0.02
-LONGEST_PAUSE_S = 1.0
-_PROBE_S = 0.25
-"""Maximum time to wait for the answer to a probe batch after a reconnect, in seconds."""
-_PROBING_S = 5.0
-"""Time after a reconnect during which batches are sent one at a time, in seconds. It ends early when an answer arrives.
-
-Leaders reconnect to NATS in this time, too.
-"""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -52,7 +45,7 @@ class ProducerBatch:
 
     sequence: int
     record_count: int
-    batch: bytes
+    encoded: bytes
     digest: RollingDigest | None
     """Digest of all the producer's records before this batch. None: not known."""
     ticket: Any
@@ -69,7 +62,7 @@ class ProducerBatch:
     """Time of the event loop at which the batch was first sent, in seconds."""
     answer_by: float = 0.0
     """Deadline for the answer, as a time of the event loop in seconds. The queue sends the batch again after it."""
-    placed: BatchResult | None = None
+    result: BatchResult | None = None
 
 
 class BatchResult(NamedTuple):
@@ -141,7 +134,7 @@ class PartitionQueue:
         self._attempt_s = attempt_s
         self._linger_s = linger_s
         self._new_ticket = new_ticket
-        self.begun: Callable[[Any, Pairs], Pairs] | None = None
+        self.on_begin: Callable[[Any, Pairs], Pairs] | None = None
         """Callback for each new batch, with its ticket and the headers of its first record. Returns the headers to store."""
         self.epoch = 0
         self.next_sequence = 0
@@ -156,7 +149,7 @@ class PartitionQueue:
         self._hurries = False
         """True if incomplete batches are sent without waiting for more records."""
         self._open = _FillingBatch(ticket=new_ticket())
-        self._parcels: deque[ProducerBatch] = deque()
+        self._batches: deque[ProducerBatch] = deque()
         self._in_flight_count = 0  # number of the first batches that were sent since the last `_go_back`, or stored
         self._pause_s = FIRST_PAUSE_S
         self.resume_at = 0.0
@@ -193,12 +186,12 @@ class PartitionQueue:
         Unanswered batches are sent again with equal sequence numbers.
         """
         self.epoch, self._asks, self._in_flight_count = epoch, False, 0
-        for parcel in self._parcels:
-            parcel.batch = with_producer_epoch(parcel.batch, epoch)
-            parcel.names = False
-        if self._parcels:
-            self._parcels[0].names = True
-        self._names = not self._parcels
+        for batch in self._batches:
+            batch.encoded = with_producer_epoch(batch.encoded, epoch)
+            batch.names = False
+        if self._batches:
+            self._batches[0].names = True
+        self._names = not self._batches
 
     @property
     def unanswered(self) -> tuple[int, RollingDigest | None]:
@@ -209,33 +202,33 @@ class PartitionQueue:
     @property
     def is_empty(self) -> bool:
         """True if every added record has its answer."""
-        return not self._parcels and not self._open.values
+        return not self._batches and not self._open.values
 
     @property
     def first_unanswered(self) -> ProducerBatch | None:
-        return self._parcels[0] if self._parcels else None
+        return self._batches[0] if self._batches else None
 
     # ---- what comes in -----------------------------------------------------------------------------------------------
     def add(self, value: bytes | None, key: bytes | None, headers: Pairs, size_bytes: int, now: float) -> tuple[Any, int]:
         """Add one record to the open batch. Return the ticket of its batch and the index of the record in the batch."""
-        gathered = self._open
-        index = len(gathered.values)
-        if index and (index >= self._batch_records or gathered.size_bytes + size_bytes > self._batch_bytes):
+        filling = self._open
+        index = len(filling.values)
+        if index and (index >= self._batch_records or filling.size_bytes + size_bytes > self._batch_bytes):
             self._close()
-            gathered, index = self._open, 0
+            filling, index = self._open, 0
         if not index:
-            gathered.since = now
-            if self.begun is not None:
-                headers = self.begun(gathered.ticket, headers)
-        gathered.values.append(value)
-        gathered.keys.append(key)
-        gathered.headers.append(headers)
-        gathered.size_bytes += size_bytes
+            filling.since = now
+            if self.on_begin is not None:
+                headers = self.on_begin(filling.ticket, headers)
+        filling.values.append(value)
+        filling.keys.append(key)
+        filling.headers.append(headers)
+        filling.size_bytes += size_bytes
         if key is not None:
-            gathered.has_keys = True
+            filling.has_keys = True
         if headers:
-            gathered.has_headers = True
-        return gathered.ticket, index
+            filling.has_headers = True
+        return filling.ticket, index
 
     def add_many(
         self,
@@ -253,27 +246,27 @@ class PartitionQueue:
         ends = list(accumulate(sizes))
         shares, start = [], 0
         while start < len(values):
-            gathered = self._batch_with_room(sizes[start])
-            first = len(gathered.values)
-            gathered.since = gathered.since if first else now
+            filling = self._batch_with_room(sizes[start])
+            first = len(filling.values)
+            filling.since = filling.since if first else now
             size_before = ends[start - 1] if start else 0
-            room = max(self._batch_bytes - gathered.size_bytes, sizes[start])
+            room = max(self._batch_bytes - filling.size_bytes, sizes[start])
             end = min(bisect_right(ends, size_before + room), start + self._batch_records - first)
             if positions is not None:
                 end = self._whole_end(positions, start, end)
                 if end == start:  # the results of one source record do not fit into the rest of this batch
                     self._close()
                     continue
-                gathered.position = positions[end - 1]
-            shares.append((gathered.ticket, first, end - start))
-            gathered.values += values[start:end]
-            gathered.keys += keys[start:end] if keys is not None else [None] * (end - start)
-            gathered.headers += [()] * (end - start)
-            if not first and self.begun is not None:
-                gathered.headers[0] = self.begun(gathered.ticket, ())
-                gathered.has_headers = bool(gathered.headers[0])
-            gathered.size_bytes += ends[end - 1] - size_before
-            gathered.has_keys = gathered.has_keys or keys is not None
+                filling.position = positions[end - 1]
+            shares.append((filling.ticket, first, end - start))
+            filling.values += values[start:end]
+            filling.keys += keys[start:end] if keys is not None else [None] * (end - start)
+            filling.headers += [()] * (end - start)
+            if not first and self.on_begin is not None:
+                filling.headers[0] = self.on_begin(filling.ticket, ())
+                filling.has_headers = bool(filling.headers[0])
+            filling.size_bytes += ends[end - 1] - size_before
+            filling.has_keys = filling.has_keys or keys is not None
             start = end
         return shares
 
@@ -285,12 +278,12 @@ class PartitionQueue:
         if self._open.values:
             self._close()
         ticket, count = self._new_ticket(), len(columns.values.ends)
-        if self.begun is not None and (marks := self.begun(ticket, ())):
+        if self.on_begin is not None and (marks := self.on_begin(ticket, ())):
             columns = first_marked(columns, marks)
-        batch = seal(
+        encoded = seal(
             body_of(columns), producer_id=self.producer_id, producer_epoch=self.epoch, base_sequence=self.next_sequence
         )
-        self._enclose(batch, count, ticket, size_bytes, position, columns)
+        self._enclose(encoded, count, ticket, size_bytes, position, columns)
         return ticket
 
     def _whole_end(self, positions: Sequence[int], start: int, end: int) -> int:
@@ -307,9 +300,9 @@ class PartitionQueue:
 
     def _batch_with_room(self, size_bytes: int) -> _FillingBatch:
         """Return the open batch. Close it first and open another one if ``size_bytes`` more do not fit."""
-        gathered = self._open
-        full = len(gathered.values) >= self._batch_records or gathered.size_bytes + size_bytes > self._batch_bytes
-        if gathered.values and full:
+        filling = self._open
+        full = len(filling.values) >= self._batch_records or filling.size_bytes + size_bytes > self._batch_bytes
+        if filling.values and full:
             self._close()
         return self._open
 
@@ -323,24 +316,24 @@ class PartitionQueue:
         self._hurries = True
 
     def _close(self) -> None:
-        gathered, self._open = self._open, _FillingBatch(ticket=self._new_ticket())
-        count = len(gathered.values)
-        batch = build_batch(
-            gathered.values,
-            keys=gathered.keys if gathered.has_keys else None,
-            headers=gathered.headers if gathered.has_headers else None,
+        filling, self._open = self._open, _FillingBatch(ticket=self._new_ticket())
+        count = len(filling.values)
+        encoded = build_batch(
+            filling.values,
+            keys=filling.keys if filling.has_keys else None,
+            headers=filling.headers if filling.has_headers else None,
             producer_id=self.producer_id,
             producer_epoch=self.epoch,
             base_sequence=self.next_sequence,
         )
-        columns = parse_batch(batch, verify=False).columns
-        self._enclose(batch, count, gathered.ticket, gathered.size_bytes, gathered.position, columns)
+        columns = parse_batch(encoded, verify=False).columns
+        self._enclose(encoded, count, filling.ticket, filling.size_bytes, filling.position, columns)
 
-    def _enclose(self, batch: bytes, count: int, ticket: Any, size_bytes: int, position: int, columns: ColumnSet) -> None:
-        parcel = ProducerBatch(
+    def _enclose(self, encoded: bytes, count: int, ticket: Any, size_bytes: int, position: int, columns: ColumnSet) -> None:
+        batch = ProducerBatch(
             sequence=self.next_sequence,
             record_count=count,
-            batch=batch,
+            encoded=encoded,
             digest=self._digest,
             ticket=ticket,
             size_bytes=size_bytes,
@@ -350,7 +343,7 @@ class PartitionQueue:
         )
         self._names = False
         self._reset = False
-        self._parcels.append(parcel)
+        self._batches.append(batch)
         if self._digest is not None:
             self._digest = self._digest.over(columns, 0, count)
         self.next_sequence = after(self.next_sequence, count)
@@ -366,20 +359,20 @@ class PartitionQueue:
         if now >= self._probing_until:
             self._probing_until = 0.0
         while self._in_flight_count < self._room:
-            if self._in_flight_count == len(self._parcels):
-                gathered = self._open
-                if not gathered.values or not (self._hurries or now >= gathered.since + self._linger_s):
+            if self._in_flight_count == len(self._batches):
+                filling = self._open
+                if not filling.values or not (self._hurries or now >= filling.since + self._linger_s):
                     return None
                 self._hurries = False
                 self._close()
-            parcel = self._parcels[self._in_flight_count]
+            batch = self._batches[self._in_flight_count]
             self._in_flight_count += 1
-            if parcel.placed is None:
-                self.sent_again += bool(parcel.attempt)
-                parcel.first_at = parcel.first_at if parcel.attempt else now
-                parcel.attempt += 1
-                parcel.answer_by = now + (min(_PROBE_S, self._attempt_s) if self._probing_until else self._attempt_s)
-                return parcel
+            if batch.result is None:
+                self.sent_again += bool(batch.attempt)
+                batch.first_at = batch.first_at if batch.attempt else now
+                batch.attempt += 1
+                batch.answer_by = now + (min(PROBE_S, self._attempt_s) if self._probing_until else self._attempt_s)
+                return batch
         return None
 
     @property
@@ -388,7 +381,7 @@ class PartitionQueue:
 
         The first batch after a restart is sent alone, so that the leader judges it first.
         """
-        return 1 if self._probing_until or (self._parcels and self._parcels[0].reset) else self._window
+        return 1 if self._probing_until or (self._batches and self._batches[0].reset) else self._window
 
     def wake_at(self) -> float | None:
         """Return the time at which the queue must be asked again if no answer arrives before.
@@ -398,8 +391,8 @@ class PartitionQueue:
         if self._asks:
             return None
         if self._in_flight_count:
-            due = self._parcels[0].answer_by
-        elif self._parcels:
+            due = self._batches[0].answer_by
+        elif self._batches:
             return self.resume_at
         else:
             due = math.inf
@@ -409,7 +402,7 @@ class PartitionQueue:
 
     def late(self, now: float) -> bool:
         """Return whether the deadline for the answer to the oldest batch is over. The queue then sends all batches again."""
-        if not self._parcels or not self._in_flight_count or now < self._parcels[0].answer_by:
+        if not self._batches or not self._in_flight_count or now < self._batches[0].answer_by:
             return False
         self._go_back(now)
         return True
@@ -419,7 +412,7 @@ class PartitionQueue:
         self._quota_until = now + after_s
         self.resume_at = now + (after_s or self._pause_s)
         if not after_s:
-            longest_s = _PROBE_S if now < self._probing_until else LONGEST_PAUSE_S
+            longest_s = PROBE_S if now < self._probing_until else LONGEST_WAIT_S
             self._pause_s = min(2 * self._pause_s, longest_s)
 
     # ---- answers -----------------------------------------------------------------------------------------------------
@@ -429,15 +422,15 @@ class PartitionQueue:
         Returns:
             The batches whose results can be reported now, in order, each with its result.
         """
-        parcel = next((parcel for parcel in self._parcels if parcel.sequence == sequence), None)
-        if parcel is None:
+        batch = next((batch for batch in self._batches if batch.sequence == sequence), None)
+        if batch is None:
             return []
-        parcel.placed, self._pause_s, self._probing_until = parcel.placed or answer, FIRST_PAUSE_S, 0.0
-        acked_parcels = []
-        while self._parcels and (known := self._parcels[0].placed) is not None:
-            acked_parcels.append((self._parcels.popleft(), known))
+        batch.result, self._pause_s, self._probing_until = batch.result or answer, FIRST_PAUSE_S, 0.0
+        acked_batches = []
+        while self._batches and (known := self._batches[0].result) is not None:
+            acked_batches.append((self._batches.popleft(), known))
             self._in_flight_count = max(self._in_flight_count - 1, 0)
-        return acked_parcels
+        return acked_batches
 
     def refused(
         self, sequence: int, attempt: int, refusal: BatchRejection, now: float, due: int = 0, after_s: float = 0.0
@@ -446,13 +439,13 @@ class PartitionQueue:
 
         ``due``: with OUT_OF_ORDER, the sequence number that the leader expects. ``after_s``: wait that a quota requires, in seconds.
         """
-        out = next((parcel for parcel in islice(self._parcels, self._in_flight_count) if parcel.sequence == sequence), None)
-        if out is None or out.placed is not None or attempt != out.attempt:
+        out = next((batch for batch in islice(self._batches, self._in_flight_count) if batch.sequence == sequence), None)
+        if out is None or out.result is not None or attempt != out.attempt:
             return True  # the rejection belongs to an attempt before the last `_go_back`
         if refusal is BatchRejection.FINAL:
             return False
         self._asks = refusal is BatchRejection.UNKNOWN
-        if refusal is BatchRejection.OUT_OF_ORDER and distance(due, self._parcels[0].sequence) < 0:
+        if refusal is BatchRejection.OUT_OF_ORDER and distance(due, self._batches[0].sequence) < 0:
             return False  # the log has lost a record that was acknowledged, so nothing can follow it
         self._go_back(now, after_s)
         return True
@@ -460,10 +453,10 @@ class PartitionQueue:
     @property
     def tickets(self) -> list[tuple[Any, int]]:
         """(ticket, number of attempts) of each unanswered batch, in order."""
-        closed = [(parcel.ticket, parcel.attempt) for parcel in self._parcels]
+        closed = [(batch.ticket, batch.attempt) for batch in self._batches]
         return [*closed, (self._open.ticket, 0)] if self._open.values else closed
 
     def connection_renewed(self, now: float) -> None:
         """Send all unanswered batches again after a reconnect. The first batch is sent alone, and the others after its answer."""
-        self._probing_until, self._pause_s = now + _PROBING_S, FIRST_PAUSE_S
+        self._probing_until, self._pause_s = now + PROBING_S, FIRST_PAUSE_S
         self._in_flight_count, self.resume_at = 0, max(now, self._quota_until)

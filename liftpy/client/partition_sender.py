@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from liftpy.client.arguments import check_bounds, check_count, check_partition
 from liftpy.client.encode_publish import Address, Addressing
 from liftpy.client.in_flight import PublishAck, Window, ack_reason
 from liftpy.client.partition_queue import BatchRejection, BatchResult, PartitionQueue, ProducerBatch
-from liftpy.client.positions import check_bounds
 from liftpy.client.retrying import retry_attempts
 from liftpy.client.write_epoch import PlanChangedError, Repeat, Round, offset_in, partitions_in
 from liftpy.core.metadata.image import StreamImage
@@ -133,7 +133,9 @@ class Source(NamedTuple):
         Args:
             stream: Description of the source stream. Raises NotFoundError if it has no such partition.
         """
-        if not 0 <= self.partition < len(stream.partitions):
+        check_partition(self.partition)
+        check_count("generation", self.generation)
+        if self.partition >= len(stream.partitions):
             raise NotFoundError(
                 f"Stream {stream.name} has no partition {self.partition}. Check `liftpy stream show {stream.name}`."
             )
@@ -295,7 +297,7 @@ class SenderContext:
 class PartitionSender:
     """Sends the batches of a producer to one partition.
 
-    ``context``: values that all senders share. ``lane``: send queue of the partition. ``find``: requests the current address.
+    ``context``: values that all senders share. ``queue``: send queue of the partition. ``find``: requests the current address.
     """
 
     def __init__(
@@ -303,7 +305,7 @@ class PartitionSender:
         context: SenderContext,
         partition: int,
         address: Address,
-        lane: PartitionQueue,
+        queue: PartitionQueue,
         find: Callable[[], Awaitable[Address]],
     ) -> None:
         self._transport = context.transport
@@ -312,7 +314,7 @@ class PartitionSender:
         self._options = context.options
         self._failed = context.failed
         self.partition = partition
-        self.lane = lane
+        self.queue = queue
         self.addressing = Addressing(address, find, self._leader_moved, context.failed)
         self.awake = asyncio.Event()
         self.newest: Any = None
@@ -332,15 +334,15 @@ class PartitionSender:
         self.known = state if state.known else None
         digest = RollingDigest.decode(state.digest) if state.digest else None
         if self._context.round is not None and not self._is_of_the_round(state):
-            self.lane.begin(state.epoch, 0, RollingDigest(), reset=True)
+            self.queue.begin(state.epoch, 0, RollingDigest(), reset=True)
         elif self._context.round is not None:
             self.repeat = Repeat(state.nextSequence, digest, partitions_in(state.position.offset))
-            self.lane.begin(state.epoch, state.nextSequence, digest)
+            self.queue.begin(state.epoch, state.nextSequence, digest)
         elif how == "resume":
             position = state.position.offset if state.HasField("position") else -1
-            self.lane.begin(state.epoch, state.nextSequence, digest, position=position)
+            self.queue.begin(state.epoch, state.nextSequence, digest, position=position)
         else:
-            self.lane.begin(state.epoch, 0, RollingDigest(), reset=how == "anew")
+            self.queue.begin(state.epoch, 0, RollingDigest(), reset=how == "anew")
 
     async def _begin_again(self) -> None:
         """Request a new producer epoch and continue with it. The leader that assigned the last epoch has failed without a record of it.
@@ -348,7 +350,7 @@ class PartitionSender:
         Raises PublishRejectedError if another process has used the producer since then.
         """
         state = await self._ask()
-        sequence, digest = self.lane.unanswered
+        sequence, digest = self.queue.unanswered
         same = state.nextSequence == sequence and (digest is None or state.digest in (b"", digest.encode()))
         if self._context.round is not None:  # no record of the round may be stored before its first batch
             same = same and self._is_of_the_round(state) if sequence else not self._is_of_the_round(state)
@@ -365,7 +367,7 @@ class PartitionSender:
                 "partitions. Use the same number in both, or another producer id."
             )
             raise PublishRejectedError(text, "DIVERGED_PRODUCER")
-        self.lane.begin_new_epoch(state.epoch)
+        self.queue.begin_new_epoch(state.epoch)
 
     def _is_of_the_round(self, state: client_pb2.ProducerState) -> bool:
         source = self._context.source
@@ -373,10 +375,10 @@ class PartitionSender:
 
     def add_columns(self, columns: RecordColumns, start: int, end: int, size_bytes: int, partitions: int) -> BatchFuture:
         """Add a part of ``columns`` to the send queue as one batch, and return the future of its result."""
-        last = self.lane.next_sequence + end - start - 1
+        last = self.queue.next_sequence + end - start - 1
         round = self._context.round
         position = -1 if round is None else offset_in(partitions, last, round.plan)
-        ticket: BatchFuture = self.lane.add_columns(columns.cut(start, end), size_bytes, position)
+        ticket: BatchFuture = self.queue.add_columns(columns.cut(start, end), size_bytes, position)
         self.awake.set()
         return ticket
 
@@ -385,7 +387,7 @@ class PartitionSender:
 
     async def _ask_once(self) -> client_pb2.ProducerState:
         head = self._head()
-        head.askedProducer, head.producerSequence = self.lane.producer_id, self.lane.unanswered[0]
+        head.askedProducer, head.producerSequence = self.queue.producer_id, self.queue.unanswered[0]
         head.producerName = self._context.name
         self._add_position(head, 0 if self._context.round is None else self._context.round.position.offset)
         if self._acked is not None:
@@ -434,20 +436,30 @@ class PartitionSender:
             self.awake.clear()
             if renewed.done():  # it is unknown which messages of the old connection have arrived
                 renewed = transport.reconnected
-                self.lane.connection_renewed(loop.time())
+                self.queue.connection_renewed(loop.time())
             try:
-                if self.lane.asks:
+                if self.queue.asks:
                     await self._begin_again()
-                if self.lane.late(loop.time()):
+                if self.queue.late(loop.time()):
                     self.addressing.doubt()
                     transport.check_server()
                 self._check_patience(loop.time())
-                while (parcel := self.lane.next_to_send(loop.time())) is not None:
-                    await self._send_to_nats(parcel)
+                while (batch := self.queue.next_to_send(loop.time())) is not None:
+                    await self._send_to_nats(batch)
             except LiftError as error:
                 self._failed(error)
                 return
-            await self._until(self.lane.wake_at(), renewed)
+            except Exception as error:  # the application must see a bug, too
+                self._failed(LiftError(f"Cannot send to {self._stream}/{self.partition}: {error!r}. Open the producer again."))
+                raise
+            await self._until(self._wake_at(), renewed)
+
+    def _wake_at(self) -> float | None:
+        """Return the time at which the queue must be asked again, or at which the patience for its first batch ends."""
+        at, first = self.queue.wake_at(), self.queue.first_unanswered
+        if at is None or first is None or not first.attempt:
+            return at
+        return min(at, first.first_at + self._options.patience_s)  # a quota may require a longer pause
 
     async def _until(self, at: float | None, renewed: asyncio.Future[None]) -> None:
         """Wait until the time ``at`` (None: no time), until the queue has work, or until the connection was renewed."""
@@ -463,7 +475,7 @@ class PartitionSender:
                 timer.cancel()
 
     def _check_patience(self, now: float) -> None:
-        first = self.lane.first_unanswered
+        first = self.queue.first_unanswered
         if first is not None and first.attempt and now >= first.first_at + self._options.patience_s:
             why = self._refusal or UnavailableError("no ack arrived in time")
             raise OutcomeUnknownError(
@@ -471,23 +483,23 @@ class PartitionSender:
                 f"records may be stored. Check the leader with `liftpy status --stream {self._stream}`."
             )
 
-    async def _send_to_nats(self, parcel: ProducerBatch) -> None:
+    async def _send_to_nats(self, batch: ProducerBatch) -> None:
         head = self._head()
-        head.producerReset, head.producerDigest = parcel.reset, b"" if parcel.digest is None else parcel.digest.encode()
-        if parcel.names:
+        head.producerReset, head.producerDigest = batch.reset, b"" if batch.digest is None else batch.digest.encode()
+        if batch.names:
             head.producerName = self._context.name
             if self._context.partitioning is not None:
                 head.producerPartitioning.CopyFrom(self._context.partitioning.message())
-        self._add_position(head, parcel.position)
-        reply = f"{self._context.inbox}.{self.partition}-{parcel.sequence}-{parcel.attempt}"
-        payload = frames.batch_publish(head, parcel.batch)
+        self._add_position(head, batch.position)
+        reply = f"{self._context.inbox}.{self.partition}-{batch.sequence}-{batch.attempt}"
+        payload = frames.batch_publish(head, batch.encoded)
         now = asyncio.get_running_loop().time()
         try:
-            await self._transport.publish(self.addressing.address.subject, payload, reply, give_up_at=parcel.answer_by)
+            await self._transport.publish(self.addressing.address.subject, payload, reply, give_up_at=batch.answer_by)
         except ProtocolError as error:
             raise PublishRejectedError(str(error), "TOO_LARGE") from None
         except UnavailableError as error:
-            self._batch_rejected(parcel.sequence, parcel.attempt, BatchRejection.AGAIN, error, now)
+            self._batch_rejected(batch.sequence, batch.attempt, BatchRejection.AGAIN, error, now)
 
     # ---- answers -------------------------------------------------------------------------------------------------------
     def process_answer(self, sequence: int, attempt: int, message: Any) -> None:
@@ -523,12 +535,12 @@ class PartitionSender:
             known, offset = 0, offset  # this process has sent the batch twice, and the leader stored it once, at this offset
         elif ack.duplicate:
             offset = -1  # an earlier process may have stored the records in other batches, at unknown offsets
-        for parcel, placed in self.lane.acked(sequence, BatchResult(offset, ack.leaderEpoch, known)):
-            ticket: BatchFuture = parcel.ticket
-            ticket.record_count = parcel.record_count
+        for batch, placed in self.queue.acked(sequence, BatchResult(offset, ack.leaderEpoch, known)):
+            ticket: BatchFuture = batch.ticket
+            ticket.record_count = batch.record_count
             if not ticket.future.done():
                 ticket.future.set_result(placed)
-            self._context.buffer.leave(parcel.size_bytes, parcel.record_count)
+            self._context.buffer.leave(batch.size_bytes, batch.record_count)
         self.awake.set()
 
     def _batch_rejected(
@@ -542,7 +554,7 @@ class PartitionSender:
         after_s: float = 0.0,
     ) -> None:
         self._refusal = error
-        if not self.lane.refused(sequence, attempt, refusal, now, due, after_s):
+        if not self.queue.refused(sequence, attempt, refusal, now, due, after_s):
             self._failed(error)
         self.awake.set()
 

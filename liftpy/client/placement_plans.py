@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from liftpy.client.arguments import MAX_INT32, check_partition
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.wire._pb import cluster_pb2
 from liftpy.core.wire.message_codec import MessageCodec
@@ -39,6 +40,8 @@ class PlacementOptions:
 
     def lists(self) -> list[cluster_pb2.ReplicaList]:
         """Return the assignment as the list of replica lists that a request to the metadata group contains."""
+        for number, _ in self.assignment:
+            check_partition(number)
         return [cluster_pb2.ReplicaList(partition=number, replicas=replicas) for number, replicas in self.assignment]
 
 
@@ -185,7 +188,7 @@ def _wrong(entry: Any) -> str:
         return "no object"
     if unknown := sorted(entry.keys() - {"id", "replicas"}):
         return f"unknown {', '.join(unknown)}"
-    if type(entry.get("id")) is not int or abs(entry["id"]) >= 1 << 31:
+    if type(entry.get("id")) is not int or not 0 <= entry["id"] <= MAX_INT32:
         return "id is no whole number"
     replicas: Any = entry.get("replicas")
     if not isinstance(replicas, list) or not all(_names_a_node(node) for node in replicas):

@@ -27,11 +27,11 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal, SupportsIndex
 
+from liftpy.client.arguments import MAX_INT64, check_count, check_offset
 from liftpy.core.base.ids import NO_OFFSET, quote
 from liftpy.errors import ConfigError, OffsetOutOfRangeError
 
@@ -61,12 +61,8 @@ class Position:
     leader_epoch: int = 0
 
     def __post_init__(self) -> None:
-        check_offset(self.offset, "the offset of a position")
-        if not 0 <= self.leader_epoch <= _MAX_INT64:
-            raise ConfigError(
-                f"The leader epoch of a position is {self.leader_epoch}, but must be in 0..2^63-1. Use the "
-                "leader_epoch of a record."
-            )
+        check_offset(self.offset)
+        check_count("leader_epoch", self.leader_epoch)
 
     def __str__(self) -> str:
         return f"{_POSITION}.{self.uid}.{self.offset}.{self.leader_epoch}"
@@ -110,9 +106,6 @@ _BEFORE = re.compile(r"-([1-9]\d{0,17})")
 _RELATIVE = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d)")
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MAX_INT64 = (1 << 63) - 1
-_MIN_INT64 = -(1 << 63)
-_MAX_INT32 = (1 << 31) - 1
 _TIME_RANGE = "Use a time from 1677-09-21T00:12:43 to 2262-04-11T23:47:16 UTC."
 
 
@@ -208,19 +201,9 @@ def timestamp_ns(moment: datetime | SupportsIndex, name: str = "time") -> int:
         raise ConfigError(f"Invalid {name} {quote(repr(moment))}. Use a datetime, or nanoseconds since 1970 as an int.")
     else:
         time_ns = operator.index(moment)
-    if not _MIN_INT64 <= time_ns <= _MAX_INT64:
+    if not -MAX_INT64 - 1 <= time_ns <= MAX_INT64:
         raise ConfigError(f"Invalid {name} {quote(str(moment))}. {_TIME_RANGE}")
     return time_ns
-
-
-def check_offset(offset: SupportsIndex, name: str = "offset") -> int:
-    """Return ``offset`` as an int. Raise ConfigError if it is not an integer from 0. ``name`` is the name of the argument."""
-    if isinstance(offset, bool) or not hasattr(offset, "__index__"):
-        raise ConfigError(f"Invalid {name} {quote(repr(offset))}. Use an offset, an int of 0 or more.")
-    number = operator.index(offset)
-    if not 0 <= number < _MAX_INT64:
-        raise ConfigError(f"Invalid {name} {quote(str(number))}. Use an offset from 0 to 2^63-2.")
-    return number
 
 
 def resolve_start(start: Start, now: datetime) -> Start:
@@ -353,22 +336,3 @@ def _moment(text: str, now: datetime | None, name: str) -> datetime | None:
     except ConfigError:
         raise ConfigError(f"Invalid {name} {quote(text)}. {_TIME_RANGE}") from None
     return moment
-
-
-def check_bounds(options: object, bounds: Mapping[str, tuple[float, float]]) -> None:
-    """Raise ConfigError if an attribute of ``options`` is outside its (lowest, highest) value in ``bounds``."""
-    for name, (low, high) in bounds.items():
-        check_value(name, getattr(options, name), low, high)
-
-
-def check_value(name: str, value: float, low: float, high: float) -> None:
-    """Raise ConfigError if ``value`` is outside ``low`` to ``high`` (inclusive), or no number. ``name``: name of the argument."""
-    if not low <= value <= high:
-        limits = [int(limit) if limit == int(limit) else limit for limit in (low, high)]
-        raise ConfigError(f"{name} = {value} is outside {limits[0]}..{limits[1]}. Choose a value in this range.")
-
-
-def check_partition(partition: int) -> None:
-    """Raise ConfigError unless ``partition`` is a partition number, 0 to 2^31-1."""
-    if isinstance(partition, bool) or not hasattr(partition, "__index__") or not 0 <= partition <= _MAX_INT32:
-        raise ConfigError(f"Invalid partition {quote(repr(partition))}. Use an int of 0 or more.")

@@ -13,12 +13,12 @@ import secrets
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from itertools import accumulate, islice
-from operator import le
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
 
+from liftpy.client.arguments import MAX_INT64, check_partition
 from liftpy.client.encode_publish import Address
 from liftpy.client.in_flight import Window
 from liftpy.client.partition_queue import PartitionQueue
@@ -148,16 +148,18 @@ class Producer:
             buffer=self._buffer,
         )
         producer_id = _number_of(name)
-        self._courses = [
-            PartitionSender(self._context, partition, address, self._lane(partition, producer_id), partial(find, partition))
+        self._senders = [
+            PartitionSender(
+                self._context, partition, address, self._new_queue(partition, producer_id), partial(find, partition)
+            )
             for partition, address in enumerate(addresses)
         ]
-        self._next = secrets.randbelow(len(self._courses))
+        self._next = secrets.randbelow(len(self._senders))
         """Partition for the next record without a key, if the partitioner does not use the record's number."""
         self._next_number = producer_id % (1 << 32)
         """Number of the next record, if the partitioner uses the record's number."""
         self._is_numbered = options.begin != "resume" and not callable(partitioner)
-        self._used = len(self._courses)
+        self._used = len(self._senders)
         self._why_not_repeatable = self._why_not_keyless = ""
         """Why partitions of repeated records cannot be chosen again: of all records, and of keyless records. '': they can."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -172,7 +174,7 @@ class Producer:
         self._loop = asyncio.get_running_loop()
         self._unwatch = [transport.on_denial(self._on_denial), transport.on_close(self._on_close)]
 
-    def _lane(self, partition: int, producer_id: int) -> PartitionQueue:
+    def _new_queue(self, partition: int, producer_id: int) -> PartitionQueue:
         options = self._options
         return PartitionQueue(
             producer_id,
@@ -197,7 +199,7 @@ class Producer:
     @property
     def partitions(self) -> int:
         """Number of partitions of the stream when the producer was opened."""
-        return len(self._courses)
+        return len(self._senders)
 
     @property
     def used_partitions(self) -> int:
@@ -218,7 +220,7 @@ class Producer:
     @property
     def resends(self) -> int:
         """Number of batches that were sent again."""
-        return sum(course.lane.sent_again for course in self._courses)
+        return sum(sender.queue.sent_again for sender in self._senders)
 
     def next_sequence(self, partition: int = 0) -> int:
         """Return the sequence number of the next record to a partition.
@@ -231,7 +233,7 @@ class Producer:
         Raises:
             ConfigError: No such partition.
         """
-        return self._course(partition).lane.next_sequence
+        return self._sender(partition).queue.next_sequence
 
     @property
     def begin_after(self) -> int:
@@ -240,14 +242,15 @@ class Producer:
         -1: none. Continue to read the source at the next offset. The producer skips results that some partitions have
         already.
         """
-        return min(course.lane.position for course in self._courses)
+        return min(sender.queue.position for sender in self._senders)
 
-    def _course(self, partition: int) -> PartitionSender:
-        if not 0 <= partition < len(self._courses):
+    def _sender(self, partition: int) -> PartitionSender:
+        check_partition(partition)
+        if partition >= len(self._senders):
             raise ConfigError(
-                f"Stream {self._stream} has no partition {partition}. Its partitions are 0 to {len(self._courses) - 1}."
+                f"Stream {self._stream} has no partition {partition}. Its partitions are 0 to {len(self._senders) - 1}."
             )
-        return self._courses[partition]
+        return self._senders[partition]
 
     @property
     def round_partitions(self) -> int:
@@ -256,7 +259,7 @@ class Producer:
         It is the number of partitions when the round began. Raises PublishRejectedError (``DIVERGED_PRODUCER``) if
         parts of the round used different numbers.
         """
-        counts = {course.repeat.partitions for course in self._courses} - {0}
+        counts = {sender.repeat.partitions for sender in self._senders} - {0}
         if len(counts) > 1:
             text = (
                 f"Partitions were added to {self._stream} during this round: its records were sent to {sorted(counts)} partitions. "
@@ -268,7 +271,7 @@ class Producer:
     @property
     def left_out(self) -> int:
         """Number of records of the round that were not sent, because they were stored before."""
-        return sum(course.repeat.passed for course in self._courses)
+        return sum(sender.repeat.passed for sender in self._senders)
 
     async def end_round(self) -> None:
         """Wait until all records of the round are stored.
@@ -277,8 +280,8 @@ class Producer:
             LiftError: The first error of the producer.
             PublishRejectedError: ``DIVERGED_PRODUCER``: more records were stored before than were sent now.
         """
-        for course in self._courses:
-            course.repeat.check_whole()
+        for sender in self._senders:
+            sender.repeat.check_whole()
         await self.flush()
 
     # ---- opening and closing ---------------------------------------------------------------------------------------------
@@ -292,8 +295,8 @@ class Producer:
         try:
             self._subscription = await self._transport.listen(f"{self._inbox}.*", self._on_answer, self._options.attempt_s)
             async with asyncio.TaskGroup() as group:
-                for course in self._courses:
-                    group.create_task(course.begin())
+                for sender in self._senders:
+                    group.create_task(sender.begin())
         except BaseExceptionGroup as group_of:
             await self.close()
             raise group_of.exceptions[0] from None
@@ -302,7 +305,7 @@ class Producer:
             raise
         self._choose_partitioning()
         self._tasks = [
-            asyncio.create_task(course.run(), name=f"producer of {self._stream}/{course.partition}") for course in self._courses
+            asyncio.create_task(sender.run(), name=f"producer of {self._stream}/{sender.partition}") for sender in self._senders
         ]
 
     async def flush(self) -> None:
@@ -317,10 +320,10 @@ class Producer:
         """
         self._transport.check_event_loop()
         waiting = []
-        for course in self._courses:
-            course.lane.hurry()
-            course.awake.set()
-            waiting += [ticket.future for ticket, _ in course.lane.tickets]
+        for sender in self._senders:
+            sender.queue.hurry()
+            sender.awake.set()
+            waiting += [ticket.future for ticket, _ in sender.queue.tickets]
         if waiting and self._failure is None:
             await asyncio.wait(waiting)
         self._raise_failure()
@@ -342,7 +345,7 @@ class Producer:
             unwatch()
         subscription, self._subscription = self._subscription, None
         try:
-            await end_tasks([*self._tasks, *(course.addressing.task for course in self._courses)])
+            await end_tasks([*self._tasks, *(sender.addressing.task for sender in self._senders)])
         finally:
             await unsubscribe(subscription)
 
@@ -402,19 +405,19 @@ class Producer:
         self._check_size(size_bytes)
         if partition is None:
             self._check_same_partitions(keyless=key is None)
-        course: PartitionSender | None = None
+        sender: PartitionSender | None = None
         if partition is not None:
-            course = self._course(partition)
+            sender = self._sender(partition)
         elif not self._is_numbered:
-            course = self._choose(key)
+            sender = self._choose(key)
         if not self._buffer.try_enter(size_bytes):
             await self._buffer.enter(size_bytes)
             self._check_usable()
-        course = course or self._choose(key)  # a number is used only if the record has entered the buffer
-        ticket, index = course.lane.add(value, key, pairs, size_bytes, self._loop.time())
-        course.awake.set()
-        if ticket is not course.newest:
-            course.newest, self._has_started = ticket, True
+        sender = sender or self._choose(key)  # a number is used only if the record has entered the buffer
+        ticket, index = sender.queue.add(value, key, pairs, size_bytes, self._loop.time())
+        sender.awake.set()
+        if ticket is not sender.newest:
+            sender.newest, self._has_started = ticket, True
         return Receipt(ticket, index)
 
     async def _yield_to_other_tasks(self) -> None:
@@ -470,7 +473,7 @@ class Producer:
         if sizes:
             self._check_size(max(sizes))
         if partition is not None:
-            self._course(partition)
+            self._sender(partition)
         shares: list[tuple[BatchFuture, int, int]] = []
         start, ends = 0, list(accumulate(sizes))
         step_bytes = max(min(self._largest, self._options.buffer_bytes // 2), 1)
@@ -522,7 +525,7 @@ class Producer:
         self._check_usable()
         if self._source is not None and self._round is None:
             raise ConfigError(_NO_POSITIONS)
-        course, count = self._course(partition), len(columns)
+        sender, count = self._sender(partition), len(columns)
         if columns.headers is not None:
             names = columns.headers.names
             found = set(names.column(0, len(names)).to_list())
@@ -538,15 +541,15 @@ class Producer:
             before = int(ends[start - 1]) if start else 0
             end = max(int(np.searchsorted(ends, before + step_bytes, "right")), start + 1)
             end = min(end, count, start + step_records)
-            if course.repeat.remaining_skips:
-                end = min(end, start + course.repeat.remaining_skips)
-                course.repeat.leave_out(columns, start, end)
+            if sender.repeat.remaining_skips:
+                end = min(end, start + sender.repeat.remaining_skips)
+                sender.repeat.leave_out(columns, start, end)
             else:
                 size_bytes = int(ends[end - 1]) - before
                 if not self._buffer.try_enter(size_bytes, end - start):
                     await self._buffer.enter(size_bytes, end - start)
                     self._check_usable()
-                shares.append((course.add_columns(columns, start, end, size_bytes, partitions), 0, end - start))
+                shares.append((sender.add_columns(columns, start, end, size_bytes, partitions), 0, end - start))
                 await asyncio.sleep(0)
             start = end
         return ManyReceipt(shares)
@@ -562,18 +565,23 @@ class Producer:
             raise ConfigError("Source and positions belong together. Set both, or neither.")
         if positions is None:
             return None
-        position_list = [positions] * count if isinstance(positions, int) else positions
-        if len(position_list) != count:
+        offsets = np.asarray([positions] * count if isinstance(positions, int) else positions)
+        if len(offsets) != count:
             raise ConfigError(
-                f"The numbers of positions and values differ: {len(position_list)} positions for {count} values. Pass one "
-                "position per value."
+                f"The numbers of positions and values differ: {len(offsets)} positions for {count} values. Pass one position "
+                "per value."
             )
-        if position_list and (
-            position_list[0] <= self._last_position or not all(map(le, position_list, islice(position_list, 1, None)))
-        ):
-            text = f"positions rise, behind {self._last_position}: all that is made from one record is sent in one call"
-            raise ConfigError(text)
-        return position_list
+        if not count:
+            return []
+        if offsets.dtype.kind not in "iu" or offsets[-1] > MAX_INT64:
+            raise ConfigError("Invalid positions. Use offsets of records in the source, as ints.")
+        if offsets[0] <= self._last_position or (offsets[1:] < offsets[:-1]).any():
+            raise ConfigError(
+                f"The positions must ascend and be higher than {self._last_position}, the last position of the call before. Send "
+                "all results of one source record in one call."
+            )
+        result: list[int] = offsets.tolist()
+        return result
 
     def _add_many(
         self,
@@ -584,16 +592,18 @@ class Producer:
         positions: Sequence[int] | None,
     ) -> list[tuple[BatchFuture, int, int]]:
         now, shares = self._loop.time(), []
-        for course, at in places:
-            if positions is not None and positions[0] <= course.lane.position:
-                at = self._not_stored(course.lane.position, positions, sizes, range(len(values)) if at is None else at)
+        for sender, at in places:
+            if positions is not None and positions[0] <= sender.queue.position:
+                at = self._not_stored(sender.queue.position, positions, sizes, range(len(values)) if at is None else at)
             if at is None:
-                new_shares = course.lane.add_many(values, keys, sizes, now, positions)
+                new_shares = sender.queue.add_many(values, keys, sizes, now, positions)
             else:
                 own_keys = None if keys is None else [keys[i] for i in at]
                 own_positions = None if positions is None else [positions[i] for i in at]
-                new_shares = course.lane.add_many([values[i] for i in at], own_keys, [sizes[i] for i in at], now, own_positions)
-            course.awake.set()
+                new_shares = sender.queue.add_many(
+                    [values[i] for i in at], own_keys, [sizes[i] for i in at], now, own_positions
+                )
+            sender.awake.set()
             shares += new_shares
         return shares
 
@@ -615,43 +625,43 @@ class Producer:
         None instead of indexes means all records.
         """
         if partition is not None:
-            return [(self._course(partition), None)]
-        if len(self._courses) == 1:
-            return [(self._courses[0], None)]
+            return [(self._sender(partition), None)]
+        if len(self._senders) == 1:
+            return [(self._senders[0], None)]
         if self._is_numbered and (self._partitioner != "key" or keys is None):
             return self._divide_by_number(count)
         if self._partitioner == "sticky" or (self._partitioner == "key" and keys is None):
-            self._next = (self._next + 1) % len(self._courses)
-            return [(self._courses[self._next], None)]
+            self._next = (self._next + 1) % len(self._senders)
+            return [(self._senders[self._next], None)]
         places: dict[int, list[int]] = {}
         if self._partitioner == "key" and keys is not None and None not in keys:
             for index, place in enumerate(partitions_of(keys, self._used).tolist()):  # type: ignore[arg-type]
                 places.setdefault(place, []).append(index)
         else:
             for index in range(count):
-                course = self._choose(None if keys is None else keys[index])
-                places.setdefault(course.partition, []).append(index)
-        return [(self._courses[place], at) for place, at in places.items()]
+                sender = self._choose(None if keys is None else keys[index])
+                places.setdefault(sender.partition, []).append(index)
+        return [(self._senders[place], at) for place, at in places.items()]
 
     def _divide_by_number(self, count: int) -> list[tuple[PartitionSender, list[int] | None]]:
         first, used = self._next_number, self._used
         self._next_number += count
-        return [(self._courses[(first + at) % used], list(range(at, count, used))) for at in range(min(used, count))]
+        return [(self._senders[(first + at) % used], list(range(at, count, used))) for at in range(min(used, count))]
 
     def _choose(self, key: bytes | None) -> PartitionSender:
-        courses, how = self._courses, self._partitioner
-        if len(courses) == 1:
-            return courses[0]
+        senders, how = self._senders, self._partitioner
+        if len(senders) == 1:
+            return senders[0]
         if callable(how):
-            return self._course(how(key, self._used))
+            return self._sender(how(key, self._used))
         if how == "key" and key is not None:
-            return courses[partition_of(key, self._used)]
+            return senders[partition_of(key, self._used)]
         if self._is_numbered:
             self._next_number += 1
-            return courses[(self._next_number - 1) % self._used]
-        if how == "round-robin" or courses[self._next].lane.next_record_begins_batch:
-            self._next = (self._next + 1) % len(courses)
-        return courses[self._next]
+            return senders[(self._next_number - 1) % self._used]
+        if how == "round-robin" or senders[self._next].queue.next_record_begins_batch:
+            self._next = (self._next + 1) % len(senders)
+        return senders[self._next]
 
     # ---- the same partitions again ---------------------------------------------------------------------------------------------
     def _choose_partitioning(self) -> None:
@@ -662,9 +672,9 @@ class Producer:
         if self._source is not None:
             return
         own = PartitioningMethod.FUNCTION if callable(self._partitioner) else _METHODS[self._partitioner, self._is_numbered]
-        self._context.partitioning = Partitioning(len(self._courses), own)
-        states = [course.known for course in self._courses if course.known is not None]
-        if self._options.begin != "repeat" or not states or len(self._courses) == 1:
+        self._context.partitioning = Partitioning(len(self._senders), own)
+        states = [sender.known for sender in self._senders if sender.known is not None]
+        if self._options.begin != "repeat" or not states or len(self._senders) == 1:
             return
         counts = {state.partitioning.partitions for state in states}
         methods = {int(state.partitioning.method) for state in states}
@@ -710,16 +720,16 @@ class Producer:
         if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 12 for part in parts):
             return
         partition, sequence, attempt = map(int, parts)
-        if partition < len(self._courses):
-            self._courses[partition].process_answer(sequence, attempt, message)
+        if partition < len(self._senders):
+            self._senders[partition].process_answer(sequence, attempt, message)
 
     def _fail(self, error: LiftError) -> None:
         """End the producer with ``error``. Its batches without an ack fail, with OutcomeUnknownError if they may be stored."""
         if self._failure is not None:
             return
         self._failure = error
-        for course in self._courses:
-            for ticket, attempts in course.lane.tickets:
+        for sender in self._senders:
+            for ticket, attempts in sender.queue.tickets:
                 unknown = attempts > 1 or (attempts and not isinstance(error, PublishRejectedError))
                 ticket.fail(
                     OutcomeUnknownError(
@@ -729,14 +739,14 @@ class Producer:
                     if unknown
                     else error
                 )
-            course.awake.set()
+            sender.awake.set()
         self._buffer.end()
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
 
     def _on_denial(self, is_publish: bool, subject: str) -> None:
-        ours = {course.addressing.address.subject for course in self._courses} if is_publish else set()
+        ours = {sender.addressing.address.subject for sender in self._senders} if is_publish else set()
         if subject in ours or (not is_publish and subject == f"{self._inbox}.*"):
             what = "publish on" if is_publish else "hear answers on"
             self._fail(

@@ -20,6 +20,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, TypedDict, Unpack, overload
 
+from liftpy.client.arguments import check_number
 from liftpy.client.encode_publish import Address, Addressing, envelope_of, headers_with_conditions, plain, with_new_uid
 from liftpy.client.in_flight import (
     PROBE_S,
@@ -31,6 +32,7 @@ from liftpy.client.in_flight import (
     Window,
     ack_reason,
     is_final,
+    now_ns,
 )
 from liftpy.config import AckPolicy
 from liftpy.core.wire import frames
@@ -130,6 +132,8 @@ class Publisher:
         """Event loop of the transport. Getting it for each message would cost as much as encoding the message."""
         self._subscription: Any = None
         self._sweeper: asyncio.Task[None] | None = None
+        self._has_work = asyncio.Event()
+        """Set while messages may be in flight. The sweeper of an idle publisher waits for it."""
         self._has_posted = False
         """True if some messages without acks were not flushed to the NATS server yet."""
         self._denied: NotAllowedError | None = None
@@ -204,6 +208,8 @@ class Publisher:
             raise ConfigError(
                 f"Stream {self._stream} has the ack policy none and sends no acks. Use post(), or publish with ack NONE."
             )
+        if timeout_s is not None:
+            check_number("timeout_s", timeout_s)
         address, options = self._addressing.address, self._options
         new_id = self._ids.next() if not msg_id and options.message_ids and address.window_s else b""
         uid, window_s = address.uid, address.window_s if msg_id or new_id else 0.0
@@ -230,13 +236,14 @@ class Publisher:
             size_bytes,
             min(attempt_s, FIRST_ATTEMPT_S) if window_s else attempt_s,
             msg_id.encode() or new_id,
-            now + window_s * _OF_THE_WINDOW if window_s else 0.0,
+            now_ns() + round(window_s * _OF_THE_WINDOW * 1e9) if window_s else 0,
             overload_give_up=now + options.overload_patience_s if timeout_s is None and options.overload_patience_s else 0.0,
         )
         message.deadline = min(now + message.attempt_s, message.give_up) if window_s else now + message.attempt_s
         number = self._next_id
         self._next_id = number + 1
         self._in_flight[number] = message
+        self._has_work.set()
         if self._refused:
             message.resend_at = now
             self._refused.add(number)
@@ -662,9 +669,17 @@ class Publisher:
             answer.exception()  # it counts as looked at: one error is enough for flush()
 
     async def _sweep(self, renewed: asyncio.Future[None]) -> None:
-        """At every tick, send rejected messages again. At every tenth tick, resend or fail messages without an ack."""
+        """At every tick, send rejected messages again. At every tenth tick, resend or fail messages without an ack.
+
+        Wait while no message is in flight.
+        """
         loop = asyncio.get_running_loop()
         for tick in itertools.count():
+            if not self._in_flight:
+                self._has_work.clear()
+                await self._has_work.wait()
+                if renewed.done():  # no message of the old connection is in flight
+                    renewed, self._probing_until = self._transport.reconnected, loop.time() + PROBING_S
             await asyncio.sleep(_SWEEP_S)
             now = loop.time()
             self._check_server(now)
@@ -673,7 +688,7 @@ class Publisher:
                 self._resume_sending(now)
             elif now < self._probing_until and self._is_probe_unanswered(now):
                 first = self._in_flight[self._first]
-                if first.known_until:  # the leader stores its message id once, so that the probe can be sent again
+                if first.known_until_ns:  # the leader stores its message id once, so that the probe can be sent again
                     self._may_be_stored([self._first], now, self._no_ack_text(), growth=1)
                 self._addressing.doubt()
             await self._send_refused(now)
@@ -696,10 +711,10 @@ class Publisher:
         One message is sent first, as a probe. The others follow when a leader has accepted it.
         """
         self._probing_until = now + PROBING_S
-        known = [number for number, message in self._in_flight.items() if message.known_until]
+        known = [number for number, message in self._in_flight.items() if message.known_until_ns]
         self._may_be_stored(known, now, "the connection broke, or the NATS server was silent")
         for message in self._in_flight.values():
-            message.connection_renewed(min(self._options.timeout_s, FIRST_ATTEMPT_S if message.known_until else math.inf))
+            message.connection_renewed(min(self._options.timeout_s, FIRST_ATTEMPT_S if message.known_until_ns else math.inf))
             if message.resend_at:
                 message.resend_at = max(now, message.not_before)
 
@@ -737,7 +752,7 @@ class Publisher:
                 continue  # another attempt is already scheduled
             message.maybe_stored = True
             message.attempt_s = min(message.attempt_s * growth, self._options.timeout_s)
-            if now >= min(message.give_up, message.known_until):
+            if now >= message.give_up or now_ns() >= message.known_until_ns:
                 self._fail(number, OutcomeUnknownError(why))
             else:
                 self._send_again(number, message, UnavailableError(why))
@@ -748,7 +763,7 @@ class Publisher:
         return f"No ack from {where} within {self._options.timeout_s:g} s{self._last_foreign}. The message may be stored."
 
     async def _try_again(self, number: int, message: InFlight, now: float) -> None:
-        if now >= message.give_up or (message.maybe_stored and now >= message.known_until):
+        if now >= message.give_up or (message.maybe_stored and now_ns() >= message.known_until_ns):
             self._fail(
                 number,
                 message.refusal

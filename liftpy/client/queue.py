@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import secrets
 import time
 from collections import Counter, deque
@@ -25,12 +24,13 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
+from liftpy.client.arguments import check_bounds, check_count, check_number
 from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumer import ReadOptions
-from liftpy.client.group import now_ns as _now_ns
 from liftpy.client.group_admin import GroupRejectedError, ask_coordinator
+from liftpy.client.in_flight import now_ns as _now_ns
 from liftpy.client.job_acks import MAX_RANGES, LostRange, Settlements, gaps, is_in, ranges_of, settlement
-from liftpy.client.positions import Bounds, check_bounds, check_value
+from liftpy.client.positions import Bounds
 from liftpy.client.queue_log import QueueLog
 from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base.ids import PartitionKey, check_name, check_published, is_utf8, quote
@@ -44,6 +44,7 @@ from liftpy.core.wire.headers import is_reserved
 from liftpy.errors import (
     ConfigError,
     LiftError,
+    NotAllowedError,
     NotFoundError,
     OutcomeUnknownError,
     ProtocolError,
@@ -385,6 +386,7 @@ class Queue:
 
         Raises:
             NotFoundError: No such stream, or no such stream for dead letters.
+            LogTruncatedError: An unclean election lost records that the queue has delivered.
             UnavailableError: The coordinator did not answer in time.
         """
         home = await self._client.groups.stream()
@@ -394,7 +396,19 @@ class Queue:
         stream = await self._client.stream(self.stream)
         self._at_open = {stream.key(partition.partition) for partition in stream.partitions}
         self._set_partitions(stream)
+        if any(partition.state.unclean_elected for partition in stream.partitions):
+            await self._check_logs()
         return self
+
+    async def _check_logs(self) -> None:
+        """Raise LogTruncatedError if an unclean election lost records of the queue, and the log is still shorter than before."""
+        try:
+            queues = (await self._client.groups.describe(self.name)).queues
+        except (NotFoundError, NotAllowedError):  # it is a new queue, or this user may not describe it
+            return
+        taken_below = {figures.key: figures.taken_below for figures in queues}
+        for place in self._partitions:
+            await place.log.check_reaches(taken_below.get(place.key, 0))
 
     def _set_partitions(self, stream: StreamInfo) -> None:
         known = {place.key: place for place in self._partitions}
@@ -469,6 +483,8 @@ class Queue:
         Raises:
             GroupRejectedError: A limit of the coordinator does not allow new records.
             NotFoundError: The stream was deleted.
+            LogTruncatedError: An unclean election lost records that the queue has delivered. Delete the queue and set its
+                position, or it skips new records.
             UnavailableError: The coordinator did not answer in time.
             OutcomeUnknownError: No answer in time. Granted records are delivered again after their ack wait.
 
@@ -476,9 +492,8 @@ class Queue:
             jobs = await queue.take(100)
             await queue.ack(jobs)
         """
-        check_value("max_records", max_records, 1, commands.MAX_TAKE)
-        if math.isnan(timeout_s):
-            raise ConfigError(f"timeout_s = {timeout_s} is not a number of seconds. Choose a number from 0.")
+        check_count("max_records", max_records, 1, commands.MAX_TAKE)
+        check_number("timeout_s", timeout_s)
         give_up_ns, tries = _now_ns() + round(min(timeout_s, _LONGEST_TAKE_S) * 1e9), 0
         while not self._closed:
             if jobs := self._handed_on(max_records):
@@ -567,10 +582,8 @@ class Queue:
         log = place.log
         if log.bounds is None or not log.has_more or _now_ns() >= place.again_ns > 0:
             try:
-                bounds = await log.refresh_bounds()
-            except NotFoundError:  # the stream was deleted, or created again with fewer partitions
-                return await self._refresh_stream()
-            if bounds.uid != log.key.uid:
+                await log.refresh_bounds()
+            except NotFoundError:  # the stream was deleted, or created again
                 return await self._refresh_stream()
         if not place.is_due(_now_ns()):
             return False
@@ -691,6 +704,7 @@ class Queue:
         key, fetched_jobs, done, dead = log.key, list[Job](), list[pb.RecordRange](), list[tuple[pb.GrantedRange, list[Job]]]()
         try:
             for part in granted:
+                await log.check_reaches(part.end)
                 records = await log.records(part.start, part.end)
                 log.granted_below = max(log.granted_below, part.end)
                 until_ns = over_ns - _now_ns() + time.monotonic_ns()
@@ -808,7 +822,7 @@ class Queue:
             LeaseLostError: The ack wait of some jobs has expired. ``jobs`` lists them.
             UnavailableError: The coordinator did not answer. Nothing changed.
         """
-        check_value("delay_s", delay_s, 0, commands.MAX_DELAY_MS / 1000)
+        check_number("delay_s", delay_s, 0, commands.MAX_DELAY_MS / 1000)
         await self._settle(pb.SETTLE_NACK, list(jobs), delay_s=delay_s)
 
     async def extend(self, jobs: Iterable[Job]) -> None:

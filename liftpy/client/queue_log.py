@@ -22,7 +22,7 @@ from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire.batch import Record
-from liftpy.errors import LiftError, OffsetOutOfRangeError
+from liftpy.errors import LiftError, LogTruncatedError, OffsetOutOfRangeError
 
 READ_BUFFER_BYTES = 8 * 1024 * 1024
 """Maximum size of cached records of one partition, in bytes. The newest answer does not count."""
@@ -85,6 +85,8 @@ class QueueLog:
         """Bounds of the partition in the last answer. None: never asked."""
         self.end_offset = -1
         """Exclusive end of the committed records, as far as this client knows. -1: unknown."""
+        self._last = (-1, 0)
+        """Offset and LeaderEpoch of the last record that was read. Epoch 0: none."""
         self.granted_below = 0
         """Highest offset that this worker was granted, exclusive."""
         self._read_below = -1
@@ -103,13 +105,22 @@ class QueueLog:
     async def refresh_bounds(self) -> Bounds:
         """Ask the leader for the bounds of the partition, and store and return them.
 
-        The bounds of a stream that was created again have another ``uid`` and are not stored.
+        Raises NotFoundError if the stream was created again, and LogTruncatedError if records that were read are lost.
         """
-        bounds = (await self._reader.bounds())[0]
-        if bounds.uid == self.key.uid:
-            self.bounds = bounds
-            self.end_offset = max(self.end_offset, bounds.end_offset)
+        bounds = self.bounds = (await self._reader.bounds(self.key.uid, last=self._last))[0]
+        self.end_offset = bounds.end_offset
         return bounds
+
+    async def check_reaches(self, end: int) -> None:
+        """Raise LogTruncatedError if the log ends below the offset ``end`` (exclusive), up to which it was committed before."""
+        if end > self.end_offset and end > (end_offset := (await self.refresh_bounds()).end_offset):
+            raise LogTruncatedError(
+                f"The log of {self.key.stream}/{self.key.partition} ends at offset {end_offset}, but the queue has delivered "
+                f"records up to offset {end}. An unclean election lost records. The queue would skip new records below offset "
+                f"{end}. Stop the workers, delete the queue, and set its position to {end_offset} (`liftpy group delete`, `liftpy "
+                "group reset`).",
+                end_offset,
+            )
 
     # ---- records -----------------------------------------------------------------------------------------------------
     async def records(self, start: int, end: int) -> list[Record]:
@@ -155,6 +166,7 @@ class QueueLog:
     def _keep(self, start: int, slices: list[BatchSlice], progress: ReadProgress) -> list[ReadSpan]:
         spans: list[ReadSpan] = []
         for piece in slices:
+            self._last = max(self._last, (piece.last_offset, piece.leader_epoch))
             spans.append(ReadSpan(start, piece.last_offset + 1, piece))
             start = piece.last_offset + 1
         if start < progress.next_offset:

@@ -1,19 +1,26 @@
 """``Services``: call replicated services. ``client.services`` is one.
 
-A query is a NATS request that one process of the service answers. A command is a record with a reply
-(``liftpy.client.service_commands``).
+A query is a NATS request that one process of the service answers. A command is a record of the stream that the service
+reads. It names two inboxes: one for the ack of the stream and one for the reply of the service. It has a message id and
+is sent again under this id until it is answered. The service runs it once. All attempts use the same inbox for the
+reply, so a slow reply to an earlier attempt counts.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
-from liftpy.client import service_commands
-from liftpy.client.encode_publish import Address
-from liftpy.client.positions import check_partition
+from liftpy.client.arguments import check_number, check_offset, check_partition
+from liftpy.client.encode_publish import MESSAGE_ID, Address
+from liftpy.client.in_flight import ack_reason
 from liftpy.client.retrying import retry_attempts
 from liftpy.client.stream_directory import StreamDirectory
-from liftpy.core.base.ids import check_name
+from liftpy.core.base.ids import check_name, is_utf8, quote
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.services.queries import (
     AT_LEAST_HEADER,
@@ -23,15 +30,94 @@ from liftpy.core.services.queries import (
     POSITION_HEADER,
     QueryFailedError,
 )
-from liftpy.core.wire.headers import HeadersLike, pairs_of
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.headers import HeadersLike, Pairs, pairs_of
 from liftpy.core.wire.partitioner import partition_of
 from liftpy.core.wire.subjects import Subjects, data_subject
-from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownError, ProtocolError, UnavailableError
-from liftpy.nats.transport import NoRespondersError, Transport
+from liftpy.errors import (
+    ConfigError,
+    LiftError,
+    NotAllowedError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ProtocolError,
+    PublishRejectedError,
+    UnavailableError,
+)
+from liftpy.nats.transport import NoRespondersError, RequestTimeoutError, Transport
 
 _MAX_DIGITS = 9
-_ATTEMPT_S = 3.0
-"""Time limit of one attempt, in seconds. It is longer than the time that a service lets a query wait."""
+_MAX_OFFSET_DIGITS = 19
+_QUERY_ATTEMPT_S = 3.0
+"""Time limit of one attempt of a query, in seconds. It is longer than the time that a service lets a query wait."""
+SERVICE_HEADER = "Lift-Service"
+"""Reply header: name of the service."""
+OFFSET_HEADER = "Lift-Offset"
+"""Reply header: offset of the answered record. For a repeated command: offset of the newest one."""
+_COMMAND_ATTEMPT_S = 2.0
+Answering = tuple[str, asyncio.Future[Any]]
+"""Inbox subject, and the future of the message that arrives there."""
+_AGAIN = frozenset({client_pb2.Ack.NOT_LEADER, client_pb2.Ack.OVERLOADED, client_pb2.Ack.BELOW_MIN_ISR, client_pb2.Ack.QUOTA})
+
+
+class MisaddressedError(UnavailableError):
+    """The address of the stream is not current, so nothing was stored.
+
+    Another stream listens on the subject. The client requests the current address and retries.
+    """
+
+    code = "MISADDRESSED"
+
+
+class CommandFailedError(LiftError):
+    """The service skipped the command, because ``on_record`` raised an error or rejected the command."""
+
+    code = "COMMAND_FAILED"
+
+
+class ReplyTooLargeError(LiftError):
+    """The service executed the command, but its reply is larger than the NATS server accepts."""
+
+    code = "REPLY_TOO_LARGE"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandAnswer:
+    """The reply of a replicated service to a command.
+
+    Attributes:
+        value: Bytes that the service replied.
+        offset: Offset of the command's record.
+        node: Node of the service that replied.
+    """
+
+    value: bytes
+    offset: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command to a service.
+
+    Args:
+        service: Name of the service.
+        stream: Stream that the service reads.
+        partition: Partition of the stream.
+        value: Value of the record.
+        key: Key of the record. None: no key.
+        headers: Headers of the record, as pairs of name and value.
+        message_id: Id for deduplication. '': a random id.
+    """
+
+    service: str
+    stream: str
+    partition: int
+    value: bytes
+    key: bytes | None = None
+    headers: Pairs = ()
+    message_id: str = ""
 
 
 class QueryRejectedError(LiftError):
@@ -111,6 +197,11 @@ class Services:
         for what, given in (("query", query), ("key", b"" if key is None else key)):
             if not isinstance(given, bytes | bytearray | memoryview):
                 raise ConfigError(f"Invalid {what} of type {type(given).__name__}. It must be bytes: encode text first.")
+        check_number("timeout_s", timeout_s)
+        if at_least is not None:
+            check_offset(at_least, "at_least")
+        if partition is not None:
+            check_partition(partition)
         if partition is not None and key is not None:
             raise ConfigError("partition and key cannot be combined. Set one of them.")
         if partition is not None:
@@ -162,7 +253,7 @@ class Services:
         headers: HeadersLike | None = None,
         message_id: str = "",
         timeout_s: float = 5.0,
-    ) -> service_commands.CommandAnswer:
+    ) -> CommandAnswer:
         """Send a command to a replicated service and wait for its reply.
 
         The command is a record of the stream that the service reads. When this call returns, the command is committed
@@ -185,6 +276,7 @@ class Services:
         Raises:
             ConfigError: The stream has several partitions. Set ``partition`` or ``key``.
             CommandFailedError: The service skipped the command.
+            ReplyTooLargeError: The service executed the command, but NATS does not accept its reply.
             PublishRejectedError: The command was not stored.
             UnavailableError: The command was not stored. No node accepted it in time.
             OutcomeUnknownError: No reply in time. The command may be stored. Call again with the same ``message_id``.
@@ -195,6 +287,7 @@ class Services:
         """
         check_name(service, "service")
         check_name(stream, "stream")
+        check_number("timeout_s", timeout_s)
         if partition is not None:
             place = partition
         elif key is not None:
@@ -206,8 +299,8 @@ class Services:
         async def find(refresh: bool) -> Address:
             return await self._streams.address(stream, place, refresh=refresh)
 
-        sent = service_commands.Command(service, stream, place, command, key, pairs_of(headers), message_id)
-        return await service_commands.call(self._streams.requests.transport, find, sent, timeout_s)
+        sent = Command(service, stream, place, command, key, pairs_of(headers), message_id)
+        return await send_command(self._streams.requests.transport, find, sent, timeout_s)
 
 
 async def ask(
@@ -229,7 +322,7 @@ async def ask(
 
     async def attempt() -> QueryAnswer:
         try:
-            answer = await transport.exchange(subject, query, min(_ATTEMPT_S, timeout_s), headers)
+            answer = await transport.exchange(subject, query, min(_QUERY_ATTEMPT_S, timeout_s), headers)
         except NoRespondersError:
             await _check_partition(transport, subjects, service, query, partition)
             raise NoRespondersError(
@@ -250,7 +343,7 @@ async def _check_partition(transport: Transport, subjects: Subjects, service: st
         return
     subject = data_subject(subjects.service_query(service), 0)
     try:
-        answer = await transport.exchange(subject, query, _ATTEMPT_S, {AT_LEAST_HEADER: "0"})
+        answer = await transport.exchange(subject, query, _QUERY_ATTEMPT_S, {AT_LEAST_HEADER: "0"})
         partitions = _read_answer(subject, 0, bytes(answer.data), dict(answer.headers or {})).partitions
     except QueryFailedError as error:
         partitions = error.partitions
@@ -271,7 +364,7 @@ def _read_answer(subject: str, partition: int, data: bytes, headers: dict[str, s
         failed = QueryFailedError(data.decode(errors="replace"))
         failed.partitions = partitions
         raise failed
-    if not (position.isascii() and position.isdigit()):
+    if not (position.isascii() and position.isdigit() and len(position) <= _MAX_OFFSET_DIGITS):
         raise ProtocolError(
             f"The answer on {subject} does not come from a service: it has no header {POSITION_HEADER}. Check the "
             "service name and --namespace."
@@ -286,3 +379,146 @@ def _only_partition(stream: StreamImage) -> int:
             "partition (partition=, --partition) or the key of the record (key=, --key)."
         )
     return 0
+
+
+# ---- commands ------------------------------------------------------------------------------------------------------
+async def send_command(
+    transport: Transport, find: Callable[[bool], Awaitable[Address]], command: Command, timeout_s: float
+) -> CommandAnswer:
+    """Send a command, again and again until the service replies or the time is over. Return the reply.
+
+    ``Services.call`` describes the errors.
+
+    Args:
+        transport: Connection to NATS.
+        find: Returns the address of the stream. Its argument True skips the cache.
+        command: The command.
+        timeout_s: Time limit in seconds.
+    """
+    if not is_utf8(command.message_id):
+        raise ConfigError(f"Invalid message id {quote(command.message_id)}. Use UTF-8 text.")
+    message_id = command.message_id or secrets.token_hex(16)
+    attempt_s, address = min(_COMMAND_ATTEMPT_S, timeout_s), None
+    maybe_stored = doubtful = False
+    async with contextlib.AsyncExitStack() as stack:
+        answering: Answering | None = None
+        async for attempt in retry_attempts(timeout_s):
+            with attempt:
+                try:
+                    if address is None:
+                        address = await find(False)
+                    elif doubtful:
+                        with contextlib.suppress(UnavailableError, OutcomeUnknownError, TimeoutError):  # no answer
+                            address = await asyncio.wait_for(find(True), attempt_s)
+                    if answering is None:  # one inbox for all attempts, because the answer to an earlier attempt counts
+                        answering = await stack.enter_async_context(transport.expect_answer(address.subject, attempt_s))
+                    return await _send_once(transport, address, command, message_id, attempt_s, answering, timeout_s)
+                except OutcomeUnknownError:
+                    maybe_stored = doubtful = True
+                    raise
+                except (UnavailableError, PublishRejectedError, NotAllowedError) as error:
+                    doubtful = isinstance(error, MisaddressedError | NoRespondersError)
+                    if maybe_stored:  # this rejection says nothing about an earlier attempt
+                        text = f"{error} An earlier attempt may have been stored."
+                        raise OutcomeUnknownError(text, message_id) from None
+                    raise
+    raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
+
+
+async def _send_once(
+    transport: Transport,
+    address: Address,
+    command: Command,
+    message_id: str,
+    timeout_s: float,
+    answering: Answering,
+    total_s: float,
+) -> CommandAnswer:
+    """Send the command once, and wait ``timeout_s`` seconds for its answer.
+
+    ``total_s``: time limit of all attempts, for error texts.
+    """
+    subject = address.subject
+    answer_to, answer = answering
+    if answer.done():
+        return _read_reply(answer.result(), command)
+    async with transport.expect_answer(subject, timeout_s) as (ack_to, ack):
+        message = client_pb2.Message(
+            offset=-1,
+            value=command.value,
+            key=command.key or b"",
+            keyed=command.key is not None,
+            stream=command.stream,
+            streamUid=address.uid,
+            partition=command.partition,
+            headers=[
+                client_pb2.Header(name=name, value=value)
+                for name, value in (*command.headers, (MESSAGE_ID, message_id.encode()))
+            ],
+            replySubject=answer_to,
+            ackPolicy=client_pb2.ALL,
+        )
+        await transport.publish(subject, frames.encode(message), ack_to)
+        renewed = transport.reconnected
+        waiting: set[asyncio.Future[Any]] = {ack, answer, renewed}
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not answer.done():
+                    done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    if ack in done and not answer.done():
+                        _raise_if_rejected(ack.result(), subject, command)
+                    if renewed in done and not answer.done():  # the command, or its answer, may be lost
+                        raise RequestTimeoutError(
+                            f"The connection to NATS was lost before service {command.service} answered on {subject}. Call "
+                            "again with the same message_id."
+                        )
+        except TimeoutError:
+            transport.check_server()
+            raise RequestTimeoutError(
+                f"Service {command.service} did not answer on {subject} within {total_s:g} s. Check that it runs "
+                "and that it replies to commands."
+            ) from None
+        return _read_reply(answer.result(), command)
+
+
+def _raise_if_rejected(message: Any, subject: str, command: Command) -> None:
+    """Raise the error if ``message`` is the rejection of a command. Return otherwise, also for an answer of another partition [A9].
+
+    ``subject``: subject of the command, for the error text.
+    """
+    if not message.data:
+        raise NoRespondersError(f"No responders on {subject}. Check that the stream has a leader: `liftpy status`.")
+    try:
+        ack = frames.decode(message.data, client_pb2.Ack)
+    except ProtocolError:
+        return
+    if (ack.stream, ack.partition) != (command.stream, command.partition) or ack.ackError == client_pb2.Ack.OK:
+        return
+    reason = ack_reason(ack)
+    text = f"{command.stream}/{command.partition} refused: {reason} {ack.detail}".rstrip()
+    if ack.ackError == client_pb2.Ack.WRONG_STREAM:
+        raise MisaddressedError(text)
+    if ack.ackError in _AGAIN:
+        raise UnavailableError(text)
+    raise PublishRejectedError(text, reason)
+
+
+def _read_reply(message: Any, command: Command) -> CommandAnswer:
+    headers = dict(message.headers or {})
+    who, offset = headers.get(SERVICE_HEADER), headers.get(OFFSET_HEADER, "")
+    if who != command.service or not (offset.isascii() and offset.isdigit() and len(offset) <= _MAX_OFFSET_DIGITS):
+        raise ProtocolError(
+            f"The answer came from {who or 'no service'}, not from service {command.service}. Check the service "
+            "name and the stream."
+        )
+    if headers.get(ERROR_HEADER) == ReplyTooLargeError.code:
+        why = bytes(message.data).decode(errors="replace")
+        raise ReplyTooLargeError(
+            f"Service {who} executed the command at offset {offset}, but sent no reply: {why}. "
+            "Do not repeat the command. Increase max_payload of the NATS server, or make the replies smaller."
+        )
+    if ERROR_HEADER in headers:
+        raise CommandFailedError(
+            f"The service failed on the command: {headers[ERROR_HEADER]}: {bytes(message.data).decode(errors='replace')}"
+        )
+    return CommandAnswer(bytes(message.data), int(offset), headers.get(NODE_HEADER, ""))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from liftpy.client.arguments import check_partition
 from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.closest_replica import ReplicaSelector
@@ -20,7 +21,6 @@ from liftpy.client.encode_publish import Address
 from liftpy.client.iteration import Iteration, whole
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.partition_sender import ProducerOptions, Source, check_answers, name_for
-from liftpy.client.positions import check_partition
 from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import Publisher

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 
 from liftpy import renamed
 from liftpy.client.admin import Admin
+from liftpy.client.arguments import check_number
 from liftpy.client.client import Client
 from liftpy.client.client import connect as _connect
 from liftpy.client.consumed import ConsumedRecord
@@ -324,6 +325,9 @@ class SyncReceipt(Generic[_T]):
             TimeoutError: No ack came within ``timeout_s``. The record is still in flight.
             LiftError: The error of the record.
         """
+
+        if timeout_s is not None:
+            check_number("timeout_s", timeout_s)
 
         async def acked() -> _T:
             async with asyncio.timeout(timeout_s):

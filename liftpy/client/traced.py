@@ -255,10 +255,10 @@ class TracedProducer(Producer):
         self._spans = spans
         super().__init__(*arguments, **named)
 
-    def _lane(self, partition: int, producer_id: int) -> PartitionQueue:
-        lane = super()._lane(partition, producer_id)
-        lane.begun = partial(self._begin_span, partition, self.name.startswith(ANONYMOUS))
-        return lane
+    def _new_queue(self, partition: int, producer_id: int) -> PartitionQueue:
+        queue = super()._new_queue(partition, producer_id)
+        queue.on_begin = partial(self._begin_span, partition, self.name.startswith(ANONYMOUS))
+        return queue
 
     def _begin_span(self, partition: int, may_mark: bool, ticket: BatchFuture, pairs: Pairs) -> Pairs:
         marked, span = self._spans.sending(self._stream, partition, pairs)

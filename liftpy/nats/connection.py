@@ -149,21 +149,26 @@ async def receive(connection: Any, take: Take, bound_bytes: int) -> Receiver | N
 
 
 class ClientConnection(StrictConnection):
-    """Connection of a client. It passes messages to subscriptions when data arrives, without the reading task of nats-py."""
+    """Connection that passes messages to subscriptions when data arrives, without the reading task of nats-py."""
 
+    _max_unread_bytes = _MAX_UNREAD_BYTES
     _receiver: Receiver | None = None
     """Receiver of the current connection. None: before the handshake, or if nats-py itself reads."""
 
     async def _read_loop(self) -> None:
         """Process the data that ``_process_arrived`` leaves for the reading task."""
-        self._receiver = receiver = await receive(self, self._process_arrived, _MAX_UNREAD_BYTES)
+        receiver = await receive(self, self._process_arrived, self._max_unread_bytes)
+        self._use_receiver(receiver)
         try:
             await super()._read_loop()
         finally:
             if receiver is not None:
                 receiver.stop()
             if self._receiver is receiver:
-                self._receiver = None
+                self._use_receiver(None)
+
+    def _use_receiver(self, receiver: Receiver | None) -> None:
+        self._receiver = receiver
 
     async def _read(self) -> bytes:
         return await (self._receiver.read() if self._receiver is not None else super()._read())

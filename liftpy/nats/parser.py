@@ -441,7 +441,10 @@ class StrictConnection(Client):
                     raise
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
-        """Close the connection without waiting for the socket. After a failed TLS handshake, asyncio never reports its close."""
+        """Close the connection without waiting for the socket. After a failed TLS handshake, asyncio never reports its close.
+
+        If unsent data cannot be written, nats-py's close stops in the middle. Then end the tasks of the subscriptions here.
+        """
         transport: Any = self._transport
         if transport is not None:
             closed = transport.wait_closed
@@ -451,7 +454,15 @@ class StrictConnection(Client):
                     await asyncio.wait_for(closed(), _CLOSED_S)
 
             transport.wait_closed = closed_or_given_up
-        await super()._close(status, do_cbs)
+        try:
+            await super()._close(status, do_cbs)
+        finally:
+            for subscription in self._subs.values():
+                if subscription._wait_for_msgs_task is not None:
+                    subscription._wait_for_msgs_task.cancel()
+                if subscription._message_iterator is not None:
+                    subscription._message_iterator._cancel()
+            self._subs.clear()
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         """Process the server's first INFO line. Check it before secrets are sent.

@@ -156,28 +156,32 @@ class EffectRunner:
         Raises the errors of the handler, and TimeoutError after ``effect_timeout_s``.
         """
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[Any] = loop.create_future()
+        done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
         self._threads += 1
 
-        def tell(result: Any, error: Exception | None) -> None:
+        def tell(result: Any, error: BaseException | None) -> None:
             self._threads -= 1
             if not done.done():
-                done.set_result(result) if error is None else done.set_exception(error)
+                done.set_result((result, error))
 
         def work() -> None:
-            result, error = None, None
+            result: Any = None
+            error: BaseException | None = None
             try:
                 result = machine.run_effect(effect)
                 if inspect.iscoroutine(result):
                     result = asyncio.run(_await_result(result))
-            except Exception as raised:
+            except BaseException as raised:  # such as SystemExit: it must not end the thread without an answer
                 error = raised
             with contextlib.suppress(RuntimeError):  # the loop is closed, so no code waits for the result
                 loop.call_soon_threadsafe(tell, result, error)
 
         threading.Thread(target=work, daemon=True, name=f"effect {effect.number}").start()
         async with asyncio.timeout(self._settings.effect_timeout_s):
-            result = await done
+            result, error = await done
+        if error is not None:
+            is_ordinary = isinstance(error, Exception)
+            raise error if is_ordinary else ServiceFailedError(f"on_effect raised {error!r}. Raise an Exception instead.")
         if result is not None and not isinstance(result, bytes):
             raise ServiceFailedError(f"on_effect returned {type(result).__name__}. Return bytes or None.")
         if result is not None and len(result) > MAX_OUTPUT_BYTES:

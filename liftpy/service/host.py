@@ -161,21 +161,26 @@ class ServiceHost:
         self._spawn(self._heartbeats())
         self._spawn(self._serve())
         try:
-            await self._ended
+            try:
+                await self._ended
+            finally:
+                await self._cancel_tasks()
+            if self._stopped and self._keeper is not None and self.machine is not None:
+                await self._keeper.keep(self.machine)  # the next process starts from this snapshot
         except Exception as error:
             self._end_reason = error
             raise
         finally:
-            while self._tasks:  # until it is canceled: nats-py may swallow a cancellation
-                for task in self._tasks:
-                    task.cancel()
-                await asyncio.wait(self._tasks, timeout=_CANCEL_AGAIN_S)
-            if self._stopped and self._keeper is not None and self.machine is not None:
-                await self._keeper.keep(self.machine)  # the next process starts from this snapshot
             with contextlib.suppress(Exception):
                 await self._send(self._hello(leaving=True))
                 await subscription.unsubscribe()
                 await self._transport.settle()
+
+    async def _cancel_tasks(self) -> None:
+        while self._tasks:  # until it is canceled: nats-py may swallow a cancellation
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=_CANCEL_AGAIN_S)
 
     def stop(self, because: str = "") -> None:
         """End ``run`` in order, with a snapshot of the state.
@@ -510,6 +515,7 @@ class ServiceHost:
         if ended_by is not None:
             ending = pb.ServiceHello.DIVERGED if isinstance(ended_by, DivergedError) else pb.ServiceHello.FAILED
         outbox = machine.outbox if machine is not None else None
+        problem = self.problem if ended_by is None else _text_of(ended_by)
         fetching = self._fetcher is not None and bool(self._fetcher.problem)
         return pb.ServiceHello(
             service=settings.service,
@@ -522,7 +528,7 @@ class ServiceHost:
             position=machine.position if machine is not None else 0,
             outputCount=outbox.output_count if outbox is not None else 0,
             emittedEnd=outbox.emitted_end if outbox is not None else 0,
-            problem=self.problem if ended_by is None else _text_of(ended_by),
+            problem=problem.encode(errors="replace").decode(),  # an error of the service's code may have any text
             ending=ending,
             life=self._keeper.life if self._keeper is not None else 0,
             figures=self._figures(),

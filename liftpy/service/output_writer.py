@@ -235,6 +235,11 @@ class Emitter:
                 f"Output stream {self._stream} is compacted, so offsets of outputs would not be stable. Use a stream "
                 "without compaction (--output-stream)."
             )
+        if self._settings.routes and stream.config.max_per_subject:
+            raise ConfigError(
+                f"Output stream {self._stream} has max_per_subject = {stream.config.max_per_subject}, so a route would miss outputs "
+                "that are deleted before they are copied. Set max_per_subject to 0, or use no routes (--route)."
+            )
         self._address = Destination(self._stream, stream.uid, self._partition, subject)
 
     # ---- reading ----------------------------------------------------------------------------------------------------------

@@ -40,6 +40,9 @@ logger = logging.getLogger("liftpy.service")
 
 _GROUP = "queries"
 _BEHIND = "the state here is behind the log"
+_PAST_THE_END = (
+    f"The state has all committed records, but not those that the query needs. Check the header {AT_LEAST_HEADER}, or retry"
+)
 _CHECK_INTERVAL_S = 0.005
 _JOIN_CHECK_S = 0.1
 _COUNT_AGAIN_S = 10.0
@@ -135,9 +138,10 @@ class QueryServer:
                     placing = asyncio.create_task(self._place(queries)) if queries else None
                 await self._answer_ready()
                 expired = self._pending.pop_expired(time.monotonic())
+                is_behind = not self._instance.has_caught_up
                 for query in expired:
-                    await self._refuse(query.reply, QueryRejectedError(_BEHIND))
-                if expired:
+                    await self._refuse(query.reply, QueryRejectedError(_BEHIND if is_behind else _PAST_THE_END))
+                if expired and is_behind:
                     return _BEHIND
                 if not self._instance.is_fed:
                     return f"nothing is heard from node {self._settings.node}, which feeds the state here"

@@ -131,6 +131,8 @@ class Feeder:
         """
         self._log_start_offset = max(self._log_start_offset, log_start_offset)
         self._verifying = self._machine.position > self._log_start_offset
+        if self._failing is not None:  # records that were searched for a decision may have been replaced
+            self._failing.scanned, self._failing.scan_end = self._failing.unit.offset + 1, None
         self._wake.set()
 
     def request_snapshot(self) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from contextlib import suppress
 
-from liftpy.client.service_commands import OFFSET_HEADER, SERVICE_HEADER
+from liftpy.client.services import OFFSET_HEADER, SERVICE_HEADER, ReplyTooLargeError
 from liftpy.core.services.queries import ERROR_HEADER, NODE_HEADER
 from liftpy.core.services.replies import Reply, ReplyBuffer
 from liftpy.core.wire.subjects import InboxRule, publish_answer
@@ -21,6 +21,8 @@ logger = logging.getLogger("liftpy.service")
 _CHECK_INTERVAL_S = 0.002
 _IDLE_CHECK_S = 30.0
 """Interval of checks in seconds when no event wakes the sender."""
+_SHORT_BYTES = 1000
+"""Maximum size of the text of an error that is sent instead of a reply that is too large, in bytes."""
 _MAX_TURN = 256
 """Maximum number of replies in one turn of the event loop."""
 
@@ -79,7 +81,12 @@ class Replier:
             publish, rules = self._transport.publish, (self._inboxes,)
             is_sent = await publish_answer(publish, rules, self.counters, reply.to or "", reply.value, headers)
         except ProtocolError:
-            self._refuse(reply, f"the reply of {len(reply.value)} bytes is larger than this NATS server accepts")
+            why = f"the reply of {len(reply.value)} bytes is larger than this NATS server accepts"
+            headers.setdefault(ERROR_HEADER, ReplyTooLargeError.code)
+            text = reply.value[:_SHORT_BYTES] if reply.error else why.encode()
+            with suppress(ProtocolError):
+                await publish_answer(publish, rules, self.counters, reply.to or "", text, headers)
+            self._refuse(reply, why)
         else:
             self.sent_count += is_sent
             if not is_sent:

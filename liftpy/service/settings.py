@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from liftpy.client.positions import check_bounds
+from liftpy.client.arguments import check_bounds
 from liftpy.core.base.ids import check_name
 from liftpy.core.services.outbox import MAX_ROUTES, Route
 from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, check_inbox_prefixes

@@ -572,13 +572,8 @@ class SnapshotServer:
             while True:
                 await asyncio.sleep(_CHECK_INTERVAL_S)
                 now_s = time.monotonic()
-                self._release(
-                    [
-                        digest
-                        for digest, open_snapshot in self._open_snapshots.items()
-                        if now_s - open_snapshot.used_s >= _OPEN_SNAPSHOT_S
-                    ]
-                )
+                opened = list(self._open_snapshots.items())  # a thread may add a snapshot meanwhile
+                self._release([digest for digest, snapshot in opened if now_s - snapshot.used_s >= _OPEN_SNAPSHOT_S])
         finally:
             await unsubscribe(subscription)
             self._release(list(self._open_snapshots))

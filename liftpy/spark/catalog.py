@@ -27,7 +27,7 @@ from typing import Any
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.positions import Bounds
-from liftpy.client.range_size import RangeFacts
+from liftpy.client.progress import RangeFacts
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import LiftError, LogTruncatedError, NoClusterError, NotFoundError, OffsetOutOfRangeError, UnavailableError

@@ -21,7 +21,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from liftpy.client.range_size import RangeFacts
+from liftpy.client.progress import RangeFacts
 from liftpy.errors import ConfigError, DataLossError, OffsetOutOfRangeError
 from liftpy.spark.offsets import EARLIEST, LATEST, Bounds, OffsetSpec
 

@@ -45,8 +45,7 @@ from liftpy.client.closest_replica import this_host
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.positions import Bounds
-from liftpy.client.progress import ReadProgress
-from liftpy.client.range_size import RangeFiles
+from liftpy.client.progress import RangeFiles, ReadProgress
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.arrow import ARRAYS, Rows, arrow_array_of, timestamps_ns
 from liftpy.core.log.segment import log_name

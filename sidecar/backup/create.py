@@ -21,7 +21,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -329,7 +329,7 @@ class _BackupRun:
             return (stream.name, number), await self._skip_if_deleted(stream, ask(stream, number))
 
         requests = [ask_one(stream, partition.partition) for stream in streams for partition in stream.partitions]
-        return {key: barrier for key, barrier in await asyncio.gather(*requests) if barrier is not None}
+        return {key: barrier for key, barrier in await _gather(requests) if barrier is not None}
 
     async def _copy_streams(
         self, streams: list[StreamImage], barriers: dict[tuple[str, int], Barrier], before: Manifest | None
@@ -356,15 +356,8 @@ class _BackupRun:
                 self.copied(self.copied_count, len(barriers))
                 return copy
 
-        tasks = {
-            (stream.name, p.partition): start_attended(copy_one(stream, p.partition))
-            for stream in streams
-            for p in stream.partitions
-        }
-        try:
-            copies = dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
-        finally:
-            await end_tasks(tasks.values())
+        work = {(stream.name, p.partition): copy_one(stream, p.partition) for stream in streams for p in stream.partitions}
+        copies = dict(zip(work, await _gather(work.values()), strict=True))
         return [
             StreamCopy(
                 name=stream.name,
@@ -381,6 +374,15 @@ class _BackupRun:
         missing = missing_files(manifest, sizes)
         if missing:
             raise CorruptionError(f"The backup is incomplete and has no manifest: {missing[0]}. Start the backup again.")
+
+
+async def _gather(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all of ``work`` at once, and return the results. After an error, end the rest, so that it writes no more files."""
+    tasks = [start_attended(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await end_tasks(tasks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from liftpy.client import Client
+from liftpy.client import Client, ClusterState
 from liftpy.client.admin import ReplicaMove
 from liftpy.client.placement_plans import PlacementOptions, PlacementPlan
 from liftpy.client.positions import Bounds
@@ -293,7 +293,8 @@ class StreamRestore:
     """One stream to restore: ``name`` in the backup becomes ``into`` on ``subject``.
 
     ``replicas``: number of replicas, 0: as in the backup. ``placement``: placement policy of the stream in the backup. It
-    applies to the restored replicas and to partitions that are added later.
+    applies to the restored replicas and to partitions that are added later. ``waiting``: number of partitions of a stream that
+    had none in the backup, because its cluster had too few nodes. 0: the stream had partitions.
     """
 
     name: str
@@ -302,6 +303,7 @@ class StreamRestore:
     config: StreamConfig
     replicas: int = 0
     placement: str = ""
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,11 +422,16 @@ class Restore:
                 )
         self._client, self._store, self._manifest, self._options, self._step = client, store, manifest, options, step
         self._report_progress = tell
-        self._streams = [RestoredStream(stream_restore, copies[stream_restore.name]) for stream_restore in stream_restores]
+        restored = [RestoredStream(stream_restore, copies[stream_restore.name]) for stream_restore in stream_restores]
+        self._streams = [one for one in restored if one.copy.partitions]
+        self._waiting_streams = [one for one in restored if not one.copy.partitions]
+        """Streams without partitions. They have no records, so they are created as any other stream."""
         self._helper_id = PREFIX + os.urandom(4).hex()
         self._helper: DevNode | None = None
         self._scratch: Path | None = None
         self._registered = False
+        self._served_s = 0.0
+        """Time at which all records were readable, on the monotonic clock."""
         self._planned_replicas, self._planned_leaders = Counter[str](), Counter[str]()
         self._open: set[str] = set()
         """Names of restored streams that accept publishes. They stay even if the restore fails later."""
@@ -443,46 +450,14 @@ class Restore:
             await self._make_room(state.image)
             for one in self._streams:
                 one.plan = await self._plan_placement(one, state.image)
-            self._begin("stage")
-            await in_thread(self._stage, scratch, asyncio.current_task())
-            self._begin("register")
-            controllers = ",".join(controller.node_id for controller in state.controllers)
-            rack = next((node.rack for _, node in sorted(state.image.nodes.items()) if node.rack), "")
-            self._helper = helper_node(self._helper_id, scratch / "data", self._options, controllers, rack)
-            await self._start()
-            await asyncio.to_thread(self._helper.interrupt)
-            await self._until(self._is_fenced, "the helper has not stopped")
-            self._begin("create")
-            first_epoch = await self._first_epoch()
-            for one in self._streams:
-                await self._create(one, first_epoch)
-                await in_thread(self._install_logs, scratch, one)
-            self._begin("serve")
-            await self._start()
-            for one in self._streams:
-                await self._until(partial(self._is_served, one), f"{one.wish.into} is not led by the helper")
-            result = RestoreResult(self._streams, served_s=time.monotonic() - began_s)
-            self._begin("replicate")
-            await self._move(with_helper=True)
+            for one in self._waiting_streams:
+                await self._plan(one, one.wish.waiting, one.wish.replicas)
+            result = RestoreResult([*self._streams, *self._waiting_streams])
+            if self._streams:
+                await self._replicate(scratch, state)
+            result.served_s = max(0.0, self._served_s - began_s)
             if not keep_closed:
-                if self._options.wide != NOTHING_WIDE:
-                    self._begin("settings")
-                    names = {one.wish.into for one in self._streams}
-                    result.settings = await set_cluster_wide(self._client, self._options.wide, names)
-                self._begin("open")
-                for one in self._streams:
-                    self._open.add(one.wish.into)
-                    await self._client.admin.alter_stream(one.wish.into, uid=one.uid, read_only=one.wish.config.read_only)
-                self._begin("leave")
-                await self._move(with_helper=False)
-                for one in self._streams:
-                    await self._client.admin.alter_stream(one.wish.into, len(one.plan[0]), uid=one.uid)
-                self._begin("remove")
-                await self._remove_helper()
-                if self._options.cursors:
-                    self._begin("cursors")
-                    uids = {one.wish.name: one.uid for one in self._streams if one.wish.into == one.wish.name}
-                    result.cursors = await set_cursors(self._client, self._manifest, uids)
+                await self._finish(result)
             result.took_s = time.monotonic() - began_s
             done = True
             return result
@@ -491,6 +466,55 @@ class Restore:
                 await self.undo()
             elif not keep_closed:
                 await asyncio.to_thread(self._end)
+
+    async def _replicate(self, scratch: Path, state: ClusterState) -> None:
+        """Create the streams with the records of the backup, read-only, on the helper and on their planned nodes."""
+        self._begin("stage")
+        await in_thread(self._stage, scratch, asyncio.current_task())
+        self._begin("register")
+        controllers = ",".join(controller.node_id for controller in state.controllers)
+        rack = next((node.rack for _, node in sorted(state.image.nodes.items()) if node.rack), "")
+        self._helper = helper_node(self._helper_id, scratch / "data", self._options, controllers, rack)
+        await self._start()
+        await asyncio.to_thread(self._helper.interrupt)
+        await self._until(self._is_fenced, "the helper has not stopped")
+        self._begin("create")
+        first_epoch = await self._first_epoch()
+        for one in self._streams:
+            await self._create(one, first_epoch)
+            await in_thread(self._install_logs, scratch, one)
+        self._begin("serve")
+        await self._start()
+        for one in self._streams:
+            await self._until(partial(self._is_served, one), f"{one.wish.into} is not led by the helper")
+        self._served_s = time.monotonic()
+        self._begin("replicate")
+        await self._move(with_helper=True)
+
+    async def _finish(self, result: RestoreResult) -> None:
+        """Open the streams for publishes, remove the helper, and set the settings and positions that belong to the streams."""
+        if self._options.wide != NOTHING_WIDE:
+            self._begin("settings")
+            result.settings = await set_cluster_wide(
+                self._client, self._options.wide, {one.wish.into for one in result.streams}
+            )
+        self._begin("open")
+        for one in self._streams:
+            self._open.add(one.wish.into)
+            await self._client.admin.alter_stream(one.wish.into, uid=one.uid, read_only=one.wish.config.read_only)
+        if self._streams:
+            self._begin("leave")
+            await self._move(with_helper=False)
+            for one in self._streams:
+                await self._client.admin.alter_stream(one.wish.into, len(one.plan[0]), uid=one.uid)
+            self._begin("remove")
+            await self._remove_helper()
+        for one in self._waiting_streams:
+            await self._create_waiting(one)
+        if self._options.cursors:
+            self._begin("cursors")
+            uids = {one.wish.name: one.uid for one in self._streams if one.wish.into == one.wish.name}
+            result.cursors = await set_cursors(self._client, self._manifest, uids)
 
     async def undo(self) -> None:
         """Remove the helper, and the restored streams that accept no publishes yet."""
@@ -510,7 +534,7 @@ class Restore:
         Raises AlreadyExistsError if another stream has the name of a stream to restore, or if another restore of it is running.
         """
         unfinished: set[str] = set()
-        for one in self._streams:
+        for one in (*self._streams, *self._waiting_streams):
             existing = image.streams.get(one.wish.into)
             if existing is None:
                 continue
@@ -537,25 +561,7 @@ class Restore:
         """
         stream_restore, count = one.wish, len(one.copy.partitions)
         replicas = min(stream_restore.replicas, len(image.live_nodes()))
-
-        async def planned_by(policy: str) -> PlacementPlan:
-            return await self._client.admin.plan_stream(
-                stream_restore.into,
-                stream_restore.subject,
-                partitions=count,
-                replicas=replicas,
-                config=self._closed_config(stream_restore.config),
-                placement=PlacementOptions(policy=policy),
-            )
-
-        policy = "" if stream_restore.placement == MANUAL else stream_restore.placement
-        try:
-            plan = await planned_by(policy)
-        except ConfigError as error:
-            if not policy:
-                raise
-            one.unmet_policy, policy = str(error), ""
-            plan = await planned_by(policy)
+        plan, policy = await self._plan(one, count, replicas)
         if plan.waits or len(plan.replicas) != count:
             raise ConfigError(
                 f"Cannot place stream {stream_restore.into}: {plan.waits or 'no assignment is possible'}. Start more nodes, or "
@@ -563,6 +569,28 @@ class Restore:
             )
         request = PlacementRequest(policy=policy, stream=stream_restore.into, partitions=count, replication_factor=replicas)
         return self._place_after_others(image, request)
+
+    async def _plan(self, one: RestoredStream, count: int, replicas: int) -> tuple[PlacementPlan, str]:
+        """Plan a stream with ``count`` partitions, as a dry run. Return the plan, and its placement policy."""
+
+        async def planned_by(policy: str) -> PlacementPlan:
+            return await self._client.admin.plan_stream(
+                one.wish.into,
+                one.wish.subject,
+                partitions=count,
+                replicas=replicas,
+                config=self._closed_config(one.wish.config),
+                placement=PlacementOptions(policy=policy),
+            )
+
+        policy = "" if one.wish.placement == MANUAL else one.wish.placement
+        try:
+            return await planned_by(policy), policy
+        except ConfigError as error:
+            if not policy:
+                raise
+            one.unmet_policy = str(error)
+            return await planned_by(""), ""
 
     def _place_after_others(self, image: ClusterImage, request: PlacementRequest) -> tuple[tuple[str, ...], ...]:
         """Return the nodes of each partition. Unlike in a dry run, the plans of the streams before count.
@@ -668,6 +696,21 @@ class Restore:
                 f"Cannot restore stream {stream_restore.into}: at least one controller has a version that cannot skip "
                 "LeaderEpochs. Upgrade all controllers, then restore again."
             )
+
+    async def _create_waiting(self, one: RestoredStream) -> None:
+        """Create a stream that had no partitions. It waits again if the cluster has too few nodes."""
+        wish, policy = one.wish, "" if one.unmet_policy or one.wish.placement == MANUAL else one.wish.placement
+        created = await self._client.create_stream(
+            wish.into,
+            wish.subject,
+            partitions=wish.waiting,
+            replicas=wish.replicas,
+            config=wish.config,
+            placement=PlacementOptions(policy=policy),
+            ready_s=0,
+        )
+        one.image = created.image
+        self._open.add(wish.into)
 
     def _install_logs(self, scratch: Path, one: RestoredStream) -> None:
         """Move the staged logs of a stream from ``scratch`` into the data directory of the helper, with their producer state."""

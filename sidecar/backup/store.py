@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
 from pyarrow import fs
@@ -43,6 +44,17 @@ def _storage_errors(what: str) -> Iterator[None]:
         ) from error
 
 
+def shown_store(url: str) -> str:
+    """Return the URL of a store without secrets, for outputs: user, password and the query are removed."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # not a URL, but it may have a password
+        return f"{url.partition('://')[0]}://..."
+    if not parts.scheme or not parts.netloc:
+        return url
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
 class Store:
     """Files of a backup store, by path. Methods raise StorageError, and CorruptionError for a missing file."""
 
@@ -59,7 +71,9 @@ class Store:
         try:
             filesystem, root = fs.FileSystem.from_uri(url)
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise ConfigError(f"Cannot open the backup store {url}: {error}. Check the URL and its credentials.") from None
+            shown = shown_store(url)
+            why = str(error).replace(url, shown).removesuffix(".")
+            raise ConfigError(f"Cannot open the backup store {shown}: {why}. Check the URL and its credentials.") from None
         return cls(filesystem, root)
 
     def sizes(self, folder: str) -> dict[str, int]:

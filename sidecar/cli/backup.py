@@ -18,11 +18,9 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 import click
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
-from rich.console import Console
 
 from liftpy.client import Client
 from liftpy.client.positions import parse_until, timestamp_ns
@@ -46,11 +44,11 @@ from sidecar.backup.restore import (
     set_cursors,
 )
 from sidecar.backup.staging import RestorePoint
-from sidecar.backup.store import DEFAULT_BYTES_PER_S, Store
+from sidecar.backup.store import DEFAULT_BYTES_PER_S, Store, shown_store
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import Duration, Size, connection_options, json_option
-from sidecar.cli.output import Progress, count_of, table
+from sidecar.cli.output import Progress, count_of, print_table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -85,14 +83,6 @@ def write_metrics(path: Path, url: str, entries: Sequence[BackupEntry], now_ns: 
         write_to_textfile(str(path), registry)
     except OSError as error:
         raise StorageError(f"Cannot write --metrics-file {path}: {error.strerror or error}. Check the directory.") from None
-
-
-def shown_store(url: str) -> str:
-    """Return the URL of a store without secrets, for outputs: user, password and the query are removed."""
-    parts = urlsplit(url)
-    if not parts.scheme or not parts.netloc:
-        return url
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -253,7 +243,9 @@ def restore(
         return 0 if done.is_whole else EXIT_PARTLY
     for one in done.streams:
         ends = ", ".join(f"{log.start}..{log.end - 1}" if log.end > log.start else "empty" for log in one.logs)
-        click.echo(f"{one.wish.into}: uid {one.uid}, offsets {ends}")
+        click.echo(
+            f"{one.wish.into}: uid {one.uid}, " + (f"offsets {ends}" if ends else "no records, because it had no partitions")
+        )
         for number, log in enumerate(one.logs):
             if log.requested_end is not None:
                 click.echo(
@@ -297,6 +289,7 @@ def _plan_stream_restore(
         config=was.config,
         replicas=replicas or was.replica_count,
         placement=was.placement,
+        waiting=was.waiting,
     )
 
 
@@ -520,10 +513,10 @@ def list_(url: str, max_age_s: float | None, metrics_file: Path | None, as_json:
         ]
         click.echo(json.dumps(rows))
     else:
-        Console().print(table(("backup", "age", "streams", "MiB", "state"), [_row(one) for one in entries]))
+        print_table(("backup", "age", "streams", "MiB", "state"), [_row(one) for one in entries])
     if not entries:
         missing = "://" not in url and not Path(url).expanduser().is_dir()
-        click.echo(f"No backups in {url}" + (" (the directory does not exist)." if missing else "."), err=True)
+        click.echo(f"No backups in {shown_store(url)}" + (" (the directory does not exist)." if missing else "."), err=True)
     newest = entries[-1] if entries else None
     if newest is None or newest.faults or newest.manifest is None:
         return EXIT_DAMAGED

@@ -24,7 +24,6 @@ from typing import Any, Literal, cast
 import click
 
 from liftpy.client import BatchSlice, Client, Consumer, Group, GroupOptions, parse_start, parse_until
-from liftpy.client.consumed import GroupBatch
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.subjects import data_subject, overlaps
 from liftpy.errors import ConfigError
@@ -67,11 +66,11 @@ def _parquet(file: Path) -> Iterator[Write]:
 
 @contextmanager
 def _lines(file: Path) -> Iterator[Write]:
-    with file.open("w", encoding="utf-8") as out:
+    with file.open("wb") as out:
 
         def write(piece: BatchSlice, newest_first: bool) -> None:
             records = reversed(list(piece.records())) if newest_first else piece.records()
-            out.writelines(json.dumps(record_json(record)) + "\n" for record in records)
+            out.writelines(_json(record, None) for record in records)
 
         yield write
 
@@ -108,10 +107,19 @@ def output_to(file: Path) -> Iterator[Write]:
 def lines_to(file: Path) -> Iterator[Callable[[Iterable[bytes]], None]]:
     """Create the new file ``file`` and yield a function that appends lines to it and flushes them.
 
-    Raises ConfigError if the file exists or cannot be written.
+    Raises ConfigError if the file exists or cannot be written, or if an earlier run has left a part of it.
     """
-    with _rename_when_complete(file, lambda part: part.open("wb", buffering=0)) as out:
+    part = _part_of(file)
+    if part.exists():
+        raise ConfigError(
+            f"{part} already exists. It has records of an earlier run, which the group may have committed. Move it away first."
+        )
+    with _rename_when_complete(file, lambda part: part.open("xb", buffering=0)) as out:
         yield lambda lines: _write_all(out, b"".join(lines))
+
+
+def _part_of(file: Path) -> Path:
+    return file.with_name(f"{file.name}.part")
 
 
 def _write_all(out: Any, content: bytes) -> None:
@@ -124,7 +132,7 @@ def _write_all(out: Any, content: bytes) -> None:
 def _rename_when_complete(file: Path, kind: Callable[[Path], Any]) -> Iterator[Any]:
     if file.exists():
         raise ConfigError(f"--output {file} already exists. Remove it, or choose another name.")
-    part = file.with_name(f"{file.name}.part")
+    part = _part_of(file)
     try:
         try:
             with kind(part) as write:
@@ -189,19 +197,20 @@ def check_group_options(group: str, stream: str, start: str | None, output: Path
         )
 
 
-async def consume_as_member(member: AbstractAsyncContextManager[Group], form: str, output: Path | None) -> None:
-    """Print records as ``member`` of a consumer group until the task is canceled. Raises the errors of reading a group.
+async def consume_as_member(join: Callable[[], AbstractAsyncContextManager[Group]], form: str, output: Path | None) -> None:
+    """Print records as a member of a consumer group until the task is canceled. Raises the errors of reading a group.
 
-    ``form``: text, value or json. ``output``: new file for JSON lines. None: the standard output.
+    ``join``: makes the membership. ``form``: text, value or json. ``output``: new file for JSON lines. None: the standard output.
     """
-    lines = json_lines if output is not None else LINES[form]
+    line = LINES["json" if output is not None else form]
     with ExitStack() as files:
         write = write_out if output is None else files.enter_context(lines_to(output))
-        async with member as group:
+        async with join() as group:
             while (part := await group.take()) is not None:
                 written = threading.Event()  # set by the thread, because a blocked event loop learns it late
+                lines = (line(record, part.key.partition) for record in part.slice.records())
                 writing = start_attended(
-                    asyncio.to_thread(_consume_group_write, write, lines(part), written)
+                    asyncio.to_thread(_consume_group_write, write, lines, written)
                 )  # a slow reader of the output must not block the heartbeats
                 try:
                     await asyncio.shield(writing)
@@ -213,33 +222,33 @@ async def consume_as_member(member: AbstractAsyncContextManager[Group], form: st
                         group.finished(part)
 
 
-def _consume_group_write(write: Callable[[Iterator[bytes]], None], lines: Iterator[bytes], written: threading.Event) -> None:
+def _consume_group_write(write: Callable[[Iterable[bytes]], None], lines: Iterable[bytes], written: threading.Event) -> None:
     write(lines)
     written.set()
 
 
-def write_out(lines: Iterator[bytes]) -> None:
+def write_out(lines: Iterable[bytes]) -> None:
     """Write lines to the standard output and flush it."""
     sys.stdout.buffer.writelines(lines)
     sys.stdout.buffer.flush()
 
 
-def json_lines(part: GroupBatch) -> Iterator[bytes]:
-    """Yield one JSON line for each record of ``part``, with the number of its partition."""
-    for record in part.slice.records():
-        yield json.dumps({"partition": part.key.partition, **record_json(record)}).encode() + b"\n"
+def _text(record: Record, partition: int | None) -> bytes:
+    where = b"" if partition is None else b"%d\t" % partition
+    return b"%s%d\t%s\n" % (where, record.offset, record.value or b"")
 
 
-def _each(line: Callable[[int, Record], bytes]) -> Callable[[GroupBatch], Iterator[bytes]]:
-    return lambda part: (line(part.key.partition, record) for record in part.slice.records())
+def _value(record: Record, partition: int | None) -> bytes:
+    return b"%s\n" % (record.value or b"")
 
 
-LINES: dict[str, Callable[[GroupBatch], Iterator[bytes]]] = {
-    "text": _each(lambda partition, record: b"%d\t%d\t%s\n" % (partition, record.offset, record.value or b"")),
-    "value": _each(lambda _, record: b"%s\n" % (record.value or b"")),
-    "json": json_lines,
-}
-"""Output format -> function that yields the lines of a batch."""
+def _json(record: Record, partition: int | None) -> bytes:
+    where = {} if partition is None else {"partition": partition}
+    return json.dumps({**where, **record_json(record)}).encode() + b"\n"
+
+
+LINES: dict[str, Callable[[Record, int | None], bytes]] = {"text": _text, "value": _value, "json": _json}
+"""Output format -> function that returns the line of a record. Its second argument is the partition, in a group, else None."""
 
 
 @click.command(cls=HelpCommand, example="liftpy consume orders --from -10m --subject 'shop.orders.*'")
@@ -339,12 +348,12 @@ def consume(
         if group is not None:
             first = cast('Literal["earliest", "new"]', start or "earliest")
             options = GroupOptions(start=first, subjects=subjects, keys=keys)
-            doing = consume_as_member(client.group(group, [name], options=options), form, output)
+            doing = consume_as_member(lambda: client.group(group, [name], options=options), form, output)
         else:
             consumer = client.consume(
                 name, partition or 0, start=begin, until=last, subjects=subjects, keys=keys, backwards=reverse
             )
-            doing = _print(consumer, _LINES[form]) if output is None else _write(consumer, output, last == "end")
+            doing = _print(consumer, form) if output is None else _write(consumer, output, last == "end")
         await _until_pipe_closed(client, doing, 0.0 if group is None else SHUTDOWN_TIMEOUT_S)
 
     with_client(target, work, needs_majority=False)
@@ -382,12 +391,11 @@ async def _until_pipe_closed(client: Client, doing: Coroutine[Any, Any, None], e
             click.echo(f"{what}: {count}", err=True)
 
 
-async def _print(consumer: Consumer, line: Any) -> None:
-    out = sys.stdout.buffer
+async def _print(consumer: Consumer, form: str) -> None:
+    line = LINES[form]
     async for piece in consumer.batches():
         records = reversed(list(piece.records())) if consumer.backwards else piece.records()
-        out.writelines(map(line, records))
-        out.flush()
+        write_out(line(record, None) for record in records)
 
 
 async def _write(consumer: Consumer, file: Path, to_the_end: bool) -> None:
@@ -403,18 +411,3 @@ async def _write(consumer: Consumer, file: Path, to_the_end: bool) -> None:
             total = bounds.end_offset - first if to_the_end and not consumer.backwards else None
             progress.at(abs(done - first) + 1, progress.count + piece.record_count, total=total)
     click.echo(f"{progress.count} records in {file}", err=True)
-
-
-def _text(record: Record) -> bytes:
-    return b"%d\t%s\n" % (record.offset, record.value or b"")
-
-
-def _value(record: Record) -> bytes:
-    return b"%s\n" % (record.value or b"")
-
-
-def _json(record: Record) -> bytes:
-    return json.dumps(record_json(record)).encode() + b"\n"
-
-
-_LINES = {"text": _text, "value": _value, "json": _json}

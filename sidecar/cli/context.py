@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from liftpy.errors import ConfigError
 from liftpy.nats.urls import check_urls, without_secrets
 from sidecar.cli.help import SHARED_OPTIONS, HelpGroup, complete_context, options_before
 from sidecar.cli.options import add_shared_options, json_option
-from sidecar.cli.output import table
+from sidecar.cli.output import print_table
 from sidecar.runtime.contexts import SECRETS, Contexts, check_values, from_nats_cli, nats_cli_file
 from sidecar.runtime.settings import DEFAULT_NAMESPACE, config_home, contexts_file, named_context
 
@@ -146,19 +145,17 @@ def list_(as_json: bool) -> None:
     if not contexts.values:
         click.echo("no contexts yet: liftpy context add NAME --nats URL")
         return
-    Console().print(
-        table(
-            ("context", "NATS", "namespace", "credentials"),
-            [
-                (
-                    f"{name} *" if name == used else name,
-                    shown_value("nats", each.get("nats", "")),
-                    each.get("namespace", DEFAULT_NAMESPACE),
-                    ", ".join(key for key in each if key not in ("nats", "namespace")),
-                )
-                for name, each in sorted(contexts.values.items())
-            ],
-        )
+    print_table(
+        ("context", "NATS", "namespace", "credentials"),
+        [
+            (
+                f"{name} *" if name == used else name,
+                shown_value("nats", each.get("nats", "")),
+                each.get("namespace", DEFAULT_NAMESPACE),
+                ", ".join(key for key in each if key not in ("nats", "namespace")),
+            )
+            for name, each in sorted(contexts.values.items())
+        ],
     )
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
 
 from liftpy.client import Client, ClusterState
 from liftpy.core.base.ids import check_name
@@ -23,7 +22,7 @@ from liftpy.errors import ConfigError, StaleRequestError, UnavailableError
 from sidecar.cli.completion import NODE
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option, timeout_option
-from sidecar.cli.output import table
+from sidecar.cli.output import print_table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import DEFAULT_NAMESPACE, Target
 
@@ -96,7 +95,7 @@ def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, name
         ]  # fmt: skip
         if not as_json:
             shown = [(str(r["node"]), str(r["term"]), str(r["index"]), str(r["digest"]), _row_text(r)) for r in rows]
-            Console().print(table(("controller", "term", "index", "digest", ""), shown))
+            print_table(("controller", "term", "index", "digest", ""), shown)
         written: dict[str, Path] = {}
         if voters:
             if not typed:
@@ -250,7 +249,7 @@ def _show(result: dict[str, Any]) -> None:
         applied = str(member["applied_index"]) if member["applied_index"] else "?"
         figures = (str(member["term"]), str(member["commit_index"]), applied, str(member["lag"]))
         rows.append((member["node_id"], state, *figures))
-    Console().print(table(("controller", "state", "term", "commit", "applied", "lag"), rows))
+    print_table(("controller", "state", "term", "commit", "applied", "lag"), rows)
     if not result["metadata_leader"]:
         click.echo("no metadata leader: at least half of the controllers cannot be reached")
     if result["under_way"]:

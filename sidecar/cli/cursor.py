@@ -6,7 +6,6 @@ import json
 from datetime import UTC, datetime
 
 import click
-from rich.console import Console
 
 from liftpy.client import Client, parse_start
 from liftpy.core.base.ids import PartitionKey
@@ -15,7 +14,7 @@ from sidecar.cli.completion import CURSOR, STREAM
 from sidecar.cli.group import PositionLag, lags_as_json, lags_of, plan_positions, to_option
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, dry_run_option, json_option, may_act, yes_option
-from sidecar.cli.output import table
+from sidecar.cli.output import print_table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -37,7 +36,7 @@ def list_(as_json: bool, target: Target) -> None:
     if not names:
         click.echo("no cursors yet: liftpy cursor set NAME --stream STREAM --to POSITION")
         return
-    Console().print(table(("cursor",), [(name,) for name in names]))
+    print_table(("cursor",), [(name,) for name in names])
 
 
 @cursor.command(example="liftpy cursor show reports")
@@ -55,7 +54,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
         click.echo(json.dumps(lags_as_json(lags)))
         return
     shown = [(f"{k.stream}/{k.partition}", str(at), "?" if lag is None else str(lag)) for k, at, lag in lags]
-    Console().print(table(("partition", "position", "lag"), shown))
+    print_table(("partition", "position", "lag"), shown)
 
 
 @cursor.command("set", example="liftpy cursor set reports --stream orders --to -1h --dry-run")

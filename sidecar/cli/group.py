@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import click
-from rich.console import Console
 
 from liftpy.client import Client, parse_start
 from liftpy.client.group_admin import GroupDescription, QueueFigures
@@ -19,7 +18,7 @@ from liftpy.errors import NotFoundError
 from sidecar.cli.completion import GROUP, STREAM
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, dry_run_option, json_option, may_act, yes_option
-from sidecar.cli.output import count_of, table
+from sidecar.cli.output import count_of, print_table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -42,7 +41,7 @@ def list_(as_json: bool, target: Target) -> None:
         click.echo("no groups yet: liftpy consume STREAM --group NAME")
         return
     rows = [(one.name, str(one.members), "" if one.settled else "moving", str(one.positions)) for one in groups]
-    Console().print(table(("group", "members", "state", "positions"), rows))
+    print_table(("group", "members", "state", "positions"), rows)
 
 
 @group.command(example="liftpy group show billing")
@@ -67,20 +66,20 @@ def show(name: str, as_json: bool, target: Target) -> None:
         (m.name[:12], m.instance, m.client, f"{m.silent_s:.1f} s", ", ".join(f"{s}/{p}" for s, p in m.owned))
         for m in described.members
     ]
-    Console().print(table(("member", "instance", "host", "silent", "owns"), rows))
+    print_table(("member", "instance", "host", "silent", "owns"), rows)
     click.echo()
     places = []
     for key, position, lag in lags:
         member = owner.get((key.stream, key.partition))
         whose = member.name[:12] if member else "-"
         places.append((f"{key.stream}/{key.partition}", str(position), "?" if lag is None else str(lag), whose))
-    Console().print(table(("partition", "position", "lag", "owner"), places))
+    print_table(("partition", "position", "lag", "owner"), places)
     if described.queues:
         click.echo()
-        Console().print(table(_QUEUE, [_figures(queue) for queue in described.queues]))
+        print_table(_QUEUE, [_figures(queue) for queue in described.queues])
     if out := [row for queue in described.queues for row in _holders(queue)]:
         click.echo()
-        Console().print(table(_DELIVERY_COLUMNS, out))
+        print_table(_DELIVERY_COLUMNS, out)
 
 
 _DELIVERY_COLUMNS = ("queue", "worker", "records", "first offset", "most deliveries")
@@ -134,7 +133,7 @@ async def plan_positions(
         at = await client.consume(stream, number, start=start).position()
         wanted[PartitionKey(stream, at.uid, number)] = at.offset
     rows = [(f"{key.stream}/{key.partition}", str(before.get(key, "-")), str(at)) for key, at in sorted(wanted.items())]
-    Console().print(table(("partition", heading, "new"), rows))
+    print_table(("partition", heading, "new"), rows)
     return wanted
 
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from liftpy.config import StreamConfig
 from liftpy.core.log.inspect import PartitionReport, headers, inspect
@@ -23,7 +21,7 @@ from liftpy.core.log.log import Log
 from liftpy.errors import ConfigError, DataDirectoryLockedError
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import json_option
-from sidecar.cli.output import Progress, count_of, table
+from sidecar.cli.output import Progress, count_of, print_table
 from sidecar.disk.files import DirectoryStorage
 
 EXIT_DAMAGED = 1
@@ -61,17 +59,16 @@ def dump(folder: Path, batches: bool, as_json: bool) -> None:
             shown["batches"] = [row for _, row in _batch_rows(storage, report)]
         click.echo(json.dumps(shown))
         return
-    console = Console(soft_wrap=True)
-    console.print(_segments_table(report))
-    console.print(f"checkpoint: {_checkpoint_text(report)}")
-    console.print(f"leader epochs (epoch: first offset): {', '.join(f'{e}: {o}' for e, o in report.epochs) or 'none'}")
+    _print_segments(report)
+    click.echo(f"checkpoint: {_checkpoint_text(report)}")
+    click.echo(f"leader epochs (epoch: first offset): {', '.join(f'{e}: {o}' for e, o in report.epochs) or 'none'}")
     if report.other_files:
-        console.print(f"other files: {', '.join(report.other_files)}")
+        click.echo(f"other files: {', '.join(report.other_files)}")
     if batches:
         for name, row in _batch_rows(storage, report):
-            console.print(f"{name} " + " ".join(f"{k}={v}" for k, v in row.items()))
+            click.echo(f"{name} " + " ".join(f"{k}={v}" for k, v in row.items()))
     for fault in report.faults:
-        console.print(f"[red]{fault}[/red]")
+        click.secho(fault, fg="red")
 
 
 @log.command(example="liftpy log verify DATA/streams/STREAM-UID/0")
@@ -166,14 +163,14 @@ def _as_dict(report: PartitionReport) -> dict[str, Any]:
     }
 
 
-def _segments_table(report: PartitionReport) -> Table:
+def _print_segments(report: PartitionReport) -> None:
     rows = []
     for s in report.segments:
         newest = datetime.fromtimestamp(s.summary.max_timestamp_ns / 1e9, UTC).isoformat(timespec="milliseconds")
         offsets = f"{s.summary.base_offset}..{s.summary.next_offset - 1}" if s.summary.record_count else "empty"
         state = (("torn tail" if s.torn_tail else "damaged") + f" at {s.fault_position}") if s.fault else "intact"
         rows.append((s.name, str(s.file_size_bytes), str(s.summary.record_count), offsets, newest, s.index, state))
-    return table(
+    print_table(
         ("segment", "bytes", "records", "offsets", "newest", "index", "state"), rows, folds=("newest", "state", "index")
     )
 

@@ -8,13 +8,16 @@ nor Spark.
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import importlib
+import io
 import json
+import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +25,15 @@ import click
 
 from liftpy import __version__, renamed
 from liftpy.core.base.ids import is_utf8
-from liftpy.errors import ConfigError, LiftError, NatsUnreachableError, NoClusterError, NoMajorityError, UnavailableError
+from liftpy.errors import (
+    ConfigError,
+    LiftError,
+    NatsUnreachableError,
+    NoClusterError,
+    NoMajorityError,
+    StorageError,
+    UnavailableError,
+)
 from sidecar.cli.help import SHARED_OPTIONS, HelpGroup, SharedOption, shared_option
 from sidecar.cli.output import discard_stdout
 
@@ -121,38 +132,31 @@ def check_texts(command: click.Command) -> click.Command:
     return command
 
 
+@contextmanager
+def _end_at_closed_pipe() -> Iterator[None]:
+    """End the command with exit code 0 if the reader of its output has closed the pipe (``| head``). click and rich exit with 1."""
+    try:
+        yield
+    except (BrokenPipeError, SystemExit) as error:
+        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        discard_stdout()
+        raise click.exceptions.Exit(0) from None
+
+
 class LazyGroup(HelpGroup):
-    """A command group that imports the module of a command only when the command runs.
-
-    Args:
-        rows: Module and help line of each command, by name.
-        sections: Names of the commands in each section of the help, by title. Empty: one section.
-        variants: Module that is used instead if the user gives an option, by (command, option).
-    """
-
-    def __init__(
-        self,
-        *args: Any,
-        rows: Mapping[str, tuple[str, str]],
-        sections: Mapping[str, Sequence[str]] | None = None,
-        variants: Mapping[tuple[str, str], str] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self._rows = rows
-        self._variants = variants or {}
-        self._sections = sections or {"Commands": tuple(rows)}
+    """The command group ``liftpy``. It imports the module of a command only when the command runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._rows)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return self._load(self._rows[cmd_name][0], cmd_name) if cmd_name in self._rows else None
+        return self._load(COMMANDS[cmd_name][0], cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the first word of ``args`` names. An option among the words may select a variant."""
         options = {word.partition("=")[0] for word in args[1:]}
-        for (name, option), module in self._variants.items():
+        for (name, option), module in VARIANTS.items():
             if args[0] == name and option in options:
                 return name, self._load(module, name), args[1:]
         return super().resolve_command(ctx, args)
@@ -163,30 +167,25 @@ class LazyGroup(HelpGroup):
         assert isinstance(command, click.Command)
         return check_texts(command)
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _end_at_closed_pipe():  # --help and --version print here
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command. If the reader of its output has closed the pipe (``| head``), the command ends without an error."""
-        try:
+        with _end_at_closed_pipe():
             code = super().invoke(ctx)
             sys.stdout.flush()
             return code
-        except (BrokenPipeError, SystemExit) as error:  # caught here, because click and rich themselves would end with 1
-            if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
-                raise
-            discard_stdout()
-            return 0
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        widest = max(map(len, self._rows))
-        for title, names in self._sections.items():
+        widest = max(map(len, COMMANDS))
+        for title, names in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([(f"{name:{widest}}", self._rows[name][1]) for name in names])
+                formatter.write_dl([(f"{name:{widest}}", COMMANDS[name][1]) for name in names])
 
 
 @click.group(
     cls=LazyGroup,
-    rows=COMMANDS,
-    sections=SECTIONS,
-    variants=VARIANTS,
     example=EXAMPLES,
     epilog="Run 'liftpy help COMMAND' for the options of a command and an example.",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -244,6 +243,7 @@ def _ended_by_signals() -> Iterator[list[int]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line with ``arguments`` (None: those of the process). It always ends with SystemExit and the exit code."""
+    _prepare_standard_streams()
     atexit.register(gc.freeze)  # a last collection would take a quarter of the time of a short command
     with _ended_by_signals() as signals:
         try:
@@ -270,11 +270,35 @@ def _run(arguments: list[str]) -> None:
         _show(error, as_json="--json" in arguments)
         sys.exit(exit_code(error))
     except OSError as error:  # a file that the user has named. Other files and sockets raise LiftError
-        if error.filename is None:
+        if error.filename is None and error.errno not in _FULL:
             raise
+        if error.filename is None:
+            discard_stdout()
+            _show(StorageError(f"Cannot write the output: {error.strerror}."), as_json="--json" in arguments)
+            sys.exit(EXIT_FAILED)
         _show(ConfigError(f"Cannot use file {error.filename}: {error.strerror}."), as_json="--json" in arguments)
         sys.exit(EXIT_USAGE)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a full or broken disk. Only the standard output raises them without a file name."""
+
+
+def _prepare_standard_streams() -> None:
+    """Open the null device in place of the standard streams that the parent has closed. Sockets must not get their descriptors.
+
+    Characters that the encoding of the output lacks are printed as escape sequences. So a command cannot fail after its work.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest free descriptor, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def new_name(error: click.UsageError) -> str:

@@ -26,11 +26,12 @@ NodeReports = dict[str, dict[tuple[str, int], dict[str, Any]]]
 
 
 async def answer_of(asking: Awaitable[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the answer of a node to a request. None: the node does not answer, or its answer is not usable."""
+    """Return the answer of a node to a request. None: the node does not answer, rejects the request, or its answer is not usable."""
     try:
-        return await asking
+        answer = await asking
     except (UnavailableError, OutcomeUnknownError, ProtocolError):
         return None
+    return None if "error" in answer else answer
 
 
 async def judge_cluster(nodes: NodeRequests, node_ids: list[str]) -> ClusterVerdict:

@@ -26,24 +26,35 @@ _SHORT = 24
 """Maximum width of a column that is shown in one line, in characters, unless it may be folded."""
 
 
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, folds: Collection[str] = (), title: str | None = None
+) -> None:
+    """Print a table that fits the width of the terminal. Its texts are printed as they are, without markup.
+
+    ``folds``: columns whose texts wrap first.
+    """
+    from rich.console import Console  # late: the start of `liftpy` and a health probe have no time for it
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    console.print(table(columns, rows, console.width, folds=folds, title=title))
+
+
 def table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],
+    width: int,
     *,
     folds: Collection[str] = (),
     title: str | None = None,
-    width: int | None = None,
 ) -> Table:
-    """Return a table that fits the width of the terminal.
+    """Return a table that fits ``width`` characters.
 
-    ``folds``: columns whose texts wrap first. ``width``: width in characters. None: that of the terminal. If the other columns do
-    not fit, the gaps become smaller. If that is not enough, the texts of all columns wrap.
+    ``folds``: columns whose texts wrap first. If the other columns do not fit, the gaps become smaller. If that is not enough,
+    the texts of all columns wrap.
     """
-    from rich import box  # late: the start of `liftpy` and a health probe have no time for it
-    from rich.console import Console
+    from rich import box
     from rich.table import Table
 
-    width = Console().width if width is None else width
     cells = [tuple(row) for row in rows]
     widths = [max(len(name), *(len(row[number]) for row in cells), 0) for number, name in enumerate(columns)]
     folded = [name in folds or widest > _SHORT for name, widest in zip(columns, widths, strict=True)]
@@ -95,10 +106,11 @@ class Progress:
         self._line_at_s = time.monotonic() + LINE_EVERY_S
         if self._is_shown and sys.stderr.isatty():
             from rich.console import Console
+            from rich.markup import escape
             from rich.progress import Progress as Bar
 
             self._bar = Bar(console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task(self._what, total=None)
+            self._task = self._bar.add_task(escape(self._what), total=None)
             self._bar.start()
         return self
 
@@ -108,7 +120,9 @@ class Progress:
         if what != self._what:
             self._what = what
             if self._bar is not None:
-                self._bar.reset(self._task, description=what, total=self._total)
+                from rich.markup import escape
+
+                self._bar.reset(self._task, description=escape(what), total=self._total)
         self.at(done, done)
 
     def at(self, done: int, count: int, *, total: int | None = None) -> None:

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import click
-from rich.console import Console
 
 from liftpy.client import Client
 from liftpy.client.admin import ReplicaMove
@@ -22,7 +21,7 @@ from liftpy.errors import NotFoundError
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.node_reports import NodeReports, ask_nodes
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.output import count_of, table
+from sidecar.cli.output import count_of, print_table
 from sidecar.cli.reassignment import follow, move_timeout_option, wait_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -73,21 +72,21 @@ def rebalance(
     timeout_s: float,
     as_json: bool,
     target: Target,
-) -> None:
+) -> int:
     """Move replicas so that every node holds its share.
 
-    The cluster continues the moves if you stop this command or if a node fails.
+    The cluster continues the moves if you stop this command or if a node fails. Exit code 1: at least one move was rejected,
+    replaced or canceled.
     """
     if without and not dry_run:
         raise click.UsageError("--without needs --dry-run. To move everything away from a node, use liftpy node drain NODE.")
     if cancel and dry_run:
         raise click.UsageError("--cancel and --dry-run cannot be combined. Remove one of them.")
 
-    async def work(client: Client) -> None:
+    async def work(client: Client) -> int:
         image = (await client.admin.describe_cluster(linearizable=True)).image
         if cancel:
-            await _cancel(client, image, as_json)
-            return
+            return await _cancel(client, image, as_json)
         unknown = sorted(set(without) - set(image.nodes))
         if unknown:
             known = ", ".join(sorted(image.nodes)) or "none"
@@ -98,9 +97,10 @@ def rebalance(
             _show(plan, dry_run)
         refused = [] if dry_run else await _do(client, image, plan, wait, timeout_s, as_json)
         replaced = await _replaced_moves(client, image, plan, refused) if wait and plan.targets and not dry_run else []
+        exit_code = 1 if refused or replaced else 0
         if as_json:
             click.echo(json.dumps(_json(plan, dry_run) | {"refused": refused, "replaced": replaced}))
-            return
+            return exit_code
         for line in refused:
             click.echo(f"not moved: {line}", err=True)
         for partition in replaced:
@@ -111,8 +111,9 @@ def rebalance(
                 if wait
                 else "The moves continue. liftpy status shows the progress, and liftpy rebalance --cancel cancels them"
             )
+        return exit_code
 
-    with_client(target, work)
+    return with_client(target, work)
 
 
 def plan_of(image: ClusterImage, by: str, leaving: Sequence[str], reports: NodeReports) -> RebalancePlan:
@@ -245,19 +246,21 @@ async def _wait_until_done(client: Client, moves: Sequence[ReplicaMove], timeout
     await follow(client, lambda movement: (movement.uid, movement.partition) in keys, is_done, timeout_s, quiet=quiet)
 
 
-async def _cancel(client: Client, image: ClusterImage, as_json: bool) -> None:
+async def _cancel(client: Client, image: ClusterImage, as_json: bool) -> int:
+    """Cancel the moves of earlier rebalances. Return the exit code."""
     ours = (MoveReason.REBALANCED.words, MoveReason.LEADERSHIPS.words)
     of_ours = [movement for movement in movements(image) if movement.why in ours]
     moves = [ReplicaMove(stream=m.stream, uid=m.uid, partition=m.partition) for m in of_ours]
     refused = await client.admin.reassign_all(moves)
     if as_json:
         click.echo(json.dumps({"cancelled": len(moves) - len(refused), "refused": refused}))
-        return
+        return 1 if refused else 0
     canceled = len(moves) - len(refused)
     are = "is" if canceled == 1 else "are"
     for line in refused:
         click.echo(f"not canceled: {line}", err=True)
     click.echo(f"{count_of(canceled, 'move')} {are} canceled. Moves whose log is already copied are completed")
+    return 1 if refused else 0
 
 
 def _json(plan: RebalancePlan, dry_run: bool) -> dict[str, Any]:
@@ -274,24 +277,23 @@ def _json(plan: RebalancePlan, dry_run: bool) -> dict[str, Any]:
 
 
 def _show(plan: RebalancePlan, dry_run: bool) -> None:
-    console = Console()
     if plan.moves:
         leads = [("yes" if move.get("leads") else "",) if plan.by != "leaders" else () for move in plan.moves]
         heads = ("partition", "from", "to", *(("leads",) if plan.by != "leaders" else ()))
         rows = [
             (f"{m['stream']}/{m['partition']}", m["out"], m["into"], *more) for m, more in zip(plan.moves, leads, strict=True)
         ]
-        console.print(table(heads, rows[:_SHOWN], folds=("partition",), title="moves"))
+        print_table(heads, rows[:_SHOWN], folds=("partition",), title="moves")
         if len(rows) > _SHOWN:
-            console.print(f"and {len(rows) - _SHOWN} more, shown by --json", highlight=False)
+            click.echo(f"and {len(rows) - _SHOWN} more, shown by --json")
     node_rows = [(node, f"{plan.before.get(node, 0):,}", f"{count:,}") for node, count in plan.after.items()]
-    console.print(table(("node", plan.unit, "then"), node_rows, title="nodes"))
+    print_table(("node", plan.unit, "then"), node_rows, title="nodes")
     for stream, partition in plan.stuck:
-        console.print(f"{stream}/{partition} does not move: no other node can take it", highlight=False)
+        click.echo(f"{stream}/{partition} does not move: no other node can take it")
     what = (
         f"{plan.moved:,} bytes in {count_of(len(plan.moves), 'move')}"
         if plan.by == "bytes"
         else count_of(len(plan.moves), "move")
     )
     summary = f"{what} (minimum: {plan.fewest:,})." if plan.moves else "No moves needed."
-    console.print(summary + (" Dry run: nothing changed." if dry_run else ""), highlight=False)
+    click.echo(summary + (" Dry run: nothing changed." if dry_run else ""))

@@ -8,8 +8,6 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
 from liftpy.client import Client
 from liftpy.config import NS_PER_S, DefaultQuota, SessionTimes
@@ -18,7 +16,7 @@ from liftpy.errors import ConfigError, UnavailableError
 from sidecar.cli.completion import NODE
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import Duration, Size, connection_options, json_option
-from sidecar.cli.output import table
+from sidecar.cli.output import print_table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -46,8 +44,8 @@ def show(node_id: str, diff: bool, as_json: bool, target: Target) -> None:
         click.echo(json.dumps({"node": node_id, "settings": rows}))
         return
     columns = ("setting", "value", "source", "default", "applied by")
-    cells = [(row["name"], escape(_value(row)), row["source"], escape(_text(row["default"])), row["applies"]) for row in rows]
-    Console().print(table(columns, cells, folds=("value", "default")))
+    cells = [(row["name"], _value(row), row["source"], _text(row["default"]), row["applies"]) for row in rows]
+    print_table(columns, cells, folds=("value", "default"))
 
 
 @settings.command(example="liftpy settings reload n1")

@@ -10,7 +10,6 @@ import json
 from typing import Any
 
 import click
-from rich.console import Console
 
 from liftpy.client import Client, ClusterState
 from liftpy.core.metadata.controller.streams import why_it_waits
@@ -22,7 +21,7 @@ from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.node_reports import NodeReports, ask_nodes, judge_cluster, unknown_data, unknown_streams
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.output import table
+from sidecar.cli.output import print_table
 from sidecar.cli.reassignment import movement_json
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -118,11 +117,10 @@ def _partition(stream: Any, partition: Any, reports: NodeReports) -> dict[str, A
 
 
 def _show(report: dict[str, Any]) -> None:
-    console = Console()
-    console.print(f"cluster: {report['verdict']['word']}", highlight=False)
+    click.echo(f"cluster: {report['verdict']['word']}")
     for one in report["verdict"]["reasons"]:
         line = Reason(**{**one, "events": tuple(one["events"])}).line
-        console.print(f"{'!' if one['stops'] else '-'} {line}", highlight=False, markup=False, soft_wrap=True)
+        click.echo(f"{'!' if one['stops'] else '-'} {line}")
     rows = []
     for n in report["nodes"]:
         state = "fenced" if n["fenced"] else "live" if n["answers"] else "silent"
@@ -130,24 +128,24 @@ def _show(report: dict[str, Any]) -> None:
         role = "leader" if n["metadata_leader"] else "member" if n["controller"] else ""
         rows.append((n["node_id"], state, str(n["incarnation"]), n["rack"], str(n["leads"]), role, n["version"]))
     columns = ("node", "state", "incarnation", "rack", "leads", "metadata", "version")
-    console.print(table(columns, rows, folds=("rack", "version"), title="nodes", width=console.width))
-    console.print(f"metadata leader: {report['metadata_leader'] or 'none'}", highlight=False)
+    print_table(columns, rows, folds=("rack", "version"), title="nodes")
+    click.echo(f"metadata leader: {report['metadata_leader'] or 'none'}")
     for waits in report["waiting"]:
-        console.print(f"stream {waits['stream']}: {INSUFFICIENT_NODES}: {waits['why']}", highlight=False)
+        click.echo(f"stream {waits['stream']}: {INSUFFICIENT_NODES}: {waits['why']}")
     for node in report["nodes"]:
         if node["unknown_streams"]:
-            console.print(unknown_data(node["node_id"], node["unknown_streams"]), highlight=False, soft_wrap=True)
+            click.echo(unknown_data(node["node_id"], node["unknown_streams"]))
     if not report["partitions"] and report["waiting"]:
         return
     if not report["partitions"]:
-        console.print("no streams yet: liftpy stream create NAME --subject SUBJECT", highlight=False)
+        click.echo("no streams yet: liftpy stream create NAME --subject SUBJECT")
         return
     heads = ("partition", "status", "leader", "epochs", "replicas", "ISR", "HW", "newest", "lag")
     partitions = map(_partition_row, report["partitions"])
-    console.print(table(heads, partitions, folds=("status", "replicas", "ISR", "lag"), title="partitions", width=console.width))
-    _show_offline(console, report["partitions"])
-    _show_moves(console, report["moves"])
-    _show_services(console, report["partitions"])
+    print_table(heads, partitions, folds=("status", "replicas", "ISR", "lag"), title="partitions")
+    _show_offline(report["partitions"])
+    _show_moves(report["moves"])
+    _show_services(report["partitions"])
 
 
 def _partition_row(p: dict[str, Any]) -> tuple[str, ...]:
@@ -165,13 +163,13 @@ def _partition_row(p: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _show_offline(console: Console, partitions: list[dict[str, Any]]) -> None:
+def _show_offline(partitions: list[dict[str, Any]]) -> None:
     for p in partitions:
         if text := why_offline(p["stream"], p["partition"], p["status"], p["isr"], p.get("incomplete", ())):
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
+            click.echo(text)
 
 
-def _show_moves(console: Console, moves: list[dict[str, Any]]) -> None:
+def _show_moves(moves: list[dict[str, Any]]) -> None:
     rows = [
         (
             f"{m['stream']}/{m['partition']}",
@@ -186,7 +184,7 @@ def _show_moves(console: Console, moves: list[dict[str, Any]]) -> None:
     ]
     if rows:
         columns = ("partition", "phase", "from", "to", "target", "bytes left", "why")
-        console.print(table(columns, rows, folds=("target", "why"), title="moves", width=console.width))
+        print_table(columns, rows, folds=("target", "why"), title="moves")
 
 
 def _version(service: dict[str, Any]) -> str:
@@ -195,7 +193,7 @@ def _version(service: dict[str, Any]) -> str:
     return str(active or "") if active == code else f"{active} (code {code})"
 
 
-def _show_services(console: Console, partitions: list[dict[str, Any]]) -> None:
+def _show_services(partitions: list[dict[str, Any]]) -> None:
     columns = ("service", "partition", "node", "role", "version", "position", "lag", "outputs", "problem")
     rows = []
     for p in partitions:
@@ -218,7 +216,7 @@ def _show_services(console: Console, partitions: list[dict[str, Any]]) -> None:
                     )
                 )
     if rows:
-        console.print(table(columns, rows, folds=("outputs", "problem"), title="services", width=console.width))
+        print_table(columns, rows, folds=("outputs", "problem"), title="services")
 
 
 def _number_text(value: int | None) -> str:

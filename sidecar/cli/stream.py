@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar, assert_never
 
 import click
-from rich.console import Console
 
 from liftpy.client import Client, ReadOptions
 from liftpy.client.admin import DEFAULT_REPLICAS, check_min_isr
@@ -43,7 +42,7 @@ from sidecar.cli.options import (
     json_option,
     timeout_option,
 )
-from sidecar.cli.output import count_of, table
+from sidecar.cli.output import count_of, print_table
 from sidecar.cli.reassignment import follow, move_timeout_option, same_stream, wait_option
 from sidecar.cli.session import with_client
 from sidecar.cli.stream_settings import (
@@ -415,22 +414,21 @@ def _changes(before: StreamInfo, after: StreamInfo) -> list[tuple[str, Any, Any]
 
 
 def _show(before: StreamInfo, stream: StreamInfo, factor: int | None, settings: dict[str, Any], dry_run: bool) -> None:
-    console = Console()
     if settings:
         changes = _changes(before, stream)
         for key, old, new in changes:
-            console.print(f"{key}: {old} -> {new}", highlight=False)
+            click.echo(f"{key}: {old} -> {new}")
         would = "would be at" if dry_run else "is at"
         same = "" if changes else "nothing changes: the settings already have these values. "
-        console.print(f"{same}{stream.name} {would} version {stream.config_version} of its settings", highlight=False)
+        click.echo(f"{same}{stream.name} {would} version {stream.config_version} of its settings")
     if factor is None:
         return
     rows = [(str(p.partition), " ".join(p.replicas), " ".join(p.target)) for p in stream.partitions if p.target]
     if rows:
-        console.print(table(("partition", "replicas", "then"), rows, folds=("replicas", "then"), title=stream.name))
+        print_table(("partition", "replicas", "then"), rows, folds=("replicas", "then"), title=stream.name)
     end = NOTHING_DONE if dry_run else f"the new number of replicas is {factor}"
     change = "partition changes" if len(rows) == 1 else "partitions change"
-    console.print(f"{len(rows)} {change}; {end}", highlight=False)
+    click.echo(f"{len(rows)} {change}; {end}")
 
 
 _PARTITIONS = click.option(
@@ -594,9 +592,10 @@ def list_streams(as_json: bool, target: Target) -> None:
         return
     rows = [(s.name, s.subject, _partitions(s), str(s.replica_count), s.config.ack_policy.value, s.uid) for s in streams]
     columns = ("stream", "subject", "partitions", "replicas", "ack", "uid")
-    Console().print(
-        table(columns, rows, folds=("uid",)) if streams else "no streams yet: liftpy stream create NAME --subject SUBJECT"
-    )
+    if streams:
+        print_table(columns, rows, folds=("uid",))
+    else:
+        click.echo("no streams yet: liftpy stream create NAME --subject SUBJECT")
 
 
 @stream.command(example="liftpy stream show orders")
@@ -622,25 +621,24 @@ def show(name: str, as_json: bool, target: Target) -> None:
     for p in described["partitions"]:
         cells = (p["partition"], p["subject"], p["status"], p["leader"] or "none", p["leader_epoch"], p["epoch"])
         rows.append((*map(str, cells), " ".join(p["replicas"]), " ".join(p["isr"])))
-    console = Console()
-    console.print(f"stream {info.name} (uid {info.uid}) on {info.subject}", f"{settings}", sep="\n", highlight=False)
+    click.echo(f"stream {info.name} (uid {info.uid}) on {info.subject}\n{settings}")
     if by_default.has_rates:
-        console.print(f"by the cluster's default quota: {by_default.words}", highlight=False)
+        click.echo(f"by the cluster's default quota: {by_default.words}")
     if info.waiting:
-        console.print(
+        click.echo(
             f"{count_of(info.waiting, 'partition')} of {count_of(info.replica_count, 'replica')}: {INSUFFICIENT_NODES}: {why}"
         )
         return
     columns = ("partition", "subject", "status", "leader", "leader epoch", "epoch", "replicas", "ISR")
-    console.print(table(columns, rows, folds=("leader epoch", "replicas", "ISR")))
+    print_table(columns, rows, folds=("leader epoch", "replicas", "ISR"))
     for p in described["partitions"]:
         for pending_purge in p["purges"]:
             what = ", ".join([f"subject {s}" for s in pending_purge["subjects"]] + [f"key {k}" for k in pending_purge["keys"]])
             where = f"{info.name}/{p['partition']}: purge of {what} below {pending_purge['end_offset']}"
-            console.print(f"{where} waits for {', '.join(pending_purge['waits_for'])}", highlight=False)
+            click.echo(f"{where} waits for {', '.join(pending_purge['waits_for'])}")
     for until in sorted({p.pause.words for p in info.partitions} - {""}):
         numbers = " ".join(str(p.partition) for p in info.partitions if p.pause.words == until)
-        console.print(f"paused, {until}: {numbers}", highlight=False)
+        click.echo(f"paused, {until}: {numbers}")
 
 
 @stream.command(example="liftpy stream delete orders --dry-run")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
 
 from liftpy.client.placement_plans import PlacementOptions, PlacementPlan, assignment_from_json, tally_rows
 from liftpy.config import ALTERABLE, Codec, FlushPolicy, StreamConfig
@@ -20,7 +19,7 @@ from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.metadata.placement import MANUAL, POLICIES
 from liftpy.errors import ConfigError
 from sidecar.cli.options import NOTHING_DONE, Duration, FlushType, Size
-from sidecar.cli.output import table
+from sidecar.cli.output import print_table
 
 F = TypeVar("F", bound=Callable[..., Any])
 MAX_FILE_BYTES = 1 << 20
@@ -254,20 +253,19 @@ def show_plan(plan: PlacementPlan, stream: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(plan_json(plan, stream)))
         return
-    console = Console()
     if plan.waits:
-        console.print(f"stream {stream} would wait, {INSUFFICIENT_NODES}: {plan.waits}", highlight=False)
+        click.echo(f"stream {stream} would wait, {INSUFFICIENT_NODES}: {plan.waits}")
         return
     for note in plan.notes:
-        console.print(f"note: {note}", highlight=False)
+        click.echo(f"note: {note}")
     rows = [
         (str(plan.first_partition + number), replicas[0], " ".join(replicas)) for number, replicas in enumerate(plan.replicas)
     ]
-    console.print(table(("partition", "leader", "replicas"), rows, folds=("replicas",), title=stream))
-    console.print(table(("node", "leaders", "replicas"), tally_rows(plan.by_node()), title="nodes"))
+    print_table(("partition", "leader", "replicas"), rows, folds=("replicas",), title=stream)
+    print_table(("node", "leaders", "replicas"), tally_rows(plan.by_node()), title="nodes")
     if plan.by_rack():
-        console.print(table(("rack", "leaders", "replicas"), tally_rows(plan.by_rack()), title="racks"))
-    console.print(NOTHING_DONE, highlight=False)
+        print_table(("rack", "leaders", "replicas"), tally_rows(plan.by_rack()), title="racks")
+    click.echo(NOTHING_DONE)
 
 
 def plan_json(plan: PlacementPlan, stream: str) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
 
 from liftpy.client import Client
 from liftpy.core.metadata.feature_range import FeatureLevels
@@ -24,7 +23,7 @@ from liftpy.core.metadata.features import FEATURES, FIRST
 from sidecar.cli.health import fetch_health
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.output import table
+from sidecar.cli.output import print_table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -252,11 +251,10 @@ def report(as_json: bool, target: Target) -> None:
         result = {"level": levels.level, "known_here": known, "disk_formats": disk, "nodes": nodes, "in_the_way_back": back}
         click.echo(json.dumps(result))
         return
-    console = Console()
     rows = [(str(f.level), "active" if f.level == levels.level else "", f.version, f.description) for f in FEATURES]
-    console.print(table(("level", "state", "since", "what it adds"), rows))
+    print_table(("level", "state", "since", "what it adds"), rows)
     shown = [
         (node_id, str(row["version"] or "?"), str(levels.spoken[node_id] or "no answer")) for node_id, row in nodes.items()
     ]
-    console.print(table(("node", "version", "supported levels"), shown))
+    print_table(("node", "version", "supported levels"), shown)
     click.echo("return to the previous level: " + ("possible" if not back else "not possible. " + "; ".join(back)))

@@ -133,6 +133,7 @@ class DiskFile:
 
     def __init__(self, path: Path, *, create: bool, maps: OpenMaps | None = None) -> None:
         self.path = path
+        self._descriptor = -1
         self._maps = maps if maps is not None else OpenMaps()
         flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT | os.O_TRUNC if create else 0)
         with storage_errors("open", path):
@@ -296,6 +297,10 @@ class DiskFile:
         """Close the file descriptor. A map stays open as long as it has views."""
         self._closed = True
         self._maps.forget(self)
+        self._close_descriptor()
+
+    def __del__(self) -> None:
+        """Close the descriptor of a file that nothing refers to, for example after a recovery that failed."""
         self._close_descriptor()
 
     def _close_descriptor(self) -> None:

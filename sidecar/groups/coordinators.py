@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nats.aio.client import Client as NatsConnection
 
@@ -256,7 +256,6 @@ class _HostedCoordinator:
     """One coordinator on this node. ``problem``: why it does not run, '' if it runs. ``restarts``: number of its restarts."""
 
     task: asyncio.Task[None] | None = None
-    state: GroupCoordinator | None = None
     host: ServiceHost | None = None
     restarts: int = 0
     in_a_row: int = 0
@@ -264,10 +263,11 @@ class _HostedCoordinator:
     problem: str = "starting"
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def make(self) -> GroupCoordinator:
-        """Return a new coordinator. It is called at the start and after each restore of a snapshot."""
-        self.state = GroupCoordinator()
-        return self.state
+    @property
+    def state(self) -> GroupCoordinator | None:
+        """The coordinator with its groups. None: it has not started. While it restores a snapshot, this is the former one."""
+        machine = self.host.machine if self.host is not None else None
+        return cast(GroupCoordinator, machine.service) if machine is not None else None
 
     def end(self) -> None:
         self.stopping.set()
@@ -352,7 +352,9 @@ class GroupCoordinators:
             try:
                 transport, namespace = await self._transport(), self._settings.namespace
                 read = partial(self._reader, transport, key)
-                one.host = ServiceHost(one.make, self._of(key), transport, namespace, read, self._services.process_local)
+                one.host = ServiceHost(
+                    GroupCoordinator, self._of(key), transport, namespace, read, self._services.process_local
+                )
                 one.problem = ""
                 await one.host.run()
             except LiftError as error:
@@ -413,8 +415,8 @@ class GroupCoordinators:
     def _states(self) -> Iterator[tuple[GroupCoordinator, bool]]:
         """Yield each running coordinator, with True if it leads."""
         for one in list(self._running.values()):
-            if one.state is not None and one.host is not None and one.host.machine is not None:
-                yield one.state, one.host.machine.role is Role.LEADER
+            if (state := one.state) is not None:
+                yield state, state.role is Role.LEADER
 
     # ---- the status page --------------------------------------------------------------------------------------------------
     def group_rows(self) -> Iterator[dict[str, Any]]:
@@ -504,7 +506,7 @@ def _member_row(member: GroupMember) -> dict[str, Any]:
 
 
 def _report(partition: int, one: _HostedCoordinator) -> dict[str, Any]:
-    host, machine = one.host, one.host.machine if one.host is not None else None
+    host, state, machine = one.host, one.state, one.host.machine if one.host is not None else None
     problem = one.problem or (host.problem if host is not None else "")
     return {
         "partition": partition,
@@ -513,7 +515,7 @@ def _report(partition: int, one: _HostedCoordinator) -> dict[str, Any]:
         "restarts": one.restarts,
         "problem": problem,
         "bound_bytes": commands.MAX_STATE_BYTES,
-        **(one.state.figures() if one.state is not None and machine is not None else NO_FIGURES),
+        **(state.figures() if state is not None else NO_FIGURES),
     }
 
 

@@ -46,6 +46,8 @@ _TURNS = 4
 
 So a sender with many requests does not delay other senders.
 """
+_DESCRIPTIONS = "descriptions"
+"""Name of the queue of all descriptions. One at a time is made, because a page takes about 30 ms of the event loop."""
 NO_TURN = f"{REFUSED}control request that waited too long"
 """Name of the counter of requests that waited too long and were not logged."""
 
@@ -66,7 +68,7 @@ class AdmissionTimeoutError(Exception):
 
 
 class AdmissionQueue:
-    """Limits the unfinished requests of each sender to ``_TURNS``. Further requests wait in the order of their arrival."""
+    """Limits the unfinished requests of each sender. Further requests wait in the order of their arrival."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
@@ -75,12 +77,12 @@ class AdmissionQueue:
         return len(self._of)
 
     @contextlib.asynccontextmanager
-    async def turn(self, asker: str, timeout_s: float) -> AsyncIterator[None]:
+    async def turn(self, asker: str, timeout_s: float, at_once: int = _TURNS) -> AsyncIterator[None]:
         """Wait until the sender ``asker`` may have one more unfinished request. The request ends with the ``async with`` block.
 
-        Raises AdmissionTimeoutError after ``timeout_s`` seconds.
+        ``at_once``: maximum number of its unfinished requests. Raises AdmissionTimeoutError after ``timeout_s`` seconds.
         """
-        turns, present = self._of.setdefault(asker, (asyncio.Semaphore(_TURNS), []))
+        turns, present = self._of.setdefault(asker, (asyncio.Semaphore(at_once), []))
         present.append(None)
         try:
             try:
@@ -226,18 +228,20 @@ class ControlHandler:
         return self._is_inbox(reply)
 
     async def _answer(self, asker: str, reply: _Reply, request: pb.ControlRequest) -> None:
-        if not may_be_logged(request):
+        if request.HasField("heartbeat"):
             reply(await self._decide(request, _TIMEOUT_S))
             return
+        is_logged = may_be_logged(request)
+        queue, at_once = (asker, _TURNS) if is_logged else (_DESCRIPTIONS, 1)
         try:
-            async with self._turns.turn(asker, _TIMEOUT_S):
-                answer = await self._decide(request, _TIMEOUT_S)
+            async with self._turns.turn(queue, _TIMEOUT_S, at_once):
+                reply(await self._decide(request, _TIMEOUT_S))
+                if not is_logged:
+                    await asyncio.sleep(0)  # Raft ticks and heartbeats run before the next description
         except AdmissionTimeoutError:
             self.counters[NO_TURN] += 1
-            answer = error_response(
-                request, pb.ControlResponse.UNAVAILABLE, "The request waited too long, because too many others are in progress."
-            )
-        reply(answer)
+            detail = "The request waited too long, because too many others are in progress."
+            reply(error_response(request, pb.ControlResponse.UNAVAILABLE, detail))
 
     def _reply(self, allows: Allows, inbox: bytes, response: pb.ControlResponse | None) -> None:
         """Send ``response`` to the reply subject ``inbox``. None: send nothing. ``allows``: returns whether the subject is allowed."""

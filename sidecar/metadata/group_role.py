@@ -54,8 +54,8 @@ _CHECK_INTERVAL_S = 0.1
 _CHECK_WITHOUT_CHANGE_S = 0.5
 """Time between two checks of the role without a change of the image, in seconds."""
 _ASK_TIMEOUT_S = 0.3
-_ASK_TIMES = 3
-"""Number of requests for a running group. NATS reports at once if there are no responders."""
+_ASK_LOG_AFTER_S = 3.0
+"""Time after which a request for a running group without a clear answer is logged, in seconds."""
 _LOG_PERIOD_S = 60.0
 STORAGE_AGAIN_S = 5.0
 """Time after which a node tries again to become a controller after a storage error, in seconds."""
@@ -153,27 +153,33 @@ class GroupRole:
     async def _may_begin(self) -> bool:
         """Return whether this node may start a new metadata group with its new directory.
 
-        False: it is the only controller in the settings, but a group runs already.
+        False: it is the only controller in the settings, but a group runs already. Only "no responders" of NATS proves that no
+        group runs, so the node asks until it has an answer.
         """
         if len(self._settings.controllers) > 1:
             return True  # the other controllers say if a group exists (``probation.py``)
         request = pb.FeedSnapshotRequest(nodeId=self._settings.node_id)
-        for _ in range(_ASK_TIMES):
+        next_log_s = time.monotonic() + _ASK_LOG_AFTER_S
+        while True:
             try:
                 subject = self._subjects.feed_snapshot()
                 answer = await self._connection.request(subject, frames.seal(request), timeout=_ASK_TIMEOUT_S)
-                snapshot = frames.decode(answer.data, pb.FeedSnapshotResponse)
+                if frames.decode(answer.data, pb.FeedSnapshotResponse).index:
+                    break
+                reason = "another controller runs, but has no metadata yet. Set controllers to the list of that node"
             except nats.errors.NoRespondersError:
                 return True
-            except (nats.errors.Error, TimeoutError, OSError, LiftError):
-                continue
-            if snapshot.index:
-                logger.warning(
-                    "settings name only this node as controller node=%s, but a metadata group runs: joining it as a node",
-                    request.nodeId,
-                )
-                return False
-        return True
+            except (nats.errors.Error, TimeoutError, OSError, LiftError) as error:
+                reason = f"a controller may run, but does not answer: {error!r}"
+            if time.monotonic() >= next_log_s:
+                next_log_s = time.monotonic() + _LOG_PERIOD_S
+                logger.warning("metadata group not ruled out node=%s reason=%s: asking again", request.nodeId, reason)
+            await asyncio.sleep(_CHECK_INTERVAL_S)
+        logger.warning(
+            "settings name only this node as controller node=%s, but a metadata group runs: joining it as a node",
+            request.nodeId,
+        )
+        return False
 
     async def stop(self) -> None:
         self._stays = True

@@ -3,8 +3,8 @@
     propose -> (leader? into the log : forwarded on ``<ns>.control.node.<id>``) -> applied on every member -> image ->
     watchers, feed
 
-``MemberLog`` is its part of the log. ``liftpy.core.metadata.controller.quorum_member`` decides, and ``ControllerActions`` carries
-out the decisions. This module starts the member, passes on the applied image, transfers the leadership and stops.
+``MemberLog`` is its part of the log. ``liftpy.core.metadata.controller.quorum_member`` decides. This module starts the member,
+carries out the decisions, passes on the applied image, transfers the leadership and stops.
 
 Every start ends with a barrier of this process. The applied image then has everything that was committed before. After
 that, a member with a new or emptied directory may vote (``probation.py``). A member that later learns that its
@@ -122,9 +122,8 @@ class RaftMember(MetadataGroup):
         self._feed = FeedPublisher(connection, subjects, self._outgoing, nodes.allows, producer, lambda: self.image)
         log = self._log
         self._driver = GroupDriver(log.core, log.transport, log.journal, self._send, self._process_tick, fatal, self._rest_s)
-        self._orders = ControllerActions(
-            connection, subjects, self._member, log, self._driver, self._feed, self._catch_up, self._transfer
-        )
+        self._tasks: set[asyncio.Task[Any]] = set()
+        """Tasks that carry out decisions of ``QuorumMember``."""
         self._forwarder = Forwarder(connection, subjects, node_id)
         self._handler = ControlHandler(
             connection,
@@ -166,7 +165,9 @@ class RaftMember(MetadataGroup):
         if image is not before:
             self._shown = image
             self._notify(before, image)
-        self._orders.run_due()
+        online = self._connection.is_connected
+        for decision in self._member.tick(clock.now_ns(), votes=self._log.probation.over, online=online):
+            self._do(decision)
         self._events.publish_new()
         self._connection.hold()
         self.ticked()
@@ -339,7 +340,7 @@ class RaftMember(MetadataGroup):
         await self._feed.close()
         await self._handler.close()
         await self._events.close()
-        await self._orders.close()
+        await end_tasks(self._tasks)
         try:
             self._log.journal.close()
         except StorageError as error:
@@ -384,9 +385,62 @@ class RaftMember(MetadataGroup):
     def ticks(self) -> dict[str, float]:
         return {**self._driver.lateness.report(), "late": self._driver.late_tick_count}
 
-    # ---- who asks ------------------------------------------------------------------------------------------------------
+    # ---- decisions of ``QuorumMember`` ---------------------------------------------------------------------------------
+    def _do(self, decision: Decision) -> None:
+        match decision:
+            case PublishEntry():
+                self._feed.publish_entry(decision.entry)
+            case ProposedEntry():
+                self._spawn(self._order(decision), "proposing to the metadata group")
+            case ProbeNode():
+                self._spawn(self._probe(decision.node_id), f"checking whether {decision.node_id} has ended")
+            case LeaderCheck():
+                self._spawn(self._ask(decision), f"probing {decision.node}")
+            case TransferMetadataLeadership():
+                self._transfer()
+            case CatchUp():
+                self._spawn(self._catch_up(), "catching up with the metadata group")
+
+    def _spawn(self, work: Coroutine[Any, Any, Any], what: str) -> None:
+        task = spawn(work, what)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _probe(self, node_id: str) -> None:
+        self._member.probe_ended(node_id, absent=await is_absent(self._connection, self._subjects, node_id))
+        self._driver.wake()
+
+    async def _ask(self, question: LeaderCheck) -> None:
+        self._member.question_answered(question, await probe_accused_leader(self._connection, self._subjects, question))
+        self._driver.wake()
+
     async def _decide_as_controller(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
-        return self._with_members(await self._orders.decide(request, timeout_s))
+        """If this member is the metadata leader, decide ``request`` within ``timeout_s`` seconds and return the answer.
+
+        None: it does not lead.
+        """
+        if self._driver.stopped:
+            return None
+        decided = self._member.request(request, round(timeout_s * NS_PER_S), clock.now_ns())
+        return self._with_members(await self._order(decided) if isinstance(decided, ProposedEntry) else decided)
+
+    async def _order(self, order: ProposedEntry) -> pb.ControlResponse:
+        """Append the request of ``order`` to the log, wait until it is applied on this member, and return the answer."""
+        leader_address = leader_to_ask_first(self._log.image, order.request)
+        if leader_address is not None:
+            await request_leadership_transfer(self._connection, self._subjects, *leader_address)
+        entry = self._member.entry(order, time.time_ns(), MAX_APPEND_BYTES - 1)  # the library puts a byte in front
+        if not isinstance(entry, bytes):
+            return entry
+        outcome, answer = EntryOutcome.UNKNOWN, None
+        try:
+            answer, reason = await asyncio.wait_for(
+                self._driver.propose(entry, change=order.changes_controllers), order.timeout_ns / NS_PER_S
+            )
+            outcome = outcome_of(answer, reason)
+        except TimeoutError:
+            pass
+        return self._member.proposal_ended(order, outcome, answer, clock.now_ns())
 
     def _describe_alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
         return self._with_members(self._member.answer_without_leader(request))
@@ -402,7 +456,7 @@ class RaftMember(MetadataGroup):
         return response
 
 
-# ---- decisions -------------------------------------------------------------------------------------------------------
+# ---- questions to nodes over NATS ------------------------------------------------------------------------------------
 
 
 async def probe_accused_leader(connection: Client, subjects: Subjects, question: LeaderCheck) -> ProbeResult | None:
@@ -445,99 +499,3 @@ async def request_leadership_transfer(
                     return
     except (nats.errors.Error, TimeoutError, OSError):
         pass  # the node is suspended or has ended. It answers no publisher now
-
-
-class ControllerActions:
-    """Carries out the decisions of ``QuorumMember`` for one controller, such as probes of nodes, and waits for the results.
-
-    It also sends a controller's questions to nodes over NATS. The core (``liftpy.core.metadata.controller.quorum_member``)
-    decides when to ask, and what the answers mean.
-
-    ``catch_up``: starts to wait for a barrier. ``hand_over``: starts a leadership transfer.
-    """
-
-    def __init__(
-        self,
-        connection: Client,
-        subjects: Subjects,
-        member: QuorumMember,
-        log: MemberLog,
-        driver: GroupDriver,
-        feed: FeedPublisher,
-        catch_up: Callable[[], Coroutine[Any, Any, None]],
-        hand_over: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._connection = connection
-        self._subjects = subjects
-        self._member = member
-        self._log = log
-        self._driver = driver
-        self._feed = feed
-        self._catch_up = catch_up
-        self._hand_over = hand_over
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def run_due(self) -> None:
-        """Ask ``QuorumMember`` for its current instructions and carry them out. Call it after each tick."""
-        online = self._connection.is_connected
-        for decision in self._member.tick(clock.now_ns(), votes=self._log.probation.over, online=online):
-            self._do(decision)
-
-    def _do(self, decision: Decision) -> None:
-        match decision:
-            case PublishEntry():
-                self._feed.publish_entry(decision.entry)
-            case ProposedEntry():
-                self._spawn(self.order(decision), "proposing to the metadata group")
-            case ProbeNode():
-                self._spawn(self._probe(decision.node_id), f"checking whether {decision.node_id} has ended")
-            case LeaderCheck():
-                self._spawn(self._ask(decision), f"probing {decision.node}")
-            case TransferMetadataLeadership():
-                self._hand_over()
-            case CatchUp():
-                self._spawn(self._catch_up(), "catching up with the metadata group")
-
-    def _spawn(self, work: Coroutine[Any, Any, Any], what: str) -> None:
-        task = spawn(work, what)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def close(self) -> None:
-        await end_tasks(self._tasks)
-
-    async def _probe(self, node_id: str) -> None:
-        self._member.probe_ended(node_id, absent=await is_absent(self._connection, self._subjects, node_id))
-        self._driver.wake()
-
-    async def _ask(self, question: LeaderCheck) -> None:
-        self._member.question_answered(question, await probe_accused_leader(self._connection, self._subjects, question))
-        self._driver.wake()
-
-    async def decide(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
-        """If this member is the metadata leader, decide ``request`` within ``timeout_s`` seconds and return the answer.
-
-        None: it does not lead.
-        """
-        if self._driver.stopped:
-            return None
-        decided = self._member.request(request, round(timeout_s * NS_PER_S), clock.now_ns())
-        return await self.order(decided) if isinstance(decided, ProposedEntry) else decided
-
-    async def order(self, order: ProposedEntry) -> pb.ControlResponse:
-        """Append the request of ``order`` to the log, wait until it is applied on this member, and return the answer."""
-        leader_address = leader_to_ask_first(self._log.image, order.request)
-        if leader_address is not None:
-            await request_leadership_transfer(self._connection, self._subjects, *leader_address)
-        entry = self._member.entry(order, time.time_ns(), MAX_APPEND_BYTES - 1)  # the library puts a byte in front
-        if not isinstance(entry, bytes):
-            return entry
-        outcome, answer = EntryOutcome.UNKNOWN, None
-        try:
-            answer, reason = await asyncio.wait_for(
-                self._driver.propose(entry, change=order.changes_controllers), order.timeout_ns / NS_PER_S
-            )
-            outcome = outcome_of(answer, reason)
-        except TimeoutError:
-            pass
-        return self._member.proposal_ended(order, outcome, answer, clock.now_ns())

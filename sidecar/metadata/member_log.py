@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,22 +111,25 @@ class MemberLog:
         opened.instruments.divergences += quarantine_diverged(opened.folder)
         make_folder(opened.folder)
         self.journal = self._open_journal(opened.flush, opened.instruments)
-        self._by_log = by_log = LogControllers(opened.joins or first_list(opened.members))
-        dump = self._checked_dump(by_log)
-        voters = by_log.newest(self.journal.changes).voters
-        joins = opened.joins is not None or node_id not in voters
-        majority = opened.bootstrap_majority
-        self.probation = Probation(opened.folder, voters, majority=majority, joins=joins, draw=around.draw)
-        self.probation.journal_opened(self.journal)
-        members = opened.members if opened.joins is None else voters
-        self.transport = SessionTransport(
-            node_id, members, clock=around.monotonic, draw=around.draw, stamp=around.now_ns, spoken=fsm.spoken
-        )
-        conf = settings(self.journal, str(dump), self._save, self._load, state_changed, opened.compact_after_entries)
-        self.core = RaftCore(node_id, voters, conf, self.transport, self, by_log)
-        self.transport.diverged = self._mark_diverged
-        self.transport.attach(self.core, self.probation)
-        self.probation.attach(self.core, self.peers)
+        with ExitStack() as opening:
+            opening.callback(self.journal.abandon)
+            self._by_log = by_log = LogControllers(opened.joins or first_list(opened.members))
+            dump = self._checked_dump(by_log)
+            voters = by_log.newest(self.journal.changes).voters
+            joins = opened.joins is not None or node_id not in voters
+            majority = opened.bootstrap_majority
+            self.probation = Probation(opened.folder, voters, majority=majority, joins=joins, draw=around.draw)
+            self.probation.journal_opened(self.journal)
+            members = opened.members if opened.joins is None else voters
+            self.transport = SessionTransport(
+                node_id, members, clock=around.monotonic, draw=around.draw, stamp=around.now_ns, spoken=fsm.spoken
+            )
+            conf = settings(self.journal, str(dump), self._save, self._load, state_changed, opened.compact_after_entries)
+            self.core = RaftCore(node_id, voters, conf, self.transport, self, by_log)
+            self.transport.diverged = self._mark_diverged
+            self.transport.attach(self.core, self.probation)
+            self.probation.attach(self.core, self.peers)
+            opening.pop_all()
 
     # ---- opening -------------------------------------------------------------------------------------------------------
     def _open_journal(self, flush: bool, instruments: Instruments) -> GroupJournal:

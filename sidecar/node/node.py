@@ -97,7 +97,7 @@ from sidecar.transport.connections import NodeConnections, open_links
 from sidecar.transport.credentials import Keys, PermissionWatch, prove
 from sidecar.transport.ingest_connection import Drops, IngestConnection
 from sidecar.transport.liveness import Probes
-from sidecar.workers.workers import WorkerCombinedFetches, Workers, divided_settings
+from sidecar.workers.workers import Workers, divided_settings
 
 if TYPE_CHECKING:
     from sidecar.groups.coordinators import GroupCoordinators
@@ -202,7 +202,7 @@ class Node(RunningNode):
         )
 
     def _live_parts(self) -> ReloadableParts:
-        prefer = self._thread.prefer if self._thread is not None else lambda every_s: None
+        prefer = self._thread.prefer if self._thread is not None else None
         change, pages = self._workers.change_settings, self.status.change_hosts
         scrub = None if self._stopping.is_set() else self._scrub  # a reload during the stop would start a closed scrub again
         return ReloadableParts(self.partitions, scrub, pages, prefer, change, self._keys.change, self._tracing)
@@ -222,9 +222,9 @@ class Node(RunningNode):
             Component("tracing", self._tracing.start, self._tracing.close),
             Component("supervisor", self._start_supervisor),
             Component("flush thread", close=self._flush_runner.close),
-            Component("disk threads", close=lambda: self._pool.shutdown(wait=False, cancel_futures=True)),
             Component("data directory", self._open_folder, close_of(self._folder)),
             Component("node file", self._open_identity, self._end_cleanly),
+            Component("disk threads", close=self._end_disk_threads),
             Component("timers", close=self._timers.close),
             Component("status", self.status.open_page, self.status.close),
             Component("connections", self._connect, close_of(self._links)),
@@ -346,6 +346,7 @@ class Node(RunningNode):
         self._follow(group)
         await partitions.wait_until_open()
         await self._workers.wait_until_open()
+        self.reloading.apply_again()
         self._opened = True
         self._recovered.close()
         partitions.leave_behind(self._recovered.names)
@@ -541,13 +542,7 @@ class Node(RunningNode):
 
         In a node with workers, the first process answers for all processes. The function of a worker does nothing.
         """
-        if self.share.number:
-            return lambda reply, body: None
-        return (
-            WorkerCombinedFetches(fetch_combiner, self._workers.handles, self.counters).answer_question
-            if self._workers.handles
-            else fetch_combiner.answer_question
-        )
+        return (lambda reply, body: None) if self.share.number else self._workers.answer_combined_fetches(fetch_combiner)
 
     def _descriptors(self) -> dict[str, int]:
         return open_files_and_limit(self._budget, self._folder.maps if self._folder is not None else OpenMaps())
@@ -610,7 +605,7 @@ class Node(RunningNode):
 
         await close_all(self._components(), failed)
         took_s = time.monotonic() - began
-        LOGS.suppression.write_counts(all_of_it=True)
+        LOGS.close()
         who = f"{self.settings.node_id}, worker {self.share.number}," if self.share.number else self.settings.node_id
         logger.info("node stopped node=%s clean=%s seconds=%.2f", who, "yes" if self.was_clean else "no", took_s)
         if errors:
@@ -655,6 +650,10 @@ class Node(RunningNode):
         registered = self._registered
         if registered is not None and self._hand_over and self._failure is None:
             await registered.leave(_LEAVE_TIMEOUT_S)
+
+    async def _end_disk_threads(self) -> None:
+        """Wait until no disk thread runs, because the next process may use the data directory as soon as it is unlocked."""
+        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
     def _end_cleanly(self) -> None:
         """Write the clean-stop marker at the end of a stop, unless some data is not on disk [S9]."""

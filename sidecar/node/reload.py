@@ -55,13 +55,14 @@ class ReloadableParts:
     """The parts of a node that can apply new settings while it runs.
 
     ``others``: passes the settings to the worker processes. ``prefer``: sets the interval, in seconds, at which the metadata group
-    transfers leaderships to preferred leaders. ``keys``: passes credentials to the NATS connections, which reconnect.
+    transfers leaderships to preferred leaders. ``keys``: passes credentials to the NATS connections, which reconnect. A part that
+    has not started yet is None.
     """
 
     partitions: Partitions | None
     scrub: Scrub | None
     dashboard_hostnames: Callable[[Iterable[str]], None]
-    prefer: Callable[[float], None]
+    prefer: Callable[[float], None] | None
     others: Callable[[NodeSettings], None]
     keys: Callable[[Credentials], None]
     tracing: Tracing
@@ -98,6 +99,8 @@ class SettingsReloader:
         self._proofs = settings.credentials.proofs()
         """Digests of the files that the current settings name. A file may change under the same name."""
         self._turn = asyncio.Lock()
+        self._applied: NodeSettings | None = None
+        """Settings of each process by the last reload. None: there was no reload."""
 
     async def reload(self) -> ReloadResult:
         """Read the settings again and apply them. Raises ConfigError if one is wrong, and then changes nothing."""
@@ -132,6 +135,7 @@ class SettingsReloader:
 
     def apply_settings(self, settings: NodeSettings) -> None:
         """Apply those of the new ``settings`` in this process that do not need a restart."""
+        self._applied = settings
         proofs = settings.credentials.proofs()
         LOGS.reconfigure(settings.log_level, settings.log_format)
         parts = self._parts()
@@ -145,9 +149,15 @@ class SettingsReloader:
         if proofs != self._proofs:
             self._proofs = proofs
             parts.keys(settings.credentials)
-        if settings.replication.preferred_leader_interval_s != self._preferred_every:
+        if parts.prefer is not None and settings.replication.preferred_leader_interval_s != self._preferred_every:
             self._preferred_every = settings.replication.preferred_leader_interval_s
             parts.prefer(self._preferred_every)
+
+    def apply_again(self) -> None:
+        """Apply the settings of reloads during the start to the parts that have started since then."""
+        if self._applied is not None:
+            self.apply_settings(self._applied)
+            self._parts().others(self._applied)
 
     async def reload_after_signal(self, supervisor: Supervisor) -> dict[str, Any]:
         """Reload the settings after SIGHUP or ``liftpy settings reload``, and report it to the supervisor.

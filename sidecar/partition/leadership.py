@@ -40,6 +40,7 @@ class LeadershipTransfers:
         """Task that waits until the connections are restored, for all partitions that missed publishes."""
         self._closing = False
         """True while the node transfers all its leaderships before its stop."""
+        self._has_ended = False
 
     def begin(self, leader: PartitionShell, done: Callable[[], None]) -> None:
         """Let ``leader`` stop accepting publishes and answer those that have arrived, then call ``done``."""
@@ -54,6 +55,9 @@ class LeadershipTransfers:
             self._start(leader.key, self._transfer(leader, transfer), f"transfer after lost publishes {leader.key}")
 
     def _start(self, key: PartitionKey, work: Coroutine[Any, Any, None], what: str) -> None:
+        if self._has_ended:
+            work.close()
+            return
         earlier = self.tasks.get(key)
         if earlier is not None:
             earlier.cancel()
@@ -104,5 +108,5 @@ class LeadershipTransfers:
             await asyncio.sleep(_POLL_S)
 
     async def close(self) -> None:
-        self._closing = True
+        self._closing = self._has_ended = True
         await end_tasks([self._waiting_for_links, *self.tasks.values()])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor as Pool
 from contextlib import suppress
@@ -24,12 +25,16 @@ from liftpy.core.partition.shell import PartitionShell
 from liftpy.core.replication import events
 from liftpy.errors import LiftError, StorageError
 from sidecar.disk.data_folder import DataDirectory
+from sidecar.disk.files import storage_errors
 from sidecar.runtime import clock
+from sidecar.runtime.restarts import momentary
 
 logger = logging.getLogger("liftpy.node")
 
 _AT_ONCE = 32
 """Number of logs that one task in a thread recovers, because one task for each log would cost too much."""
+RETRY_PAUSES_S = (0.2, 0.5, 1.0)
+"""Pauses before the recovery of a log is retried after a disk error that may be temporary, in seconds."""
 
 
 def _logs_in(streams: Path) -> list[Path]:
@@ -42,6 +47,18 @@ def _logs_in(streams: Path) -> list[Path]:
         with suppress(FileNotFoundError):  # the node's first process has just removed it: it was empty
             logs += [streams / name / number for number in sorted(os.listdir(streams / name)) if number.isdigit()]
     return logs
+
+
+def _file_sizes(log: Path) -> dict[str, int]:
+    with storage_errors("list", log), os.scandir(log) as entries:
+        return {entry.name: entry.stat().st_size for entry in entries}
+
+
+def _is_unchanged(log: Path, sizes: dict[str, int]) -> bool:
+    try:
+        return _file_sizes(log) == sizes
+    except StorageError:
+        return False
 
 
 class RecoveredLogs:
@@ -67,6 +84,11 @@ class RecoveredLogs:
         """Number of logs that this process checks."""
         self.suspect: list[str] = []
         """Names of logs whose last process had a failed flush."""
+        self._retried: list[Path] = []
+        """Logs whose recovery failed, but may succeed later."""
+        self._closed = False
+        """True if the threads must recover no further log, because the start was canceled or has failed."""
+        self._lock = threading.Lock()
 
     async def run(self, folder: DataDirectory, pool: Pool, *, clean_stop: bool, share: WorkerShare = WHOLE) -> None:
         """Recover all logs in ``folder`` that belong to this process.
@@ -87,25 +109,48 @@ class RecoveredLogs:
         self.missing = sorted(self._held - self.names) if share.number == 0 else []
         paths = [path for path in paths if share.holds_folder(f"{path.parent.name}/{path.name}")]
         self._count = len(paths)
-        parts = [paths[start : start + _AT_ONCE] for start in range(0, len(paths), _AT_ONCE)]
-        await asyncio.gather(*(loop.run_in_executor(pool, self._recover_some, part, folder, clean_stop) for part in parts))
+        for pause_s in (*RETRY_PAUSES_S, None):
+            self._retried = []
+            parts = [paths[start : start + _AT_ONCE] for start in range(0, len(paths), _AT_ONCE)]
+            may_retry = pause_s is not None
+            await asyncio.gather(
+                *(loop.run_in_executor(pool, self._recover_some, part, folder, clean_stop, may_retry) for part in parts)
+            )
+            if not self._retried or pause_s is None:
+                break
+            paths = sorted(self._retried)
+            await asyncio.sleep(pause_s)
         self.damaged.sort()
         self.suspect.sort()
 
-    def _recover_some(self, paths: list[Path], folder: DataDirectory, clean_stop: bool) -> None:
+    def _recover_some(self, paths: list[Path], folder: DataDirectory, clean_stop: bool, may_retry: bool) -> None:
         for path in paths:
-            self._recover(path, folder, clean_stop)
-            self._done.append(path.name)
+            if self._closed:
+                return
+            self._recover(path, folder, clean_stop, may_retry)
 
-    def _recover(self, path: Path, folder: DataDirectory, clean_stop: bool) -> None:
+    def _recover(self, path: Path, folder: DataDirectory, clean_stop: bool, may_retry: bool) -> None:
         name = f"{path.parent.name}/{path.name}"
+        sizes: dict[str, int] | None = None
         try:
+            sizes = _file_sizes(path)
             recovery = recover(folder.storage(path), clean=clean_stop)
         except LiftError as error:
+            # A recovery that has changed files has perhaps removed the damage that the next one must find.
+            if may_retry and momentary(error) and (sizes is None or _is_unchanged(path, sizes)):
+                logger.warning("log not recovered yet log=%s error=%s: retrying", path, error)
+                self._retried.append(path)
+                return
             logger.error("log not recovered log=%s code=%s error=%s", path, error.code, error)
+            self._done.append(path.name)
             self.damaged.append(name)  # the opening tries again
             return
-        self._found[path] = recovery
+        self._done.append(path.name)
+        with self._lock:
+            if self._closed:
+                _close_files(recovery)
+                return
+            self._found[path] = recovery
         if name in self._held and not recovery.segments and not recovery.checkpoint.log_start_offset:
             logger.error(
                 ("all segments missing log=%s: records that this node acknowledged are lost here, copying the log again"), path
@@ -133,11 +178,17 @@ class RecoveredLogs:
         return self._found.pop(path, None)
 
     def close(self) -> None:
-        """Close the files of the recovered logs that no partition has taken."""
-        for recovered in self._found.values():
-            for segment in recovered.segments:
-                segment.file.close()
-        self._found.clear()
+        """Close the files of the recovered logs that no partition has taken. A running recovery ends after its current logs."""
+        with self._lock:
+            self._closed = True
+            for recovered in self._found.values():
+                _close_files(recovered)
+            self._found.clear()
+
+
+def _close_files(recovered: RecoveryResult) -> None:
+    for segment in recovered.segments:
+        segment.file.close()
 
 
 _PAUSE_FACTOR = 2

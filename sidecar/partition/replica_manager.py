@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -77,7 +77,7 @@ class Partitions:
         self._retries: dict[PartitionKey, asyncio.TimerHandle] = {}
         self._busy: dict[PartitionKey, asyncio.Task[Any]] = {}
         self._later: set[asyncio.Task[None]] = set()
-        """Tasks that wait to retry deletions that no controller has confirmed."""
+        """Tasks that delete data of partitions that have left this node, when a controller confirms it."""
         self._endings: dict[PartitionKey, asyncio.Task[None]] = {}
         """Partition -> task that stops its worker."""
         self._changed_meanwhile: set[PartitionKey] = set()
@@ -164,7 +164,7 @@ class Partitions:
         change = diff(before, new)
         nodes_changed = bool(change.nodes)
         if nodes_changed:
-            self._live = _incarnations(new)
+            self._live = {node_id: node.incarnation for node_id, node in new.nodes.items() if not node.fenced}
         self._departures.note_deleted_streams(change.deleted)
         holds = self._share.holds
         changed = [c.key for c in change.for_node(self._node_id) if holds(c.key.stream, c.key.partition)]
@@ -316,7 +316,8 @@ class Partitions:
         is_removed, later = self._departures.has_moved_away(key, self._image), False
         if is_removed and not self._stopping:
             allowed = await self._node.deletions.is_allowed(key)
-            is_removed, later = bool(allowed), allowed is None
+            is_removed = bool(allowed) and self._departures.has_moved_away(key, self._image)  # it may be back by now
+            later = allowed is None
             if allowed is False:
                 self._departures.deletion_denied(key)
         if is_removed:
@@ -330,9 +331,13 @@ class Partitions:
             self._delete_later(key)
 
     def _delete_later(self, key: PartitionKey) -> None:
-        task = spawn(self._leave_later(key), f"deleting {key} later")
+        self._start_later(self._leave_later(key), f"deleting {key} later")
+
+    def _start_later(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+        task = spawn(work, what)
         self._later.add(task)
         task.add_done_callback(self._later.discard)
+        return task
 
     async def _leave_later(self, key: PartitionKey) -> None:
         """Ask the controllers again, from time to time, whether the data of the partition ``key`` may be deleted.
@@ -341,9 +346,7 @@ class Partitions:
         """
         while not self._stopping:
             await asyncio.sleep(LATER_S)
-            if key in self._workers or key in self._busy or not self._departures.has_moved_away(key, self._image):
-                return
-            if await self._leave(key) is not None:
+            if not self._is_left_behind(key) or await self._leave(key) is not None:
                 return
 
     def _update_worker(self, worker: PartitionWorker) -> None:
@@ -369,39 +372,38 @@ class Partitions:
             folder, _, number = name.rpartition("/")
             if folder in streams and self._share.holds_folder(name):
                 keys.append(streams[folder].key(int(number)))
-        return spawn(self._leave_all(sorted(keys)), "logs that moved away")
+        return self._start_later(self._leave_all(sorted(keys)), "logs that moved away")
 
     async def _leave_all(self, keys: list[PartitionKey]) -> None:
         for key in keys:
-            if (
-                self._stopping
-                or key in self._busy
-                or key in self._workers
-                or not self._departures.has_moved_away(key, self._image)
-            ):
-                continue
-            task = self._busy[key] = start_attended(self._leave(key))  # it cannot be opened until then
-            task.add_done_callback(partial(self._opening_ended, key))
-            await asyncio.wait([task])
-            if not task.cancelled() and task.exception() is None and task.result() is None:
+            if self._is_left_behind(key) and await self._leave(key) is None:
                 self._delete_later(key)
 
+    def _is_left_behind(self, key: PartitionKey) -> bool:
+        """Return whether the partition ``key`` is neither open here nor on this node by the current image."""
+        is_free = not (self._stopping or key in self._busy or key in self._workers)
+        return is_free and self._departures.has_moved_away(key, self._image)
+
     async def _leave(self, key: PartitionKey) -> bool | None:
-        """Delete the data of the partition ``key`` if a controller allows it.
+        """Delete the data of the partition ``key`` if a controller allows it, and if it has not come back to this node by then.
 
         Return the decision of the controller. None: no controller answered.
         """
         allowed = await self._node.deletions.is_allowed(key)
-        if not allowed:
-            return allowed
+        if allowed and self._is_left_behind(key):
+            task = self._busy[key] = start_attended(self._delete_data(key))  # it cannot be opened until then
+            task.add_done_callback(partial(self._opening_ended, key))
+            await asyncio.wait([task])
+        return allowed
+
+    async def _delete_data(self, key: PartitionKey) -> None:
         try:
             await asyncio.get_running_loop().run_in_executor(self._node.pool, self._node.folder.delete_partition, key)
             self._node.promises.forget(key.folder)
         except (LiftError, OSError) as error:
-            logger.error("partition not deleted partition=%s error=%s: it left this node while the node was down", key, error)
-            return True
-        logger.info("partition deleted partition=%s: it left this node while the node was down", key)
-        return True
+            logger.error("partition not deleted partition=%s error=%s: it has left this node", key, error)
+            return
+        logger.info("partition deleted partition=%s: it has left this node", key)
 
     # ---- life --------------------------------------------------------------------------------------------------------------
     async def wait_until_open(self) -> None:
@@ -436,7 +438,10 @@ class Partitions:
             worker.ingest.process_link_loss()
 
     async def stop(self) -> bool:
-        """Stop all partitions and close their logs. Return True if all acknowledged data is on disk. A second call is allowed."""
+        """Stop all partitions and close their logs. Return True if all acknowledged data is on disk. A second call is allowed.
+
+        After an unclean stop, a log that cannot be opened may have data that is only in the page cache [S1].
+        """
         self._stopping = True
         self._node.deletions.close()
         self._changed.close()
@@ -453,11 +458,7 @@ class Partitions:
         workers = list(self)
         for start in range(0, len(workers), _STOPS_AT_ONCE):
             await asyncio.gather(*(self._stop(worker) for worker in workers[start : start + _STOPS_AT_ONCE]))
-        return self._all_clean
-
-
-def _incarnations(image: ClusterImage) -> dict[str, int]:
-    return {node_id: node.incarnation for node_id, node in image.nodes.items() if not node.fenced}
+        return self._all_clean and (not self.failed or self._node.identity.previous.clean_stop)
 
 
 class NotifyHandler:

@@ -310,7 +310,9 @@ class ReplicationHandler:
             )
 
     def send_refusal(self, effect: do.SendFetchRefusal) -> None:
-        self._counters[IMPLAUSIBLE if effect.reason is events.RefusalReason.UNKNOWN else _refused_fetch(effect.reason)] += 1
+        reason = effect.reason
+        refused = f"{REFUSED}fetch, {reason.name.lower().replace('_', ' ')}"
+        self._counters[IMPLAUSIBLE if reason is events.RefusalReason.UNKNOWN else refused] += 1
         self._answer(effect.token, messages.REFUSAL.to_pb(effect))
 
     def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
@@ -608,10 +610,6 @@ class AnswerRouter:
 def _named_id(request: pb.ReplicationRequest | pb.LeaderEpochOffsetRequest | pb.StateRequest) -> int | None:
     """Return the id of a follower's request. None: the follower has an older version, which sends no id."""
     return request.requestId if request.HasField("partition") else None
-
-
-def _refused_fetch(reason: events.RefusalReason) -> str:
-    return f"{REFUSED}fetch, {reason.name.lower().replace('_', ' ')}"
 
 
 class Notifications:

@@ -878,17 +878,8 @@ class ReplicaDriver:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_execute",
-        "_held",
-        "_process",
-        "_queue",
-        "_running",
-        "_stopped",
-        "_worker",
-        "recent_steps",
-        "replica",
-    )
+        "__weakref__", "_execute", "_held", "_process", "_queue", "_running", "_stopped", "_worker", "recent_steps", "replica",
+    )  # fmt: skip
 
     def __init__(self, worker: PartitionWorker, process: RunningNode) -> None:
         self._worker = worker

@@ -44,6 +44,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.metadata", "controller starting node=%s reason=%s"): "metadata.controller_starting",
     ("liftpy.metadata", "controller not started node=%s error=%s: %s"): "metadata.controller_start_failed",
     ("liftpy.metadata", "metadata group connection error=%r"): "metadata.nats_error",
+    ("liftpy.metadata", "metadata group not ruled out node=%s reason=%s: asking again"): "metadata.group_unknown",
     ("liftpy.metadata", "settings name only this node as controller node=%s, but a me"): "metadata.settings_ignored",
     ("liftpy.metadata", "controller started node=%s"): "metadata.became_controller",
     ("liftpy.metadata", "controller out of service node=%s error=%s: following the me"): "metadata.controller_out_of_service",
@@ -68,6 +69,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.housekeeping", "compaction failed partition=%s error=%s: retrying"): "log.compaction_failed",
     ("liftpy.node", "log damaged log=%s report=%s"): "log.damaged",
     ("liftpy.node", "log not recovered log=%s code=%s error=%s"): "log.recovery_failed",
+    ("liftpy.node", "log not recovered yet log=%s error=%s: retrying"): "log.recovery_retried",
     ("liftpy.node", "log directory missing log=%s: records that this node acknowl"): "log.directory_lost",
     ("liftpy.node", "all segments missing log=%s: records that this node acknowle"): "log.segments_lost",
     ("liftpy.partition", "log recovered partition=%s report=%s"): "log.recovered",
@@ -113,13 +115,13 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.partition", "HW checkpoint failed partition=%s error=%s: retrying"): "partition.checkpoint_failed",
     ("liftpy.partitions", "data of an unknown stream removed directory=%s bytes=%d"): "partition.unknown_data_removed",
     ("liftpy.partitions", "partition deleted partition=%s"): "partition.deleted",
-    ("liftpy.partitions", "partition deleted partition=%s: it left this node while the "): "partition.deleted_moved_away",
+    ("liftpy.partitions", "partition deleted partition=%s: it has left this node"): "partition.deleted_moved_away",
     ("liftpy.partitions", "partition not deleted partition=%s: the metadata feed remove"): "partition.deletion_contradicted",
     ("liftpy.partitions", "partition not deleted partition=%s: no controller confirms t"): "partition.deletion_unconfirmed",
     ("liftpy.partitions", "in-flight publishes not checked error=%r: transferring the l"): "leader.transfer_unverified",
     ("liftpy.partition", "log not closed partition=%s error=%s: continuing"): "partition.close_failed",
     ("liftpy.partition", "records deleted without a stored state partition=%s below=%d"): "partition.dropped_without_state",
-    ("liftpy.partitions", "partition not deleted partition=%s error=%s: it left this no"): "partition.delete_failed",
+    ("liftpy.partitions", "partition not deleted partition=%s error=%s: it has left thi"): "partition.delete_failed",
     ("liftpy.partitions", "log not opened partition=%s code=%s error=%s"): "partition.open_failed",
     ("liftpy.partition", "partition opened partition=%s log_start=%d newest_offset=%d "): "partition.opened",
     ("liftpy.proposals", "pause ended partition=%s pause=%s"): "partition.pause_ended",
@@ -291,6 +293,7 @@ class NodeLogs:
         self.suppression = Suppression(lambda record: self._handler.emit(record))
         self._level = "info"
         self._until: Any = None
+        """Timer that ends the temporary level. None: there is no temporary level."""
 
     def configure(self, level: str, form: str, node_id: str, stream: TextIO | None = None) -> None:
         """Write the log of this process to ``stream`` (default: the standard error)."""
@@ -320,6 +323,13 @@ class NodeLogs:
         logging.getLogger().setLevel(level.upper())
         logger.warning("log level changed level=%s seconds=%g", level, for_s)
         self._until = call_later(for_s, self._fall_back)
+
+    def close(self) -> None:
+        """End the temporary level, and write the counts of suppressed lines, because the node stops."""
+        if self._until is not None:
+            self._until.cancel()
+            self._fall_back()
+        self.suppression.write_counts(all_of_it=True)
 
     def _fall_back(self) -> None:
         self._until = None

@@ -78,6 +78,27 @@ async def elsewhere(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
 
+class TaskSet:
+    """Background tasks that ``end`` ends together. After that, no more of them start."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._has_ended = False
+
+    def start(self, work: Coroutine[Any, Any, Any], what: str) -> None:
+        """Run ``work`` in a background task, as ``spawn`` does. ``what``: name of the task in the log."""
+        if self._has_ended:
+            work.close()
+            return
+        task = spawn(work, what)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def end(self) -> None:
+        self._has_ended = True
+        await end_tasks(list(self._tasks))
+
+
 def report_failure(what: str, error: Exception) -> None:
     """Pass ``error`` to the exception handler of the event loop, which stops the node. Use it where other code hides errors."""
     asyncio.get_running_loop().call_exception_handler(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -51,8 +52,12 @@ KEPT_S = 5.0
 """Time for which the last answer may be repeated while there are too many requests, in seconds."""
 FAILED = b'{"error":"the node failed at this request: its log says why"}'
 """Answer after an unexpected error."""
-MOST_WAITING = 64
-"""Maximum number of waiting callers. Further ones get no answer."""
+BUSY = b'{"error":"the node has too many status requests: retry in a second"}'
+"""Answer while too many requests wait."""
+MOST_WAITING = 1024
+"""Maximum number of callers that wait for answers of one kind. Further ones get ``BUSY``."""
+MOST_QUESTIONS = 64
+"""Maximum number of different questions of one kind that wait. Further ones get ``BUSY``."""
 HIDDEN_NODE_KINDS = ("records_read",)
 """Kinds of node events that only operators may read, because they name people and keys."""
 MOST_NODE_EVENTS = 200
@@ -115,7 +120,7 @@ class PageAnswers:
         self._reporter = reporter
         self._gather = gather
         self._most_bytes = most_bytes
-        self._answer_limit = AnswerRateLimit(now, guard)
+        self._shared = SharedAnswers(guard, interval_s=1 / PER_SECOND, kept_s=KEPT_S, now=now)
         self._summaries: dict[str, tuple[StreamImage, dict[str, Any]]] = {}
         """Stream name -> (its image, summary of the stream). It is used again while the image is unchanged."""
 
@@ -149,14 +154,17 @@ class PageAnswers:
                 "settings": self._settings,
             }
             make = makers[kind]
-            self._answer_limit.ask(payload, lambda: self._make_answer(kind, make, reporter, query), answer)
+            self._shared.ask(payload, lambda: self._make_answer(kind, make, reporter, query), answer)
         return True
 
     async def answer(self, payload: bytes) -> bytes:
         """Return the answer to a question, or b'' if ``payload`` is no known question."""
-        result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        is_accepted = self.ask(payload, lambda text: None if result.done() else result.set_result(text))
-        return await result if is_accepted else b""
+
+        def ask(answer: Answer) -> None:
+            if not self.ask(payload, answer):
+                answer(b"")
+
+        return await wait_for_answer(ask)
 
     async def _make_answer(
         self, kind: str, make: Callable[[Reporter, Any], Awaitable[Any]], reporter: Reporter, query: Any
@@ -378,61 +386,92 @@ def _summary(stream: StreamImage) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class AnswerRateLimit:
-    """Computes at most ``PER_SECOND`` answers per second. Callers with equal questions at the same time share one answer."""
+class SharedAnswers:
+    """Computes answers one at a time. Callers with equal questions share one answer.
 
-    def __init__(self, now: Callable[[], float] = time.monotonic, guard: RequestGuard | None = None) -> None:
-        self._now = now
+    Every caller gets an answer. It is ``BUSY`` if too many callers wait, and ``FAILED`` if the computation raises.
+
+    Args:
+        interval_s: Minimum time between the starts of two computations, in seconds.
+        loop_share: Maximum share of the event loop's time for computations.
+        kept_s: Maximum age of an answer that is sent again before the next computation may start, in seconds. 0: no
+            answer is sent again, so a caller sees all changes before its question.
+    """
+
+    def __init__(
+        self,
+        guard: RequestGuard | None = None,
+        *,
+        interval_s: float = 0.0,
+        loop_share: float = 1.0,
+        kept_s: float = 0.0,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._guard = guard or RequestGuard("page", Counter())
+        self._interval_s, self._rest, self._kept_s, self._now = interval_s, 1 / loop_share - 1, kept_s, now
         self._cached_answers: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
         self._waiting: dict[bytes, tuple[Callable[[], Awaitable[bytes]], list[Answer]]] = {}
+        self._waiting_count = 0
         self._next_at = 0.0
         self._works = False
 
     def ask(self, question: bytes, make: Callable[[], Awaitable[bytes]], answer: Answer) -> None:
-        """Call ``answer`` with the result of ``make``, the answer to ``question``.
-
-        If another caller has asked an equal question a short time ago, use its result.
-        """
-        now, cached_answer = self._now(), self._cached_answers.get(question)
-        if (
-            cached_answer is not None
-            and now - cached_answer[0] < KEPT_S
-            and (now < self._next_at or now - cached_answer[0] < 1 / PER_SECOND)
-        ):
-            answer(cached_answer[1])
-        elif question in self._waiting or len(self._waiting) < MOST_WAITING:
-            _, waiting = self._waiting.setdefault(question, (make, []))
-            if len(waiting) < MOST_WAITING:
-                waiting.append(answer)
+        """Call ``answer`` with the result of ``make``, the answer to ``question``, or with that of an equal question."""
+        now, (made_at, cached_answer) = self._now(), self._cached_answers.get(question, (-math.inf, b""))
+        if now - made_at < min(self._kept_s, self._interval_s) or (now - made_at < self._kept_s and now < self._next_at):
+            answer(cached_answer)
+        elif self._waiting_count >= MOST_WAITING or (question not in self._waiting and len(self._waiting) >= MOST_QUESTIONS):
+            answer(BUSY)
+        else:
+            self._waiting.setdefault(question, (make, []))[1].append(answer)
+            self._waiting_count += 1
             if not self._works:
                 self._works = True
-                spawn(self._work(), "answering questions for pages")
+                spawn(self._work(), "answering status requests")
+
+    async def wait_for(self, question: bytes, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Return the answer to ``question``, as ``ask`` gives it."""
+        return await wait_for_answer(partial(self.ask, question, make))
 
     async def _work(self) -> None:
         try:
             while self._waiting:
                 if (wait_s := self._next_at - self._now()) > 0:
                     await asyncio.sleep(wait_s)
-                question, (make, _) = next(iter(self._waiting.items()))
-                self._next_at = self._now() + 1 / PER_SECOND
-                answer_bytes = b""
+                question, (make, callers) = next(iter(self._waiting.items()))
+                if not self._kept_s:
+                    del self._waiting[question]
+                began, answer_bytes = self._now(), FAILED
                 try:
                     answer_bytes = await make()
                 except (OSError, LookupError):
-                    pass  # the object was removed in the meantime: build the answer again
+                    pass  # an object was removed during the computation
                 except Exception as error:
                     self._guard.reject_failed(b"", error)
-                    answer_bytes = FAILED
-                _, waiting = self._waiting.pop(question)
-                self._cached_answers[question] = self._now(), answer_bytes
-                self._cached_answers.move_to_end(question)
-                while len(self._cached_answers) > MOST_KEPT:
-                    self._cached_answers.popitem(last=False)
-                for answer in waiting if answer_bytes else ():
+                if self._kept_s:
+                    del self._waiting[question]
+                    self._keep(question, answer_bytes)
+                self._waiting_count -= len(callers)
+                now = self._now()
+                self._next_at = max(began + self._interval_s, now + (now - began) * self._rest)
+                for answer in callers:
                     self._guard.call(partial(answer, answer_bytes))
         finally:
             self._works = False
+
+    def _keep(self, question: bytes, answer_bytes: bytes) -> None:
+        if answer_bytes != FAILED:
+            self._cached_answers[question] = self._now(), answer_bytes
+            self._cached_answers.move_to_end(question)
+        while len(self._cached_answers) > MOST_KEPT:
+            self._cached_answers.popitem(last=False)
+
+
+async def wait_for_answer(ask: Callable[[Answer], object]) -> bytes:
+    """Call ``ask`` with a callback, and return the answer that the callback gets."""
+    result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    ask(lambda answer: None if result.done() else result.set_result(answer))
+    return await result
 
 
 # ---- stream of events ------------------------------------------------------------------------------------------------

@@ -553,14 +553,15 @@ class ClusterPoller:
         return None
 
     def _object(self, page: dict[str, Any]) -> dict[str, Any]:
-        newest = newest_of(of_cluster(list(self._histories.values()), SECONDS, int(self._wall()) - _TAIL_S))
+        now_s = int(self._wall())
+        newest = newest_of(of_cluster(list(self._histories.values()), SECONDS, now_s - _TAIL_S, now_s))
         cluster = cluster_object(self._monitor.model(), newest)
         return {"seq": self.seq, "time_ms": round(self._wall() * 1000), "cluster": cluster, "page": page}
 
     def history(self, step: int, node: str = "", after: int = 0) -> HistoryRows:
         """Return the known history of the cluster, or of ``node`` if it is not ''."""
         known = [one for name, one in self._histories.items() if not node or name == node]
-        rows = of_cluster(known, step, after)
+        rows = of_cluster(known, step, after, int(self._wall()))
         return rows if node else with_gaps(rows, self._gaps())
 
     def _gaps(self) -> list[tuple[float, float]]:
@@ -587,7 +588,7 @@ class ClusterPoller:
         """
         led = {}
         for node in sorted(self._histories):
-            rows = of_cluster([self._histories[node]], step, after)
+            rows = of_cluster([self._histories[node]], step, after, int(self._wall()))
             isr = zip(*rows.columns[_ISR], strict=True)
             led[node] = {
                 "first": rows.first,

@@ -139,6 +139,8 @@ class HttpServer:
             answer = response if isinstance(response, bytes) else await response
 
         await self._guard.run(respond(), b"")
+        if request.startswith(b"HEAD ") and isinstance(answer, bytes):
+            return b"".join(answer.partition(b"\r\n\r\n")[:2])
         return answer
 
     async def _go_on(self, live: EventStreamResponse, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -60,7 +61,15 @@ from sidecar.runtime import clock
 from sidecar.runtime.logs import LEVELS, LOGS
 from sidecar.runtime.settings import STATUS_OFF, NodeSettings, address_of
 from sidecar.runtime.tasks import spawn
-from sidecar.status.answers import FAILED, MOST_NODE_EVENTS, PageAnswers, metrics_text, partitions_text
+from sidecar.status.answers import (
+    BUSY,
+    FAILED,
+    MOST_NODE_EVENTS,
+    PageAnswers,
+    SharedAnswers,
+    metrics_text,
+    partitions_text,
+)
 from sidecar.status.cluster_poller import ClusterPoller
 from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.health import ASKED, Health
@@ -85,11 +94,8 @@ PAGE_PARTITIONS = 500
 MOST_FAILED = 100
 """Maximum number of logs that cannot be opened in one answer over NATS. The metric ``partitions_failed`` counts all of them."""
 MOST_ON_A_PAGE = 5000
-MOST_GATHERING = 64
-"""Maximum number of pages that are collected from the processes of the node at once.
-
-Further requests over NATS get no answer.
-"""
+PAGES_PART_OF_LOOP = 0.25
+"""Maximum share of the event loop's time for status pages and for metrics over HTTP."""
 _HEALTH = (b"/livez", b"/readyz")
 _THERE = (
     b"/, /node/ID, /stream/NAME, /groups, /group/NAME, /services, /service/NAME, /events, /api/live, /status, /livez, /readyz, "
@@ -130,9 +136,9 @@ class StatusHandler:
         """Function that reloads the settings and returns the result."""
         self.unknown: UnknownStreams | None = None
         """Directories of streams that the cluster does not know. None: the node is still starting."""
-        self._gathering = 0
         self._figures: NodeFigures | None = None
-        self._summaries = SummaryHandler(self._encode_summary, guard=self._guard)
+        self._pages = SharedAnswers(self._guard, loop_share=PAGES_PART_OF_LOOP)
+        self._summaries = SharedAnswers(self._guard, interval_s=FRESH_S, loop_share=PART_OF_LOOP, kept_s=math.inf)
         self.health: Health | None = None
         self.history = History()
         self.events = NodeEvents(settings.node_id, time.time_ns, self._metadata_index)
@@ -208,12 +214,11 @@ class StatusHandler:
         elif payload == ASKED and self.health is not None:
             answer(json.dumps(self.health.report()).encode())
         elif payload == SUMMARY_REQUEST and self.reporter is not None:
-            self._summaries.ask(answer)
-        elif self.answers.ask(payload, answer):
-            pass
-        elif self.reporter is not None and self._gathering < MOST_GATHERING:
-            sending = self._send_page(NodeStatus(self.reporter, self._workers), payload, answer, self._most_bytes())
-            spawn(self._guard.run(sending, reply), "a status page")
+            self._summaries.ask(b"", self._encode_summary, answer)
+        elif not self.answers.ask(payload, answer) and self.reporter is not None:
+            start = repr(_decode_page_start(payload)).encode()
+            node = NodeStatus(self.reporter, self._workers)
+            self._pages.ask(start, partial(_encoded_page, node, payload, self._most_bytes()), answer)
 
     def _process_level_request(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if self._is_inbox(reply):
@@ -299,40 +304,16 @@ class StatusHandler:
         assert self.reporter is not None
         return await NodeStatus(self.reporter, self._workers).rows(kind, own, query)
 
-    async def _send_page(self, node: NodeStatus, payload: bytes, send: Callable[[bytes], None], limit_bytes: int) -> None:
-        self._gathering += 1
-        try:
-            page = await _encoded_page(node, payload, limit_bytes)
-        finally:
-            self._gathering -= 1
-        send(page)
-
-    async def _status_response(self, node: NodeStatus, path: bytes, part: _Part, stream: str, wanted: bool) -> bytes:
-        if path == b"/status":
-            return http("200 OK", JSON, json.dumps(await node.page(*part)).encode() if wanted else b"")
-        rows = await node.of_stream(stream, MOST_PARTITIONS)
-        return http("200 OK", TEXT, await partitions_text(rows) if wanted else b"")
-
     async def answer(self, asked: bytes) -> bytes:
         """Return the answer to the status request ``asked``, or b'' if there is none yet."""
         if asked == SUMMARY_REQUEST and self.reporter is not None:
-            result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-            self._summaries.ask(lambda answer: None if result.done() else result.set_result(answer))
-            return await result
+            return await self._summaries.wait_for(b"", self._encode_summary)
         return await self.answers.answer(asked)
 
     async def _encode_summary(self) -> bytes:
         assert self.reporter is not None
         watch = self._watcher.watch if self._watcher is not None else None
         return summarize_node(await self._gather(self.reporter), self.reporter, watch).encode()
-
-    async def _metrics(self, reporter: Reporter, wanted: bool) -> bytes:
-        """Return the HTTP answer to ``/metrics``. ``wanted``: True to include the body.
-
-        Values are gathered in slices, so that the event loop is not blocked.
-        """
-        figures = await self._gather(reporter)
-        return http("200 OK", TEXT, await metrics_text(figures) if wanted else b"")
 
     def _healthy(self, path: bytes, query: bytes) -> bytes:
         """Return the HTTP answer to ``/livez`` or ``/readyz``: status 200 if all checks pass, otherwise 503.
@@ -361,7 +342,7 @@ class StatusHandler:
         if path in _HEALTH and self.health is not None:
             return self._healthy(path, query)
         if path in (b"/status", b"/metrics", b"/metrics/partitions"):
-            return self._own(path, query, words[0] == b"GET")
+            return self._own(path, query)
         if self._poller is None:
             return http("503 Service Unavailable", TEXT, b"starting\n")
         return self._page(self._poller, path.decode("ascii", "replace"), query)
@@ -375,17 +356,27 @@ class StatusHandler:
             return http("404 Not Found", TEXT, _THERE)
         return response if isinstance(response, bytes) else await response
 
-    def _own(self, path: bytes, query: bytes, wanted: bool) -> bytes | Awaitable[bytes]:
-        """Return the answer to an HTTP request for the status or the metrics of this node. ``wanted``: True to include the body."""
+    async def _own(self, path: bytes, query: bytes) -> bytes:
+        """Return the answer to an HTTP request for the status or the metrics of this node. Equal requests share an answer."""
         part = _part(query)
         if part is None:
             text = f"?count=1 to {MOST_ON_A_PAGE} and &after=STREAM/PARTITION, as they are or left out\n"
             return http("400 Bad Request", TEXT, text.encode())
         if self.reporter is None:
             return http("503 Service Unavailable", TEXT, b"starting\n")
+        make = partial(self._compute_own, self.reporter, path, part, _stream(query))
+        answer = await self._pages.wait_for(path + b"?" + query, make)
+        if answer in (BUSY, FAILED):
+            return http("503 Service Unavailable" if answer == BUSY else "500 Internal Server Error", JSON, answer)
+        return answer
+
+    async def _compute_own(self, reporter: Reporter, path: bytes, part: _Part, stream: str) -> bytes:
+        node = NodeStatus(reporter, self._workers)
+        if path == b"/status":
+            return http("200 OK", JSON, json.dumps(await node.page(*part)).encode())
         if path == b"/metrics":
-            return self._metrics(self.reporter, wanted)
-        return self._status_response(NodeStatus(self.reporter, self._workers), path, part, _stream(query), wanted)
+            return http("200 OK", TEXT, await metrics_text(await self._gather(reporter)))
+        return http("200 OK", TEXT, await partitions_text(await node.of_stream(stream, MOST_PARTITIONS)))
 
     def answer_probe(self, request: bytes) -> bytes | Awaitable[bytes | EventStreamResponse]:
         """Return the answer to an HTTP request at ``probe_listen``: health and metrics, for a kubelet or Prometheus.
@@ -400,7 +391,7 @@ class StatusHandler:
             return self._healthy(path, query)
         if path != b"/metrics":
             return http("404 Not Found", TEXT, b"/livez, /readyz and /metrics\n")
-        return self._own(path, b"", words[0] == b"GET")
+        return self._own(path, b"")
 
     async def close(self) -> None:
         await end_tasks([self._history_task, self._watch_task])
@@ -420,13 +411,14 @@ class NodeStatusRequester:
         self._handler = handler
 
     async def ask_node(self, node_id: str, question: bytes, timeout_s: float) -> dict[str, Any]:
-        if node_id == self._own:
-            return object_of(node_id, await self._handler.answer(question))
         try:
-            answer = await self._bus.request(self._subjects.status(check_name(node_id, "node")), question, timeout=timeout_s)
+            async with asyncio.timeout(timeout_s):
+                if node_id == self._own:
+                    return object_of(node_id, await self._handler.answer(question))
+                subject = self._subjects.status(check_name(node_id, "node"))
+                return object_of(node_id, (await self._bus.request(subject, question, timeout=timeout_s)).data)
         except (nats.errors.Error, OSError, TimeoutError) as error:
             raise UnavailableError(f"Node {node_id} does not answer: {error}. Check that it runs: `liftpy health`.") from None
-        return object_of(node_id, answer.data)
 
     async def node_ids(self) -> list[str]:
         reporter = self._handler.reporter
@@ -504,8 +496,6 @@ PART_OF_LOOP = 0.05
 """Maximum share of the event loop's time for collecting summaries."""
 FRESH_S = 0.5
 """Age up to which a summary is sent again, in seconds."""
-MOST_WAITING = 64
-"""Maximum number of callers that wait for figures. Further ones get no answer."""
 
 
 def _seen(watch: NodeWatch) -> dict[str, Any]:
@@ -616,47 +606,3 @@ def _states(image: ClusterImage) -> dict[str, str]:
         name: FENCED if node.fenced else DRAINED if node.leaving else LIVE
         for name, node in sorted(image.nodes.items())[:MOST_NODES]
     }
-
-
-class SummaryHandler:
-    """Answers requests for the summary of this node. All requests within ``FRESH_S`` seconds get the same summary."""
-
-    def __init__(
-        self,
-        gather: Callable[[], Awaitable[bytes]],
-        now: Callable[[], float] = time.monotonic,
-        guard: RequestGuard | None = None,
-    ) -> None:
-        self._gather = gather
-        self._guard = guard or RequestGuard("glance", Counter())
-        self._now = now
-        self._answer = b""
-        self._fresh_until = 0.0
-        self._waiting: list[Callable[[bytes], None]] | None = None
-        """Waiting callers. None: no figures are being collected."""
-
-    def ask(self, answer: Callable[[bytes], None]) -> None:
-        if self._waiting is not None:
-            if len(self._waiting) < MOST_WAITING:
-                self._waiting.append(answer)
-        elif self._now() < self._fresh_until:
-            answer(self._answer)
-        else:
-            self._waiting = [answer]
-            spawn(self._guard.run(self._gather_summary(), b""), "gathering figures for a summary")
-
-    async def _gather_summary(self) -> None:
-        began = self._now()
-        waiting: list[Callable[[bytes], None]] | None = None
-        try:
-            self._answer = await self._gather()
-        except Exception:
-            for answer in self._waiting or ():
-                answer(FAILED)
-            raise
-        finally:
-            waiting, self._waiting = self._waiting, None
-        ended = self._now()
-        self._fresh_until = ended + max(FRESH_S, (ended - began) / PART_OF_LOOP)
-        for answer in waiting or ():
-            answer(self._answer)

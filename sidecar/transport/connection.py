@@ -21,14 +21,16 @@ from typing import Any, TypeVar
 import nats.errors
 from nats.aio.client import Client
 
+from liftpy.config import NS_PER_S
+from liftpy.core.base.rate_limits import LogRateLimit
 from liftpy.core.publish.acks import AckResendBuffer
 from liftpy.core.publish.ports import PublishRejector
 from liftpy.core.replication.role import all_have_lost_it
 from liftpy.core.wire.subjects import Allows, Subjects, reply_to
 from liftpy.errors import ConfigError
 from liftpy.nats.cancellation import end_tasks
-from liftpy.nats.connection import Receiver, receive
-from liftpy.nats.parser import Denied, StrictConnection
+from liftpy.nats.connection import ClientConnection, Receiver
+from liftpy.nats.parser import Denied
 from liftpy.nats.urls import shown_address, without_secrets
 from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
@@ -149,11 +151,13 @@ class Listener:
         self._connection._unsubscribe(self._sid)
 
 
-class BusConnection(StrictConnection):
+class BusConnection(ClientConnection):
     """Connection of nats-py with synchronous methods to send and receive. ``open_bus`` makes it.
 
     ``errors``: kind -> number of nats-py's asynchronous errors, disconnects, dropped sends and rejected messages.
     """
+
+    _max_unread_bytes = _UNREAD_BYTES
 
     def __init__(self, name: str = "", send_buffer_bytes: int = 0, errors: Counter[str] | None = None) -> None:
         super().__init__(errors)
@@ -162,22 +166,18 @@ class BusConnection(StrictConnection):
         self._send_buffer_bytes = send_buffer_bytes or SEND_BUFFER_BYTES
         self._sinks: dict[bytes, Sink] = {}
         self._ps = self._parser = SinkParser(self, self._sinks, self.errors)
-        self._receiver: Receiver | None = None
-        """Receiver of the current connection. None: before the handshake, or if nats-py itself reads and writes."""
         self._outlet: WriteCoalescer | None = None
         """Writer of the current connection. None: there is no ``_receiver``."""
         self._is_parsing = False
         """True while the data of one read is parsed, in the callback of the read."""
         self._after_read: list[Callable[[], None]] = []
         """Callbacks to run after the data of one read is parsed."""
-        self._on_reconnect: list[Callable[[], None]] = []
         self._on_change: list[Callable[[bool], None]] = []
         self._retiring_listeners: list[Listener] = []
         self._retire_task: asyncio.Task[None] | None = None
         self._subscribe_callbacks: list[Callable[[], None]] = []
         self._confirm_task: asyncio.Task[None] | None = None
-        self._failing = False
-        """True if a message could not be processed within the last second. Further failures are then only counted."""
+        self._failures = LogRateLimit(_LOG_PERIOD_S)
         self._problems = Problems()
         self._denied_subjects: set[str] = set()
         """Subjects whose subscriptions the server has denied since they were sent last."""
@@ -332,20 +332,9 @@ class BusConnection(StrictConnection):
         if self._subs.pop(sid, None) is not None and self._status == Client.CONNECTED:
             self._write((f"UNSUB {sid} \r\n".encode(),), 0)
 
-    async def _read_loop(self) -> None:
-        """Process the data that ``_process_arrived`` leaves for the reading task."""
-        self._receiver = receiver = await receive(self, self._process_arrived, _UNREAD_BYTES)
+    def _use_receiver(self, receiver: Receiver | None) -> None:
+        super()._use_receiver(receiver)
         self._outlet = None if receiver is None else WriteCoalescer(receiver.transport, asyncio.get_running_loop())
-        try:
-            await super()._read_loop()
-        finally:
-            if receiver is not None:
-                receiver.stop()
-            if self._receiver is receiver:
-                self._receiver = self._outlet = None
-
-    async def _read(self) -> bytes:
-        return await (self._receiver.read() if self._receiver is not None else super()._read())
 
     def _process_arrived(self, data: bytes) -> bytes | None:
         """Process data from the socket. Return b"" if the reading task must process data that needs an await, otherwise None."""
@@ -380,18 +369,13 @@ class BusConnection(StrictConnection):
     def sink_failed(self, subject: bytes, error: Exception) -> None:
         """Count and log that a sink raised ``error`` for a message on ``subject``. The message is dropped."""
         self.errors["not_taken"] += 1
-        if not self._failing:  # it is a bug. A sender can repeat such a message a million times, so the log is limited
-            self._failing = True
+        if self._failures.admit(clock.now_ns() / NS_PER_S) is not None:  # a sender can repeat such a message a million times
             logger.error(
                 "message processing failed subject=%r error=%r: dropping the message",
                 subject[:_SHOWN_BYTES],
                 error,
                 exc_info=error,
             )
-            asyncio.get_running_loop().call_later(_LOG_PERIOD_S, self._reset_failing)
-
-    def _reset_failing(self) -> None:
-        self._failing = False
 
     def retire(self, listeners: Sequence[Listener]) -> None:
         """Unsubscribe ``listeners``. Close them when no message for them can arrive any more.
@@ -446,9 +430,6 @@ class BusConnection(StrictConnection):
             await self.flush(timeout_s)  # type: ignore[arg-type]  # nats-py says int, and waits for any number
 
     # ---- state --------------------------------------------------------------------------------------------------------
-    def on_reconnect(self, callback: Callable[[], None]) -> None:
-        self._on_reconnect.append(callback)
-
     def on_denial(self, callback: Denied) -> None:
         """Call ``callback`` each time the server denies a publish or a subscription because of missing permissions."""
         self._parser.denials.append(callback)
@@ -517,7 +498,7 @@ class BusConnection(StrictConnection):
         if again := self._recent_acks.again(self._lost_ns):
             self._write((again,), len(again))
         self.all_have_lost_it = all_have_lost_it(len(self.servers), self._last_server_id, server)
-        self._run_callbacks([*self._on_reconnect, *(partial(changed, True) for changed in self._on_change)])
+        self._run_callbacks([partial(changed, True) for changed in self._on_change])
 
     def _run_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
         """Call all ``callbacks``, even if one raises an error. nats-py would hide such an error, so it is logged."""
@@ -614,14 +595,22 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
             keys.add(connection, credentials)
             return connection
         except (OSError, TimeoutError, nats.errors.Error) as error:
-            with contextlib.suppress(Exception):
-                await connection.stop()
+            await _stop_unopened(connection)
             is_first, problems.last = False, connection.last_problem or str(error) or type(error).__name__
             if problems.should_log():
                 logger.warning(
                     "cannot connect to NATS servers=%s reason=%s: retrying", without_secrets(settings.nats), problems.last
                 )
             await asyncio.sleep(_RECONNECT_WAIT_S)
+        except BaseException:
+            await _stop_unopened(connection)
+            raise
+
+
+async def _stop_unopened(connection: BusConnection) -> None:
+    """Stop a connection whose ``connect`` has failed or was canceled."""
+    with contextlib.suppress(Exception):
+        await connection.stop()
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from functools import partial
 
 from liftpy.config import NS_PER_S
 from liftpy.core.publish.memory_budget import MemoryBudget
@@ -42,14 +43,20 @@ _AGAIN_S = 1.0
 """Time in seconds until a retry if credentials could not be read."""
 
 
-@dataclass(frozen=True, slots=True)
 class NodeConnections:
     """The NATS connections of a node. The standby connection opens when it is needed."""
 
-    replication: BusConnection
-    ingest: IngestConnection
-    reads: BusConnection
-    standby: StandbyLink
+    def __init__(
+        self, replication: BusConnection, ingest: IngestConnection, reads: BusConnection, standby: StandbyLink
+    ) -> None:
+        self.replication = replication
+        self.ingest = ingest
+        self.reads = reads
+        self.standby = standby
+        self._path = DataPath()
+        self._on_data_path: Callable[[bool], None] = lambda is_up: None
+        self._timer: asyncio.TimerHandle | None = None
+        """Timer for the end of the time that a lost connection may be down. None: no connection is lost."""
 
     def all(self) -> tuple[BusConnection, ...]:
         standby = () if self.standby.link is None else (self.standby.link,)
@@ -65,7 +72,30 @@ class NodeConnections:
 
     def watch(self, changed: Callable[[bool], None]) -> None:
         """Call ``changed`` when the data path, the connections that a leader needs, goes up (True) or down (False)."""
-        _DataPath(self, changed)
+        self._on_data_path = changed
+        self.replication.on_change(partial(self._connection_changed, REPLICATION))
+        self.ingest.on_change(partial(self._connection_changed, INGEST))
+
+    def _connection_changed(self, name: str, is_up: bool) -> None:
+        self._report_data_path(self._path.link_changed(name, is_up, clock.now_ns()))
+
+    def _check_timeout(self) -> None:
+        self._report_data_path(self._path.check_timeout(clock.now_ns()))
+
+    def _report_data_path(self, is_up: bool | None) -> None:
+        """Report that the data path is up or down now. None: it has not changed. Set the timer for the next check."""
+        self._cancel_timer()
+        now_ns = clock.now_ns()
+        next_ns = self._path.next_ns(now_ns)
+        if next_ns is not None:
+            self._timer = asyncio.get_running_loop().call_later((next_ns - now_ns) / NS_PER_S, self._check_timeout)
+        if is_up is not None:
+            self._on_data_path(is_up)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def watch_publishes(self, lost: Callable[[], None]) -> None:
         self.ingest.on_change(lambda is_up: None if is_up else lost())
@@ -79,38 +109,7 @@ class NodeConnections:
         await self.standby.stop()
         for link in (self.ingest, self.reads, self.replication):
             await link.stop()
-
-
-class _DataPath:
-    """Reports lost and restored connections to a ``DataPath``, and its changes to a callback."""
-
-    def __init__(self, links: NodeConnections, changed: Callable[[bool], None]) -> None:
-        self._changed = changed
-        self._links = links
-        self._path = DataPath()
-        self._timer: asyncio.TimerHandle | None = None
-        links.replication.on_change(lambda is_up: self._link_changed(REPLICATION, is_up or links.replication.is_closed))
-        links.ingest.on_change(lambda is_up: self._link_changed(INGEST, is_up or links.ingest.is_closed))
-
-    def _link_changed(self, name: str, is_up: bool) -> None:
-        self._report_change(self._path.link_changed(name, is_up, clock.now_ns()))
-
-    def _check_timeout(self) -> None:
-        if self._links.ingest.is_closed:  # the node has stopped in the meantime
-            self._link_changed(INGEST, True)
-        else:
-            self._report_change(self._path.check_timeout(clock.now_ns()))
-
-    def _report_change(self, changed: bool | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        now_ns = clock.now_ns()
-        next_ns = self._path.next_ns(now_ns)
-        if next_ns is not None:
-            self._timer = asyncio.get_running_loop().call_later((next_ns - now_ns) / NS_PER_S, self._check_timeout)
-        if changed is not None:
-            self._changed(changed)
+        self._cancel_timer()
 
 
 async def open_links(settings: NodeSettings, intake: NodeInflight, room: MemoryBudget, keys: Keys) -> NodeConnections:
@@ -119,11 +118,15 @@ async def open_links(settings: NodeSettings, intake: NodeInflight, room: MemoryB
     ``intake``: totals of uncommitted and delayed publishes. ``room``: limits the publishes in memory. ``keys``: credentials.
     """
     config = settings.replication
-    replication = await open_bus(settings, lambda: BusConnection("replication"), keys)
-    reads = await open_bus(settings, lambda: BusConnection("reads", _READS_BYTES), keys)
-    ingest = await open_bus(
-        settings, lambda: IngestConnection(intake, config.ingest_buffer_bytes, stats_connection=reads, room=room), keys
-    )
+    async with AsyncExitStack() as opened:  # if the caller is canceled, the connections that are open already are closed
+        replication = await open_bus(settings, lambda: BusConnection("replication"), keys)
+        opened.push_async_callback(replication.stop)
+        reads = await open_bus(settings, lambda: BusConnection("reads", _READS_BYTES), keys)
+        opened.push_async_callback(reads.stop)
+        ingest = await open_bus(
+            settings, lambda: IngestConnection(intake, config.ingest_buffer_bytes, stats_connection=reads, room=room), keys
+        )
+        opened.pop_all()
     buffer_bytes = config.node_standby_bytes // _STANDBY_PARTS
     standby = StandbyLink(lambda: open_bus(settings, lambda: IngestConnection(intake, buffer_bytes, name="standby"), keys))
     return NodeConnections(replication, ingest, reads, standby)
@@ -185,10 +188,12 @@ class StandbySubscription:
 
         def settled() -> None:
             timer.cancel()
+            self._standby.timers.discard(timer)
             while waiting:
                 waiting.pop()()
 
         timer = loop.call_later(_SETTLES_S, settled)
+        self._standby.timers.add(timer)
         if link is None:
             loop.call_soon(settled)
         else:
@@ -225,6 +230,8 @@ class StandbyLink:
         """Standby connection. None: there is no standby yet, or no server answers."""
         self._connecting: asyncio.Task[None] | None = None
         self._subscribed: dict[StandbySubscription, None] = {}
+        self.timers: set[asyncio.TimerHandle] = set()
+        """Time limits of leaders that wait for earlier publishes (``when_settled``)."""
 
     def hear(self, subject: str, sink: Sink, on_dropped: Callable[[int], None]) -> StandbySubscription:
         """Subscribe to ``subject``, now or when the connection is open.
@@ -288,3 +295,5 @@ class StandbyLink:
             await end_tasks([self._connecting])
         if self.link is not None:
             await self.link.stop()
+        for timer in self.timers:
+            timer.cancel()

@@ -16,11 +16,13 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from liftpy.config import NS_PER_S
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, NotAllowedError, UnavailableError
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.parser import StrictConnection, watch_denials
 from liftpy.nats.transport import open_connection
+from sidecar.runtime import clock
 from sidecar.runtime.tasks import spawn
 
 logger = logging.getLogger("liftpy.nats")
@@ -99,7 +101,9 @@ async def _ignore(_: object) -> None: ...
 
 
 _MAX_REPORTED_DENIALS = 64
-"""Maximum number of denied subjects that the log names. Others are only counted."""
+"""Maximum number of denied subjects that the log names within ``REPORT_AGAIN_S``. Others are only counted."""
+REPORT_AGAIN_S = 300.0
+"""Time in seconds after which the log names a denied subject again. A permission may return and be revoked again."""
 
 
 class PermissionWatch:
@@ -114,7 +118,8 @@ class PermissionWatch:
         self._fatal = fatal
         self._counters = counters
         self._is_starting = True
-        self._said: set[tuple[bool, str]] = set()
+        self._logged_s: dict[tuple[bool, str], float] = {}
+        """Denied (True for a publish, subject) -> monotonic time at which the log named it, in seconds."""
 
     def start_completed(self) -> None:
         """Note that the start is complete. From now on, a denial does not stop the node."""
@@ -130,6 +135,9 @@ class PermissionWatch:
         if self._is_starting and subject.startswith(f"{self._namespace}."):
             self._is_starting = False
             self._fatal(error)
-        elif len(self._said) < _MAX_REPORTED_DENIALS and (is_publish, subject) not in self._said:
-            self._said.add((is_publish, subject))
+            return
+        now_s = clock.now_ns() / NS_PER_S
+        self._logged_s = {denied: at_s for denied, at_s in self._logged_s.items() if now_s - at_s < REPORT_AGAIN_S}
+        if len(self._logged_s) < _MAX_REPORTED_DENIALS and (is_publish, subject) not in self._logged_s:
+            self._logged_s[is_publish, subject] = now_s
             logger.error("NATS permission denied error=%s", error)

@@ -27,6 +27,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import nats.errors
@@ -38,7 +39,7 @@ from liftpy.core.replication.inflight_limits import Gate, LoadShedding, NodeInfl
 from liftpy.core.wire.subjects import SERVER_CONNECTIONS
 from liftpy.nats.cancellation import end_tasks
 from sidecar.runtime import clock
-from sidecar.runtime.tasks import spawn
+from sidecar.runtime.tasks import TaskSet, spawn
 from sidecar.transport.connection import BusConnection, Listener
 from sidecar.transport.parser import IngestParser, Sink
 
@@ -109,6 +110,7 @@ class DisconnectLoss:
         self.unknown = 0
         """Number of lost connections for which the server has no statistics."""
         self._last: ConnectionStats | None = None
+        self._requests = TaskSet()
 
     def connection_lost(self, server_id: str, client_id: int) -> None:
         """Record a lost connection, by the ids of its server and of the connection there.
@@ -125,10 +127,14 @@ class DisconnectLoss:
         """
         lost_connection, arrived = self._lost_connections.popleft(), seen - self._seen
         self._seen = seen
-        spawn(self._count_lost_messages(lost_connection, arrived), "counting the lost messages of a connection")
+        counting = self._count_lost_messages(lost_connection, arrived)
+        self._requests.start(counting, "counting the lost messages of a connection")
 
     def record_server_report(self, stats: ConnectionStats) -> None:
         self._last = stats
+
+    async def stop(self) -> None:
+        await self._requests.end()
 
     async def _count_lost_messages(self, lost_connection: _LostConnection, arrived: int) -> None:
         stats = await self._request_stats(lost_connection)
@@ -163,16 +169,6 @@ class DisconnectLoss:
         return None
 
 
-class _Boundary:
-    """Replaces the parser that nats-py knows. nats-py resets it after a lost connection, and it then calls ``lost``.
-
-    The ingest connection marks this place in its buffer.
-    """
-
-    def __init__(self, lost: Callable[[], None]) -> None:
-        self.reset = lost
-
-
 class IngestConnection(BusConnection):
     """The ingest connection: it receives publishes and sends their acks.
 
@@ -196,7 +192,8 @@ class IngestConnection(BusConnection):
     ) -> None:
         super().__init__(name, send_buffer_bytes)
         self._parser: IngestParser = IngestParser(self, self._sinks, self.errors)
-        self._ps = _Boundary(self._connection_lost)  # type: ignore[assignment]
+        # nats-py resets its parser after a lost connection. This one marks the place in the buffer
+        self._ps = SimpleNamespace(reset=self._connection_lost)  # type: ignore[assignment]
         self._node = node
         self._memory_budget = room or MemoryBudget()
         self._gate = Gate(node)
@@ -544,6 +541,7 @@ class IngestConnection(BusConnection):
 
     async def stop(self) -> None:
         await end_tasks([self._pump_task])
+        await self.disconnect_loss.stop()
         await super().stop()
 
 

@@ -44,7 +44,7 @@ from sidecar.disk.data_folder import DataDirectory
 from sidecar.metadata.group import MetadataGroup
 from sidecar.partition.quiescence import FetchCombiner
 from sidecar.runtime.settings import NodeSettings, worker_environment
-from sidecar.runtime.tasks import spawn
+from sidecar.runtime.tasks import TaskSet, spawn
 
 logger = logging.getLogger("liftpy.workers")
 
@@ -94,7 +94,8 @@ class Workers:
         self._group: MetadataGroup | None = None
         self._image = ClusterImage()
         self._beating: asyncio.Task[None] | None = None
-        self._proposals: set[asyncio.Task[None]] = set()
+        self._requests = TaskSet()
+        """Tasks that answer requests of workers, and of other nodes with the help of workers."""
         self._has_started = False
         config = settings.replication
         max_unanswered_pings = max(3, round(config.session_s / config.heartbeat_interval_s))
@@ -185,9 +186,7 @@ class Workers:
         request = pb.ControlRequest.FromString(frame.body[_PROPOSAL.size :])
         guard = RequestGuard("proposal of a worker", self._counters, lambda token, _: self._unavailable(worker, int(token)))
         proposing = self._propose(worker, frame.token, request, timeout_ms / 1000)
-        task = spawn(guard.run(proposing, b"%d" % frame.token), "proposing a request of a worker")
-        self._proposals.add(task)
-        task.add_done_callback(self._proposals.discard)
+        self._requests.start(guard.run(proposing, b"%d" % frame.token), "proposing a request of a worker")
 
     async def _propose(self, worker: WorkerHandle, token: int, request: pb.ControlRequest, timeout_s: float) -> None:
         if self._group is None:
@@ -204,6 +203,15 @@ class Workers:
         """Load the metadata image again, because a controller has contradicted the image of a worker."""
         if self._group is not None:
             self._group.distrust()
+
+    def answer_combined_fetches(self, talk: FetchCombiner) -> Callable[[bytes, memoryview], None]:
+        """Return the function that answers combined fetches for all processes of the node.
+
+        ``talk``: answers the part that concerns the first process.
+        """
+        if not self.handles:
+            return talk.answer_question
+        return WorkerCombinedFetches(talk, self.handles, self._requests, self._counters).answer_question
 
     # ---- status ------------------------------------------------------------------------------------------------------------
     def merged_health_input(self, own: HealthInput) -> HealthInput:
@@ -234,7 +242,8 @@ class Workers:
     async def stop(self) -> bool:
         """Stop the workers. Return whether all of them stopped cleanly. A worker that hangs is killed."""
         stopped = await asyncio.gather(*(handle.stop(STOP_S) for handle in self.handles))
-        await end_tasks([self._beating, *self._proposals])
+        await end_tasks([self._beating])
+        await self._requests.end()
         return all(stopped)
 
 
@@ -541,13 +550,17 @@ class WorkerCombinedFetches:
 
     If a worker does not answer, its partitions count as active: their followers send their own fetches again.
 
-    ``talk``: answers the part that concerns the first process. ``handles``: the workers.
+    ``talk``: answers the part that concerns the first process. ``handles``: the workers. ``requests``: ends the waits for workers
+    when the node stops.
     """
 
-    def __init__(self, talk: FetchCombiner, handles: Sequence[WorkerHandle], counters: Counter[str] | None = None) -> None:
+    def __init__(
+        self, talk: FetchCombiner, handles: Sequence[WorkerHandle], requests: TaskSet, counters: Counter[str] | None = None
+    ) -> None:
         self._talk = talk
         self._guard = RequestGuard("quiet fetches", Counter() if counters is None else counters)
         self._handles = handles
+        self._requests = requests
         self._waiting = 0
 
     def answer_question(self, reply: bytes, body: memoryview) -> None:
@@ -566,7 +579,7 @@ class WorkerCombinedFetches:
             return
         self._waiting += 1
         gathering = self._collect_answers(reply, question, over, parts)
-        spawn(self._guard.run(gathering, reply), "quiet fetches of workers")
+        self._requests.start(self._guard.run(gathering, reply), "quiet fetches of workers")
 
     async def _collect_answers(
         self, reply: bytes, question: replication_pb2.QuietFetches, over: list[int], parts: dict[int, list[int]]

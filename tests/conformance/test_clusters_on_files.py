@@ -13,9 +13,9 @@ import pytest
 
 from liftpy.core.log.storage import Storage
 from sidecar.disk.files import DirectoryStorage
-from tests.sim.disk import Disk
-from tests.sim.plan import Plan, draw_plan
-from tests.sim.run import run_plan
+from tests.simulation.replica.disk import Disk
+from tests.simulation.replica.plan import Plan, draw_plan
+from tests.simulation.replica.run import run_plan
 
 FAULTS = {
     "kill", "pause", "cut", "cut-link", "cut-metadata", "metadata-down", "transfer", "hang-promotion", "retention",

@@ -14,7 +14,7 @@ import pytest
 from liftpy.client import Client, ProducerOptions
 from liftpy.client.sync import SyncClient
 from liftpy.config import StreamConfig
-from liftpy.errors import ConfigError, LiftError, PublishRejectedError, UnavailableError
+from liftpy.errors import ConfigError, LiftError, OutcomeUnknownError, PublishRejectedError, UnavailableError
 from liftpy.testing.memory import memory_cluster
 from liftpy.testing.memory.cluster import MemoryCluster
 
@@ -332,3 +332,15 @@ def test_client_used_in_a_forked_child_raises_an_error_that_names_the_fork() -> 
         os.waitpid(child, 0)
         assert ready
         assert b"fork" in os.read(reading, 1000)
+
+
+async def test_producer_over_quota_for_longer_than_its_patience_raises_outcome_unknown() -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client, asyncio.timeout(30):
+        await client.create_stream("orders", "shop.orders", config=StreamConfig(quota_records_per_s=1))
+        producer = await client.producer("orders", options=ProducerOptions(patience_s=0.5))
+        await producer.send_many([b"v"] * 300)  # the quota is in debt for minutes after the first batch
+        await producer.flush()
+        await producer.send_many([b"v"] * 300)
+        with pytest.raises(OutcomeUnknownError, match="QUOTA"):
+            await producer.flush()
+        await producer.close()

@@ -32,12 +32,12 @@ from sidecar.runtime import clock
 from tests.conformance.contract_audit import Audit, ContractBroken
 from tests.conformance.two_workers import TwoWorkers, WorkerNode
 from tests.scripts.stage import Stage
-from tests.sim.checkers import Checkers
-from tests.sim.messages import AckFrame, FetchRequest, FetchResponse
-from tests.sim.network import Network
-from tests.sim.plan import draw_plan
-from tests.sim.run import run_plan
-from tests.sim.sim_replica import SimFlusher, SimReplica
+from tests.simulation.replica.checkers import Checkers
+from tests.simulation.replica.messages import AckFrame, FetchRequest, FetchResponse
+from tests.simulation.replica.network import Network
+from tests.simulation.replica.plan import draw_plan
+from tests.simulation.replica.run import run_plan
+from tests.simulation.replica.sim_replica import SimFlusher, SimReplica
 
 CLAIMS = {"1", "2", "3", "4", "5", "6", "7", "8"}
 Break = Callable[[pytest.MonkeyPatch], None]

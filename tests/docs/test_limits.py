@@ -32,7 +32,7 @@ from sidecar.disk import files
 from sidecar.node import jetstream_api as jetstream_node
 from sidecar.partition import figures, housekeeping
 from sidecar.runtime.settings import defaults
-from sidecar.status import http, metric_names
+from sidecar.status import answers, http, metric_names
 from tests.docs.pages import DOCS, pages
 
 sys.path.insert(0, str(DOCS))
@@ -179,6 +179,7 @@ LIMITS: dict[str, Iterable[str]] = {
     "streams and groups with series of their own, of a node": [f"{n}" for n in (figures.MOST_LABELS, lag.MOST_GROUPS)],
     "series of `/metrics/partitions`": [f"{metric_names.MOST_SERIES_OF_A_STREAM:,}"],
     "connections of the status page": [f"{http.MOST_CONNECTIONS}", f"{http.MOST_LIVE} live"],
+    "status requests of one kind that wait at a node": [f"{answers.MOST_WAITING:,}", f"{answers.MOST_QUESTIONS} different"],
     "traced spans of a node": [f"{trace_context.SPANS_PER_S:g} a second"],
 }  # fmt: skip
 """Row of the page -> what its value has to say; nothing where the code has the number under a private name."""

@@ -37,7 +37,7 @@ def digest(data: str | bytes) -> str:
 
 
 def _replica_seed(seed: int) -> str:
-    from tests.sim.run import run_seed
+    from tests.simulation.replica.run import run_seed
 
     outcome = run_seed(seed, REPLICA_EVENTS, trace=True)
     assert outcome.trace is not None

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.service_commands import CommandFailedError
+from liftpy.client.services import CommandFailedError
 from sidecar.dev.cluster import DevCluster
 from tests import fork_server
 from tests.examples.bank import FEE

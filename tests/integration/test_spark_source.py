@@ -24,7 +24,7 @@ from liftpy.spark.range_reader import FILES, counts
 from liftpy.spark.source import LiftDataSource
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer
-from tests.sim.fake_node import FakeNode, FakePartition, fake_node_in_thread
+from tests.fake_node import FakeNode, FakePartition, fake_node_in_thread
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 QUERY_TIMEOUT_S = 120

@@ -23,7 +23,6 @@ from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.log.leader_epochs import EpochCache
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.candidate import CandidateRole
 from liftpy.core.replication.catchup_throttle import CatchupThrottle, LearnerCopy
 from liftpy.core.replication.fetch_handler import FetchHandler, ParkedFetch
 from liftpy.core.replication.follower import FollowerRole
@@ -33,7 +32,7 @@ from liftpy.core.replication.leader import LeaderRole, PauseEnforcer
 from liftpy.core.replication.lease import EarlierLeaders, Lease, ReplicaLease
 from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.core.replication.phases import FollowerPhase
-from liftpy.core.replication.replica import FailedRole, InactiveRole, Replica, StoppedRole
+from liftpy.core.replication.replica import CandidateRole, FailedRole, InactiveRole, Replica, StoppedRole
 from liftpy.core.replication.role import Backoff, Deadlines, ReplicaContext, ReplicaRole
 from liftpy.errors import InvariantError
 from tests.model.search import Broken

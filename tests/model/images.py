@@ -19,7 +19,7 @@ from liftpy.core.base.partition import PartitionMetadata, PartitionState
 from liftpy.core.metadata.controller.requests import decide
 from liftpy.core.metadata.image import ClusterImage, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.core.metadata.record_builder import Rules
-from liftpy.core.metadata.replay import replay_all
+from liftpy.core.metadata.records import replay_all
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import registration
 from tests.model.cells import KEY, Message, in_name_order

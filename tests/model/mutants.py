@@ -18,8 +18,7 @@ from sidecar.metadata import member_log
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import RaftCore
 from sidecar.quorum.probation import Probation
-from sidecar.quorum.raft_rules import RaftMessageChecks
-from sidecar.quorum.transport import SessionTransport
+from sidecar.quorum.transport import RaftMessageChecks, SessionTransport
 from tests.simulation.mutants.bug import method
 
 Patches = list[Any]

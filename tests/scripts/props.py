@@ -9,10 +9,10 @@ from typing import Any
 from liftpy.config import AckPolicy
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.effects import SendEpochAnswer, SendFetchRefusal
-from tests.sim.clients import SimPublisher
-from tests.sim.clock import MS
-from tests.sim.cluster import Cluster
-from tests.sim.messages import (
+from tests.simulation.replica.clients import SimPublisher
+from tests.simulation.replica.clock import MS
+from tests.simulation.replica.cluster import Cluster
+from tests.simulation.replica.messages import (
     Ack,
     AckFrame,
     EpochRequest,

@@ -6,7 +6,7 @@
         s.wait_for_leader("n2", "n3")
         assert s.isr == {"n2", "n3"}
 
-The real ``Replica``, ``Log`` and metadata state machine run; every invariant that ``tests.sim.checkers`` knows is
+The real ``Replica``, ``Log`` and metadata state machine run; every invariant that ``tests.simulation.replica.checkers`` knows is
 checked after every step. When the block ends, everything is healed and the cluster has to become whole: leader, full ISR, HW
 at the log's end, readers drained, nothing lost [L1-L5, L8, D1, D24]; ``ends_whole=False`` where the story ends otherwise. A
 failure prints the trace.
@@ -30,15 +30,15 @@ from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.props import KINDS, Author, Held, Sent
 from tests.scripts.strikes import Strikes
-from tests.sim.clients import PUBLISH_TIMEOUT_NS, SimReader
-from tests.sim.clock import MS, S
-from tests.sim.cluster import STREAM, Cluster
-from tests.sim.ghost import PartitionGhost, Shadow
-from tests.sim.messages import ReadAnswer, ReadFrame
-from tests.sim.network import Noise
-from tests.sim.plan import Plan
-from tests.sim.sim_replica import SimReplica
-from tests.sim.trace import Trace
+from tests.simulation.replica.clients import PUBLISH_TIMEOUT_NS, SimReader
+from tests.simulation.replica.clock import MS, S
+from tests.simulation.replica.cluster import STREAM, Cluster
+from tests.simulation.replica.ghost import PartitionGhost, Shadow
+from tests.simulation.replica.messages import ReadAnswer, ReadFrame
+from tests.simulation.replica.network import Noise
+from tests.simulation.replica.plan import Plan
+from tests.simulation.replica.sim_replica import SimReplica
+from tests.simulation.replica.trace import Trace
 
 _TRACE_LINES_SHOWN = 60
 _TRY_EVERY_S = 0.2

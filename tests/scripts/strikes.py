@@ -9,9 +9,9 @@ from typing import Any
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication.events import NoticeReceived
 from liftpy.core.wire.batch import parse_header
-from tests.sim.clock import MS, S
-from tests.sim.cluster import STREAM, Cluster
-from tests.sim.trace import Trace
+from tests.simulation.replica.clock import MS, S
+from tests.simulation.replica.cluster import STREAM, Cluster
+from tests.simulation.replica.trace import Trace
 
 
 class Strikes:

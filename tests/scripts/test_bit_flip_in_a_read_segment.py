@@ -12,8 +12,8 @@ from __future__ import annotations
 import pytest
 
 from tests.scripts.stage import Stage
-from tests.sim.clients import SimReader
-from tests.sim.clock import MS
+from tests.simulation.replica.clients import SimReader
+from tests.simulation.replica.clock import MS
 
 KILLS = (
     "wrong bytes are not complained of",

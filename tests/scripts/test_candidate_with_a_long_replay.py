@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from tests.scripts.stage import Stage
-from tests.sim.clock import MS
-from tests.sim.sim_replica import SimReplica
+from tests.simulation.replica.clock import MS
+from tests.simulation.replica.sim_replica import SimReplica
 
 KILLS = ("progress does not count",)
 STEPS = 20

@@ -17,7 +17,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.batch import split_batches
 from tests.scripts.stage import Stage
 from tests.scripts.test_unclean_election_only_on_command import elect
-from tests.sim.messages import KEYS
+from tests.simulation.replica.messages import KEYS
 
 KILLS = (
     "a compacted log is cut like any other",

@@ -14,7 +14,7 @@ from liftpy.core.metadata.sessions import REGISTRATION_HOLD_S
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import registration
 from tests.scripts.stage import Stage
-from tests.sim.clock import MS
+from tests.simulation.replica.clock import MS
 
 KILLS = ("whoever registers takes the place", "who is fenced has stopped")
 

@@ -14,9 +14,12 @@ import json
 
 import pytest
 
+from liftpy.config import AckPolicy
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2, replication_pb2
-from tests.scripts.replication_bench import ReplicationBench
+from liftpy.core.wire.batch import build_batch
+from liftpy.core.wire.envelope import FastEnvelope
+from tests.scripts.replication_bench import SUBJECT, ReplicationBench
 
 KILLS = (
     "poison raises",
@@ -84,6 +87,29 @@ async def test_envelope_with_a_foreign_reply_subject_gets_no_ack() -> None:
     bench.commit()
     assert bench.values() == [b"v", b"w", b"plain"]
     assert bench.bus.sent == []
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        FastEnvelope("orders", 0, "uid-1", AckPolicy.ALL, runs=True).envelope(b"v", b""),
+        frames.encode(client_pb2.Message(value=b"v", correlationId="c", ackPolicy=client_pb2.ALL)),
+        frames.batch_publish(client_pb2.BatchPublish(ackPolicy=client_pb2.ALL), build_batch([b"v"])),
+        frames.encode(client_pb2.Message(value=b"v", stream="another")),
+    ],
+    ids=["fast", "message", "batch", "rejected"],
+)
+async def test_envelope_on_a_subject_that_is_not_utf_8_and_later_envelopes_get_their_acks(payload: bytes) -> None:
+    bench = ReplicationBench()
+    bench.bus.sinks[SUBJECT](b"shop.orders.\xff", b"_INBOX.p1", payload, b"")
+    await bench.turn()
+    bench.commit()
+    bench.publish(frames.encode(client_pb2.Message(value=b"w", ackPolicy=client_pb2.ALL)), "p2")
+    await bench.turn()
+    bench.commit()
+    first, second = (frames.decode(bench.bus.take(inbox)[0], client_pb2.Ack) for inbox in ("_INBOX.p1", "_INBOX.p2"))
+    assert (first.msgSubject, second.msgSubject) == ("shop.orders.\ufffd", SUBJECT)
+    assert bench.ingest.idle
 
 
 async def test_ack_to_a_jetstream_client_is_one_json_line_for_any_record_content() -> None:

@@ -9,8 +9,8 @@ Shows A2, D22.
 from __future__ import annotations
 
 from tests.scripts.stage import Stage
-from tests.sim.messages import Publish
-from tests.sim.network import Reply
+from tests.simulation.replica.messages import Publish
+from tests.simulation.replica.network import Reply
 
 KILLS = ("negative ack of a non-leader",)
 

@@ -9,8 +9,8 @@ from liftpy.config import StreamConfig
 from liftpy.core.base.partition import Purge
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import STREAM, Stage
-from tests.sim.cluster import STREAM as NAME
-from tests.sim.compaction_checks import held_ids
+from tests.simulation.replica.cluster import STREAM as NAME
+from tests.simulation.replica.compaction_checks import held_ids
 
 KILLS: tuple[str, ...] = ()
 

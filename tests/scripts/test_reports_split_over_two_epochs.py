@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import Stage
-from tests.sim.cluster import STREAM
+from tests.simulation.replica.cluster import STREAM
 
 KILLS = ("one report deposes", "reports of any leadership count")
 

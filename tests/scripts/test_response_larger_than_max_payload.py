@@ -18,7 +18,7 @@ from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.chunking import NOTHING, Assembly, PartialBatch
 from tests.scripts.replication_bench import FakeBus, ReplicationBench
 from tests.scripts.stage import Stage
-from tests.sim.messages import FetchResponse
+from tests.simulation.replica.messages import FetchResponse
 
 KILLS = (
     "an empty answer when it does not fit",

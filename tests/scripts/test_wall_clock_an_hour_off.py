@@ -18,7 +18,7 @@ import pytest
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.batch import split_batches
 from tests.scripts.stage import Stage
-from tests.sim.clock import S
+from tests.simulation.replica.clock import S
 
 KILLS = ("reports by the wall clock",)
 

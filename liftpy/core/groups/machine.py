@@ -18,6 +18,7 @@ from liftpy.core.groups import commands
 from liftpy.core.groups.commands import MAX_CLOCK_STEP_MS, NS_PER_MS, GroupCommandError, decode_command, uid_order
 from liftpy.core.groups.group import MEMBER, ConsumerGroup, Place
 from liftpy.core.groups.queue import WorkQueue
+from liftpy.core.services.outbox import MAX_OUTPUT_BYTES
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.errors import CorruptionError
 
@@ -146,6 +147,9 @@ class GroupMachine:
         answer = pb.GroupAnswer(number=command.number)
         self._carry_out(command, answer)
         self._weigh(command.group)
+        if answer.ByteSize() > MAX_OUTPUT_BYTES:  # a reply that is too large would fail the coordinator
+            answer = pb.GroupAnswer(number=command.number)
+            _reject_full(answer, f"{MAX_OUTPUT_BYTES} bytes in one answer: commit fewer positions at once")
         return _encode(answer)
 
     def _carry_out(self, command: pb.GroupCommand, answer: pb.GroupAnswer) -> None:
@@ -195,6 +199,8 @@ class GroupMachine:
             group.new_holder()
             answer.generation = group.cursor
             answer.positions.extend(group.readers.all_positions())
+            if answer.ByteSize() > MAX_OUTPUT_BYTES:  # a query returns them
+                del answer.positions[:]
 
     def _has_room(self, group: GroupRecord, positions: Iterable[pb.GroupPosition], answer: pb.GroupAnswer) -> bool:
         known_positions = group.readers.positions

@@ -8,8 +8,8 @@ LeaderEpoch, the length of the key, and the key. Reading stops at the first dama
 promises after it, because their flush had not completed.
 
 ``store`` returns when the frame is flushed. Opening rewrites the file atomically with one promise per partition, because
-pages after a failed flush are not trusted [S4]. A failed flush is final: this process makes no more promises. The file is
-also rewritten when it has grown to ``_GROWTH`` times its size.
+pages after a failed flush are not trusted [S4]. A failed flush is final: this process makes no more promises. After a full
+disk, and when it has grown to ``_GROWTH`` times its size, the file is also rewritten.
 
 The metadata group has its own journal, because damage before a good frame must stop a controller, and not only end
 the reading.
@@ -140,6 +140,7 @@ class PromiseJournal:
                 self._file.append([frame])
                 self._file.sync()
         except NoSpaceError:
+            self.close()  # after a failed flush, no frame may follow in this file. The next call writes another file
             raise
         except StorageError as error:
             self._failed = str(error)

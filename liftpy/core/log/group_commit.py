@@ -60,20 +60,9 @@ class GroupCommit:
     """Decides when flushes and checkpoints of one log run. Call it only on the thread of the log."""
 
     __slots__ = (
-        "_again",
-        "_alone",
-        "_always",
-        "_armed",
-        "_checkpointing",
-        "_closed",
-        "_interval",
-        "_log",
-        "_shell",
-        "_waiting",
-        "_wanted",
-        "count",
-        "running",
-    )
+        "_again", "_alone", "_always", "_armed", "_checkpointing", "_closed", "_interval", "_log", "_shell", "_waiting",
+        "_wanted", "count", "running",
+    )  # fmt: skip
 
     def __init__(self, log: Log, policy: FlushPolicy, shell: FlushShell) -> None:
         self._log = log

@@ -142,20 +142,26 @@ def read_part(
 
 
 def first_offset_at(segments: Sequence[Segment], timestamp_ns: int) -> int | None:
-    """Return the base offset of the first batch with a timestamp of at least ``timestamp_ns``, None if there is none."""
+    """Return the base offset of the first batch with a timestamp of at least ``timestamp_ns``, None if there is none.
+
+    Only the blocks of the index that may contain the batch are read.
+    """
     for segment in segments:
         if segment.size_bytes == 0 or segment.max_timestamp_ns < timestamp_ns:
             continue
-        before = bisect_right(segment.entries, timestamp_ns - 1, key=lambda e: e.max_timestamp_ns) - 1
-        position = segment.entries[max(before, 0)].position
-        try:
-            segment.check(position, segment.size_bytes)
-            for _, header in segment.batches(position, segment.size_bytes):
-                if header.timestamp_ns >= timestamp_ns:
-                    return header.base_offset
-        except CorruptionError:
-            segment.damaged = True
-            raise
+        entries = segment.entries
+        before = bisect_right(entries, timestamp_ns - 1, key=lambda e: e.max_timestamp_ns) - 1
+        for number in range(max(before, 0), len(entries)):
+            begin = entries[number].position
+            end = entries[number + 1].position if number + 1 < len(entries) else segment.size_bytes
+            try:
+                segment.check(begin, end)
+                for _, header in segment.batches(begin, end):
+                    if header.timestamp_ns >= timestamp_ns:
+                        return header.base_offset
+            except CorruptionError:
+                segment.damaged = True
+                raise
     return None
 
 

@@ -19,8 +19,15 @@ from liftpy.core.base.ids import quote
 from liftpy.core.metadata.feature_range import LevelRange
 from liftpy.core.metadata.features import SUPPORTED_LEVELS, check_level
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.records import OperationDone, PartitionsAdded, Record, StreamCreated, record_from_pb, record_to_pb
-from liftpy.core.metadata.replay import replay_all
+from liftpy.core.metadata.records import (
+    OperationDone,
+    PartitionsAdded,
+    Record,
+    StreamCreated,
+    record_from_pb,
+    record_to_pb,
+    replay_all,
+)
 from liftpy.core.metadata.snapshot import decode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.frames import MisdirectedError

@@ -33,6 +33,8 @@ MOST_ROWS = 600
 """Maximum number of rows in one answer. They take 77 KB."""
 _STARTS_ANEW_S = 2
 """If the clock goes back by more than this, in seconds, the history starts again."""
+AHEAD_S = 60
+"""Maximum time in seconds by which the rows of a node may be ahead of the clock of the reader."""
 SUM, LARGEST, BANDS = "sum", "largest", "bands"
 
 
@@ -301,15 +303,21 @@ def with_gaps(rows: HistoryRows, unknown: Sequence[tuple[float, float]]) -> Hist
     return HistoryRows(rows.step, rows.first, columns)
 
 
-def of_cluster(histories: Sequence[History], step: int, after: int) -> HistoryRows:
-    """Return the rows of the whole cluster: the values of all ``histories`` combined. NaN where no node knows a value."""
-    parts = [rows for history in histories if (rows := history.rows(step, after, LENGTHS[step])).count]
+def of_cluster(histories: Sequence[History], step: int, after: int, now_s: int) -> HistoryRows:
+    """Return the rows of the whole cluster: the values of all ``histories`` combined. NaN where no node knows a value.
+
+    ``now_s``: wall clock in s. Rows that are more than ``AHEAD_S`` later come from a node with a wrong clock, and are left out.
+    """
+    until = (now_s + AHEAD_S) // step * step
+    parts = [rows for history in histories if (rows := history.rows(step, after, LENGTHS[step])).count and rows.first < until]
     if not parts:
         return HistoryRows(step, after // step * step + step, tuple(array("f") for _ in SERIES))
-    first, end = min(rows.first for rows in parts), max(rows.first + rows.count * step for rows in parts)
+    end = min(until, max(rows.first + rows.count * step for rows in parts))
+    first = max(min(rows.first for rows in parts), end - LENGTHS[step] * step)
     laid = np.full((len(parts), len(SERIES), (end - first) // step), nan, np.float32)
     for number, rows in enumerate(parts):
-        begins = (rows.first - first) // step
+        begins, skipped = max(0, (rows.first - first) // step), max(0, (first - rows.first) // step)
         for place, column in enumerate(rows.columns):
-            laid[number, place, begins : begins + rows.count] = column
+            shown = column[skipped : skipped + laid.shape[2] - begins]
+            laid[number, place, begins : begins + len(shown)] = shown
     return HistoryRows(step, first, tuple(array("f", column.tobytes()) for column in join_histories(laid)))

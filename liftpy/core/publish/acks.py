@@ -43,23 +43,11 @@ JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
     RejectReason.OVERLOADED: (429, 10167, "too many requests"),
     RejectReason.WRONG_STREAM: (400, 10060, "expected stream does not match"),
     RejectReason.UNSUPPORTED: (400, 10003, "bad request"),
-    RejectReason.PRODUCER_FENCED: (
-        400,
-        10071,
-        "A newer process uses this producer id. Stop this process, or use another producer id.",
-    ),
-    RejectReason.OUT_OF_ORDER: (400, 10071, "Earlier sequences of this producer are missing. Send them first."),
-    RejectReason.DIVERGED_PRODUCER: (
-        400,
-        10071,
-        "Other records are stored with the sequences of this batch. Use another producer id.",
-    ),
-    RejectReason.UNKNOWN_PRODUCER: (400, 10071, "This leader does not know the producer. Request an epoch first."),
-    RejectReason.PRODUCER_CONFLICT: (
-        400,
-        10071,
-        "Another producer has this producer id, or its batches come from another source. Use another producer id.",
-    ),
+    RejectReason.PRODUCER_FENCED: (400, 10071, "a newer process uses this producer id"),
+    RejectReason.OUT_OF_ORDER: (400, 10071, "earlier sequences of this producer are missing"),
+    RejectReason.DIVERGED_PRODUCER: (400, 10071, "other records are stored with the sequences of this batch"),
+    RejectReason.UNKNOWN_PRODUCER: (400, 10071, "this leader does not know the producer"),
+    RejectReason.PRODUCER_CONFLICT: (400, 10071, "another producer has this producer id"),
     RejectReason.RECORDS_LOST: (400, 10071, "acknowledged records of the producer are lost"),
     RejectReason.QUOTA: (429, 10167, "the stream's quota is used up: too many requests"),
 }
@@ -83,6 +71,7 @@ class Envelope:
     correlation_id: str
     ack_inbox: str
     subject: str
+    """Subject of the message, without bytes that are not UTF-8."""
     policy: AckPolicy
     received_wall_ns: int
     record_count: int = 0

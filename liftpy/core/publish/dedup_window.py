@@ -92,20 +92,8 @@ class RecentIds:
     """
 
     __slots__ = (
-        "_by_id",
-        "_committed",
-        "_high_watermark",
-        "_last_id",
-        "_lost_known_ns",
-        "_lost_ns",
-        "_now_ns",
-        "_tail",
-        "_time_ns",
-        "evicted_count",
-        "in_hand",
-        "share",
-        "takes_shorter_window",
-        "window_ns",
+        "_by_id", "_committed", "_high_watermark", "_last_id", "_lost_known_ns", "_lost_ns", "_now_ns", "_tail", "_time_ns",
+        "evicted_count", "in_hand", "share", "takes_shorter_window", "window_ns",
     )  # fmt: skip
 
     name = "ids"

@@ -155,20 +155,8 @@ class LastPerSubject:
     """
 
     __slots__ = (
-        "_began_at",
-        "_committed",
-        "_full_until",
-        "_high_watermark",
-        "_literal",
-        "_log",
-        "_names",
-        "_over",
-        "_read_on",
-        "_tail",
-        "_wants_bytes",
-        "low",
-        "share",
-        "wanted",
+        "_began_at", "_committed", "_full_until", "_high_watermark", "_literal", "_log", "_names", "_over", "_read_on",
+        "_tail", "_wants_bytes", "low", "share", "wanted",
     )  # fmt: skip
 
     name = "subjects"
@@ -340,7 +328,7 @@ class LastPerSubject:
             offsets = [*remaining.values(), *self._over.values()]
             self._wants_bytes = min(2 * self.size_bytes, room_bytes) if self.size_bytes <= room_bytes else 0
             self._clear(None)
-            self._full_until = int(np.median(offsets))
+            self._full_until = int(np.median(offsets)) if offsets else start
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self) -> Callable[[], Sequence[bytes]]:

@@ -318,7 +318,7 @@ class LogState:
         log, subjects = self._log, self.subjects
         if self._literal:
             return log.newest_offset if subject == self._subject and log.log_end_offset > log.log_start_offset else -1
-        if not subjects.wanted or subjects.is_full:
+        if subjects.is_full or not subjects.wanted:
             subjects.want(self.end_offset)
             until = self.replayed_bytes + self.first_read_bytes
             with suppress(LiftError):  # the next background read reports the damage

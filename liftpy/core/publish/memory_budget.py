@@ -159,15 +159,7 @@ class MemoryBudget:
     """
 
     __slots__ = (
-        "_checks",
-        "_lateness",
-        "is_late",
-        "is_limited",
-        "is_pressed",
-        "late_ns",
-        "limit_bytes",
-        "open_part",
-        "used_bytes",
+        "_checks", "_lateness", "is_late", "is_limited", "is_pressed", "late_ns", "limit_bytes", "open_part", "used_bytes",
         "waited_ns",
     )  # fmt: skip
 

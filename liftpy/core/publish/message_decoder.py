@@ -531,7 +531,7 @@ class MessageDecoder:
     def _shared_envelope(self, subject: bytes, policy: AckPolicy, runs: bool, now_wall_ns: int) -> Envelope:
         alike = self._alike.get((subject, policy, runs))
         if alike is None:
-            alike = Envelope("", "", subject.decode(*_TEXT), policy, now_wall_ns, takes_runs=runs)
+            alike = Envelope("", "", _shown_subject(subject), policy, now_wall_ns, takes_runs=runs)
             self._alike[subject, policy, runs] = alike
         return alike
 
@@ -555,7 +555,7 @@ class MessageDecoder:
         if published.runs and not (block or published.correlationId or published.ackInbox):
             wanted = self._shared_envelope(subject, policy, True, now_wall_ns)
         else:
-            wanted = Envelope(published.correlationId, published.ackInbox, subject.decode(*_TEXT), policy, now_wall_ns)
+            wanted = Envelope(published.correlationId, published.ackInbox, _shown_subject(subject), policy, now_wall_ns)
         self._note_wanted(columns, index, wanted)
 
     def _note_wanted(self, columns: MessageColumns, index: int, wanted: Envelope) -> None:
@@ -612,7 +612,7 @@ class MessageDecoder:
     ) -> None:
         subject = message[0].decode(*_TEXT)
         policy = _POLICIES.get(head.ackPolicy, self._policy)
-        wanted = Envelope(head.correlationId, head.ackInbox, subject, policy, now_wall_ns)
+        wanted = Envelope(head.correlationId, head.ackInbox, _shown_subject(message[0]), policy, now_wall_ns)
         self._note_wanted(columns, 0, wanted)
         if not self._is_addressed_here(head):
             columns.unfit[0] = self._address_rejection(head)
@@ -698,6 +698,11 @@ class MessageDecoder:
 
 
 def _do_nothing() -> None: ...
+
+
+def _shown_subject(subject: bytes) -> str:
+    """Return ``subject`` as an Ack contains it. A string of a protobuf message must be UTF-8, but a NATS subject may have any bytes."""
+    return subject.decode(errors="replace")
 
 
 def _note(head: client_pb2.BatchPublish) -> ProducerNote:

@@ -440,8 +440,13 @@ class Producers:
         if ahead == 0 and claim.digest is None:
             return BatchCheck(Finding.APPEND, next_sequence=due)
         known = min(-ahead, claim.record_count)
-        at_the_end = known == -ahead
-        if not (self._repeats if at_the_end else self._equals_stored)(state, claim, columns, known, newer):
+        if known == -ahead:  # the stored records end with these
+            is_equal = claim.digest is None or state.digest is None or claim.digest.over(columns, 0, known) == state.digest
+        else:
+            is_equal = (
+                newer > 0 or claim.digest is None or self._equals_stored(state, claim, claim.digest.over(columns, 0, known))
+            )
+        if not is_equal:
             return BatchCheck(Finding.DIVERGED, next_sequence=due)
         finding = Finding.APPEND if known < claim.record_count else Finding.DUPLICATE
         return BatchCheck(finding, known, _offset_of(state, claim.base_sequence), due)
@@ -465,25 +470,16 @@ class Producers:
         return BatchCheck(Finding.DUPLICATE, claim.record_count, offset, due)
 
     @staticmethod
-    def _repeats(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
-        if claim.digest is None or state.digest is None:
-            return True
-        return claim.digest.over(columns, 0, known) == state.digest
-
-    @staticmethod
-    def _equals_stored(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
+    def _equals_stored(state: ProducerState, claim: Claim, digest: RollingDigest) -> bool:
         """Return whether a batch that is completely stored equals the stored records. It is not the last stored batch.
 
-        ``known``: number of its records. ``newer``: distance of its epoch from that of the log. Without a digest, or in a newer
-        epoch, the result is True.
+        ``digest``: digest of the producer's records up to its end.
         """
-        if newer or claim.digest is None:
-            return True
-        end = after(claim.base_sequence, known)
+        end = after(claim.base_sequence, claim.record_count)
         stored = next((batch for batch in state.batches if after(batch.sequence, batch.record_count) == end), None)
         if stored is None:
             return state.digest is None
-        return stored.check is None or stored.check == _check(claim.digest.over(columns, 0, known))
+        return stored.check is None or stored.check == _check(digest)
 
 
 def _encode(producer_id: int, state: ProducerState) -> bytes:

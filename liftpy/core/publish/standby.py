@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import repeat
 from typing import NamedTuple
 
@@ -656,17 +656,10 @@ class Standby:
         return self.buffer.displaced_count > 0 or self.counters != _NOTHING
 
     def report(self) -> dict[str, int]:
-        counters = self.counters
         return {
             "held_bytes": self.buffer.size_bytes,
             "displaced_count": self.buffer.displaced_count,
-            "appended": counters.appended,
-            "recognised": counters.recognised,
-            "answered": counters.answered,
-            "ambiguous": counters.ambiguous,
-            "passed_over": counters.passed_over,
-            "undecided": counters.undecided,
-            "lost": counters.lost,
+            **asdict(self.counters),
         }
 
     def log_grew(self) -> None:

@@ -61,17 +61,8 @@ class StateServer:
     """
 
     __slots__ = (
-        "_data",
-        "_derived",
-        "_encoded_ns",
-        "_end_offset",
-        "_is_encoding",
-        "_now_ns",
-        "_of",
-        "_run",
-        "_used_ns",
-        "given",
-    )
+        "_data", "_derived", "_encoded_ns", "_end_offset", "_is_encoding", "_now_ns", "_of", "_run", "_used_ns", "given",
+    )  # fmt: skip
 
     def __init__(
         self,

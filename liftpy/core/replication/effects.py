@@ -623,7 +623,7 @@ class EffectHandler(Protocol):
     """Interface of a shell, the code around one replica, with one method per effect.
 
     ``liftpy.core.partition.shell.PartitionShell`` changes the log and the publishers. Three classes add a network and timers:
-    ``sidecar.partition.worker.PartitionWorker``, ``tests.sim.sim_replica.SimReplica`` and
+    ``sidecar.partition.worker.PartitionWorker``, ``tests.simulation.replica.sim_replica.SimReplica`` and
     ``liftpy.testing.memory.node.MemoryReplica``.
     """
 

@@ -123,8 +123,9 @@ class LogOffsets:
         self.epochs, self.horizon = EpochCache(), NEVER._replace(deletes_end=deletes_end)
 
     def start_moved(self, log_start_offset: int) -> None:
-        """Record the new log start (inclusive) after retention. The log start never falls and never passes HW + 1 [D26]."""
-        check(log_start_offset >= self.log_start_offset, "D26", "log start falls to", log_start_offset)
+        """Record the new log start (inclusive) after retention. A lower one is older, and ignored. It never passes HW + 1 [D26]."""
+        if log_start_offset <= self.log_start_offset:
+            return
         check(log_start_offset <= self.high_watermark + 1, "D26", log_start_offset, "above HW", self.high_watermark)
         self.log_start_offset = log_start_offset
         self.epochs.drop_prefix(log_start_offset, self.log_end_offset)

@@ -127,7 +127,8 @@ class ServiceMachine:
         """LeaderEpoch for which the current role was set."""
         check_class(type(service))
         self.on_error = OnError(service.on_error)
-        self._service = service
+        self.service = service
+        """Service whose callbacks the machine calls."""
         self._snapshot_every = snapshot_interval_records
         self._snapshot_position = 0
         """Last multiple of ``snapshot_interval_records`` that the machine has passed."""
@@ -151,7 +152,7 @@ class ServiceMachine:
     @property
     def starts_in_thread(self) -> bool:
         """True if the service allows that ``start`` runs in another thread. All other calls come after it."""
-        return self._service.starts_in_thread
+        return self.service.starts_in_thread
 
     def start(self, snapshot: Snapshot | None) -> None:
         """Start the service with the state of a snapshot, or with an empty state (None). Its role is FOLLOWER."""
@@ -174,7 +175,7 @@ class ServiceMachine:
         if self.outbox is not None:
             self.outbox.restart(*((snapshot.output_count, snapshot.output_digest) if snapshot is not None else (0,)))
         with _service_errors("on_start"):
-            self._service.on_start(None if snapshot is None else snapshot.whole().state)
+            self.service.on_start(None if snapshot is None else snapshot.whole().state)
 
     def change_role(self, role: Role, leader_epoch: int) -> bool:
         """Set the role of the service for ``leader_epoch``, and call its ``on_role_change``.
@@ -185,7 +186,7 @@ class ServiceMachine:
             return False
         self.role, self.leader_epoch = role, leader_epoch
         with _service_errors("on_role_change"):
-            self._service.on_role_change(role, leader_epoch)
+            self.service.on_role_change(role, leader_epoch)
         return True
 
     @property
@@ -280,7 +281,7 @@ class ServiceMachine:
         if number is not None:
             self._end(number, record, passed_over=passed_over)
         elif not passed_over:
-            self._call(None, record, self._service.on_record, record)
+            self._call(None, record, self.service.on_record, record)
         elif record.headers:
             self._upgrade(record)
         self.position = record.offset + 1
@@ -304,12 +305,12 @@ class ServiceMachine:
     def _end(self, number: int, record: Record, *, passed_over: bool) -> None:
         effect = self.effects.get(number)
         if effect is not None and not passed_over:
-            callback = self._service.on_record if effect.is_offer else partial(self._result, effect)
+            callback = self.service.on_record if effect.is_offer else partial(self._result, effect)
             self._call(None, record, callback, record)
         self.effects.end(number)
 
     def _result(self, effect: Effect, record: Record) -> None:
-        self._service.on_effect_result(effect, record.value or b"")
+        self.service.on_effect_result(effect, record.value or b"")
 
     def _may_begin(self, record: Record) -> bool:
         """Check that the code supports the version of a log that begins with ``record``. Return True.
@@ -330,7 +331,7 @@ class ServiceMachine:
             return
         check_code(self.version, version, record.offset)
         self.active_version = version
-        self._call(None, record, self._service.on_version, version)
+        self._call(None, record, self.service.on_version, version)
 
     def _is_decided_by(self, record: Record) -> bool:
         """Return whether the record is a decision to skip a unit or to activate a version. ``on_record`` does not get it.
@@ -379,7 +380,7 @@ class ServiceMachine:
                 raise BadRecordError(unit, record, text)
             self.now_ns = max(self.now_ns, at_ns)
             if unit not in self._skips:
-                self._call(name, record, self._service.on_timer, name)
+                self._call(name, record, self.service.on_timer, name)
 
     def _call(self, timer: str | None, record: Record, callback: Callable[[Any], object], argument: object) -> None:
         """Run one callback of the service with ``argument``: ``on_record``, or ``on_timer`` if ``timer`` is its name.
@@ -447,11 +448,11 @@ class ServiceMachine:
                 "Fix the error, then restart the service."
             )
         with _service_errors("take_snapshot"):
-            state = self._service.take_snapshot()
+            state = self.service.take_snapshot()
         make: Callable[[], bytes] | None = None
         if not isinstance(state, bytes):
             make, state = _deferred_state(state), b""
-        kind = type(self._service)
+        kind = type(self.service)
         if next(one for one in kind.__mro__ if "check_snapshot" in vars(one)) is not Service:
             make, state = _with_check(kind, make if make is not None else partial(_same, state)), b""
         return Snapshot(
@@ -478,7 +479,7 @@ class ServiceMachine:
     @property
     def takes_queries(self) -> bool:
         """True if the class of the service overrides ``on_query``."""
-        return type(self._service).on_query is not Service.on_query
+        return type(self.service).on_query is not Service.on_query
 
     def query(self, body: bytes) -> bytes:
         """Return the answer of the service's ``on_query`` to the query ``body``. The state contains all records below ``position``.
@@ -491,7 +492,7 @@ class ServiceMachine:
                 "Fix the error, then restart the service."
             )
         with _service_errors("on_query"):
-            answer = self._service.on_query(body)
+            answer = self.service.on_query(body)
         if not isinstance(answer, bytes):
             raise ServiceFailedError(f"on_query returned {type(answer).__name__}. Return bytes.")
         return answer
@@ -504,7 +505,7 @@ class ServiceMachine:
             raise ServiceFailedError(
                 f"emit() was called with the unknown route {to!r}. Start the service with --route {to}=STREAM on all nodes."
             )
-        if self._service.emits is False:
+        if self.service.emits is False:
             raise ServiceFailedError(
                 "emit() was called, but the class sets emits = False. Remove `emits = False`, or do not emit."
             )
@@ -512,15 +513,19 @@ class ServiceMachine:
             raise ServiceFailedError(
                 "emit() was called, but the service has no output stream. Start it with --output-stream STREAM."
             )
-        count = len(source.emitted)
-        pairs = (*headers, (OUTPUT_TO, to.encode())) if to else tuple(headers)
-        output = Output(self.outbox.output_count + count, source.offset, source.index, value, key, pairs)
+        count, pairs = len(source.emitted), tuple(headers)
+        if not isinstance(key, bytes | None) or not all(_is_header(name, content) for name, content in pairs):
+            raise ServiceFailedError(
+                "Invalid output. The key must be bytes or None. A header is a name (str) and a value (bytes)."
+            )
+        stored_pairs = (*pairs, (OUTPUT_TO, to.encode())) if to else pairs
+        output = Output(self.outbox.output_count + count, source.offset, source.index, value, key, stored_pairs)
         if not isinstance(value, bytes) or output.size_bytes > MAX_OUTPUT_BYTES or count >= MAX_OUTPUTS_PER_CALLBACK:
             raise ServiceFailedError(
                 f"Invalid output. An output must be bytes of at most {MAX_OUTPUT_BYTES}, and one record or timer can "
                 f"emit at most {MAX_OUTPUTS_PER_CALLBACK}."
             )
-        names = [name for name, _ in headers]
+        names = [name for name, _ in pairs]
         if len(set(names)) != len(names) or EXPECTED_HEADER in names or any(map(is_reserved, names)):
             raise ServiceFailedError(
                 "Invalid header of an output. Header names must be unique and not empty. Lift-* and "
@@ -545,7 +550,7 @@ class ServiceMachine:
 
     def effect(self, name: str, payload: bytes) -> None:
         """Schedule an effect, which is an action outside of the state machine. The LEADER runs it later."""
-        if type(self._service).on_effect is Service.on_effect:
+        if type(self.service).on_effect is Service.on_effect:
             raise ServiceFailedError("effect() was called, but the class has no on_effect. Define on_effect in the class.")
         if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
             raise ServiceFailedError(f"Invalid name of an effect. Use 1 to {MAX_NAME_BYTES} bytes.")
@@ -562,7 +567,8 @@ class ServiceMachine:
                 f"Too many pending effects and offers: at most {MAX_PENDING}, or {MAX_PENDING_BYTES} bytes. Wait for "
                 "results before you request more."
             )
-        if not isinstance(effect.payload, bytes) or len(effect.payload) + len(effect.key or b"") > MAX_OUTPUT_BYTES:
+        are_bytes = isinstance(effect.payload, bytes) and isinstance(effect.key, bytes | None)
+        if not are_bytes or len(effect.payload) + len(effect.key or b"") > MAX_OUTPUT_BYTES:
             raise ServiceFailedError(f"Invalid {what}. It must be bytes of at most {MAX_OUTPUT_BYTES}.")
         source.asked.append(effect)
 
@@ -571,7 +577,7 @@ class ServiceMachine:
 
         The method runs in a thread of its own and must not use the state.
         """
-        return self._service.on_effect(effect)
+        return self.service.on_effect(effect)
 
     @property
     def timer_count(self) -> int:
@@ -602,6 +608,16 @@ class ServiceMachine:
                 f"{what} is allowed only in on_record and on_timer. In other callbacks the result would differ between nodes."
             )
         return self._source
+
+
+def _is_header(name: object, content: object) -> bool:
+    if not isinstance(name, str) or not isinstance(content, bytes):
+        return False
+    try:
+        name.encode("utf-8", "surrogateescape")  # names that are not UTF-8 come from plain NATS messages
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _deferred_state(make: object) -> Callable[[], bytes]:
@@ -686,7 +702,8 @@ class LogTimers:
 
         Raises ValueError if the name, the time or the number of timers is not allowed.
         """
-        if not 0 < len(name.encode()) <= MAX_TIMER_NAME_BYTES or not -(1 << 63) <= at_ns < 1 << 63:
+        is_time = hasattr(at_ns, "__index__") and -(1 << 63) <= at_ns < 1 << 63
+        if not 0 < len(name.encode()) <= MAX_TIMER_NAME_BYTES or not is_time:
             raise ValueError(
                 f"Invalid timer. Use a name of 1 to {MAX_TIMER_NAME_BYTES} bytes and a time in nanoseconds (int64)."
             )

@@ -364,7 +364,8 @@ class Outbox:
 def extend_digest(digest: bytes, output_id: str, key: bytes | None, value: bytes, headers: Pairs) -> bytes:
     """Return the digest after one more output: BLAKE2b of the earlier digest and the output, 16 bytes."""
     named = output_id.encode()
-    header_bytes = b"".join(b"%b\0%d\0%b" % (name.encode(), len(content), content) for name, content in sorted(headers))
+    names = [(name.encode("utf-8", "surrogateescape"), content) for name, content in sorted(headers)]
+    header_bytes = b"".join(b"%b\0%d\0%b" % (name, len(content), content) for name, content in names)
     sizes = _SIZES.pack(len(named), 0 if key is None else len(key) + 1, len(header_bytes), len(value))
     parts = b"".join((digest.ljust(DIGEST_SIZE_BYTES, b"\0"), sizes, named, key or b"", header_bytes, value))
     return hashlib.blake2b(parts, digest_size=DIGEST_SIZE_BYTES).digest()

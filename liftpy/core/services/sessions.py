@@ -219,20 +219,8 @@ class ServiceSessions:
     """All services that are registered for one replica. ``now_ns`` in its methods is monotonic time."""
 
     __slots__ = (
-        "_compacted",
-        "_ended_services",
-        "_failed_one",
-        "_gate",
-        "_lease_ms",
-        "_next_ack_id",
-        "_node",
-        "_partition",
-        "_patience_ns",
-        "_session_ns",
-        "_sessions",
-        "_shown_ns",
-        "_stream",
-        "_uid",
+        "_compacted", "_ended_services", "_failed_one", "_gate", "_lease_ms", "_next_ack_id", "_node", "_partition",
+        "_patience_ns", "_session_ns", "_sessions", "_shown_ns", "_stream", "_uid",
     )  # fmt: skip
 
     def __init__(

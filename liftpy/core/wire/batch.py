@@ -367,7 +367,7 @@ def encode_body(
 
     Optional columns have one entry per record. A column in which every entry is None is omitted. ``codec``: compression.
     ``note``: encoded fields of the producer. Raises ValueError for no records or columns of other lengths. Raises
-    BatchTooLargeError for a batch of more than MAX_BATCH_BYTES, before or after compression.
+    BatchTooLargeError for a batch of more than MAX_BATCH_BYTES before compression.
     """
     present, pieces = encode_columns(values, keys, headers, subjects, replies, timestamps_ns, offset_deltas, note)
     last_delta = offset_deltas[-1] if offset_deltas is not None else len(values) - 1
@@ -377,6 +377,8 @@ def encode_body(
 def sized_body(pieces: list[bytes], present: Columns, count: int, codec: Codec, last_delta: int | None = None) -> Body:
     """Return a body of ``count`` records, compressed with ``codec``. Raises BatchTooLargeError.
 
+    There is room for the offsets of the records. Compaction and filtered reads add them when they remove other records.
+
     Args:
         pieces: Columns as laid out, in order.
         present: Flags of these columns.
@@ -385,13 +387,16 @@ def sized_body(pieces: list[bytes], present: Columns, count: int, codec: Codec, 
         last_delta: Offset of the last record, relative to the first one. None: the offsets have no gap.
     """
     body_size_bytes = sum(map(len, pieces))
-    if body_size_bytes > MAX_BATCH_BYTES - HEADER_SIZE_BYTES:
-        raise BatchTooLargeError(HEADER_SIZE_BYTES + body_size_bytes)
+    most_bytes = HEADER_SIZE_BYTES + body_size_bytes + (0 if Columns.DELTAS in present else _padded(4 * count))
+    if most_bytes > MAX_BATCH_BYTES:
+        raise BatchTooLargeError(most_bytes)
     if codec is not Codec.NONE:
-        pieces = [compress(b"".join(pieces), codec)]
+        compressed = compress(b"".join(pieces), codec)
+        if HEADER_SIZE_BYTES + len(compressed) > MAX_BATCH_BYTES:  # data that does not compress becomes a little larger
+            codec = Codec.NONE
+        else:
+            pieces = [compressed]
     size_bytes = HEADER_SIZE_BYTES + sum(map(len, pieces))
-    if size_bytes > MAX_BATCH_BYTES:  # what does not compress gets a little larger
-        raise BatchTooLargeError(size_bytes)
     last_delta = count - 1 if last_delta is None else last_delta
     return Body(tuple(pieces), codec, present, count, body_size_bytes, last_delta, size_bytes)
 

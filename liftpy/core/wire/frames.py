@@ -166,11 +166,6 @@ def replication_piece_header(leader_epoch: int, high_watermark: int, piece: Piec
     return envelope.checked_header(MessageType.REPLICATION_PIECE, head, (piece.data,), address)
 
 
-def is_piece(frame: bytes | memoryview) -> bool:
-    """Return whether ``frame``, an answer to a fetch, is a ReplicationPiece."""
-    return envelope.decode(frame)[0] is MessageType.REPLICATION_PIECE
-
-
 def decode_replication_piece(frame: bytes | memoryview) -> ReplicationPiece:
     """Return the ReplicationPiece in the envelope ``frame``. Raises ProtocolError for anything else."""
     return parse_replication_piece(envelope.decode(frame, MessageType.REPLICATION_PIECE)[1])

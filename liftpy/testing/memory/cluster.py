@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import sync
+from liftpy.client.arguments import check_number
 from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.client import Client, factories_for
 from liftpy.client.consumer import ReadOptions
@@ -471,6 +472,7 @@ class MemoryCluster:
         Example:
             cluster.wait_until(lambda: len(cluster.running) == 3)
         """
+        check_number("timeout_s", timeout_s)
         deadline = time.monotonic() + timeout_s
         last: object = None
         while True:

@@ -31,7 +31,7 @@ from liftpy.testing.memory.nats import Bus
 class SingleLogGroup(ABC):
     """A metadata group with one log without Raft, and the duties of its metadata leader. Each entry is committed at once.
 
-    The in-memory cluster and the simulator (``tests/sim/group.py``) extend it with their clock and their network.
+    The in-memory cluster and the simulator (``tests/simulation/replica/group.py``) extend it with their clock and their network.
     """
 
     def __init__(self, config: ReplicationConfig, namespace: str = "liftpy") -> None:

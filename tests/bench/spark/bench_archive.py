@@ -20,7 +20,7 @@ from liftpy.spark.pipelines.archive import ArchivePlan, archive
 from liftpy.spark.session import local_session
 from sidecar.dev.nats_server import NatsServer
 from tests.bench.spark.filling import STREAM, fill
-from tests.sim.fake_node import fake_node_in_thread
+from tests.fake_node import fake_node_in_thread
 
 
 def through_the_jvm(spark: Any, url: str, folder: Path) -> None:

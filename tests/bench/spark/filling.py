@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from liftpy.core.wire.batch import build_batch
-from tests.sim.fake_node import FakeNode
+from tests.fake_node import FakeNode
 
 STREAM = "bench"
 

@@ -20,7 +20,7 @@ from sidecar.dev.nats_server import NatsServer
 from tests.bench.peer.kafka import KafkaCluster
 from tests.bench.spark.prepared import KEYS
 from tests.clients.build import Program
-from tests.sim.fake_node import FakeNode, fake_node_in_thread
+from tests.fake_node import FakeNode, fake_node_in_thread
 
 CONNECTOR = Program(
     name="Spark's Kafka connector 4.2.0",

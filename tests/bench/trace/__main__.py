@@ -46,14 +46,14 @@ CUTS: tuple[tuple[Any, str, str, str], ...] = (
     (
         PartitionQueue,
         "add",
-        "        if self.begun is not None:\n            headers = self.begun(gathered.ticket, headers)\n",
+        "        if self.on_begin is not None:\n            headers = self.on_begin(filling.ticket, headers)\n",
         "",
     ),
     (
         PartitionQueue,
         "add_many",
-        "        if not first and self.begun is not None:\n            gathered.headers[0] = self.begun(gathered.ticket, ())\n"
-        "            gathered.has_headers = bool(gathered.headers[0])\n",
+        "        if not first and self.on_begin is not None:\n            filling.headers[0] = self.on_begin(filling.ticket, ())\n"
+        "            filling.has_headers = bool(filling.headers[0])\n",
         "",
     ),
     (Consumer, "batches", "self._unfolding(whole)", "whole"),
@@ -196,7 +196,7 @@ def look_s() -> float:
         begun = None
 
         def __init__(self) -> None:
-            self.begun = None
+            self.on_begin = None
 
     def least(statement: str) -> float:
         return min(timeit.repeat(statement, number=LOOKS, repeat=10, globals={"lane": Untraced()})) / LOOKS

@@ -12,10 +12,10 @@ import time
 
 from liftpy.config import CommitPolicy
 from tests.scripts import more_mutants, noticing
-from tests.sim.plan import draw_plan
-from tests.sim.run import Outcome, run_plan
 from tests.simulation.mutants.bug import Mutant
 from tests.simulation.mutants.catalogue import MUTANTS
+from tests.simulation.replica.plan import draw_plan
+from tests.simulation.replica.run import Outcome, run_plan
 
 
 def hunt(mutant: Mutant, seeds: int, events: int) -> tuple[int, Outcome | None]:

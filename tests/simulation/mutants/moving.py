@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from liftpy.core.base.partition import PartitionState
-from liftpy.core.metadata.controller import reassign as decisions
+from liftpy.core.metadata.controller import partitions as decisions
 from liftpy.core.metadata.controller.reassignment_planner import ReassignmentPlanner
 from liftpy.core.replication import leader
 from tests.simulation.mutants.bug import Mutant, Patches, decided, method

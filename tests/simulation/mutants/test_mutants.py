@@ -15,9 +15,9 @@ from liftpy.core.metadata.controller.requests import REQUESTS
 from tests.each import each
 from tests.scripts import more_mutants
 from tests.scripts.noticing import is_a_misfit
-from tests.sim.run import run_seed
 from tests.simulation.mutants.bug import SEED_EVENTS, Mutant
 from tests.simulation.mutants.catalogue import MUTANTS
+from tests.simulation.replica.run import run_seed
 from tests.simulation.replica.test_sim_seeds import EDGES, LEADERS, MOVES, SEEDS, TIMES
 
 ALL = (*MUTANTS, *more_mutants.MUTANTS)

@@ -28,8 +28,7 @@ from sidecar.quorum import probation, transport
 from sidecar.quorum.journal import GroupJournal, LogControllers, change_in
 from sidecar.quorum.library import LogEnd, RaftCore
 from sidecar.quorum.probation import DirectoryLineage, Probation
-from sidecar.quorum.raft_rules import RaftMessageChecks
-from sidecar.quorum.transport import SessionTransport
+from sidecar.quorum.transport import RaftMessageChecks, SessionTransport
 
 Patches = list[Any]
 

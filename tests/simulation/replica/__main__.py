@@ -14,8 +14,8 @@ import time
 from collections import Counter
 from multiprocessing import get_context
 
-from tests.sim.plan import PROFILES
-from tests.sim.run import Outcome, run_seed, shrink
+from tests.simulation.replica.plan import PROFILES
+from tests.simulation.replica.run import Outcome, run_seed, shrink
 from tests.simulation.replica.worker import run_job
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from liftpy.config import CommitPolicy, StreamConfig
-from tests.sim.checkers import others_hold_enough
+from tests.simulation.replica.checkers import others_hold_enough
 
 
 @pytest.mark.parametrize(

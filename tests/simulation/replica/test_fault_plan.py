@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim import plan
-from tests.sim.plan import PROFILES, Fault, draw_plan
+from tests.simulation.replica import plan
+from tests.simulation.replica.plan import PROFILES, Fault, draw_plan
 
 SEEDS = range(1, 15)
 NEW = "meteor"

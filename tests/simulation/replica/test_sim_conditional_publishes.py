@@ -14,8 +14,8 @@ import pytest
 
 from liftpy.core.publish.last_per_subject import IndexWait, LastPerSubject
 from liftpy.core.publish.log_state import LogState
-from tests.sim.plan import draw_plan
-from tests.sim.run import Outcome, run_plan
+from tests.simulation.replica.plan import draw_plan
+from tests.simulation.replica.run import Outcome, run_plan
 
 EVENTS = 2500
 SEEDS = (1, 2, 3)

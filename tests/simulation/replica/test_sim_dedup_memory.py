@@ -16,8 +16,8 @@ import pytest
 from liftpy.core.publish.dedup_window import RecentIds
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.log_state_part import Share
-from tests.sim.plan import draw_plan
-from tests.sim.run import Outcome, run_plan
+from tests.simulation.replica.plan import draw_plan
+from tests.simulation.replica.run import Outcome, run_plan
 
 EVENTS = 2000
 SEEDS = (11,)

@@ -16,8 +16,8 @@ from liftpy.core.publish.acks import PendingAcks, Publishers
 from liftpy.core.publish.dedup_window import StoredId
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import LogState
-from tests.sim.plan import draw_plan
-from tests.sim.run import Outcome, run_plan
+from tests.simulation.replica.plan import draw_plan
+from tests.simulation.replica.run import Outcome, run_plan
 
 EVENTS = 3000
 SEEDS = (4, 8, 14)

@@ -17,8 +17,8 @@ from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.publish.log_state_part import NewBatch
 from liftpy.core.publish.producer_state import BatchCheck, Claim, Finding, ProducerRegistry, Producers
 from liftpy.core.wire.batch_columns import ColumnSet
-from tests.sim.plan import StreamPlan, draw_plan
-from tests.sim.run import Outcome, run_plan
+from tests.simulation.replica.plan import StreamPlan, draw_plan
+from tests.simulation.replica.run import Outcome, run_plan
 
 EVENTS = 2500
 SEEDS = (4, 11)

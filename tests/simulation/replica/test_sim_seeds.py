@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.run import run_seed, shrink
 from tests.simulation.mutants.bug import SEED_EVENTS
 from tests.simulation.mutants.catalogue import MUTANTS
+from tests.simulation.replica.run import run_seed, shrink
 from tests.simulation.replica.worker import run_job
 
 ROOT = Path(__file__).parents[3]
@@ -141,7 +141,7 @@ HISTORIES = ((7, ""), (8, "disks"), (10, "lasting"))
 
 def _digest(hash_seed: str) -> str:
     code = (
-        "import hashlib; from tests.sim.run import run_seed;"
+        "import hashlib; from tests.simulation.replica.run import run_seed;"
         f"lines = [line for seed, profile in {HISTORIES}"
         " for line in run_seed(seed, 1500, trace=True, profile=profile).trace.lines];"
         "print(len(lines), hashlib.sha256('\\n'.join(lines).encode()).hexdigest())"

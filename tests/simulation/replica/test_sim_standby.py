@@ -16,8 +16,8 @@ from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.ports import StandbySubscription
 from liftpy.core.publish.standby import FailoverBacklog, NewestRecords, Standby, StandbyReplay
 from liftpy.core.replication.leader import LeaderRole
-from tests.sim.plan import draw_plan
-from tests.sim.run import Outcome, run_plan
+from tests.simulation.replica.plan import draw_plan
+from tests.simulation.replica.run import Outcome, run_plan
 
 EVENTS = 3000
 SEEDS = (4, 13)

@@ -18,8 +18,8 @@ from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.state_file import State, StateCapture, state_names
 from liftpy.core.publish.state_transfer import StateFetcher
 from liftpy.core.publish.state_writer import StateWriter, restore_state
-from tests.sim.plan import draw_plan
-from tests.sim.run import Outcome, run_plan
+from tests.simulation.replica.plan import draw_plan
+from tests.simulation.replica.run import Outcome, run_plan
 
 EVENTS = 2500
 SEEDS = (0, 10)
@@ -50,7 +50,7 @@ def tampering(seed: int) -> Iterator[None]:
                     earlier[of] = name, data
         return restore_state(derived, log, of)
 
-    with patch("tests.sim.sim_ingest.restore_state", restore):
+    with patch("tests.simulation.replica.sim_ingest.restore_state", restore):
         yield
 
 

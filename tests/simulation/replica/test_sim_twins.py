@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from liftpy.core.base.partition import PartitionStatus
 from tests.scripts.stage import Stage
-from tests.sim.clock import S
-from tests.sim.plan import TWIN, Fault
+from tests.simulation.replica.clock import S
+from tests.simulation.replica.plan import TWIN, Fault
 
 _STARTS_S, _ENDS_S = 30.0, 90.0
 _DRAW = 0.4

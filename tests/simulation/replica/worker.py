@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.sim.run import run_seed
+from tests.simulation.replica.run import run_seed
 
 
 def run_job(job: tuple[int, int, str | None]) -> tuple[int, int, float, str, Counter[str]]:

@@ -21,12 +21,12 @@ from liftpy.core.metadata.failure_reports import ANSWER_NS, LeaderCheck
 from liftpy.core.metadata.feed import FeedSubscription
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from tests.sim.clock import MS, Clock, S
-from tests.sim.group import Answer, Heard, SimGroup
 from tests.simulation.raft.asking import Asking
 from tests.simulation.raft.faults import Faults
 from tests.simulation.raft.group_simulation import TICK_S, Run
 from tests.simulation.raft.member import SimMember
+from tests.simulation.replica.clock import MS, Clock, S
+from tests.simulation.replica.group import Answer, Heard, SimGroup
 
 if TYPE_CHECKING:
     from liftpy.config import ReplicationConfig

@@ -10,24 +10,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from liftpy.core.base.invariants import check
 from liftpy.core.metadata.controller_list import majority
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import InvariantError
-from tests.sim.availability import Availability
-from tests.sim.clock import S
-from tests.sim.cluster import Cluster
-from tests.sim.faults import Nemesis
-from tests.sim.group import SimGroup
-from tests.sim.plan import Plan, draw_plan
-from tests.sim.run import Outcome
-from tests.sim.trace import Trace
-from tests.sim.world import Life, Machine
 from tests.simulation.raft.disk import faulty_disk
 from tests.simulation.raft.ghost import Violation
 from tests.simulation.raft.group_simulation import _virtual
+from tests.simulation.replica.availability import Availability
+from tests.simulation.replica.clock import S
+from tests.simulation.replica.cluster import Cluster
+from tests.simulation.replica.faults import Nemesis
+from tests.simulation.replica.group import SimGroup
+from tests.simulation.replica.plan import Plan, draw_plan
+from tests.simulation.replica.run import Outcome
+from tests.simulation.replica.trace import Trace
 from tests.simulation.whole.group import Host, RaftGroup
+
+if TYPE_CHECKING:
+    from tests.simulation.replica.process import SimNode, SimProcess
 
 _CHECK_NS = S // 2
 _QUIET_S = 4.0
@@ -96,15 +99,15 @@ class WholeCluster(Cluster):
         return RaftGroup(self.clock, self.plan.seed, self.plan.config, self._folder, self.whole.controllers)
 
     # ---- what befalls a node befalls its controller -------------------------------------------------------------------
-    def begin(self, process: Life) -> None:
+    def begin(self, process: SimProcess) -> None:
         self.group.hosts[process.host].begin(process)
         super().begin(process)
 
-    def ended(self, machine: Machine, *, power: bool) -> None:
+    def ended(self, machine: SimNode, *, power: bool) -> None:
         self.group.hosts[machine.host].end()
         self.group.run.gone(machine.host, power=power)
 
-    def stands_still(self, process: Life, *, still: bool) -> None:
+    def stands_still(self, process: SimProcess, *, still: bool) -> None:
         host = self.group.hosts[process.host]
         if still:
             host.pause()

@@ -1,7 +1,7 @@
 """``python -m tests.simulation.world [--seeds N] [--first K] [--profile P]``: shipped nodes in virtual time, under a seed.
 
 Each seed runs in a process of its own, forked from one that has imported everything. Prints what happened how often, and each
-violation. ``--profile swarm`` draws a profile for each seed (``swarm.py``). ``--trace SEED`` prints one history line by line.
+violation. ``--profile swarm`` draws a profile for each seed (``profiles.py``). ``--trace SEED`` prints one history line by line.
 ``--digests`` prints the digest of each trace. ``--results FILE`` appends a line for each seed to a file. ``--planted`` puts known
 faults back, one after another, until a seed finds each. ``--partitions N`` runs a large cluster that loses a node (``large.py``).
 Exit code 1 on a violation, or for a planted fault that no seed finds.
@@ -21,8 +21,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.sim.virtual import interposition
-from tests.sim.virtual.reached import Reached, report
+from tests.simulation.world.machine import interposition
+from tests.simulation.world.reached import Reached, report
 
 _MOST_CPU_S = 1_800
 """CPU time after which the system ends the process of a seed, in seconds."""
@@ -86,7 +86,7 @@ def _append_result(path: Path, seed: int, outcome: Any) -> None:
 
 def _find_planted(run: Any, seeds: range, names: list[str]) -> int:
     """Exit code 1 if a known fault is found by no seed."""
-    from tests.sim.virtual.planted import PLANTED
+    from tests.simulation.world.planted import PLANTED
 
     missed = 0
     for name in names or PLANTED:
@@ -104,7 +104,7 @@ def _find_planted(run: Any, seeds: range, names: list[str]) -> int:
 
 def _run_large(options: argparse.Namespace) -> int:
     """Exit code 1 if the history of a large cluster breaks a rule."""
-    from tests.sim.virtual.large import Size, run_large
+    from tests.simulation.world.large import Size, run_large
 
     size = Size(options.nodes, options.partitions, options.minutes)
     outcome = _in_a_fork(lambda: run_large(options.first, size))
@@ -135,10 +135,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5.0, help="virtual minutes of the large cluster")
     options = parser.parse_args()
     interposition.install()
-    import tests.sim.virtual.planted
-    import tests.sim.virtual.stories  # each seed would import it
-    import tests.sim.virtual.swarm  # noqa: F401
-    import tests.sim.virtual.world as worlds
+    import tests.simulation.world.world as worlds
 
     interposition.adapt()
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 _PROGRAM = """
-from tests.sim.virtual import interposition
+from tests.simulation.world.machine import interposition
 interposition.install()
-import tests.sim.virtual.stories
-from tests.sim.virtual.profiles import PROFILES
-from tests.sim.virtual.world import World
+import tests.simulation.world.story
+from tests.simulation.world.profiles import PROFILES
+from tests.simulation.world.world import World
 interposition.adapt()
 import asyncio, os, secrets, shutil, socket, sys, time
 from liftpy.client import consumer

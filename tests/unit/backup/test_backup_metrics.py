@@ -10,7 +10,8 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from liftpy.core.backup.manifest import manifest_path
-from sidecar.cli.backup import TABLE, shown_store
+from sidecar.backup.store import shown_store
+from sidecar.cli.backup import TABLE
 from sidecar.cli.main import liftpy
 from tests.unit.backup.stored import FIRST, SECOND, two_backups
 

@@ -26,7 +26,7 @@ from liftpy.core.base.partition import Purge
 from liftpy.core.log.log import Log
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire.batch import build_batch, split_batches
-from liftpy.errors import CorruptionError, NotFoundError, StorageError
+from liftpy.errors import ConfigError, CorruptionError, NotFoundError, StorageError, UnavailableError
 from liftpy.spark.pipelines.replica_reads import ReplicaUnavailableError
 from sidecar.backup import create
 from sidecar.backup import store as store_module
@@ -416,3 +416,44 @@ async def test_backup_that_restarts_a_partition_copy_deletes_the_earlier_pieces(
 def test_backup_store_without_directory_permission_raises_with_the_directory() -> None:
     with pytest.raises(StorageError, match="Cannot write to the backup store /proc/nobody"):
         Store.at("/proc/nobody").put("running/a", b"")
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://KEY:SECRET@bucket/p?bogus=1", "gs://KEY:SECRET@bucket", "s4://KEY:SECRET@bucket", "s3://KEY:SECRET@[x"]
+)
+def test_backup_store_error_about_a_url_contains_no_secret(url: str) -> None:
+    with pytest.raises(ConfigError, match="Cannot open the backup store") as error:
+        Store.at(url)
+    assert "SECRET" not in str(error.value)
+
+
+async def test_backup_that_fails_at_one_partition_writes_no_file_of_the_others_later(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = (await client.admin.describe_cluster()).image
+    both = image.with_stream(replace(image.streams["orders"], name="broken", uid="00000f-1"))
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def described(**_: Any) -> Any:
+        return SimpleNamespace(image=both)
+
+    async def bounds_of(stream: str, number: int) -> Bounds:
+        if stream == "broken":
+            await asked.wait()
+            raise UnavailableError("The partition has no leader.")
+        return Bounds(UID, "n1", "n1", 9, log_start_offset=40, high_watermark=79)
+
+    async def state() -> tuple[int, bytes]:
+        asked.set()
+        await may_answer.wait()
+        return 80, b"state"
+
+    monkeypatch.setattr(client.admin, "describe_cluster", described)
+    monkeypatch.setattr(client, "bounds", bounds_of)
+    monkeypatch.setattr(create, "ReplicaReads", lambda *_: SimpleNamespace(state=state))
+    store = Store.at(str(tmp_path))
+    with pytest.raises(UnavailableError):
+        await create.take_backup(client, store, create.BackupOptions())
+    may_answer.set()
+    await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
+    assert store.sizes("") == {}

@@ -314,6 +314,28 @@ async def test_restore_treats_a_stream_as_open_if_the_open_request_has_no_answer
     assert restore._open == {"orders"}
 
 
+@pytest.mark.parametrize(("nodes", "waits"), [(("n1",), 3), (("n1", "n2"), 0)])
+@pytest.mark.parametrize("placement", ["", "rack-strict", "manual"])
+async def test_restore_of_a_stream_that_waited_for_nodes_creates_it_without_a_helper(
+    manifest: Manifest, nodes: tuple[str, ...], waits: int, placement: str
+) -> None:
+    """A stream without partitions made the restore of a whole cluster fail."""
+    world = RealDecisions(*nodes)
+    empty = replace(manifest, streams=(replace(manifest.streams[0], partitions=()),), cursors=())
+    wish = StreamRestore(
+        name="orders", into="orders", subject="shop.orders", config=StreamConfig(retention_bytes=7 << 20), replicas=2, waiting=3,
+        placement=placement,
+    )  # fmt: skip
+    done = await Restore(world, None, empty, [wish], RestoreOptions(target=None)).run()  # type: ignore[arg-type]
+    made = world.image.streams["orders"]
+    assert (made.waiting, len(made.partitions), made.replica_count) == (waits, 3 - waits, 2)
+    assert (made.config.retention_bytes, made.config.read_only) == (7 << 20, False)
+    assert [(one.uid, one.logs) for one in done.streams] == [(made.uid, [])]
+    assert not any(node.startswith(PREFIX) for node in world.image.nodes)
+    with pytest.raises(AlreadyExistsError):
+        await Restore(world, None, empty, [wish], RestoreOptions(target=None)).run()  # type: ignore[arg-type]
+
+
 async def test_restore_that_is_canceled_reads_no_further_file_of_the_backup(tmp_path: Path) -> None:
     store, _, manifest = two_backups(tmp_path / "store")
     began, goes_on = threading.Event(), threading.Event()

@@ -92,13 +92,12 @@ AGAIN: Figures = {
     "sidecar.runtime.logs": {"SELDOM_S": (0.5, 5)},
     "liftpy.client.encode_publish": {"_FIRST_WAIT_S": (0.1, 1), "_LONGEST_WAIT_S": (5, 30)},
     "liftpy.client.metadata_requests": {"DEADLINE_S": (10, 30), "ATTEMPT_S": (1, 3)},
-    "liftpy.client.service_commands": {"_ATTEMPT_S": (1, 5)},
     "liftpy.client.queue_log": {"_FAILED_S": (0.1, 1)},
     "liftpy.client.consumer": {"_HEDGE_S": (0.1, 0.5), "_EXISTS_S": (1, 5), "_MOST_HEDGES": (3, 8)},
     "liftpy.nats.cancellation": {"_TRY_AGAIN_S": (0.05, 0.5), "_TRIES": (20, 100)},
     "liftpy.client.in_flight": {"FIRST_WAIT_S": (0.02, 0.2), "LONGEST_WAIT_S": (0.5, 2)},
     "liftpy.client.publisher": {"FIRST_ATTEMPT_S": (1, 5), "_OF_THE_WINDOW": (0.5, 0.9)},
-    "liftpy.client.services": {"_ATTEMPT_S": (2.1, 6)},
+    "liftpy.client.services": {"_QUERY_ATTEMPT_S": (2.1, 6), "_COMMAND_ATTEMPT_S": (1, 5)},
     "liftpy.client.retrying": {"FIRST_WAIT_S": (0.01, 0.05), "LONGEST_WAIT_S": (0.25, 1)},
     "liftpy.nats.transport": {"REQUEST_TIMEOUT_S": (1, 5)},
     "liftpy.core.metadata.election": {
@@ -205,7 +204,7 @@ def test_code_constant_is_within_its_documented_range(module: str) -> None:
 LESS: list[tuple[str, str, str]] = [
     (
         "liftpy.core.services.queries:PATIENCE_S",
-        "liftpy.client.services:_ATTEMPT_S",
+        "liftpy.client.services:_QUERY_ATTEMPT_S",
         "a query is asked again when its service has given it up",
     ),
     (

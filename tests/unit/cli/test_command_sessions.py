@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,39 +63,48 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-@pytest.mark.parametrize("through", ["directly", "click"])
-def test_command_with_a_closed_stdout_exits_without_an_error(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone: list[int] = []
-    monkeypatch.setattr("sidecar.cli.main.discard_stdout", lambda: gone.append(1))
-
-    def work(**_: Any) -> None:
-        try:
-            raise BrokenPipeError
-        except BrokenPipeError:
-            if through == "directly":
-                raise
-            sys.exit(1)  # as click does in its own handler
-
-    monkeypatch.setattr(controllers.controllers, "callback", work)
-    with pytest.raises(SystemExit) as left:
-        main(["controllers"])
-    assert (left.value.code, gone) == (0, [1])
-
-
-def test_discard_stdout_after_a_closed_pipe_prevents_an_error_in_the_last_flush() -> None:
+@pytest.mark.parametrize("words", ["--help", "stream --help", "context list"])
+@pytest.mark.parametrize(
+    ("stdout", "code", "text"),
+    [
+        ("closed pipe", 0, ""),
+        ("full disk", 1, "Error: Cannot write the output: No space left on device."),
+        ("closed", 0, ""),
+    ],
+)
+def test_command_with_a_closed_or_full_stdout_exits_without_a_traceback(
+    words: str, stdout: str, code: int, text: str, tmp_path: Path
+) -> None:
+    command = shlex.join([sys.executable, "-c", "from sidecar.__main__ import liftpy; liftpy()", *words.split()])
     read, write = os.pipe()
     os.close(read)
-    real = sys.stdout
-    with open(write, "w") as out:
-        before = set(os.listdir("/proc/self/fd"))
-        sys.stdout = out
-        try:
-            out.write("lost")
-            output.discard_stdout()
-            out.flush()
-        finally:
-            sys.stdout = real
-        assert set(os.listdir("/proc/self/fd")) <= before, "the second descriptor of the pipe's place is closed"
+    to = {"closed pipe": f">&{write}", "full disk": ">/dev/full", "closed": ">&-"}[stdout]
+    environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
+    found = subprocess.run(
+        ["bash", "-c", f"{command} {to}"], stderr=subprocess.PIPE, text=True, pass_fds=(write,), env=environment, check=False,
+        timeout=60,
+    )  # fmt: skip
+    os.close(write)
+    assert (found.returncode, found.stderr.strip()) == (code, text)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1:strict", "utf-8:strict"])
+def test_command_prints_a_name_that_the_encoding_lacks_as_escape_sequence(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "00000000000000000000.log").touch()
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")).touch()
+    found = subprocess.run(
+        [sys.executable, "-c", "from sidecar.__main__ import liftpy; liftpy()", "log", "dump", str(tmp_path)],
+        capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding}, check=False, timeout=60,
+    )  # fmt: skip
+    assert (found.returncode, found.stderr) == (0, b"")
+    assert found.stdout.endswith(b"other files: caf\\udce9\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_command_with_a_closed_standard_stream_uses_its_descriptor_for_no_socket(closed: str) -> None:
+    words = ["stream", "list", "--nats", "nats://127.0.0.1:1"]
+    command = shlex.join([sys.executable, "-c", "from sidecar.__main__ import liftpy; liftpy()", *words])
+    assert subprocess.run(["bash", "-c", f"{command} {closed}"], capture_output=True, check=False, timeout=60).returncode == 3
 
 
 # ---- pipes -------------------------------------------------------------------------------------------------------------------

@@ -302,7 +302,7 @@ async def test_consume_with_group_option_finishes_printing_after_ctrl_c_at_any_t
     module = importlib.import_module("sidecar.cli.consume")
     monkeypatch.setattr(module, "write_out", write)
     only_in(monkeypatch, module, "asyncio", wait=wait)
-    reading = asyncio.create_task(module.consume_as_member(Member(), "text", None))
+    reading = asyncio.create_task(module.consume_as_member(Member, "text", None))
     async with asyncio.timeout(10):
         while not took_up.is_set():
             await asyncio.sleep(0.001)
@@ -328,9 +328,25 @@ def test_consume_with_group_option_does_not_commit_records_that_failed_to_print(
     async def never(_: Client) -> bool:
         return False
 
-    with pytest.raises(OSError, match="No space"):
-        consume(cluster, monkeypatch, never, name, "--group", name)
+    monkeypatch.setattr("sidecar.cli.main.discard_stdout", lambda: None)
+    assert consume(cluster, monkeypatch, never, name, "--group", name) == 1
     with pytest.raises(NotFoundError):  # nor is there anything else to remember of the group
+        asyncio.run(positions(cluster, name))
+
+
+def test_consume_with_group_option_keeps_the_unfinished_output_of_an_earlier_run(
+    cluster: MemoryCluster, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = tmp_path / "o.jsonl.part"
+    part.write_text("records that the group has committed\n")
+
+    async def never(_: Client) -> bool:
+        return False
+
+    assert consume(cluster, monkeypatch, never, name, "--group", name, "--output", str(tmp_path / "o.jsonl")) == 2
+    assert f"{part} already exists" in capsys.readouterr().err
+    assert part.read_text() == "records that the group has committed\n"
+    with pytest.raises(NotFoundError):
         asyncio.run(positions(cluster, name))
 
 

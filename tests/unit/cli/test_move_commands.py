@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from liftpy.client import Client
-from liftpy.client.admin import ReplicaMove
+from liftpy.client.admin import Admin, ReplicaMove
 from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.core.metadata.request_limits import MAX_REQUEST_BYTES
 from liftpy.core.wire import frames
@@ -154,6 +155,20 @@ def test_rebalance_cancel_keeps_the_moves_of_other_commands(run: Cli) -> None:
     assert run("rebalance", "--without", "a")[0] == 2
 
 
+@pytest.mark.parametrize("words", [(), ("--no-wait",), ("--json",), ("--cancel",), ("--cancel", "--json")])
+def test_rebalance_with_rejected_moves_exits_with_1(words: tuple[str, ...], run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def reject(admin: Admin, wishes: Iterable[ReplicaMove]) -> list[str]:
+        return ["orders/0: Epoch 7 now, not 6"]
+
+    run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a", "b", "c"]) for n in range(10)])
+    if "--cancel" in words:
+        run.moved.copies = False
+        assert run("rebalance", "--no-wait")[0] == 0
+    monkeypatch.setattr(Admin, "reassign_all", reject)
+    code, said = run("rebalance", *words)
+    assert (code, "orders/0: Epoch 7 now, not 6" in said) == (1, True)
+
+
 def test_rebalance_by_bytes_distributes_the_log_bytes_reported_by_the_nodes(run: Cli) -> None:
     run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a"]) for n in range(5)])
     run.sizes = {0: 8 * GB, 1: 4 * GB, 2: 4 * GB, 3: 4 * GB, 4: 4 * GB}
@@ -219,7 +234,7 @@ def test_move_command_whose_move_is_replaced_by_another_request_prints_the_repla
     code, told = run(*words, "--timeout", "10s")
     assert asked
     assert said in told
-    assert code == (0 if words == ("rebalance",) else 1)
+    assert code == 1
     assert "all moves are complete" not in told
 
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from sidecar.cli import status
-from sidecar.cli.output import table
+from sidecar.cli.output import print_table, table
 
 
 def printed(what: Any, width: int = 80) -> str:
@@ -36,9 +36,8 @@ def partition(stream: str, *nodes: str) -> dict[str, Any]:
     }
 
 
-def test_status_tables_fit_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    out = io.StringIO()
-    monkeypatch.setattr(status, "Console", lambda: Console(file=out, width=80))
+def test_status_tables_fit_into_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     node = {"node_id": "n1", "fenced": False, "answers": True, "metadata_leader": True, "controller": True, "leaving": False}
     node |= {"incarnation": 12, "rack": "a-rack-in-the-cellar", "leads": 1000, "version": "0.1.0", "unknown_streams": []}
     status._show(
@@ -51,7 +50,7 @@ def test_status_tables_fit_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> N
             "moves": [],
         }
     )
-    text = out.getvalue()
+    text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     assert "\u2026" not in text
     words = set(text.split())
@@ -63,7 +62,7 @@ def test_status_tables_fit_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("length", [30, 64, 200])
 def test_table_folds_a_long_name_without_losing_characters(length: int) -> None:
     name = "".join(chr(ord("a") + number % 26) for number in range(length))
-    text = printed(table(("partition", "status", "replicas"), [(name, "ONLINE", "n1 n2 n3")], folds=("replicas",), width=80))
+    text = printed(table(("partition", "status", "replicas"), [(name, "ONLINE", "n1 n2 n3")], 80, folds=("replicas",)))
     assert max(map(len, text.splitlines())) <= 80
     assert "\u2026" not in text
     assert name in "".join(line.strip().split(" ")[0] for line in text.splitlines())
@@ -71,17 +70,23 @@ def test_table_folds_a_long_name_without_losing_characters(length: int) -> None:
 
 def test_table_too_wide_for_the_terminal_folds_the_chosen_column() -> None:
     row = ("orders/0", "a" * 20, " ".join(f"node-{number}" for number in range(12)))
-    text = printed(table(("partition", "subject", "replicas"), [row], folds=("replicas",), width=80))
+    text = printed(table(("partition", "subject", "replicas"), [row], 80, folds=("replicas",)))
     assert "orders/0" in text
     assert "a" * 20 in text
     assert set(row[2].split()) <= set(text.split())
 
 
 def test_table_with_a_folded_column_keeps_the_words_of_its_heading_whole() -> None:
-    made = table(["at the destination", "b"], [["x", "y" * 20]], folds=["at the destination"], width=34)
+    made = table(["at the destination", "b"], [["x", "y" * 20]], 34, folds=["at the destination"])
     assert [column.min_width for column in made.columns] == [len("destination"), 20]
     lines = printed(made, 34).splitlines()
     assert any("destination" in line for line in lines), lines
     assert max(map(len, lines)) <= 34
-    wide = table(["at the destination", "b"], [["x", "y"]], folds=["at the destination"], width=80)
+    wide = table(["at the destination", "b"], [["x", "y"]], 80, folds=["at the destination"])
     assert printed(wide, 80).splitlines()[1].split() == ["at", "the", "destination", "b"]
+
+
+@pytest.mark.parametrize("text", ["shop.[red].x", "bad [/x] tag", "a:smile:b", "[bold", "\\[x]"])
+def test_table_prints_texts_with_brackets_and_colons_as_they_are(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("subject", text), [("x", text)], title=text)
+    assert capsys.readouterr().out.count(text) == 3

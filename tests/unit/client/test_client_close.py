@@ -105,6 +105,15 @@ async def test_node_status_answer_that_is_invalid_raises_protocol_error(answer: 
         await nodes.ask_node("n1", b"", 1.0)
 
 
+async def test_node_status_of_a_node_that_repeats_a_page_raises_protocol_error() -> None:
+    async def request(subject: str, question: bytes, timeout_s: float) -> bytes:
+        return b'{"partitions": [{"stream": "orders", "partition": 1}], "more": true}'
+
+    nodes = NodeRequests(SimpleNamespace(request=request), Subjects("ns"))  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError, match="twice"):
+        await nodes.node_status("n1")
+
+
 # ---- answers to publishes --------------------------------------------------------------------------------------------
 async def test_nats_transport_publish_after_close_sends_nothing(nats_url: str) -> None:
     connection = await open_connection(nats_url)

@@ -405,8 +405,3 @@ async def test_client_close_ends_running_consumers(client: Client, leader: Repli
         with pytest.raises(ClientClosedError):
             await client.bounds("s")
     assert not any(task.get_name().startswith("read s/0") for task in asyncio.all_tasks())
-
-
-def test_read_options_with_values_out_of_range_raise_config_error() -> None:
-    with pytest.raises(ConfigError, match="wait_s"):
-        ReadOptions(wait_s=31)

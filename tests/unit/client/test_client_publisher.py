@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.client import publisher as publisher_module
 from liftpy.client.encode_publish import Address, headers_with_conditions
-from liftpy.client.in_flight import PublishAck, PublishOptions
+from liftpy.client.in_flight import PublishAck, PublishOptions, now_ns
 from liftpy.client.publisher import Publisher
 from liftpy.config import AckPolicy
 from liftpy.core.wire import envelope, frames
@@ -309,6 +309,39 @@ async def test_publisher_resends_an_unanswered_message_only_with_a_message_id(
         await p.close()
 
 
+async def test_publisher_does_not_resend_an_unanswered_message_after_the_machine_slept(
+    transport: Transport, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of the event loop stops during the sleep, but the deduplication window of the leader ends."""
+    leader.mute = {b"x"}
+    p = with_ids(transport, leader, 120.0, timeout_s=10.0, patience_s=600.0)
+    coming = await p.send(b"x", msg_id="one")
+    monkeypatch.setattr(publisher_module, "now_ns", lambda: now_ns() + 3600 * 10**9)
+    with pytest.raises(OutcomeUnknownError, match="message id one"):
+        await asyncio.wait_for(coming, 30)
+    assert leader.seen == 1
+    await p.close()
+
+
+async def test_publisher_that_is_idle_wakes_only_for_the_next_message(
+    transport: Transport, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_sleep, ticks = asyncio.sleep, list[float]()
+
+    async def count_ticks(delay_s: float) -> None:
+        ticks.append(delay_s)
+        await real_sleep(delay_s)
+
+    monkeypatch.setattr(asyncio, "sleep", count_ticks)
+    async with publisher(transport, leader) as p, asyncio.timeout(30):
+        for value in (b"x", b"y"):
+            await p.publish(value)
+            before = -1
+            while len(ticks) > before:
+                before = len(ticks)
+                await real_sleep(0.05)
+
+
 async def test_publisher_does_not_resend_an_unanswered_message_after_the_dedup_window(
     transport: Transport, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -456,7 +489,7 @@ def test_publish_with_message_id_or_expected_offset_sends_the_nats_header_of_eac
             headers_with_conditions(None, wrong, None)
     headers_with_conditions(None, "x" * 255, (1 << 62) - 1)
     for offset in (-2, 1 << 62):
-        with pytest.raises(ConfigError, match="Invalid expected_last ="):
+        with pytest.raises(ConfigError, match="expected_last ="):
             headers_with_conditions(None, "", offset)
     with pytest.raises(ConfigError, match="set twice"):
         headers_with_conditions({"Nats-Msg-Id": "a"}, "b", None)

@@ -69,6 +69,7 @@ async def test_service_query_is_retried_until_a_service_answers() -> None:
         ((b"x", {}), ProtocolError, "The answer on"),
         ((b"x", None), ProtocolError, "does not come from a service"),
         ((b"x", {"Lift-Position": "-1"}), ProtocolError, "does not come from a service"),
+        ((b"x", {"Lift-Position": "9" * 5000}), ProtocolError, "does not come from a service"),
         ((b"x", {"Lift-Position": "\u0663"}), ProtocolError, "does not come from a service"),
     ],
 )

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import math
 from collections.abc import Callable
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta, timezone
-from types import SimpleNamespace
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
+from liftpy.client import (
+    Client,
+    GroupOptions,
+    PlacementOptions,
+    ProducerOptions,
+    PublishOptions,
+    QueueOptions,
+    ReadOptions,
+    Source,
+    connect,
+)
 from liftpy.client.batch_view import BatchSlice
-from liftpy.client.client import Client
 from liftpy.client.encode_publish import envelope_of, plain
-from liftpy.client.group import GroupOptions
 from liftpy.client.positions import parse_start, parse_until
-from liftpy.client.progress import ReadProgress
-from liftpy.client.stream_directory import partition_state
 from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire import envelope, frames
@@ -43,33 +52,6 @@ NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 def test_relative_start_or_until_time_is_parsed_to_a_point_in_time(text: str, seconds: float) -> None:
     for parse in (parse_start, parse_until):
         assert parse(text, NOW) == NOW + dt.timedelta(seconds=seconds)
-
-
-# ---- slices and progress -------------------------------------------------------------------------------------------------------
-def batch(count: int = 4, base: int = 10, **more: Any) -> Any:
-    return parse_batch(build_batch([b"v%d" % n for n in range(count)], base_offset=base, leader_epoch=3, **more))
-
-
-def answer(body: bytes, **head: Any) -> bytes:
-    given = {"node": "n1", "leader": "n1", "streamUid": "u1", "highWatermark": 100, "nextOffset": 0, "leaderEpoch": 3}
-    made = client_pb2.ReadResponse(**(given | head))
-    return frames.read_response_header(made, (body,)) + body
-
-
-def reading(at: int = 10, **more: Any) -> ReadProgress:
-    return ReadProgress("s", 0, at, uid="u1", **more)
-
-
-def test_partition_reader_takes_batches_of_an_answer_up_to_the_decompression_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    body = b"".join(build_batch([b"x" * 1000], base_offset=n, leader_epoch=3) for n in (10, 11, 12))
-    one = batch(1).header.body_size_bytes
-    del one
-    size = parse_batch(body).header.body_size_bytes
-    for bound, taken in ((3 * size, 3), (3 * size - 1, 2), (2 * size - 1, 1), (1, 1)):
-        monkeypatch.setattr("liftpy.client.progress.MAX_DECOMPRESSED_BYTES", bound)
-        progress = reading()
-        assert len(progress.accept(answer(body))) == taken
-        assert progress.next_offset == 10 + taken
 
 
 # ---- publishing ----------------------------------------------------------------------------------------------------------------
@@ -99,23 +81,6 @@ def test_nats_message_without_envelope_that_starts_with_the_magic_bytes_of_an_en
         with pytest.raises(ConfigError):
             plain(value, None)
     assert plain(envelope.MAGIC[:3], None)[0] == envelope.MAGIC[:3]
-
-
-# ---- answers and addresses -----------------------------------------------------------------------------------------------------
-class Message:
-    def __init__(self, subject: str) -> None:
-        self.subject, self.data, self.headers = subject, b"x", None
-
-
-# ---- the client ----------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("partition", "there"), [(0, True), (2, True), (3, False)])
-def test_publish_to_a_missing_partition_raises_not_found_with_the_valid_range(partition: int, there: bool) -> None:
-    stream: Any = SimpleNamespace(name="s", partitions=("a", "b", "c"), waiting=0)
-    if there:
-        assert partition_state(stream, partition) == "abc"[partition]
-    else:
-        with pytest.raises(NotFoundError, match="0 to 2"):
-            partition_state(stream, partition)
 
 
 # ---- the edge ------------------------------------------------------------------------------------------------------------------
@@ -242,6 +207,83 @@ ODD_VALUES: dict[str, Callable[[Client, str], Any]] = {
     "subject of a group": lambda client, uid: GroupOptions(subjects=["a b"]),
     "uid of a cursor": lambda client, uid: client.cursors.set("c", {PartitionKey("orders", NO_TEXT, 0): 0}),
 }
+
+
+NUMBERS: dict[str, Callable[[Client, Any], Any]] = {
+    "publish": lambda client, wrong: client.publish("orders", b"v", timeout_s=wrong),
+    "query": lambda client, wrong: client.services.query("bank", b"", timeout_s=wrong),
+    "partition of a query": lambda client, wrong: client.services.query("bank", b"", partition=wrong),
+    "position of a query": lambda client, wrong: client.services.query("bank", b"", at_least=wrong),
+    "command": lambda client, wrong: client.services.call("bank", "orders", b"", timeout_s=wrong),
+    "record": lambda client, wrong: client.consume("orders").getone(wrong),
+    "records": lambda client, wrong: client.consume("orders").getmany(1, wrong),
+    "count of records": lambda client, wrong: client.consume("orders").getmany(wrong),
+    "leaders": lambda client, wrong: client.create_stream("more", "shop.more", ready_s=wrong),
+    "new leaders": lambda client, wrong: client.admin.add_partitions("orders", 2, ready_s=wrong),
+    "replicas": lambda client, wrong: client.create_stream("more", "shop.more", replicas=wrong),
+    "partitions": lambda client, wrong: client.create_stream("more", "shop.more", partitions=wrong),
+    "assignment": lambda client, wrong: client.create_stream(
+        "more", "shop.more", placement=PlacementOptions(assignment=((wrong, ("n1",)),))
+    ),
+    "version of settings": lambda client, wrong: client.admin.alter_stream("orders", read_only=True, config_version=wrong),
+    "version to pause": lambda client, wrong: client.admin.pause("orders", config_version=wrong),
+    "partition to pause": lambda client, wrong: client.admin.pause("orders", [wrong]),
+    "weight": lambda client, wrong: client.admin.set_node("n1", weight=wrong),
+    "quota": lambda client, wrong: client.admin.set_default_quota(records_per_s=wrong),
+    "lease": lambda client, wrong: client.admin.set_session_times(lease_s=wrong),
+    "node": lambda client, wrong: client.admin.node_status("n1", wrong),
+    "settings of a node": lambda client, wrong: client.admin.node_settings("n1", wrong),
+    "duration of a log level": lambda client, wrong: client.admin.node_log_level("n1", "debug", wrong),
+    "connection": lambda client, wrong: connect("nats://127.0.0.1:9", timeout_s=wrong),
+}
+
+
+@each("wrong", [math.nan, -1, True, "1", Decimal(1)])
+async def test_client_methods_with_a_number_that_is_nan_negative_or_no_number_raise_config_error(wrong: Any) -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        await client.create_stream("orders", "shop.orders")
+        for what, call in NUMBERS.items():
+            with pytest.raises(ConfigError):
+                async with asyncio.timeout(10):
+                    await call(client, wrong)
+            assert "more" not in {stream.name for stream in await client.admin.list_streams()}, what
+        async with client.publisher("orders") as publisher, client.queue("orders", "q") as queue:
+            for work in (publisher.send(b"v", timeout_s=wrong), queue.take(1, wrong), queue.take(wrong), queue.nack([], wrong)):
+                with pytest.raises(ConfigError):
+                    await work
+
+
+@each("wrong", [math.nan, math.inf, -1, True, "1", 10**400])
+@each("options", [PublishOptions(), ProducerOptions(), ReadOptions(), GroupOptions(), QueueOptions()])
+def test_options_with_a_number_that_is_not_finite_or_no_number_raise_config_error(options: Any, wrong: Any) -> None:
+    numbers = [field.name for field in fields(options) if type(field.default) in (int, float)]
+    assert len(numbers) >= 2
+    for name in numbers:
+        with pytest.raises(ConfigError, match=name):
+            replace(options, **{name: wrong})
+
+
+async def test_producer_with_positions_that_are_no_offsets_raises_config_error_and_continues() -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        for name in ("orders", "totals"):
+            await client.create_stream(name, f"shop.{name}")
+        async with client.producer("totals", id="t", source=Source("orders")) as producer, asyncio.timeout(30):
+            for wrong in ([0, 0.5], [math.nan] * 2, [0, 1 << 63], [-1, 0], [True, True], [1, 0], ["0", "1"]):
+                with pytest.raises(ConfigError):
+                    await producer.send_many([b"a", b"b"], positions=wrong)  # type: ignore[arg-type]
+            await producer.send_many([b"a", b"b"], positions=[0, 5])
+            await producer.flush()
+            assert await producer.send_many([], positions=[])
+
+
+def test_sync_receipt_result_with_timeout_nan_raises_config_error() -> None:
+    with memory_cluster(1) as cluster, cluster.sync_client() as client:
+        client.create_stream("orders", "shop.orders")
+        with client.publisher("orders") as publisher:
+            receipt = publisher.send(b"v")
+            with pytest.raises(ConfigError):
+                receipt.result(math.nan)
+            assert receipt.result().offset == 0
 
 
 async def test_client_methods_with_values_of_a_wrong_type_or_range_raise_config_error() -> None:

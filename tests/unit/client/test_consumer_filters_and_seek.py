@@ -319,15 +319,6 @@ def test_backward_reader_rejects_an_answer_with_records_above_the_high_watermark
             assert progress.accept(frames.read_response_header(said, [data]) + data)
 
 
-async def test_batch_slice_columns_equal_the_fields_of_its_records(node: Node) -> None:
-    async for piece in consumer(node, 1, 1).batches():
-        assert (piece.subjects(), piece.headers(), piece.keys()) == (["o.eu"], [()], [None])
-        assert piece.to_arrow().to_pylist()[0]["offset"] == 1
-    async for piece in consumer(node, 0, 0).batches():
-        assert piece.headers() == [(("h", b"1"),)]
-        assert piece.to_arrow().num_rows == 1
-
-
 async def test_backward_reader_retries_forged_answers_without_losing_records(node: Node) -> None:
     good, forged = node.answer, 0
 

@@ -11,7 +11,8 @@ import pytest
 
 from liftpy.client import ConsumedRecord, GroupOptions
 from liftpy.client import group as group_module
-from liftpy.client.group import Group, now_ns
+from liftpy.client.group import Group
+from liftpy.client.in_flight import now_ns
 from liftpy.config import NS_PER_S
 from liftpy.core.groups import commands
 from liftpy.core.groups.commands import decode_command
@@ -61,18 +62,6 @@ class Coordinated:
             self.unanswered -= 1
             raise UnavailableError("no ack arrived")
         return SimpleNamespace(value=self.machine.apply(command, time.time_ns(), 1))
-
-
-async def test_group_with_start_new_commits_the_end_offset_before_the_first_record() -> None:
-    home = Coordinated()
-    home.node.append(b"a", b"b")
-    options = GroupOptions(start="new", auto_commit_s=0)
-    group = await Group(home, "bills", ["orders"], "", options, None, None).open()
-    async with group, asyncio.timeout(8):
-        await home.commits.wait()
-        home.node.append(b"c")
-        assert (await anext(group.batches())).slice.keys() == [b"c"]
-        assert [at.position for at in home.machine.groups["bills"].readers.all_positions()] == [2]
 
 
 async def test_group_member_with_an_unanswered_commit_keeps_its_session() -> None:
@@ -126,7 +115,7 @@ async def test_group_rebalance_moves_a_partition_only_after_its_unfinished_recor
             while not other.owned:
                 other._beat_soon.set()
                 await asyncio.sleep(0.01)
-            assert (other.owned, other._pumps[key].gained.position) == ([key], 2)
+            assert (other.owned, other._fetchers[key].gained.position) == ([key], 2)
 
 
 def suspend(home: Coordinated, patch: pytest.MonkeyPatch) -> None:

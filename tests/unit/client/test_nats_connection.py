@@ -15,8 +15,9 @@ from liftpy.nats.parser import (
     StrictConnection,
     StrictParser,
 )
-from liftpy.nats.transport import Transport
+from liftpy.nats.transport import Transport, open_connection
 from tests.each import each
+from tests.until import until
 
 
 # ---- what is read --------------------------------------------------------------------------------------------------------------
@@ -205,3 +206,30 @@ async def test_nats_subscription_that_fails_raises_unavailable(error: Exception)
     connection.on_subscribe = transport.end
     with pytest.raises(ClientClosedError):
         await transport.listen("in.*", never, 60)
+
+
+async def test_transport_closed_with_unsent_data_of_a_lost_connection_leaves_no_task() -> None:
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        writer.write(b'INFO {"server_id":"s","version":"2.10.20","proto":1,"headers":true,"max_payload":1048576}\r\n')
+        while line := await reader.readline():
+            if line.startswith(b"PING"):
+                writer.write(b"PONG\r\n")
+
+    async def ignore(_: Any) -> None:
+        pass
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    connection = await open_connection(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    transport = Transport(connection)
+    await transport.listen("a.b", ignore, 5.0)
+    server.close()
+    for writer in writers:
+        writer.close()
+    await until(lambda: connection.is_reconnecting)
+    await connection.publish("a.b", b"unsent")
+    await transport.close()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await until(lambda: all(task.done() for task in others))

@@ -38,17 +38,17 @@ def fill(lane: PartitionQueue, *values: bytes) -> None:
 
 def sent(lane: PartitionQueue, now: float) -> list[ProducerBatch]:
     found = []
-    while (parcel := lane.next_to_send(now)) is not None:
-        found.append(parcel)
+    while (batch := lane.next_to_send(now)) is not None:
+        found.append(batch)
     return found
 
 
-def values_of(parcel: ProducerBatch) -> list[bytes | None]:
-    return parse_batch(parcel.batch).values()
+def values_of(batch: ProducerBatch) -> list[bytes | None]:
+    return parse_batch(batch.encoded).values()
 
 
 def tokens(told: list[tuple[ProducerBatch, BatchResult]]) -> list[str]:
-    return [token for parcel, _ in told for token in parcel.ticket]
+    return [token for batch, _ in told for token in batch.ticket]
 
 
 def at(offset: int, known: int = 0) -> BatchResult:
@@ -66,14 +66,14 @@ def test_producer_partition_queue_add_many_without_keys_builds_the_same_batches_
         one.add(value, None, (), len(value), 0.0)
     many.add_many(values[:3], None, [len(value) for value in values[:3]], 0.0)
     many.add_many(values[3:], None, [len(value) for value in values[3:]], 0.0)
-    assert [(p.batch, p.size_bytes) for p in sent(many, 0)] == [(p.batch, p.size_bytes) for p in sent(one, 0)]
+    assert [(p.encoded, p.size_bytes) for p in sent(many, 0)] == [(p.encoded, p.size_bytes) for p in sent(one, 0)]
 
 
 def test_producer_partition_queue_batch_contains_keys_headers_and_tombstones() -> None:
     lane = a_lane(batch_records=3)
     lane.add(None, b"k", (), 1, 0.0)
     lane.add(b"v", None, (("h", b"1"),), 1, 0.0)
-    columns = parse_batch(sent(lane, 0)[0].batch).columns
+    columns = parse_batch(sent(lane, 0)[0].encoded).columns
     assert columns.values.to_list() == [None, b"v"]
     assert columns.keys is not None
     assert columns.keys.to_list() == [b"k", None]
@@ -81,7 +81,7 @@ def test_producer_partition_queue_batch_contains_keys_headers_and_tombstones() -
     assert columns.headers.to_list() == [(), (("h", b"1"),)]
     bare = a_lane()
     bare.add_many([b"v"], None, [1], 0.0)
-    plain = parse_batch(sent(bare, 0)[0].batch).columns
+    plain = parse_batch(sent(bare, 0)[0].encoded).columns
     assert (plain.keys, plain.headers) == (None, None)
 
 
@@ -89,10 +89,10 @@ def test_producer_partition_queue_batch_contains_records_with_and_without_keys()
     lane = a_lane(batch_records=4)
     lane.add(b"a", b"k", (), 1, 0.0)
     lane.add_many([b"b"], None, [1], 0.0)
-    assert parse_batch(sent(lane, 0)[0].batch).keys() == [b"k", None]
+    assert parse_batch(sent(lane, 0)[0].encoded).keys() == [b"k", None]
     lane.add_many([b"c"], [b"l"], [1], 0.0)
     lane.add(b"d", None, (), 1, 0.0)
-    assert parse_batch(sent(lane, 0)[0].batch).keys() == [b"l", None]
+    assert parse_batch(sent(lane, 0)[0].encoded).keys() == [b"l", None]
 
 
 # ---- answers -----------------------------------------------------------------------------------------------------------------
@@ -183,10 +183,10 @@ def test_producer_partition_queue_unknown_to_the_leader_gets_a_new_epoch_and_res
     assert not lane.asks
     again = sent(lane, 9.0)
     assert [(p.sequence, values_of(p), p.digest) for p in again] == was
-    assert [parse_batch(p.batch).header.producer_epoch for p in again] == [5, 5]
-    for parcel in again:
-        lane.acked(parcel.sequence, at(0))
-    assert [parse_batch(p.batch).header.producer_epoch for p in sent(lane, 9.0)] == [5]
+    assert [parse_batch(p.encoded).header.producer_epoch for p in again] == [5, 5]
+    for batch in again:
+        lane.acked(batch.sequence, at(0))
+    assert [parse_batch(p.encoded).header.producer_epoch for p in sent(lane, 9.0)] == [5]
     assert lane.unanswered[0] == 4
 
 

@@ -87,10 +87,10 @@ def test_placement_table_rows_show_total_and_new_replicas_per_node() -> None:
 
 
 def test_assignment_file_parser_returns_the_replicas_of_each_partition() -> None:
-    text = '[{"id": 7, "replicas": [1, "n2"]}, {"id": -1, "replicas": []}, {"id": 2147483647, "replicas": ["a"]}]'
-    assert assignment_from_json(text) == ((7, ("1", "n2")), (-1, ()), (2147483647, ("a",)))
+    text = '[{"id": 7, "replicas": [1, "n2"]}, {"id": 2147483647, "replicas": ["a"]}]'
+    assert assignment_from_json(text) == ((7, ("1", "n2")), (2147483647, ("a",)))
     lists = PlacementOptions(assignment=assignment_from_json(text)).lists()
-    assert [(one.partition, list(one.replicas)) for one in lists] == [(7, ["1", "n2"]), (-1, []), (2147483647, ["a"])]
+    assert [(one.partition, list(one.replicas)) for one in lists] == [(7, ["1", "n2"]), (2147483647, ["a"])]
 
 
 @each(
@@ -103,7 +103,7 @@ def test_assignment_file_parser_returns_the_replicas_of_each_partition() -> None
         ('[{"replicas": []}]', "entry 0: id is no whole number"),
         ('[{"id": true, "replicas": []}]', "entry 0: id is no whole number"),
         ('[{"id": 2147483648, "replicas": []}]', "entry 0: id is no whole number"),
-        ('[{"id": -2147483648, "replicas": []}]', "entry 0: id is no whole number"),
+        ('[{"id": -1, "replicas": []}]', "entry 0: id is no whole number"),
         ('[{"id": 0}]', "entry 0: replicas is no list of node ids"),
         ('[{"id": 0, "replicas": "n1"}]', "entry 0: replicas is no list of node ids"),
         ('[{"id": 0, "replicas": ["n1", true]}]', "entry 0: replicas is no list of node ids"),

@@ -121,7 +121,7 @@ async def test_producer_with_a_source_but_without_positions_raises_config_error(
             await p.send_many([b"a"])
         with pytest.raises(ConfigError, match="2 positions for 1 values"):
             await p.send_many([b"a"], positions=[1, 2])
-        with pytest.raises(ConfigError, match="positions rise"):
+        with pytest.raises(ConfigError, match="positions must ascend"):
             await p.send_many([b"a", b"b"], positions=[2, 1])
         await p.send_many([b"a"], positions=4)
         with pytest.raises(ConfigError, match="in one call"):
@@ -155,10 +155,10 @@ def test_producer_partition_queue_puts_records_of_one_source_position_into_one_b
     while (parcel := lane.next_to_send(0.0)) is not None:
         sent.append(parcel)
     assert [(parcel.position, parcel.record_count) for parcel in sent] == [(3, 3), (5, 3), (6, 6), (9, 3)]
-    assert [value for parcel in sent for value in parse_batch(parcel.batch).values()] == [*values, b"14"]
+    assert [value for parcel in sent for value in parse_batch(parcel.encoded).values()] == [*values, b"14"]
     assert [(first, count) for _, first, count in shares] == [(0, 3), (0, 3), (0, 6), (0, 2)]
     assert [parcel.names for parcel in sent] == [True, False, False, False]
     lane.acked(0, BatchResult(0, 1))
     assert lane.refused(3, 1, BatchRejection.UNKNOWN, 0.0)
     lane.begin_new_epoch(1)
-    assert [parcel.names for parcel in lane._parcels] == [True, False, False]
+    assert [parcel.names for parcel in lane._batches] == [True, False, False]

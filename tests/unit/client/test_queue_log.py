@@ -28,7 +28,7 @@ class Reader:
         """(offset, floor of HW)."""
         self.grown = asyncio.Event()
 
-    async def bounds(self) -> tuple[Bounds, int]:
+    async def bounds(self, uid: str, *, last: tuple[int, int]) -> tuple[Bounds, int]:
         return Bounds("u1", "n1", "n1", 1, self.log_start, self.count - 1), 0
 
     async def fetch(self, progress: ReadProgress, max_bytes: int | None = None) -> list[BatchSlice]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.range_size import RangeFacts, facts_of
+from liftpy.client.progress import RangeFacts, facts_of
 from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import ProtocolError
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tenacity import AsyncRetrying, stop_after_attempt
 
-from liftpy.client import service_commands
+from liftpy.client import services
 from liftpy.client.encode_publish import Address
-from liftpy.client.service_commands import Command, CommandAnswer, CommandFailedError, call
+from liftpy.client.services import Command, CommandAnswer, CommandFailedError, ReplyTooLargeError, _send_once, send_command
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import NotFoundError, OutcomeUnknownError, ProtocolError, PublishRejectedError, UnavailableError
@@ -73,7 +73,7 @@ class Wire:
     async def call(self, command: Command = COMMAND, timeout_s: float = 30.0) -> CommandAnswer:
         transport: Any = self
         try:
-            return await call(transport, self.found, command, timeout_s)
+            return await send_command(transport, self.found, command, timeout_s)
         finally:
             assert not self.waiting, "every inbox is given back"
 
@@ -126,8 +126,8 @@ async def test_service_command_without_responders_raises_unavailable_if_no_attem
     assert (await late.call()).offset == 17
     assert len(late.sent) == 3
     twice = AsyncRetrying(stop=stop_after_attempt(2), reraise=True)
-    monkeypatch.setattr(service_commands, "retry_attempts", lambda patience_s: twice)
-    monkeypatch.setattr(service_commands, "_ATTEMPT_S", 0.01)
+    monkeypatch.setattr(services, "retry_attempts", lambda patience_s: twice)
+    monkeypatch.setattr(services, "_COMMAND_ATTEMPT_S", 0.01)
     with pytest.raises(NoRespondersError, match=r"^No responders on shop\.commands\."):
         await Wire(nobody, nobody).call()
     with pytest.raises(
@@ -142,8 +142,8 @@ async def test_service_command_rejected_after_an_unanswered_attempt_raises_outco
     monkeypatch: pytest.MonkeyPatch, said: Any
 ) -> None:
     twice = AsyncRetrying(stop=stop_after_attempt(2), reraise=True)
-    monkeypatch.setattr(service_commands, "retry_attempts", lambda patience_s: twice)
-    monkeypatch.setattr(service_commands, "_ATTEMPT_S", 0.01)
+    monkeypatch.setattr(services, "retry_attempts", lambda patience_s: twice)
+    monkeypatch.setattr(services, "_COMMAND_ATTEMPT_S", 0.01)
     with pytest.raises(OutcomeUnknownError, match=r"An earlier attempt may have been stored\. \(message id id-1\)$") as caught:
         await Wire((None, None), (ack(ackError=said), None)).call()
     assert caught.value.message_id == "id-1"
@@ -194,7 +194,7 @@ async def test_service_command_to_a_missing_stream_raises_not_found_and_sends_no
 
     transport: Any = wire
     with pytest.raises(NotFoundError):
-        await call(transport, find, COMMAND, 30)
+        await send_command(transport, find, COMMAND, 30)
     assert wire.expected == []
 
 
@@ -220,9 +220,25 @@ async def test_service_command_answer_with_an_invalid_offset_raises_protocol_err
             await wire.call()
 
 
+async def test_service_command_with_a_reply_that_is_too_large_raises_that_it_was_executed() -> None:
+    wire = Wire((ack(), reply(b"the reply has 9 bytes", Lift_Error="REPLY_TOO_LARGE")))
+    with pytest.raises(ReplyTooLargeError, match="executed the command at offset"):
+        await wire.call()
+    assert len(wire.sent) == 1
+
+
 async def test_service_command_that_the_service_skipped_raises_with_the_reason() -> None:
     wire = Wire((ack(), reply(b"no money\xff", Lift_Error="REFUSED")))
     with pytest.raises(CommandFailedError) as caught:
         await wire.call()
     assert "REFUSED: no money�" in str(caught.value)
     assert len(wire.sent) == 1
+
+
+async def test_service_command_that_is_already_answered_is_not_sent_again() -> None:
+    wire = Wire()
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    answer.set_result(reply(b"late"))
+    transport: Any = wire
+    found = await _send_once(transport, Address("shop.commands", "u1"), COMMAND, "id-1", 2.0, ("inbox.0", answer), 2.0)
+    assert (found, wire.sent, wire.expected) == (CommandAnswer(b"late", 17, "n2"), [], [])

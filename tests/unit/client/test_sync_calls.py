@@ -33,7 +33,7 @@ PAIRS = [
         Client, Admin, Groups, Queues, Cursors, Services, Publisher, Producer, Consumer, ManyConsumer, Group, Queue, Job, Cursor,
     )
 ]  # fmt: skip
-NOT_FOR_APPLICATIONS = {"open", "transport", "over_ns", "queue", "next_fetched"}
+NOT_FOR_APPLICATIONS = {"open", "transport", "over_ns", "queue", "next_fetched", "passed_position"}
 """Names of the asynchronous classes for other parts of this library. ``client.queue`` is a method of both clients."""
 RENAMED = {"aclose": "close"}
 BY_HAND = {("SyncClient", "close")}

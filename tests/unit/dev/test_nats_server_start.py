@@ -111,8 +111,6 @@ def test_nats_server_that_exits_raises_its_last_output(scripted: Scripted) -> No
     scripted.ends = True
     with pytest.raises(UnavailableError, match=r"nats-server did not start.*: 2 \| 3 \| last words"):
         NatsServer().start()
-    with pytest.raises(UnavailableError, match="was never started"):
-        NatsServer().resume()
 
 
 def test_nats_server_that_never_listens_is_killed(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,11 +119,3 @@ def test_nats_server_that_never_listens_is_killed(scripted: Scripted, monkeypatc
     with pytest.raises(UnavailableError, match="none"):
         NatsServer().start()
     assert scripted.processes[0].calls == ["terminate", "kill"]
-
-
-def test_nats_port_check_is_true_only_for_a_nats_greeting() -> None:
-    listening, port = listener(b"INFO", b"-ERR")
-    assert nats_server._answers(port)
-    assert not nats_server._answers(port)
-    listening.close()
-    assert not nats_server._answers(port)

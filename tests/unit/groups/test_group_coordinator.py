@@ -174,6 +174,30 @@ def test_group_coordinator_cursor_opened_twice_rejects_commits_of_the_first_open
     assert lab.say(open=pb.OpenCursor()).code == pb.GROUP_NOT_EMPTY, "a group is no cursor"
 
 
+def test_group_coordinator_opens_a_cursor_whose_positions_are_larger_than_a_reply() -> None:
+    lab, name = Lab(), "s" * 64
+    assert lab.say(open=pb.OpenCursor()).code == pb.GROUP_OK
+    for first in range(0, commands.MAX_PARTITIONS, commands.MAX_POSITIONS):
+        partitions = range(first, first + commands.MAX_POSITIONS)
+        positions = [pb.GroupPosition(stream=name, uid=UID, partition=partition, position=9) for partition in partitions]
+        assert lab.say(reset=pb.ResetPositions(positions=positions)).code == pb.GROUP_OK
+    answer = lab.say(open=pb.OpenCursor())
+    assert (answer.code, answer.generation, len(answer.positions)) == (pb.GROUP_OK, 6, 0)
+    assert len(lab.query("g").positions) == commands.MAX_PARTITIONS
+
+
+def test_group_coordinator_answer_larger_than_a_reply_is_an_error_that_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftpy.core.groups.machine.MAX_OUTPUT_BYTES", 1000)
+    lab = Lab()
+    joined = lab.join("a")
+    stale = [pb.GroupPosition(stream="s" * 64, uid="u", partition=number, position=1) for number in range(100)]
+    commit, beat = pb.CommitPositions(member="a", positions=stale), pb.BeatGroup(member="a", generation=joined.generation)
+    answer = lab.say(commit=commit, beat=beat)
+    assert (answer.code, len(answer.refused)) == (pb.GROUP_FULL, 0)
+    assert "1000 bytes" in answer.detail
+    assert lab.beat("a", joined).code == pb.GROUP_OK
+
+
 def test_group_coordinator_recreated_stream_has_no_committed_offsets() -> None:
     lab = Lab()
     a = lab.join("a")

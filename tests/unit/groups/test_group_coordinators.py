@@ -17,11 +17,13 @@ import sidecar.groups.coordinators as module
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.worker_assignment import WHOLE
 from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire._pb import group_pb2 as pb
+from liftpy.core.wire.batch import Record
 from liftpy.core.wire.subjects import GROUPS_STREAM
 from liftpy.errors import UnavailableError
+from liftpy.service import Identity, Role, ServiceMachine
 from sidecar.groups.coordinators import GroupCoordinators
-from sidecar.groups.on_demand import CoordinatorsOnDemand
-from sidecar.groups.partitions import hosted_partitions
+from sidecar.groups.on_demand import CoordinatorsOnDemand, hosted_partitions
 from sidecar.runtime.settings import NodeSettings
 from tests.unit.metadata.small_images import a_partition, a_stream, an_image
 from tests.until import until
@@ -53,8 +55,9 @@ class Host:
         self, factory: Callable[[], Any], settings: Any, transport: Any, namespace: str, reader_of: Any, said: Any
     ) -> None:
         assert said is say
-        self.settings, self.namespace, self.machine, self.problem = settings, namespace, None, ""
-        self.state = factory()
+        self.settings, self.namespace, self.problem = settings, namespace, ""
+        self.machine: ServiceMachine | None = None
+        self.factory = factory
         self.stopped = asyncio.Event()
         self.ended = False
         Host.made.append(self)
@@ -169,6 +172,24 @@ async def test_group_coordinator_that_is_not_running_is_reported_with_its_proble
     said = made.report()[0]
     assert (said["role"], said["problem"], said["groups"]) == ("", "UNAVAILABLE: no server", 0)
     await asyncio.wait_for(made.close(), 5)
+
+
+async def test_group_coordinator_that_restores_a_snapshot_reports_its_former_groups(
+    connections: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), NOTHING_READ, SAYS)
+    made.follow(ClusterImage(), image_of("a"))
+    await until(lambda: bool(Host.made))
+    host = Host.made[0]
+    host.machine = machine = ServiceMachine(host.factory(), Identity("groups", "s", "u1", 0), snapshot_interval_records=100)
+    machine.start(None)
+    machine.change_role(Role.LEADER, 1)
+    opens = pb.GroupCommand(group="nightly", open=pb.OpenCursor()).SerializeToString()
+    machine.apply([Record(0, 0, None, opens, (), "", "_INBOX.a", 1)])
+    host.factory()  # the next state is not read yet
+    assert made.report()[0]["groups"] == 1
+    assert [row["group"] for row in made.group_rows()] == ["nightly"]
+    await made.close()
 
 
 @pytest.mark.parametrize("more", [{"run_group_coordinators": False}, {"inbox_prefixes": ("_INBOX.",)}])

@@ -131,6 +131,16 @@ def test_filtered_read_scans_a_bounded_part_of_the_log_per_response(monkeypatch:
         assert (0 if backwards else 10_000) < sum(looked) <= 20_000 + 8192  # backwards: of one segment
 
 
+def test_filtered_read_decompresses_a_bounded_part_of_the_log_per_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 MiB of LZ4 data can expand to 255 MiB."""
+    log, _ = filled([([(b"a", 300)] * 8, "p", Codec.LZ4)] * 25)
+    monkeypatch.setattr(range_reads, "DECOMPRESSED_BYTES", 20_000)  # a body has about 7,300 bytes
+    for backwards, start in ((False, 0), (True, 200)):
+        portion = read_selected(log, Filter(keys=(b"x",)), start, 1 << 20, 1 << 20, end_offset=200, backwards=backwards)
+        assert (portion.chunks, abs(portion.next_offset - start)) == ((), 3 * 8)
+    assert read_narrow(log, VALUES, 0, 1 << 20, 1 << 20, end_offset=200).next_offset == 3 * 8
+
+
 def test_filtered_read_with_64_wildcard_subjects_takes_less_than_half_a_second_per_response() -> None:
     """[A21]"""
     log = Log.open(MemoryStorage(), StreamConfig())[0]

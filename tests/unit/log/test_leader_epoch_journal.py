@@ -132,6 +132,23 @@ def test_leader_epoch_journal_on_a_full_disk_raises_no_space_until_space_is_free
     assert held(full.crash()) == {KEYS[0]: 3, KEYS[1]: 4}
 
 
+def test_leader_epoch_journal_after_a_flush_without_space_keeps_later_epochs_over_a_power_loss() -> None:
+    storage = MemoryStorage()
+    journal = PromiseJournal(storage)
+    journal.store({KEYS[0]: 3})
+
+    def has_no_space(what: str) -> None:
+        if what == "sync":
+            raise NoSpaceError("simulated")
+
+    storage.fault = has_no_space
+    with pytest.raises(NoSpaceError):
+        journal.store({KEYS[1]: 4})
+    storage.fault = None
+    journal.store({KEYS[2]: 5})
+    assert held(storage.crash()) == {KEYS[0]: 3, KEYS[2]: 5}
+
+
 def test_leader_epoch_journal_at_its_size_limit_is_rewritten_without_deleted_partitions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

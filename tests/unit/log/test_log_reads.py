@@ -11,6 +11,7 @@ from liftpy.core.log import arrow
 from liftpy.core.log.leader_epochs import EpochCache
 from liftpy.core.log.reading import first_offset_at
 from liftpy.core.log.segment import INDEX_INTERVAL_BYTES
+from liftpy.core.log.storage import MemoryFile, MemoryStorage
 from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch, split_batches
 from tests.each import each
 from tests.unit.log.small_logs import S, a_log, add, filled
@@ -64,6 +65,28 @@ def test_log_offset_for_timestamp_with_falling_timestamps_returns_the_first_matc
         first = next((n for n, time_s in enumerate(times) if time_s >= wanted_s), None)
         assert first_offset_at(log.segments, wanted_s * S) == first, wanted_s
     assert [segment.max_timestamp_ns // S for segment in log.segments] == [20, 30, 40]
+
+
+def test_log_offset_for_timestamp_after_a_restart_reads_only_the_blocks_around_the_match(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The node answers such requests on its event loop, and a segment has 256 MiB by default."""
+    storage = MemoryStorage()
+    log = a_log(storage)
+    for number in range(100):
+        add(log, timestamp_ns=number * S, size=INDEX_INTERVAL_BYTES // 2)
+    log.roll()
+    log.close()
+    log, sizes, read = a_log(storage), list[int](), MemoryFile.read
+
+    def counted(file: MemoryFile, position: int, size_bytes: int) -> memoryview:
+        data = read(file, position, size_bytes)
+        sizes.append(len(data))
+        return data
+
+    monkeypatch.setattr(MemoryFile, "read", counted)
+    assert [log.offset_for_timestamp(wanted_s * S) for wanted_s in (3, 40)] == [3, 40]
+    assert sum(sizes) <= 2 * 6 * INDEX_INTERVAL_BYTES
 
 
 def test_epoch_cache_returns_the_epoch_of_an_offset_and_the_end_offset_of_an_epoch() -> None:

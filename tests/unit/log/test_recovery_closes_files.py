@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import recover
+from liftpy.errors import StorageError
 from sidecar.disk.files import DirectoryStorage
 from tests.unit.log.log_model import SMALL, fill
 
@@ -108,6 +111,23 @@ def test_recovery_leaves_only_files_of_the_recovered_log_open(
     assert open_in(folder) == wanted
     for segment in found.segments:
         segment.file.close()
+    assert open_in(folder) == []
+
+
+@pytest.mark.parametrize("call", ["fdatasync", "rename", "pread"])
+def test_recovery_that_fails_leaves_no_file_open(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(errno.EIO, "the disk does not answer")
+
+    folder = tmp_path / "0"
+    log, _ = Log.open(DirectoryStorage(folder), SMALL)
+    fill(log, 40)
+    log.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing)
+        with suppress(StorageError):
+            recover(DirectoryStorage(folder))
+            pytest.fail("the recovery did not fail")
     assert open_in(folder) == []
 
 

@@ -12,7 +12,7 @@ from liftpy.core.base.invariants import check
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import ClusterImage, SubjectIndex
 from liftpy.core.metadata.image_delta import diff
-from liftpy.core.metadata.replay import check_partition
+from liftpy.core.metadata.records import check_partition
 
 
 def check_image(image: ClusterImage) -> None:

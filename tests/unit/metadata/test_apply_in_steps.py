@@ -6,8 +6,7 @@ import pytest
 
 from liftpy.core.base.cooperative_apply import PER_STEP
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.records import Record
-from liftpy.core.metadata.replay import replay
+from liftpy.core.metadata.records import Record, replay
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import born_fsm, registration
@@ -101,7 +100,7 @@ def test_apply_of_a_large_entry_in_steps_replays_a_bounded_number_of_records_per
         counted += 1
         return replay(image, record)
 
-    monkeypatch.setattr("liftpy.core.metadata.replay.replay", counting)
+    monkeypatch.setattr("liftpy.core.metadata.records.replay", counting)
     replayed = []
     while not driven.fsm.precompute(entry, driven.index):
         replayed.append(counted)

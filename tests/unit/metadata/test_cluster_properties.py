@@ -20,8 +20,7 @@ from liftpy.core.metadata.codec import image_to_bytes
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.idempotency_cache import IdempotencyCache
 from liftpy.core.metadata.image import ClusterImage, StreamImage
-from liftpy.core.metadata.records import record_from_pb
-from liftpy.core.metadata.replay import replay_all
+from liftpy.core.metadata.records import record_from_pb, replay_all
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import has_unknown_fields
 from liftpy.errors import IncompatibleVersionError

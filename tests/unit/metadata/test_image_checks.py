@@ -11,7 +11,7 @@ from immutables import Map
 from liftpy.config import CommitPolicy
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.image import ClusterImage, Counters, NodeImage
-from liftpy.core.metadata.replay import check_partition
+from liftpy.core.metadata.records import check_partition
 from liftpy.errors import InvariantError
 from tests.each import each
 from tests.unit.metadata.image_checks import LeadershipHistory, check_image, check_step

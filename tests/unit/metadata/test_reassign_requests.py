@@ -11,7 +11,7 @@ from cluster_driver import Driver, Error
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import MoveReason, PartitionState
 from liftpy.core.metadata.controller.admission import RequestAcl, refusal
-from liftpy.core.metadata.controller.reassign import finish_reached_target, without_further_moves
+from liftpy.core.metadata.controller.partitions import finish_reached_target, without_further_moves
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 

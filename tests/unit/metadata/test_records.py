@@ -28,8 +28,9 @@ from liftpy.core.metadata.records import (
     StreamDeleted,
     record_from_pb,
     record_to_pb,
+    replay,
+    replay_all,
 )
-from liftpy.core.metadata.replay import replay, replay_all
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import InvariantError, ProtocolError
 from tests.each import each

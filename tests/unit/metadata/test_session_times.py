@@ -20,8 +20,7 @@ from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.image_delta import diff, entry_between
 from liftpy.core.metadata.record_builder import Rules
-from liftpy.core.metadata.records import SessionTimesSet, record_from_pb
-from liftpy.core.metadata.replay import replay
+from liftpy.core.metadata.records import SessionTimesSet, record_from_pb, replay
 from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb

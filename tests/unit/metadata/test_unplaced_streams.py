@@ -13,7 +13,7 @@ from liftpy.core.metadata.controller.streams import AGAIN_AFTER_NS, AT_ONCE, CHE
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage
 from liftpy.core.metadata.placement import POLICIES
 from liftpy.core.metadata.placement.policies import HASHES_PER_STEP
-from liftpy.core.metadata.replay import replay_all
+from liftpy.core.metadata.records import replay_all
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.each import each

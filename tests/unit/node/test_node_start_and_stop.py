@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import pytest
 from immutables import Map
@@ -15,14 +18,17 @@ import sidecar.node.node
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.base.worker_assignment import WorkerShare
+from liftpy.core.log.recovery import OpenReport, RecoveryResult
+from liftpy.core.log.small_files import Checkpoint
 from liftpy.core.metadata.image import ClusterImage, StreamImage
-from liftpy.errors import ConfigError, LiftError, NoSpaceError
+from liftpy.errors import ConfigError, DataDirectoryLockedError, LiftError, NoSpaceError
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.metadata.identity import NodeFile, PreviousProcess
 from sidecar.node.node import Node
+from sidecar.node.reload import ReloadResult
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.runtime.restarts import EXIT_TO_REPAIR
-from sidecar.runtime.settings import NodeSettings
+from sidecar.runtime.settings import NodeSettings, SettingsLoader
 from sidecar.workers.workers import Workers
 
 _LOG, _OTHER = "orders-000001-1/0", "orders-000001-1/1"
@@ -113,6 +119,11 @@ class Held:
     def __init__(self, world: World) -> None:
         self._world = world
         self.heard: list[int] = []
+        self.counts = SimpleNamespace(labels=SimpleNamespace(patterns=()))
+        self.copy_limit = SimpleNamespace(change=lambda replication: None)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
 
     def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
         self._world.say(f"image {old.index} to {new.index}")
@@ -291,6 +302,52 @@ async def test_node_stop_with_a_component_that_fails_to_close_closes_the_others_
     assert {"heartbeats end", "logs closed", "group stop", "links close"} <= set(world.told)
     assert not world.marker().clean_stop
     DataDirectory(world.folder).close()  # its lock is free
+
+
+async def test_node_stop_during_the_recovery_unlocks_the_data_directory_after_its_threads(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the next process would recover the same log at the same time."""
+    recovering, may_end = threading.Event(), threading.Event()
+
+    def recover(storage: Any, *, clean: bool) -> RecoveryResult:
+        recovering.set()
+        assert may_end.wait(30)
+        return RecoveryResult([], Checkpoint(), OpenReport(), storage)
+
+    (world.folder / "streams" / "orders-U1" / "0").mkdir(parents=True)
+    monkeypatch.setattr("sidecar.partition.recovery.recover", recover)
+    node = Node(NodeSettings("n1", world.folder))
+    starting = asyncio.ensure_future(node.start())
+    await asyncio.to_thread(recovering.wait, 30)
+    starting.cancel()
+    node.request_stop(hand_over=True)
+    stopping = asyncio.ensure_future(node.stop())
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    assert not stopping.done()
+    with pytest.raises(DataDirectoryLockedError):
+        DataDirectory(world.folder)
+    may_end.set()
+    assert await stopping == 0
+    DataDirectory(world.folder).close()
+
+
+async def test_node_reload_during_the_start_applies_to_parts_that_start_later(world: World) -> None:
+    class Source:
+        sources: ClassVar[dict[str, str]] = {}
+
+        def load(self) -> NodeSettings:
+            return NodeSettings("n1", world.folder, metrics_streams=("shop-*",))
+
+    node = Node(NodeSettings("n1", world.folder), again=cast(SettingsLoader, Source()))
+    reloads: list[asyncio.Task[ReloadResult]] = []
+    world.during["nobody runs"] = lambda: reloads.append(asyncio.ensure_future(node.reloading.reload()))
+    await node.start()
+    assert (await reloads[0]).applied == ("metrics_streams",)
+    partitions: Any = node.partitions
+    assert partitions.counts.labels.patterns == ("shop-*",)
+    await node.stop()
 
 
 async def test_node_stop_with_unclean_logs_writes_no_clean_marker(world: World) -> None:

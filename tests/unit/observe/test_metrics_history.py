@@ -114,12 +114,26 @@ def test_metrics_history_of_a_cluster_sums_only_nodes_with_a_sample() -> None:
         a.add_values(second, a_row(2))
         if second not in (3_003, 3_004):
             b.add_values(second, a_row(5))
-    rows = of_cluster([a, b, c], SECONDS, 2_999)
+    rows = of_cluster([a, b, c], SECONDS, 2_999, 3_010)
     assert (rows.first, column(rows), column(rows, "lag")) == (3_000, [7, 7, 7, 2, 2, 7], [5, 5, 5, 2, 2, 5])
     a.add_values(3_010, a_row(2))
     b.add_values(3_010, a_row(5))
-    assert column(of_cluster([a, b], SECONDS, 3_005)) == [None] * 4 + [7]
-    assert of_cluster([c], TENS, 3_005).count == 0
+    assert column(of_cluster([a, b], SECONDS, 3_005, 3_010)) == [None] * 4 + [7]
+    assert of_cluster([c], TENS, 3_005, 3_010).count == 0
+
+
+@pytest.mark.parametrize("step", [SECONDS, TENS])
+@pytest.mark.parametrize("ahead_s", [30, 3_600, 365 * 86_400, -365 * 86_400])
+def test_metrics_history_of_a_cluster_leaves_out_the_rows_of_a_node_with_a_wrong_clock(ahead_s: int, step: int) -> None:
+    nodes = [History() for _ in range(3)]
+    begins, now_s = 1_000_000_000, 1_000_001_200
+    for number, (node, shift_s) in enumerate(zip(nodes, (0, 0, ahead_s), strict=True)):
+        for second in range(begins, now_s):
+            node.add_values(second + shift_s, a_row(10**number))
+    rows = of_cluster(nodes, step, 0, now_s)
+    assert rows.count <= LENGTHS[step], "one wrong clock costs no memory"
+    assert column(rows)[(now_s - rows.first) // step - 1] == (111 if ahead_s == 30 else 11)
+    assert rows.first + rows.count * step in (now_s, now_s + 30)
 
 
 def test_metrics_history_copied_twice_or_in_parts_equals_the_original() -> None:

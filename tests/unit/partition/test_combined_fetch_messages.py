@@ -253,6 +253,8 @@ async def test_combined_fetch_request_that_is_too_long_or_empty_is_rejected(lead
     with pytest.raises(ProtocolError):
         leader.talk.answer_question(b"liftpy.inbox.n2.x.1.1", memoryview(b"\xff\xff\xff"))
     assert not leader.bus.sent
+    most = pb.QuietFetches(replicaID="n2", fetches=many.fetches[1:])
+    assert leader.talk.decode_question(b"liftpy.inbox.n2.x.1.1", memoryview(most.SerializeToString())) == most
 
 
 async def test_combined_fetch_response_to_another_request_confirms_no_partition(follower: Side, leader: Side) -> None:

@@ -16,13 +16,13 @@ import sidecar.partition.replica_manager as module
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.image import ClusterImage, StreamImage
-from liftpy.core.metadata.records import PartitionStateChanged, StreamDeleted
-from liftpy.core.metadata.replay import replay
+from liftpy.core.metadata.records import PartitionStateChanged, StreamDeleted, replay
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.disk.data_folder import DataDirectory
 from tests.born import born_fsm, registration
 from tests.unit.partition.shell_parts import process_tools
 from tests.unit.partition.test_partition_opening import Group
+from tests.until import until
 
 UNAVAILABLE = pb.ControlResponse(error=pb.ControlResponse.UNAVAILABLE)
 
@@ -99,7 +99,7 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> Any:
     partitions.image_changed(ClusterImage(), controllers.image)
     async with asyncio.timeout(30):
         await partitions.wait_until_open()
-        yield SimpleNamespace(controllers=controllers, deleted=deleted, later=later, partitions=partitions)
+        yield SimpleNamespace(controllers=controllers, deleted=deleted, later=later, partitions=partitions, deletions=deletions)
         assert await partitions.stop()
 
 
@@ -171,6 +171,56 @@ async def test_partition_deletion_confirmed_late_deletes_the_data(node: Any, mon
         while len(node.later) < 5:
             await asyncio.sleep(0.001)
     assert sorted(key.partition for key in node.later) == [0, 1, 2, 3, 4]
+
+
+async def test_partition_that_returns_during_its_late_deletion_keeps_its_data(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller answers before the partitions come back. The node opens them before it processes the answer."""
+    monkeypatch.setattr(module, "LATER_S", 0.001)
+    before = node.controllers.image
+    moved, answered = held_elsewhere(before), asyncio.Event()
+    node.controllers.answer = lambda _: UNAVAILABLE
+    node.partitions.image_changed(before, moved)
+    await node.partitions.wait_until_open()
+    assert node.deleted == [False] * 5
+
+    asked: list[PartitionKey] = []
+
+    async def is_allowed(key: PartitionKey) -> bool:
+        asked.append(key)
+        await answered.wait()
+        return True
+
+    monkeypatch.setattr(node.deletions, "is_allowed", is_allowed)
+    await until(lambda: len(asked) == 5)
+    node.partitions.image_changed(moved, before)
+    await node.partitions.wait_until_open()
+    assert len(node.partitions) == 5
+    answered.set()
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+    assert node.later == []
+
+
+async def test_partition_manager_stop_ends_the_deletion_of_orphaned_partitions(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[PartitionKey] = []
+
+    async def is_allowed(key: PartitionKey) -> bool:
+        asked.append(key)
+        await asyncio.Event().wait()
+        return True
+
+    before = node.controllers.image
+    node.controllers.answer = lambda _: UNAVAILABLE
+    node.partitions.image_changed(before, held_elsewhere(before))
+    await node.partitions.wait_until_open()
+    monkeypatch.setattr(node.deletions, "is_allowed", is_allowed)
+    node.partitions.leave_behind([f"s-{before.streams['s'].uid}/0"])
+    await until(lambda: asked)
+    assert await node.partitions.stop()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_partition_deletion_waits_for_a_controller_election(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:

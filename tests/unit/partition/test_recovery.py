@@ -17,11 +17,12 @@ from liftpy.core.log import log as log_module
 from liftpy.core.log.compaction_point import HORIZON_NAME, Horizon, encode_horizon
 from liftpy.core.log.log import Log
 from liftpy.core.wire.batch import build_batch, split_batches
-from liftpy.errors import StorageError
+from liftpy.errors import CorruptionError, StorageError
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import DirectoryStorage
 from sidecar.partition import recovery
 from sidecar.partition.recovery import RecoveredLogs
+from tests.unit.log.test_recovery_closes_files import open_in
 
 SMALL = StreamConfig(segment_bytes=4096)
 
@@ -85,6 +86,7 @@ async def test_log_recovery_lists_damaged_and_unreadable_logs(
         return real(storage, clean=clean)
 
     monkeypatch.setattr(recovery, "recover", failing)
+    monkeypatch.setattr(recovery, "RETRY_PAUSES_S", (0.0,))
     logs = RecoveredLogs()
     await logs.run(folder, pool, clean_stop=True)
     assert logs.damaged == ["b-2/0", "c-3/7"]
@@ -98,6 +100,67 @@ async def test_log_recovery_lists_damaged_and_unreadable_logs(
     log, _ = Log.open(DirectoryStorage(right), SMALL, recovered=kept)
     assert log.log_end_offset == 40
     log.close()
+
+
+async def test_log_recovery_retries_after_a_disk_error_that_passes(
+    folder: DataDirectory, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that counts as damaged without a known reason would make all logs of the node count as incomplete."""
+    path, other = a_log(folder, "a-1"), a_log(folder, "b-2")
+    real, failures = recovery.recover, [StorageError("the disk does not answer")] * 2
+
+    def failing(storage: DirectoryStorage, *, clean: bool) -> object:
+        if storage.folder == path and failures:
+            raise failures.pop()
+        return real(storage, clean=clean)
+
+    monkeypatch.setattr(recovery, "recover", failing)
+    monkeypatch.setattr(recovery, "RETRY_PAUSES_S", (0.0, 0.0))
+    logs = RecoveredLogs()
+    await logs.run(folder, pool, clean_stop=True)
+    assert (failures, logs.damaged, logs.progress) == ([], [], (2, 2))
+    assert logs.take(path) is not None
+    assert logs.take(other) is not None
+
+
+@pytest.mark.parametrize("error", [StorageError("the disk does not answer"), CorruptionError("another file")])
+async def test_log_recovery_that_failed_is_not_retried_if_a_retry_may_hide_damage_or_cannot_help(
+    error: StorageError, folder: DataDirectory, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recovery has truncated an incomplete end, which means damage after a clean stop. A retry would find nothing."""
+    path = a_log(folder, "a-1")
+    segment = sorted(path.glob("*.log"))[-1]
+    recoveries: list[Path] = []
+
+    def failing(storage: DirectoryStorage, *, clean: bool) -> object:
+        recoveries.append(path)
+        if not isinstance(error, CorruptionError):
+            os.truncate(segment, segment.stat().st_size - 1)
+        raise error
+
+    monkeypatch.setattr(recovery, "recover", failing)
+    monkeypatch.setattr(recovery, "RETRY_PAUSES_S", (0.0, 0.0))
+    logs = RecoveredLogs()
+    await logs.run(folder, pool, clean_stop=True)
+    assert (logs.damaged, recoveries) == (["a-1/0"], [path])
+
+
+async def test_log_recovery_with_a_close_during_its_run_leaves_no_file_open(
+    folder: DataDirectory, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [a_log(folder, "a-1", number) for number in range(3)]
+    real, logs, recoveries = recovery.recover, RecoveredLogs(), list[Path]()
+
+    def closing(storage: DirectoryStorage, *, clean: bool) -> object:
+        recoveries.append(storage.folder)
+        found = real(storage, clean=clean)
+        logs.close()
+        return found
+
+    monkeypatch.setattr(recovery, "recover", closing)
+    await logs.run(folder, pool, clean_stop=False)
+    assert recoveries == paths[:1]
+    assert [open_in(path) for path in paths] == [[], [], []]
 
 
 async def test_log_recovery_with_a_lost_log_end_finds_no_confined_damage(

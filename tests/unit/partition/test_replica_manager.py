@@ -72,12 +72,14 @@ def partitions(*workers: RecordingWorker, allowed: bool = True, links: Any = Non
     transfers = LeadershipTransfers(links)
     deletions = SimpleNamespace(is_allowed=may_delete, close=lambda: None)
     settings = SimpleNamespace(node_id="n1", replication=ReplicationConfig())
+    identity = SimpleNamespace(previous=SimpleNamespace(clean_stop=True))
     made: Any = partitions_module.Partitions(
         SimpleNamespace(
             settings=settings, process=SimpleNamespace(fatal=pytest.fail), deletions=deletions, lease=Lease(NS_PER_S),
-            timers=Timers(), transfers=transfers,
+            timers=Timers(), transfers=transfers, identity=identity,
         )  # type: ignore[arg-type]
     )  # fmt: skip
+    made.identity = identity
     made.transfers, made.links = transfers, links
     for one in workers:
         one.transfers = transfers
@@ -219,7 +221,9 @@ async def test_replica_manager_retries_to_open_a_partition_after_a_failure(
     assert not await start(node)
     assert caplog.text.count("log not opened") == 2
     assert reason in node.failed[KEY]
-    await node.stop()
+    for clean_stop in (False, True):
+        node.identity.previous.clean_stop = clean_stop
+        assert await node.stop() is clean_stop, "the next start must write again what this one could not"
 
 
 @pytest.mark.parametrize("wrong", [{}, {"uid": "u2"}, {"leader_epoch": 5}, {"partition": 2}])
@@ -269,3 +273,13 @@ async def test_replica_manager_stop_waits_for_cancelled_openings() -> None:
     await asyncio.sleep(0)
     assert await node.stop()
     assert closed == ["the log that was being opened"]
+
+
+async def test_leadership_transfer_requested_after_the_stop_starts_no_task() -> None:
+    """A request of the metadata leader may arrive until the connections are closed."""
+    leader = RecordingWorker(KEY, leads=True)
+    node = partitions(leader)
+    await node.transfers.close()
+    node.transfers.begin(leader, pytest.fail)
+    assert (node.transfers.tasks, leader.asked) == ({}, [])
+    assert asyncio.all_tasks() == {asyncio.current_task()}

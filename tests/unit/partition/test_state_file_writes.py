@@ -17,6 +17,7 @@ from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish.dedup_window import StoredId
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.state_file import StateCapture, state_names
+from liftpy.core.publish.state_writer import GIVE_UP_NS
 from liftpy.core.wire.batch import build_batch, parse_batch
 from sidecar.partition.flushing import StateCheckpoints, StateFileMatch, load_state_file, read_state_file
 from sidecar.runtime.timers import Timers
@@ -82,6 +83,20 @@ async def test_state_file_is_written_after_the_high_watermark_once_the_log_has_g
     bench.states._unwritten = bench.states.writer.begin()
     bench.states._write()
     assert bench.states._writing is None, "a log that has failed is left alone"
+
+
+async def test_records_are_deleted_without_a_state_file_after_a_time_and_a_warning(
+    pool: concurrent.futures.Executor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0]
+    monkeypatch.setattr("sidecar.runtime.clock.now_ns", lambda: now[0])
+    made = Bench(pool, MemoryStorage())
+    made.append(b"a")
+    assert not made.states.may_drop(1)
+    now[0] = GIVE_UP_NS
+    assert made.states.may_drop(1)
+    assert "records deleted without a stored state partition=s/0 below=1" in caplog.text
+    await made.flusher.close()
 
 
 async def test_state_file_writes_run_one_at_a_time(bench: Bench) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.publish.acks import Envelope, PendingAcks, Publishers
+from liftpy.core.publish.acks import AckResendBuffer, Envelope, PendingAcks, Publishers
 from liftpy.core.publish.jetstream_headers import Rejection
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
@@ -67,18 +65,6 @@ def test_ack_policy_header_selects_ack_after_flush_or_commit_or_no_ack() -> None
     assert acks.count == 0
 
 
-@pytest.mark.parametrize("policy", [AckPolicy.ALL, AckPolicy.LEADER])
-def test_ack_of_an_enveloped_publish_contains_offset_and_partition(policy: AckPolicy) -> None:
-    acks, bus = pending()
-    envelope = Envelope("c1", "", "ev", policy, 5)
-    acks.add(41, Publishers(policy, [b"_INBOX.p", b"_INBOX.e"], [None, envelope], [policy] * 2))
-    acks.release(policy, 42, 9, 6)
-    (_, plain), (_, enveloped) = bus.take()
-    ack = frames.decode(enveloped, client_pb2.Ack)
-    assert (ack.offset, ack.leaderEpoch, ack.correlationId, ack.stream, ack.commitTimestamp) == (42, 9, "c1", "s", 6)
-    assert json.loads(plain)["seq"] == 42
-
-
 def test_negative_ack_is_sent_in_the_format_of_its_publish() -> None:
     acks, bus = pending()
     envelope = Envelope("c1", "", "ev", AckPolicy.ALL, 5)
@@ -108,3 +94,21 @@ def test_pending_acks_that_were_dropped_are_not_sent_at_the_commit() -> None:
     acks.release(AckPolicy.ALL, 10, 1, 0)
     assert bus.take() == []
     assert acks.count == 0
+
+
+def test_ack_resend_buffer_returns_acks_of_the_last_interval_once() -> None:
+    unsure = AckResendBuffer(age_ns=100)
+    for at_ns, lines in ((0, b"a"), (50, b"bb"), (100, b"c"), (150, b"d")):
+        unsure.note(lines, at_ns)
+    assert unsure.size_bytes == 4, "what was written 100 before is kept still"
+    assert unsure.again(160) == b"cd"
+    assert (unsure.again(160), unsure.size_bytes) == (b"", 0)
+
+
+def test_ack_resend_buffer_above_its_size_limit_drops_the_oldest_acks() -> None:
+    unsure = AckResendBuffer(bound_bytes=5)
+    for lines in (b"aa", b"bbb", b"c"):
+        unsure.note(lines, 0)
+    assert (unsure.size_bytes, unsure.again(0)) == (4, b"bbbc")
+    unsure.note(b"too large", 0)
+    assert (unsure.size_bytes, unsure.again(0)) == (0, b"")

@@ -85,6 +85,8 @@ class Bench:
         {"stream": "s"},  # an old publisher, which may not know the partition either
         {"stream": "s", "partition": 1},
         {"stream": "s", "partition": 1, "streamUid": "u1"},
+        {"partition": 1, "streamUid": "u1"},
+        {"partition": 2},  # without a stream it names nothing
     ],
 )
 async def test_publish_addressed_to_this_stream_is_stored_and_the_ack_names_the_stream(address: dict[str, Any]) -> None:
@@ -104,6 +106,7 @@ async def test_publish_addressed_to_this_stream_is_stored_and_the_ack_names_the_
         {"stream": "s", "partition": 2},
         {"stream": "s", "partition": 0, "streamUid": "u1"},
         {"partition": 1, "streamUid": "u0"},
+        {"streamUid": "u1"},  # a publisher that knows the uid knows the partition
     ],
 )
 async def test_publish_addressed_to_another_stream_is_rejected_and_not_stored(address: dict[str, Any]) -> None:

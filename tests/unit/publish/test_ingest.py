@@ -248,15 +248,6 @@ async def test_ingest_answers_a_publish_rejected_twice_only_once() -> None:
     assert bench.ingest.counters.rejected == 1
 
 
-async def test_ingest_after_stop_stores_no_message() -> None:
-    bench = Bench()
-    bench.publish(b"a")
-    bench.ingest.stop()
-    await turn()
-    assert bench.bus.sink is None
-    assert bench.batches == []
-
-
 async def test_ingest_skips_only_the_message_that_makes_the_decoder_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     read = bench.ingest.reader.read

@@ -9,11 +9,11 @@ import pytest
 
 from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.publish.acks import Envelope, PendingAcks, Publishers
+from liftpy.core.publish.acks import Envelope, Publishers
 from liftpy.core.publish.jetstream_headers import Rejection
 from liftpy.core.publish.message_decoder import MessageDecoder
 from liftpy.core.replication.effects import RejectReason
-from liftpy.core.wire import envelope, frames
+from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
 from liftpy.core.wire.subjects import InboxRule
@@ -239,27 +239,6 @@ def test_ack_envelope_has_the_position_of_the_record() -> None:
     ]  # fmt: skip
 
 
-def test_ack_of_an_envelope_with_policy_all_is_sent_as_an_envelope_after_the_commit() -> None:
-    acks, bus = pending()
-    acks.add(3, Publishers(AckPolicy.ALL, [b"_INBOX.p", b"_INBOX.e"], [None, Envelope("c", "", "ev", AckPolicy.ALL, 5)]))
-    acks.release(AckPolicy.ALL, 4, 9, 6)
-    (plain, first), (enveloped, second) = bus.take()
-    assert (plain, first, enveloped) == ("_INBOX.p", b'{"stream":"s","seq":4}', "_INBOX.e")
-    assert frames.decode(second, client_pb2.Ack).offset == 4
-    acks.add(5, Publishers(AckPolicy.ALL, [b"_INBOX.p", b"_INBOX.l"], None, [AckPolicy.ALL, AckPolicy.LEADER]))
-    acks.release(AckPolicy.ALL, 6, 9, 6)
-    assert bus.take() == [("_INBOX.p", b'{"stream":"s","seq":6}')]
-
-
-async def test_ingest_rejects_a_message_of_64_mib_before_it_reaches_the_leader() -> None:
-    bench = Bench(batch_max_bytes=64 << 20, ingest_queue_bytes=256 << 20)
-    bench.bus.max_payload = 64 << 20
-    bench.publish(bytes(64 << 20), b"_INBOX.a")
-    await turn()
-    assert (len(bench.bus.lines), bench.batches, bench.bus.failed, bench.ingest._tokens) == (1, [], [], {})
-    assert bench.ingest.counters.rejected == 1
-
-
 def test_negative_ack_envelope_has_the_reason_and_the_leader() -> None:
     acks, bus = pending()
     asked = Envelope("c1", "_INBOX.e", "ev.x", AckPolicy.ALL, 5)
@@ -322,49 +301,6 @@ KEY = PartitionKey("s", "u1", 2)
 RULE = InboxRule(("_INBOX.",))
 
 
-@each(
-    ("fields", "ours"),
-    [
-        ({}, True),
-        ({"stream": "s"}, True),
-        ({"stream": "s", "partition": 2}, True),
-        ({"stream": "s", "partition": 1}, False),
-        ({"stream": "t"}, False),
-        ({"stream": "t", "partition": 2}, False),
-        ({"partition": 1}, True),  # without a stream it says nothing
-        ({"stream": "s", "streamUid": "u1", "partition": 2}, True),
-        ({"streamUid": "u1", "partition": 2}, True),
-        ({"streamUid": "u1"}, False),  # whoever knows the uid knows the partition
-        ({"stream": "t", "streamUid": "u1", "partition": 2}, False),
-        ({"stream": "s", "streamUid": "u2", "partition": 2}, False),
-    ],
-)
-def test_envelope_for_another_partition_is_rejected(fields: dict[str, Any], ours: bool) -> None:
-    """[A9]"""
-    raw = (b"ev", b"_INBOX.a", message(value=b"v", **fields), b"")
-    columns = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE).read([raw], 0)
-    assert (not columns.unfit) is ours
-    if not ours:
-        reason, detail, _ = columns.unfit[0]
-        assert reason is RejectReason.WRONG_STREAM
-        wanted = f"{fields.get('stream', '?')}/{fields.get('partition', 0)} (uid {fields.get('streamUid', '?')})"
-        assert detail == f"it is addressed to {wanted}, and s/2 (uid u1) listens here"
-    assert MessageDecoder(KEY, "ev", AckPolicy.NONE, RULE).read([raw], 0).unfit == {}, "that one answers nobody"
-
-
-def test_message_decoder_returns_the_ack_inbox_policy_and_correlation_of_an_envelope() -> None:
-    raw = (
-        b"ev.x",
-        b"_INBOX.reply",
-        message(value=b"v", correlationId="c", ackInbox="_INBOX.own", ackPolicy=client_pb2.NONE),
-        b"",
-    )
-    columns = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE).read([(b"ev", b"_INBOX.p", b"plain", b""), raw], 9)
-    assert columns.publishers.replies == [b"_INBOX.p", b"_INBOX.own"]
-    assert columns.publishers.envelopes == [None, Envelope("c", "_INBOX.own", "ev.x", AckPolicy.NONE, 9)]
-    assert columns.publishers.policies == [AckPolicy.ALL, AckPolicy.NONE]
-
-
 def test_envelope_and_nats_headers_are_merged_and_rejected_if_reserved() -> None:
     reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE)
     named = [client_pb2.Header(name="b", value=b"2")]
@@ -374,23 +310,3 @@ def test_envelope_and_nats_headers_are_merged_and_rejected_if_reserved() -> None
     )
     assert (kept.unfit, kept.headers) == ({}, [[("a", b"1"), ("b", b"2")]])
     assert refused.unfit
-
-
-def test_message_decoder_returns_a_reply_subject_only_if_it_is_an_inbox() -> None:
-    reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE)
-    columns = reader.read([(b"ev", b"", b"a", b""), (b"ev", b"_INBOX.a", b"b", b""), (b"ev", b"elsewhere", b"c", b"")], 0)
-    assert columns.publishers.replies == [b"", b"_INBOX.a", b""]
-    assert reader.refused_replies == 1, "who asks for none was refused none"
-
-
-def test_publish_that_only_starts_like_an_envelope_is_stored_as_the_record_value() -> None:
-    reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE)
-    raw = (b"ev", b"_INBOX.a", envelope.MAGIC + b"\0", b"NATS/1.0\r\nLift-Key: k\r\n\r\n")
-    columns = reader.read([raw], 0)
-    assert (columns.values, columns.keys, columns.publishers.envelopes) == ([envelope.MAGIC + b"\0"], [b"k"], None)
-    assert (reader.poison_envelopes, reader.protocol_frames) == (1, 0)
-
-
-def test_pending_acks_have_the_key_of_their_partition() -> None:
-    acks = PendingAcks(FakeBus(), KEY, "ev")
-    assert acks.key == KEY

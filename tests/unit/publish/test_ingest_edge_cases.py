@@ -87,12 +87,6 @@ def test_stream_without_acks_stores_reply_subjects_and_sends_no_answers() -> Non
     assert reader(AckPolicy.NONE).read([(b"ev", b"", b"a", b"")], 7).replies is None
 
 
-def test_reply_subject_outside_the_inbox_rule_is_counted_and_not_answered() -> None:
-    ours = reader()
-    columns = ours.read([(b"ev", b"_INBOX.1", b"a", b""), (b"ev", b"orders", b"b", b""), (b"ev", b"", b"c", b"")], 7)
-    assert (list(columns.publishers.replies), ours.refused_replies, columns.replies) == ([b"_INBOX.1", b"", b""], 1, None)
-
-
 @pytest.mark.parametrize(("size", "fits"), [(64 * 1024, True), (64 * 1024 + 1, False)])
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_batch_publish_with_a_record_above_the_header_byte_limit_is_rejected(size: int, fits: bool, at: int) -> None:
@@ -175,22 +169,6 @@ def test_message_decoder_returns_the_ack_policy_of_each_message() -> None:
     ]
     columns = reader().read(messages, 7)
     assert columns.publishers.policies == [AckPolicy.LEADER, AckPolicy.ALL, AckPolicy.NONE, AckPolicy.ALL, AckPolicy.ALL]
-
-
-async def test_ingest_rejection_counts_publishes_with_and_without_reply_separately() -> None:
-    bench = Bench(append=False)
-    for number in range(3):
-        bench.publish(b"v", b"_INBOX.%d" % number)
-    await turn()
-    bench.publish(b"v")
-    await turn()
-    for token in bench.tokens:
-        bench.ingest.reject(token, RejectReason.NOT_LEADER, "n2", 4)
-        bench.ingest.reject(token, RejectReason.NOT_LEADER, "n2", 4)
-    counters = bench.ingest.counters
-    assert (counters.rejected, counters.overloaded, counters.dropped) == (3, 0, {"not_leader": 1})
-    assert len(bench.bus.lines) == 3
-    assert bench.ingest.idle
 
 
 async def test_publish_above_the_node_memory_limit_is_rejected_or_dropped_if_it_has_no_reply() -> None:

@@ -15,7 +15,7 @@ from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish import last_per_subject
 from liftpy.core.publish.last_per_subject import LastPerSubject, last_of_each
 from liftpy.core.publish.log_state import LogState, headers_of
-from liftpy.core.publish.log_state_part import NewBatch
+from liftpy.core.publish.log_state_part import NewBatch, NodeStateMemory
 from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
 from liftpy.core.wire.subjects import matcher
 from liftpy.errors import CorruptionError
@@ -194,6 +194,20 @@ def test_subject_index_above_its_limit_is_full_until_retention_deletes_subjects(
         swept.drop_prefix(number - 40)
         assert third.subjects.size_bytes <= 16_384
     assert third.subjects.state == "ready", "what retention has taken makes room"
+
+
+def test_subject_index_without_subjects_is_full_while_the_node_has_no_memory() -> None:
+    log = a_log()
+    node = NodeStateMemory(bound_bytes=1000)
+    state = LogState(log, 1, 1 << 20, lambda: 0, subject="s.>", node=node)
+    assert state.last_of("s.a") == -1
+    node.size_bytes += 1000  # of other partitions
+    filler = build_filler(0, 9, 1, 1)
+    log.append(filler)
+    state.fetched([parse_batch(filler)])
+    assert (state.subjects.state, state.subjects.size_bytes) == ("full", 0)
+    node.size_bytes -= 1000
+    assert state.last_of("s.a") == -1
 
 
 def test_subject_index_requested_before_the_replay_becomes_ready_when_the_replay_starts() -> None:

@@ -21,7 +21,7 @@ from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.replay import check_partition
+from liftpy.core.metadata.records import check_partition
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError, CorruptionError, DataDirectoryLockedError, InvariantError, LiftError

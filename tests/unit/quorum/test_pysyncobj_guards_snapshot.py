@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from liftpy.errors import CorruptionError
-from sidecar.quorum import raft_rules
+from sidecar.quorum import transport as transport_module
 from sidecar.quorum.library import Node
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 from tests.unit.quorum.raft_network import OurNet, bare_member, our_net
@@ -99,7 +99,7 @@ def test_raft_snapshot_without_its_start_or_above_the_size_limit_is_rejected(
 ) -> None:
     with our_net(tmp_path) as net:
         lead, near, data = _with_snapshot(net)
-        monkeypatch.setattr(raft_rules, "MAX_SNAPSHOT_BYTES", len(data) + spare_bytes)
+        monkeypatch.setattr(transport_module, "MAX_SNAPSHOT_BYTES", len(data) + spare_bytes)
         _send_snapshot(net, lead, near, data, has_start=has_start)
         assert net.counter(near, counted) == 1
         assert net.counter(near, "sessions ended: refused message") == (counted != "snapshots_known")

@@ -15,13 +15,11 @@ import pytest
 from liftpy.client import connect
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
-from liftpy.core.metadata.controller.quorum_member import ProbeNode
 from liftpy.core.replication import effects as do
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import StorageError
 from sidecar.dev.nats_server import NatsServer
 from sidecar.metadata.feed import FeedSubscriber
-from sidecar.metadata.member import ControllerActions
 from sidecar.metadata.membership import Heartbeats
 from sidecar.node import node
 from sidecar.node.node import Node
@@ -171,7 +169,6 @@ async def test_node_with_a_storage_error_of_one_partition_keeps_running(
 ONE_SHOTS: dict[str, tuple[type, str]] = {
     "proposals": (Proposals, "_send"),
     "probing": (Probes, "_ask"),
-    "checking whether": (ControllerActions, "_probe"),
     "following the feed": (FeedSubscriber, "_ask_for_what_is_missing"),
 }
 
@@ -203,9 +200,6 @@ async def test_background_request_handler_that_raises_is_reported(
         Proposals(bus, "n1", 1).send(PartitionKey("s", "u", 0), do.LeaveIsr(reason="a test"))
     elif owner is Probes:
         Probes(bus, Subjects()).ask("n2", lambda: None)
-    elif owner is ControllerActions:
-        none: Any = None
-        ControllerActions(bus, Subjects(), none, none, none, none, none)._do(ProbeNode("n2"))
     else:
         starting = start_attended(FeedSubscriber("n1", bus, Subjects()).start())
         await turns(lambda: failures)

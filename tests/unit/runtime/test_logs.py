@@ -217,6 +217,10 @@ def test_log_level_change_reverts_after_its_time(root: logging.Logger) -> None:
     assert (root.level, timers[0].cancelled) == (logging.INFO, True)
     timers[1].call()
     assert root.level == logging.WARNING
+    logs.change_level("debug", 60, Timer)
+    logs.close()
+    logs.close()
+    assert (root.level, timers[2].cancelled) == (logging.WARNING, True)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,14 +15,14 @@ import pytest
 from liftpy.client.positions import Bounds
 from liftpy.config import Codec
 from liftpy.core.publish.message_decoder import body_to_store
-from liftpy.core.services.outbox import Output
+from liftpy.core.services.outbox import Output, Route
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record, parse_batch, seal
 from liftpy.errors import ConfigError, LiftError, OffsetOutOfRangeError
 from liftpy.nats.transport import RequestTimeoutError
 from liftpy.service import DivergedError, Outbox
-from liftpy.service.output_writer import Emitter
+from liftpy.service.output_writer import Destination, Emitter
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli.service import exit_code
 from tests.until import until
@@ -397,3 +398,39 @@ async def test_service_output_writer_raises_stream_replaced_if_the_output_stream
     sender.emitter.reread_end()
     await until(lambda: sender.failed)
     assert exit_code(sender.failed[0]) == 75
+
+
+@pytest.mark.parametrize(
+    ("stream", "partition", "error"),
+    [
+        ({}, 1, None), ({}, 2, "Output stream out has 2 partitions, but partition 2 is needed. Add partitions (liftpy stream add-partitions)."),  # noqa: E501
+        ({}, 9, "Output stream out has 2 partitions, but partition 9 is needed. Add partitions (liftpy stream add-partitions)."),
+        ({"subject": "shop.*.out"}, 1, "has the subject shop.*.out.1 with wildcards"),
+        ({"subject": "shop.>"}, 0, "without wildcards"), ({"answers": False}, 1, "ack policy none"),
+        ({"compaction": True}, 1, "is compacted"), ({"max_per_subject": 1}, 1, "so a route would miss outputs"),
+    ],
+)  # fmt: skip
+async def test_service_output_destination_with_a_missing_or_unsuitable_partition_raises_config_error(
+    stream: dict[str, Any], partition: int, error: str | None
+) -> None:
+    given = {"subject": "shop.out", "answers": True, "compaction": False, "max_per_subject": 0} | stream
+
+    async def described(name: str) -> Any:
+        assert name == "out"
+        return SimpleNamespace(
+            subject=given["subject"], uid="o1", partitions=[None, None], answers=given["answers"],
+            config=SimpleNamespace(compaction=given["compaction"], max_per_subject=given["max_per_subject"]),
+        )  # fmt: skip
+
+    client: Any = SimpleNamespace(stream=described)
+    settings = ServiceSettings(
+        "s", "in", "n1", Path("/nowhere"), partition=partition, output_stream="out", routes=(Route("r", "other"),)
+    )
+    nothing: Any = None
+    emitter = Emitter(client, nothing, settings, Outbox("u/0"), nothing)
+    if error is None:
+        await emitter._open()
+        assert emitter._address == Destination("out", "o1", partition, f"shop.out.{partition}")
+    else:
+        with pytest.raises(ConfigError, match=re.escape(error)):
+            await emitter._open()

@@ -1,66 +1,19 @@
-"""Test the reply sender and the record writer of a service: what they send, and which acks and errors end a try."""
+"""Test the record writer of a service: what it sends, and which acks and errors end a try."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from liftpy.core.services.outbox import EXPECTED_HEADER
-from liftpy.core.services.replies import Reply, ReplyBuffer
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.errors import ConfigError, ProtocolError, UnavailableError
+from liftpy.errors import ConfigError, UnavailableError
 from liftpy.service.bad_record_writer import RecordWriter
-from liftpy.service.reply_sender import Replier
-from liftpy.service.settings import ServiceSettings
 
 
-class Answers:
-    """A transport and its connection that record publishes. ``deaf``: not connected."""
-
-    def __init__(self, max_payload: int = 2000) -> None:
-        self.connection = SimpleNamespace(max_payload=max_payload)
-        self.said: list[tuple[str, bytes, dict[str, str]]] = []
-        self.deaf: type[Exception] | None = None
-
-    async def publish(self, subject: str, payload: bytes, *, headers: dict[str, str]) -> None:
-        if self.deaf is not None:
-            raise self.deaf("no")
-        self.said.append((subject, payload, headers))
-
-
-# ---- replies ---------------------------------------------------------------------------------------------------------------
-def replier(bus: Answers, buffer: ReplyBuffer) -> Any:
-    instance = SimpleNamespace(leads=True, emitted_end=None)
-    return Replier(bus, ServiceSettings("shop", "orders", "n1", Path("x")), buffer, instance)  # type: ignore[arg-type]
-
-
-async def test_service_reply_sender_retries_only_replies_that_were_not_sent(caplog: pytest.LogCaptureFixture) -> None:
-    bus = Answers()
-    made = replier(bus, ReplyBuffer())
-    await made._send(Reply(5, "_INBOX.a", b"v", error="E"))
-    headers = {"Lift-Service": "shop", "Lift-Offset": "5", "Lift-Node": "n1", "Lift-Error": "E"}
-    assert bus.said == [("_INBOX.a", b"v", headers)]
-    bus.deaf = UnavailableError
-    with pytest.raises(UnavailableError):
-        await made._send(Reply(6, "_INBOX.a", b"v"))
-    assert (made.sent_count, made.refused_count) == (1, 0)
-    bus.deaf = ProtocolError
-    await made._send(Reply(7, "_INBOX.a", b"four"))
-    await made._send(Reply(8, "orders", b"v"))
-    await made._send(Reply(9, None, b"v"))
-    assert (made.sent_count, made.refused_count) == (1, 3)
-    (said,) = caplog.records
-    assert (
-        said.getMessage()
-        == "reply not sent service=shop offset=7 to='_INBOX.a' reason=the reply of 4 bytes is larger than this NATS server accepts"
-    )
-
-
-# ---- what is said in the log -----------------------------------------------------------------------------------------------
 class Log:
     """A client of one stream. Each publish returns ``ack``."""
 

@@ -120,6 +120,7 @@ def test_service_skip_decision_for_an_applied_record_raises_decision_missed() ->
         b"brittle/-1/0/",
         b"brittle/0/0",
         b"brittle/x/0/",
+        b"../x/0/0/",
         b"\xff",
         b"",
     ],
@@ -384,6 +385,21 @@ async def test_service_record_feeder_drops_skip_decisions_of_truncated_records(n
     assert node.services[-1].seen == [*expected()[:20], *[f"c{offset}" for offset in range(20, 40)]]
 
 
+async def test_service_record_feeder_finds_a_skip_decision_that_a_new_leader_appended_below_the_searched_offset(
+    nodes: Any,
+) -> None:
+    node = nodes(Skipping)
+    node.log.append(*BEFORE, b"bad", *AFTER)
+    await node.start()
+    await node.until(lambda: node.feeder.failing is not None and node.feeder.failing.scanned == 34)
+    del node.log.batches[30:]  # an unclean election: another log from 30 on
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(25), 5).headers(), epoch=5)
+    node.log.append(*[b"c"] * 10, epoch=5)
+    node.feeder.verify(0)
+    await node.at(41)
+    assert node.services[-1].seen == [*expected()[:29], *["c"] * 10]
+
+
 async def test_service_on_error_stop_ends_the_service_with_an_error_that_contains_the_skip_command(nodes: Any) -> None:
     node = nodes(Brittle, leads=True)
     node.log.append(*BEFORE, b"bad", *AFTER)
@@ -436,14 +452,6 @@ async def test_service_failing_record_retry_starts_at_the_last_snapshot_before_t
     await node.at(len(BEFORE) + 2 + len(AFTER) + 2)
     assert 25 in node.store.positions()
     assert node.services[-1].seen == expected()
-
-
-def test_service_skip_decision_with_an_invalid_header_is_ignored() -> None:
-    for header in (b"../x/0/0/", b"brittle/x/0/", b"brittle/0/", b"\xff/0/0/", b"brittle/-1/0/"):
-        assert decided_unit(record(5, b"", headers=(("Lift-Service-Skip", header),)), "brittle") is None
-    other = (("trace", b"brittle/0/0/"), *SkipDecision("brittle", Unit(4)).headers())
-    assert decided_unit(record(5, b"", headers=other), "brittle") == Unit(4)
-    assert str(DecisionMissedError(Unit(4, "t"))) == "offset 4, timer 't' was applied, and is passed over by a later record"
 
 
 def test_service_failing_record_retries_wait_1_to_60_seconds_with_exponential_backoff() -> None:

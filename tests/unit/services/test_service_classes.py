@@ -142,15 +142,6 @@ def test_service_class_with_an_async_callback_raises_with_the_callback_name(name
         ServiceTest(wrong)
 
 
-def test_service_callback_that_returns_a_coroutine_fails_at_the_first_record() -> None:
-    class Hidden(Still):
-        def on_record(self, record: Record) -> Any:  # type: ignore[override]
-            return later()
-
-    with pytest.raises(ServiceFailedError, match="The callback returned a coroutine"):
-        ServiceTest(Hidden).send(b"x")
-
-
 @pytest.mark.parametrize("wrong", [{"on_error": "go on"}, {"emits": "sometimes"}])
 def test_service_class_attributes_with_invalid_values_are_rejected(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):

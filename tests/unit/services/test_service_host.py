@@ -148,6 +148,22 @@ async def test_service_host_reports_a_problem_until_the_problem_is_solved(runnin
     await bus.until(lambda: bus.hellos[-1].position == 1 and not bus.hellos[-1].problem)
 
 
+async def test_service_host_reports_the_error_of_a_record_whose_text_is_not_utf_8(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, _, task, log = running
+
+    def fail(*_: Any) -> None:
+        raise ValueError("cannot parse caf\udce9")
+
+    monkeypatch.setattr(Quiet, "on_error", "skip")
+    monkeypatch.setattr(Quiet, "on_record", fail)
+    log.append(1)
+    await bus.tell(order(bus, 1))
+    await bus.until(lambda: task.done() or "cannot parse caf?" in bus.hellos[-1].problem)
+    assert not task.done(), "it waits for a decision to skip the record"
+
+
 async def test_service_host_registers_again_after_its_node_was_unreachable(running: Any) -> None:
     bus, _, task, _ = running
     bus.deaf = True
@@ -338,6 +354,20 @@ async def test_service_host_that_failed_stores_no_snapshot(running: Any, tmp_pat
         await task
     assert bus.hellos[-1].leaving
     assert stored() == [], "nobody knows what it is worth"
+
+
+async def test_service_host_whose_last_snapshot_fails_deregisters_as_failed(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, made, task, log = running
+    log.append(1)
+    await bus.tell(order(bus, 1))
+    await bus.until(lambda: bus.hellos[-1].position == 1)
+    monkeypatch.setattr(Quiet, "take_snapshot", lambda self: 1 // 0)
+    made.stop()
+    with pytest.raises(ServiceFailedError, match="take_snapshot"):
+        await task
+    assert (bus.hellos[-1].leaving, bus.hellos[-1].ending, bus.subscribed) == (True, pb.ServiceHello.FAILED, {})
 
 
 async def test_service_host_that_diverged_ends_and_quarantines_its_snapshot(running: Any, tmp_path: Path) -> None:

@@ -252,6 +252,22 @@ async def test_service_query_server_of_a_lagging_service_unsubscribes_until_the_
     task.cancel()
 
 
+async def test_service_query_server_rejects_only_the_query_for_an_offset_above_the_log_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("liftpy.service.query_server.PendingQueries", partial(PendingQueries, patience_s=0.05))
+    bus, machine = Bus(), machine_of(Sum())
+    task = await served(bus, machine)
+    await bus.ask(b"?", at_least="9")
+    _, why, headers = await bus.answer()
+    assert headers[ERROR_HEADER] == "QUERY_REJECTED"
+    assert b"Check the header Lift-At-Least" in why
+    await bus.ask(b"?")
+    assert (await bus.answer())[1] == b"0"
+    assert len(bus.groups) == 1, "the server stays subscribed, so it rejects no other waiting query"
+    task.cancel()
+
+
 async def test_service_query_server_that_lost_its_node_unsubscribes_and_rejects_waiting_queries() -> None:
     bus, machine = Bus(), machine_of(Sum())
     instance = instance_of(machine)

@@ -249,8 +249,14 @@ async def test_service_reply_sender_sends_only_as_leader_and_waits_for_the_conne
         buffer.add(replace(reply(offset), to=to))
     buffer.add(reply(20, 5000))
     buffer.add(reply(21))
-    await until(lambda: len(bus.sent) == 3)
-    assert (replier.sent_count, replier.refused_count) == (3, 5)
+    buffer.add(replace(reply(22, 5000), error="PASSED_OVER"))
+    await until(lambda: len(bus.sent) == 5)
+    assert [(headers.get("Lift-Error"), len(payload)) for _, payload, headers in bus.sent[2:]] == [
+        ("REPLY_TOO_LARGE", 63),
+        (None, 1),
+        ("PASSED_OVER", 1000),
+    ]
+    assert (replier.sent_count, replier.refused_count) == (3, 6)
     task.cancel()
 
 
@@ -258,15 +264,6 @@ async def test_service_reply_sender_sends_only_as_leader_and_waits_for_the_conne
 def columns(policy: AckPolicy, *messages: tuple[bytes, bytes, bytes, bytes]) -> Any:
     reader = MessageDecoder(PartitionKey("in", "u", 0), "in", policy, InboxRule(DEFAULT_INBOX_PREFIXES))
     return reader, reader.read(messages, 0)
-
-
-def test_service_record_of_a_stream_without_acks_contains_the_inbox_of_the_publisher() -> None:
-    message = (b"in", b"_INBOX.a.1", b"x", b"")
-    _, kept = columns(AckPolicy.NONE, message, (b"in", b"", b"y", b""), (b"in", b"orders", b"z", b""))
-    assert kept.replies == ["_INBOX.a.1", None, None]
-    assert list(kept.publishers.replies) == [b"", b"", b""]
-    _, acked = columns(AckPolicy.ALL, message)
-    assert acked.replies is None, "the stream's ack goes there"
 
 
 def test_publish_with_lift_reply_to_header_keeps_ack_inbox_and_reply_inbox() -> None:

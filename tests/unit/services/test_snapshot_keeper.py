@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from liftpy.core.wire.batch import Record
-from liftpy.errors import StorageError
-from liftpy.service import Identity, Outbox, Service, ServiceMachine, Snapshot
+from liftpy.service import Identity, Outbox, Service, ServiceMachine
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import SnapshotKeeper, SnapshotStore
 
@@ -87,20 +86,6 @@ async def test_service_snapshot_keeper_retains_the_log_from_the_newest_compared_
     without = SnapshotKeeper(world.store, ServiceSettings("count", "in", "n1", Path("x")), None)
     await without.newest(lambda snapshot: snapshot.position < 15)
     assert without.retain_from() == 10
-
-
-async def test_service_snapshot_keeper_after_a_failed_store_retains_the_whole_log(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(snapshot: Snapshot, compared_end: int) -> None:
-        raise StorageError("no space")
-
-    monkeypatch.setattr(world.store, "save", full)
-    world.outbox.compared_end = 100
-    world.apply(5)
-    await world.keeper.keep(world.machine)
-    assert "STORAGE" in world.keeper.problem
-    assert world.keeper.retain_from() == 0
 
 
 class Forgetful(Count):

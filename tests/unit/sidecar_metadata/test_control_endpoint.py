@@ -448,6 +448,21 @@ async def test_control_endpoint_requests_of_a_flooding_sender_wait_without_delay
     assert len(controller.handler._turns) == 0
 
 
+async def test_control_endpoint_makes_one_description_per_turn_of_the_event_loop(controller: Controller) -> None:
+    """A page takes 30 ms, so that hundreds of them in one turn would cost the controller its leadership."""
+    for number in range(50):
+        request = pb.ControlRequest(operationId=number.to_bytes(16), describeCluster=pb.DescribeCluster())
+        await controller.receive(Message(frames.encode(request), f"_INBOX.{number}", "space.info"))
+    counts = [0]
+    while counts[-1] < 50:
+        await asyncio.sleep(0)
+        counts.append(len(controller.begun))
+        assert counts[-1] - counts[-2] <= 1
+        assert len(counts) < 1000
+    await controller.settled()
+    assert len(controller.replies) == 50
+
+
 async def test_control_endpoint_request_that_waits_too_long_for_admission_gets_unavailable(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

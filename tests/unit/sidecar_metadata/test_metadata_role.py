@@ -279,18 +279,18 @@ async def test_metadata_role_of_a_controller_missing_in_its_settings_does_not_st
 
 
 @pytest.mark.parametrize("index", [0, 30])
-@pytest.mark.parametrize("first", [None, TimeoutError()])
+@pytest.mark.parametrize("first", [None, TimeoutError(), nats.errors.OutboundBufferLimitError()])
 async def test_metadata_role_of_a_single_controller_with_empty_directory_starts_no_second_group(
     tmp_path: Path, index: int, first: Exception | None
 ) -> None:
     bench = Bench(tmp_path, "n1", ("n1",))
     member, feed = Member(an_image(3)), Part(an_image(4, "n1", "n2", at=2))
     bench.members, bench.feeds = [member], [feed]
-    said = [first, frames.seal(pb.FeedSnapshotResponse(index=index, chunk=b"x"))]
+    said = [*[first] * 5, frames.seal(pb.FeedSnapshotResponse(index=index, chunk=b"x"))]
 
     async def request(subject: str, payload: bytes, timeout: float) -> Any:
         answer = said.pop(0) if said else nats.errors.NoRespondersError()
-        if answer is None:
+        while answer is None:
             answer = said.pop(0)
         if isinstance(answer, Exception):
             raise answer

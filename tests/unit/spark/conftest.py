@@ -11,7 +11,7 @@ import pytest
 from liftpy.spark.options import Access
 from liftpy.spark.process_connection import ProcessConnection, link_to
 from sidecar.dev.nats_server import NatsServer
-from tests.sim.fake_node import FakeNode, fake_node_in_thread
+from tests.fake_node import FakeNode, fake_node_in_thread
 
 _numbers = itertools.count()
 

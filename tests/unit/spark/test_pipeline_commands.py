@@ -17,9 +17,9 @@ from liftpy.nats.credentials import Credentials
 from liftpy.spark.options import Access
 from sidecar.cli import output
 from sidecar.cli.main import main
-from sidecar.cli.spark_commands import SparkTarget, source_options
+from sidecar.cli.spark import SparkTarget, source_options
 from sidecar.runtime.settings import Target
-from tests.sim.fake_node import FakeNode
+from tests.fake_node import FakeNode
 
 HERE = SparkTarget("local[2]", {})
 

@@ -29,7 +29,7 @@ from liftpy.spark.planning import PartitionView, plan_ranges
 from liftpy.spark.schema import arrow_schema
 from liftpy.spark.sink_rows import places_of
 from sidecar.cli.main import main
-from tests.sim.fake_node import FakeNode
+from tests.fake_node import FakeNode
 
 TAG = "0123456789ab"
 

@@ -18,7 +18,7 @@ from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines import audit as audit_module
 from liftpy.spark.pipelines.audit import audit
 from liftpy.spark.pipelines.audit_findings import AuditReport, deviants
-from tests.sim.fake_node import FakeNode, FakePartition, FakeStream
+from tests.fake_node import FakeNode, FakePartition, FakeStream
 
 ORDERS = Selection(("orders",))
 Change = Callable[[int, list[bytes]], list[bytes]]

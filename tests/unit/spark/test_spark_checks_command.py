@@ -12,7 +12,7 @@ from liftpy.spark.options import Access
 from liftpy.spark.pipelines import stats
 from sidecar.cli import output
 from sidecar.cli.main import main
-from tests.sim.fake_node import FakeNode, FakePartition
+from tests.fake_node import FakeNode, FakePartition
 
 S = 10**9
 

@@ -21,7 +21,7 @@ from liftpy.spark.planning import PlannedRange
 from liftpy.spark.process_connection import CONNECT_TIMEOUT_S, ProcessConnection, credentials_of, link_to
 from liftpy.spark.range_reader import FetchRules, RangeReader, RetryingRequests
 from sidecar.dev.nats_server import NatsServer
-from tests.sim.fake_node import FakeNode, FakeStream, fake_node_in_thread
+from tests.fake_node import FakeNode, FakeStream, fake_node_in_thread
 
 QUICK = FetchRules(patience_s=30.0)
 

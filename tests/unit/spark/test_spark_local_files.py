@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from liftpy.client.closest_replica import this_host
-from liftpy.client.range_size import RangeFiles
+from liftpy.client.progress import RangeFiles
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import MAX_FILES, FileSpan, spans_of
@@ -37,7 +37,7 @@ from liftpy.spark.range_reader import (
     find_offered_files,
 )
 from sidecar.disk.files import DirectoryStorage
-from tests.sim.fake_node import FakeNode
+from tests.fake_node import FakeNode
 
 RECORDS = 100
 RULES = FetchRules(patience_s=3, files=True)

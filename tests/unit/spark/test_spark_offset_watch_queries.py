@@ -20,7 +20,7 @@ from liftpy.spark.failures import SourceError
 from liftpy.spark.offsets import StreamOffsets
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.process_connection import ProcessConnection
-from tests.sim.fake_node import FakeNode, FakePartition
+from tests.fake_node import FakeNode, FakePartition
 
 ALL = ReadAllAvailable()
 Open = Callable[..., Any]

@@ -17,7 +17,7 @@ from liftpy.spark import range_reader
 from liftpy.spark.process_connection import ProcessConnection
 from liftpy.spark.range_reader import FetchRules, RetryingRequests
 from liftpy.spark.schema import omitted_parts
-from tests.sim.fake_node import FakeNode
+from tests.fake_node import FakeNode
 from tests.unit.spark.test_spark_fetching import fill, offsets, planned, read_range
 
 

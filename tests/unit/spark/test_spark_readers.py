@@ -23,7 +23,7 @@ from liftpy.spark.failures import SourceError
 from liftpy.spark.options import Access, Selection
 from liftpy.spark.process_connection import ProcessConnection
 from liftpy.spark.source import LiftDataSource, LiftReader, LiftStreamReader
-from tests.sim.fake_node import FakeNode, FakePartition
+from tests.fake_node import FakeNode, FakePartition
 
 ALL = ReadAllAvailable()
 EPOCH_1 = {"epochs": {"0": 1}}

@@ -24,7 +24,7 @@ from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines import stats as stats_module
 from liftpy.spark.pipelines.parallel import spread
 from liftpy.spark.pipelines.stats import MAX_BUCKETS, WIDTHS_NS, RangeStats, Sketch, save_plot, stats
-from tests.sim.fake_node import FakeNode, FakePartition
+from tests.fake_node import FakeNode, FakePartition
 
 S = 10**9
 ORDERS = Selection(("orders",))

@@ -18,7 +18,7 @@ from liftpy.core.observe.cluster_health import FIRST, MOST_ROWS, PROBLEMS, parti
 from liftpy.core.observe.history import History, question
 from liftpy.core.observe.page_model import checked_row, checked_stream, stream_about, stream_rows
 from sidecar.status import answers as module
-from sidecar.status.answers import MOST_WAITING, PER_SECOND, AnswerRateLimit, PageAnswers, question_of
+from sidecar.status.answers import PageAnswers, SharedAnswers, question_of
 from tests.each import each
 from tests.only_in import only_in
 from tests.unit.status.test_metrics import a_reporter, a_worker, gathered
@@ -180,7 +180,7 @@ def test_dashboard_streams_answer_lists_the_worst_first_and_recomputes_only_chan
     rest = asked(the_answers(reporter), streams_question((last["urgency"], last["stream"])))
     assert [row["stream"] for row in rest["rows"]] == ["c"]
     before = len(made)
-    answers._answer_limit = AnswerRateLimit()
+    answers._shared = SharedAnswers()
     asked(answers, streams_question())
     assert len(made) == before
 
@@ -253,45 +253,6 @@ async def test_status_scan_of_many_partitions_yields_to_the_event_loop_every_2_m
     assert turns[0] > 10
 
 
-async def test_dashboard_answer_is_computed_at_most_four_times_per_second_for_all_waiting_requests() -> None:
-    now, made, heard = [100.0], [], []
-    handler = AnswerRateLimit(lambda: now[0])
-
-    def make(name: str) -> Any:
-        async def work() -> bytes:
-            made.append(name)
-            return name.encode()
-
-        return work
-
-    def ask(name: str) -> None:
-        handler.ask(name.encode(), make(name), heard.append)
-
-    async def until(count: int) -> None:
-        async with asyncio.timeout(10):
-            while len(heard) < count:
-                now[0] += 0.05
-                await asyncio.sleep(0)
-
-    for _ in range(MOST_WAITING + 9):
-        ask("a")
-    await until(MOST_WAITING)
-    assert (made, len(heard)) == (["a"], MOST_WAITING), "made once; more askers hear nothing"
-    began = now[0]
-    heard.clear()
-    for name in "abcab":
-        ask(name)
-    assert heard == [b"a", b"a"], "it was just made"
-    await until(5)
-    assert sorted(heard[2:]) == [b"b", b"b", b"c"]
-    assert made == ["a", "b", "c"]
-    assert now[0] - began >= 1 / PER_SECOND, "one after the other"
-    now[0] += 60
-    ask("a")
-    await until(6)
-    assert made[-1] == "a", "what is old is made anew"
-
-
 def test_dashboard_groups_answer_lists_all_groups_or_describes_one() -> None:
     rows = [{"group": name, "lag_s": lag_s} for name, lag_s in (("bills", 1.0), ("mails", 2.0))]
     one = {
@@ -324,37 +285,3 @@ def test_dashboard_settings_answer_prefers_values_of_the_cluster_metadata_to_the
         "name": "replication.session_s", "value": 5.0, "source": "cluster", "default": 2.0, "applies": "cluster",
     }  # fmt: skip
     assert (rows["replication.lease_s"]["value"], rows["replication.lease_s"]["default"]) == (3.0, 0.9)
-
-
-async def test_dashboard_answers_limit_waiting_requests_and_are_computed_again_after_a_failure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, value in (("PER_SECOND", 1e6), ("MOST_WAITING", 6), ("MOST_KEPT", 3)):
-        monkeypatch.setattr(module, name, value)
-    unheard: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unheard.append(context))
-    now, made, heard = [100.0], [], []
-    handler = AnswerRateLimit(lambda: now[0])
-
-    def ask(name: str) -> None:
-        async def work() -> bytes:
-            made.append(name)
-            if name == "q0":
-                raise KeyError("the stream was deleted meanwhile")
-            return name.encode()
-
-        handler.ask(name.encode(), work, heard.append)
-
-    for number in range(9):
-        ask(f"q{number}")
-    async with asyncio.timeout(10):
-        while handler._works:
-            now[0] += 1
-            await asyncio.sleep(0)
-    assert made == [f"q{number}" for number in range(6)], "who asks beyond hears nothing"
-    assert (len(heard), len(handler._cached_answers), unheard) == (5, 3, [])
-    now[0] += 60
-    ask("later")
-    async with asyncio.timeout(10):
-        while heard[-1] != b"later":
-            await asyncio.sleep(0)

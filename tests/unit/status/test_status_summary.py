@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from liftpy.core.observe.node_summary import ASKED, LATENCY_S, summary_from_json
 from liftpy.core.wire.subjects import InboxRule, Subjects
-from liftpy.nats.request_guard import RequestGuard
 from sidecar.runtime.settings import NodeSettings
-from sidecar.status.answers import FAILED
-from sidecar.status.status_api import FRESH_S, MOST_WAITING, StatusHandler, SummaryHandler, summarize_node
+from sidecar.status.status_api import StatusHandler, summarize_node
 from tests.unit.status.test_metrics import a_reporter, a_worker, gathered, shown
 from tests.unit.status.test_status_endpoint import Bus
-from tests.until import until
 
 
 def test_status_summary_numbers_equal_the_metrics() -> None:
@@ -58,58 +54,6 @@ def test_status_summary_of_a_node_that_is_no_controller_has_no_cluster_numbers()
     reporter.group.is_controller = False
     glance = summarize_node(gathered(reporter), reporter)
     assert (glance.nodes, glance.index, glance.streams) == ({}, 0, 0)
-
-
-async def test_status_summary_is_computed_once_for_all_requests_within_the_interval() -> None:
-    now, heard, begun = [100.0], [], []
-    go_on = asyncio.Event()
-
-    async def gather() -> bytes:
-        begun.append(now[0])
-        await go_on.wait()
-        now[0] += 0.1  # it took that long
-        return b"%d" % len(begun)
-
-    handler = SummaryHandler(gather, lambda: now[0])
-    for _ in range(MOST_WAITING + 5):
-        handler.ask(heard.append)
-    await asyncio.sleep(0)
-    assert not heard
-    go_on.set()
-    while not heard:
-        await asyncio.sleep(0)
-    assert heard == [b"1"] * MOST_WAITING, "more of them hear nothing: bounded"
-    now[0] += 1.99  # twenty times as long as it took
-    handler.ask(heard.append)
-    assert heard[-1] == b"1"
-    assert len(heard) == MOST_WAITING + 1
-    now[0] += 0.02
-    handler.ask(heard.append)
-    while len(heard) < MOST_WAITING + 2:
-        await asyncio.sleep(0)
-    assert heard[-1] == b"2"
-    assert len(begun) == 2
-    assert FRESH_S > 0
-
-
-async def test_status_summary_that_fails_is_answered_counted_and_computed_again() -> None:
-    heard: list[bytes] = []
-    results: list[bytes | Exception] = [RuntimeError("no figures"), b"summary"]
-    counters = Counter[str]()
-
-    async def gather() -> bytes:
-        result = results.pop(0)
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    handler = SummaryHandler(gather, guard=RequestGuard("summary", counters))
-    for count in (1, 2):
-        handler.ask(heard.append)
-        await until(lambda count=count: len(heard) == count)  # type: ignore[misc]
-        await asyncio.sleep(0)
-    assert heard == [FAILED, b"summary"]
-    assert counters.total() == 1
 
 
 async def test_status_subject_answers_a_summary_request_over_nats(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import nats
 import pytest
 
+from liftpy.core.base.rate_limits import LogRateLimit
 from liftpy.nats.credentials import Credentials
 from sidecar.dev.nats_server import NatsServer
 from sidecar.runtime.settings import NodeSettings
@@ -134,7 +135,7 @@ async def test_connection_after_a_server_restart_resubscribes_and_sends_buffered
     got: list[bytes] = []
     back: list[bool] = []
     bus.listen("r.x", lambda s, r, payload, h: got.append(payload))
-    bus.on_reconnect(lambda: back.append(True))
+    bus.on_change(lambda is_up: back.append(True) if is_up else None)
     assert bus.all_have_lost_it is False
     server.kill()
     await until(lambda: not bus.is_connected, "the loss is noticed")
@@ -266,10 +267,10 @@ async def test_hostile_subjects_and_headers_reach_only_the_listener_of_their_sub
 
 
 async def test_messages_whose_handler_raises_are_counted_and_logged_once_per_interval(
-    bus: BusConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    bus: BusConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A publisher that can trigger the bug can do so a million times."""
-    monkeypatch.setattr(connection_module, "_LOG_PERIOD_S", 3600.0)
+    bus._failures = LogRateLimit(3600.0)
 
     def fails(subject: bytes, *_: bytes) -> None:
         raise KeyError("a bug")
@@ -280,7 +281,7 @@ async def test_messages_whose_handler_raises_are_counted_and_logged_once_per_int
     await until(lambda: bus.errors["not_taken"] == 500, "all are counted")
     assert len(caplog.records) == 1
     assert len(caplog.records[0].getMessage()) < 500, "subjects are shown shortened"
-    bus._reset_failing()  # an hour later
+    bus._failures = LogRateLimit(3600.0)  # an hour later
     bus.send("fails.again", [b""])
     await until(lambda: bus.errors["not_taken"] == 501, "one more")
     assert len(caplog.records) == 2

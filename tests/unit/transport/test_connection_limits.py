@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from liftpy.config import NS_PER_S
 from liftpy.errors import NotAllowedError
 from sidecar.transport import connection as module
-from sidecar.transport import ingest_connection
+from sidecar.transport import credentials, ingest_connection
 from sidecar.transport.connection import BusConnection
 from sidecar.transport.credentials import _MAX_REPORTED_DENIALS, PermissionWatch
 from sidecar.transport.ingest_connection import Drops
@@ -117,16 +119,22 @@ def test_permission_denial_for_a_subject_in_the_own_namespace_stops_a_starting_n
     assert watch._counters == {"permission_denied": 4}
 
 
-def test_permission_denial_after_the_start_is_logged_once_per_subject(watch: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_permission_denial_after_the_start_is_logged_once_per_subject_and_interval(
+    watch: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = 0
+    monkeypatch.setattr(credentials, "clock", SimpleNamespace(now_ns=lambda: now_ns))
     watch.start_completed()
-    for _ in range(2):
-        watch.record_denial(True, "ns.a")
-        watch.record_denial(False, "ns.a")
-    assert (watch.ended, len(caplog.messages)) == ([], 2)
+    for logged in (2, 4):
+        for _ in range(2):
+            watch.record_denial(True, "ns.a")
+            watch.record_denial(False, "ns.a")
+        assert (watch.ended, len(caplog.messages)) == ([], logged)
+        now_ns += round(credentials.REPORT_AGAIN_S * NS_PER_S)
     for number in range(2 * _MAX_REPORTED_DENIALS):
         watch.record_denial(True, f"s.{number}")
-    assert len(caplog.messages) == _MAX_REPORTED_DENIALS
-    assert watch._counters == {"permission_denied": 4 + 2 * _MAX_REPORTED_DENIALS}
+    assert len(caplog.messages) == 4 + _MAX_REPORTED_DENIALS
+    assert watch._counters == {"permission_denied": 8 + 2 * _MAX_REPORTED_DENIALS}
 
 
 # ---- what was dropped ------------------------------------------------------------------------------------------------------

@@ -14,16 +14,20 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import GRACES_NS, INGEST
 from liftpy.core.wire.subjects import InboxRule, Subjects
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.credentials import Credentials
 from liftpy.nats.parser import StrictConnection
 from sidecar.dev.nats_server import NatsServer
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.metadata.group_role import MetadataConnection
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection, open_bus
-from sidecar.transport.connections import NodeConnections, StandbyLink
+from sidecar.transport.connections import NodeConnections, StandbyLink, open_links
+from sidecar.transport.credentials import Keys
 from sidecar.transport.ingest_connection import IngestConnection
 from tests.unit.client.test_client_parser import publish_raw
 from tests.unit.transport.fake_server import FakeServer
@@ -196,6 +200,40 @@ async def test_ingest_connection_parses_a_burst_in_small_steps(fake: tuple[FakeS
     await bus.stop()
 
 
+async def test_canceled_open_of_the_node_connections_leaves_no_connection_and_no_task(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal during the start cancels it. NATS accepts the first two connections, and does not answer the third one."""
+    links: list[BusConnection] = []
+    connect = BusConnection.connect
+
+    async def connects(link: BusConnection, *args: Any, **options: Any) -> None:
+        links.append(link)
+        await connect(link, *args, **options)
+        if len(links) == 3:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(BusConnection, "connect", connects)
+    opening = asyncio.create_task(open_links(settings(server), NodeInflight(), MemoryBudget(), Keys(Credentials())))
+    await until(lambda: len(links) == 3 and links[2].is_connected)
+    await end_tasks([opening])
+    assert [link.is_closed for link in links] == [True] * 3
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+
+
+async def test_ingest_connection_stop_ends_the_request_for_lost_messages(server: NatsServer) -> None:
+    """The server does not know the lost connection, so it does not answer."""
+    reads = await open_bus(settings(server), lambda: BusConnection("reads"))
+    ingest = await open_bus(settings(server), lambda: IngestConnection(NodeInflight(), MIB, stats_connection=reads))
+    before = asyncio.all_tasks()
+    ingest.disconnect_loss.connection_lost("another server", 7)
+    ingest.disconnect_loss.messages_processed(0)
+    (counting,) = asyncio.all_tasks() - before
+    await ingest.stop()
+    assert counting.done()
+    await reads.stop()
+
+
 async def test_ingest_connection_loss_within_the_grace_time_does_not_report_the_data_path_down(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,9 +259,14 @@ async def test_ingest_connection_loss_within_the_grace_time_does_not_report_the_
     await until(lambda: seen == [False, True, False], "the ingest connection stays away")
     tell(links.ingest, True)
     assert seen == [False, True, False, True]
-    await links.ingest.stop()
-    assert not links.are_up
+    loop, timers = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
+    call_later = loop.call_later
+    monkeypatch.setattr(loop, "call_later", lambda *given: timers.append(call_later(*given)) or timers[-1])
+    tell(links.ingest, False)
+    (timer,) = timers
     await links.close()
+    assert not links.are_up
+    assert timer.cancelled()
 
 
 async def _nobody() -> IngestConnection:

@@ -6,10 +6,11 @@ import pytest
 
 from liftpy.client.progress import ReadProgress
 from liftpy.core.replication import effects as do
-from liftpy.core.wire import frames
+from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.batch import split_batches
 from liftpy.core.wire.chunking import Assembly
+from liftpy.core.wire.envelope import MessageType
 from tests.scripts.replication_bench import EPOCH, FakeBus, ReplicationBench
 
 MAX_PAYLOAD = 1 << 20
@@ -32,7 +33,7 @@ def replicate(bench: ReplicationBench, offset: int, assembly: Assembly) -> bytes
         bench.replication.send_response(effect, bench.log, bench.log.high_watermark)
         (frame,) = bench.bus.take("liftpy.inbox.n2.f")
         assert len(frame) <= bench.bus.max_payload
-        if frames.is_piece(frame):
+        if envelope.is_of(frame, MessageType.REPLICATION_PIECE):
             whole = assembly.add_piece(frames.decode_replication_piece(frame).piece)
             if whole is not None:
                 return bytes(whole)

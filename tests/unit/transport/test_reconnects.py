@@ -73,7 +73,7 @@ async def test_connection_with_a_late_pong_during_a_reconnect_opens_no_second_co
     got: list[bytes] = []
     bus.listen("ev", lambda subject, reply, payload, headers: got.append(payload))
     back: list[int] = []
-    bus.on_reconnect(lambda: back.append(1))
+    bus.on_change(lambda is_up: back.append(1) if is_up else None)
     monkeypatch.setattr(StrictConnection.flush, "__defaults__", (0.02,))
     server.late = True
     server.writers[0].close()
@@ -115,7 +115,7 @@ async def test_connection_that_fails_after_the_handshake_is_closed(server: LateS
     got: list[bytes] = []
     bus.listen("ev", lambda subject, reply, payload, headers: got.append(payload))
     back: list[int] = []
-    bus.on_reconnect(lambda: back.append(1))
+    bus.on_change(lambda is_up: back.append(1) if is_up else None)
     flush = bus._flush_pending
 
     left: list[object] = []  # else the garbage collector closes it, at times
@@ -147,10 +147,11 @@ async def test_reconnect_callbacks_all_run_if_one_fails(server: LateServer) -> N
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context["message"]))
     changes: list[bool] = []
 
-    def fails() -> None:
-        raise KeyError("a bug")
+    def fails(is_up: bool) -> None:
+        if is_up:
+            raise KeyError("a bug")
 
-    bus.on_reconnect(fails)
+    bus.on_change(fails)
     bus.on_change(changes.append)
     server.writers[0].close()
     await until(lambda: changes == [False, True], "the others hear of it")

@@ -15,6 +15,7 @@ from sidecar.transport import ingest_connection
 from sidecar.transport.ingest_connection import Backlog, ConnectionStats, DisconnectLoss
 from sidecar.transport.parser import IngestParser
 from tests.unit.transport.test_ingest_connection_overload import Connection, message
+from tests.until import until
 
 MS = 1_000_000
 
@@ -159,15 +160,13 @@ async def judged(
     monkeypatch.setattr(ingest_connection, "_TRY_S", 0.001)
     learned: list[int] = []
     overflow: Any = SimpleNamespace(cut_at=learned.append)
-    tasks: list[Any] = []
-    monkeypatch.setattr(ingest_connection, "spawn", lambda work, name: tasks.append(asyncio.ensure_future(work)))
     made = DisconnectLoss(server, overflow)  # type: ignore[arg-type]
     made._seen = 10
     if last is not None:
         made.record_server_report(last)
     made.connection_lost("s1", 7)
     made.messages_processed(seen)
-    await asyncio.gather(*tasks)
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
     assert made._seen == seen
     return made, learned
 

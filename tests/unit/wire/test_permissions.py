@@ -23,7 +23,7 @@ from liftpy.errors import ConfigError
 from sidecar.cli import permissions as rights_command
 from sidecar.cli.main import liftpy
 from tests.each import each
-from tests.sim.fake_node import FakeNode  # noqa: F401  (its subjects are looked for, too)
+from tests.fake_node import FakeNode  # noqa: F401  (its subjects are looked for, too)
 
 ROOT = Path(__file__).resolve().parents[3]
 LISTENERS_ONLY = {"raft_inbox": "raft", "control_admin_all": "control_admin", "inboxes": "inbox"}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from typing import Any
 
 import crc32c
+import numpy as np
 import pytest
 
 from liftpy.config import Codec
@@ -25,6 +27,7 @@ from liftpy.core.wire.batch import (
     split_batches,
 )
 from liftpy.core.wire.envelope import EnvelopeError, MessageType
+from liftpy.core.wire.filters import keep_records
 from liftpy.core.wire.headers import is_reserved, is_status, may_be_enveloped, pairs_of, parse_headers
 from liftpy.core.wire.subjects import MAX_REPLY_BYTES, InboxRule, Subjects, is_protocol_shaped
 from liftpy.errors import ConfigError, CorruptionError, InvalidNameError, ProtocolError
@@ -110,16 +113,39 @@ def test_batch_header_fields_are_at_their_documented_byte_positions() -> None:
 
 
 def test_build_batch_above_the_size_limit_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    size = encode_body([b"x" * 100]).size_bytes
-    monkeypatch.setattr(batches, "MAX_BATCH_BYTES", size)
+    room_for_offsets = 8
+    monkeypatch.setattr(batches, "MAX_BATCH_BYTES", encode_body([b"x" * 100]).size_bytes + room_for_offsets)
     assert parse_batch(build_batch([b"x" * 100])).values() == [b"x" * 100]
     with pytest.raises(BatchTooLargeError):
         encode_body([b"x" * 108])
     with pytest.raises(BatchTooLargeError):  # before compression it is: nobody could read it
         encode_body([b"x" * 108], codec=Codec.ZSTD)
-    monkeypatch.setattr(batches, "compress", lambda body, codec: body + b"!")  # what does not compress gets larger
-    with pytest.raises(BatchTooLargeError):
-        encode_body([b"x" * 100], codec=Codec.LZ4)
+    monkeypatch.setattr(batches, "compress", lambda body, codec: body + b"!" * 9)  # what does not compress gets larger
+    assert encode_body([b"x" * 100], codec=Codec.LZ4).codec is Codec.NONE
+
+
+@pytest.mark.parametrize("codec", Codec)
+@pytest.mark.parametrize("count", [2, 3, 50])
+def test_batch_of_the_maximum_size_has_room_for_a_part_of_its_records(
+    count: int, codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compaction and filtered reads build batches with some of the records, and with their offsets."""
+    for size_bytes in range(1, 60, 7):
+        values: list[bytes | None] = [random.Random(number).randbytes(size_bytes) for number in range(count)]
+        values[0] = b""
+        monkeypatch.setattr(batches, "MAX_BATCH_BYTES", 1 << 20)
+        largest = encode_body(values, subjects=["s"] * count).size_bytes
+        for maximum in range(largest, largest + 4 * count + 16):
+            monkeypatch.setattr(batches, "MAX_BATCH_BYTES", maximum)
+            try:
+                batch = parse_batch(build_batch(values, subjects=["s"] * count, codec=codec))
+            except BatchTooLargeError:
+                continue
+            mask = np.arange(count) > 0
+            assert parse_batch(keep_records(batch, mask)).values() == values[1:]
+            break
+        else:
+            raise AssertionError("no size is large enough")
 
 
 def column_body(*numbers: int, data: bytes = b"") -> memoryview:

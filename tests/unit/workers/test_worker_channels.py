@@ -22,6 +22,7 @@ from sidecar.node import worker_node as channels
 from sidecar.node.node import Node
 from sidecar.node.worker_node import EXIT_NODE_ENDED, Channel, RelayedGroup, WorkerNode
 from sidecar.runtime.settings import NodeSettings
+from sidecar.runtime.tasks import TaskSet
 from sidecar.workers.workers import WorkerCombinedFetches, WorkerError, WorkerHandle, Workers, split_by_process
 from tests.until import until
 
@@ -292,6 +293,10 @@ async def test_close_subjects_waits_for_the_answers_of_all_worker_processes() ->
     await asyncio.wait_for(closing, 20)
 
 
+def _proposals() -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if task.get_name() == "proposing a request of a worker"]
+
+
 async def test_worker_processes_stop_is_clean_only_if_each_worker_stop_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     async def propose(request: cluster.ControlRequest, timeout_s: float) -> cluster.ControlResponse:
         await asyncio.Event().wait()
@@ -307,7 +312,7 @@ async def test_worker_processes_stop_is_clean_only_if_each_worker_stop_is_clean(
     distrusted: list[int] = []
     workers._group = SimpleNamespace(propose=propose, distrust=lambda: distrusted.append(1))  # type: ignore[assignment]
     workers.handles[0].data_received(encode(FrameKind.PROPOSE, 5, bytes(4)) + encode(FrameKind.DISTRUST))
-    (proposal,) = workers._proposals
+    (proposal,) = _proposals()
     assert distrusted == [1]
     assert not await workers.stop()
     assert proposal.cancelled()
@@ -358,7 +363,7 @@ async def test_worker_process_proposal_is_forwarded_with_its_timeout_and_answere
             error,
         )
     assert asked == [2.5]
-    await until(lambda: not workers._proposals)
+    await until(lambda: not _proposals())
 
 
 # ---- quiet fetches -------------------------------------------------------------------------------------------------------------
@@ -393,7 +398,7 @@ async def test_idle_partition_fetches_above_a_bound_of_waiting_requests_are_not_
         await gate.wait()
 
     talk, frame = _Talk(), _question().SerializeToString()
-    shared: Any = WorkerCombinedFetches(talk, [SimpleNamespace(ask=ask)])  # type: ignore[arg-type, list-item]
+    shared: Any = WorkerCombinedFetches(talk, [SimpleNamespace(ask=ask)], TaskSet())  # type: ignore[arg-type, list-item]
     for number in range(4):
         shared.answer_question(b"%d" % number, frame)
     gate.set()
@@ -403,13 +408,35 @@ async def test_idle_partition_fetches_above_a_bound_of_waiting_requests_are_not_
     assert [reply for reply, _ in talk.answered] == [b"0", b"1", b"4"]
 
 
+async def test_workers_stop_ends_combined_fetches_and_starts_no_others(tmp_path: Path) -> None:
+    asked: list[FrameKind] = []
+
+    async def ask(kind: FrameKind, body: bytes, timeout_s: float) -> None:
+        asked.append(kind)
+        await asyncio.Event().wait()
+
+    async def stop(timeout_s: float) -> bool:
+        return True
+
+    workers = Workers(NodeSettings(node_id="n1", data=tmp_path, controllers=("n1",)), pytest.fail, pytest.fail)
+    workers.handles = [SimpleNamespace(ask=ask, stop=stop)]  # type: ignore[list-item]
+    talk, frame = _Talk(), memoryview(_question().SerializeToString())
+    answer = workers.answer_combined_fetches(talk)  # type: ignore[arg-type]
+    answer(b"1", frame)
+    await until(lambda: asked)
+    assert await workers.stop()
+    answer(b"2", frame)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert (len(asked), talk.answered) == (1, [])
+
+
 @pytest.mark.parametrize("said", [pb.QuietFetchesAnswer(count=1), b"\xff"])
 async def test_idle_partition_fetches_ignore_a_worker_answer_to_another_request(said: Any) -> None:
     async def ask(kind: FrameKind, body: bytes, timeout_s: float) -> bytes:
         return said if isinstance(said, bytes) else said.SerializeToString()
 
     talk, question = _Talk(), _question()
-    WorkerCombinedFetches(talk, [SimpleNamespace(ask=ask)]).answer_question(b"r", question.SerializeToString())  # type: ignore[arg-type, list-item]
+    WorkerCombinedFetches(talk, [SimpleNamespace(ask=ask)], TaskSet()).answer_question(b"r", question.SerializeToString())  # type: ignore[arg-type, list-item]
     await until(lambda: talk.answered)
     assert talk.answered == [(b"r", split_by_process(question, 2)[1])]
 
@@ -420,6 +447,6 @@ async def test_idle_partition_fetches_ignore_an_invalid_index_in_a_worker_answer
         return pb.QuietFetchesAnswer(over=[0, 99], count=count).SerializeToString()
 
     talk, question = _Talk(), _question()
-    WorkerCombinedFetches(talk, [SimpleNamespace(ask=ask)]).answer_question(b"r", question.SerializeToString())  # type: ignore[arg-type, list-item]
+    WorkerCombinedFetches(talk, [SimpleNamespace(ask=ask)], TaskSet()).answer_question(b"r", question.SerializeToString())  # type: ignore[arg-type, list-item]
     await until(lambda: talk.answered)
     assert talk.answered == [(b"r", split_by_process(question, 2)[1][:1])]

@@ -28,6 +28,7 @@ from liftpy.nats.credentials import Credentials
 from sidecar.node.worker_node import EXIT_NODE_ENDED, Channel, RelayedGroup
 from sidecar.runtime.restarts import momentary, prevents_restart
 from sidecar.runtime.settings import NodeSettings
+from sidecar.runtime.tasks import TaskSet
 from sidecar.status.figures import Figures
 from sidecar.status.merged_status import AGES, LEAST, MOST, OWN, add_figures, figures_to_json, joined_page, joined_rows
 from sidecar.status.metric_names import TABLE
@@ -218,7 +219,7 @@ async def test_idle_partition_fetches_are_divided_between_worker_processes_and_a
     }
     lost = {2, 3, 7}
     talk = _Talk(lost)
-    shared: Any = WorkerCombinedFetches(talk, [_Hand(_Talk(lost)), _Hand(None if silent else _Talk(lost))])  # type: ignore[arg-type, list-item]
+    shared: Any = WorkerCombinedFetches(talk, [_Hand(_Talk(lost)), _Hand(None if silent else _Talk(lost))], TaskSet())  # type: ignore[arg-type, list-item]
     shared.answer_question(b"reply", question.SerializeToString())
     async with asyncio.timeout(30):
         while not talk.answered:

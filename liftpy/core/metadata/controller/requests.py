@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any
 
 from liftpy.core.base.cooperative_apply import Steps, run_to_end
-from liftpy.core.metadata.controller import elections, nodes, partitions, reassign, settings, streams
+from liftpy.core.metadata.controller import elections, nodes, partitions, settings, streams
 from liftpy.core.metadata.describe import describe, describe_stream
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, RejectedError, Rules, refuse
@@ -94,7 +94,7 @@ REQUESTS: dict[str, RequestKind] = {
     ),
     "purgeRecords": RequestKind(decide=partitions.purge_records, asked_by=_BY.OPERATORS, names_stream="stream", batched=True),
     "pausePartitions": RequestKind(decide=partitions.pause_partitions, asked_by=_BY.OPERATORS, names_stream="stream"),
-    "reassign": RequestKind(decide=reassign.reassign, asked_by=_BY.OPERATORS, batched=True),
+    "reassign": RequestKind(decide=partitions.reassign, asked_by=_BY.OPERATORS, batched=True),
     "changeControllers": RequestKind(decide=nodes.change_controllers, asked_by=_BY.OPERATORS, has_preflight=True),
     "setDefaultQuota": RequestKind(decide=settings.set_default_quota, asked_by=_BY.OPERATORS),
     "setSessionTimes": RequestKind(decide=settings.set_session_times, asked_by=_BY.OPERATORS),
@@ -118,7 +118,7 @@ REQUESTS: dict[str, RequestKind] = {
     "wakePartition": RequestKind(decide=partitions.wake_partition, asked_by=_BY.NODES, asker="leader", batched=True),
     "unfenceNode": RequestKind(decide=nodes.unfence_node, asked_by=_BY.NOBODY),
     "placeStream": RequestKind(decide=streams.place_stream, asked_by=_BY.NOBODY),
-    "beginCopy": RequestKind(decide=reassign.begin_copy, asked_by=_BY.NOBODY, batched=True),
+    "beginCopy": RequestKind(decide=partitions.begin_copy, asked_by=_BY.NOBODY, batched=True),
     "passOver": RequestKind(decide=elections.pass_over, asked_by=_BY.NOBODY, batched=True),
     "settleSessionTimes": RequestKind(decide=settings.settle_session_times, asked_by=_BY.NOBODY),
     "concludeElection": RequestKind(decide=elections.conclude_election, asked_by=_BY.NOBODY, batched=True),

@@ -12,12 +12,7 @@ from __future__ import annotations
 from liftpy.config import NS_PER_S, SessionTimes, check_session_times
 from liftpy.core.base.invariants import check
 from liftpy.core.metadata.codec import QUOTA, RULES, TIMES
-from liftpy.core.metadata.features import (
-    UNSUPPORTED,
-    downgrade_obstacles,
-    feature_of,
-    level_range_of,
-)
+from liftpy.core.metadata.features import UNSUPPORTED, downgrade_obstacles, feature_of, level_range_of
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
 from liftpy.core.metadata.records import DefaultQuotaSet, FeatureLevelSet, SessionTimesSet
 from liftpy.core.wire._pb import cluster_pb2 as pb

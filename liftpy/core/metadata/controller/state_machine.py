@@ -21,8 +21,7 @@ from liftpy.core.metadata.features import FEATURES, UNSUPPORTED, Feature, check_
 from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES, Operation
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, Rules, refuse
-from liftpy.core.metadata.records import OperationDone, Record, record_to_pb
-from liftpy.core.metadata.replay import replay, replaying_all
+from liftpy.core.metadata.records import OperationDone, Record, record_to_pb, replay, replaying_all
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.metadata.state_checksum import compute_digest
 from liftpy.core.wire._pb import cluster_pb2 as pb

@@ -15,8 +15,8 @@ from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.ids import MAX_SUBJECT_LENGTH, check_data_subject, check_name
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause
 from liftpy.core.metadata.codec import CONFIG, STREAM, apply_changed_fields, stored_text
+from liftpy.core.metadata.controller.partitions import MAX_REPLICAS, finish_reached_target
 from liftpy.core.metadata.controller.placements import assignment_from_pb, facts_of, new_partitions, place_on_image, plan_of
-from liftpy.core.metadata.controller.reassign import MAX_REPLICAS, finish_reached_target
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage, StreamImage, SubjectIndex
 from liftpy.core.metadata.placement import MANUAL, POLICY_NAMES, candidates_for
 from liftpy.core.metadata.placement.facts import (

@@ -1,7 +1,7 @@
 """``python -m tests.unit.cli.golden [NOUN...] [--rewrite]``: run the golden scripts and print how their output differs.
 
 A script is a text file of this folder, one for each noun of the command line. It runs against a cluster of its own, which has three
-shipped nodes in virtual time (``tests.sim.virtual``). ``--rewrite`` writes the present output into the scripts.
+shipped nodes in virtual time (``tests.simulation.world``). ``--rewrite`` writes the present output into the scripts.
 
     Text at the beginning of a line is a comment.
     $ liftpy stream list --json          a command, as a user types it. $ printf 'a\\nb\\n' | liftpy publish orders
@@ -24,7 +24,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from tests.sim.virtual import interposition
+from tests.simulation.world.machine import interposition
 from tests.unit.cli.golden.script import FOLDER, run_script
 from tests.unit.cli.golden.session import Session  # first: it changes the standard library
 

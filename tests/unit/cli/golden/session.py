@@ -1,6 +1,6 @@
 """A cluster of shipped nodes in virtual time, and a function that runs one command line against it.
 
-``tests.sim.virtual`` changes the standard library. So a Python process that imports this module does nothing else.
+``tests.simulation.world`` changes the standard library. So a Python process that imports this module does nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tests.sim.virtual import interposition
+from tests.simulation.world.machine import interposition
 
 interposition.install()
 
@@ -27,12 +27,12 @@ import uvloop  # noqa: E402
 
 from liftpy.client import GroupOptions, QueueOptions  # noqa: E402
 from sidecar.cli.main import main  # noqa: E402
-from tests.sim.virtual import scheduler as scheduling  # noqa: E402
-from tests.sim.virtual.loop import VirtualLoop  # noqa: E402
-from tests.sim.virtual.node_process import NodeProcess, begin  # noqa: E402
-from tests.sim.virtual.profiles import Profile  # noqa: E402
-from tests.sim.virtual.scheduler import NS_PER_S, Process  # noqa: E402
-from tests.sim.virtual.world import World  # noqa: E402
+from tests.simulation.world.machine import scheduler as scheduling  # noqa: E402
+from tests.simulation.world.machine.loop import VirtualLoop  # noqa: E402
+from tests.simulation.world.machine.scheduler import NS_PER_S, Process  # noqa: E402
+from tests.simulation.world.node_process import NodeProcess, begin  # noqa: E402
+from tests.simulation.world.profiles import Profile  # noqa: E402
+from tests.simulation.world.world import World  # noqa: E402
 
 interposition.adapt()
 

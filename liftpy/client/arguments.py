@@ -1,0 +1,60 @@
+"""Checks of the numbers that an application passes: times, counts, offsets and partitions.
+
+Each check raises ConfigError that names the argument. NaN passes no check: a comparison with NaN is always False, so a wait
+for it would never end.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from numbers import Real
+from typing import SupportsIndex
+
+from liftpy.core.base.ids import quote
+from liftpy.errors import ConfigError
+
+MAX_INT32 = (1 << 31) - 1
+MAX_INT64 = (1 << 63) - 1
+
+
+def check_bounds(options: object, bounds: Mapping[str, tuple[float, float]]) -> None:
+    """Check attributes of ``options`` against their (lowest, highest) value in ``bounds``.
+
+    An attribute whose name ends with ``_s`` is a time in seconds. Any other one is a whole number.
+    """
+    for name, limits in bounds.items():
+        check = check_number if name.endswith("_s") else check_count
+        check(name, getattr(options, name), *limits)
+
+
+def check_number(name: str, value: float, low: float = 0.0, high: float = math.inf) -> None:
+    """Check that ``value`` is a number from ``low`` to ``high``, inclusive. By default, infinity is allowed."""
+    if isinstance(value, bool) or not isinstance(value, Real) or value != value:  # NaN
+        raise ConfigError(f"Invalid {name} = {quote(repr(value))}. Use a number.")
+    _check_range(name, value, low, high)
+
+
+def check_count(name: str, value: SupportsIndex, low: float = 0, high: float = MAX_INT64) -> None:
+    """Check that ``value`` is a whole number from ``low`` to ``high``, inclusive."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ConfigError(f"Invalid {name} = {quote(repr(value))}. Use a whole number.")
+    _check_range(name, operator.index(value), low, high)
+
+
+def check_partition(partition: SupportsIndex) -> None:
+    """Check that ``partition`` is a partition number, 0 to 2^31-1."""
+    check_count("partition", partition, 0, MAX_INT32)
+
+
+def check_offset(offset: SupportsIndex, name: str = "offset") -> int:
+    """Check that ``offset`` is an offset, 0 to 2^63-2, and return it as an int. ``name``: name of the argument."""
+    check_count(name, offset, 0, MAX_INT64 - 1)
+    return operator.index(offset)
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        limits = [str(int(limit) if limit == int(limit) else limit) for limit in (low, high) if limit != math.inf]
+        raise ConfigError(f"{name} = {value} is outside {'..'.join(limits)}. Choose a value in this range.")

@@ -1,0 +1,1 @@
+"""Rules that each history must keep."""

@@ -1,0 +1,1 @@
+"""Load of a history: clients, operators, services, backups and attackers."""

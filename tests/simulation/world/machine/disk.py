@@ -1,0 +1,311 @@
+"""Simulated disks with real files. The simulator knows which data a power cut leaves.
+
+A node works on real files, so that its code for files runs as it ships. The module keeps the bytes of each file and the names of
+each folder as of their last flush. ``power_cut`` puts in the folder's place what these say, with drawn parts of what was not
+flushed. Calls fail, take long, or write less than they were given, as the faults say.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.simulation.world.machine.scheduler import NS_PER_US, Process, Scheduler
+
+_FLUSH_NS = (100 * NS_PER_US, 900 * NS_PER_US)
+_WRITE_NS = 8 * NS_PER_US
+_SIZE_BYTES = 1 << 40
+_Usage = namedtuple("_Usage", "total used free")  # the class of shutil is private
+
+real_open, real_close, real_write, real_writev = os.open, os.close, os.write, os.writev
+real_pwrite, real_fsync, real_fdatasync, real_ftruncate = os.pwrite, os.fsync, os.fdatasync, os.ftruncate
+real_listdir = os.listdir
+real_disk_usage = shutil.disk_usage
+real_dup = os.dup
+
+
+class Disk:
+    """Disk of one host. It outlives the processes."""
+
+    def __init__(self, scheduler: Scheduler, name: str, folder: Path) -> None:
+        self.scheduler = scheduler
+        self.name = name
+        self.folder = folder
+        folder.mkdir(parents=True, mode=0o750)
+        self._files: dict[int, bytearray] = {}
+        """Inode -> what the last flush of the file has made durable."""
+        self._rewritten: set[int] = set()
+        """Inodes of files that were not only appended to since."""
+        self._folders: dict[int, dict[str, int]] = {}
+        """Inode of a folder -> the names that its last flush has made durable, with their inodes."""
+        self._lives = 0
+        self.fail_one_in = 0
+        """One of this number of flushes and writes fails."""
+        self.is_full = False
+        self.short_one_in = 0
+        """One of this number of writes is shorter than requested."""
+        self.slow_ns = 0
+        """A flush takes up to so much longer."""
+        self.delay_ns = 0
+        """The next flush takes so much longer."""
+        self.lies_one_in = 0
+        """One of this number of flushes reports success and does nothing."""
+        self.failures = 0
+        """Errors and lies until now."""
+        self.is_damaged = False
+        """A bit was flipped, or the data is lost."""
+        self.was_full = False
+
+    # ---- what a process does ---------------------------------------------------------------------------------------------
+    def _draws(self, one_in: int) -> bool:
+        return one_in > 0 and self.scheduler.random.randrange(one_in) == 0
+
+    def flush(self, descriptor: int) -> None:
+        """Simulate ``fsync`` and ``fdatasync``."""
+        took_ns = self.scheduler.draw_int(*_FLUSH_NS) + (self.scheduler.draw_int(0, self.slow_ns) if self.slow_ns else 0)
+        self.scheduler.elapsed_ns += took_ns + self.delay_ns
+        self.delay_ns = 0
+        self.scheduler.counters["flushes"] += 1
+        if self._draws(self.fail_one_in):
+            self._fail("flush")
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if self._draws(self.lies_one_in):
+            self._fail("lost flush")
+            return
+        found = os.fstat(descriptor)
+        if stat.S_ISDIR(found.st_mode):
+            names = {}
+            with os.scandir(descriptor) as entries:
+                for entry in entries:
+                    names[entry.name] = entry.inode()
+            self._folders[found.st_ino] = dict(sorted(names.items()))
+        else:
+            self._keep(descriptor, found)
+        self.scheduler.trace("flush", self.name, found.st_size if not stat.S_ISDIR(found.st_mode) else "names")
+
+    def _keep(self, descriptor: int, found: os.stat_result) -> None:
+        inode = found.st_ino
+        known = self._files.setdefault(inode, bytearray())
+        if inode in self._rewritten or len(known) > found.st_size:
+            self._rewritten.discard(inode)
+            known.clear()
+        reading = real_open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while len(known) < found.st_size:
+                piece = os.pread(reading, found.st_size - len(known), len(known))
+                if not piece:
+                    break
+                known += piece
+        finally:
+            real_close(reading)
+
+    def write(self, descriptor: int, pieces: Any) -> int:
+        """Simulate ``write`` and ``writev``."""
+        self.scheduler.elapsed_ns += _WRITE_NS
+        self.scheduler.counters["writes to files"] += 1
+        if self._draws(self.fail_one_in):
+            self._fail("write")
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if self.is_full:
+            self.was_full = True
+            self.scheduler.counters["writes to a full disk"] += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self._draws(self.short_one_in):
+            data = b"".join(pieces)
+            if len(data) > 1:
+                self.scheduler.counters["short writes"] += 1
+                self.failures += 1
+                return real_write(descriptor, data[: self.scheduler.random.randrange(1, len(data))])
+        return real_writev(descriptor, pieces)
+
+    def usage(self) -> Any:
+        """Return what ``shutil.disk_usage`` says about it."""
+        free = 0 if self.is_full else _SIZE_BYTES // 2
+        return _Usage(_SIZE_BYTES, _SIZE_BYTES - free, free)
+
+    def rewritten(self, descriptor: int) -> None:
+        """The file was changed before its end."""
+        self._rewritten.add(os.fstat(descriptor).st_ino)
+
+    def _fail(self, what: str) -> None:
+        self.failures += 1
+        self.scheduler.counters[f"failed: {what}"] += 1
+        self.scheduler.trace("disk fails", self.name, what)
+
+    # ---- what happens to it ----------------------------------------------------------------------------------------------
+    def heal(self) -> None:
+        """Make the disk fast and error-free."""
+        self.fail_one_in = self.short_one_in = self.slow_ns = self.delay_ns = self.lies_one_in = 0
+        self.is_full = False
+
+    def _retire(self) -> Path:
+        """Move the files away, so that maps and file descriptors of ended processes stay valid."""
+        self._lives += 1
+        old = self.folder.with_name(f"{self.folder.name}.{self._lives}")
+        self.folder.rename(old)
+        return old
+
+    def power_cut(self) -> None:
+        """Keep only flushed data and random parts of the rest. No process uses the disk."""
+        self.scheduler.trace("power cut", self.name)
+        old = self._retire()
+        self.folder.mkdir(mode=0o750)
+        self._rebuild(old, self.folder)
+        shutil.rmtree(old)
+
+    def _rebuild(self, old: Path, new: Path) -> None:
+        inode = old.stat().st_ino
+        durable = self._folders.pop(inode, {})
+        there = {name: (old / name).lstat() for name in sorted(real_listdir(old))}
+        by_inode = {found.st_ino: name for name, found in there.items()}
+        kept: dict[str, str] = {}
+        older: dict[str, bytes] = {}
+        for name, found in there.items():
+            if durable.get(name) == found.st_ino or (name not in durable and self._draws(2)):
+                kept[name] = name
+        for name, file_inode in durable.items():
+            if name in kept:
+                continue
+            if file_inode in by_inode:  # renamed, and the folder was not flushed
+                kept[name] = by_inode[file_inode]
+            elif file_inode in self._files and self._draws(2):  # replaced or removed, and the folder was not flushed
+                older[name] = bytes(self._files[file_inode])
+            elif name in there:
+                kept[name] = name
+        for name, content in older.items():
+            self._write(new / name, content)
+        for name, source in kept.items():
+            found = there[source]
+            if stat.S_ISDIR(found.st_mode):
+                (new / name).mkdir(mode=0o750)
+                self._rebuild(old / source, new / name)
+            else:
+                self._rebuild_file(old / source, new / name, found.st_ino)
+        self._folders[new.stat().st_ino] = {name: (new / name).stat().st_ino for name in sorted([*kept, *older])}
+
+    def _rebuild_file(self, old: Path, new: Path, inode: int) -> None:
+        data = old.read_bytes()
+        durable = bytes(self._files.pop(inode, b""))
+        is_appended = data.startswith(durable) and inode not in self._rewritten
+        self._rewritten.discard(inode)
+        tail = data[len(durable) :] if is_appended else b""
+        draw = self.scheduler.random
+        kept_bytes = draw.randrange(len(tail) + 1) if tail and draw.randrange(2) else 0
+        torn = bytearray(tail[:kept_bytes])
+        if torn and draw.randrange(4) == 0:  # the last sectors of it were allocated and never written
+            zeros = draw.randrange(1, len(torn) + 1)
+            torn[-zeros:] = bytes(zeros)
+            self.scheduler.counters["torn writes"] += 1
+        self._write(new, durable + bytes(torn))
+
+    def _write(self, path: Path, content: bytes) -> None:
+        path.write_bytes(content)
+        path.chmod(0o640)
+        self._files[path.stat().st_ino] = bytearray(content)
+
+    def empty(self) -> None:
+        """Replace the disk with an empty one."""
+        self.scheduler.trace("emptied", self.name)
+        self.is_damaged = True
+        shutil.rmtree(self._retire())
+        self.folder.mkdir(mode=0o750)
+        self._files.clear()
+        self._folders.clear()
+
+    def flip_bit(self) -> str:
+        """Flip one bit of a segment file. Return its name, '' without one."""
+        draw = self.scheduler.random
+        files = sorted(path for path in self.folder.glob("streams/*/*/*.log") if path.stat().st_size > 64)
+        if not files:
+            return ""
+        self.is_damaged = True
+        path = files[draw.randrange(len(files))]
+        position = draw.randrange(path.stat().st_size)
+        with path.open("r+b") as file:
+            file.seek(position)
+            byte = file.read(1)[0] ^ (1 << draw.randrange(8))
+            file.seek(position)
+            file.write(bytes([byte]))
+        self.scheduler.trace("bit flipped", self.name, path.name, position)
+        return path.name
+
+
+def _disk_of(process: Process | None) -> Disk | None:
+    return process.disk if process is not None else None
+
+
+def interpose(running: Callable[[], Process | None]) -> None:
+    """Give the calls of ``os`` that matter to the disk of the process that runs."""
+
+    def opened(*args: Any, **options: Any) -> int:
+        descriptor = real_open(*args, **options)
+        process = running()
+        if process is not None:
+            process.descriptors.add(descriptor)
+        return descriptor
+
+    def closed(descriptor: int) -> None:
+        process = running()
+        if process is not None:
+            process.descriptors.discard(descriptor)
+        real_close(descriptor)
+
+    def flush(descriptor: int) -> None:
+        disk = _disk_of(running())
+        if disk is None:
+            real_fsync(descriptor)
+        else:
+            disk.flush(descriptor)
+
+    def write(descriptor: int, data: Any) -> int:
+        disk = _disk_of(running())
+        return real_write(descriptor, data) if disk is None else disk.write(descriptor, [data])
+
+    def writev(descriptor: int, pieces: Any) -> int:
+        disk = _disk_of(running())
+        return real_writev(descriptor, pieces) if disk is None else disk.write(descriptor, pieces)
+
+    def pwrite(descriptor: int, data: Any, offset: int) -> int:
+        disk = _disk_of(running())
+        if disk is not None:
+            disk.rewritten(descriptor)
+            if disk.is_full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real_pwrite(descriptor, data, offset)
+
+    def ftruncate(descriptor: int, size_bytes: int) -> None:
+        disk = _disk_of(running())
+        if disk is not None:
+            disk.rewritten(descriptor)
+        real_ftruncate(descriptor, size_bytes)
+
+    def listdir(*args: Any) -> list[Any]:
+        names = sorted(real_listdir(*args))
+        process = running()
+        if process is not None and process.disk is not None:
+            process.scheduler.random.shuffle(names)
+        return names
+
+    def disk_usage(folder: Any) -> Any:
+        disk = _disk_of(running())
+        return real_disk_usage(folder) if disk is None else disk.usage()
+
+    shutil.disk_usage = disk_usage  # type: ignore[assignment]
+    os.open, os.close, os.write, os.writev = opened, closed, write, writev  # type: ignore[assignment]
+    os.pwrite, os.fsync, os.fdatasync = pwrite, flush, flush  # type: ignore[assignment]
+    os.ftruncate, os.listdir = ftruncate, listdir  # type: ignore[assignment]
+
+
+def close_descriptors(process: Process) -> None:
+    """Close the file descriptors of an ended process, which releases its locks."""
+    nothing = real_open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for descriptor in sorted(process.descriptors):
+        os.dup2(nothing, descriptor, inheritable=False)
+    real_close(nothing)
+    process.descriptors.clear()

@@ -1,0 +1,114 @@
+"""Test readers of a partition that has lost committed records in an unclean election [C11, R6]."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from liftpy.client import Client, GroupOptions
+from liftpy.config import StreamConfig
+from liftpy.errors import LogTruncatedError
+from liftpy.testing.memory import MemoryCluster, memory_cluster
+
+Losing = tuple[Client, Callable[[Callable[[], Awaitable[Any]]], Awaitable[None]]]
+
+
+async def lose_records(cluster: MemoryCluster, client: Client, work: Callable[[], Awaitable[Any]]) -> None:
+    """Elect a replica that lacks the records 3 to 7, and publish two new ones. ``work`` runs before the records are lost."""
+    (partition,) = (await client.stream("jobs")).partitions
+    (follower,) = set(partition.replicas) - {partition.leader}
+    await publish(client, 3)
+    await asyncio.to_thread(cluster.kill, follower)
+    await publish(client, 5)
+    await work()
+    await asyncio.to_thread(cluster.kill, partition.leader)
+    await asyncio.to_thread(cluster.start, follower)
+    await client.admin.elect_leader("jobs", 0, follower, unclean=True)
+    await asyncio.to_thread(cluster.leader, "jobs")
+    await publish(client, 2)
+
+
+async def publish(client: Client, count: int) -> None:
+    for _ in range(count):
+        await client.publish("jobs", b"v")
+
+
+@pytest.fixture
+async def losing() -> AsyncIterator[Losing]:
+    async with memory_cluster() as cluster, cluster.client() as client:
+        await asyncio.to_thread(cluster.serve_groups)
+        await client.create_stream("jobs", "jobs", replicas=2, config=StreamConfig(min_isr=1))
+        yield client, partial(lose_records, cluster, client)
+
+
+async def test_queue_take_after_delivered_records_were_lost_raises_log_truncated_error(losing: Losing) -> None:
+    client, lose = losing
+    async with client.queue("jobs", "w") as queue, asyncio.timeout(60):
+
+        async def ack_all() -> None:
+            for _ in range(8):
+                await (await anext(queue)).ack()
+
+        await lose(ack_all)
+        for _ in range(2):
+            with pytest.raises(LogTruncatedError) as error:
+                await queue.take(10)
+            assert error.value.end_offset == 3
+    with pytest.raises(LogTruncatedError, match=r"ends at offset 5, .* up to offset 8"):
+        await client.queue("jobs", "w")
+    await client.queues.delete("w")
+    await client.groups.reset("w", {(await client.stream("jobs")).key(0): error.value.end_offset})
+    async with client.queue("jobs", "w") as queue:
+        assert [job.record.offset for job in await queue.take(10)] == [3, 4]
+
+
+async def test_queue_take_of_returned_records_that_were_lost_raises_log_truncated_error(losing: Losing) -> None:
+    client, lose = losing
+    async with client.queue("jobs", "w") as queue, client.queue("jobs", "w") as other, asyncio.timeout(60):
+
+        async def return_some() -> None:
+            jobs = await queue.take(8)
+            await queue.ack(jobs[:6])
+            await queue.nack(jobs[6:])
+
+        await lose(return_some)
+        with pytest.raises(LogTruncatedError):
+            await other.take(10)
+
+
+async def test_consumer_that_waits_at_the_end_raises_log_truncated_error_when_records_are_lost(losing: Losing) -> None:
+    client, lose = losing
+    consumer = client.consume("jobs", start="new")
+    await lose(consumer.begin)
+    with pytest.raises(LogTruncatedError) as error:
+        async with asyncio.timeout(60):
+            await anext(consumer.records())
+    assert error.value.end_offset == 3
+
+
+@pytest.mark.parametrize("options", [GroupOptions(start="new"), GroupOptions(keys=[b"k"])], ids=["new", "filtered"])
+async def test_group_that_passed_lost_records_raises_log_truncated_error_in_the_next_member(
+    losing: Losing, options: GroupOptions
+) -> None:
+    client, lose = losing
+    key = (await client.stream("jobs")).key(0)
+
+    async def pass_over() -> None:
+        async with client.group("g", ["jobs"], options=options) as group, asyncio.timeout(60):
+            reading = asyncio.create_task(group.take())
+            while (await client.groups.describe("g")).positions.get(key) != 8:
+                if group.owned:
+                    await group.commit()
+                await asyncio.sleep(0.01)
+            reading.cancel()
+
+    await lose(pass_over)
+    await publish(client, 10)  # the log is longer than before
+    async with client.group("g", ["jobs"], options=options) as group, asyncio.timeout(60):
+        with pytest.raises(LogTruncatedError) as error:
+            await anext(group)
+    assert error.value.end_offset == 3
