@@ -289,7 +289,7 @@ def _task() -> TaskContext:
 
 
 class LiftStreamWriter(DataSourceStreamArrowWriter):
-    """Exactly-once writer of a streaming query, or of one micro-batch in ``foreachBatch``."""
+    """Exactly-once writer of a streaming query."""
 
     def __init__(self, options: SinkOptions) -> None:
         self.options = options

@@ -72,7 +72,7 @@ LIMITS: dict[str, Iterable[str]] = {
     "length of a subject of a stream": [f"{ids.MAX_SUBJECT_LENGTH} characters"],
     "control requests of one principal": [f"{admission.PER_PRINCIPAL} a second", f"{admission.PRINCIPAL_AT_ONCE} at once"],
     "control requests of all principals": [f"{admission.IN_ALL} a second", f"{admission.ALL_AT_ONCE:,} at once"],
-    "control requests and metadata reads that a controller looks at": [],
+    "control requests and metadata reads that a controller accepts": [],
     "size of a control request": [size(request_limits.MAX_REQUEST_BYTES)],
     "replicas that are copied at a time, in the cluster": [f"{R.max_copies}"],
     "replicas that are copied at a time, into or out of a node": [f"{R.max_copies_per_node}"],
