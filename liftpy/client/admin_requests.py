@@ -89,13 +89,13 @@ class NodeRequests:
             timeout_s: Time limit per page, in seconds. Default 2.
 
         Raises:
-            UnavailableError: The node did not answer in time.
+            UnavailableError: The node did not answer in time, or has too many status requests.
 
         Example:
             status = await client.admin.node_status("n1")
             print(len(status["partitions"]))
         """
-        status = page = await self.ask_node(node_id, envelope.encode(MessageType.STATUS_REQUEST, b""), timeout_s)
+        status = page = await self._status_page(node_id, envelope.encode(MessageType.STATUS_REQUEST, b""), timeout_s)
         after: list[Any] = []
         while page.get("more") and page["partitions"]:
             last, before = page["partitions"][-1], after
@@ -104,10 +104,16 @@ class NodeRequests:
                 raise ProtocolError(
                     f"Node {node_id} returned a page of its status twice. Retry. If this repeats, upgrade the node."
                 )
-            page = await self.ask_node(node_id, json.dumps({"after": after}).encode(), timeout_s)
+            page = await self._status_page(node_id, json.dumps({"after": after}).encode(), timeout_s)
             status["partitions"] += page["partitions"]
             status["more"] = page.get("more", False)
         return status
+
+    async def _status_page(self, node_id: str, question: bytes, timeout_s: float) -> dict[str, Any]:
+        page = await self.ask_node(node_id, question, timeout_s)
+        if "error" in page:
+            raise UnavailableError(f"Node {node_id} does not show its status: {page['error']}.")
+        return page
 
     async def node_health(self, node_id: str, timeout_s: float = 2.0) -> dict[str, Any]:
         """Return the health of a node: ``health``, and the failed checks in ``checks``.

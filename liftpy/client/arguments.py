@@ -55,6 +55,8 @@ def check_offset(offset: SupportsIndex, name: str = "offset") -> int:
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if value < low and high == math.inf:
+        raise ConfigError(f"{name} = {value} is below {low:g}. Choose {low:g} or more.")
     if not low <= value <= high:
-        limits = [str(int(limit) if limit == int(limit) else limit) for limit in (low, high) if limit != math.inf]
-        raise ConfigError(f"{name} = {value} is outside {'..'.join(limits)}. Choose a value in this range.")
+        limits = "..".join(str(int(limit) if limit == int(limit) else limit) for limit in (low, high))
+        raise ConfigError(f"{name} = {value} is outside {limits}. Choose a value in this range.")

@@ -114,6 +114,19 @@ async def test_node_status_of_a_node_that_repeats_a_page_raises_protocol_error()
         await nodes.node_status("n1")
 
 
+@pytest.mark.parametrize("pages_before", [0, 1])
+async def test_node_status_of_a_node_that_rejects_a_page_raises_unavailable_error(pages_before: int) -> None:
+    pages = [b'{"partitions": [{"stream": "orders", "partition": 1}], "more": true}'] * pages_before
+    pages.append(b'{"error": "the node has too many status requests: retry in a second"}')
+
+    async def request(subject: str, question: bytes, timeout_s: float) -> bytes:
+        return pages.pop(0)
+
+    nodes = NodeRequests(SimpleNamespace(request=request), Subjects("ns"))  # type: ignore[arg-type]
+    with pytest.raises(UnavailableError, match="too many status requests: retry"):
+        await nodes.node_status("n1")
+
+
 # ---- answers to publishes --------------------------------------------------------------------------------------------
 async def test_nats_transport_publish_after_close_sends_nothing(nats_url: str) -> None:
     connection = await open_connection(nats_url)
