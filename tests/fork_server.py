@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import io
 import json
 import os
 import select
@@ -286,7 +287,9 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
-    sys.stdout.reconfigure(line_buffering=True, write_through=bool(os.environ.get("PYTHONUNBUFFERED")))  # type: ignore[union-attr]
+    # A new object, because the one of the server remembers whether its own output was a file.
+    output, direct = io.FileIO(1, "w", closefd=False), bool(os.environ.get("PYTHONUNBUFFERED"))
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(output), sys.stdout.encoding, line_buffering=True, write_through=direct)
     sys.path[:0] = ["", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     sys.orig_argv[:] = request["argv"]
     sys.argv[:] = ["liftpy", *request["words"]]
