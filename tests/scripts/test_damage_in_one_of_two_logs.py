@@ -11,6 +11,7 @@ Shows C7, C10, L1.
 from __future__ import annotations
 
 from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.log.segment import log_name
 from liftpy.core.log.small_files import CHECKPOINT_NAME, decode_checkpoint
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import Stage
@@ -65,7 +66,7 @@ def test_lost_end_of_one_log_makes_the_other_partition_wait_for_an_operator() ->
         s.settle()
         s.until(lambda: _stored_high_watermark(s, c) == 5)
         s.crash(c)
-        s.flip_bit(c, 5)
+        del s.storage(c).files[log_name(0)].data[-3:]
         s.start(c)
         s.until(lambda: _other(s).status is PartitionStatus.OFFLINE)
         assert _other(s).incomplete == (c,)

@@ -107,7 +107,7 @@ def _segment(storage: Storage, base: int, *, last: bool) -> SegmentReport:
     try:
         contents = walk(segment)
         fault, position = contents.fault, contents.end
-        torn = bool(fault) and last and not contents.valid_behind
+        torn = bool(fault) and last and not contents.changed_in_place
     except UnknownFormatError as error:
         fault, position = str(error), segment.size_bytes
     summary = segment.summary()

@@ -4,9 +4,9 @@ Valid data is made durable before it is served [S4, S12].
 
 1. Files of an interrupted replacement are deleted, an interrupted split is completed, and the checkpoint is read.
 2. Sealed segments use their index if it fits. The last segment, and those without a fitting index, are read completely.
-3. A fault in the last segment with nothing good after it is a torn tail, and is truncated. Any other fault is damage:
-the segment and all later ones are quarantined, and the report names the missing offsets. The replica then leaves the
-ISR and fetches them again.
+3. A fault in the last segment is a torn tail, and is truncated, if nothing good follows and the faulty batch is incomplete.
+Any other fault is damage: the segment and all later ones are quarantined, and the report names the missing offsets. The
+replica then leaves the ISR and fetches them again.
 4. After an unclean stop, data that is not proven durable is written again (``prove``). Then sealed segments get their
 missing index.
 5. The high watermark is limited to the log [D7]. If the checkpoint is above the log, committed records are missing, and
@@ -90,7 +90,7 @@ class Damage:
     position: int
     fault: str
     is_confined: bool = False
-    """True if a valid batch follows in the same file. Then bytes have changed in place, and no end of a file is lost."""
+    """True if bytes have changed in place (``SegmentContents``). Then no end of a file is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +236,9 @@ def _segments(
             walked += segment.file.size_bytes
             rebuilt += not last
             torn = (
-                contents.fault and not contents.valid_behind and (last or _is_torn(storage, base, bases[number + 1 :], clean))
+                contents.fault
+                and not contents.changed_in_place
+                and (last or _is_torn(storage, base, bases[number + 1 :], clean))
             )
             if torn:
                 _remove_segments(storage, bases[number + 1 :])
@@ -244,7 +246,7 @@ def _segments(
                 cut += segment.file.size_bytes - contents.end
                 segment.file.truncate(contents.end)
             elif contents.fault:
-                found = Damage(log_name(base), segment.next_offset, contents.end, contents.fault, contents.valid_behind)
+                found = Damage(log_name(base), segment.next_offset, contents.end, contents.fault, contents.changed_in_place)
                 damage.append(found)
                 prefix = _quarantine_segment(storage, segment, contents, bases[number + 1 :])
                 segments += [prefix] if prefix is not None else []
@@ -296,7 +298,7 @@ def _is_torn(storage: Storage, base: int, behind: list[int], clean: bool) -> boo
     for later in behind:
         segment, contents = _open_and_scan(storage, later)
         segment.file.close()
-        if contents.end or contents.valid_behind:
+        if contents.end or contents.changed_in_place:
             return False
     return True
 

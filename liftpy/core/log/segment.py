@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from liftpy.core.log.small_files import IndexEntry, SegmentSummary
 from liftpy.core.log.storage import LogFile
@@ -24,6 +25,8 @@ INDEX_INTERVAL_BYTES = 16 * 1024
 """Approximate number of bytes of batches for each index entry."""
 _WALK_BYTES = 8 * 1024 * 1024
 _RECENT = 32
+_SECTOR_BYTES = 512
+"""A disk writes this number of bytes completely or not at all."""
 
 
 def log_name(base_offset: int) -> str:
@@ -224,13 +227,14 @@ class Segment:
 class SegmentContents:
     """Result of reading a segment file completely.
 
-    ``end``: position up to which the file is valid. ``fault``: description of the first fault, '' for none. ``valid_behind``:
-    True if a valid batch follows the fault.
+    ``end``: position up to which the file is valid. ``fault``: description of the first fault, '' for none.
+    ``changed_in_place``: True if the bytes at the fault have changed after they were written, so the fault is no torn tail
+    [S3]. Then a valid batch follows, or the faulty batch is the last one and complete.
     """
 
     end: int
     fault: str = ""
-    valid_behind: bool = False
+    changed_in_place: bool = False
 
 
 def walk(segment: Segment) -> SegmentContents:
@@ -249,7 +253,9 @@ def walk(segment: Segment) -> SegmentContents:
             batch = parse_batch(block, position - start)
             _check_order(segment, batch)
         except CorruptionError as error:
-            return SegmentContents(position, str(error), _valid_behind(segment, position))
+            tail = bytes(segment.file.read(position, size - position))
+            changed = _is_complete(tail, position) or _valid_behind(segment, tail)
+            return SegmentContents(position, str(error), changed)
         segment.note(batch.header, position)
         position += needed
     segment.checked = True
@@ -281,9 +287,23 @@ def _check_order(segment: Segment, batch: RecordBatch) -> None:
         )
 
 
-def _valid_behind(segment: Segment, fault: int) -> bool:
-    """Return whether a valid batch of this log exists after ``fault``. If so, the fault is damage and not a torn tail [S3]."""
-    tail = bytes(segment.file.read(fault, segment.file.size_bytes - fault))
+def _is_complete(tail: bytes, at: int) -> bool:
+    """Return whether ``tail``, which has a fault, is one batch that was written completely [S3]. ``at``: its position in the file.
+
+    A torn write is shorter than its batch, or has zeros in place of sectors that the disk has not written.
+    """
+    try:
+        is_whole = parse_header(memoryview(tail), 0).size_bytes == len(tail)
+    except (CorruptionError, UnknownFormatError):
+        return False
+    if not is_whole:
+        return False
+    ends = range(_SECTOR_BYTES - at % _SECTOR_BYTES, len(tail), _SECTOR_BYTES)
+    return all(any(tail[start:end]) for start, end in pairwise((0, *ends, len(tail))))
+
+
+def _valid_behind(segment: Segment, tail: bytes) -> bool:
+    """Return whether a valid batch of this log exists in ``tail``, which begins with a fault."""
     position = tail.find(SIGNATURE, SIGNATURE_POSITION + 1)
     while position >= 0:
         try:

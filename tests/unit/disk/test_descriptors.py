@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import subprocess
 import sys
@@ -38,6 +39,7 @@ def read_all(log: Log) -> list[bytes | None]:
 
 
 def test_mmap_cache_reads_many_segments_with_few_file_descriptors(tmp_path: Path) -> None:
+    gc.collect()  # files of other tests
     before = open_count()
     maps = OpenMaps(8)
     logs = [filled(tmp_path / name, maps) for name in ("a", "b", "c")]

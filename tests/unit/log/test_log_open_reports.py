@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from liftpy.config import StreamConfig
 from liftpy.core.log import recovery
 from liftpy.core.log.inspect import inspect
 from liftpy.core.log.log import Log
@@ -14,6 +15,7 @@ from liftpy.core.log.scrub import Scan, freshly_sealed
 from liftpy.core.log.segment import index_name, log_name
 from liftpy.core.log.small_files import CHECKPOINT_NAME, EPOCHS_NAME, Checkpoint, encode_checkpoint
 from liftpy.core.log.storage import MemoryStorage
+from liftpy.core.wire.batch import build_batch
 from liftpy.errors import CorruptionError
 from tests.unit.log.log_model import SMALL, batch, content
 from tests.unit.log.small_logs import filled
@@ -67,7 +69,7 @@ def test_log_open_leaves_valid_batches_of_a_damaged_segment_unchanged(
     log, report = Log.open(storage, SMALL, clean=True)
     end = 6 + 2 * damaged
     (damage,) = report.damage
-    assert damage == Damage(log_name(6), end, damaged * size, damage.fault, is_confined=damaged < 2)
+    assert damage == Damage(log_name(6), end, damaged * size, damage.fault, is_confined=True)
     assert CRC in damage.fault
     assert report == OpenReport(
         walked_bytes=len(whole),
@@ -154,20 +156,55 @@ def test_inspect_command_lists_each_fault_of_a_directory(spoil: Callable[[Memory
     assert {name: bytes(file.data) for name, file in storage.files.items()} == before
 
 
-@pytest.mark.parametrize(("base", "batch_number", "torn"), [(12, 2, True), (12, 1, False), (6, 2, False)])
+@pytest.mark.parametrize(("base", "batch_number", "torn"), [(12, 2, True), (12, 2, False), (12, 1, False), (6, 2, False)])
 def test_inspect_command_reports_a_torn_tail_only_at_the_end_of_the_last_segment(
     base: int, batch_number: int, torn: bool
 ) -> None:
     storage = closed()
     at = batch_number * (right(base, storage) // 3)
-    flip(storage, log_name(base), at + 70)
+    if torn:
+        del storage.files[log_name(base)].data[-3:]
+    else:
+        flip(storage, log_name(base), at + 70)
     report = inspect(storage)
     (bad,) = [segment for segment in report.segments if segment.fault]
     assert (bad.name, bad.fault_position, bad.torn_tail, bad.summary.next_offset) == (
         log_name(base), at, torn, base + 2 * batch_number,
     )  # fmt: skip
     assert report.faults[0].startswith(f"{log_name(base)}: {'torn tail' if torn else 'damage'} at position {at}: ")
-    assert CRC in report.faults[0]
+    assert torn or CRC in report.faults[0]
+
+
+def zero_last_sector(data: bytearray) -> None:
+    start = (len(data) - 1) // 512 * 512
+    data[start:] = bytes(len(data) - start)
+
+
+def zero_sector(data: bytearray) -> None:
+    data[1536:2048] = bytes(512)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "torn"),
+    [
+        (lambda data: data.__setitem__(1700, data[1700] ^ 1), False),
+        (lambda data: data.pop(), True),
+        (zero_sector, True),
+        (zero_last_sector, True),
+    ],
+    ids=["flipped bit", "one byte less", "a sector of zeros", "zeros at the end"],
+)
+def test_log_open_takes_a_complete_last_batch_with_a_fault_for_damage(spoil: Callable[[bytearray], object], torn: bool) -> None:
+    """A disk writes a sector completely or not at all. So a batch without a missing sector was not torn."""
+    storage = MemoryStorage()
+    log, _ = Log.open(storage, StreamConfig())
+    for number in range(2):
+        log.append(build_batch([b"v" * 1200], base_offset=number))
+    log.flush()
+    spoil(storage.files[log_name(0)].data)
+    log, report = Log.open(storage.crash(power=False), StreamConfig())
+    assert log.log_end_offset == 1
+    assert report.must_leave_isr is not torn
 
 
 # ---- reading it back -----------------------------------------------------------------------------------------------------

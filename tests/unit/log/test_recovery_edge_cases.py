@@ -29,7 +29,7 @@ def test_recovery_after_a_fault_counts_only_batches_with_plausible_offsets_as_va
     for behind, valid in ((a_batch(5, 5), False), (a_batch(6, 5), True), (b"LB\x01" * 3 + a_batch(6, 5), True)):
         storage = a_file(first, wrong, behind)
         found = walk(Segment(4, storage.open(log_name(0)), 4))
-        assert (found.end, found.valid_behind) == (len(first), valid)
+        assert (found.end, found.changed_in_place) == (len(first), valid)
 
 
 def test_recovery_removes_files_of_merged_and_deleted_segments() -> None:

@@ -199,8 +199,9 @@ class Disk:
         kept_bytes = draw.randrange(len(tail) + 1) if tail and draw.randrange(2) else 0
         torn = bytearray(tail[:kept_bytes])
         if torn and draw.randrange(4) == 0:  # the last sectors of it were allocated and never written
-            zeros = draw.randrange(1, len(torn) + 1)
-            torn[-zeros:] = bytes(zeros)
+            at = len(durable) + len(torn) - draw.randrange(1, len(torn) + 1)
+            start = max(at - at % 512 - len(durable), 0)
+            torn[start:] = bytes(len(torn) - start)
             self.scheduler.counters["torn writes"] += 1
         self._write(new, durable + bytes(torn))
 
@@ -219,14 +220,23 @@ class Disk:
         self._folders.clear()
 
     def flip_bit(self) -> str:
-        """Flip one bit of a segment file. Return its name, '' without one."""
+        """Flip one bit of a segment file. Return its name, '' without one.
+
+        The header of the last batch stays: recovery takes a last batch with a wrong size or version for a torn write.
+        """
         draw = self.scheduler.random
         files = sorted(path for path in self.folder.glob("streams/*/*/*.log") if path.stat().st_size > 64)
         if not files:
             return ""
         self.is_damaged = True
         path = files[draw.randrange(len(files))]
-        position = draw.randrange(path.stat().st_size)
+        from liftpy.core.wire.batch import HEADER_SIZE_BYTES, SIGNATURE, SIGNATURE_POSITION  # after the interposition
+
+        size, data = path.stat().st_size, path.read_bytes()
+        last = max(data.rfind(SIGNATURE) - SIGNATURE_POSITION, 0)
+        position = draw.randrange(size)
+        if last <= position < last + HEADER_SIZE_BYTES:
+            position = min(position + HEADER_SIZE_BYTES, size - 1)
         with path.open("r+b") as file:
             file.seek(position)
             byte = file.read(1)[0] ^ (1 << draw.randrange(8))
