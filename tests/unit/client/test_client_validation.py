@@ -291,6 +291,19 @@ def test_options_with_a_number_that_is_not_finite_or_no_number_raise_config_erro
             replace(options, **{name: wrong})
 
 
+@each(
+    ("name", "low", "high", "step"),
+    [("window", 1, 1 << 20, 1), ("window_bytes", 1, 1 << 30, 1), ("timeout_s", 0.01, 600, 0.001),
+     ("patience_s", 0, 3600, 0.001), ("overload_patience_s", 0, 3600, 0.001)],
+)  # fmt: skip
+def test_publish_options_outside_their_bounds_raise_config_error(name: str, low: float, high: float, step: float) -> None:
+    for value in (low, high):
+        assert getattr(PublishOptions(**{name: value}), name) == value  # type: ignore[arg-type]
+    for value in (low - step, high + step):
+        with pytest.raises(ConfigError, match=rf"^{name} = .* is outside {low}\.\.{high}\. Choose"):
+            PublishOptions(**{name: value})  # type: ignore[arg-type]
+
+
 async def test_producer_with_positions_that_are_no_offsets_raises_config_error_and_continues() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         for name in ("orders", "totals"):
