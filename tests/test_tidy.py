@@ -259,6 +259,13 @@ def test_source_names_are_not_generic(path: Path) -> None:
             assert not re.search(r"(Helper|Utils?)$", node.name), f"{path}:{node.lineno} {node.name}"
 
 
+def test_source_modules_end_with_their_main_guard() -> None:
+    """A statement after ``if __name__ == "__main__"`` runs too late for a module that is started with ``python -m``."""
+    for path in SOURCES:
+        body = parsed(path).body
+        assert not any(ast.unparse(node).startswith("if __name__ ==") for node in body[:-1]), path
+
+
 @cache
 def modules() -> dict[str, ast.Module]:
     return {_module(path): parsed(path) for path in SOURCES}

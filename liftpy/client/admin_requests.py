@@ -89,13 +89,13 @@ class NodeRequests:
             timeout_s: Time limit per page, in seconds. Default 2.
 
         Raises:
-            UnavailableError: The node did not answer in time, or has too many status requests.
+            UnavailableError: The node did not answer in time, or rejected the request because of load.
 
         Example:
             status = await client.admin.node_status("n1")
             print(len(status["partitions"]))
         """
-        status = page = await self._status_page(node_id, envelope.encode(MessageType.STATUS_REQUEST, b""), timeout_s)
+        status = page = await self.ask_node(node_id, envelope.encode(MessageType.STATUS_REQUEST, b""), timeout_s)
         after: list[Any] = []
         while page.get("more") and page["partitions"]:
             last, before = page["partitions"][-1], after
@@ -104,16 +104,10 @@ class NodeRequests:
                 raise ProtocolError(
                     f"Node {node_id} returned a page of its status twice. Retry. If this repeats, upgrade the node."
                 )
-            page = await self._status_page(node_id, json.dumps({"after": after}).encode(), timeout_s)
+            page = await self.ask_node(node_id, json.dumps({"after": after}).encode(), timeout_s)
             status["partitions"] += page["partitions"]
             status["more"] = page.get("more", False)
         return status
-
-    async def _status_page(self, node_id: str, question: bytes, timeout_s: float) -> dict[str, Any]:
-        page = await self.ask_node(node_id, question, timeout_s)
-        if "error" in page:
-            raise UnavailableError(f"Node {node_id} does not show its status: {page['error']}.")
-        return page
 
     async def node_health(self, node_id: str, timeout_s: float = 2.0) -> dict[str, Any]:
         """Return the health of a node: ``health``, and the failed checks in ``checks``.
@@ -149,10 +143,11 @@ class NodeRequests:
             timeout_s: Time limit, in seconds. Default 2.
 
         Raises:
-            UnavailableError: The node did not answer in time.
+            UnavailableError: The node did not answer in time, or rejected the request because of load.
             ProtocolError: The answer cannot be read.
         """
-        return await self._request(node_id, self._subjects.status(check_name(node_id, "node")), question, timeout_s)
+        subject = self._subjects.status(check_name(node_id, "node"))
+        return _accepted(node_id, await self._request(node_id, subject, question, timeout_s))
 
     @property
     def is_connected(self) -> bool:
@@ -222,7 +217,7 @@ class NodeRequests:
             ProtocolError: The node's version is too old, or the node is still starting.
         """
         subject = self._subjects.status(check_name(node_id, "node"))
-        settings = (await self._ask_node(node_id, subject, SETTINGS, timeout_s)).get("settings")
+        settings = _accepted(node_id, await self._ask_node(node_id, subject, SETTINGS, timeout_s)).get("settings")
         if not isinstance(settings, list):
             raise ProtocolError(
                 f"Node {node_id} does not report its settings. It has an older version, or it has not finished its "
@@ -386,3 +381,10 @@ async def connect_for_requests(
         yield NodeRequests(transport, Subjects(namespace, principal=credentials.principal))
     finally:
         await transport.close()
+
+
+def _accepted(node_id: str, answer: dict[str, Any]) -> dict[str, Any]:
+    """Return the ``answer`` of a node to a status request. Raise UnavailableError if the node rejected the request."""
+    if "error" in answer:
+        raise UnavailableError(f"Node {node_id} rejected a status request: {answer['error']}.")
+    return answer

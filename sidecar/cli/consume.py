@@ -16,7 +16,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -110,6 +110,9 @@ def lines_to(file: Path) -> Iterator[Callable[[Iterable[bytes]], None]]:
     Raises ConfigError if the file exists or cannot be written, or if an earlier run has left a part of it.
     """
     part = _part_of(file)
+    with suppress(OSError):
+        if not part.stat().st_size:  # no record was written, for example because the group could not be joined
+            part.unlink()
     if part.exists():
         raise ConfigError(
             f"{part} already exists. It has records of an earlier run, which the group may have committed. Move it away first."

@@ -57,6 +57,8 @@ _ASK_TIMEOUT_S = 0.3
 _ASK_LOG_AFTER_S = 3.0
 """Time after which a request for a running group without a clear answer is logged, in seconds."""
 _LOG_PERIOD_S = 60.0
+SILENCE_S = 15.0
+"""Time without any answer, on a live connection, after which a single controller assumes that no group runs, in seconds."""
 STORAGE_AGAIN_S = 5.0
 """Time after which a node tries again to become a controller after a storage error, in seconds."""
 FEED_TIMEOUT_S = 15.0
@@ -153,14 +155,16 @@ class GroupRole:
     async def _may_begin(self) -> bool:
         """Return whether this node may start a new metadata group with its new directory.
 
-        False: it is the only controller in the settings, but a group runs already. Only "no responders" of NATS proves that no
-        group runs, so the node asks until it has an answer.
+        False: it is the only controller in the settings, but a group runs already. "No responders" of NATS proves that no group
+        runs. A subscriber of all subjects, such as ``nats sub '>'``, prevents this answer. So a long silence counts, too.
         """
         if len(self._settings.controllers) > 1:
             return True  # the other controllers say if a group exists (``probation.py``)
         request = pb.FeedSnapshotRequest(nodeId=self._settings.node_id)
         next_log_s = time.monotonic() + _ASK_LOG_AFTER_S
+        silent_since_s: float | None = None
         while True:
+            is_silent = False
             try:
                 subject = self._subjects.feed_snapshot()
                 answer = await self._connection.request(subject, frames.seal(request), timeout=_ASK_TIMEOUT_S)
@@ -171,6 +175,11 @@ class GroupRole:
                 return True
             except (nats.errors.Error, TimeoutError, OSError, LiftError) as error:
                 reason = f"a controller may run, but does not answer: {error!r}"
+                is_silent = isinstance(error, TimeoutError) and self._connection.is_connected
+            silent_since_s = (silent_since_s or time.monotonic()) if is_silent else None
+            if silent_since_s is not None and time.monotonic() >= silent_since_s + SILENCE_S:
+                logger.warning("no controller answers node=%s seconds=%d: starting a metadata group", request.nodeId, SILENCE_S)
+                return True
             if time.monotonic() >= next_log_s:
                 next_log_s = time.monotonic() + _LOG_PERIOD_S
                 logger.warning("metadata group not ruled out node=%s reason=%s: asking again", request.nodeId, reason)

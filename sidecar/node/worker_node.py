@@ -55,6 +55,15 @@ from sidecar.status.sampler import ProcessSample, Sampler
 from sidecar.status.status_api import StatusHandler
 from sidecar.workers.workers import SIGNALS_FOR_THE_NODE, settings_from_json
 
+MOST_UNSENT_BYTES = 64 * 1024 * 1024
+"""Maximum size of messages that the node has not read, in bytes. Above it, the worker treats the node as lost."""
+_READ_BYTES = 256 * 1024
+EXIT_NODE_ENDED = 3
+"""Exit code of a worker whose node has ended."""
+OnLoop = Callable[[Callable[[Frame], None], Frame], object]
+"""Schedules a callback on the event loop, as ``loop.call_soon_threadsafe`` does."""
+HEALTH_REPORT_S = 0.25
+_FINISH_S = 1.0
 _PROPOSAL = struct.Struct(">I")
 
 Send = Callable[[FrameKind, int, bytes], None]
@@ -478,13 +487,3 @@ def main(descriptor: int, lock: int) -> int:
 if __name__ == "__main__":
     atexit.register(gc.freeze)  # exit at once, as every command does, because the node waits for the end of this process
     sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
-
-MOST_UNSENT_BYTES = 64 * 1024 * 1024
-"""Maximum size of messages that the node has not read, in bytes. Above it, the worker treats the node as lost."""
-_READ_BYTES = 256 * 1024
-EXIT_NODE_ENDED = 3
-"""Exit code of a worker whose node has ended."""
-OnLoop = Callable[[Callable[[Frame], None], Frame], object]
-"""Schedules a callback on the event loop, as ``loop.call_soon_threadsafe`` does."""
-HEALTH_REPORT_S = 0.25
-_FINISH_S = 1.0

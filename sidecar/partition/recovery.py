@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor as Pool
 from contextlib import suppress
@@ -27,7 +28,7 @@ from liftpy.errors import LiftError, StorageError
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import storage_errors
 from sidecar.runtime import clock
-from sidecar.runtime.restarts import momentary
+from sidecar.runtime.restarts import is_disk_error
 
 logger = logging.getLogger("liftpy.node")
 
@@ -35,6 +36,8 @@ _AT_ONCE = 32
 """Number of logs that one task in a thread recovers, because one task for each log would cost too much."""
 RETRY_PAUSES_S = (0.2, 0.5, 1.0)
 """Pauses before the recovery of a log is retried after a disk error that may be temporary, in seconds."""
+MAX_RETRIED_S = 1.0
+"""Duration of a recovery from which on it is not retried, in seconds."""
 
 
 def _logs_in(streams: Path) -> list[Path]:
@@ -132,12 +135,15 @@ class RecoveredLogs:
     def _recover(self, path: Path, folder: DataDirectory, clean_stop: bool, may_retry: bool) -> None:
         name = f"{path.parent.name}/{path.name}"
         sizes: dict[str, int] | None = None
+        began_s = time.monotonic()
         try:
             sizes = _file_sizes(path)
             recovery = recover(folder.storage(path), clean=clean_stop)
         except LiftError as error:
-            # A recovery that has changed files has perhaps removed the damage that the next one must find.
-            if may_retry and momentary(error) and (sizes is None or _is_unchanged(path, sizes)):
+            # A recovery that has changed files has perhaps removed the damage that the next one must find. A slow disk error
+            # must not use up the time that the supervisor has for a start.
+            may_retry = may_retry and is_disk_error(error) and time.monotonic() - began_s < MAX_RETRIED_S
+            if may_retry and (sizes is None or _is_unchanged(path, sizes)):
                 logger.warning("log not recovered yet log=%s error=%s: retrying", path, error)
                 self._retried.append(path)
                 return

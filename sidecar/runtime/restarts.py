@@ -67,6 +67,11 @@ def momentary(error: BaseException | None) -> bool:
     return error.__cause__ is None or isinstance(error.__cause__, OSError) or momentary(error.__cause__)
 
 
+def is_disk_error(error: BaseException) -> bool:
+    """Return whether ``error`` is ``momentary``, and no file is missing or forbidden."""
+    return momentary(error) and (not isinstance(error.__cause__, OSError) or error.__cause__.errno in _DISK)
+
+
 def count_restart(before: int, ran_s: float) -> int:
     """Return the number of consecutive restarts, including this one."""
     return 1 if ran_s >= _CALM_S else before + 1

@@ -50,6 +50,8 @@ MOST_KEPT = 16
 """Maximum number of stored answers to different questions."""
 QUICK_PART_OF_LOOP = 0.1
 """Maximum share of the event loop's time for questions that a node answers from its memory."""
+MAX_REST_S = 2.0
+"""Maximum pause after a slow computation, in seconds. It may have waited for a worker process."""
 KEPT_S = 5.0
 """Time for which the last answer may be repeated while there are too many requests, in seconds."""
 FAILED = b'{"error":"the node failed at this request: its log says why"}'
@@ -460,7 +462,7 @@ class SharedAnswers:
                     self._keep(question, answer_bytes)
                 self._waiting_count -= len(callers)
                 now = self._now()
-                self._next_at = max(began + self._interval_s, now + (now - began) * self._rest)
+                self._next_at = max(began + self._interval_s, now + min((now - began) * self._rest, MAX_REST_S))
                 for answer in callers:
                     self._guard.call(partial(answer, answer_bytes))
         finally:

@@ -95,7 +95,9 @@ MOST_FAILED = 100
 """Maximum number of logs that cannot be opened in one answer over NATS. The metric ``partitions_failed`` counts all of them."""
 MOST_ON_A_PAGE = 5000
 MOST_UNSENT_BYTES = 8 << 20
-"""Unsent bytes of the connection above which a request gets ``BUSY``. The connection also carries the replication."""
+"""Unsent bytes of the connection above which a large answer becomes ``BUSY``. The connection also carries the replication."""
+SMALL_BYTES = 4096
+"""Maximum size of an answer that is always sent. Presence, health and the results of commands are not larger."""
 PAGES_PART_OF_LOOP = 0.25
 """Maximum share of the event loop's time for status pages and for metrics over HTTP."""
 _HEALTH = (b"/livez", b"/readyz")
@@ -196,7 +198,7 @@ class StatusHandler:
 
     def _answer(self, reply: bytes, answer: bytes) -> None:
         assert self._bus is not None
-        if self._bus.unsent_bytes > MOST_UNSENT_BYTES:
+        if len(answer) > SMALL_BYTES and self._bus.unsent_bytes > MOST_UNSENT_BYTES:
             answer = BUSY
         send_answer(self._bus, self._inboxes, self._counters, reply, (answer,))
 

@@ -468,7 +468,8 @@ class BusConnection(ClientConnection):
         if self._denied_timer is not None:
             self._denied_timer.cancel()
         await end_tasks([self._retire_task, self._confirm_task])
-        await self.close()
+        with contextlib.suppress(OSError, nats.errors.Error):  # nats-py cannot write unsent bytes to a lost connection
+            await self.close()
 
     async def _process_op_err(self, e: Exception) -> None:
         """Log the error ``e`` that ended the connection, then let nats-py reconnect."""

@@ -206,11 +206,11 @@ def record_from_pb(message: pb.Record) -> Record:
     return kind(value) if whole else value
 
 
-# ``replay`` is the only way to change an image. It decides nothing.
-
-
 def replay(image: ClusterImage, record: Record) -> ClusterImage:
-    """Return ``image`` after the change that ``record`` describes. Raise InvariantError if the record cannot follow this image."""
+    """Return ``image`` after the change that ``record`` describes. Raise InvariantError if the record cannot follow this image.
+
+    This is the only way to change an image. It decides nothing.
+    """
     match record:
         case StreamCreated(stream):
             check(stream.name not in image.streams, "R9", "stream", stream.name, "exists")

@@ -513,7 +513,8 @@ class ServiceMachine:
             raise ServiceFailedError(
                 "emit() was called, but the service has no output stream. Start it with --output-stream STREAM."
             )
-        count, pairs = len(source.emitted), tuple(headers)
+        count, key = len(source.emitted), _as_bytes(key)
+        pairs = tuple((name, _as_bytes(content)) for name, content in headers)
         if not isinstance(key, bytes | None) or not all(_is_header(name, content) for name, content in pairs):
             raise ServiceFailedError(
                 "Invalid output. The key must be bytes or None. A header is a name (str) and a value (bytes)."
@@ -558,7 +559,7 @@ class ServiceMachine:
 
     def offer(self, value: bytes, key: bytes | None) -> None:
         """Schedule a record that the LEADER appends to the service's own input."""
-        self._ask("offer", _RequestedEffect("", value, key, is_offer=True))
+        self._ask("offer", _RequestedEffect("", value, _as_bytes(key), is_offer=True))
 
     def _ask(self, what: str, effect: _RequestedEffect) -> None:
         source = self._current_source(what)
@@ -608,6 +609,11 @@ class ServiceMachine:
                 f"{what} is allowed only in on_record and on_timer. In other callbacks the result would differ between nodes."
             )
         return self._source
+
+
+def _as_bytes(content: Any) -> Any:
+    """Return a bytearray or memoryview as bytes, and anything else as it is. Earlier versions accepted these as keys and headers."""
+    return bytes(content) if isinstance(content, (bytearray, memoryview)) else content
 
 
 def _is_header(name: object, content: object) -> bool:

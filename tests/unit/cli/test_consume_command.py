@@ -334,6 +334,20 @@ def test_consume_with_group_option_does_not_commit_records_that_failed_to_print(
         asyncio.run(positions(cluster, name))
 
 
+def test_consume_with_group_option_replaces_the_empty_output_of_an_earlier_run(
+    cluster: MemoryCluster, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier run could not join the group."""
+    part = tmp_path / "o.jsonl.part"
+    part.touch()
+
+    async def written(_: Client) -> bool:
+        return bool(part.exists() and part.stat().st_size)
+
+    assert consume(cluster, monkeypatch, written, name, "--group", name, "--output", str(tmp_path / "o.jsonl")) == 130
+    assert (tmp_path / "o.jsonl").stat().st_size
+
+
 def test_consume_with_group_option_keeps_the_unfinished_output_of_an_earlier_run(
     cluster: MemoryCluster, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -151,7 +151,7 @@ async def test_raft_entry_above_the_batch_size_is_rejected(tmp_path: Path, monke
     monkeypatch.setattr(proposal_executor, "MAX_APPEND_BYTES", 4096)
     member = bare_member(tmp_path)
     request = pb.ControlRequest(createStream=pb.CreateStream(name="x" * 4096))
-    response = await member._orders.order(ProposedEntry(request))
+    response = await member._order(ProposedEntry(request))
     assert response.error == pb.ControlResponse.INVALID
     assert "too large" in response.detail
     member._log.journal.close()

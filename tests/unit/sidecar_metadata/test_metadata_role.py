@@ -74,7 +74,7 @@ class Bench:
         self.feeds: list[Part] = []
         self.joined: list[ControllerList | None] = []
         self.shown: list[tuple[int, int]] = []
-        self.connection: Any = SimpleNamespace()
+        self.connection: Any = SimpleNamespace(is_connected=True)
         settings = NodeSettings(node_id, tmp_path, controllers=controllers)
         self.fatal: list[Exception] = []
         made: Any = (self._member, lambda: self.feeds.pop(0), lambda: journal, self.fatal.append)
@@ -302,6 +302,32 @@ async def test_metadata_role_of_a_single_controller_with_empty_directory_starts_
     assert bench.role.decides is (not index)
     assert (feed.calls == ["start"]) is bool(index)
     await bench.role.stop()
+
+
+@pytest.mark.parametrize("error", [nats.errors.TimeoutError(), nats.errors.OutboundBufferLimitError()])
+async def test_metadata_role_of_a_single_controller_starts_a_group_only_after_a_silence_on_a_live_connection(
+    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A subscriber of all subjects prevents the answer "no responders"."""
+    monkeypatch.setattr(group_role, "SILENCE_S", 0.3)
+    bench = Bench(tmp_path, "n1", ("n1",))
+    asked = 0
+
+    async def request(subject: str, payload: bytes, timeout: float) -> Any:
+        nonlocal asked
+        asked += 1
+        bench.connection.is_connected = asked > 5
+        raise error
+
+    bench.connection.request = request
+    starting = asyncio.create_task(bench.role._may_begin())
+    await until(lambda: asked > 12 or starting.done())
+    if isinstance(error, TimeoutError):
+        assert asked > 6
+        assert await starting
+    else:
+        assert not starting.done()
+        starting.cancel()
 
 
 async def test_metadata_role_after_retiring_does_not_change(tmp_path: Path) -> None:

@@ -53,7 +53,6 @@ def a_member(**log: Any) -> tuple[Any, list[Any]]:
     made._feed = part("feed", counters=Counter({"asked": 1}), producer=part("producer"), close=lambda: closed("feed"))
     made._events = part("events", counters=Counter({"events": 7}), close=lambda: closed("events"))
     made._handler = part("handler", counters=Counter({"handler": 1}), close=lambda: closed("handler"))
-    made._orders = part("orders", close=lambda: closed("orders"))
     made._outgoing = part("outgoing", counters=Counter({"not sent: x": 5}))
     made._connection, made._forwarder = part("connection", max_payload=77), part("forwarder", counters=Counter({"answers": 8}))
     made._listener, made._lookup_task = part("listener"), None

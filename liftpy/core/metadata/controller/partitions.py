@@ -27,6 +27,7 @@ from liftpy.core.wire.filters import Filter
 from liftpy.errors import LiftError
 
 MAX_OFFSET = 1 << 62
+MAX_REPLICAS = 32
 REQUESTED_PAUSES = {
     pb.NOT_PAUSED: Pause.ENDING,
     pb.UNTIL_RESUMED: Pause.UNTIL_RESUMED,
@@ -239,21 +240,19 @@ def _no_room(partition: PartitionState, new: Purge) -> str:
     )
 
 
-# The number of copies never falls during a move. Each step is in the image, so a move continues after any crash. One swap
-# runs at a time: a learner copies the log (BeginCopy), and joins the replicas and the ISR. Then the unwanted replica
-# transfers its leadership and leaves (both by ChangeIsr).
-#
-# Example: replicas a b c, target a b d. BeginCopy d: d is ``joining``. ISR a b c d: replicas a b d c. ISR a b d without
-# c: replicas a b d, no target.
-
-
-MAX_REPLICAS = 32
+# ---- moves -----------------------------------------------------------------------------------------------------------
 
 
 def reassign(draft: RecordBuilder, request: pb.Reassign) -> Decision:
     """Set the target replicas of a partition, to which its replicas then move.
 
-    If only the order of the replicas changes, the change takes effect at once.
+    If only the order of the replicas changes, the change takes effect at once. The number of copies never falls during a move.
+    Each step is in the image, so a move continues after any crash. One swap runs at a time: a learner copies the log
+    (BeginCopy), and joins the replicas and the ISR. Then the unwanted replica transfers its leadership and leaves (both by
+    ChangeIsr).
+
+    Example: replicas a b c, target a b d. BeginCopy d: d is ``joining``. ISR a b c d: replicas a b d c. ISR a b d without c:
+    replicas a b d, no target.
     """
     stream, partition = draft.find_partition(request)
     if request.epoch not in (0, partition.epoch):
