@@ -45,13 +45,14 @@ if TYPE_CHECKING:
     from liftpy.client.stream_info import PartitionInfo, StreamInfo
     from liftpy.core.base.partition import PartitionStatus, Pause
     from liftpy.core.services.queries import QueryFailedError
-    from liftpy.core.wire.batch import Record
+    from liftpy.core.wire.batch import ByteArray, HeaderArray, Record, RecordColumns
     from liftpy.nats.credentials import Credentials
 
 __all__ = [
     "Admin",
     "BatchSlice",
     "Bounds",
+    "ByteArray",
     "Client",
     "ClusterState",
     "CommandAnswer",
@@ -69,6 +70,7 @@ __all__ = [
     "GroupOptions",
     "GroupRejectedError",
     "Groups",
+    "HeaderArray",
     "Job",
     "LeaseLostError",
     "ManyAck",
@@ -96,6 +98,7 @@ __all__ = [
     "ReadOptions",
     "Receipt",
     "Record",
+    "RecordColumns",
     "ReplicaCounts",
     "ReplyTooLargeError",
     "Services",
@@ -135,7 +138,7 @@ _NAMES = {
     "liftpy.client.producer": ("Partitioner", "Producer"),
     "liftpy.client.partition_sender": ("ManyAck", "ManyReceipt", "ProducerOptions", "Receipt", "Source"),
     "liftpy.client.publisher": ("Publisher",),
-    "liftpy.core.wire.batch": ("Record",),
+    "liftpy.core.wire.batch": ("ByteArray", "HeaderArray", "Record", "RecordColumns"),
     "liftpy.core.services.queries": ("QueryFailedError",),
     "liftpy.client.queue": ("Job", "LeaseLostError", "Queue", "QueueOptions"),
     "liftpy.client.batch_view": ("BatchSlice",),

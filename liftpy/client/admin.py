@@ -150,8 +150,8 @@ class Admin(NodeRequests):
             replicas: Replicas per partition. Default 0: 3, or the number of live nodes if there are fewer.
             config: Settings of the stream. Default None: ``StreamConfig()``.
             placement: Placement policy, or an assignment by hand. Default None: the default policy.
-            ready_s: Time to wait for the leaders, in seconds. Default 15. With 0 the call does not wait, and messages
-                sent before a leader listens are lost.
+            ready_s: Time to wait for the leaders, in seconds (0 to 3,600). Default 15. With 0 the call does not wait, and
+                messages sent before a leader listens are lost.
             exist_ok: If True, accept an existing stream with the same subject, partitions, replicas and config. Default
                 False.
             first_leader_epoch: Lowest LeaderEpoch that the cluster uses from now on, up to 2**48. Only a restore needs
@@ -195,7 +195,7 @@ class Admin(NodeRequests):
 
         Args:
             stream: The stream, as ``create_stream`` or ``stream`` returned it.
-            ready_s: Time limit in seconds. Default 15.
+            ready_s: Time limit in seconds (0 to 3,600). Default 15.
             first: Number of the first partition to wait for. Default 0: all partitions.
 
         Returns:
@@ -389,7 +389,7 @@ class Admin(NodeRequests):
             partitions: New total number of partitions. Default 0: as many as the assignment in ``placement`` makes.
             uid: Only if the stream has this uid. Default '': whatever stream has the name.
             placement: Placement policy, or an assignment by hand. Default None: the policy of the stream.
-            ready_s: Time to wait for the new leaders, in seconds. Default 15. With 0 the call does not wait.
+            ready_s: Time to wait for the new leaders, in seconds (0 to 3,600). Default 15. With 0 the call does not wait.
 
         Returns:
             The stream with its new partitions.

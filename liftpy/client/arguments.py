@@ -36,6 +36,11 @@ def check_number(name: str, value: float, low: float = 0.0, high: float = math.i
     _check_range(name, value, low, high)
 
 
+def check_wait(name: str, wait_s: float) -> None:
+    """Check that ``wait_s`` is a number. It may be infinite, or negative as in ``deadline - now``."""
+    check_number(name, wait_s, -math.inf)
+
+
 def check_count(name: str, value: SupportsIndex, low: float = 0, high: float = MAX_INT64) -> None:
     """Check that ``value`` is a whole number from ``low`` to ``high``, inclusive."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):

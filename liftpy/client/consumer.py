@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from liftpy.client import positions
-from liftpy.client.arguments import check_bounds, check_count, check_number, check_offset
+from liftpy.client.arguments import check_bounds, check_count, check_offset, check_wait
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.closest_replica import ReplicaSelector
 from liftpy.client.iteration import Fetch, Item, Iteration, LastItem, ReadAhead, whole
@@ -740,7 +740,7 @@ class Consumer:
         """Return the next record.
 
         Args:
-            timeout_s: Time to wait, in seconds. Default None: wait forever.
+            timeout_s: Time to wait, in seconds. At or below 0: return at once. Default None: wait forever.
 
         Returns:
             The record. None if ``until`` is reached or no record came in time.
@@ -758,13 +758,14 @@ class Consumer:
 
         Args:
             max_records: Maximum number of records, at least 1. Default 500.
-            timeout_s: Time to wait for the first record, in seconds. Default None: wait forever.
+            timeout_s: Time to wait for the first record, in seconds. At or below 0: return at once. Default None: wait
+                forever.
 
         Returns:
             The records. Empty if ``until`` is reached or no record came in time.
 
         Raises:
-            ConfigError: ``max_records`` is below 1.
+            ConfigError: ``max_records`` is below 1, or ``timeout_s`` is not a number.
             LiftError: Every error of an iteration.
 
         Example:
@@ -773,7 +774,7 @@ class Consumer:
         """
         check_count("max_records", max_records, 1)
         if timeout_s is not None:
-            check_number("timeout_s", timeout_s)
+            check_wait("timeout_s", timeout_s)
         if self._one is None or not self._one.may_go_on:
             self._one = self.records()
         records: list[Record] = []

@@ -22,7 +22,7 @@ from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.core.wire.message_codec import MessageCodec
 from liftpy.core.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM
-from liftpy.errors import LiftError, NotFoundError, UnavailableError
+from liftpy.errors import LiftError, NotFoundError, ProtocolError, UnavailableError
 
 
 class GroupRejectedError(LiftError):
@@ -227,15 +227,23 @@ class GroupCoordinator:
         return stream
 
     async def names(self) -> list[tuple[pb.GroupSummary, int]]:
-        """Return all groups and cursors, sorted by name, each with its partition of the groups stream."""
+        """Return all groups and cursors, sorted by name, each with its partition of the groups stream.
+
+        Raise ProtocolError if a page of a coordinator's answer repeats or is empty.
+        """
         summaries: list[tuple[pb.GroupSummary, int]] = []
         for partition in range(await self._partitions()):
             after = ""
             while True:
                 answer = await self._ask(pb.GroupQuery(after=after), partition)
                 summaries += [(group, partition) for group in answer.groups]
-                if not answer.more or not answer.groups or answer.groups[-1].group <= after:
+                if not answer.more:
                     break
+                if not answer.groups or answer.groups[-1].group <= after:
+                    raise ProtocolError(
+                        f"Cannot list the groups of {GROUPS_STREAM}/{partition}: a page of the coordinator's answer repeats or "
+                        "is empty. Retry. If this repeats, upgrade the nodes."
+                    )
                 after = answer.groups[-1].group
         return sorted(summaries, key=lambda one: one[0].group)
 

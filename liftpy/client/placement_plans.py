@@ -189,7 +189,7 @@ def _wrong(entry: Any) -> str:
     if unknown := sorted(entry.keys() - {"id", "replicas"}):
         return f"unknown {', '.join(unknown)}"
     if type(entry.get("id")) is not int or not 0 <= entry["id"] <= MAX_INT32:
-        return "id is no whole number"
+        return f"id is not a partition number (0 to {MAX_INT32})"
     replicas: Any = entry.get("replicas")
     if not isinstance(replicas, list) or not all(_names_a_node(node) for node in replicas):
         return "replicas is no list of node ids"

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
-from liftpy.client.arguments import check_bounds, check_count, check_number
+from liftpy.client.arguments import check_bounds, check_count, check_number, check_wait
 from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.group_admin import GroupRejectedError, ask_coordinator
@@ -475,7 +475,7 @@ class Queue:
 
         Args:
             max_records: Maximum number of jobs (1 to 10,000). Default 64.
-            timeout_s: Time to wait for the first job, in seconds. Default 5.
+            timeout_s: Time to wait for the first job, in seconds. At or below 0: request jobs once. Default 5.
 
         Returns:
             The jobs. Empty if none came in time, or if the queue is closed.
@@ -493,8 +493,8 @@ class Queue:
             await queue.ack(jobs)
         """
         check_count("max_records", max_records, 1, commands.MAX_TAKE)
-        check_number("timeout_s", timeout_s)
-        give_up_ns, tries = _now_ns() + round(min(timeout_s, _LONGEST_TAKE_S) * 1e9), 0
+        check_wait("timeout_s", timeout_s)
+        give_up_ns, tries = _now_ns() + round(min(max(timeout_s, 0.0), _LONGEST_TAKE_S) * 1e9), 0
         while not self._closed:
             if jobs := self._handed_on(max_records):
                 return jobs

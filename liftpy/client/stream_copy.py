@@ -117,9 +117,9 @@ class GroupCopy:
     def _assign(self, part: GroupBatch) -> None:
         which = part.key, part.generation
         if which not in self._running:
-            course = _PartitionCopy(self, *which)
+            copy = _PartitionCopy(self, *which)
             name = f"{self.group.name} copies {part.key.stream}/{part.key.partition}"
-            self._running[which] = course, asyncio.create_task(course.run(), name=name)
+            self._running[which] = copy, asyncio.create_task(copy.run(), name=name)
         self.in_hand += 1
         self._running[which][0].add(part)
 

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 
 from liftpy import renamed
 from liftpy.client.admin import Admin
-from liftpy.client.arguments import check_number
+from liftpy.client.arguments import check_wait
 from liftpy.client.client import Client
 from liftpy.client.client import connect as _connect
 from liftpy.client.consumed import ConsumedRecord
@@ -316,7 +316,8 @@ class SyncReceipt(Generic[_T]):
         """Wait for the ack and return it.
 
         Args:
-            timeout_s: Time to wait, in seconds. Default None: until the record is acked or has failed.
+            timeout_s: Time to wait, in seconds. At or below 0: do not wait. Default None: until the record is acked or has
+                failed.
 
         Returns:
             The ack. A list of ManyAck for ``send_many``.
@@ -327,7 +328,7 @@ class SyncReceipt(Generic[_T]):
         """
 
         if timeout_s is not None:
-            check_number("timeout_s", timeout_s)
+            check_wait("timeout_s", timeout_s)
 
         async def acked() -> _T:
             async with asyncio.timeout(timeout_s):

@@ -572,7 +572,7 @@ class SnapshotServer:
             while True:
                 await asyncio.sleep(_CHECK_INTERVAL_S)
                 now_s = time.monotonic()
-                opened = list(self._open_snapshots.items())  # a thread may add a snapshot meanwhile
+                opened = list(self._open_snapshots.items())  # a thread may add a snapshot during the loop
                 self._release([digest for digest, snapshot in opened if now_s - snapshot.used_s >= _OPEN_SNAPSHOT_S])
         finally:
             await unsubscribe(subscription)

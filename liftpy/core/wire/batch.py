@@ -652,9 +652,15 @@ def _refuse_if_damaged(view: memoryview, position: int) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByteArray:
-    """A column of byte strings. ``offsets``: int64[count + 1], where each entry begins in ``data``, and where the last one ends.
+    """A column of byte strings, in the layout of Arrow's large binary arrays.
 
-    ``valid``: bool[count], False where an entry is null and has no bytes. None: no entry is null.
+    Attributes:
+        offsets: int64[count + 1], where each entry begins in ``data``, and where the last one ends.
+        data: Bytes of all entries.
+        valid: bool[count], False where an entry is null and has no bytes. Default None: no entry is null.
+
+    Example:
+        values = ByteArray.of([b"one", None, b"three"])
     """
 
     offsets: NDArray[np.int64]
@@ -663,6 +669,11 @@ class ByteArray:
 
     @classmethod
     def of(cls, entries: Sequence[bytes | None]) -> ByteArray:
+        """Return a column of ``entries``.
+
+        Args:
+            entries: The byte strings. None: a null.
+        """
         lengths = np.fromiter((len(entry or b"") for entry in entries), dtype=np.int64, count=len(entries))
         valid = np.fromiter((entry is not None for entry in entries), dtype=np.bool_, count=len(entries))
         data = memoryview(b"".join([entry or b"" for entry in entries]))
@@ -676,7 +687,12 @@ class ByteArray:
         return self.offsets[1:] - self.offsets[:-1]
 
     def column(self, start: int, end: int) -> BytesColumn:
-        """Return the entries from ``start`` (inclusive) to ``end`` (exclusive), less than 2 GiB."""
+        """Return the entries of a range as a column of a batch.
+
+        Args:
+            start: First entry, inclusive.
+            end: End of the range, exclusive. The range has less than 2 GiB.
+        """
         first, last = int(self.offsets[start]), int(self.offsets[end])
         ends = (self.offsets[start + 1 : end + 1] - first).astype(np.uint32)
         validity = None
@@ -687,9 +703,12 @@ class ByteArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeaderArray:
-    """Headers of records as columns. ``offsets``: int64[count + 1], range of the pairs of each record.
+    """Headers of records as columns.
 
-    ``names`` and ``values``: those of all pairs, in order, without nulls.
+    Attributes:
+        offsets: int64[count + 1], where the headers of each record begin in ``names``, and where the last ones end.
+        names: Names of all headers in order, without nulls.
+        values: Values of all headers in order, without nulls.
     """
 
     offsets: NDArray[np.int64]
@@ -697,6 +716,12 @@ class HeaderArray:
     values: ByteArray
 
     def column(self, start: int, end: int) -> HeadersColumn:
+        """Return the headers of a range of records as a column of a batch.
+
+        Args:
+            start: First record, inclusive.
+            end: End of the range, exclusive.
+        """
         first, last = int(self.offsets[start]), int(self.offsets[end])
         ends = (self.offsets[start + 1 : end + 1] - first).astype(np.uint32)
         return HeadersColumn(ends, self.names.column(first, last), self.values.column(first, last))
@@ -704,12 +729,22 @@ class HeaderArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordColumns:
-    """Values of records, with their keys and headers as columns of the same length. None: no record has any.
+    """Values, keys and headers of records as columns of the same length, for ``Producer.send_columns``.
 
     A sender that has arrays makes batches of them without a Python statement for each record. The columns have the layout of
     Arrow's buffers: offsets, bytes, validity. A batch is cut out of them by slices and subtractions of arrays.
 
-    Raises ConfigError if the lengths differ.
+    Attributes:
+        values: Value of each record. A null is a tombstone.
+        keys: Key of each record. Default None: no record has a key.
+        headers: Headers of each record. Default None: no record has headers.
+
+    Raises:
+        ConfigError: The columns have different lengths.
+
+    Example:
+        columns = RecordColumns(ByteArray.of([b"one", b"two"]), keys=ByteArray.of([b"a", b"b"]))
+        await producer.send_columns(columns, partition=0)
     """
 
     values: ByteArray
@@ -729,7 +764,8 @@ class RecordColumns:
     def sizes(self, record_bytes: int) -> NDArray[np.int64]:
         """Return the approximate size of each record in bytes, as int64[count].
 
-        ``record_bytes``: overhead of a record and of each of its headers, in bytes.
+        Args:
+            record_bytes: Overhead of a record and of each of its headers, in bytes.
         """
         sizes = self.values.lengths + record_bytes
         if self.keys is not None:
@@ -740,7 +776,12 @@ class RecordColumns:
         return sizes
 
     def cut(self, start: int, end: int) -> ColumnSet:
-        """Return the columns of the records from ``start`` (inclusive) to ``end`` (exclusive), for a batch."""
+        """Return the columns of a range of records, for a batch.
+
+        Args:
+            start: First record, inclusive.
+            end: End of the range, exclusive.
+        """
         keys = None if self.keys is None else self.keys.column(start, end)
         if keys is not None and self.keys is not None and self.keys.valid is not None and not self.keys.valid[start:end].any():
             keys = None

@@ -2,7 +2,8 @@
 
 A table is a directory that the driver and all executors see under one path. A commit adds files and sets marks in one
 transaction. A mark is a name with an integer. There are marks for the last micro-batch of each query, the end of each
-partition, and the uid of each stream.
+partition, and the uid of each stream. The table rejects a transaction if another process has committed since the newest
+``state``. That fences concurrent archives. Both formats need no jars and no server.
 """
 
 from __future__ import annotations
@@ -49,9 +50,20 @@ MANIFEST = pa.schema(
 """Schema with one row per range: the fields of ArchivedRange."""
 DATA = "data"
 """Directory of the files, inside the directory of the table. It has a directory for each stream and partition."""
+CATALOG = "_catalog.sqlite"
+"""Name of the catalog of an Iceberg table, in the directory of the table."""
+NAME = ("liftpy", "archive")
+"""Namespace and name of an Iceberg table in its catalog."""
+KEPT_S = 7 * 24 * 3600.0
+"""Time for which replaced content of an Iceberg table can still be read, in seconds, as in Delta tables."""
 _FILE = re.compile(r"([A-Za-z0-9_-]{1,64})-(\d{1,10})-(\d{20})-(\d{20})-([0-9a-f]{12})\.parquet")
 _TEMPORARY = re.compile(r"\.(.+\.parquet)\.[0-9a-f]{32}\.tmp")
 _TAG_DIGITS = 12
+_MARK = "liftpy.mark."
+_NO_RETRY = {"commit.retry.num-retries": "0"}
+"""Property that ends pyiceberg's own retry. It would use a newer snapshot, with marks that may be wrong."""
+_ADDING = ("WRITE", "CREATE TABLE")
+_US_PER_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +275,7 @@ def check_table_columns(there: pa.Schema, wanted: pa.Schema, table: str) -> None
 
 
 class FileName(NamedTuple):
-    """Name of an archived file: stream, partition, first offset, end, and a tag of the uid and the columns.
+    """Name of an archived file: stream, partition, first offset, end, and a tag of the uid, the columns and the LeaderEpoch.
 
     A range that is written again has the same name. An existing file with that name is complete.
 
@@ -338,30 +350,7 @@ def uid_mark(stream: str, uid: str) -> str:
     return f"liftpy/{stream}/uid/{uid}"
 
 
-# The formats Delta and Iceberg.
-#
-# Both formats need no jars and no server. A transaction changes the files and the marks of a table together. Marks are
-# named values. The table rejects a transaction if another process has committed since the newest
-# ``state``. That fences concurrent archives.
-#
-# Delta tables use the package ``deltalake``. Marks are Delta's application transactions. If two commits set the same
-# mark, delta-rs rejects the later one.
-#
-# Iceberg tables use ``pyiceberg``. The catalog is an SQLite file in the directory of the table. Marks are properties of
-# the table, and the transaction that adds the files sets them. The catalog accepts a transaction only on the snapshot
-# that it was based on. pyiceberg's own retry is off, because it would use a newer snapshot with marks that may be wrong.
-# A transaction that replaces the content adds two snapshots: one without the old files, and one with the new ones.
-# Readers see the second.
-
-
-CATALOG = "_catalog.sqlite"
-NAME = ("liftpy", "archive")
-KEPT_S = 7 * 24 * 3600.0
-"""Time for which replaced content of an Iceberg table can still be read, in seconds, as in Delta tables."""
-_MARK = "liftpy.mark."
-_NO_RETRY = {"commit.retry.num-retries": "0"}
-_ADDING = ("WRITE", "CREATE TABLE")
-_US_PER_MS = 1000
+# ---- formats ---------------------------------------------------------------------------------------------------------
 
 
 def table_at(root: str | Path, kind: str = "") -> Table:
@@ -404,7 +393,10 @@ def state_of(table: Table, marks: Iterable[str] = ()) -> TableState:
 
 
 class DeltaDirectory(Table):
-    """A Delta table in a directory."""
+    """A Delta table in a directory, written by the package ``deltalake``.
+
+    Marks are Delta's application transactions. If two commits set the same mark, delta-rs rejects the later one.
+    """
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
         from deltalake import DeltaTable
@@ -511,7 +503,12 @@ def _text(ms: int) -> str:
 
 
 class IcebergDirectory(Table):
-    """An Iceberg table in a directory."""
+    """An Iceberg table in a directory, written by the package ``pyiceberg``.
+
+    The catalog is an SQLite file in the directory. Marks are properties of the table, and the transaction that adds the files
+    sets them. The catalog accepts a transaction only on the snapshot that it was based on. A transaction that replaces the
+    content adds two snapshots: one without the old files, and one with the new ones. Readers see the second.
+    """
 
     def _catalog(self) -> Any:
         from pyiceberg.catalog.sql import SqlCatalog

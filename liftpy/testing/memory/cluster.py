@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import sync
-from liftpy.client.arguments import check_number
+from liftpy.client.arguments import check_wait
 from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.client import Client, factories_for
 from liftpy.client.consumer import ReadOptions
@@ -463,7 +463,7 @@ class MemoryCluster:
 
         Args:
             condition: The function.
-            timeout_s: Time to wait, in seconds. Default 60.
+            timeout_s: Time to wait, in seconds. At or below 0: call ``condition`` once. Default 60.
             what: Name of the condition in the error text. Default ``the condition``.
 
         Raises:
@@ -472,7 +472,7 @@ class MemoryCluster:
         Example:
             cluster.wait_until(lambda: len(cluster.running) == 3)
         """
-        check_number("timeout_s", timeout_s)
+        check_wait("timeout_s", timeout_s)
         deadline = time.monotonic() + timeout_s
         last: object = None
         while True:

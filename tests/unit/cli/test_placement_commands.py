@@ -141,13 +141,13 @@ def test_stream_create_with_several_errors_in_the_assignment_file_prints_all_err
     [
         ("{", "Cannot read the replica assignment"),
         ("{}", "not a list"),
-        ("[1, {}]", "entry 0: no object; entry 1: id is no whole number"),
+        ("[1, {}]", "entry 0: no object; entry 1: id is not a partition number (0 to 2147483647)"),
         (
             '[{"id": 0, "replicas": "n1"}, {"id": true, "replicas": []}]',
             "entry 0: replicas is no list of node ids; entry 1: id is no",
         ),
         ('[{"id": 0, "replicas": [1.5]}, {"id": 1, "replicas": [], "x": 1}]', "entry 1: unknown x"),
-        ('[{"id": 99999999999, "replicas": []}]', "entry 0: id is no whole number"),
+        ('[{"id": 99999999999, "replicas": []}]', "entry 0: id is not a partition number (0 to 2147483647)"),
         ('[{"id": 0, "replicas": ["n1"], "replicas": ["n2"]}]', "'replicas' occurs twice"),
     ],
 )

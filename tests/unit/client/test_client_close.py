@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from liftpy.client import Client, GroupOptions, PublishOptions, connect
 from liftpy.client.admin_requests import NodeRequests
+from liftpy.client.group_admin import GroupCoordinator, Groups
 from liftpy.client.in_flight import Window
 from liftpy.core.groups.commands import MIN_SESSION_MS
+from liftpy.core.wire._pb import group_pb2
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     ClientClosedError,
@@ -112,6 +115,21 @@ async def test_node_status_of_a_node_that_repeats_a_page_raises_protocol_error()
     nodes = NodeRequests(SimpleNamespace(request=request), Subjects("ns"))  # type: ignore[arg-type]
     with pytest.raises(ProtocolError, match="twice"):
         await nodes.node_status("n1")
+
+
+@pytest.mark.parametrize("names", [["a", "b"], []])
+async def test_groups_list_with_a_repeated_or_empty_page_raises_protocol_error(names: list[str]) -> None:
+    class Coordinator:
+        async def stream(self, name: str) -> Any:
+            return SimpleNamespace(partitions=[0])
+
+        async def query(self, service: str, query: bytes, **how: Any) -> Any:
+            groups = [group_pb2.GroupSummary(group=name) for name in names]
+            return SimpleNamespace(value=group_pb2.GroupQueryAnswer(groups=groups, more=True).SerializeToString())
+
+    groups = Groups(GroupCoordinator(Coordinator(), Coordinator()))  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError, match="repeats or is empty"):
+        await groups.list()
 
 
 @pytest.mark.parametrize("pages_before", [0, 1])

@@ -215,8 +215,6 @@ NUMBERS: dict[str, Callable[[Client, Any], Any]] = {
     "partition of a query": lambda client, wrong: client.services.query("bank", b"", partition=wrong),
     "position of a query": lambda client, wrong: client.services.query("bank", b"", at_least=wrong),
     "command": lambda client, wrong: client.services.call("bank", "orders", b"", timeout_s=wrong),
-    "record": lambda client, wrong: client.consume("orders").getone(wrong),
-    "records": lambda client, wrong: client.consume("orders").getmany(1, wrong),
     "count of records": lambda client, wrong: client.consume("orders").getmany(wrong),
     "leaders": lambda client, wrong: client.create_stream("more", "shop.more", ready_s=wrong),
     "new leaders": lambda client, wrong: client.admin.add_partitions("orders", 2, ready_s=wrong),
@@ -248,9 +246,39 @@ async def test_client_methods_with_a_number_that_is_nan_negative_or_no_number_ra
                     await call(client, wrong)
             assert "more" not in {stream.name for stream in await client.admin.list_streams()}, what
         async with client.publisher("orders") as publisher, client.queue("orders", "q") as queue:
-            for work in (publisher.send(b"v", timeout_s=wrong), queue.take(1, wrong), queue.take(wrong), queue.nack([], wrong)):
+            for work in (publisher.send(b"v", timeout_s=wrong), queue.take(wrong), queue.nack([], wrong)):
                 with pytest.raises(ConfigError):
                     await work
+
+
+@each("wrong", [math.nan, True, "1", Decimal(1)])
+async def test_reads_with_a_time_to_wait_that_is_nan_or_no_number_raise_config_error(wrong: Any) -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        await client.create_stream("orders", "shop.orders")
+        async with client.queue("orders", "q") as queue:
+            consumer = client.consume("orders")
+            for work in (consumer.getone(wrong), consumer.getmany(1, wrong), queue.take(1, wrong)):
+                with pytest.raises(ConfigError):
+                    await work
+
+
+@each("wait_s", [0, -0.1, -math.inf])
+async def test_reads_with_a_time_to_wait_at_or_below_0_return_at_once(wait_s: float) -> None:
+    """Applications call ``getone(deadline - now)``."""
+    async with memory_cluster(1) as cluster, cluster.client() as client, asyncio.timeout(30):
+        await asyncio.to_thread(cluster.serve_groups)
+        await client.create_stream("orders", "shop.orders")
+        for value in (b"a", b"b", b"c"):
+            await client.publish("orders", value)
+        consumer = client.consume("orders", start="earliest")
+        assert [record.value for record in await consumer.getmany(1, 30)] == [b"a"]
+        assert [record.value for record in await consumer.getmany(1, wait_s)] == [b"b"]
+        assert (await consumer.getone(wait_s)).value == b"c"  # type: ignore[union-attr]
+        assert await consumer.getone(wait_s) is None
+        assert await consumer.getmany(1, wait_s) == []
+        async with client.queue("orders", "q") as queue:
+            await queue.ack(await queue.take(3))
+            assert await queue.take(1, wait_s) == []
 
 
 @each("wrong", [math.nan, math.inf, -1, True, "1", 10**400])
@@ -261,6 +289,19 @@ def test_options_with_a_number_that_is_not_finite_or_no_number_raise_config_erro
     for name in numbers:
         with pytest.raises(ConfigError, match=name):
             replace(options, **{name: wrong})
+
+
+@each(
+    ("name", "low", "high", "step"),
+    [("window", 1, 1 << 20, 1), ("window_bytes", 1, 1 << 30, 1), ("timeout_s", 0.01, 600, 0.001),
+     ("patience_s", 0, 3600, 0.001), ("overload_patience_s", 0, 3600, 0.001)],
+)  # fmt: skip
+def test_publish_options_outside_their_bounds_raise_config_error(name: str, low: float, high: float, step: float) -> None:
+    for value in (low, high):
+        assert getattr(PublishOptions(**{name: value}), name) == value  # type: ignore[arg-type]
+    for value in (low - step, high + step):
+        with pytest.raises(ConfigError, match=rf"^{name} = .* is outside {low}\.\.{high}\. Choose"):
+            PublishOptions(**{name: value})  # type: ignore[arg-type]
 
 
 async def test_producer_with_positions_that_are_no_offsets_raises_config_error_and_continues() -> None:

@@ -231,11 +231,12 @@ async def test_group_member_retries_a_read_that_times_out() -> None:
     made = home.consume
 
     class Stopped:
-        passed_offset = None
-
         def __init__(self, *given: Any, **how: Any) -> None:
             self.inner = made(*given, **how)
             self.batches = self.inner.batches
+
+        def passed_position(self) -> None:
+            return None
 
         async def begin(self) -> Any:
             if failures:

@@ -21,7 +21,7 @@ from liftpy.errors import DataLossError, LogTruncatedError, OffsetOutOfRangeErro
 from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine, Snapshot
 from liftpy.service.record_feeder import Feeder
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshots import SnapshotKeeper, SnapshotStore
+from liftpy.service.snapshots import SnapshotKeeper, SnapshotStore, StoredSnapshot
 
 WHO = Identity("sum", "in", "u1", 0)
 EVERY = 10
@@ -369,21 +369,24 @@ async def test_service_record_feeder_applies_records_if_a_snapshot_cannot_be_wri
 ) -> None:
     real = node.store.save
 
-    def full(snapshot: Snapshot, compared_end: int) -> None:
+    def full(snapshot: Snapshot, compared_end: int) -> StoredSnapshot:
         if snapshot.position == 10:
             raise StorageError("no space")
-        real(snapshot, compared_end)
+        return real(snapshot, compared_end)
 
     monkeypatch.setattr(node.store, "save", full)
     node.log.append(15)
     await node.start()
+    node.outbox.compared_end = 100
     await node.at(15)
     assert "STORAGE" in node.keeper.problem
+    assert node.keeper.retain_from() == 0
     node.log.append(10)
     await node.stored(20)
     async with asyncio.timeout(30):
         while node.keeper.problem:
             await asyncio.sleep(0.002)
+    assert node.keeper.retain_from() == 20
 
 
 async def test_service_record_feeder_with_a_log_start_above_its_snapshot_raises_data_loss(node: Node) -> None:

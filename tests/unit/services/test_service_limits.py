@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,34 @@ from liftpy.core.services.effects import MAX_PENDING, MAX_PENDING_BYTES, Effect,
 from liftpy.core.services.machine import LogTimers
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import parse_headers
+from liftpy.errors import ConfigError
 from liftpy.service import Identity, Outbox, Service, ServiceFailedError, ServiceMachine
 from liftpy.service.settings import ServiceSettings
 from tests.each import each
 
 KIB, MIB = 1024, 1024 * 1024
 OURS = ServiceSettings("sum", "in", "n1", Path("/data"))
+
+
+@each(
+    ("name", "low", "high"),
+    [("partition", 0, MIB), ("snapshot_interval_records", 1, 1 << 40), ("snapshot_interval_s", 0.01, 1 << 30),
+     ("snapshot_bytes", 4096, 1 << 50),
+     ("snapshots_kept", 2, 1000), ("heartbeat_interval_s", 0.01, 10), ("outbox_records", 1, 10_000_000),
+     ("outbox_bytes", 4096, 4096 * MIB),
+     ("emit_window", 1, 65_536), ("emit_poll_interval_s", 0.01, 60), ("emit_timeout_s", 0.1, 60), ("max_concurrent_effects", 1, 256),
+     ("effect_timeout_s", 0.01, 3600), ("tick_interval_s", 0, 3600), ("step_s", 0.001, 1), ("read_wait_s", 0, 30),
+     ("read_max_bytes", 4096, 64 * MIB), ("max_snapshot_bytes", 4096, 16 * 1024 * MIB), ("snapshot_fetch_timeout_s", 0, 3600),
+     ("snapshot_chunk_bytes", 4096, 8 * MIB)],
+)  # fmt: skip
+def test_service_setting_outside_its_bounds_is_rejected(name: str, low: float, high: float) -> None:
+    for value in (low, high):
+        assert getattr(replace(OURS, **{name: value}), name) == value
+    step = 1 if type(getattr(OURS, name)) is int else 0.0005
+    for value in (low - step, high + step):
+        with pytest.raises(ConfigError) as caught:
+            replace(OURS, **{name: value})
+        assert str(caught.value).startswith(f"{name} = {value} is outside {low}..{high}. Choose")
 
 
 # ---- what a callback may ask for ---------------------------------------------------------------------------------------------

@@ -46,8 +46,6 @@ class Journal(Service):
             self.set_timer(name, self.now_ns + 10)
         if name.startswith("emit"):
             self.emit(name.encode())
-        if name == "forever":
-            self.set_timer(name, self.now_ns)
 
     def take_snapshot(self) -> bytes:
         return json.dumps(self.seen).encode()
