@@ -157,7 +157,8 @@ class RecoveredLogs:
                 _close_files(recovery)
                 return
             self._found[path] = recovery
-        if name in self._held and not recovery.segments and not recovery.checkpoint.log_start_offset:
+        is_empty = not recovery.segments and not recovery.checkpoint.log_start_offset and not recovery.report.damage
+        if name in self._held and is_empty:
             logger.error(
                 ("all segments missing log=%s: records that this node acknowledged are lost here, copying the log again"), path
             )

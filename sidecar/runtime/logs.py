@@ -44,7 +44,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.metadata", "controller starting node=%s reason=%s"): "metadata.controller_starting",
     ("liftpy.metadata", "controller not started node=%s error=%s: %s"): "metadata.controller_start_failed",
     ("liftpy.metadata", "metadata group connection error=%r"): "metadata.nats_error",
-    ("liftpy.metadata", "no controller answers node=%s seconds=%d: starting a metadata group"): "metadata.group_assumed_absent",
+    ("liftpy.metadata", "no controller answers node=%s seconds=%d: starting a metadat"): "metadata.group_assumed_absent",
     ("liftpy.metadata", "metadata group not ruled out node=%s reason=%s: asking again"): "metadata.group_unknown",
     ("liftpy.metadata", "settings name only this node as controller node=%s, but a me"): "metadata.settings_ignored",
     ("liftpy.metadata", "controller started node=%s"): "metadata.became_controller",

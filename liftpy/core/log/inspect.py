@@ -37,7 +37,7 @@ class SegmentReport:
     fault: str = ""
     fault_position: int = 0
     torn_tail: bool = False
-    """True if the damage is at the end and no valid batch follows it. The next start truncates the segment there."""
+    """True if an incomplete batch is at the end. The next start truncates the segment there."""
 
 
 @dataclass(frozen=True, slots=True)

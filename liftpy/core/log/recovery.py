@@ -231,6 +231,7 @@ def _segments(
             _remove_segment(storage, base)  # retention moved the log start, and a crash came before it removed the file
             continue
         segment = None if last else _from_index(storage, base)
+        gap = bool(segments) and base != segments[-1].next_offset
         if segment is None:
             segment, contents = _open_and_scan(storage, base)
             walked += segment.file.size_bytes
@@ -245,13 +246,12 @@ def _segments(
                 last = True
                 cut += segment.file.size_bytes - contents.end
                 segment.file.truncate(contents.end)
-            elif contents.fault:
+            elif contents.fault and not gap:
                 found = Damage(log_name(base), segment.next_offset, contents.end, contents.fault, contents.changed_in_place)
                 damage.append(found)
                 prefix = _quarantine_segment(storage, segment, contents, bases[number + 1 :])
                 segments += [prefix] if prefix is not None else []
                 break
-        gap = bool(segments) and segment.base_offset != segments[-1].next_offset
         if gap:
             segment.file.close()
         if gap and _is_torn(storage, segments[-1].base_offset, bases[number:], clean):
@@ -291,7 +291,7 @@ def _open_and_scan(storage: Storage, base: int) -> tuple[Segment, SegmentContent
 def _is_torn(storage: Storage, base: int, behind: list[int], clean: bool) -> bool:
     """Return whether the segment ``base`` was not flushed completely before a crash, so that its end may be truncated.
 
-    That is so if the segments ``behind`` it have no valid batch.
+    That is so if the segments ``behind`` it have no complete batch.
     """
     if clean or decode_index(storage.load(index_name(base))) is not None:
         return False

@@ -16,6 +16,7 @@ from liftpy.core.wire.batch import (
     SIGNATURE_POSITION,
     BatchHeader,
     RecordBatch,
+    claimed_size_bytes,
     parse_batch,
     parse_header,
 )
@@ -229,7 +230,7 @@ class SegmentContents:
 
     ``end``: position up to which the file is valid. ``fault``: description of the first fault, '' for none.
     ``changed_in_place``: True if the bytes at the fault have changed after they were written, so the fault is no torn tail
-    [S3]. Then a valid batch follows, or the faulty batch is the last one and complete.
+    [S3]. Then a valid batch follows, or the faulty batch is complete.
     """
 
     end: int
@@ -288,18 +289,18 @@ def _check_order(segment: Segment, batch: RecordBatch) -> None:
 
 
 def _is_complete(tail: bytes, at: int) -> bool:
-    """Return whether ``tail``, which has a fault, is one batch that was written completely [S3]. ``at``: its position in the file.
+    """Return whether ``tail``, which has a fault, begins with a batch that was written completely [S3]. ``at``: position in the file.
 
     A torn write is shorter than its batch, or has zeros in place of sectors that the disk has not written.
     """
     try:
-        is_whole = parse_header(memoryview(tail), 0).size_bytes == len(tail)
-    except (CorruptionError, UnknownFormatError):
+        size = claimed_size_bytes(memoryview(tail))
+    except CorruptionError:
         return False
-    if not is_whole:
+    if not HEADER_SIZE_BYTES <= size <= len(tail):
         return False
-    ends = range(_SECTOR_BYTES - at % _SECTOR_BYTES, len(tail), _SECTOR_BYTES)
-    return all(any(tail[start:end]) for start, end in pairwise((0, *ends, len(tail))))
+    ends = range(_SECTOR_BYTES - at % _SECTOR_BYTES, size, _SECTOR_BYTES)
+    return all(any(tail[start:end]) for start, end in pairwise((0, *ends, size)))
 
 
 def _valid_behind(segment: Segment, tail: bytes) -> bool:

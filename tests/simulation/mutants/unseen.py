@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from liftpy.config import SessionTimes
+from liftpy.core.log import segment
 from liftpy.core.log.compaction import CompactionFilter
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import OpenReport
@@ -20,7 +21,10 @@ from tests.simulation.mutants.bug import Mutant, Patches, method
 
 def newest_batch_is_taken_for_torn() -> Patches:
     """A flip in the newest batch looks like a write that was cut short; that HW knows of it is not looked at."""
-    return [method(OpenReport, "must_leave_isr", property(lambda self: bool(self.damage) or self.lost_flushed))]
+    return [
+        method(OpenReport, "must_leave_isr", property(lambda self: bool(self.damage) or self.lost_flushed)),
+        method(segment, "_is_complete", lambda tail, at: False),
+    ]
 
 
 def lease_as_long_as_the_session() -> Patches:

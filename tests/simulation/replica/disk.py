@@ -100,8 +100,7 @@ class Disk:
     def flip_bit(self, name: str) -> bool:
         """Flip one bit of a partition's log at rest. Return False if there is none to flip.
 
-        The last complete batch is never changed, because recovery would take the damage for a torn write and truncate
-        it.
+        The last complete batch is never changed here (``flip_newest``): if its size changes, it looks like a torn write.
         """
         storage = self.folders.get(name)
         logs = [n for n in storage.names() if n.endswith(".log") and storage.files[n].data] if storage else []

@@ -15,7 +15,7 @@ from liftpy.core.log.scrub import Scan, freshly_sealed
 from liftpy.core.log.segment import index_name, log_name
 from liftpy.core.log.small_files import CHECKPOINT_NAME, EPOCHS_NAME, Checkpoint, encode_checkpoint
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.wire.batch import build_batch
+from liftpy.core.wire.batch import SIGNATURE, build_batch
 from liftpy.errors import CorruptionError
 from tests.unit.log.log_model import SMALL, batch, content
 from tests.unit.log.small_logs import filled
@@ -109,10 +109,13 @@ def test_log_open_of_a_log_that_ends_before_its_log_start_is_empty_at_the_log_st
     assert (log.log_start_offset, log.log_end_offset, report.damage) == (19, 19, ())
 
 
-def test_log_open_with_a_gap_between_segments_reports_damage_and_quarantines_the_rest() -> None:
+@pytest.mark.parametrize("flipped", [False, True])
+def test_log_open_with_a_gap_between_segments_reports_damage_and_quarantines_the_rest(flipped: bool) -> None:
     storage = closed()
     for name in (log_name(6), index_name(6)):
         storage.remove(name)
+    if flipped:
+        flip(storage, log_name(12), len(storage.files[log_name(12)].data) - 20)
     log, report = Log.open(storage, SMALL, clean=True)
     assert report.damage == (Damage(log_name(12), 6, 0, "the segment before it ends at offset 6"),)
     assert report.quarantined_files == (f"{log_name(12)}.behind-0",)
@@ -191,8 +194,19 @@ def zero_sector(data: bytearray) -> None:
         (lambda data: data.pop(), True),
         (zero_sector, True),
         (zero_last_sector, True),
+        (lambda data: (data.__setitem__(1700, data[1700] ^ 1), data.extend(b"the next, torn")), False),
+        (lambda data: (data.__setitem__(1700, data[1700] ^ 1), data.extend(bytes(900))), False),
+        (lambda data: data.__setitem__(data.rfind(SIGNATURE), 0), False),
     ],
-    ids=["flipped bit", "one byte less", "a sector of zeros", "zeros at the end"],
+    ids=[
+        "flipped bit",
+        "one byte less",
+        "a sector of zeros",
+        "zeros at the end",
+        "flipped before a torn batch",
+        "flipped before zeros",
+        "flipped magic number",
+    ],
 )
 def test_log_open_takes_a_complete_last_batch_with_a_fault_for_damage(spoil: Callable[[bytearray], object], torn: bool) -> None:
     """A disk writes a sector completely or not at all. So a batch without a missing sector was not torn."""

@@ -222,7 +222,7 @@ class Disk:
     def flip_bit(self) -> str:
         """Flip one bit of a segment file. Return its name, '' without one.
 
-        The header of the last batch stays: recovery takes a last batch with a wrong size or version for a torn write.
+        The header of the last batch stays: with another size, the batch looks like a torn write.
         """
         draw = self.scheduler.random
         files = sorted(path for path in self.folder.glob("streams/*/*/*.log") if path.stat().st_size > 64)
