@@ -1,4 +1,4 @@
-"""What operators do in the simulator: they move replicas, drain nodes, and pause streams. The planner names learners.
+"""Operators of the simulator: they move replicas, drain nodes, and pause streams. The planner names learners.
 
 Draining and its like: a node is drained and taken back, weighs something else, or a stream is to have more or fewer
 replicas. Each is one request that the metadata group decides; what follows is the shipped planner's and the leaders' business.

@@ -174,7 +174,7 @@ def test_group_coordinator_cursor_opened_twice_rejects_commits_of_the_first_open
     assert lab.say(open=pb.OpenCursor()).code == pb.GROUP_NOT_EMPTY, "a group is no cursor"
 
 
-def test_group_coordinator_opens_a_cursor_whose_positions_are_larger_than_a_reply() -> None:
+def test_group_coordinator_opens_a_cursor_with_positions_larger_than_a_reply() -> None:
     lab, name = Lab(), "s" * 64
     assert lab.say(open=pb.OpenCursor()).code == pb.GROUP_OK
     for first in range(0, commands.MAX_PARTITIONS, commands.MAX_POSITIONS):

@@ -356,7 +356,7 @@ async def test_service_host_that_failed_stores_no_snapshot(running: Any, tmp_pat
     assert stored() == [], "nobody knows what it is worth"
 
 
-async def test_service_host_whose_last_snapshot_fails_deregisters_as_failed(
+async def test_service_host_with_a_failing_last_snapshot_deregisters_as_failed(
     running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus, made, task, log = running

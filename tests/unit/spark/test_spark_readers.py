@@ -490,7 +490,7 @@ def test_streaming_query_with_a_log_end_below_the_committed_offset_raises_data_l
 
 
 @pytest.mark.parametrize("loss", ["true", "false"])
-def test_streaming_query_whose_leader_cannot_commit_planned_records_raises_unavailable(
+def test_streaming_query_with_a_leader_that_cannot_commit_planned_records_raises_unavailable(
     source: Open, node: FakeNode, loss: str
 ) -> None:
     log = node.add_stream("orders").partitions[0]
