@@ -148,7 +148,7 @@ async def test_service_host_reports_a_problem_until_the_problem_is_solved(runnin
     await bus.until(lambda: bus.hellos[-1].position == 1 and not bus.hellos[-1].problem)
 
 
-async def test_service_host_reports_the_error_of_a_record_whose_text_is_not_utf_8(
+async def test_service_host_with_an_error_text_that_is_not_utf_8_reports_the_error(
     running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus, _, task, log = running
