@@ -181,8 +181,10 @@ class FakeNode:
 
     async def stop(self) -> None:
         """Stop and drop waiting requests."""
-        for waiting in self._polls:
+        polls = list(self._polls)
+        for waiting in polls:
             waiting.cancel()
+        await asyncio.gather(*polls, return_exceptions=True)
 
     async def _on_control(self, message: Msg) -> None:
         request = frames.decode(message.data, cluster_pb2.ControlRequest)

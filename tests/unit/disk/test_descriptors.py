@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import resource
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import StorageError
 from sidecar.disk import files
 from sidecar.disk.files import RESERVE, DirectoryStorage, OpenMaps, budget_of, open_count, raise_limit
+from tests.open_files import open_files
 
 SEGMENTS = 60
 
@@ -39,20 +39,18 @@ def read_all(log: Log) -> list[bytes | None]:
 
 
 def test_mmap_cache_reads_many_segments_with_few_file_descriptors(tmp_path: Path) -> None:
-    gc.collect()  # files of other tests
-    before = open_count()
     maps = OpenMaps(8)
     logs = [filled(tmp_path / name, maps) for name in ("a", "b", "c")]
     wanted = [bytes([number]) * 4000 for number in range(SEGMENTS)]
     for log in logs:
         assert read_all(log) == wanted
-        assert open_count() - before <= len(logs) + maps.bound
+        assert len(open_files(tmp_path)) <= len(logs) + maps.bound
         assert len(maps) <= maps.bound
     for log in logs:
         log.close()
-    assert open_count() == before
+    assert open_files(tmp_path) == []
     reopened, _ = Log.open(DirectoryStorage(tmp_path / "a", maps), StreamConfig(segment_bytes=4096))
-    assert open_count() - before == 1
+    assert len(open_files(tmp_path)) == 1
     assert read_all(reopened) == wanted
     reopened.close()
 

@@ -14,6 +14,7 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import recover
 from liftpy.errors import StorageError
 from sidecar.disk.files import DirectoryStorage
+from tests.open_files import open_files
 from tests.unit.log.log_model import SMALL, fill
 
 
@@ -108,10 +109,10 @@ def test_recovery_leaves_only_files_of_the_recovered_log_open(
     harm(folder, sorted(folder.glob("*.log")))
     found = recover(DirectoryStorage(folder), clean=clean)
     wanted = sorted(str(s.file.path) for s in found.segments if not s.sealed)  # type: ignore[attr-defined]
-    assert open_in(folder) == wanted
+    assert open_files(folder) == wanted
     for segment in found.segments:
         segment.file.close()
-    assert open_in(folder) == []
+    assert open_files(folder) == []
 
 
 @pytest.mark.parametrize("call", ["fdatasync", "rename", "pread"])
@@ -128,16 +129,4 @@ def test_recovery_that_fails_leaves_no_file_open(call: str, tmp_path: Path, monk
         with suppress(StorageError):
             recover(DirectoryStorage(folder))
             pytest.fail("the recovery did not fail")
-    assert open_in(folder) == []
-
-
-def open_in(folder: Path) -> list[str]:
-    """What this process has open there, by name."""
-    found = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        try:
-            name = os.readlink(f"/proc/self/fd/{descriptor}")
-        except FileNotFoundError:
-            continue
-        found += [name] if name.startswith(f"{folder}/") else []
-    return sorted(found)
+    assert open_files(folder) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
@@ -38,6 +37,7 @@ from liftpy.spark.range_reader import (
 )
 from sidecar.disk.files import DirectoryStorage
 from tests.fake_node import FakeNode
+from tests.open_files import open_files
 
 RECORDS = 100
 RULES = FetchRules(patience_s=3, files=True)
@@ -120,15 +120,6 @@ def test_spark_local_file_read_returns_all_records_if_retention_deletes_files_du
     before = open_files(folder)
     assert offsets(from_files(planned(), files(log, folder, 80, 100))) == []  # what is gone is not there to begin with
     assert open_files(folder) == before
-
-
-def open_files(folder: Path) -> list[str]:
-    """Return the files below ``folder`` that this process has open, once for each descriptor."""
-    found = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # that of the list itself
-            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return sorted(path for path in found if path.startswith(str(folder)))
 
 
 def spoil(folder: Path, name: str, at: int) -> None:
