@@ -68,7 +68,6 @@ LATER_HALF = "tests/integration/test_n"
 SPARK = (
     "tests/integration/test_spark_",
     "tests/integration/test_operator_mode.py",
-    "tests/bench/test_short_forms.py::test_the_spark",
     "tests/docs/test_tutorial.py",
 )
 """These wait for Spark, and for few elections: they begin the fourth worker's part."""

@@ -90,7 +90,7 @@ UNREAD = {
     "sidecar.transport.connection.SinkSubscription._max_msgs": _SETS,
     "sidecar.transport.connection.SinkSubscription._pending_next_msgs_calls": _SETS,
     "liftpy.client.publisher.Publisher.foreign_answers": "for applications",
-    "liftpy.core.log.recovery.OpenReport.walked_bytes": "the benchmark of recovery shows it",
+    "liftpy.core.log.recovery.OpenReport.walked_bytes": "the tests of recovery count it",
     "liftpy.core.services.bad_records.OnError.SKIP": "the other of two",
     "liftpy.core.wire.envelope.MessageType.PARTITION_STATUS_REQUEST": _CODE,
     "liftpy.core.wire.envelope.MessageType.PARTITION_STATUS_RESPONSE": _CODE,

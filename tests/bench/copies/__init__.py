@@ -1,1 +1,0 @@
-"""What a copy costs those who publish: ``python -m tests.bench.copies``."""

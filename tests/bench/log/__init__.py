@@ -1,1 +1,0 @@
-"""Benchmarks of the log beside plain baselines of the same run: ``python -m tests.bench.log``."""

@@ -1,1 +1,0 @@
-"""The data path beside JetStream, in one run."""

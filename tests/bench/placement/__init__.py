@@ -1,1 +1,0 @@
-"""How long a placement takes, and how even it is."""

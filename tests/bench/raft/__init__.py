@@ -1,1 +1,0 @@
-"""Benchmarks of the metadata group: ``python -m tests.bench.raft``."""

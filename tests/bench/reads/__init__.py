@@ -1,1 +1,0 @@
-"""What readers notice of nodes that are silent, killed, or cut off for a moment."""

@@ -1,1 +1,0 @@
-"""How fast Spark reads a stream, beside other sources."""

@@ -1,1 +1,0 @@
-"""What a node of several processes serves: ``python -m tests.bench.workers``."""
