@@ -143,7 +143,7 @@ async def test_group_that_writes_a_stream_stores_each_record_once_despite_a_memb
     coordinated: Bench, stream_name: str
 ) -> None:
     """Two processes of one static member, one after the other: the second begins while the first copies, and the target's leader moves
-    meanwhile. The long form: ``python -m tests.system.groups --into``."""
+    meanwhile."""
     client, made = coordinated.client, f"{stream_name}-made"
     await coordinated.create(stream_name, partitions=PARTITIONS)
     await coordinated.create(made, partitions=2)

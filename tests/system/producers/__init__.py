@@ -1,1 +1,0 @@
-"""Producers that are killed, and come back, while leaders are killed."""
