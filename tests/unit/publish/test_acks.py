@@ -12,6 +12,7 @@ from liftpy.core.publish.jetstream_headers import Rejection
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
+from tests.each import each
 
 
 class FakeBus:
@@ -65,21 +66,6 @@ def test_ack_policy_header_selects_ack_after_flush_or_commit_or_no_ack() -> None
     assert acks.count == 0
 
 
-def test_negative_ack_is_sent_in_the_format_of_its_publish() -> None:
-    acks, bus = pending()
-    envelope = Envelope("c1", "", "ev", AckPolicy.ALL, 5)
-    acks.reject(
-        Publishers(AckPolicy.ALL, [b"_INBOX.p", b"", b"_INBOX.e"], [None, None, envelope]),
-        Rejection(RejectReason.NOT_LEADER, ""),
-        "n2",
-        4,
-    )
-    (_, plain), (_, enveloped) = bus.take()
-    assert json.loads(plain)["error"]["code"] == 503
-    ack = frames.decode(enveloped, client_pb2.Ack)
-    assert (ack.ackError, ack.leader, ack.offset) == (client_pb2.Ack.NOT_LEADER, "n2", -1)
-
-
 def test_rejection_of_each_reason_has_a_jetstream_err_code() -> None:
     acks, bus = pending()
     for reason in RejectReason:
@@ -112,3 +98,77 @@ def test_ack_resend_buffer_above_its_size_limit_drops_the_oldest_acks() -> None:
     assert (unsure.size_bytes, unsure.again(0)) == (4, b"bbbc")
     unsure.note(b"too large", 0)
     assert (unsure.size_bytes, unsure.again(0)) == (0, b"")
+
+
+def answers(bus: FakeBus) -> list[client_pb2.Ack]:
+    return [frames.decode(body, client_pb2.Ack) for _, body in bus.take()]
+
+
+def test_ack_envelope_has_the_position_of_the_record() -> None:
+    acks, bus = pending()
+    asked = Envelope("c1", "_INBOX.e", "ev.x", AckPolicy.LEADER, 5)
+    acks.add(41, Publishers(AckPolicy.ALL, [b"", b"_INBOX.e"], [None, asked], [AckPolicy.ALL, AckPolicy.LEADER]))
+    acks.release(AckPolicy.LEADER, 42, 9, 6)
+    assert answers(bus) == [
+        client_pb2.Ack(
+            stream="s", streamUid="u1", partition=0, partitionSubject="ev", msgSubject="ev.x", offset=42, ackInbox="_INBOX.e",
+            correlationId="c1", ackPolicy=client_pb2.LEADER, receptionTimestamp=5, commitTimestamp=6, leaderEpoch=9,
+        )
+    ]  # fmt: skip
+
+
+def test_negative_ack_envelope_has_the_reason_and_the_leader() -> None:
+    acks, bus = pending()
+    asked = Envelope("c1", "_INBOX.e", "ev.x", AckPolicy.ALL, 5)
+    acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.e"], [asked]), Rejection(RejectReason.WRONG_STREAM, "not here"), "n2", 4, 7)
+    assert answers(bus) == [
+        client_pb2.Ack(
+            stream="s", streamUid="u1", partition=0, partitionSubject="ev", msgSubject="ev.x", offset=-1, ackInbox="_INBOX.e",
+            correlationId="c1", ackPolicy=client_pb2.ALL, receptionTimestamp=5, ackError=client_pb2.Ack.WRONG_STREAM,
+            leaderEpoch=4, epoch=7, leader="n2", detail="not here",
+        )
+    ]  # fmt: skip
+
+
+@each(
+    ("reason", "code", "err_code"),
+    [
+        (RejectReason.UNKNOWN, 500, 10077),
+        (RejectReason.INCORRECT_OFFSET, 400, 10071),
+        (RejectReason.TOO_LARGE, 400, 10054),
+        (RejectReason.READ_ONLY, 400, 10077),
+        (RejectReason.BELOW_MIN_ISR, 503, 10008),
+        (RejectReason.NO_SPACE, 503, 10047),
+        (RejectReason.NOT_LEADER, 503, 10008),
+        (RejectReason.MALFORMED, 400, 10003),
+        (RejectReason.OVERLOADED, 429, 10167),
+        (RejectReason.WRONG_STREAM, 400, 10060),
+    ],
+)
+def test_rejection_for_a_jetstream_client_has_code_err_code_and_description(
+    reason: RejectReason, code: int, err_code: int
+) -> None:
+    acks, bus = pending()
+    for detail in ("", "the detail"):
+        acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.p"]), Rejection(reason, detail))
+    general, detailed = (json.loads(body) for _, body in bus.take())
+    assert general.pop("retry_after_ms", 0) == (50 if reason is RejectReason.OVERLOADED else 0)
+    assert {**general, "error": {**general["error"], "description": ""}} == {
+        "stream": "s", "seq": 0, "error": {"code": code, "err_code": err_code, "description": ""}
+    }  # fmt: skip
+    assert general["error"]["description"]
+    assert detailed["error"]["description"] == "the detail"
+
+
+def test_pending_acks_count_only_publishers_with_reply_and_ack_policy() -> None:
+    acks, bus = pending()
+    acks.add(0, Publishers(AckPolicy.ALL, [b"", b""]))
+    acks.add(2, Publishers(AckPolicy.NONE, [b"_INBOX.n"]))
+    acks.add(3, Publishers(AckPolicy.ALL, [b"", b"_INBOX.n"], policies=[AckPolicy.ALL, AckPolicy.NONE]))
+    assert acks.count == 0
+    acks.add(5, Publishers(AckPolicy.ALL, [b"_INBOX.a", b"_INBOX.l"], policies=[AckPolicy.ALL, AckPolicy.LEADER]))
+    assert acks.count == 4, "the batch waits under both"
+    acks.release(AckPolicy.LEADER, 6, 1, 0)
+    assert (bus.take(), acks.count) == ([("_INBOX.l", b'{"stream":"s","seq":7}')], 2)
+    acks.release(AckPolicy.ALL, 6, 1, 0)
+    assert (bus.take(), acks.count) == ([("_INBOX.a", b'{"stream":"s","seq":6}')], 0)

@@ -193,6 +193,9 @@ _VALUES = 64 + 8  # ends of two records, then their bytes
         (build_batch([b"a", b"b"], headers=[[("x", b"")], [("lift-Key", b"k")]]), "Invalid header name"),
         (build_batch([b"a", b"b"], headers=[[("lift-Key", b"k")]] * 2), "Invalid header name"),
         (build_batch([b"a", b"b"], headers=[[("", b"k")], None]), "Invalid header name"),
+        (build_batch([b"v"] * 2, headers=[[("xLi", b"1"), ("ft-Key", b"1")], [("x", b"1"), ("Lift-Key", b"1")]]), "'Lift-Key'"),
+        (build_batch([b"v"] * 3, headers=[[("x", b"1"), ("x", b"1")]] * 2 + [[("Lift-Key", b"1")]]), "'Lift-Key'"),
+        (build_batch([b"v"] * 2, headers=[[("Aift-Key", b"1")], [("Lift-Key", b"1")]]), "'Lift-Key'"),
     ],
 )
 def test_batch_publish_of_an_invalid_batch_is_rejected_with_the_reason(batch: bytes, text: str) -> None:
@@ -228,7 +231,10 @@ def test_batch_publish_with_bytes_in_a_null_value_is_rejected() -> None:
     [
         build_batch([b""] * (MAX_BATCH_RECORDS + 1)),
         build_batch([b"a", b"b"], headers=[None, [("x", b"")] * 1025]),
+        build_batch([b"a", b"b"], headers=[[("x", b"")] * 1025, [("x", b"")]]),
         build_batch([b"a", b"b"], headers=[[("x", b"y" * 65_536)], [("x", b"")]]),
+        build_batch([b"a", b"b", b"c"], headers=[None, [("x", b"y" * 65_536)], None]),
+        build_batch([b"a", b"b"], headers=[None, [("x", b"y" * 65_536)]]),
     ],
 )
 def test_batch_publish_above_a_size_limit_is_rejected_as_too_large(batch: bytes) -> None:
@@ -243,6 +249,7 @@ def test_batch_publish_above_a_size_limit_is_rejected_as_too_large(batch: bytes)
         build_batch([b""] * MAX_BATCH_RECORDS),
         build_batch([b"a", b"b"], headers=[None, [("x", b"")] * 1024]),
         build_batch([b"a"], headers=[[("x", b"y" * 65_535)]]),
+        build_batch([b"a", b"b", b"c"], headers=[None, [("x", b"y" * 65_535)], None]),
         build_batch([b"a"], headers=[[("Lift-Output", b"u/0/1/0")]]),
     ],
 )

@@ -152,17 +152,6 @@ async def test_ingest_that_unsubscribes_is_idle_after_acks_of_messages_in_flight
     assert bench.ingest.idle
 
 
-async def test_ingest_batches_are_bounded_by_count_and_bytes() -> None:
-    bench = Bench(batch_max_records=10, batch_max_bytes=4096)
-    for _ in range(25):
-        bench.publish(b"x")
-    for _ in range(5):
-        bench.publish(b"x" * 1500)
-    await turn()
-    assert bench.counts() == [10, 10, 7, 2, 1]
-    assert sum(bench.counts()) == 30
-
-
 async def test_ingest_rejects_a_message_larger_than_any_batch() -> None:
     bench = Bench(batch_max_bytes=64 << 20, ingest_queue_bytes=256 << 20)
     bench.bus.max_payload = 64 << 20
@@ -194,21 +183,6 @@ async def test_ingest_above_its_queue_limit_rejects_with_429_or_drops_without_re
     assert bench.ingest.counters.overloaded == 4
     assert len(bench.bus.lines) == 2
     assert all(b'"code": 429' in line for line in bench.bus.lines)
-
-
-async def test_ingest_rejects_publishes_beyond_the_limit_of_unacked_publishers() -> None:
-    bench = Bench(ingest_queue_records=16)
-    for _ in range(2):
-        for number in range(10):
-            bench.publish(b"x", b"_INBOX.%d" % number)
-        await turn()
-    assert bench.counts() == [10]
-    assert bench.acks.count == 10
-    assert bench.ingest.counters.overloaded == 10
-    bench.acks.release(AckPolicy.ALL, 9, 1, 0)
-    bench.publish(b"x")
-    await turn()
-    assert bench.counts() == [10, 1]
 
 
 async def test_ingest_that_may_not_reject_drops_excess_publishes_without_an_answer() -> None:
@@ -246,24 +220,6 @@ async def test_ingest_answers_a_publish_rejected_twice_only_once() -> None:
     bench.ingest.reject(bench.tokens[1], RejectReason.BELOW_MIN_ISR, "n1", 1)
     assert len(bench.bus.lines) == 1
     assert bench.ingest.counters.rejected == 1
-
-
-async def test_ingest_skips_only_the_message_that_makes_the_decoder_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench()
-    read = bench.ingest.reader.read
-
-    def fragile(messages: Any, now: int) -> Any:
-        if any(message[2] == b"bug" for message in messages):
-            raise KeyError("bug")
-        return read(messages, now)
-
-    monkeypatch.setattr(bench.ingest.reader, "read", fragile)
-    for payload in (b"a", b"bug", b"b"):
-        bench.publish(payload)
-    await turn()
-    values = [value for batch in bench.batches for value in parse_batch(batch).values()]
-    assert values == [b"a", b"b"]
-    assert len(bench.bus.failed) == 1
 
 
 async def test_ingest_that_unsubscribed_stores_messages_in_flight_and_resubscribes_once() -> None:
@@ -327,18 +283,6 @@ async def test_ingest_rejects_a_message_with_too_many_headers_alone(block: bytes
     assert [value for batch in bench.batches for value in parse_batch(batch).values()] == [b"before", b"after"]
     assert [answer["error"]["err_code"] for answer in _answers(bench)] == [err_code]
     assert not bench.bus.failed
-
-
-async def test_ingest_rejects_an_envelope_with_too_many_headers() -> None:
-    bench = Bench()
-    message = client_pb2.Message(
-        offset=-1, value=b"bomb", headers=[client_pb2.Header(name=f"h{i}") for i in range(2000)], ackInbox="_INBOX.b"
-    )
-    bench.publish(frames.encode(message), b"_INBOX.b")
-    await turn()
-    assert not bench.batches
-    (line,) = bench.bus.lines
-    assert frames.decode(line.split(b"\r\n", 1)[1][:-2], client_pb2.Ack).ackError == client_pb2.Ack.TOO_LARGE
 
 
 async def test_ingest_stores_tombstones_empty_values_and_empty_keys_as_different_records() -> None:

@@ -8,17 +8,11 @@ from typing import Any
 import pytest
 
 from liftpy.config import AckPolicy
-from liftpy.core.base.ids import PartitionKey
-from liftpy.core.publish.acks import Envelope, Publishers
-from liftpy.core.publish.jetstream_headers import Rejection
-from liftpy.core.publish.message_decoder import MessageDecoder
+from liftpy.core.publish.memory_budget import NodePublishMemory
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
-from liftpy.core.wire.subjects import InboxRule
-from tests.each import each
-from tests.unit.publish.test_acks import FakeBus, pending
 from tests.unit.publish.test_ingest import Bench, Holding, turn
 
 OVERHEAD = 24
@@ -109,7 +103,7 @@ async def test_ingest_queue_above_its_byte_limit_rejects_and_accepts_again_when_
     assert bench.ingest.counters.dropped == {"overloaded": 2}
 
 
-async def test_ingest_accepts_as_many_unacked_publishers_as_its_limit() -> None:
+async def test_ingest_accepts_as_many_unacked_publishers_as_its_limit_until_acks_are_sent() -> None:
     bench = Bench(ingest_queue_records=16)
     for count in (15, 1, 1):
         for _ in range(count):
@@ -117,6 +111,10 @@ async def test_ingest_accepts_as_many_unacked_publishers_as_its_limit() -> None:
         await turn()
     assert bench.counts() == [15, 1]
     assert (bench.acks.count, bench.ingest.counters.overloaded) == (16, 1)
+    bench.acks.release(AckPolicy.ALL, 15, 1, 0)
+    bench.publish(b"x", b"_INBOX.a")
+    await turn()
+    assert bench.counts() == [15, 1, 1]
 
 
 async def test_ingest_append_event_has_record_counts_and_conditional_flag_of_the_batch() -> None:
@@ -221,92 +219,32 @@ async def test_ingest_with_a_full_queue_answers_an_envelope_with_a_negative_ack_
     assert bench.ingest.counters.dropped == {"overloaded": 1}, "who waited has an answer"
 
 
-# ---- acks ----------------------------------------------------------------------------------------------------------------
-def answers(bus: FakeBus) -> list[client_pb2.Ack]:
-    return [frames.decode(body, client_pb2.Ack) for _, body in bus.take()]
+async def test_ingest_counts_messages_dropped_by_its_connection_as_overflow() -> None:
+    bench = Bench()
+    told: list[Any] = []
+    bench.ingest.counters.on_drop = lambda *what: told.append(what)
+    bench.ingest._record_dropped(3)
+    bench.ingest._record_dropped(2)
+    assert bench.ingest.counters.dropped == {"ingest_overflow": 5}
+    assert told == [("ingest_overflow", 3), ("ingest_overflow", 2)]
+    assert (bench.ingest.counters.overloaded, bench.ingest.counters.rejected) == (0, 0)
 
 
-def test_ack_envelope_has_the_position_of_the_record() -> None:
-    acks, bus = pending()
-    asked = Envelope("c1", "_INBOX.e", "ev.x", AckPolicy.LEADER, 5)
-    acks.add(41, Publishers(AckPolicy.ALL, [b"", b"_INBOX.e"], [None, asked], [AckPolicy.ALL, AckPolicy.LEADER]))
-    acks.release(AckPolicy.LEADER, 42, 9, 6)
-    assert answers(bus) == [
-        client_pb2.Ack(
-            stream="s", streamUid="u1", partition=0, partitionSubject="ev", msgSubject="ev.x", offset=42, ackInbox="_INBOX.e",
-            correlationId="c1", ackPolicy=client_pb2.LEADER, receptionTimestamp=5, commitTimestamp=6, leaderEpoch=9,
-        )
-    ]  # fmt: skip
-
-
-def test_negative_ack_envelope_has_the_reason_and_the_leader() -> None:
-    acks, bus = pending()
-    asked = Envelope("c1", "_INBOX.e", "ev.x", AckPolicy.ALL, 5)
-    acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.e"], [asked]), Rejection(RejectReason.WRONG_STREAM, "not here"), "n2", 4, 7)
-    assert answers(bus) == [
-        client_pb2.Ack(
-            stream="s", streamUid="u1", partition=0, partitionSubject="ev", msgSubject="ev.x", offset=-1, ackInbox="_INBOX.e",
-            correlationId="c1", ackPolicy=client_pb2.ALL, receptionTimestamp=5, ackError=client_pb2.Ack.WRONG_STREAM,
-            leaderEpoch=4, epoch=7, leader="n2", detail="not here",
-        )
-    ]  # fmt: skip
-
-
-@each(
-    ("reason", "code", "err_code"),
-    [
-        (RejectReason.UNKNOWN, 500, 10077),
-        (RejectReason.INCORRECT_OFFSET, 400, 10071),
-        (RejectReason.TOO_LARGE, 400, 10054),
-        (RejectReason.READ_ONLY, 400, 10077),
-        (RejectReason.BELOW_MIN_ISR, 503, 10008),
-        (RejectReason.NO_SPACE, 503, 10047),
-        (RejectReason.NOT_LEADER, 503, 10008),
-        (RejectReason.MALFORMED, 400, 10003),
-        (RejectReason.OVERLOADED, 429, 10167),
-        (RejectReason.WRONG_STREAM, 400, 10060),
-    ],
-)
-def test_rejection_for_a_jetstream_client_has_code_err_code_and_description(
-    reason: RejectReason, code: int, err_code: int
-) -> None:
-    acks, bus = pending()
-    for detail in ("", "the detail"):
-        acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.p"]), Rejection(reason, detail))
-    general, detailed = (json.loads(body) for _, body in bus.take())
-    assert general.pop("retry_after_ms", 0) == (50 if reason is RejectReason.OVERLOADED else 0)
-    assert {**general, "error": {**general["error"], "description": ""}} == {
-        "stream": "s", "seq": 0, "error": {"code": code, "err_code": err_code, "description": ""}
-    }  # fmt: skip
-    assert general["error"]["description"]
-    assert detailed["error"]["description"] == "the detail"
-
-
-def test_pending_acks_count_only_publishers_with_reply_and_ack_policy() -> None:
-    acks, bus = pending()
-    acks.add(0, Publishers(AckPolicy.ALL, [b"", b""]))
-    acks.add(2, Publishers(AckPolicy.NONE, [b"_INBOX.n"]))
-    acks.add(3, Publishers(AckPolicy.ALL, [b"", b"_INBOX.n"], policies=[AckPolicy.ALL, AckPolicy.NONE]))
-    assert acks.count == 0
-    acks.add(5, Publishers(AckPolicy.ALL, [b"_INBOX.a", b"_INBOX.l"], policies=[AckPolicy.ALL, AckPolicy.LEADER]))
-    assert acks.count == 4, "the batch waits under both"
-    acks.release(AckPolicy.LEADER, 6, 1, 0)
-    assert (bus.take(), acks.count) == ([("_INBOX.l", b'{"stream":"s","seq":7}')], 2)
-    acks.release(AckPolicy.ALL, 6, 1, 0)
-    assert (bus.take(), acks.count) == ([("_INBOX.a", b'{"stream":"s","seq":6}')], 0)
-
-
-# ---- columns ---------------------------------------------------------------------------------------------------------------
-KEY = PartitionKey("s", "u1", 2)
-RULE = InboxRule(("_INBOX.",))
-
-
-def test_envelope_and_nats_headers_are_merged_and_rejected_if_reserved() -> None:
-    reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE)
-    named = [client_pb2.Header(name="b", value=b"2")]
-    (kept, refused) = (
-        reader.read([(b"ev", b"", message(value=b"v", headers=named), b"NATS/1.0\r\n%b: 1\r\n\r\n" % name)], 0)
-        for name in (b"a", b"Lift-Key")
-    )
-    assert (kept.unfit, kept.headers) == ({}, [[("a", b"1"), ("b", b"2")]])
-    assert refused.unfit
+async def test_publish_above_the_node_memory_limit_is_rejected_or_dropped_if_it_has_no_reply() -> None:
+    bench = Bench()
+    node = bench.memory
+    node.limit_bytes = 1000
+    bench.publish(b"taken", b"_INBOX.a")
+    await turn()
+    node.update(NodePublishMemory(uncommitted=1000))
+    bench.publish(b"refused", b"_INBOX.b")
+    bench.publish(b"dropped")
+    await turn()
+    assert bench.counts() == [1]
+    [line] = [line for line in bench.bus.lines if b"_INBOX.b" in line]
+    assert json.loads(line.split(b"\r\n")[1])["error"]["code"] == 429
+    assert (bench.ingest.counters.refused, bench.ingest.counters.dropped) == ({"overloaded": 1}, {"overloaded": 1})
+    node.update(NodePublishMemory())
+    bench.publish(b"taken again", b"_INBOX.c")
+    await turn()
+    assert bench.counts() == [1, 1]

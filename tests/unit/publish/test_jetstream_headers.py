@@ -162,11 +162,3 @@ def test_ack_to_a_jetstream_client_names_stream_and_partition() -> None:
     for expected in ("s", "s.3"):
         assert jetstream_headers.rejection_before_sequence([("Nats-Expected-Stream", expected.encode())], "s", 3) is None
     assert jetstream_headers.rejection_before_sequence([("Nats-Expected-Stream", b"s.2")], "s", 3) is not None
-
-
-async def test_message_after_one_with_an_invalid_tombstone_header_is_stored() -> None:
-    bench = Bench()
-    bench.publish(b"a", b"_INBOX.a", b"NATS/1.0\r\nLift-Tombstone: 2\r\n\r\n")
-    bench.publish(b"b", b"_INBOX.b", block(Nats_Expected_Stream="s"))
-    await turn()
-    assert [value for batch in bench.batches for value in parse_batch(batch).values()] == [b"b"]

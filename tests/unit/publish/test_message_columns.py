@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder
+from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2, replication_pb2
 from liftpy.core.wire.headers import is_status, parse_headers
@@ -142,3 +145,83 @@ def test_stream_without_acks_ignores_the_ack_policy_and_inbox_of_a_message() -> 
     )
     assert columns.values == [b"one", b"v", b"x"]
     assert columns.publishers.replies == [b"", b"", b""]
+
+
+HEADER = [header("a", b"1")]
+
+
+def unfit(payload: bytes, block: bytes = b"") -> RejectReason | None:
+    columns, _ = read((b"ev", b"_INBOX.1", payload, block))
+    return columns.unfit[0].reason if columns.unfit else None
+
+
+@each(
+    ("fields", "block", "reason"),
+    [
+        ({"stream": "other"}, b"", RejectReason.WRONG_STREAM),
+        ({"stream": "other", "headers": HEADER}, b"", RejectReason.WRONG_STREAM),
+        ({"stream": "s", "streamUid": "u2", "headers": HEADER}, b"", RejectReason.WRONG_STREAM),
+        ({"stream": "s", "partition": 1, "headers": HEADER}, b"", RejectReason.WRONG_STREAM),
+        ({"stream": "other"}, b"NATS/1.0\r\nNats-Expected-Stream: s\r\n\r\n", RejectReason.WRONG_STREAM),
+        ({"tombstone": True, "value": b"x", "headers": HEADER}, b"", RejectReason.MALFORMED),
+        ({"headers": [client_pb2.Header(name="Lift-Key", value=b"k")]}, b"", RejectReason.MALFORMED),
+        ({"headers": [client_pb2.Header(name="", value=b"k")]}, b"", RejectReason.MALFORMED),
+        ({"headers": HEADER * 1025}, b"", RejectReason.TOO_LARGE),
+        ({"headers": HEADER * 1024}, b"", None),
+        ({"stream": "s", "streamUid": "u1", "headers": HEADER}, b"", None),
+        ({"partition": 5}, b"", None),
+    ],
+)
+def test_envelope_with_one_invalid_field_gets_the_reason_of_that_field(
+    fields: dict[str, Any], block: bytes, reason: Any
+) -> None:
+    assert unfit(message(offset=-1, **fields), block) is reason
+
+
+def test_envelope_that_is_rejected_adds_no_key_offset_or_header_columns() -> None:
+    columns, _ = read((b"ev", b"_INBOX.1", message(stream="other", value=b"v", key=b"k", offset=9), b""))
+    assert (columns.keys, columns.expected, columns.headers) == (None, {}, None)
+    envelopes = columns.publishers.envelopes
+    assert envelopes is not None
+    assert envelopes[0] is not None
+    assert (envelopes[0].subject, envelopes[0].policy, envelopes[0].received_wall_ns) == ("ev", AckPolicy.LEADER, 77)
+
+
+def test_stream_without_acks_stores_reply_subjects_and_sends_no_answers() -> None:
+    reader = MessageDecoder(KEY, "ev", AckPolicy.NONE, INBOXES)
+    columns = reader.read([(b"ev", b"_INBOX.1", b"a", b""), (b"ev", b"", b"b", b""), (b"ev", b"out.x", b"c", b"")], 7)
+    assert columns.replies == ["_INBOX.1", None, None]
+    assert list(columns.publishers.replies) == [b"", b"", b""]
+    assert reader.read([(b"ev", b"", b"a", b"")], 7).replies is None
+
+
+@pytest.mark.parametrize(
+    ("block", "reason"),
+    [
+        (b"NATS/1.0\r\nNats-Msg-Id: 1\r\na: " + b"x" * 65_535 + b"\r\n\r\n", RejectReason.TOO_LARGE),
+        (b"NATS/1.0\r\nNats-Msg-Id: 1\r\n" + b"a: 1\r\n" * 1024 + b"\r\n", RejectReason.TOO_LARGE),
+        (b"NATS/1.0\r\nNats-Msg-Id: 1\r\n" + b"a: 1\r\n" * 1023 + b"\r\n", None),
+        (b"NATS/1.0\r\nNats-Msg-Id: 1\r\nLift-Tombstone: 1\r\n\r\n", RejectReason.MALFORMED),
+        (b"NATS/1.0\r\nLift-Tombstone: 2\r\nNats-Msg-Id: 1\r\n\r\n", RejectReason.MALFORMED),
+    ],
+)
+def test_header_that_is_invalid_is_rejected_with_its_reason_whichever_headers_surround_it(block: bytes, reason: Any) -> None:
+    assert unfit(b"v", block) is reason
+
+
+def test_message_decoder_returns_the_ack_policy_of_each_message() -> None:
+    def asks(policy: bytes) -> bytes:
+        return b"NATS/1.0\r\nLift-Ack: " + policy + b"\r\n\r\n"
+
+    messages = [
+        (b"ev", b"_INBOX.1", b"v", block) for block in (asks(b"leader"), b"", asks(b"none"), asks(b"all"), asks(b"odd"))
+    ]
+    columns, _ = read(*messages)
+    assert columns.publishers.policies == [AckPolicy.LEADER, AckPolicy.ALL, AckPolicy.NONE, AckPolicy.ALL, AckPolicy.ALL]
+
+
+def test_envelope_and_nats_headers_are_merged_and_rejected_if_reserved() -> None:
+    payload = message(offset=-1, value=b"v", headers=[header("b", b"2")])
+    (kept, refused) = (read((b"ev", b"", payload, b"NATS/1.0\r\n%b: 1\r\n\r\n" % name))[0] for name in (b"a", b"Lift-Key"))
+    assert (kept.unfit, kept.headers) == ({}, [[("a", b"1"), ("b", b"2")]])
+    assert refused.unfit
