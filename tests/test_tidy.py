@@ -467,7 +467,7 @@ def test_tests_that_start_processes_are_in_single_worker_folders() -> None:
     assert marked
     assert not [path for path in marked if not path.startswith(ONE_AT_A_TIME)]
     starts = ("tests/integration/test_a", "tests/integration/test_z", *ONE_AT_A_TIME[1:], *SPARK)
-    groups = ["integration", "integration, later"] + ["system"] * 3 + ["spark"] * len(SPARK)
+    groups = ["integration", "integration, later"] + ["system"] * 3 + ["spark"] * (1 + len(SPARK))
     assert [group_of(f"{start}x.py::test_y") for start in starts] == groups
     order = ("tests/integration/test_a.py::a", "tests/bench/x.py::a", "tests/integration/test_spark_x.py::a", "tests/a.py::a")
     assert [group_of(nodeid) for nodeid in order] == ["integration", "system", "spark", "tests/a.py"]

@@ -23,7 +23,6 @@ from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     ClientClosedError,
-    ConfigError,
     CorruptionError,
     OffsetOutOfRangeError,
     UnavailableError,
@@ -334,38 +333,6 @@ async def _take(consumer: Consumer, got: list[bytes], by_batch: bool, limit: int
             raise LookupError
         if len(got) >= end and how == "break":
             break
-
-
-@pytest.mark.parametrize("by_batch", [False, True])
-async def test_consumer_iteration_cancelled_at_any_await_loses_no_records(
-    client: Client, leader: Replica, by_batch: bool
-) -> None:
-    leader.grow(3000)
-    consumer, got = client.consume("s", until="end", options=QUICK), list[bytes]()
-    for turns in count():  # of the loop: so the cancellation meets each of the reader's awaits
-        if turns >= 100 and got:  # on a slow machine the server takes more turns to answer
-            break
-        reading = asyncio.create_task(_take(consumer, got, by_batch, 5000, "end"))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-    await _take(consumer, got, by_batch, 5000, "end")
-    assert got == expected(0, 3000)
-
-
-async def test_consumer_rejects_a_second_iteration_while_one_is_active(client: Client, leader: Replica) -> None:
-    leader.grow(100)
-    consumer = client.consume("s", until="end", options=QUICK)
-    first = aiter(consumer)
-    await anext(first)
-    for second in (consumer.batches, consumer.records):
-        with pytest.raises(ConfigError, match="another iteration"):
-            second()
-    assert (await anext(first)).value == b"v1"  # it was not disturbed
-    await first.aclose()
-    assert await values(aiter(consumer)) == expected(2, 100)
-    assert await values(aiter(consumer)) == []
 
 
 async def test_partition_reader_without_an_answer_requests_another_replica(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
-from liftpy.client import Client, sync
+from liftpy.client import Client
 from liftpy.errors import NotFoundError
 from liftpy.testing.memory import memory_cluster
 
@@ -57,10 +56,3 @@ def test_sync_client_objects_open_in_a_with_block_or_with_a_call(kind: str) -> N
         opened = OPENERS[kind](client)
         assert type(opened) is type(in_block)
         opened.close()
-
-
-def test_client_open_methods_have_the_parameters_of_the_sync_client() -> None:
-    for kind in OPENERS:
-        ours, theirs = getattr(Client, kind), getattr(sync.SyncClient, kind)
-        assert not inspect.iscoroutinefunction(ours)
-        assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)

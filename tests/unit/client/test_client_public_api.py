@@ -18,7 +18,7 @@ from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire.batch import Record
-from liftpy.errors import AlreadyExistsError, ClientClosedError, ConfigError, NotFoundError
+from liftpy.errors import ClientClosedError, ConfigError, NotFoundError
 from liftpy.testing.memory import memory_cluster
 from tests.unit.client.test_client_publisher import Leader
 
@@ -87,27 +87,6 @@ def test_create_stream_with_exist_ok_and_other_settings_lists_each_difference() 
         "its ack_policy is all, not leader",
         "its min_isr is 0, not 1",
     ]
-
-
-async def test_create_stream_with_exist_ok_returns_an_existing_equal_stream(
-    monkeypatch: pytest.MonkeyPatch, nats_url: str
-) -> None:
-    async with liftpy.connect(nats_url) as client:
-
-        async def exists(*_: Any, **__: Any) -> StreamImage:
-            raise AlreadyExistsError("stream s exists")
-
-        async def described(name: str, *, linearizable: bool = False) -> StreamImage:
-            assert (name, linearizable) == ("s", True)
-            return image(waiting=1)
-
-        monkeypatch.setattr(client._streams.requests, "command", exists)
-        monkeypatch.setattr(client._streams.requests, "stream", described)
-        assert (await client.create_stream("s", "a.b", exist_ok=True, ready_s=0)).uid == "u"
-        with pytest.raises(AlreadyExistsError, match=r"its subject is a\.b, not"):
-            await client.create_stream("s", "a.c", exist_ok=True)
-        with pytest.raises(AlreadyExistsError, match=r"^stream s exists$"):
-            await client.create_stream("s", "a.b")
 
 
 # ---- without asyncio -----------------------------------------------------------------------------------------------------------
