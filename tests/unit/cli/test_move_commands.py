@@ -2,61 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from liftpy.client import Client
 from liftpy.client.admin import Admin, ReplicaMove
 from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.core.metadata.request_limits import MAX_REQUEST_BYTES
-from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import UnavailableError
 from sidecar.cli import node, partition, reassignment, rebalance, status, stream
-from sidecar.cli.main import main
+from tests.unit.cli.state_machine_commands import Commands, client_of
 from tests.unit.metadata.reassignment_driver import Moved
 
 GB = 1_000_000_000
 
 
-class Wire:
-    """A transport whose other end is the state machine, and whose cluster moves a step with every description."""
+class Cli(Commands):
+    """A cluster that moves a step with every description."""
 
-    def __init__(self, moved: Moved) -> None:
-        self.moved = moved
-        self.counters: Counter[str] = Counter()
-
-    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
-        request = frames.decode(payload, pb.ControlRequest)
-        if request.HasField("describeCluster"):
-            self.moved.step()
-        self.moved.driver.now_ns += 1
-        request.timeNs = self.moved.driver.now_ns
-        return frames.seal(self.moved.driver.apply(request.SerializeToString()))
-
-
-class Cli:
-    def __init__(self, moved: Moved, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, moved: Moved, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.moved = moved
         self.sizes: dict[int, int] = {}
-        self._capsys = capsys
-
-    def __call__(self, *words: str) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(list(words))
-        said = self._capsys.readouterr()
-        return int(ended.value.code or 0), said.out + said.err
-
-    def json(self, *words: str) -> Any:
-        code, said = self(*words, "--json")
-        assert code == 0, said
-        return json.loads(said)
+        client = client_of(moved.driver, lambda: moved.step())
+        monkeypatch.setattr(client.admin, "node_status", self.node_status)
+        monkeypatch.setattr(reassignment, "POLL_S", 0.0)
+        super().__init__(client, (node, partition, rebalance, status, stream), monkeypatch, capsys)
 
     async def node_status(self, node_id: str, _timeout_s: float = 0) -> dict[str, Any]:
         if not self.sizes:
@@ -71,15 +43,7 @@ class Cli:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    moved = Moved("abcde")
-    made = Cli(moved, capsys)
-    client = Client(Wire(moved), Subjects("liftpy"), owns_connection=False)  # type: ignore[arg-type]
-    monkeypatch.setattr(client.admin, "node_status", made.node_status)
-    monkeypatch.setattr(reassignment, "POLL_S", 0.0)
-    for module in (node, partition, rebalance, status, stream):
-        monkeypatch.setattr(module, "with_client", lambda _target, work, **_: asyncio.run(work(client)))
-    monkeypatch.setenv("COLUMNS", "160")
-    return made
+    return Cli(Moved("abcde"), monkeypatch, capsys)
 
 
 def test_node_drain_with_wait_ends_when_the_node_has_no_replicas(run: Cli) -> None:
@@ -263,8 +227,7 @@ def test_move_command_whose_stream_is_recreated_during_the_move_reports_the_recr
 async def test_reassign_all_sends_moves_in_batches_and_returns_an_error_per_rejected_move() -> None:
     moved = Moved("abcd")
     moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a"]) for n in range(200)])
-    wire = Wire(moved)
-    client = Client(wire, Subjects("liftpy"), owns_connection=False)  # type: ignore[arg-type]
+    client = client_of(moved.driver, moved.step)
     uid = moved.image.streams["orders"].uid
     wishes = [ReplicaMove(stream="orders", uid=uid, partition=n, replicas=("b",)) for n in range(200)]
     before = moved.driver.index

@@ -2,80 +2,39 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections import Counter
 from pathlib import Path
-from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
-from liftpy.client import Client
 from liftpy.client.placement_plans import assignment_from_json
 from liftpy.core.metadata.placement import POLICIES
-from liftpy.core.wire import frames
-from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.cli import node, rebalance, status, stream
-from sidecar.cli.main import main
+from tests.unit.cli.state_machine_commands import Commands, client_of
 from tests.unit.metadata.cluster_driver import Driver
 
 
-class Wire:
-    """A transport whose other end is the state machine itself."""
+class Placements(Commands):
+    """Six nodes, two on each rack."""
 
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
-        self.counters: Counter[str] = Counter()
-
-    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
-        request = frames.decode(payload, pb.ControlRequest)
-        self.driver.now_ns += 1
-        request.timeNs = self.driver.now_ns
-        return frames.seal(self.driver.apply(request.SerializeToString()))
-
-
-class Printed:
-    def __init__(self, driver: Driver, capsys: pytest.CaptureFixture[str]) -> None:
-        self.driver = driver
-        self._capsys = capsys
-
-    def __call__(self, *words: str) -> tuple[int, str]:
-        """(exit code, what was printed)."""
-        with pytest.raises(SystemExit) as ended:
-            main(list(words))
-        said = self._capsys.readouterr()
-        return int(ended.value.code or 0), said.out + said.err
-
-    def json(self, *words: str) -> Any:
-        code, said = self(*words, "--json")
-        assert code == 0, said
-        return json.loads(said)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.driver = Driver()
+        for number in range(6):
+            self.driver.register(f"n{number}", rack=f"r{number // 2}")
+        client = client_of(self.driver)
+        monkeypatch.setattr(client.admin, "_wait_for_leader", AsyncMock())
+        monkeypatch.setattr(client.admin, "node_status", AsyncMock(side_effect=UnavailableError("no node answers")))
+        super().__init__(client, (stream, node, status, rebalance), monkeypatch, capsys)
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Printed:
-    driver = Driver()
-    for number in range(6):
-        driver.register(f"n{number}", rack=f"r{number // 2}")
-    client = Client(Wire(driver), Subjects("liftpy"), owns_connection=False)  # type: ignore[arg-type]
-
-    async def led(*_: Any) -> None:
-        return None
-
-    async def silent(*_: Any) -> None:
-        raise UnavailableError("nobody is there")
-
-    monkeypatch.setattr(client.admin, "_wait_for_leader", led)
-    monkeypatch.setattr(client.admin, "node_status", silent)
-    for module in (stream, node, status, rebalance):
-        monkeypatch.setattr(module, "with_client", lambda _target, work, **_: asyncio.run(work(client)))
-    monkeypatch.setenv("COLUMNS", "160")
-    return Printed(driver, capsys)
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Placements:
+    return Placements(monkeypatch, capsys)
 
 
-def replicas(run: Printed, name: str = "orders") -> list[list[str]]:
+def replicas(run: Placements, name: str = "orders") -> list[list[str]]:
     return [list(p.replicas) for p in run.driver.fsm.image.streams[name].partitions]
 
 
@@ -83,7 +42,7 @@ CREATE = ("stream", "create", "orders", "--subject", "shop.orders")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_stream_create_dry_run_prints_the_replicas_that_stream_create_assigns(run: Printed, policy: str) -> None:
+def test_stream_create_dry_run_prints_the_replicas_that_stream_create_assigns(run: Placements, policy: str) -> None:
     run("stream", "create", "before", "--subject", "before", "--partitions", "5")
     words = (*CREATE, "--partitions", "7", "--placement", policy)
     planned = run.json(*words, "--dry-run")
@@ -102,7 +61,7 @@ def test_stream_create_dry_run_prints_the_replicas_that_stream_create_assigns(ru
     assert planned["racks"]["r0"]["replicas"] == image.replica_counts["n0"] + image.replica_counts["n1"]
 
 
-def test_stream_create_with_an_assignment_file_places_replicas_on_the_listed_nodes(run: Printed, tmp_path: Path) -> None:
+def test_stream_create_with_an_assignment_file_places_replicas_on_the_listed_nodes(run: Placements, tmp_path: Path) -> None:
     file = tmp_path / "map.json"
     file.write_text(json.dumps([{"id": n, "replicas": [f"n{n}", "n5"]} for n in range(3)]))
     planned = run.json(*CREATE, "--assignment", str(file), "--dry-run")
@@ -115,7 +74,7 @@ def test_stream_create_with_an_assignment_file_places_replicas_on_the_listed_nod
     assert replicas(run)[3:] == [["n4", "n0"]]
 
 
-def test_stream_create_with_several_errors_in_the_assignment_file_prints_all_errors(run: Printed, tmp_path: Path) -> None:
+def test_stream_create_with_several_errors_in_the_assignment_file_prints_all_errors(run: Placements, tmp_path: Path) -> None:
     file = tmp_path / "map.json"
     run.driver.fence("n3")
     file.write_text(
@@ -161,7 +120,7 @@ def test_assignment_file_accepts_numeric_node_ids() -> None:
     assert assignment_from_json('[{"id": 0, "replicas": [5001, "a"]}]') == ((0, ("5001", "a")),)
 
 
-def test_stream_without_enough_nodes_is_shown_with_the_reason_in_each_command(run: Printed) -> None:
+def test_stream_without_enough_nodes_is_shown_with_the_reason_in_each_command(run: Placements) -> None:
     code, said = run(*CREATE, "--replicas", "8", "--partitions", "3")
     assert code == 0
     assert "waits (insufficient-nodes): not enough nodes: 2 more needed" in said
@@ -179,7 +138,7 @@ def test_stream_without_enough_nodes_is_shown_with_the_reason_in_each_command(ru
     assert "would wait" in run("stream", "create", "x", "--subject", "x", "--replicas", "8", "--dry-run")[1]
 
 
-def test_stream_create_with_contradictory_placement_options_is_rejected(run: Printed, tmp_path: Path) -> None:
+def test_stream_create_with_contradictory_placement_options_is_rejected(run: Placements, tmp_path: Path) -> None:
     file = tmp_path / "map.json"
     file.write_text('[{"id": 0, "replicas": ["n1"]}]')
     for words in (
@@ -194,7 +153,7 @@ def test_stream_create_with_contradictory_placement_options_is_rejected(run: Pri
     assert run("stream", "add-partitions", "orders")[0] == 2
 
 
-def test_node_set_weight_and_set_rack_override_the_node_settings_until_auto_is_set(run: Printed) -> None:
+def test_node_set_weight_and_set_rack_override_the_node_settings_until_auto_is_set(run: Placements) -> None:
     assert run.json("node", "set-weight", "n1", "2.5")["weight"] == 2.5
     assert run.json("node", "set-rack", "n1", "r9") == {
         "node": "n1", "weight": 2.5, "weight_by_hand": True, "rack": "r9", "rack_by_hand": True,
