@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,20 +87,21 @@ class FakeLog:
 class Node:
     """A record feeder with its service machine, as a host creates them."""
 
-    def __init__(self, log: FakeLog, data: Path, kept: int = 2, **bounds: int) -> None:
-        self.log = log
+    who = WHO
+
+    def __init__(self, log: Any, data: Path, factory: Callable[[], Any] = Sum, kept: int = 2, **bounds: int) -> None:
+        self.log, self.factory = log, factory
         self.machine: ServiceMachine
-        self.services: list[Sum] = []
+        self.services: list[Any] = []
         self.role, self.epoch, self.stops = Role.FOLLOWER, 1, 0
-        self.settings = ServiceSettings("sum", "in", "n1", data, snapshot_interval_records=EVERY, step_s=0.001)
-        self.store = SnapshotStore(data, WHO, kept=kept, max_bytes=1 << 20)
+        self.settings = ServiceSettings(self.who.service, "in", "n1", data, snapshot_interval_records=EVERY, step_s=0.001)
+        self.store = SnapshotStore(data, self.who, kept=kept, max_bytes=1 << 20)
         self.outbox = Outbox("u1/0", **bounds)
         self.outbox.known = True  # that nothing is written
         self.keeper = SnapshotKeeper(self.store, self.settings, self.outbox)
-        reader: Any = log
         self.feeder = Feeder(
-            reader=reader,
-            identity=WHO,
+            reader=log,
+            identity=self.who,
             settings=self.settings,
             keeper=self.keeper,
             outbox=self.outbox,
@@ -110,8 +111,8 @@ class Node:
         )
         self.task: asyncio.Task[None] | None = None
 
-    def _make(self) -> Sum:
-        self.services.append(Sum())
+    def _make(self) -> Any:
+        self.services.append(self.factory())
         return self.services[-1]
 
     def machine_started(self, machine: ServiceMachine, snapshot: Any) -> None:
@@ -136,13 +137,16 @@ class Node:
         self.machine.change_role(role, epoch)
         self.feeder.verify(self.log.log_start)
 
-    async def at(self, position: int) -> None:
+    async def until(self, condition: Callable[[], Any]) -> None:
         async with asyncio.timeout(30):
-            while self.machine.position != position:
+            while not condition():
                 assert self.task is not None
                 if self.task.done():
                     self.task.result()
                 await asyncio.sleep(0.002)
+
+    async def at(self, position: int) -> None:
+        await self.until(lambda: self.machine.position == position)
 
     async def stored(self, *positions: int) -> None:
         """A snapshot is written by a thread, after the position has moved."""
@@ -473,3 +477,27 @@ async def test_service_record_feeder_with_a_slow_service_start_does_not_block_th
     asyncio.get_running_loop().call_later(0.05, SlowToStart.loop_went_on.set)
     await restarting
     assert [machine.position for machine in started] == [0]
+
+
+async def test_service_record_feeder_reports_a_read_error_until_a_read_succeeds(node: Node) -> None:
+    log = node.log
+    log.truncated = NotServedError("nobody in sync")  # type: ignore[assignment]
+    await node.start()
+    await node.until(lambda: "nobody in sync" in node.feeder.problem)
+    assert node.feeder.problem.startswith("reading: ")
+    log.truncated = None
+    log.append(3)
+    await node.at(3)
+    assert node.feeder.problem == ""
+
+
+async def test_service_record_feeder_truncation_at_a_snapshot_position_keeps_the_snapshot(node: Node) -> None:
+    node.log.append(25)
+    await node.start()
+    await node.at(25)
+    await node.stored(10, 20)
+    del node.log.batches[20:]
+    node.feeder.cut_at(20)
+    await node.at(20)
+    assert node.store.positions() == [10, 20]
+    assert (node.outbox.known, node.outbox.output_count) == (False, 20), "what was written is read and compared again"

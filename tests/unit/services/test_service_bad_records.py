@@ -31,12 +31,10 @@ from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import UnavailableError
 from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
 from liftpy.service.bad_record_writer import DecisionWriter
-from liftpy.service.record_feeder import Feeder
-from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshots import SnapshotKeeper, SnapshotStore
 from liftpy.testing.memory import memory_cluster
 from tests.each import each
 from tests.examples.bank import Bank
+from tests.unit.services.test_record_feeder import Node as FeederNode
 
 WHO = Identity("brittle", "in", "u1", 0)
 NS = 1_000_000_000
@@ -225,6 +223,7 @@ class FakeLog:
 
     def __init__(self) -> None:
         self.batches: list[bytes] = []
+        self.log_start = 0
         self.is_busy = False
         """Records keep arriving: no read is answered with nothing."""
 
@@ -243,41 +242,15 @@ class FakeLog:
         return [s for s in (BatchSlice.between(batch, 0, None) for batch in found) if s]
 
 
-class Node:
-    """A feeder with its machine."""
+class Node(FeederNode):
+    """A feeder whose service may fail. A leader decides to skip the record."""
+
+    who = WHO
 
     def __init__(self, log: FakeLog, data: Path, factory: type[Brittle], *, leads: bool = False) -> None:
-        self.log, self.leads, self.decisions = log, leads, 0
-        self.services: list[Brittle] = []
-        self.refuse_decisions = False
-        self.factory = factory
-        self.machine: ServiceMachine
-        settings = ServiceSettings("brittle", "in", "n1", data, snapshot_interval_records=10, step_s=0.001)
-        self.store = SnapshotStore(data, WHO, kept=3, max_bytes=1 << 20)
-        self.outbox = Outbox("u1/0")
-        self.outbox.known = True
-        reader: Any = log
-        self.feeder = Feeder(
-            reader=reader,
-            identity=WHO,
-            settings=settings,
-            keeper=SnapshotKeeper(self.store, settings, self.outbox),
-            outbox=self.outbox,
-            factory=self._make,
-            emitter=None,
-            host=self,
-        )
-        self.task: asyncio.Task[None] | None = None
-
-    def _make(self) -> Brittle:
-        self.services.append(self.factory())
-        return self.services[-1]
-
-    def machine_started(self, machine: ServiceMachine, snapshot: Any) -> None:
-        self.machine = machine
-        machine.change_role(Role.LEADER, 1)
-
-    def acknowledge(self) -> None: ...
+        super().__init__(log, data, factory, kept=3)
+        self.role = Role.LEADER
+        self.leads, self.decisions, self.refuse_decisions = leads, 0, False
 
     def is_beside_leader(self) -> bool:
         return self.leads
@@ -288,25 +261,8 @@ class Node:
         self.decisions += 1
         self.log.append(b"why", headers=SkipDecision("brittle", failing.unit, 1).headers())
 
-    async def start(self) -> None:
-        await self.feeder.restart(0)
-        self.task = asyncio.create_task(self.feeder.run())
-
-    async def until(self, condition: Any) -> None:
-        async with asyncio.timeout(30):
-            while not condition():
-                assert self.task is not None
-                if self.task.done():
-                    self.task.result()
-                await asyncio.sleep(0.002)
-
     async def at(self, position: int) -> None:
         await self.until(lambda: self.machine.position == position and self.feeder.failing is None)
-
-    async def close(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
-            await asyncio.gather(self.task, return_exceptions=True)
 
 
 @pytest.fixture

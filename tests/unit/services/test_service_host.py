@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,21 +11,18 @@ from typing import Any
 import pytest
 
 from liftpy.client.progress import NotServedError
-from liftpy.core.services.outbox import Output
-from liftpy.core.services.sessions import MAX_SERVICES, ServicesReplayed
 from liftpy.core.services.versions import VersionDecision
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.envelope import MessageType
 from liftpy.errors import ConfigError, DataDirectoryLockedError, NotFoundError, UnavailableError
-from liftpy.service import DivergedError, Outbox, Role, ServiceFailedError, host
+from liftpy.service import DivergedError, Role, ServiceFailedError, host
 from liftpy.service.bad_record_writer import DecisionWriter
 from liftpy.service.host import ServiceHost
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import ServiceLock
-from tests.unit.services.test_record_feeder import EVERY, FakeLog, Node, Sum
-from tests.unit.services.test_service_sessions import CANDIDATE, FOLLOWS, LEADS, acked, hello, joined, replays, sessions
+from tests.unit.services.test_record_feeder import EVERY, FakeLog, Sum
 
 
 class Quiet(Sum):
@@ -330,16 +326,6 @@ async def test_service_host_reports_the_time_since_its_last_written_output(
     await task
 
 
-async def test_service_host_raises_the_error_of_an_invalid_snapshot(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    bus, _, task, log = running
-    monkeypatch.setattr(Quiet, "take_snapshot", lambda self: 7)
-    log.append(EVERY)
-    await bus.tell(order(bus, 1))
-    with pytest.raises(ServiceFailedError):
-        await asyncio.wait_for(task, 30)
-    assert bus.hellos[-1].leaving
-
-
 async def test_service_host_that_failed_stores_no_snapshot(running: Any, tmp_path: Path) -> None:
     bus, made, task, log = running
 
@@ -412,107 +398,3 @@ async def test_service_host_leader_without_messages_of_its_node_becomes_follower
     await bus.until(lambda: made.machine.role is Role.FOLLOWER)
     await bus.tell(order(bus, 1, role=pb.SERVICE_LEADER))
     assert made.leads, "the same order again renews it"
-
-
-# ---- feeding ---------------------------------------------------------------------------------------------------------------
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    made = Node(FakeLog(), tmp_path)
-    yield made
-    await made.close()
-
-
-async def test_service_record_feeder_reports_a_read_error_until_a_read_succeeds(node: Node) -> None:
-    log = node.log
-    log.truncated = NotServedError("nobody in sync")  # type: ignore[assignment]
-    await node.start()
-    bus = Bus()
-    await bus.until(lambda: "nobody in sync" in node.feeder.problem)
-    assert node.feeder.problem.startswith("reading: ")
-    log.truncated = None
-    log.append(3)
-    await node.at(3)
-    assert node.feeder.problem == ""
-
-
-async def test_service_record_feeder_truncation_at_a_snapshot_position_keeps_the_snapshot(node: Node) -> None:
-    node.log.append(25)
-    await node.start()
-    await node.at(25)
-    await node.stored(10, 20)
-    del node.log.batches[20:]
-    node.feeder.cut_at(20)
-    await node.at(20)
-    assert node.store.positions() == [10, 20]
-    assert (node.outbox.known, node.outbox.output_count) == (False, 20), "what was written is read and compared again"
-
-
-# ---- outputs ---------------------------------------------------------------------------------------------------------------
-def host_output(number: int) -> Any:
-    return Output(number, number, 0, b"v", None, ())
-
-
-def test_service_outbox_after_a_log_truncation_drops_compared_digests() -> None:
-    outbox = Outbox("u/0")
-    for number in range(3):
-        outbox.add(host_output(number))
-    outbox.known = True
-    for number in range(3):
-        outbox.wrote(outbox.read(number, 1)[0])
-    outbox.compare_again()
-    outbox.restart(0)
-    for number in range(3):  # the records of the new log give other outputs
-        outbox.add(replace(host_output(number), value=b"w"))
-    assert outbox.diverged == "", "the digest that was known belongs to records that are gone"
-    outbox.restart(2, b"d" * 16)
-    outbox.add(host_output(2))
-    assert outbox.diverged == ""
-
-
-# ---- what sessions say in full -----------------------------------------------------------------------------------------------
-def test_service_sessions_report_an_ended_service_with_its_end_reason() -> None:
-    s, at_ns = sessions(), 5_000_000_000
-    s.hello(hello("a", position=4, problem="on_record failed at offset 4: ValueError", failing=True), "_INBOX.a", FOLLOWS, 0)
-    s.hello(hello("b", position=10, snapshotPosition=8), "_INBOX.b", FOLLOWS, at_ns)
-    s.hello(hello("b", position=10, leaving=True), "_INBOX.b", FOLLOWS, at_ns)
-    assert [(one.service, one.ending) for one in s.expire(at_ns)] == [("a", "silent")]
-    b, a = s.missing_services(9, at_ns + 1_500_000_000)
-    assert a == {
-        "service": "a",
-        "role": "GONE",
-        "position": 4,
-        "lag": 6,
-        "failing": True,
-        "snapshot": 0,
-        "gone_s": 1.5,
-        "ending": "silent",
-        "problem": "on_record failed at offset 4: ValueError",
-    }
-    assert (b["service"], b["position"], b["lag"], b["failing"], b["snapshot"]) == ("b", 10, 0, False, 8)
-    assert b["problem"] == "it was stopped"
-    s.hello(hello("a", instance=2), "_INBOX.a", FOLLOWS, at_ns)
-    assert [row["service"] for row in s.missing_services(9, at_ns)] == ["b"], "it is back"
-    for number in range(100):
-        s.hello(hello(f"s{number}"), "_INBOX.s", FOLLOWS, at_ns)
-        s.expire(at_ns * 2)
-    assert len(s.missing_services(9, at_ns)) == MAX_SERVICES
-    assert s.missing_services(9, at_ns)[-1]["problem"] == "nothing is heard from it"
-
-
-def test_service_sessions_ignore_a_replay_ack_of_an_earlier_promotion() -> None:
-    s = sessions()
-    s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
-    (order,) = joined(s.replay(CANDIDATE, 0))
-    later = replace(CANDIDATE, leader_epoch=5, high_watermark=11)
-    s.role_changed(replace(FOLLOWS, leader_epoch=4))
-    s.hello(hello(position=12), "_INBOX.a", replace(FOLLOWS, leader_epoch=4, high_watermark=11), 1)  # excused no more
-    effects = s.replay(later, 2)
-    (again,) = joined(effects)
-    assert (again.stopPosition, again.leaderEpoch, again.role) == (12, 5, pb.SERVICE_FOLLOWER)
-    assert not any(r.finished for r in replays(effects))
-    assert s.ack(acked(order, 12), later) == [], "the answer to the order of the promotion before"
-    (early,) = [effect for effect in s.ack(acked(again, 11), later) if isinstance(effect, ServicesReplayed)] or [None]
-    assert early is None or not early.finished, "one record before the stop"
-    assert replays(s.ack(acked(again, 12), later)) == [ServicesReplayed(12, True)]
-    (lead,) = joined(s.role_changed(replace(LEADS, leader_epoch=5)))
-    assert lead.role == pb.SERVICE_LEADER

@@ -151,13 +151,6 @@ def test_service_machine_rejects_emit_without_an_output_stream_or_above_the_size
         machine.apply([record(0, b"e:" + b"x" * 300_000)])
 
 
-def test_service_machine_rejects_a_snapshot_that_is_not_bytes() -> None:
-    service, machine = started(every=1)
-    service.take_snapshot = lambda: "text"  # type: ignore[method-assign,assignment,return-value]
-    with pytest.raises(ServiceFailedError, match="Return bytes"):
-        machine.apply([record(0)])
-
-
 def test_service_machine_with_a_full_outbox_waits_as_leader_and_drops_oldest_as_follower() -> None:
     service = Journal()
     outbox = Outbox("uid1/0", max_records=3)

@@ -276,3 +276,17 @@ def test_service_outbox_keeps_a_bounded_number_of_digest_samples_with_the_newest
         outbox.check_output(record)
         assert len(outbox._samples) <= MAX_SAMPLES
         assert number in outbox._samples
+
+
+def test_service_outbox_after_a_log_truncation_drops_compared_digests() -> None:
+    outbox = filled(3)
+    for number in range(3):
+        outbox.wrote(outbox.read(number, 1)[0])
+    outbox.compare_again()
+    outbox.restart(0)
+    for number in range(3):  # the records of the new log give other outputs
+        outbox.add(output(number, b"w"))
+    assert outbox.diverged == "", "the digest that was known belongs to records that are gone"
+    outbox.restart(2, b"d" * 16)
+    outbox.add(output(2))
+    assert outbox.diverged == ""

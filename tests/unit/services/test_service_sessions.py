@@ -96,6 +96,7 @@ def test_service_sessions_service_that_ends_during_replay_fails_at_most_one_prom
     s.replay(CANDIDATE, 0)
     assert s.expire(2999) == []
     assert [one.service for one in s.expire(3000)] == ["bank"]
+    assert s.stop_waiting_for_services(10_000) == []
     assert replays(s.hello(hello("other"), "_INBOX.b", CANDIDATE, 3001)) == []
     s.role_changed(replace(FOLLOWS, leader_epoch=3))
     s.hello(hello("other", leaving=True), "", FOLLOWS, 3002)
@@ -127,14 +128,6 @@ def test_service_sessions_service_without_progress_fails_the_promotion(other: st
     else:
         s.hello(hello("other", position=5), "_INBOX.a", CANDIDATE, 0)
     assert s.stop_waiting_for_services(2000) == []
-
-
-def test_service_sessions_service_whose_session_expires_during_replay_fails_the_promotion() -> None:
-    s = sessions("bank")
-    s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
-    s.replay(CANDIDATE, 0)
-    s.expire(10_000)
-    assert s.stop_waiting_for_services(10_000) == []
 
 
 def test_service_sessions_of_a_compacted_stream_refuse_services() -> None:
@@ -290,6 +283,7 @@ def test_service_sessions_keep_a_bounded_number_of_ended_services() -> None:
         s.hello(hello(f"s{number}"), "_INBOX.a", FOLLOWS, number)
         assert [one.service for one in s.expire(number + 3000)] == [f"s{number}"]
     assert [g["service"] for g in s.missing_services(9, 0)] == [f"s{number}" for number in range(2, MAX_SERVICES + 2)]
+    assert s.missing_services(9, 0)[-1]["problem"] == "nothing is heard from it"
 
 
 def test_service_sessions_promotion_does_not_wait_for_a_service_that_never_caught_up() -> None:
@@ -345,3 +339,46 @@ def test_service_sessions_report_an_ended_service_until_its_restart_or_expiry() 
     s.hello(hello("failed", instance=9), "_INBOX.failed", FOLLOWS, 3000)
     assert [one.service for one in s.recently_ended(9_999)] == ["killed", "diverged"], "the one that is back has not ended"
     assert [one.service for one in s.recently_ended(10_000)] == ["killed"], "the older one has been shown for long enough"
+
+
+def test_service_sessions_report_an_ended_service_with_its_end_reason() -> None:
+    s, at_ns = sessions(), 5_000_000_000
+    s.hello(hello("a", position=4, problem="on_record failed at offset 4: ValueError", failing=True), "_INBOX.a", FOLLOWS, 0)
+    s.hello(hello("b", position=10, snapshotPosition=8), "_INBOX.b", FOLLOWS, at_ns)
+    s.hello(hello("b", position=10, leaving=True), "_INBOX.b", FOLLOWS, at_ns)
+    assert [(one.service, one.ending) for one in s.expire(at_ns)] == [("a", "silent")]
+    b, a = s.missing_services(9, at_ns + 1_500_000_000)
+    assert a == {
+        "service": "a",
+        "role": "GONE",
+        "position": 4,
+        "lag": 6,
+        "failing": True,
+        "snapshot": 0,
+        "gone_s": 1.5,
+        "ending": "silent",
+        "problem": "on_record failed at offset 4: ValueError",
+    }
+    assert (b["service"], b["position"], b["lag"], b["failing"], b["snapshot"]) == ("b", 10, 0, False, 8)
+    assert b["problem"] == "it was stopped"
+    s.hello(hello("a", instance=2), "_INBOX.a", FOLLOWS, at_ns)
+    assert [row["service"] for row in s.missing_services(9, at_ns)] == ["b"], "it is back"
+
+
+def test_service_sessions_ignore_a_replay_ack_of_an_earlier_promotion() -> None:
+    s = sessions()
+    s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
+    (order,) = joined(s.replay(CANDIDATE, 0))
+    later = replace(CANDIDATE, leader_epoch=5, high_watermark=11)
+    s.role_changed(replace(FOLLOWS, leader_epoch=4))
+    s.hello(hello(position=12), "_INBOX.a", replace(FOLLOWS, leader_epoch=4, high_watermark=11), 1)  # excused no more
+    effects = s.replay(later, 2)
+    (again,) = joined(effects)
+    assert (again.stopPosition, again.leaderEpoch, again.role) == (12, 5, pb.SERVICE_FOLLOWER)
+    assert not any(r.finished for r in replays(effects))
+    assert s.ack(acked(order, 12), later) == [], "the answer to the order of the promotion before"
+    (early,) = [effect for effect in s.ack(acked(again, 11), later) if isinstance(effect, ServicesReplayed)] or [None]
+    assert early is None or not early.finished, "one record before the stop"
+    assert replays(s.ack(acked(again, 12), later)) == [ServicesReplayed(12, True)]
+    (lead,) = joined(s.role_changed(replace(LEADS, leader_epoch=5)))
+    assert lead.role == pb.SERVICE_LEADER

@@ -172,20 +172,6 @@ def test_service_version_that_is_not_a_positive_number_is_rejected() -> None:
 
 
 # ---- who decides, and when -------------------------------------------------------------------------------------------------
-def test_service_lowest_code_version_without_a_recent_report_of_each_replica_is_unknown() -> None:
-    now_ns, second = 10_000_000_000, 1_000_000_000
-    versions = CodeVersions()
-    for node, version in (("n1", 3), ("n2", 2)):
-        versions.note_version("sum", node, version, now_ns)
-    assert versions.lowest("sum", ("n1", "n2"), now_ns) == 2
-    assert versions.lowest("sum", ("n1", "n2", "n3"), now_ns) == 0
-    versions.note_version("sum", "n3", 2, now_ns + 3 * second)
-    assert versions.lowest("sum", ("n1", "n2", "n3"), now_ns + 4 * second) == 2
-    assert versions.lowest("sum", ("n1", "n2", "n3"), now_ns + 5 * second) == 0, "two are silent"
-    assert versions.lowest("other", ("n1",), now_ns) == 0
-    for number in range(1000):
-        versions.note_version(f"s{number}", "n1", 1, now_ns + 5 * second)
-    assert len(versions._versions) == 256
 
 
 @pytest.mark.parametrize(
