@@ -21,7 +21,6 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
 from liftpy.core.wire.subjects import InboxRule
-from sidecar.transport.ingest_connection import Drops
 from tests.each import each
 from tests.unit.publish.unlogged import FakeReplica, derived_state
 
@@ -396,23 +395,3 @@ async def test_ingest_at_the_limit_of_unacked_publishers_still_stores_publishes_
     assert sum(bench.counts()) == 16 + 3
     assert bench.ingest.counters.overloaded == 3
     assert not bench.ingest.counters.dropped
-
-
-async def test_dropped_publishes_are_logged_at_most_once_a_second(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sidecar.transport.ingest_connection._LOG_PERIOD_S", 0.05)
-    drops = Drops()
-    for _ in range(1000):
-        drops.count("orders/0", "overloaded", 3)
-    assert len(caplog.records) == 1
-    while len(caplog.records) < 2:
-        await asyncio.sleep(0.005)
-    drops.count("orders/1", "below_min_isr", 1)
-    drops.close()
-    said = [record.getMessage() for record in caplog.records]
-    assert [text.rpartition("counts=")[2] for text in said] == [
-        "3 of orders/0: overloaded",
-        "2997 of orders/0: overloaded",
-        "1 of orders/1: below_min_isr",
-    ]

@@ -15,6 +15,7 @@ from sidecar.transport import credentials, ingest_connection
 from sidecar.transport.connection import BusConnection
 from sidecar.transport.credentials import _MAX_REPORTED_DENIALS, PermissionWatch
 from sidecar.transport.ingest_connection import Drops
+from tests.until import until
 
 
 class Sending(BusConnection):
@@ -141,36 +142,23 @@ def test_permission_denial_after_the_start_is_logged_once_per_subject_and_interv
 async def test_dropped_publishes_are_logged_once_per_interval(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timers: list[Any] = []
+    monkeypatch.setattr(ingest_connection, "_LOG_PERIOD_S", 0.05)
+    drops = Drops()
 
-    class Timer:
-        cancelled = False
+    def logged() -> list[str]:
+        return [text.rpartition("counts=")[2] for text in caplog.messages]
 
-        def cancel(self) -> None:
-            self.cancelled = True
-
-    class Loop:
-        def call_later(self, seconds: float, call: Any) -> Timer:
-            assert seconds == ingest_connection._LOG_PERIOD_S
-            timers.append(Timer())
-            return timers[-1]
-
-    monkeypatch.setattr(ingest_connection.asyncio, "get_running_loop", Loop)
-    made = Drops()
-    made.count("s/0", "overloaded", 3)
+    drops.count("s/0", "overloaded", 3)
     for number in range(10):
-        made.count(f"s/{number}", "overloaded", number + 1)
-    assert [text.rpartition("counts=")[2] for text in caplog.messages] == ["3 of s/0: overloaded"]
-    made._log_drops()  # the timer's time has come
-    assert caplog.messages[1].endswith("10 of s/9: overloaded, 9 of s/8: overloaded, 8 of s/7: overloaded, 7 of s/6: overloaded, "
-        "6 of s/5: overloaded, 5 of s/4: overloaded, 4 of s/3: overloaded, 3 of s/2: overloaded, and 2 more")  # fmt: skip
-    made._log_drops()
-    assert len(caplog.messages) == 2, "there is nothing to say"
-    assert made._timer is None
-    made.count("s/1", "below_min_isr", 1)
-    assert len(caplog.messages) == 3, "at once again"
-    made.count("s/1", "below_min_isr", 2)
-    made.close()
-    assert caplog.messages[3].endswith("2 of s/1: below_min_isr")
-    assert all(timer.cancelled for timer in timers)
-    assert len(timers) == 4
+        drops.count(f"s/{number}", "overloaded", number + 1)
+    assert logged() == ["3 of s/0: overloaded"]
+    await until(lambda: len(logged()) == 2)
+    largest = ", ".join(f"{number + 1} of s/{number}: overloaded" for number in range(9, 1, -1))
+    assert logged()[1] == f"{largest}, and 2 more"
+    await until(lambda: drops._timer is None)
+    assert len(logged()) == 2, "there is nothing to say"
+    drops.count("s/1", "below_min_isr", 1)
+    assert len(logged()) == 3, "at once again"
+    drops.count("s/1", "below_min_isr", 2)
+    drops.close()
+    assert logged()[2:] == ["1 of s/1: below_min_isr", "2 of s/1: below_min_isr"]
