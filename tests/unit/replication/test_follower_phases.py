@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import phases
-from liftpy.core.replication.follower import FollowerRole
-from liftpy.core.replication.phases import FOLLOWS_ON, FollowerPhase, InactivePhase, LeaderPhase, RoleName
+from liftpy.core.replication.phases import FOLLOWS_ON, FollowerPhase, RoleName
 from liftpy.errors import InvariantError
 from tests.unit.replication.stepping import Stepped
-
-
-def test_follower_phase_table_contains_every_phase() -> None:
-    assert set(FOLLOWS_ON) == set(FollowerPhase)
-    reached = {FollowerPhase.RECONCILING}
-    while True:
-        more = reached.union(*(FOLLOWS_ON[phase] for phase in reached))
-        if more == reached:
-            break
-        reached = more
-    assert reached == set(FollowerPhase)
 
 
 def test_follower_phase_table_allows_no_fetch_before_reconciliation() -> None:
@@ -30,12 +17,6 @@ def test_follower_phase_table_allows_no_fetch_before_reconciliation() -> None:
         assert not FOLLOWS_ON[phase] & (agreed - {FollowerPhase.FLUSHING})
     for phase in agreed:
         assert FollowerPhase.CUTTING not in FOLLOWS_ON[phase], "a cut is never begun without the leader's word"
-
-
-def test_follower_phase_table_has_a_waiting_phase_for_each_partition_status() -> None:
-    assert {status.name for status in PartitionStatus} <= set(InactivePhase)
-    names = [member.value for kind in (LeaderPhase, FollowerPhase, InactivePhase) for member in kind]
-    assert len(names) == len(set(names))
 
 
 def idle_follower() -> Stepped:
@@ -51,10 +32,3 @@ def test_follower_invalid_phase_change_raises_with_the_recent_phases(monkeypatch
     follower = idle_follower()
     with pytest.raises(InvariantError, match="from IDLE to FETCHING; its way: RECONCILING -> FETCHING -> IDLE"):
         follower.step(ev.NotificationReceived())
-
-
-def test_follower_phase_change_that_the_table_lacks_raises_invariant_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mistake: whoever is woken waits for a cut that nobody began."""
-    monkeypatch.setattr(FollowerRole, "notification_received", lambda self, now_ns, out: self._waits_for(FollowerPhase.CUTTING))
-    with pytest.raises(InvariantError, match="IDLE to CUTTING"):
-        idle_follower().step(ev.NotificationReceived())

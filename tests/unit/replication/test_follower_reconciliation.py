@@ -112,20 +112,6 @@ def test_follower_behind_the_leaders_log_start_resets_its_log() -> None:
     assert follower.replica.high_watermark == 44
 
 
-def test_follower_whose_log_reaches_the_leaders_log_start_does_not_reset_its_log() -> None:
-    follower = idle()
-    follower.step(ev.NotificationReceived())
-    follower.step(
-        ev.FetchRefused(
-            request_id=follower.only(do.SendFetch).request_id,
-            reason=RefusalReason.BEFORE_LOG_START,
-            leader_epoch=1,
-            log_start_offset=2,
-        )
-    )
-    assert not follower.has(do.ResetLog)
-
-
 def test_follower_truncates_below_its_high_watermark_after_an_unclean_election() -> None:
     follower = Stepped("b").opened(14, 12, ((1, 0),))
     follower.told(state(leader_epoch=5, unclean_elected=True))

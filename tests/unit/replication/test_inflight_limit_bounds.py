@@ -105,19 +105,6 @@ def quiet(count: int) -> tuple[CombinedFetches, list[IdleFetch]]:
     return fetches, made
 
 
-def test_combined_fetches_end_if_one_of_several_requests_is_unanswered_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.core.replication.quiescence.MAX_PER_QUESTION", 2)
-    fetches, made = quiet(40)
-    questions, _ = fetches.start_turn(fetches.interval_ns)
-    assert len(questions) > 1
-    fetches.process_answer(questions[0], ())
-    again, ended = fetches.start_turn(2 * fetches.interval_ns)
-    assert not ended
-    assert {f for q in questions[1:] for f in q.fetches} <= {f for q in again for f in q.fetches}, "lost pages are asked again"
-    _, ended = fetches.start_turn(3 * fetches.interval_ns)
-    assert {f for e in ended for f in e.fetches} == set(made), "twice without an answer: the leader's node is silent"
-
-
 def test_combined_fetches_ignore_a_late_failure_of_an_earlier_request() -> None:
     fetches, made = quiet(3)
     first, _ = fetches.start_turn(fetches.interval_ns)

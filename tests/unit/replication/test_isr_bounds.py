@@ -11,7 +11,7 @@ import pytest
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import isr
 from liftpy.core.replication.isr import REACH_NS, REQUEST_ID_RESET_NS, FollowerProgress, IsrChange
-from liftpy.core.replication.lease import EarlierLeaders, Lease
+from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.role import Backoff
 from tests.each import each
 from tests.unit.replication.stepping import Stepped, state
@@ -171,19 +171,3 @@ def test_backoff_delays_double_up_to_a_bound_with_jitter() -> None:
         assert base * MS // 2 <= backoff.next_ns() <= base * MS
     backoff.reset()
     assert backoff.next_ns() <= 100 * MS
-
-
-def test_new_leader_lease_wait_covers_every_possible_previous_leader() -> None:
-    live = {"a": 1, "b": 1, "c": 1}
-    succession = EarlierLeaders("c", 100)
-    succession.partition_changed(state("a", leaderships=1).state, live, 0)
-    assert succession.is_over(0)
-    succession.partition_changed(state("b", epoch=2, leader_epoch=2, leaderships=2).state, live, 10)
-    assert [succession.is_over(now) for now in (10, 109, 110)] == [False, False, True]
-    assert succession.until_ns() == 110
-    succession.partition_changed(state("c", epoch=3, leader_epoch=4, leaderships=4).state, live, 20)  # one was missed
-    assert set(succession._suspects) == {"a", "b"}, "whoever it was"
-    succession.record_fetch("a")
-    assert not succession.is_over(20)
-    succession.record_fetch("b")
-    assert succession.is_over(20)

@@ -30,21 +30,6 @@ def looks(stepped: Stepped, after_s: float) -> bool:
     return gave_up
 
 
-def test_leader_resigns_when_its_nats_connections_are_down_too_long() -> None:
-    stepped = leader()
-    stepped.step(ev.DataPathChanged(is_up=False))
-    stepped.step(LAG, 1.25)
-    assert not stepped.has(do.GiveUpLeadership)
-    stepped.step(ev.DataPathChanged(is_up=True))
-    stepped.step(ev.DataPathChanged(is_up=False))
-    stepped.step(LAG, 1.25)
-    assert not stepped.has(do.GiveUpLeadership), "it was back meanwhile"
-    stepped.step(LAG, 1.25)
-    assert stepped.only(do.GiveUpLeadership).leader_epoch == 2
-    stepped.heard()
-    assert not stepped.replica.serves(2, stepped.now_ns)
-
-
 @pytest.mark.parametrize(("live", "gives_up"), [("abc", True), ("ab", False), ("a", False)])
 def test_leader_resigns_when_several_live_followers_are_silent(live: str, gives_up: bool) -> None:
     stepped = leader()

@@ -279,23 +279,6 @@ def test_long_poll_reads_above_a_count_or_byte_limit_are_answered_at_once(monkey
         assert shell.reads.waiting_count == waiting
 
 
-def test_long_poll_read_is_answered_when_the_log_end_passes_its_offset() -> None:
-    source = TimestampedSource()
-    shell = RawShell(source)
-    shell.ask(offset=8, waitMs=1000)
-    shell.ask(offset=10, waitMs=1000, isolation=UNCOMMITTED)
-    shell.reads.advanced()
-    assert shell.sent == []
-    source.high_watermark = 9
-    shell.reads.advanced()
-    ((head, body),) = shell.sent
-    assert ([b.base_offset for b in split_batches(body)], head.nextOffset) == ([8], 10)
-    source.log.append(build_batch([b"x"], base_offset=10, leader_epoch=7))
-    shell.reads.advanced()
-    assert [b.base_offset for b in split_batches(shell.sent[1][1])] == [10]
-    assert shell.reads.waiting_count == 0
-
-
 def test_read_request_at_the_size_limit_is_answered_and_above_dropped() -> None:
     shell = RawShell(TimestampedSource())
     frame = frames.seal(client_pb2.ReadRequest(offset=6))

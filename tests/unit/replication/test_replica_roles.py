@@ -7,10 +7,8 @@ import pytest
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.quiescence import MISSES, CombinedFetches
 from tests.unit.replication.stepping import KEY, S, Stepped, idle, state
 from tests.unit.replication.test_candidate import proposed
-from tests.unit.replication.test_combined_fetches import CONFIG, fetch
 
 
 def query(stepped: Stepped, asked: int = 1, current: int = 2, uid: str = KEY.uid) -> do.Effect:
@@ -133,13 +131,3 @@ def test_leader_with_a_full_disk_rejects_publishes_only_with_a_lease() -> None:
 
 
 # ---- quiet fetches -----------------------------------------------------------------------------------------------------------
-def test_combined_fetches_to_a_silent_node_end_and_are_not_repeated() -> None:
-    quiet, waits = CombinedFetches(CONFIG), fetch(0)
-    now_ns = 100 * S
-    assert quiet.add(waits, "n2", now_ns)
-    for turn in range(MISSES + 2):
-        now_ns += quiet.interval_ns
-        questions, ended = quiet.start_turn(now_ns)
-        assert [question.leader for question in questions] == (["n2"] if turn < MISSES else [])
-        assert [each.fetches for each in ended] == ([(waits,)] if turn == MISSES else [])
-    assert len(quiet) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.config import CommitPolicy, ReplicationConfig
+from liftpy.config import ReplicationConfig
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import isr as lag
@@ -50,26 +50,6 @@ def test_slow_disk_is_detected_after_a_total_slow_time_and_two_slow_flushes(took
 def test_slow_disk_detection_ignores_short_flushes(took_ns: int) -> None:
     disks = Disks()
     assert not any(disks.flushed("b", took_ns) for _ in range(200))
-
-
-def test_slow_disk_is_detected_at_eight_times_the_flush_time_of_the_other_disks() -> None:
-    disks = Disks()
-    for replica in "ac":
-        for _ in range(5):
-            disks.flushed(replica, 100 * MS)
-    assert not any(disks.flushed("b", 799 * MS) for _ in range(50))
-    assert disks.until_slow("b", 800 * MS) == 7
-
-
-def test_slow_disk_is_not_detected_if_all_disks_are_slow() -> None:
-    disks = Disks()
-    for _ in range(3):  # the first flushes of that day: no disk is known to be slow for one of them
-        for replica in "abc":
-            disks.flushed(replica, SLOW)
-    for _ in range(50):
-        for replica in "abc":
-            disks.flushed(replica, SLOW)
-    assert not disks.flushes.slow(disks.now_ns)
 
 
 def test_slow_disk_is_not_detected_without_enough_flushes_of_other_disks() -> None:
@@ -213,24 +193,6 @@ def test_slow_leader_requests_one_transfer_but_not_soon_after_its_election(leade
         assert (asked[0].toward, asked[0].leader_epoch, asked[0].cause) == ("b", 2, do.TransferCause.SLOW_DISK)
         assert asked[0].reason == "a flush takes 1500 ms here and 4 ms on b"
         assert leader.replica.snapshot(leader.now_ns).has_slow_disk
-
-
-@pytest.mark.parametrize(
-    "partition",
-    [
-        state(leader_epoch=2, min_isr=3),
-        state(leader_epoch=2, isr="ab", replicas="ab"),
-        state(leader_epoch=2, isr="ab", min_isr=1),
-        state(leader_epoch=2, isr="ab", policy=CommitPolicy.QUORUM),
-    ],
-)
-def test_slow_leader_requests_no_transfer_if_no_follower_is_faster(partition: object) -> None:
-    for who in "ab":
-        leader = SlowDiskLeader("a").leads(partition)  # type: ignore[arg-type]
-        assert isinstance(leader, SlowDiskLeader)
-        leader.rounds(5)
-        asked = leader.rounds(8, **{who: SLOW, "c": SLOW})
-        assert not [e for e in asked if isinstance(e, do.TransferLeadership) or "b" not in e.isr]  # type: ignore[union-attr]
 
 
 def test_leader_detects_a_hanging_flush_but_not_a_pause_of_its_process() -> None:
