@@ -16,8 +16,6 @@ from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import FLUSH_FAILED_NAME
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.replication import effects as do
-from liftpy.core.replication import events
 from liftpy.errors import LiftError, StorageError
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import DirectoryStorage
@@ -28,39 +26,12 @@ from sidecar.partition.scrub import Scrub
 from tests.open_files import open_files
 from tests.unit.log.small_logs import add
 from tests.unit.partition.shell_parts import KEY, Clocked, FlushedPartition, flusher_of
-from tests.unit.partition.test_effect_arguments import executor
 from tests.unit.partition.test_replica_manager import RecordingWorker, partitions
 from tests.unit.partition.test_scrub import flip, partition, scrub_of
 from tests.until import until
 
 
 # ---- promises ----------------------------------------------------------------------------------------------------------------
-def promising() -> tuple[Any, list[Any], list[Any]]:
-    """An executor that is about to promise epoch 7; what it calls, and what the replica is fed."""
-    told: list[Any] = []
-    promises = SimpleNamespace(store=lambda folder, epoch, tell: told.append((folder, epoch, tell)))
-    made, calls, fed = executor(promises=promises)
-    made.persist_leader_epoch(do.PersistLeaderEpoch(leader_epoch=7))
-    ((folder, epoch, tell),) = told
-    assert (folder, epoch) == (KEY.folder, 7)
-    return SimpleNamespace(worker=made, tell=tell), calls, fed
-
-
-def test_effect_executor_reports_a_stored_leader_epoch_to_log_and_replica() -> None:
-    made, calls, fed = promising()
-    made.tell(None)
-    assert calls == [("log.note_promise", (7,), {})]
-    assert fed == [events.LeaderEpochPersisted(leader_epoch=7)]
-
-
-def test_effect_executor_fails_the_replica_when_its_leader_epoch_cannot_be_stored() -> None:
-    made, calls, fed = promising()
-    made.tell(StorageError("broken"))
-    assert made.worker.storage_failed
-    assert [type(event) for event in fed] == [events.StorageFailed]
-    assert not [call for call in calls if call[0] == "log.note_promise"]
-
-
 class Journal:
     """Takes promises when the test lets it."""
 

@@ -177,19 +177,6 @@ async def test_log_recovery_with_a_lost_log_end_finds_no_confined_damage(
     logs.close()
 
 
-async def test_log_recovered_at_start_that_no_partition_opens_is_closed(
-    folder: DataDirectory, pool: ThreadPoolExecutor
-) -> None:
-    path = a_log(folder, "a-1")
-    logs = RecoveredLogs()
-    await logs.run(folder, pool, clean_stop=False)
-    (recovered,) = logs._found.values()
-    logs.close()
-    assert logs.take(path) is None
-    with pytest.raises((StorageError, OSError, ValueError)):
-        recovered.segments[0].file.append([b"x"])
-
-
 async def test_log_recovered_at_start_is_opened_without_file_access(
     folder: DataDirectory, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
