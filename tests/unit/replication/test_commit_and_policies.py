@@ -25,24 +25,6 @@ def test_isr_high_watermark_equals_the_published_test_vectors(vector: dict) -> N
     assert isr_high_watermark(vector["newest"], isr, len(isr), vector["min_isr"], vector["hw_before"]) == vector["hw"]
 
 
-def test_follower_position_falls_with_a_lower_fetch_and_is_unknown_after_a_new_incarnation() -> None:
-    progress = FollowerProgress(caught_up_ns=0)
-    progress.set_incarnation(4)
-    progress.fetched(9, 1, 10, 100)
-    progress.fetched(5, 2, 10, 200)
-    assert (progress.position, progress.caught_up_ns) == (5, 100)
-    progress.set_incarnation(5)
-    assert progress.position is None
-    assert not progress.was_caught_up
-
-
-def test_follower_one_fetch_behind_a_busy_leader_is_in_sync() -> None:
-    progress = FollowerProgress(caught_up_ns=0)
-    for turn in range(1, 50):
-        progress.fetched(turn * 10 - 1, turn, turn * 10 + 10, turn * 1000)
-    assert progress.caught_up_ns == 48_000
-
-
 def test_proposed_isr_excludes_fenced_and_lagging_followers() -> None:
     followers = {
         name: FollowerProgress(caught_up_ns=at, incarnation=1, position=9) for name, at in (("b", 100), ("c", 10), ("d", 100))

@@ -10,16 +10,13 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.inflight_limits import (
     RECORD_OVERHEAD_BYTES,
-    Gate,
     InflightLimits,
     LoadShedding,
     NodeInflight,
     size_in_memory,
 )
 from liftpy.core.replication.quiescence import CombinedFetches, IdleFetch
-from tests.unit.replication.stepping import KEY, S
-
-MS = 1_000_000
+from tests.unit.replication.stepping import KEY
 
 
 def publishes(count: int, size: int, *, plain: bool = True) -> ev.PublishesReceived:
@@ -63,21 +60,6 @@ def test_inflight_limits_reject_queued_bytes_above_the_limit(of_node: bool) -> N
     taken = sum(1 for _ in itertools.takewhile(bool, (intake.hold(publishes(1, 1000), 0) for _ in range(5000))))
     assert taken == bound // size
     assert intake.held_bytes == taken * size
-
-
-def test_ingest_gate_passes_a_minimum_rate_half_a_second_after_a_partition_became_full() -> None:
-    node = NodeInflight(full_count=1)
-    gate = Gate(node)
-    assert gate.may_take(0, True, 1 * S) is False, "nothing is due at once"
-    patient = [gate.may_take(0, True, S + ms * MS) for ms in (100, 300, 490)]
-    assert patient == [False, False, False], "it is only just full"
-    assert gate.may_take(0, True, S + 600 * MS), "then some is due"
-    assert not gate.may_take(gate.least_rate_bytes, True, S + 700 * MS), "and no more than that"
-    node.released_bytes += 1
-    assert not gate.may_take(1 << 30, True, 3 * S + 100 * MS), "it gets on: not stuck"
-    assert gate.may_take(1 << 40, True, 6 * S), "stuck"
-    node.full_count = 0
-    assert gate.may_take(1 << 40, True, 6 * S)
 
 
 def test_slow_consumer_guard_lowers_its_limit_after_a_disconnect_at_or_below_the_limit() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import isr
-from liftpy.core.replication.isr import REACH_NS, REQUEST_ID_RESET_NS, FollowerProgress, IsrChange
+from liftpy.core.replication.isr import REACH_NS, FollowerProgress, IsrChange
 from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.role import Backoff
 from tests.each import each
@@ -121,14 +121,6 @@ def fetched(*ids: int, now_ns: int = 0) -> FollowerProgress:
 )
 def test_follower_fetch_with_an_implausible_request_id_is_not_trusted(request_id: int, believed: bool) -> None:
     assert fetched(100).believes(request_id, 0) is believed
-
-
-def test_follower_position_after_an_implausible_fetch_is_trusted_again_after_a_delay() -> None:
-    progress = fetched(100)
-    for now_ns, believed in ((0, False), (1, False), (REQUEST_ID_RESET_NS, False), (REQUEST_ID_RESET_NS + 1, True)):
-        assert progress.believes(50, now_ns) is believed
-    progress.fetched(1, 101, 100, 0)
-    assert not progress.believes(50, REQUEST_ID_RESET_NS + 2), "a fetch that fits ends the doubt"
 
 
 def test_follower_fetch_or_wait_resets_its_absence_count() -> None:

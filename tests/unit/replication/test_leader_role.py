@@ -187,20 +187,6 @@ def test_waiting_fetch_of_a_fenced_follower_is_dropped() -> None:
     assert not leader.has(do.AnswerParkedFetch)
 
 
-def test_waiting_fetch_still_waits_for_records_after_it_was_sent_a_higher_high_watermark() -> None:
-    leader = Stepped("a").leads()
-    leader.publish(1)
-    leader.fetch("b", 0, awaits_more=True)
-    leader.fetch("c", 0, awaits_more=True)
-    leader.fire(Deadline.NOTICE)
-    assert [effect for effect in leader.out if isinstance(effect, do.SendHighWatermark)] == [
-        do.SendHighWatermark(replica=replica, leader_epoch=2) for replica in "bc"
-    ]
-    assert not leader.has(do.SendNotice), "it need not fetch to know"
-    leader.publish(1, flush=False)
-    assert {effect.replica for effect in leader.out if isinstance(effect, do.AnswerParkedFetch)} == {"b", "c"}
-
-
 def test_silent_follower_counts_for_commits_until_the_metadata_shows_the_smaller_isr() -> None:
     leader = Stepped("a", ReplicationConfig(lease_s=1.5)).leads()  # whose lag is looked at once in a second
     leader.publish(1)
@@ -294,18 +280,6 @@ def test_leader_whose_process_was_paused_does_not_remove_followers_from_the_isr(
     assert not leader.has(do.ProposeIsr)
 
 
-def test_leader_that_sees_a_higher_leader_epoch_steps_down_and_drops_pending_acks() -> None:
-    leader = Stepped("a").leads()
-    leader.publish(3)
-    leader.told(state("b", epoch=2, leader_epoch=3))
-    assert leader.has(do.CloseSubject)
-    assert leader.has(do.DropPendingAcks)
-    assert leader.replica.role == "FOLLOWER"
-    assert leader.only(do.SendEpochQuery).requested_epoch == 2
-    leader.publish()
-    assert leader.sent() == [do.DropPublishes(token=leader.tokens)], "the new leader heard it too: no negative ack"
-
-
 def test_replica_ignores_an_older_partition_state() -> None:
     leader = Stepped("a").leads(state(leader_epoch=2, epoch=5))
     leader.told(state("b", epoch=4, leader_epoch=1))
@@ -339,25 +313,6 @@ def test_isr_change_without_a_response_is_repeated_after_the_session_timeout() -
     leader.fire(ev.Deadline.LAG)
     assert leader.only(do.ProposeIsr) == asked
     assert deadlines._at_ns[ev.Deadline.ISR_CHANGE] == leader.now_ns + 2 * S
-
-
-def test_leader_with_a_full_disk_that_may_not_reject_drops_publishes() -> None:
-    leader = Stepped("a").leads()
-    leader.fetch("b", -1)
-    leader.publish(1, flush=False)
-    leader.step(ev.StorageFailed(reason="disk full", no_space=True, token=1))
-    assert leader.only(do.DropPublishes).token == 1
-    leader.publish()
-    assert leader.has(do.DropPublishes)
-
-
-def test_leader_with_a_failed_flush_sends_no_acks() -> None:
-    leader = Stepped("a").leads()
-    leader.publish(1, flush=False)
-    leader.step(ev.StorageFailed(reason="flush"))
-    assert leader.has(do.DropPendingAcks)
-    leader.publish()
-    assert leader.has(do.DropPublishes)
 
 
 def test_idle_leader_sends_nothing_at_a_heartbeat() -> None:

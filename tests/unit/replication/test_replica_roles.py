@@ -7,7 +7,7 @@ import pytest
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from tests.unit.replication.stepping import KEY, S, Stepped, idle, state
+from tests.unit.replication.stepping import KEY, Stepped, idle, state
 from tests.unit.replication.test_candidate import proposed
 
 
@@ -87,30 +87,6 @@ def failed(stepped: Stepped, *, no_space: bool = False, token: int = 0) -> list[
     return stepped.step(ev.StorageFailed(reason="broken", no_space=no_space, token=token))
 
 
-def test_failed_replica_repeats_its_resignation_or_its_request_to_leave_the_isr() -> None:
-    stepped = Stepped("a").leads()
-    failed(stepped)
-    assert stepped.only(do.GiveUpLeadership) == do.GiveUpLeadership(leader_epoch=2, reason="broken")
-    assert stepped.replica.phase == "broken"
-    stepped.fire(ev.Deadline.ISR_CHANGE)
-    assert stepped.has(do.GiveUpLeadership)
-    follower = idle()
-    began_ns = follower.now_ns
-    failed(follower)
-    assert follower.only(do.LeaveIsr) == do.LeaveIsr(reason="broken")
-    follower.fire(ev.Deadline.ISR_CHANGE)
-    assert follower.has(do.LeaveIsr)
-    assert follower.now_ns - began_ns == 2 * S
-    follower.told(state(isr="ac", epoch=2))
-    assert not follower.has(do.LeaveIsr)
-    follower.fire(ev.Deadline.ISR_CHANGE)
-    assert follower.out == [], "it has left"
-    follower.told(state("b", isr="abc", epoch=3, leader_epoch=2))
-    assert follower.only(do.GiveUpLeadership).leader_epoch == 2, "it was made the leader meanwhile"
-    follower.told(state("b", isr="abc", epoch=3, leader_epoch=2))
-    assert not follower.has(do.GiveUpLeadership), "nothing new"
-
-
 def test_leader_with_a_full_disk_rejects_publishes_only_with_a_lease() -> None:
     for no_space, told in (
         (True, do.RejectPublishes(token=50, reason=do.RejectReason.NO_SPACE)),
@@ -128,6 +104,3 @@ def test_leader_with_a_full_disk_rejects_publishes_only_with_a_lease() -> None:
         assert stepped.step(publish) == [told]
         stepped.told(state("b", epoch=9, leader_epoch=3))
         assert stepped.step(publish) == [do.DropPublishes(token=50)], "another one leads"
-
-
-# ---- quiet fetches -----------------------------------------------------------------------------------------------------------
