@@ -150,23 +150,6 @@ async def test_log_flusher_disk_error_in_a_checkpoint_raises_nothing() -> None:
     assert [type(error) for error in bench.raised] == [ZeroDivisionError]
 
 
-async def test_log_flusher_ignores_the_late_completion_of_a_checkpoint_it_already_awaited() -> None:
-    bench = Bench()
-    bench.flusher.checkpoint()
-    (first, _) = bench.pool.work.pop()
-    first.set_running_or_notify_cancel()
-    first.set_result(None)
-    bench.flusher.wait_for_checkpoint()
-    assert bench.flusher._checkpoint is None
-    bench.flusher.alone(lambda: None)
-    bench.flusher.checkpoint()
-    assert len(bench.pool.work) == 1
-    for _ in range(3):
-        await asyncio.sleep(0)
-    bench.flusher.checkpoint()
-    assert len(bench.pool.work) == 1, "the late word about the first one ends no other"
-
-
 # ---- recovered logs ------------------------------------------------------------------------------------------------------------
 async def test_log_recovery_closes_recovered_logs_that_no_partition_takes(
     tmp_path: Path, pool: concurrent.futures.ThreadPoolExecutor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageError
-from sidecar.partition.worker import RECENT_STEPS, PartitionWorker, _StoryLimit
+from sidecar.partition.worker import RECENT_STEPS, PartitionWorker
 from tests.unit.partition.shell_parts import PARTS, DrivenWorker, executing_worker
 
 
@@ -106,17 +105,6 @@ def test_replica_driver_on_hold_merges_repeated_wake_ups() -> None:
     assert taken == ["before", events.NotificationReceived()]
 
 
-def test_replica_driver_calls_its_step_end_callback_after_each_step_with_effects() -> None:
-    replica: Any = Scripted({"first": ["a", "b"], "from a": ["c"], "nothing": []})
-    done: list[str] = []
-    worker = DrivenWorker(replica, lambda effect: (done.append(str(effect)), effect == "a" and driver.feed("from a")))  # type: ignore[arg-type, func-returns-value]
-    worker.step_over = lambda: done.append("over")  # type: ignore[method-assign]
-    driver = worker.driver
-    driver.feed("first")  # type: ignore[arg-type]
-    driver.feed("nothing")  # type: ignore[arg-type]
-    assert done == ["a", "b", "over", "c", "over"]
-
-
 def test_replica_driver_exception_report_contains_the_last_steps(caplog: pytest.LogCaptureFixture) -> None:
     replica: Any = Scripted({f"event {n}": [f"effect {n}"] for n in range(100)})
     driver = DrivenWorker(replica).driver
@@ -131,34 +119,6 @@ def test_replica_driver_exception_report_contains_the_last_steps(caplog: pytest.
     assert lines[-1].endswith("bug"), "what was being taken, and was not done"
     assert "event 36 -> " in lines[1], "the last 64 steps, heartbeats that changed nothing left out"
     assert not any("LeaseChanged" in line for line in lines)
-
-
-def test_replica_driver_on_a_node_with_many_partitions_stores_fewer_past_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.partition.worker.RECENT_STEPS_OF_NODE", 640)
-    monkeypatch.setattr("sidecar.partition.worker._story_limit", _StoryLimit())
-    first = DrivenWorker(Scripted({f"event {n}": [f"effect {n}"] for n in range(100)})).driver
-    kept, drivers = {}, [first]
-    for count in (1, 10, 40, 80, 200):
-        drivers += [DrivenWorker(Scripted({})).driver for _ in range(count - len(drivers))]
-        for n in range(100):
-            first.feed(f"event {n}")  # type: ignore[arg-type]
-        kept[count] = len(first.recent_steps)
-    assert kept == {1: 64, 10: 64, 40: 16, 80: 8, 200: 8}, "also the oldest partition"
-    del drivers[1:]
-    gc.collect()  # a driver and its worker refer to each other
-    drivers.append(DrivenWorker(Scripted({})).driver)
-    for n in range(100):
-        first.feed(f"event {n}")  # type: ignore[arg-type]
-    assert len(first.recent_steps) == 64, "the others are gone"
-
-
-def test_effect_executor_reports_only_the_first_storage_error() -> None:
-    repaired: list[str] = []
-    runner, _, fed = executor({"append": StorageError("broken")}, repaired)
-    runner.execute(do.AppendBatch(token=7, base_offset=5, leader_epoch=1, timestamp_ns=0))
-    runner.log_failed(LogClosedError("The log is closed: broken. The node opens it again, or reports the storage error."), 8)
-    assert repaired == ["orders/3: broken"]
-    assert [(event.no_space, event.token) for event in fed] == [(False, 7), (False, 8)]  # type: ignore[union-attr]
 
 
 def test_effect_executor_with_a_full_disk_reports_it_for_later_publishes_and_does_not_restart_the_node() -> None:
@@ -180,7 +140,3 @@ def test_effect_executor_does_not_report_a_leader_epoch_after_the_close() -> Non
     for answer, error in zip(answers, (None, StorageError("late")), strict=True):
         answer(error)
     assert (calls, fed, runner.storage_failed) == ([], [], False)
-
-
-_LOOK, _RETRY = do.SetDeadline(kind=events.Deadline.LAG, at_ns=1), do.ConfirmQuiescence(token=1)
-_REACHED, _HEARD = events.DeadlineReached(kind=events.Deadline.LAG), events.LeaseChanged()

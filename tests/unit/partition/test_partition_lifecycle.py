@@ -57,21 +57,6 @@ def driven(script: Any, execute: Any = None) -> tuple[ReplicaDriver, Machine, li
     return worker.driver, machine, worker.done, worker.broken
 
 
-def test_replica_driver_handles_events_of_a_step_after_its_effects_in_order() -> None:
-    order: list[Any] = []
-
-    def execute(effect: Any) -> None:
-        order.append(effect)
-        if effect == "a.1":
-            driver.feed("b")  # type: ignore[arg-type]
-            driver.feed("c")  # type: ignore[arg-type]
-
-    driver, machine, _, _ = driven(lambda event: [f"{event}.1", f"{event}.2"] if event == "a" else [event], execute)
-    driver.feed("a")  # type: ignore[arg-type]
-    assert order == ["a.1", "a.2", "b", "c"]
-    assert machine.taken == ["a", "b", "c"]
-
-
 @pytest.mark.parametrize("where", ["step", "effect"])
 def test_replica_driver_after_an_exception_handles_no_event(where: str) -> None:
     def script(event: Any) -> list[Any]:

@@ -20,7 +20,6 @@ from tests.unit.partition.test_replica_manager import RecordingWorker, partition
 from tests.unit.partition.test_scrub import FAST, partition, scrub_of
 
 
-# ---- housekeeping --------------------------------------------------------------------------------------------------------------
 # ---- the scrub -----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("in_order", [True, False])
 async def test_scrub_stores_its_position_every_ten_seconds(
