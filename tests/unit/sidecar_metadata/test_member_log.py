@@ -110,7 +110,7 @@ def _told(opened: Opened, known: ControllerList, error: pb.ControlResponse.Error
 def test_raft_member_log_receiving_a_newer_controller_list_uses_the_members_of_this_list(
     opened: Opened, known: ControllerList
 ) -> None:
-    """Seed 57 of ``tests.simulation.whole``: the member was removed and added, or all others were replaced, while it was down."""
+    """The member was removed and added, or all others were replaced, while it was down."""
     log = opened.log
     assert not _told(opened, known, pb.ControlResponse.UNAVAILABLE)
     assert log.core.controllers.voters == ("a", "b", "c")
