@@ -30,7 +30,7 @@ EXPECTED = FOLDER / "expected.json"
 Expected = dict[str, str]
 """An expected difference. ``why``: the reason. ``now``: digest of what is there instead, or ``gone``."""
 ExpectedByPart = dict[str, dict[str, Expected]]
-SEEDED = {"replica", "whole", "raft", "members", "queues", "ordered"}
+SEEDED = {"replica", "raft", "members", "queues", "ordered"}
 
 
 def read(part: str, folder: Path = RECORDED) -> Values:

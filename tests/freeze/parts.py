@@ -24,7 +24,6 @@ import click
 from tests.freeze.recorded_names import with_recorded_names
 
 REPLICA_EVENTS = 600
-WHOLE_EVENTS = 600
 Values = dict[str, str]
 
 
@@ -40,15 +39,6 @@ def _replica_seed(seed: int) -> str:
     from tests.simulation.replica.run import run_seed
 
     outcome = run_seed(seed, REPLICA_EVENTS, trace=True)
-    assert outcome.trace is not None
-    return digest(with_recorded_names("\n".join([*outcome.trace.lines, outcome.violation or ""])))
-
-
-def _whole_seed(seed: int) -> str:
-    logging.disable(logging.CRITICAL)
-    from tests.simulation.whole.run import run_seed
-
-    outcome = run_seed(seed, WHOLE_EVENTS, trace=True)
     assert outcome.trace is not None
     return digest(with_recorded_names("\n".join([*outcome.trace.lines, outcome.violation or ""])))
 
@@ -314,7 +304,6 @@ PARTS: dict[str, Callable[[int, int], Values]] = {
     "page": lambda seeds, jobs: page_shapes(),
     "client": lambda seeds, jobs: client_cases(),
     "replica": lambda seeds, jobs: _seeds(_replica_seed, 10 * seeds, jobs),
-    "whole": lambda seeds, jobs: _seeds(_whole_seed, seeds, jobs),
     "raft": lambda seeds, jobs: _seeds(_raft_seed, seeds, jobs),
     "members": lambda seeds, jobs: _seeds(partial(_group_seed, "members"), seeds, jobs),
     "queues": lambda seeds, jobs: _seeds(partial(_group_seed, "queues"), seeds, jobs),

@@ -153,7 +153,6 @@ def test_node_that_returns_while_another_is_drained_stays_in_the_replica_set() -
 
 @pytest.mark.parametrize("fewer", [False, True])
 def test_reassignment_finishes_and_publishes_are_acked_after_a_permanent_node_failure(fewer: bool) -> None:
-    """Seeds 4, 8 and 9 of ``tests.simulation.whole``."""
     with Stage(nodes=4, replacement_grace_s=GRACE_S, ends_whole=False) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

@@ -84,7 +84,8 @@ class Cluster:
             trace.clock = self.clock
         self.network = Network(self.clock, plan.seed, replace(plan.noise), self._deliver)
         self.network.max_payload_bytes = plan.max_payload_bytes
-        self.group = self.make_group()
+        own_times = plan.own_config("group")
+        self.group = SimGroup(self.clock, plan.seed, own_times, plan.config.session_times if plan.times else None)
         self.group.loss, self.group.slow_ns = plan.metadata_loss, plan.metadata_slow_ns
         self.checkers = Checkers(self)
         self.group.watch = self._image_changed
@@ -97,11 +98,6 @@ class Cluster:
         self.twins = Twins(self)
         for node in self.nodes.values():
             node.disk.flush_ns = plan.flush_ns
-
-    def make_group(self) -> SimGroup:
-        """Return the metadata group: one log without Raft underneath, and on none of the nodes."""
-        plan = self.plan
-        return SimGroup(self.clock, plan.seed, plan.own_config("group"), plan.config.session_times if plan.times else None)
 
     # ---- machines ----------------------------------------------------------------------------------------------------
     @property
@@ -130,12 +126,6 @@ class Cluster:
             AskingFirst(process)
         else:
             process.begin()
-
-    def ended(self, machine: SimNode, *, power: bool) -> None:
-        """Note the end of a process. ``power``: unflushed data of its host is lost, too."""
-
-    def stands_still(self, process: SimProcess, *, still: bool) -> None:
-        """Note that a process is paused or resumed."""
 
     def about_to_register(self, machine: SimNode) -> None:
         """Copy the identity to a twin before its registration."""

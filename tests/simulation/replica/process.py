@@ -121,7 +121,6 @@ class SimNode:
         if self.up:
             self.stop_process()
             self.disk.cut_power() if power else self.disk.kill()
-            self.cluster.ended(self, power=power)
 
     def stop_process(self) -> None:
         """The process is gone at once."""
@@ -203,12 +202,10 @@ class SimProcess:
     def pause(self, *, suspended: bool) -> None:
         """Pause the process, or suspend its host: leases continue, and event-loop timers do not advance."""
         self.paused, self._suspended_ns = True, self.cluster.clock.now_ns if suspended else None
-        self.cluster.stands_still(self, still=True)
 
     def resume(self, timers_first: bool) -> None:
         """The pause is over: everything that waited comes at once."""
         self.paused = False
-        self.cluster.stands_still(self, still=False)
         if self._suspended_ns is not None:
             self._slept_ns += self.cluster.clock.now_ns - self._suspended_ns
             self._suspended_ns = None

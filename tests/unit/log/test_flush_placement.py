@@ -61,13 +61,6 @@ def test_flush_placement_of_a_disk_slow_half_of_the_time_stays_in_threads() -> N
         assert not place.report()["moves"]
 
 
-def test_flush_placement_leaves_the_event_loop_after_one_long_flush(place: FlushScheduler) -> None:
-    on_loop(place, FAST_S, 100)
-    place.record_loop_flush(LONG_S)
-    assert not place.on_loop
-    assert not place.takes(100, False)
-
-
 def test_flush_placement_leaves_the_event_loop_when_the_average_is_too_slow(place: FlushScheduler) -> None:
     assert LONG_S > 3 * SLOW_S
     assert 5 < on_loop(place, 3 * SLOW_S, 1000) < 50

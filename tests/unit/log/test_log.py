@@ -180,18 +180,6 @@ def test_log_open_after_any_flipped_bit_returns_a_prefix_or_reports_damage() -> 
                 assert report.must_leave_isr or report.cut_bytes, (name, bit)
 
 
-def test_log_open_with_damage_in_the_middle_quarantines_and_reports_the_damaged_segment() -> None:
-    storage, expected = _written()
-    name = max(n for n in storage.files if n.endswith(".log"))
-    storage.files[name].data[100] ^= 1
-    log, report = Log.open(storage.crash(), SMALL)
-    assert [d.first_offset for d in report.damage] == [log.log_end_offset]
-    assert report.must_leave_isr
-    assert f"{name}.damaged-0" in log.storage.names()
-    assert content(log) == expected[: log.log_end_offset]
-    fill(log, 1, epoch=2)  # and the log goes on
-
-
 def _retire(log: Log) -> None:
     log.config = StreamConfig(segment_bytes=4096, retention_age_s=1.0)
     log.apply_retention(10**15)

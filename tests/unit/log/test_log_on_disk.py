@@ -18,9 +18,9 @@ from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import StorageError
 from sidecar.disk.files import DirectoryStorage
-from tests.unit.log.log_model import SMALL, content, fill
+from tests.open_files import open_files
+from tests.unit.log.log_model import content, fill
 from tests.unit.log.test_compaction import CONFIG, NOW_NS, _append, _records
-from tests.unit.log.test_recovery_closes_files import open_in
 
 
 def test_compaction_on_disk_closes_old_files_and_reads_new_ones(tmp_path: Path) -> None:
@@ -37,11 +37,11 @@ def test_compaction_on_disk_closes_old_files_and_reads_new_ones(tmp_path: Path) 
     kept = _records(log)
     for key, (offset, value) in newest.items():
         assert [(r.offset, r.value) for r in kept if r.key == key][-1] == (offset, value)
-    assert not [name for name in open_in(tmp_path / "0") if "deleted" in name], "what was replaced takes no space any more"
+    assert not [name for name in open_files(tmp_path / "0") if "deleted" in name], "what was replaced takes no space any more"
     for segment in log.segments[:-1]:
         segment.recheck(segment.base_offset)
     log.close()
-    assert open_in(tmp_path / "0") == []
+    assert open_files(tmp_path / "0") == []
     again, report = Log.open(DirectoryStorage(tmp_path / "0"), CONFIG, clean=True)
     assert not report.must_leave_isr
     assert [(r.offset, r.value) for r in _records(again)] == [(r.offset, r.value) for r in kept]
@@ -65,19 +65,6 @@ def a_segment(base: int, end: int, records: int, *epochs: tuple[int, int]) -> An
 )
 def test_compaction_horizon_is_inferred_from_compacted_segments(segments: list[Any], horizon: Horizon) -> None:
     assert infer_horizon(segments) == horizon
-
-
-@pytest.mark.parametrize(("high_watermark", "missing"), [(11, False), (12, True), (40, True), (-1, False)])
-def test_inspect_command_reports_missing_committed_records(high_watermark: int, missing: bool) -> None:
-    from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
-
-    storage = MemoryStorage()
-    log, _ = Log.open(storage, SMALL)
-    fill(log, 4)
-    log.close()
-    storage.replace(CHECKPOINT_NAME, encode_checkpoint(Checkpoint(high_watermark=high_watermark)))
-    found = inspect(storage).faults
-    assert found == ((f"committed records are missing: HW {high_watermark}, the log ends before 12",) if missing else ())
 
 
 # ---- checks ------------------------------------------------------------------------------------------------------------

@@ -221,19 +221,6 @@ def test_log_open_on_an_unwritable_disk_raises_storage_error() -> None:
     assert lose_power(storage) == content(log)
 
 
-def test_log_flush_on_a_full_disk_raises_no_space() -> None:
-    log, _ = opened(MemoryStorage())
-    fill(log, 1)
-
-    def fault(what: str) -> None:
-        if what == "sync":
-            raise NoSpaceError("no space left on device")
-
-    log.storage.fault = fault
-    with pytest.raises(NoSpaceError):
-        log.flush()
-
-
 OPERATIONS: dict[str, Callable[[Log], object]] = {
     "roll and flush": lambda log: (fill(log, 30, epoch=2, size=150), log.flush()),
     "cut": lambda log: (fill(log, 30, epoch=2, size=150), log.truncate_to(20), fill(log, 30, epoch=3, size=150), log.flush()),

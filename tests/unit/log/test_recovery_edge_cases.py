@@ -46,19 +46,6 @@ def test_recovery_removes_files_of_merged_and_deleted_segments() -> None:
     assert not {log_name(merged), index_name(merged), index_name(99)} & set(storage.names())
 
 
-def test_log_reset_leaves_no_unflushed_records() -> None:
-    log = a_log()
-    add(log)
-    log.roll()
-    add(log)
-    log.start_afresh(50)
-    assert not log.needs_flush
-    add(log)
-    flush = log.begin_flush()
-    assert flush is not None
-    assert (flush.is_plain, flush.seals, flush.end_offset) == (True, (), 51)
-
-
 def test_recovery_retains_segments_before_a_torn_segment() -> None:
     storage = MemoryStorage()
     log = filled(storage=storage)

@@ -115,22 +115,3 @@ def test_metadata_leader_after_resigning_makes_no_proposals() -> None:
     assert led.duties.take_due(10**15) == []
     assert led.duties.next_deadline_ns() is None
     assert led.heartbeat("a").error == Error.NOT_METADATA_LEADER  # type: ignore[union-attr]
-
-
-def test_metadata_leader_returns_leadership_to_the_preferred_leader_at_the_second_check() -> None:
-    led = Led()
-    while led.cluster.now != (PartitionStatus.ONLINE, "a", ""):
-        led.tick()
-    uid = led.image.streams["orders"].uid
-    moved = pb.ElectLeader(stream="orders", uid=uid, node="b")
-    assert led.cluster.ask(electLeader=moved).error == Error.OK
-    led.cluster.promote()
-    led.duties = ActiveController(ReplicationConfig(preferred_leader_interval_s=10.0))
-    led.duties.lead(led.image, led.now_ns, 1)
-    assert led.cluster.now == (PartitionStatus.ONLINE, "b", "")
-    found = []
-    for after_ms in (9_999, 10_000, 20_000):
-        requests = led.duties.take_due(led.now_ns + after_ms * MS)
-        found.append([request.electLeader for request in requests if request.HasField("electLeader")])
-    assert found == [[], [], [pb.ElectLeader(stream="orders", uid=uid, partition=0, node="a")]], "not at the first sight"
-    assert led.duties.next_deadline_ns() is not None

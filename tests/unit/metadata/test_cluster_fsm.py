@@ -6,10 +6,6 @@ import pytest
 from cluster_driver import MS, Driver, Error
 
 from liftpy.core.metadata import idempotency_cache
-from liftpy.core.metadata.codec import image_to_bytes
-from liftpy.core.metadata.controller import state_machine as fsm_module
-from liftpy.core.metadata.image import NodeImage
-from liftpy.core.metadata.records import CountersMoved, NodeChanged, OperationDone
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError, UnknownFormatError
 from tests.born import born_fsm, registration
@@ -36,23 +32,6 @@ def test_cluster_fsm_rejects_empty_or_read_only_requests_and_requests_without_op
     future = pb.ControlRequest(operationId=b"x" * 16, timeNs=1 << 63, registerNode=registration(nodeId="a"))
     assert driver.apply(future.SerializeToString()).error == Error.INVALID
     assert not driver.fsm.image.nodes
-
-
-def test_cluster_fsm_entry_whose_decision_raises_leaves_the_image_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver(("a",))
-    before = driver.fsm.image
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(fsm_module, "replaying_all", broken)
-    response = driver.create()
-    assert response.error == Error.UNKNOWN
-    assert "a bug" in response.detail
-    assert driver.fsm.failure_count == 1
-    assert driver.fsm.last_records == ()
-    assert (driver.fsm.image.counters, driver.fsm.image.index) == (before.counters, driver.index)
-    assert not driver.fsm.image.streams
 
 
 def test_cluster_fsm_applies_an_index_only_once() -> None:
@@ -165,18 +144,6 @@ def test_cluster_fsm_idempotency_cache_is_restored_from_a_snapshot() -> None:
     assert pb.ControlResponse.FromString(answer) == first
 
 
-def test_cluster_fsm_restored_from_a_snapshot_has_an_equal_image_and_equal_bytes() -> None:
-    driver = Driver(("a", "b", "c"))
-    driver.create(partitions=4, config=pb.StreamConfig(codec="zstd", flush="none"))
-    driver.change_isr(["a", "b"])
-    driver.restart("c", emptied=True)
-    driver.fence("b")
-    restored = born_fsm()
-    restored.restore(driver.fsm.snapshot())
-    assert restored.image == driver.fsm.image
-    assert image_to_bytes(restored.image) == image_to_bytes(driver.fsm.image)
-
-
 @each("position", [0, 5, 7, 9, 17, 25, 30, -1])
 def test_cluster_fsm_restore_of_a_damaged_snapshot_raises_and_keeps_the_image(position: int) -> None:
     driver = Driver(("a", "b", "c"))
@@ -197,16 +164,6 @@ def test_cluster_fsm_restore_of_a_truncated_snapshot_or_a_pickle_is_rejected() -
             born_fsm().restore(data[:cut])
     with pytest.raises(CorruptionError):
         born_fsm().restore(b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x07builtins." * 3)
-
-
-def test_cluster_fsm_last_records_contain_the_records_of_the_last_entry() -> None:
-    driver = Driver()
-    driver.register("a")
-    kinds = [type(record) for record in driver.fsm.last_records]
-    assert kinds == [NodeChanged, CountersMoved, OperationDone]
-    assert [r.WhichOneof("record") for r in driver.fsm.records] == ["nodeRegistered", "countersMoved"]
-    driver.ask(barrier=pb.Barrier())
-    assert driver.fsm.last_records == ()
 
 
 def test_cluster_fsm_answers_barrier_and_describe_with_the_image_at_their_index() -> None:
@@ -244,19 +201,3 @@ def test_cluster_fsm_counters_include_only_exceptions_and_undecodable_entries(mo
     assert (answer.error, answer.detail, answer.index) == (pb.ControlResponse.UNKNOWN, "RuntimeError: a bug", driver.index + 2)
     assert (fsm.failure_count, fsm.refused_count) == (1, 1)
     assert (fsm.image.index, fsm.image.streams, fsm.last_records) == (driver.index + 2, before.streams, ())
-
-
-@pytest.mark.parametrize(
-    ("previous", "clean", "always", "complete"),
-    [(1, True, False, True), (1, False, True, True), (1, False, False, False), (0, True, True, False), (7, True, True, False)],
-)
-def test_restarted_node_is_complete_only_with_its_last_incarnation_and_flushed_data(
-    previous: int, clean: bool, always: bool, complete: bool
-) -> None:
-    from liftpy.core.metadata.controller.nodes import has_all_acknowledged_records
-
-    known = NodeImage(node_id="a", incarnation=1)
-    if previous == 7:
-        known = NodeImage(node_id="a", incarnation=9, previous_incarnation=5)
-    request = registration(nodeId="a", previousIncarnation=previous, cleanStop=clean, flushedAlways=always)
-    assert has_all_acknowledged_records(known, request) is complete

@@ -23,22 +23,6 @@ def test_candidate_restarted_after_data_loss_is_passed_over() -> None:
     assert cluster.now == (CANDIDATE_FOUND, "", "a")
 
 
-def test_last_replica_that_may_have_lost_data_is_elected_only_by_an_unclean_election() -> None:
-    cluster = Cluster("ab", minIsr=1)
-    cluster.change_isr(["a"])
-    cluster.restart("a", flushed=False)
-    assert cluster.now == (OFFLINE, "", "")
-    assert cluster.elect().error == Error.NOT_ENOUGH_NODES
-    cluster.restart("a", clean=True)
-    assert cluster.now == (OFFLINE, "", "")
-    assert cluster.elect(unclean=True).error == Error.OK
-    assert cluster.now == (CANDIDATE_FOUND, "", "a")
-    cluster.promote()
-    assert cluster.now == (ONLINE, "a", "")
-    partition = cluster.partition()
-    assert (partition.unclean_elected, partition.isr, partition.incomplete) == (True, ("a",), ())
-
-
 def test_unclean_candidate_that_is_fenced_ends_the_election() -> None:
     cluster = Cluster("abc", minIsr=1)
     cluster.change_isr(["a"])

@@ -205,11 +205,3 @@ def test_candidate_without_progress_is_passed_over_at_the_time_limit(many: Many)
         many.ask(electLeader=many.about(pb.ElectLeader, moving, node="b"))
         timers.image_changed(many.fsm.image, now)
     assert stuck in {p.partition for p in timers.take_due(end)}
-
-
-def test_election_timers_after_resigning_have_no_deadline(cluster: Cluster, timers: ElectionTimers) -> None:
-    timers.resign()
-    cluster.fence("a")
-    timers.image_changed(cluster.fsm.image, 0)
-    assert timers.next_deadline_ns() is None
-    assert timers.take_due(10 * TIMEOUT) == []

@@ -57,42 +57,6 @@ def test_leader_reports_sent_to_two_metadata_leaders_are_counted_separately() ->
     assert cluster.now[0] is CANDIDATE_FOUND
 
 
-@pytest.mark.parametrize("off_ns", [10 * 365 * 86_400 * 10**9, -3600 * 10**9])
-def test_entry_with_a_wrong_clock_does_not_change_the_count_of_leader_reports(off_ns: int) -> None:
-    cluster = Cluster()
-    cluster.now_ns += off_ns
-    cluster.create("other", "shop.other")
-    cluster.now_ns -= off_ns
-    cluster.report("b", stampNs=5, stampTerm=1)
-    cluster.now_ns += off_ns
-    cluster.report("c", stampNs=6 + REPORT_WINDOW_NS, stampTerm=1)
-    assert cluster.now == (ONLINE, "a", "")
-    cluster.now_ns -= off_ns
-    cluster.report("b", stampNs=7 + REPORT_WINDOW_NS, stampTerm=1)
-    assert cluster.now[0] is CANDIDATE_FOUND
-
-
-def test_leader_with_an_isr_of_two_is_replaced_after_one_report_only_if_a_probe_fails() -> None:
-    cluster = Cluster()
-    cluster.change_isr(["a", "b"])
-    for _ in range(3):
-        cluster.report("b")
-    assert cluster.now == (ONLINE, "a", "")
-    assert cluster.report("c", accusedAsked=True).error == Error.INVALID
-    cluster.report("b", accusedAsked=True)
-    assert cluster.now == (CANDIDATE_FOUND, "", "b")
-
-
-def test_sole_isr_member_reported_by_any_replica_is_replaced_by_a_complete_replica() -> None:
-    for min_isr in (1, 2):
-        cluster = Cluster(minIsr=min_isr)
-        cluster.change_isr(["a", "b"])
-        cluster.change_isr(["a"])
-        answer = cluster.report("c", accusedAsked=True)
-        assert answer.error == (Error.NOT_ENOUGH_NODES if min_isr == 1 else Error.OK)
-        assert cluster.now == ((ONLINE, "a", "") if min_isr == 1 else (CANDIDATE_FOUND, "", "b"))
-
-
 def test_leader_report_of_a_follower_that_rejoined_the_isr_is_not_counted() -> None:
     cluster = Cluster()
     cluster.report("c")
@@ -182,18 +146,6 @@ def test_leadership_transfer_elects_the_named_replica_and_keeps_the_old_leader_i
     cluster.promote()
     assert cluster.now == (ONLINE, "c", "")
     assert cluster.partition().isr == ("a", "c"), "who made way is still complete"
-
-
-def test_leader_reports_of_two_leader_epochs_are_counted_separately() -> None:
-    cluster = Cluster()
-    cluster.report("b")
-    old = cluster.partition().leader_epoch
-    cluster.restarts_and_leads_again()
-    assert not cluster.fsm.image.reports
-    cluster.report("c")
-    assert cluster.now == (ONLINE, "a", "")
-    assert cluster.report("b", leaderEpoch=old).error == Error.STALE
-    assert cluster.now == (ONLINE, "a", "")
 
 
 def test_leader_reports_count_only_from_live_isr_followers_of_the_current_incarnation() -> None:
@@ -335,17 +287,6 @@ def test_last_candidate_that_restarts_is_proposed_again_with_a_new_leader_epoch(
     assert cluster.now == (OFFLINE, "", "")
     cluster.restart("b")
     assert cluster.now == (CANDIDATE_FOUND, "", "b")
-
-
-def test_isr_shrink_by_the_former_leader_after_an_election_returns_stale() -> None:
-    cluster = Cluster()
-    shrink = cluster.isr_request(["a", "b"])
-    cluster.fence("a")
-    cluster.report("b", (1, 1))
-    cluster.report("c", (1, 9))
-    cluster.promote()
-    assert cluster.ask(changeIsr=shrink).error == Error.STALE
-    assert cluster.now == (ONLINE, "c", "")
 
 
 # ---- switched off --------------------------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ from liftpy.core.metadata.image import ClusterImage, ClusterRules
 from liftpy.core.metadata.sessions import RegistrationOutcome, registration_result
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.decode_errors import has_unknown_fields
 from liftpy.errors import IncompatibleVersionError, UnknownFormatError
 from tests.born import BOTH, TIMES, born_fsm, born_image
 from tests.born import NEXT as NEXT_FEATURE
@@ -372,13 +371,6 @@ def test_metadata_feed_subscription_stops_at_an_unsupported_feature_level() -> N
         take(data)
     with pytest.raises(IncompatibleVersionError, match=f"feature level {NEXT}"):
         take(data)
-
-
-def test_unknown_protobuf_fields_are_found_at_any_depth() -> None:
-    request = pb.ControlRequest(batch=pb.Batch(requests=[pb.BatchedRequest(number=3)]))
-    assert not has_unknown_fields(request)
-    request.batch.requests[0].request.setNode.MergeFromString(UNKNOWN_FIELD)
-    assert has_unknown_fields(request)
 
 
 # ---- rules and digest -----------------------------------------------------------------------------------------------------------

@@ -106,23 +106,6 @@ def test_metadata_feed_snapshot_of_index_0_is_rejected() -> None:
     feed.settle()
 
 
-def test_metadata_feed_subscriber_fetches_a_lost_entry_without_a_snapshot(feed: Feed) -> None:
-    feed.do("create")
-    feed.deliver(feed.register("d"))
-    assert feed.subscription.behind
-    assert feed.subscription.image.index == 3
-    feed.exchange()
-    feed.check()
-
-
-def test_metadata_feed_subscriber_detects_a_lost_last_entry_by_the_published_last_index(feed: Feed) -> None:
-    feed.do("create")
-    assert not feed.subscription.behind
-    feed.deliver([feed.producer.head()])
-    assert feed.subscription.behind
-    feed.settle()
-
-
 def test_metadata_feed_publishes_entries_applied_since_the_last_publication_in_one_message(feed: Feed) -> None:
     for node in ("d", "e", "f"):
         feed.driver.register(node)

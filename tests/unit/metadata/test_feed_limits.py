@@ -13,7 +13,7 @@ from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.records import StreamCreated
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from tests.unit.metadata.small_images import S, a_partition, a_stream, an_image
+from tests.unit.metadata.small_images import a_partition, an_image
 
 
 def created(number: int, partitions: int = 1) -> StreamCreated:
@@ -78,45 +78,3 @@ def test_metadata_feed_subscription_bounds_entries_and_bytes_waiting_behind_a_ga
             for entry in found[:2]:
                 made.entry_received(entry)
             assert made.image.index == waiting[-1]
-
-
-def test_metadata_feed_subscription_resyncs_after_contradicting_entries() -> None:
-    made = subscribed()
-    one, two, three = entries(3)
-    assert made.entry_received(one)
-    assert made.entry_received(two)
-    made.entry_received(one)
-    assert made.resync_count == 0, "the same again"
-    forged = pb.FeedEntry()
-    forged.CopyFrom(two)
-    forged.records[0].streamCreated.subject = "other"
-    made.entry_received(forged)
-    assert made.resync_count == 1
-    del three
-
-
-def test_metadata_feed_snapshot_chunks_that_are_damaged_or_older_than_the_image_are_rejected() -> None:
-    producer = FeedProducer()
-    image = dataclasses.replace(an_image(a_stream()), index=5)
-    producer.entry_applied(5, ())
-    producer.set_message_size(1024)
-    producer.snapshot_is_ready(5, encode_snapshot(image))
-    made, turns = FeedSubscription("n9"), 0
-    while not made.synced:
-        turns += 1
-        request = made.request(turns * 10 * S)
-        assert request is not None
-        response = producer.answer(request)
-        assert response is not None
-        if turns % 2:
-            spoilt = pb.FeedSnapshotResponse()
-            spoilt.CopyFrom(response)
-            spoilt.chunk = bytes([response.chunk[0] ^ 1]) + response.chunk[1:]
-            made.response_received(spoilt)
-        else:
-            made.response_received(response)
-        assert turns < 20
-    assert made.image == image
-    made.image = dataclasses.replace(image, index=9)
-    made._apply_snapshot(encode_snapshot(image))
-    assert made.image.index == 9

@@ -10,25 +10,10 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.data_deletion import DataDeletion
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import stopped_cleanly
-from liftpy.core.metadata.sessions import AnsweredHeartbeats, RegistrationOutcome, registration_result
+from liftpy.core.metadata.sessions import RegistrationOutcome, registration_result
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 E = pb.ControlResponse
-
-
-def granted(index: int, lease_ms: int = 0) -> pb.ControlResponse:
-    return pb.ControlResponse(index=index, leaseMs=lease_ms)
-
-
-def test_heartbeat_answer_grants_the_lease_after_the_node_applied_the_image_of_the_answer() -> None:
-    heartbeats = AnsweredHeartbeats()
-    assert heartbeats.response_received(100, granted(7), 7) == (100, 0)
-    assert heartbeats.response_received(200, granted(9, 5), 7) is None
-    assert heartbeats.response_received(300, granted(10, 4), 7) is None
-    assert heartbeats.image_seen(8) is None
-    assert heartbeats.image_seen(9) == (200, 5_000_000), "with the length that its answer said"
-    assert heartbeats.image_seen(12) == (300, 4_000_000)
-    assert heartbeats.image_seen(13) is None
 
 
 @pytest.mark.parametrize(

@@ -172,18 +172,6 @@ def test_metadata_leader_that_resigned_grants_no_leases() -> None:
     assert made.tick() == [], "and takes them up again never"
 
 
-def test_metadata_leader_with_a_new_term_between_two_ticks_proposes_a_new_barrier() -> None:
-    made = Member()
-    made.lead()
-    made.log.term = 3
-    denied = made.ask(heartbeat())
-    assert isinstance(denied, pb.ControlResponse)
-    assert denied.error == pb.ControlResponse.UNAVAILABLE
-    [order] = made.tick()
-    assert isinstance(order, ProposedEntry)
-    assert order.barrier_term == 3
-
-
 def test_controller_without_a_vote_requests_one_barrier_at_a_time() -> None:
     made = Member()
     assert made.tick(votes=False) == [CatchUp()]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.controller.quorum_member import (
-    MAX_DUTY_PROPOSALS,
     ProposedEntry,
     leader_to_ask_first,
 )
@@ -35,35 +32,6 @@ def test_metadata_leader_that_loses_and_regains_the_leadership_proposes_a_new_ba
     [barrier] = made.tick()
     assert isinstance(barrier, ProposedEntry)
     assert barrier.barrier_term == made.log.term, "a new one, in the same term too"
-
-
-def test_metadata_leader_drops_a_proposal_above_the_entry_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Member()
-    made.lead()
-    monkeypatch.setattr(made.member._duties, "next_deadline_ns", lambda: 0)
-    due = [pb.ControlRequest(fenceNode=pb.FenceNode(nodeId="d0")) for _ in range(MAX_DUTY_PROPOSALS)]
-    monkeypatch.setattr(made.member._duties, "take_due", lambda _: due)
-    order = next(d for d in made.tick() if isinstance(d, ProposedEntry))
-    answer = made.member.entry(order, 1, 10)
-    assert isinstance(answer, pb.ControlResponse)
-    assert answer.error == pb.ControlResponse.INVALID
-    assert [d for d in made.tick() if isinstance(d, ProposedEntry)]
-
-
-def test_metadata_leader_writes_no_log_entry_to_reject_an_impossible_request_in_a_batch() -> None:
-    made = Member()
-    made.lead()
-    made.register(1)
-    beat, unknown = heartbeat(), pb.ControlRequest(changeIsr=pb.ChangeIsr(stream="s", isr=["d0"]))
-    items = [pb.BatchedRequest(number=number, request=request) for number, request in ((3, beat), (5, unknown))]
-    answer = made.ask(pb.ControlRequest(batch=pb.Batch(requests=items[:1])))
-    assert isinstance(answer, pb.ControlResponse)
-    assert [(item.number, item.error) for item in answer.batch.answers] == [(3, pb.ControlResponse.OK)]
-    both = made.ask(pb.ControlRequest(batch=pb.Batch(requests=items)))
-    assert isinstance(both, pb.ControlResponse), "what is refused anyway is not logged"
-    assert {item.number: item.error for item in both.batch.answers} == {
-        3: pb.ControlResponse.OK, 5: pb.ControlResponse.NOT_FOUND,
-    }  # fmt: skip
 
 
 # ---- whose place is wanted -----------------------------------------------------------------------------------------------------

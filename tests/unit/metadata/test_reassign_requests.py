@@ -11,7 +11,7 @@ from cluster_driver import Driver, Error
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import MoveReason, PartitionState
 from liftpy.core.metadata.controller.admission import RequestAcl, refusal
-from liftpy.core.metadata.controller.partitions import finish_reached_target, without_further_moves
+from liftpy.core.metadata.controller.partitions import finish_reached_target
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
@@ -59,19 +59,6 @@ def test_reassign_of_one_replica_adds_the_new_replica_and_then_evicts_the_old(dr
     assert done.leader == "a"
     assert (held(driver, "c"), held(driver, "d")) == (0, 1)
     assert not list(driver.fsm.image.partitions_of("c"))
-
-
-def test_reassign_of_two_replicas_replaces_one_after_the_other(driver: Driver) -> None:
-    to(driver, "d", "e", "a")
-    copy(driver, "d")
-    join(driver, "a", "b", "c", "d")
-    assert (driver.partition().next_learner, driver.partition().leaving) == ("", "c")
-    join(driver, "a", "b", "d", evicted="c")
-    assert (driver.partition().next_learner, driver.partition().leaving) == ("e", "")
-    copy(driver, "e")
-    join(driver, "a", "b", "d", "e")
-    join(driver, "a", "d", "e", evicted="b")
-    assert (driver.partition().replicas, driver.partition().target) == (("d", "e", "a"), ())
 
 
 def test_reassign_evicts_replicas_outside_the_isr_first_and_the_leader_last(driver: Driver) -> None:
@@ -127,23 +114,6 @@ def test_reassign_begin_copy_without_a_node_aborts_the_copy(driver: Driver) -> N
     assert copy(driver, "e").error == Error.INVALID
     driver.fence("d")
     assert copy(driver, "d").error == Error.FENCED
-
-
-def test_reassign_to_a_longer_or_shorter_list_changes_the_number_of_replicas(driver: Driver) -> None:
-    to(driver, "a", "b", "c", "d")
-    copy(driver, "d")
-    join(driver, "a", "b", "c", "d")
-    assert (driver.partition().replicas, driver.partition().target, driver.partition().leaving) == (
-        ("a", "b", "c", "d"),
-        (),
-        "",
-    )
-    to(driver, "a", "b")
-    assert driver.partition().leaving == "d"
-    join(driver, "a", "b", "c", evicted="d")
-    assert driver.partition().leaving == "c"
-    join(driver, "a", "b", evicted="c")
-    assert (driver.partition().replicas, driver.partition().target) == (("a", "b"), ())
 
 
 def test_change_isr_at_the_end_of_a_reassignment_evicts_only_the_replaced_replica(driver: Driver) -> None:
@@ -215,16 +185,6 @@ def test_remove_node_of_a_learner_is_rejected(driver: Driver) -> None:
     assert driver.ask(removeNode=pb.RemoveNode(nodeId="d")).error == Error.INVALID
 
 
-def test_reassign_in_progress_is_restored_from_a_snapshot(driver: Driver) -> None:
-    to(driver, "a", "b", "d")
-    copy(driver, "d")
-    driver.ask(setNode=pb.SetNode(nodeId="e", leaving=True))
-    restored = Driver()
-    restored.fsm.restore(driver.fsm.snapshot())
-    assert restored.fsm.image == driver.fsm.image
-    assert restored.fsm.image.replica_counts["d"] == 1
-
-
 def test_reassign_batch_with_another_kind_of_request_is_rejected() -> None:
     wish = pb.ControlRequest(reassign=pb.Reassign(stream="orders", partition=0, replicas=["a"]))
     batch = pb.ControlRequest(batch=pb.Batch(requests=[pb.BatchedRequest(number=0, request=wish)]))
@@ -266,17 +226,6 @@ def test_reassign_of_a_missing_partition_returns_not_found(driver: Driver, place
         kind = asked.WhichOneof("request") or ""
         answer = driver.ask(**{kind: getattr(asked, kind)})
         assert (answer.error, answer.detail) == (Error.NOT_FOUND, f"there is no partition {of}")
-
-
-def test_reassign_cancelled_during_a_copy_keeps_the_joined_replicas() -> None:
-    waits = PartitionState(
-        partition=0, replicas=("a", "b", "c"), isr=("a",), leader="a", leader_epoch=1, epoch=1, target=("a", "d"), joining="d",
-        copy_epoch=1,
-    )  # fmt: skip
-    stays = without_further_moves(replace(waits, target=("a", "d", "e")))
-    assert (stays.replicas, stays.target, stays.joining, stays.copy_epoch) == (("a", "b", "c"), (), "", 0)
-    leaves = without_further_moves(waits)
-    assert (leaves.replicas, leaves.target, leaves.joining, leaves.copy_epoch) == (("a", "b", "c"), ("a", "b"), "", 0)
 
 
 def test_reassign_by_rebalance_to_another_replica_order_transfers_the_leadership(driver: Driver) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStatus
 from liftpy.core.metadata.controller.reassignment_planner import PLAN_EVERY_NS, REPEAT_AFTER_NS, ReassignmentPlanner
@@ -15,7 +13,6 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.metadata.small_images import a_partition, a_stream, an_image
 
 GRACE_NS = 300 * NS_PER_S
-MOVES: dict[str, Any] = {"target": ("a", "b", "d"), "moved_for": MoveReason.DRAINED}
 
 
 def image_of(*partitions: PartitionState, nodes: str = "abcd", fenced: str = "", leaving: str = "") -> ClusterImage:
@@ -151,39 +148,3 @@ def test_reassignment_planner_cancels_a_leadership_move_to_a_removed_or_drained_
         assert planner.moving.counters == {"moves_cancelled_node_unavailable": 1}
     down = Planner(image_of(a_partition(**LEADS, isr=("b", "c")), fenced="a"), replacement_grace_s=60)
     assert down.look() == [], "it may come back"
-
-
-@pytest.mark.parametrize(
-    ("per_node", "target", "count"), [(1, ("c",), 1), (2, ("c",), 2), (2, ("d",), 2), (3, ("c",), 3), (9, ("c",), 4)]
-)
-def test_reassignment_planner_limits_copies_per_leader_and_per_target_node(
-    per_node: int, target: tuple[str, ...], count: int
-) -> None:
-    from_one = [a_partition(partition=n, replicas=("a",), isr=("a",), target=("bcde"[n],)) for n in range(4)]
-    assert len(Planner(image_of(*from_one, nodes="abcde"), max_copies_per_node=per_node).look()) == count
-    into_one = [a_partition(partition=n, replicas=(r,), isr=(r,), leader=r, target=("f",)) for n, r in enumerate("abcd")]
-    assert len(Planner(image_of(*into_one, nodes="abcdef"), max_copies_per_node=per_node).look()) == count
-    under_way = [replace(from_one[0], joining="b", copy_epoch=6), *from_one[1:]]
-    assert len(Planner(image_of(*under_way, nodes="abcde"), max_copies_per_node=per_node).look()) == count - 1
-
-
-# ---- what it knows of before ---------------------------------------------------------------------------------------------
-def test_reassignment_planner_of_a_new_metadata_leader_has_no_state_of_an_earlier_term() -> None:
-    image = image_of(*many(20), nodes="abcde", leaving="a", fenced="e")
-    planner = Planner(image, max_copies=1)
-    assert [kind for kind, _ in planner.numbers()].count("ElectLeader") == 16
-    for number in range(16):
-        image = changed(image, number, status=PartitionStatus.ELECTION, leader="", epoch=7)
-    planner.moving.lead(image, planner.now_ns)
-    assert [kind for kind, _ in planner.numbers()].count("ElectLeader") == 4
-    copies = image_of(a_partition(**MOVES), a_partition(partition=1, **MOVES), leaving="c")
-    planner = Planner(copies, max_copies=1)
-    assert planner.numbers() == [("BeginCopy", 0)]
-    planner.moving.lead(changed(copies, 0, epoch=7), planner.now_ns)
-    assert planner.numbers() == [("BeginCopy", 1)], "the oldest now; no copy of the leadership before stands in its way"
-    planner = Planner(image_of(a_partition(), fenced="c"))
-    planner.moving.resign()
-    planner.now_ns = GRACE_NS
-    planner.moving.lead(image_of(a_partition(), fenced="c"), GRACE_NS)
-    assert planner.look() == [], "since when c is down counts from now"
-    assert planner.moving.next_deadline_ns() == 2 * GRACE_NS

@@ -303,14 +303,6 @@ def test_session_times_change_is_settled_after_the_metadata_leader_led_for_the_l
     assert not any(isinstance(due, pb.SettleSessionTimes) for due in again), "it is under way"
 
 
-def test_new_metadata_leader_after_a_session_times_change_fences_no_node_before_the_longest_session() -> None:
-    driver = a_driver("a", "b")
-    set_times(driver, 300, 200)
-    sessions = leading(driver)
-    beat(sessions, driver, "b", START + 1000 * MS)
-    assert ends_ns(sessions, "a", START) == 2000 * MS, "it took less than the session before"
-
-
 def test_election_without_position_reports_waits_for_the_session_time_in_the_image() -> None:
     driver = a_driver("a", "b")
     driver.create(replicationFactor=2)

@@ -10,7 +10,7 @@ from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.controller.active_controller import ActiveController
 from liftpy.core.metadata.controller.preflight import answer_without_log
 from liftpy.core.metadata.controller.streams import AGAIN_AFTER_NS, AT_ONCE, CHECK_EVERY_NS, NO_ROOM, why_it_waits
-from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage
+from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.metadata.placement import POLICIES
 from liftpy.core.metadata.placement.policies import HASHES_PER_STEP
 from liftpy.core.metadata.records import replay_all
@@ -192,13 +192,3 @@ def test_create_stream_with_expensive_placement_is_logged_and_applied_in_steps()
     assert len(plan.replicas) == 600
     create.partitions, create.dryRun = 3, True
     assert answer_without_log(driver.fsm.image, pb.ControlRequest(createStream=create), 0, driver.fsm.rules) is not None
-
-
-def test_stream_of_an_older_snapshot_format_is_decoded_as_placed() -> None:
-    driver = Driver(("a", "b"))
-    driver.create(partitions=2)
-    older = pb.Stream.FromString(pb.Image.FromString(b"").SerializeToString())
-    assert (older.waiting, older.replicationFactor) == (0, 0)
-    stream = driver.fsm.image.streams["orders"]
-    assert stream.replica_count == 2
-    assert ClusterImage().waiting == frozenset()

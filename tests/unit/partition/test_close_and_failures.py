@@ -16,8 +16,6 @@ from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import FLUSH_FAILED_NAME
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.replication import effects as do
-from liftpy.core.replication import events
 from liftpy.errors import LiftError, StorageError
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import DirectoryStorage
@@ -25,42 +23,15 @@ from sidecar.partition import leadership
 from sidecar.partition.promises import Promises
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.scrub import Scrub
+from tests.open_files import open_files
 from tests.unit.log.small_logs import add
-from tests.unit.log.test_recovery_closes_files import open_in
 from tests.unit.partition.shell_parts import KEY, Clocked, FlushedPartition, flusher_of
-from tests.unit.partition.test_effect_arguments import executor
 from tests.unit.partition.test_replica_manager import RecordingWorker, partitions
 from tests.unit.partition.test_scrub import flip, partition, scrub_of
 from tests.until import until
 
 
 # ---- promises ----------------------------------------------------------------------------------------------------------------
-def promising() -> tuple[Any, list[Any], list[Any]]:
-    """An executor that is about to promise epoch 7; what it calls, and what the replica is fed."""
-    told: list[Any] = []
-    promises = SimpleNamespace(store=lambda folder, epoch, tell: told.append((folder, epoch, tell)))
-    made, calls, fed = executor(promises=promises)
-    made.persist_leader_epoch(do.PersistLeaderEpoch(leader_epoch=7))
-    ((folder, epoch, tell),) = told
-    assert (folder, epoch) == (KEY.folder, 7)
-    return SimpleNamespace(worker=made, tell=tell), calls, fed
-
-
-def test_effect_executor_reports_a_stored_leader_epoch_to_log_and_replica() -> None:
-    made, calls, fed = promising()
-    made.tell(None)
-    assert calls == [("log.note_promise", (7,), {})]
-    assert fed == [events.LeaderEpochPersisted(leader_epoch=7)]
-
-
-def test_effect_executor_fails_the_replica_when_its_leader_epoch_cannot_be_stored() -> None:
-    made, calls, fed = promising()
-    made.tell(StorageError("broken"))
-    assert made.worker.storage_failed
-    assert [type(event) for event in fed] == [events.StorageFailed]
-    assert not [call for call in calls if call[0] == "log.note_promise"]
-
-
 class Journal:
     """Takes promises when the test lets it."""
 
@@ -179,23 +150,6 @@ async def test_log_flusher_disk_error_in_a_checkpoint_raises_nothing() -> None:
     assert [type(error) for error in bench.raised] == [ZeroDivisionError]
 
 
-async def test_log_flusher_ignores_the_late_completion_of_a_checkpoint_it_already_awaited() -> None:
-    bench = Bench()
-    bench.flusher.checkpoint()
-    (first, _) = bench.pool.work.pop()
-    first.set_running_or_notify_cancel()
-    first.set_result(None)
-    bench.flusher.wait_for_checkpoint()
-    assert bench.flusher._checkpoint is None
-    bench.flusher.alone(lambda: None)
-    bench.flusher.checkpoint()
-    assert len(bench.pool.work) == 1
-    for _ in range(3):
-        await asyncio.sleep(0)
-    bench.flusher.checkpoint()
-    assert len(bench.pool.work) == 1, "the late word about the first one ends no other"
-
-
 # ---- recovered logs ------------------------------------------------------------------------------------------------------------
 async def test_log_recovery_closes_recovered_logs_that_no_partition_takes(
     tmp_path: Path, pool: concurrent.futures.ThreadPoolExecutor
@@ -213,11 +167,11 @@ async def test_log_recovery_closes_recovered_logs_that_no_partition_takes(
     assert (logs.suspect, logs.damaged) == (["a-1/0", "b-1/0"], [])
     assert logs.names == {"a-1/0", "a-1/1", "b-1/0"}
     streams = folder.path / "streams"
-    assert len(open_in(streams)) == 3
+    assert len(open_files(streams)) == 3
     taken = logs.take(streams / "a-1" / "0")
     assert taken is not None
     logs.close()
-    assert open_in(streams) == [str(streams / "a-1" / "0" / f"{0:020d}.log")]
+    assert open_files(streams) == [str(streams / "a-1" / "0" / f"{0:020d}.log")]
     for segment in taken.segments:
         segment.file.close()
     folder.close()
@@ -230,10 +184,10 @@ async def test_scrub_closes_its_file_after_success_damage_and_errors(tmp_path: P
         one = partition(folder, "a")
         if damaged:
             flip(folder, "a", 0)
-        before = open_in(folder)
+        before = open_files(folder)
         scrub, counters = scrub_of(folder, one)
         await scrub._scan(one, one.log.segments[0], 0, 1 << 30, 0)
-        assert open_in(folder) == before
+        assert open_files(folder) == before
         assert counters == ({"scrub_damage": 1} if damaged else {})
         assert (len(one.told), scrub.progress.findings) == (damaged, damaged)
         await scrub.close()

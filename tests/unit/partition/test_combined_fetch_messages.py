@@ -271,14 +271,3 @@ async def test_combined_fetch_response_to_another_request_confirms_no_partition(
     async with asyncio.timeout(30):
         while follower.ended() == {}:  # the leader did not confirm it, and that is heard
             await asyncio.sleep(0)
-
-
-async def test_combined_fetch_requests_use_distinct_tokens(leader: Side) -> None:
-    """A replica that was paused may confirm an earlier question late."""
-    question = pb.QuietFetches(replicaID="n2", incarnation=7)
-    for partition in range(3):
-        question.fetches.add(stream="orders", streamUid="u1", partition=partition, leaderEpoch=3, requestId=100)
-    assert leader.talk.over(question) == [0, 1, 2]
-    assert leader.talk.over(question) == [0, 1, 2]
-    tokens = [event.token for _, _, event in leader.events if isinstance(event, ev.QuiescentFetchReceived)]
-    assert len(set(tokens)) == 6

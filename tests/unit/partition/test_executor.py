@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
-from liftpy.core.replication.effects import RejectReason
-from liftpy.core.replication.phases import RoleName
 from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageError
-from sidecar.partition.worker import RECENT_STEPS, PartitionWorker, _StoryLimit
-from sidecar.runtime.timers import Timer
-from tests.each import each
+from sidecar.partition.worker import RECENT_STEPS, PartitionWorker
 from tests.unit.partition.shell_parts import PARTS, DrivenWorker, executing_worker
-
-KEY = PartitionKey("s", "u", 0)
 
 
 class Anything:
@@ -48,36 +40,6 @@ def executor(
     fed: list[events.Event] = []
     parts: dict[str, Any] = {name: Anything(calls, name) for name in PARTS}
     return executing_worker(fed, parts, Anything(calls, "log", fails), repaired), calls, fed
-
-
-def test_effect_executor_rejection_contains_the_leader_and_its_epochs() -> None:
-    runner, _, _ = executor()
-    said: list[tuple[Any, ...]] = []
-    runner.ingest.reject = lambda *told: said.append(told)  # type: ignore[method-assign]
-    runner.execute(do.RejectPublishes(token=7, reason=RejectReason.NOT_LEADER))
-    assert said == [(7, RejectReason.NOT_LEADER, "n1", 1, 2)]
-
-
-def test_effect_executor_on_a_full_disk_feeds_a_no_space_event_with_the_publish_token() -> None:
-    runner, calls, fed = executor({"append": NoSpaceError("full")})
-    runner.execute(do.AppendBatch(token=7, base_offset=5, leader_epoch=1, timestamp_ns=0))
-    assert fed == [events.StorageFailed(reason="full", no_space=True, token=7)]
-    assert "ingest.appended" not in calls
-    assert runner.storage_failed
-
-
-@pytest.mark.parametrize(
-    ("effect", "cut"),
-    [
-        (do.TruncateLog(end_offset=5), ["log.truncate_to", "derived.cut"]),
-        (do.ResetLog(start_offset=5), ["log.start_afresh", "derived.started_afresh"]),
-    ],
-)
-def test_effect_executor_truncation_waits_for_the_flush_and_reports_the_new_end(effect: do.Effect, cut: list[str]) -> None:
-    runner, calls, fed = executor()
-    runner.execute(effect)
-    assert calls == ["flusher.alone", *cut, "standby.cut"]
-    assert fed == [events.LogTruncated(end_offset=5)]
 
 
 class Scripted:
@@ -143,17 +105,6 @@ def test_replica_driver_on_hold_merges_repeated_wake_ups() -> None:
     assert taken == ["before", events.NotificationReceived()]
 
 
-def test_replica_driver_calls_its_step_end_callback_after_each_step_with_effects() -> None:
-    replica: Any = Scripted({"first": ["a", "b"], "from a": ["c"], "nothing": []})
-    done: list[str] = []
-    worker = DrivenWorker(replica, lambda effect: (done.append(str(effect)), effect == "a" and driver.feed("from a")))  # type: ignore[arg-type, func-returns-value]
-    worker.step_over = lambda: done.append("over")  # type: ignore[method-assign]
-    driver = worker.driver
-    driver.feed("first")  # type: ignore[arg-type]
-    driver.feed("nothing")  # type: ignore[arg-type]
-    assert done == ["a", "b", "over", "c", "over"]
-
-
 def test_replica_driver_exception_report_contains_the_last_steps(caplog: pytest.LogCaptureFixture) -> None:
     replica: Any = Scripted({f"event {n}": [f"effect {n}"] for n in range(100)})
     driver = DrivenWorker(replica).driver
@@ -170,49 +121,6 @@ def test_replica_driver_exception_report_contains_the_last_steps(caplog: pytest.
     assert not any("LeaseChanged" in line for line in lines)
 
 
-def test_replica_driver_on_a_node_with_many_partitions_stores_fewer_past_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.partition.worker.RECENT_STEPS_OF_NODE", 640)
-    monkeypatch.setattr("sidecar.partition.worker._story_limit", _StoryLimit())
-    first = DrivenWorker(Scripted({f"event {n}": [f"effect {n}"] for n in range(100)})).driver
-    kept, drivers = {}, [first]
-    for count in (1, 10, 40, 80, 200):
-        drivers += [DrivenWorker(Scripted({})).driver for _ in range(count - len(drivers))]
-        for n in range(100):
-            first.feed(f"event {n}")  # type: ignore[arg-type]
-        kept[count] = len(first.recent_steps)
-    assert kept == {1: 64, 10: 64, 40: 16, 80: 8, 200: 8}, "also the oldest partition"
-    del drivers[1:]
-    gc.collect()  # a driver and its worker refer to each other
-    drivers.append(DrivenWorker(Scripted({})).driver)
-    for n in range(100):
-        first.feed(f"event {n}")  # type: ignore[arg-type]
-    assert len(first.recent_steps) == 64, "the others are gone"
-
-
-def test_replica_driver_of_an_idle_partition_stores_few_past_steps() -> None:
-    asked = events.QuiescentFetchReceived(token=1, replica="b", incarnation=1, leader_epoch=1, request_id=1)
-    waits = do.Quiesce(leader="a", leader_epoch=1, request_id=1)
-    answers: Any = {asked: [do.ConfirmQuiescence(token=1)], "idle": [waits], **{n: ["effect"] for n in range(9)}}
-    driver = DrivenWorker(Scripted(answers)).driver
-    kept: list[Any] = []
-    for event in (*range(9), asked, *range(9), "idle", asked):
-        driver.feed(event)  # type: ignore[arg-type]
-        kept.append([past_event for _, past_event, _ in driver.recent_steps])
-    assert kept[8] == list(range(9))
-    assert kept[9] == [7, 8], "the leader of an idle follower, without its question"
-    assert kept[18] == [7, 8, *range(9)]
-    assert kept[19] == kept[20] == [8, "idle"], "an idle follower"
-
-
-def test_effect_executor_reports_only_the_first_storage_error() -> None:
-    repaired: list[str] = []
-    runner, _, fed = executor({"append": StorageError("broken")}, repaired)
-    runner.execute(do.AppendBatch(token=7, base_offset=5, leader_epoch=1, timestamp_ns=0))
-    runner.log_failed(LogClosedError("The log is closed: broken. The node opens it again, or reports the storage error."), 8)
-    assert repaired == ["orders/3: broken"]
-    assert [(event.no_space, event.token) for event in fed] == [(False, 7), (False, 8)]  # type: ignore[union-attr]
-
-
 def test_effect_executor_with_a_full_disk_reports_it_for_later_publishes_and_does_not_restart_the_node() -> None:
     repaired: list[str] = []
     runner, _, fed = executor({"append": NoSpaceError("full")}, repaired)
@@ -220,36 +128,6 @@ def test_effect_executor_with_a_full_disk_reports_it_for_later_publishes_and_doe
     runner.log_failed(LogClosedError("The log is closed: full. The node opens it again, or reports the storage error."), 8)
     assert (repaired, runner.no_space) == ([], True)
     assert [(event.no_space, event.token) for event in fed] == [(True, 7), (True, 8)]  # type: ignore[union-attr]
-
-
-class RecordingTimers:
-    """Timers that note what is set, and what is cancelled."""
-
-    def __init__(self) -> None:
-        self.at_ns: dict[Timer, int | None] = {}
-
-    def set(self, timer: Timer, at_ns: int) -> None:
-        self.at_ns[timer] = at_ns
-
-    def cancel(self, timer: Timer) -> None:
-        self.at_ns[timer] = None
-
-
-def test_effect_executor_sets_moves_and_cancels_timers_for_deadlines() -> None:
-    runner, _, fed = executor()
-    kept = RecordingTimers()
-    runner._node.timers = kept  # type: ignore[misc, assignment]
-    fetch, request = events.Deadline.FETCH, events.Deadline.REQUEST
-    runner.execute(do.SetDeadline(kind=fetch, at_ns=None))
-    assert kept.at_ns == {}
-    for kind, at_ns in ((fetch, 5), (request, 6), (fetch, 7)):
-        runner.execute(do.SetDeadline(kind=kind, at_ns=at_ns))
-    assert list(kept.at_ns.values()) == [7, 6], "one timer for each kind"
-    for timer in kept.at_ns:
-        timer.fire()
-    assert fed == [events.DeadlineReached(kind=fetch), events.DeadlineReached(kind=request)]
-    runner.execute(do.SetDeadline(kind=fetch, at_ns=None))
-    assert list(kept.at_ns.values()) == [None, 6]
 
 
 def test_effect_executor_does_not_report_a_leader_epoch_after_the_close() -> None:
@@ -262,25 +140,3 @@ def test_effect_executor_does_not_report_a_leader_epoch_after_the_close() -> Non
     for answer, error in zip(answers, (None, StorageError("late")), strict=True):
         answer(error)
     assert (calls, fed, runner.storage_failed) == ([], [], False)
-
-
-_LOOK, _RETRY = do.SetDeadline(kind=events.Deadline.LAG, at_ns=1), do.ConfirmQuiescence(token=1)
-_REACHED, _HEARD = events.DeadlineReached(kind=events.Deadline.LAG), events.LeaseChanged()
-_QUIET = events.QuiescentFetchReceived(token=1, replica="n2", incarnation=1, leader_epoch=1, request_id=1)
-_ROLE = do.RoleChanged(role=RoleName.LEADER, phase="x", leader_epoch=1)
-
-
-@each(
-    ("event", "effects", "times"),
-    [
-        (_HEARD, [], 0), (_HEARD, [_LOOK], 0), (_HEARD, [_LOOK, _ROLE], 1), (_REACHED, [], 0), (_REACHED, [_LOOK], 0),
-        (_REACHED, [_ROLE], 1), (_QUIET, [], 0), (_QUIET, [_RETRY], 0), (events.NotificationReceived(), [], 1),
-        (events.LogFlushed(end_offset=1), [], 1),
-    ],
-)  # fmt: skip
-def test_replica_driver_step_without_changes_does_not_mark_the_partition_for_metrics(
-    event: events.Event, effects: list[do.Effect], times: int
-) -> None:
-    worker = DrivenWorker(SimpleNamespace(step=lambda event, now_ns: effects))
-    worker.driver.feed(event)
-    assert worker.touches == times

@@ -110,25 +110,6 @@ async def test_housekeeping_compaction_waiting_for_a_flush_does_not_delay_other_
         assert slow.done[-1] == said, "nobody hears of an error there but who is told"
 
 
-@pytest.mark.parametrize("everything", [True, False])
-async def test_housekeeping_runs_retention_compaction_and_drops_quarantined_files(everything: bool, tmp_path: Path) -> None:
-    workers = FakeWorkers([FakeWorker("a"), FakeWorker("b")])
-    workers.everything = everything
-    workers[1].quarantined_files, workers[1].config = (), StreamConfig()
-    keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
-    await keeping._retention()
-    assert workers[0].done == [
-        "retention",
-        "run",
-        "settle",
-        "complete",
-        "told",
-        "report",
-        *(["dropped", "told"] if everything else []),
-    ]
-    assert workers[1].done == []
-
-
 @pytest.mark.parametrize("error", [None, LogClosedError("closed"), StorageError("its file is gone"), CorruptionError("a flip")])
 async def test_housekeeping_of_a_partition_closed_during_its_compaction_reports_no_failure(
     error: LiftError | None, tmp_path: Path

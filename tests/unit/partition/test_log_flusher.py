@@ -83,19 +83,6 @@ async def test_log_flusher_truncation_waits_for_the_running_flush(pool: concurre
     await bench.flusher.close()
 
 
-async def test_log_flusher_after_an_error_reports_the_failure_and_flushes_no_more(pool: concurrent.futures.Executor) -> None:
-    bench = Bench(pool)
-    bench.fault = StorageError("broken disk")
-    bench.append()
-    await until(lambda: bool(bench.failed), "the failure")
-    assert bench.flushed == []
-    bench.fault = None
-    with pytest.raises(StorageError, match="closed"):
-        bench.append()
-    await bench.flusher.close()
-    assert len(bench.failed) == 1
-
-
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> FlushScheduler:
     """The place of a node whose disk is fast, however busy this machine is: on the loop."""
@@ -122,15 +109,16 @@ async def test_log_flusher_short_flush_runs_on_the_event_loop_after_the_current_
     await bench.flusher.close()
 
 
-async def test_log_flusher_after_an_error_on_the_event_loop_flushes_no_more(
-    pool: concurrent.futures.Executor, fast: FlushScheduler
+@pytest.mark.parametrize("on_loop", [True, False])
+async def test_log_flusher_after_an_error_reports_the_failure_and_flushes_no_more(
+    on_loop: bool, pool: concurrent.futures.Executor, fast: FlushScheduler
 ) -> None:
-    bench = Bench(pool, place=fast)
+    bench = Bench(pool, place=fast if on_loop else None)
     bench.fault = StorageError("broken disk")
     bench.append()
     await until(lambda: bool(bench.failed), "the failure")
     assert bench.flushed == []
-    assert bench.log.storage.load(FLUSH_FAILED_NAME) is not None, "as it is marked from a thread [S4]"
+    assert bench.log.storage.load(FLUSH_FAILED_NAME) is not None
     bench.fault = None
     with pytest.raises(StorageError, match="closed"):
         bench.append()
@@ -330,18 +318,3 @@ async def test_log_flusher_runs_checkpoints_in_the_background_one_at_a_time(pool
     bench.flusher.alone(lambda: None)
     reopened, _ = Log.open(bench.log.storage, StreamConfig())
     assert reopened.high_watermark == 0
-
-
-def test_log_flush_size_is_the_size_of_the_unflushed_records() -> None:
-    log, _ = Log.open(MemoryStorage(), StreamConfig())
-    sizes = []
-    for count in (1, 3):
-        for _ in range(count):
-            log.append(build_batch([b"x" * 100], base_offset=log.log_end_offset, leader_epoch=1))
-        flush = log.begin_flush()
-        assert flush is not None
-        flush.run()
-        log.complete_flush(flush)
-        sizes.append(flush.size_bytes)
-    assert sizes[0] > 100
-    assert sizes[1] == 3 * sizes[0]

@@ -23,7 +23,6 @@ from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.batch import build_batch
-from liftpy.core.wire.chunking import Piece
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import InvariantError, NoSpaceError, StorageError
 from sidecar.partition import worker as driver_module
@@ -32,7 +31,7 @@ from sidecar.partition.promises import Promises
 from sidecar.partition.replication import AnswerRouter, FetchClient
 from sidecar.partition.worker import ReplicaDriver
 from tests.unit.partition.shell_parts import PARTS, DrivenWorker, executing_worker, process_tools
-from tests.unit.partition.test_partition_opening import Group, SlowWorker, Worker
+from tests.unit.partition.test_partition_opening import Group, Worker
 from tests.unit.partition.test_scrub import flip, partition, scrub_of
 from tests.until import until
 
@@ -56,21 +55,6 @@ def driven(script: Any, execute: Any = None) -> tuple[ReplicaDriver, Machine, li
     machine = Machine(script)
     worker = DrivenWorker(machine, execute)
     return worker.driver, machine, worker.done, worker.broken
-
-
-def test_replica_driver_handles_events_of_a_step_after_its_effects_in_order() -> None:
-    order: list[Any] = []
-
-    def execute(effect: Any) -> None:
-        order.append(effect)
-        if effect == "a.1":
-            driver.feed("b")  # type: ignore[arg-type]
-            driver.feed("c")  # type: ignore[arg-type]
-
-    driver, machine, _, _ = driven(lambda event: [f"{event}.1", f"{event}.2"] if event == "a" else [event], execute)
-    driver.feed("a")  # type: ignore[arg-type]
-    assert order == ["a.1", "a.2", "b", "c"]
-    assert machine.taken == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("where", ["step", "effect"])
@@ -215,36 +199,6 @@ def arrive(bus: Bus, made: FetchClient, request_id: int, frame: bytes) -> None:
     bus.arrived(f"{bus.inbox}.{made._slot}.{request_id}".encode(), b"", frame, b"")
 
 
-def a_piece(start: int, end: int) -> bytes:
-    whole = Piece(int.from_bytes(b"\1\2\3\4", "big"), len(BATCH), start, memoryview(BATCH)[start:end])
-    return frames.replication_piece_header(2, 4, whole) + BATCH[start:end]
-
-
-def test_fetch_client_fetch_after_a_fragment_contains_the_position_in_the_batch() -> None:
-    bus, fed = Bus(), []
-    made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
-    made.send_fetch(fetch(9), 7)
-    asked = bus.asked()
-    assert (asked.position, asked.batchCrc, asked.maxBytes, asked.incarnation) == (0, 0, 4096, 7)
-    arrive(bus, made, 9, a_piece(0, 400))
-    assert fed == [events.FetchPieceArrived(request_id=9, leader_epoch=2)]
-    assert made.fragment_reassembly_bytes == 400
-    made.send_fetch(fetch(10), 7)
-    assert (bus.asked().position, bus.asked().batchCrc) == (400, int.from_bytes(b"\1\2\3\4", "big"))
-    arrive(bus, made, 9, a_piece(400, 500))
-    assert made.fragment_reassembly_bytes == 400, "an answer to an earlier fetch"
-    arrive(bus, made, 10, a_piece(400, len(BATCH)))
-    answered = fed[-1]
-    assert (answered.request_id, answered.leader_epoch, answered.high_watermark) == (10, 2, 4)
-    assert answered.spans == (events.BatchSpan(base_offset=5, last_offset=5, leader_epoch=2),)
-    assert bytes(made.fetched[answered.token].buffer) == BATCH
-    assert made.fragment_reassembly_bytes == 0
-    made.send_fetch(fetch(11, offset=5), 7)
-    arrive(bus, made, 11, a_piece(0, 300))
-    made.send_fetch(fetch(12, offset=5, leader_epoch=3), 7)
-    assert bus.asked().position == 0, "another leader's batch may be another one"
-
-
 def test_fetch_client_after_close_holds_no_bytes_and_reports_no_response() -> None:
     bus, fed = Bus(), []
     made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
@@ -300,39 +254,6 @@ async def test_replica_manager_stop_cancels_partitions_waiting_to_open(monkeypat
         assert await partitions.stop()
         await partitions.wait_until_open()
     assert len(opened) == 1
-
-
-async def test_replica_manager_deletes_partitions_removed_from_the_metadata_and_opens_added_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ended: list[tuple[str, bool]] = []
-    may_end = asyncio.Event()
-    may_end.set()
-
-    class Ending(SlowWorker):
-        async def stop(self, *, delete: bool) -> bool:
-            ended.append((self.key.uid, delete))
-            return True
-
-    async def open_worker(node: Any, key: Any, subject: str, config: Any) -> Worker:
-        return Ending(key, may_end)
-
-    group, partitions = a_set(monkeypatch, 1, open_worker)
-    partitions.image_changed(ClusterImage(), group.fsm.image)
-    await partitions.wait_until_open()
-    first = group.fsm.image
-    uid = first.streams["s"].uid
-    group.ask(deleteStream=pb.DeleteStream(name="s"))
-    partitions.image_changed(first, group.fsm.image)
-    before = group.fsm.image
-    group.ask(createStream=pb.CreateStream(name="s", subject="s.x", replicationFactor=2))
-    partitions.image_changed(before, group.fsm.image)
-    async with asyncio.timeout(30):
-        await partitions.wait_until_open()
-    assert ended == [(uid, True)]
-    assert [worker.key.uid for worker in partitions] == [group.fsm.image.streams["s"].uid]
-    assert await partitions.stop()
-    assert ended[1][1] is False, "the stop of a node deletes nothing"
 
 
 # ---- timers and the scrub ----------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import threading
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +11,10 @@ from typing import Any
 import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
-from liftpy.core.base.instruments import Instruments
-from liftpy.core.publish.state_file import State
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
-from liftpy.errors import CorruptionError, LiftError, LogClosedError, NoSpaceError, StorageError
+from liftpy.errors import CorruptionError, LiftError, StorageError
 from sidecar.partition import worker as worker_module
-from sidecar.partition.flushing import StateFileMatch
 from sidecar.partition.worker import PartitionWorker
 from sidecar.status.metric_names import INCIDENTS
 from tests.each import each
@@ -129,22 +125,6 @@ async def test_node_identity_records_a_flush_policy_other_than_always_before_the
         assert order[-1]["promised_epoch"] == 7
 
 
-@pytest.mark.parametrize(
-    ("error", "starts_anew"),
-    [
-        (StorageError("flush failed: Input/output error"), True),
-        (CorruptionError("a flipped bit"), True),
-        (LogClosedError("The log is closed"), True),
-        (NoSpaceError("flush failed: No space left on device"), False),
-    ],
-)
-def test_partition_storage_error_restarts_the_node_unless_the_disk_is_full(error: StorageError, starts_anew: bool) -> None:
-    reasons: list[str] = []
-    worker: Any = SimpleNamespace(key="orders/0", _node=SimpleNamespace(process=SimpleNamespace(repair=reasons.append)))
-    PartitionWorker._storage_failed(worker, error)
-    assert reasons == ([f"orders/0: {error}"] if starts_anew else [])
-
-
 def test_partition_worker_with_a_log_closed_by_another_component_reports_one_failure() -> None:
     failures: list[Exception] = []
 
@@ -160,45 +140,3 @@ def test_partition_worker_with_a_log_closed_by_another_component_reports_one_fai
     PartitionWorker.log_was_closed(worker, error)
     PartitionWorker.log_was_closed(worker, error)
     assert failures == [error]
-
-
-async def test_partition_state_file_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoding a large state takes a second."""
-    told: list[Any] = []
-    log: Any = SimpleNamespace(log_start_offset=0, newest_offset=8, high_watermark=8)
-    state, made = State("s-u/0", 9, 1, {}), object()
-    config = StreamConfig()
-
-    def restored(found: StateFileMatch, *of: Any) -> Any:
-        told.append((threading.get_ident() != loop_thread, found, of))
-        return made if found.left_out else None
-
-    class Worker:
-        def __init__(self, *given: Any) -> None:
-            told.append(given[-1])
-
-        def begin(self) -> None:
-            told.append("begins")
-
-    loop_thread, opened = threading.get_ident(), SimpleNamespace(cut_bytes=0, damage=(), quarantined_files=())
-    monkeypatch.setattr(worker_module.Log, "open", lambda *_, **more: (log, opened))
-    monkeypatch.setattr(worker_module, "read_state_file", restored)
-    monkeypatch.setattr(worker_module, "PartitionWorker", Worker)
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        node: Any = SimpleNamespace(
-            identity=SimpleNamespace(previous=SimpleNamespace(clean_stop=True)), pool=pool, counters=Counter(),
-            instruments=Instruments(),
-            folder=SimpleNamespace(partition_path=lambda key: Path("there"), partition_storage=lambda key: "made", mark_log=str),
-            recovered=SimpleNamespace(take=lambda path: None), promises=SimpleNamespace(epoch_of=lambda key: 0),
-            settings=SimpleNamespace(replication="the bounds"),
-        )  # fmt: skip
-        for left_out in (1, 0):
-            found = StateFileMatch(state, left_out)
-            monkeypatch.setattr(worker_module, "load_state_file", lambda *_, found=found: found)
-            await worker_module.open_worker(node, KEY, "shop", config)
-    of = (log, "shop.3", config, "the bounds")
-    assert told == [
-        (True, StateFileMatch(state, 1), of), made, "begins",
-        (True, StateFileMatch(state, 0), of), None, "begins",
-    ]  # fmt: skip
-    assert node.counters == {"dedup_state_discarded": 2, "dedup_state_restored": 1}

@@ -22,7 +22,7 @@ from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import DirectoryStorage
 from sidecar.partition import recovery
 from sidecar.partition.recovery import RecoveredLogs
-from tests.unit.log.test_recovery_closes_files import open_in
+from tests.open_files import open_files
 
 SMALL = StreamConfig(segment_bytes=4096)
 
@@ -160,7 +160,7 @@ async def test_log_recovery_with_a_close_during_its_run_leaves_no_file_open(
     monkeypatch.setattr(recovery, "recover", closing)
     await logs.run(folder, pool, clean_stop=False)
     assert recoveries == paths[:1]
-    assert [open_in(path) for path in paths] == [[], [], []]
+    assert [open_files(path) for path in paths] == [[], [], []]
 
 
 async def test_log_recovery_with_a_lost_log_end_finds_no_confined_damage(
@@ -175,19 +175,6 @@ async def test_log_recovery_with_a_lost_log_end_finds_no_confined_damage(
     await logs.run(folder, pool, clean_stop=True)
     assert (logs.damaged, logs.confined) == ([f"b-2/{whole.name}"], [])
     logs.close()
-
-
-async def test_log_recovered_at_start_that_no_partition_opens_is_closed(
-    folder: DataDirectory, pool: ThreadPoolExecutor
-) -> None:
-    path = a_log(folder, "a-1")
-    logs = RecoveredLogs()
-    await logs.run(folder, pool, clean_stop=False)
-    (recovered,) = logs._found.values()
-    logs.close()
-    assert logs.take(path) is None
-    with pytest.raises((StorageError, OSError, ValueError)):
-        recovered.segments[0].file.append([b"x"])
 
 
 async def test_log_recovered_at_start_is_opened_without_file_access(

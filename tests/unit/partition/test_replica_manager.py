@@ -21,7 +21,6 @@ from sidecar.partition import replica_manager as partitions_module
 from sidecar.partition.leadership import LeadershipTransfers
 from sidecar.runtime import clock
 from sidecar.runtime.timers import Timers
-from tests.each import each
 from tests.unit.partition.shell_parts import KEY
 from tests.until import until
 
@@ -103,24 +102,6 @@ async def test_replica_manager_confirms_a_leader_only_for_its_stream_uid_and_epo
     assert node.serves(replication_pb2.LeaderQuestion(**asked))
     for wrong in ({"streamUid": "u2"}, {"partition": 2}, {"leaderEpoch": 5}, {"stream": "other"}):
         assert not node.serves(replication_pb2.LeaderQuestion(**(asked | wrong)))
-
-
-@each("deleted", [True, False])
-@each("allowed", [True, False])
-@each("stopping", [True, False])
-async def test_replica_manager_deletes_partition_data_only_after_a_confirmation_and_not_during_a_stop(
-    deleted: bool, allowed: bool, stopping: bool
-) -> None:
-    one = RecordingWorker(KEY)
-    node = partitions(one, allowed=allowed)
-    node._stopping = stopping
-    if deleted:
-        node._departures._deleted_uids.add("u1")
-    await node._end(one)
-    assert one.ends == [deleted and allowed and not stopping]
-    assert ("u1" in node._departures._deleted_uids) is (deleted and (allowed or stopping)), (
-        "it is asked again when it is said again"
-    )
 
 
 @pytest.mark.parametrize("clean", [(True, True), (False, True), (True, False)])
@@ -255,24 +236,6 @@ async def test_replica_manager_reports_a_data_path_change_to_each_replica() -> N
     for is_up in (False, True):
         node.data_path_changed(is_up)
     assert one.events == other.events == [DataPathChanged(is_up=False), DataPathChanged(is_up=True)]
-
-
-async def test_replica_manager_stop_waits_for_cancelled_openings() -> None:
-    node = partitions()
-    closed: list[str] = []
-
-    async def opening() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            closed.append("the log that was being opened")
-
-    node._busy[KEY] = asyncio.create_task(opening())
-    await asyncio.sleep(0)
-    assert await node.stop()
-    assert closed == ["the log that was being opened"]
 
 
 async def test_leadership_transfer_requested_after_the_stop_starts_no_task() -> None:

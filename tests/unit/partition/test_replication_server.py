@@ -13,7 +13,6 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.state_transfer import StateFetcher, StatePiece, StatePieceRequest, StateServer
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
-from liftpy.core.replication.events import RefusalReason
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.batch import build_batch, split_batches
@@ -69,19 +68,6 @@ def more(bench: ReplicationBench, replica: str, from_offset: int) -> list[bytes]
     return bench.bus.take(f"liftpy.inbox.{replica}")
 
 
-async def test_replication_server_sends_unflushed_records_to_a_waiting_fetch() -> None:
-    bench = ReplicationBench()
-    assert not frames.decode_replication_response(fetch(bench, "n2", "n2")).batches
-    bench.publish(b"one")
-    await bench.turn()
-    assert bench.log.flushed_end_offset == 0
-    (answer,) = more(bench, "n2", 0)
-    response = frames.decode_replication_response(answer)
-    assert (response.leader_epoch, response.high_watermark) == (1, -1)
-    assert [value for batch in split_batches(response.batches) for value in batch.values()] == [b"one"]
-    assert more(bench, "n2", 0) == [], "one for one fetch"
-
-
 async def test_replication_server_responses_of_one_step_share_one_log_read(monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[int] = []
     read = replication.read_portion
@@ -104,42 +90,6 @@ async def test_replication_server_responses_of_one_step_share_one_log_read(monke
     fetch(bench, "n4", "n4")
     assert more(bench, "n4", 0)
     assert reads == [0, 1, 0, 0], "of the last step nothing is kept: the log may have been cut meanwhile"
-
-
-async def test_replication_server_sends_a_higher_high_watermark_to_a_waiting_fetch() -> None:
-    bench = ReplicationBench()
-    fetch(bench, "n2", "n2")
-    for high_watermark in (4, 5):
-        bench.replication.send_high_watermark(do.SendHighWatermark(replica="n2", leader_epoch=1), high_watermark)
-        (answer,) = bench.bus.take("liftpy.inbox.n2")
-        told = frames.decode_replication_response(answer)
-        assert (told.leader_epoch, told.high_watermark, bytes(told.batches)) == (1, high_watermark, b"")
-    bench.publish(b"one")
-    await bench.turn()
-    assert more(bench, "n2", 0)
-    bench.replication.send_high_watermark(do.SendHighWatermark(replica="n2", leader_epoch=1), 6)
-    bench.replication.send_high_watermark(do.SendHighWatermark(replica="n4", leader_epoch=1), 6)
-    assert bench.bus.take("liftpy.inbox.n2") == bench.bus.take("liftpy.inbox.n4") == []
-
-
-async def test_replication_server_without_a_waiting_fetch_or_new_records_sends_nothing() -> None:
-    bench = ReplicationBench()
-    fetch(bench, "n2", "")
-    fetch(bench, "n3", "n3")
-    assert more(bench, "n3", 0) == [], "an empty answer says: you are caught up"
-    bench.publish(b"one")
-    await bench.turn()
-    assert more(bench, "n2", 0) == []
-    assert more(bench, "n4", 0) == []
-
-
-async def test_replication_server_after_stop_answers_no_waiting_fetch() -> None:
-    bench = ReplicationBench()
-    fetch(bench, "n2", "n2")
-    bench.replication.stop()
-    bench.publish(b"one")
-    await bench.turn()
-    assert more(bench, "n2", 0) == []
 
 
 @pytest.mark.parametrize("reply", ["_INBOX.x", "liftpy.inbox.n4.x", "liftpy.inbox.n2", "liftpy.inbox.n20.x", "orders", ""])
@@ -247,34 +197,6 @@ async def test_replication_server_drops_and_counts_a_request_for_another_partiti
     assert asked(bench, partition=1) == []
     assert bench.counters == {"refused: addressee": 2}
     assert bench.bus.sent == [], "who is answered by the wrong partition would take it for his"
-
-
-async def test_replication_server_response_contains_its_partition_address_if_requested() -> None:
-    bench = ReplicationBench()
-    for fields, said in (({"partition": 0}, True), ({}, False)):
-        fetched, queried = asked(bench, **fields)
-        assert isinstance(fetched, events.FetchReceived)
-        assert isinstance(queried, events.EpochQueryReceived)
-        bench.replication.keep(do.ParkFetch(token=fetched.token, replica="n2"))
-        bench.replication.send_high_watermark(do.SendHighWatermark(replica="n2", leader_epoch=1), 3)
-        bench.replication.send_epoch_answer(
-            do.SendEpochAnswer(token=queried.token, leader_epoch=1, last_offset=4, current_epoch=1, log_start_offset=0)
-        )
-        refused_, _ = asked(bench, **fields)
-        assert isinstance(refused_, events.FetchReceived)
-        bench.replication.send_refusal(
-            do.SendFetchRefusal(token=refused_.token, reason=RefusalReason.STALE_EPOCH, leader_epoch=1, log_start_offset=0)
-        )
-        for answer in bench.bus.take("liftpy.inbox.n2"):
-            kind, to, body = envelope.decode_addressed(answer)
-            if kind is MessageType.REPLICATION_RESPONSE:
-                assert to == (address("uid-1", 0, 7) if said else b"")
-                continue
-            of = pb.ReplicationRefusal if kind is MessageType.REPLICATION_REFUSAL else pb.LeaderEpochOffsetResponse
-            named = frames.parse(body, of)
-            assert (named.HasField("partition"), named.streamUid, named.requestId) == (
-                (said, "uid-1", 7) if said else (False, "", 0)
-            )
 
 
 def _answers(uid: str, partition: int, request_id: int) -> list[bytes]:

@@ -108,36 +108,6 @@ def test_replication_server_empty_response_has_epoch_high_watermark_and_partitio
     assert leader.answer(token) == [frames.replication_response_header(7, 9, ())]
 
 
-def test_replication_server_sends_whole_batches_unchanged() -> None:
-    leader = Leader()
-    for _ in range(3):
-        add(leader.log, 2, size=400)
-    stored = b"".join(bytes(chunk) for chunk in leader.log.read(2, 1 << 20, end_offset=6).chunks)
-    (answer,) = leader.answer(leader.fetch(), from_offset=2)
-    found = frames.decode_replication_response(answer)
-    assert (found.leader_epoch, found.high_watermark, bytes(found.batches)) == (7, 9, stored)
-    (answer,) = leader.answer(leader.fetch(), from_offset=2, max_bytes=1)
-    assert bytes(frames.decode_replication_response(answer).batches) == stored[: len(stored) // 2]
-    assert leader.answer(leader.fetch(), from_offset=6) == [frames.replication_response_header(7, 9, (), address("u1", 3, 5))]
-
-
-def test_replication_server_sends_a_large_batch_in_fragments_from_the_followers_position() -> None:
-    leader = Leader(max_payload=4096)
-    add(leader.log, 1, size=9000)
-    whole = bytes(leader.log.read(0, 1, end_offset=1).chunks[0])
-    crc = parse_header(memoryview(whole)).crc
-    room = 4096 - frames.PIECE_OVERHEAD_BYTES
-    for position, begin in ((0, 0), (room, room), (2 * room, 2 * room)):
-        (answer,) = leader.answer(leader.fetch(position=position, batchCrc=crc))
-        found = frames.decode_replication_piece(answer)
-        assert (found.leader_epoch, found.high_watermark) == (7, 9)
-        assert found.piece == Piece(crc, len(whole), begin, memoryview(whole[begin : begin + room]))
-        assert len(answer) <= 4096
-    (answer,) = leader.answer(leader.fetch(position=room, batchCrc=crc ^ 1))
-    assert frames.decode_replication_piece(answer).piece.position == 0, "of another batch: from the beginning"
-    assert leader.counters == {"batch_chunks_sent": 4}
-
-
 def test_replication_server_logs_once_that_an_old_follower_cannot_get_a_large_batch(caplog: pytest.LogCaptureFixture) -> None:
     leader = Leader(max_payload=4096)
     for _ in range(2):

@@ -10,12 +10,11 @@ import pytest
 
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.base.partition import PartitionState
-from liftpy.core.wire.batch import build_batch
 from liftpy.errors import StorageError
 from sidecar.partition.worker import PartitionWorker, count_isr
 from sidecar.runtime import timers as timers_module
 from sidecar.runtime.timers import Timer, Timers
-from tests.unit.partition import test_log_flusher, test_replication_server_details, test_state_file_writes
+from tests.unit.partition import test_log_flusher, test_state_file_writes
 from tests.unit.partition.shell_parts import worker
 from tests.until import until
 
@@ -104,17 +103,6 @@ def test_timers_closed_by_a_firing_timer_do_not_fire_others_due_at_the_same_time
     wheel.timers.set(Timer(wheel.timers.close), 5 * MS)
     wheel.timers.set(Timer(lambda: wheel.fired.append("it")), 5 * MS)
     assert wheel.at(5) == []
-
-
-# ---- other replicas --------------------------------------------------------------------------------------------------------------
-def test_fetch_client_that_restarts_a_batch_frees_its_fragments() -> None:
-    follower = test_replication_server_details.Follower()
-    first, *_ = test_replication_server_details.pieces_of(build_batch([b"v" * 2500], base_offset=42, leader_epoch=5), 1000)
-    follower.fetch()
-    follower.answered(first)
-    assert follower.router.fragment_reassembly_bytes
-    assert follower.fetch(42, offset=40).position == 0
-    assert follower.router.fragment_reassembly_bytes == 0
 
 
 # ---- what is shown ---------------------------------------------------------------------------------------------------------------

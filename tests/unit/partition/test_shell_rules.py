@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
+from liftpy.config import NS_PER_S, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.services.sessions import REPORT_EVERY_S
 from liftpy.core.services.snapshot import DIGEST_SIZE_BYTES, StateComparison
@@ -71,39 +71,6 @@ async def test_long_poll_read_is_answered_when_the_partition_closes() -> None:
 
 
 # ---- services ------------------------------------------------------------------------------------------------------------------
-def armed(world: World) -> list[Any]:
-    return [timer for _, timer in world.timers]
-
-
-def test_partition_service_timers_run_only_with_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_ns = 100 * NS_PER_S
-    monkeypatch.setattr(clock, "now_ns", lambda: now_ns)
-    world, config = World(), ReplicationConfig()
-    services = world.services
-    world.say(hello(leaving=True))
-    assert armed(world) == [], "who leaves is no reason to look"
-    world.say(hello())
-    session_ns = round(max(2 * config.lease_s, config.candidate_timeout_s * 1.5) * NS_PER_S)
-    assert world.timers == [
-        (now_ns + round(REPORT_EVERY_S * NS_PER_S), services._report), (now_ns + session_ns, services._check),
-    ]  # fmt: skip
-    now_ns += session_ns // 2
-    world.say(hello())
-    assert armed(world) == [services._report, services._check], "both are planned already"
-    world.timers.clear()
-    now_ns += session_ns // 2
-    services._expire()
-    assert world.timers == [(now_ns + session_ns // 2, services._check)], "it was heard since"
-    now_ns += session_ns // 2
-    world.timers.clear()
-    services._broadcast_states()
-    services._expire()
-    assert services._check not in armed(world), "the last one is forgotten"
-    assert armed(world)[-1] is services._report, "which others are told soon"
-    assert services.report() == []
-    assert [gone["service"] for gone in services.left_services()] == ["bank"]
-
-
 def test_partition_service_report_is_sent_to_each_other_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     world.say(hello(position=4, version=6))

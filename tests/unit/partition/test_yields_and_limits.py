@@ -10,46 +10,14 @@ from typing import Any
 
 import pytest
 
-from liftpy.config import ReplicationConfig, StreamConfig
+from liftpy.config import ReplicationConfig
 from sidecar.metadata.member import TRANSFER_REQUEST_TIMEOUT_S
 from sidecar.partition import leadership
 from sidecar.partition import scrub as scrub_module
-from sidecar.partition.housekeeping import Housekeeping
 from tests.only_in import only_in
 from tests.unit.partition.shell_parts import KEY
-from tests.unit.partition.test_housekeeping import FakeWorker, FakeWorkers
 from tests.unit.partition.test_replica_manager import RecordingWorker, partitions
 from tests.unit.partition.test_scrub import FAST, partition, scrub_of
-
-
-# ---- housekeeping --------------------------------------------------------------------------------------------------------------
-async def turns_of(work: Any, done: list[str]) -> list[str]:
-    """What ``work`` does, with the turns that others have meanwhile."""
-    task = asyncio.ensure_future(work)
-    await asyncio.sleep(0)
-    while not task.done():
-        done.append("turn")
-        await asyncio.sleep(0)
-    await task
-    return done
-
-
-async def test_housekeeping_yields_to_the_event_loop_after_each_sixteen_partitions(tmp_path: Path) -> None:
-    done: list[str] = []
-    workers = FakeWorkers([FakeWorker(str(number)) for number in range(40)])
-    for worker in workers:
-        worker.done, worker.quarantined_files, worker.config = done, (), StreamConfig(retention_bytes=1)
-    keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
-    in_turns = [*["x"] * 16, "turn", *["x"] * 16, "turn", *["x"] * 8]
-    assert await turns_of(keeping._checkpoints(), done) == [{"x": "checkpoint"}.get(what, what) for what in in_turns]
-    done.clear()
-    assert await turns_of(keeping._retention(), done) == [{"x": "retention"}.get(what, what) for what in in_turns]
-    done.clear()
-    for worker in workers[:20]:
-        worker.high_watermark = 5
-    assert await turns_of(keeping._checkpoints(), done) == [*["checkpoint"] * 16, "turn", *["checkpoint"] * 4], (
-        "who has nothing to store counts for nothing"
-    )
 
 
 # ---- the scrub -----------------------------------------------------------------------------------------------------------------

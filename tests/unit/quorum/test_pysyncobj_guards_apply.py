@@ -12,7 +12,7 @@ from liftpy.core.metadata.controller.quorum_member import EntryOutcome
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.quorum.driver import GroupDriver
 from sidecar.quorum.journal import GroupJournal
-from sidecar.quorum.library import FAIL_REASON, Node, RaftCore, check_library, outcome_of, settings
+from sidecar.quorum.library import FAIL_REASON, RaftCore, check_library, outcome_of, settings
 from sidecar.quorum.transport import SessionTransport
 from tests.born import born_fsm, registration
 from tests.each import each
@@ -85,25 +85,6 @@ def test_raft_driver_starts_no_thread_and_ticks_from_any_thread(tmp_path: Path) 
 
 
 # ---- 10: what an apply knows --------------------------------------------------------------------------------------------
-
-
-def arguments(folder: Path) -> Any:
-    from pysyncobj import SyncObj, SyncObjConf, replicated
-    from pysyncobj.transport import Transport
-
-    given: list[Any] = []
-
-    class Machine(SyncObj):
-        @replicated
-        def put(self, *values: Any, **named: Any) -> None:
-            given.append((values, named))
-
-    conf = SyncObjConf(autoTick=False, raftMinTimeout=0.31, raftMaxTimeout=0.32)
-    node = Machine(Node("a"), [], conf, transport=Transport(None, None, []), nodeClass=Node)
-    node.put("value", key="word")
-    while not given:
-        node.doTick(0.01)
-    return given
 
 
 @pytest.mark.parametrize("compacts", [False, True])

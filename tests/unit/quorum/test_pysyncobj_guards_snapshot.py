@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from liftpy.errors import CorruptionError
 from sidecar.quorum import transport as transport_module
 from sidecar.quorum.library import Node
-from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
-from tests.unit.quorum.raft_network import OurNet, bare_member, our_net
+from sidecar.quorum.snapshot_file import decode_snapshot_file, encode_snapshot_file
+from tests.unit.quorum.raft_network import OurNet, our_net
 
 
 def compact(net: Any, name: str) -> None:
@@ -133,18 +132,3 @@ def test_raft_restart_after_a_compaction_restores_all_entries(tmp_path: Path) ->
         net.crash(near)
         net.start(near)
         assert net.run(lambda: net.values(near) == before)
-
-
-async def test_raft_start_with_a_damaged_or_lost_snapshot_raises_corruption_error(tmp_path: Path) -> None:
-    snapshot = encode_snapshot_file(SnapshotFile((b"\0last", 9, 2), (b"\0previous", 8, 2), ("a", "b", "c"), b""))
-    assert decode_snapshot_file(snapshot).last[1] == 9
-    with our_net(tmp_path) as net:
-        _, near, _ = _with_snapshot(net)
-        compact(net, near)
-        net.crash(near)
-    (tmp_path / near / "snapshot").write_bytes(snapshot[:-1])
-    with pytest.raises(CorruptionError, match="damaged"):
-        bare_member(tmp_path / near)
-    (tmp_path / near / "snapshot").unlink()
-    with pytest.raises(CorruptionError, match="lost its snapshot"):
-        bare_member(tmp_path / near)

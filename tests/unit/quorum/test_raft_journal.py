@@ -38,21 +38,6 @@ def _content(journal: GroupJournal) -> tuple[list, int, str | None]:
     return list(journal[:]), journal.getCurrentTerm(), journal.getVotedForNodeId()
 
 
-def test_raft_journal_after_a_restart_contains_no_truncated_entries(tmp_path: Path) -> None:
-    journal = _filled(tmp_path / "journal")
-    journal.deleteEntriesFrom(4)
-    journal.add(b"other", 5, 4)
-    journal.sync()
-    journal.deleteEntriesTo(2)
-    journal.sync()
-    expected = [(b"command 3", 3, 3), (b"command 4", 4, 3), (b"other", 5, 4)]
-    assert journal[:] == expected
-    assert GroupJournal(tmp_path / "journal")[:] == expected
-    journal.clear()
-    journal.sync()
-    assert len(GroupJournal(tmp_path / "journal")) == 0
-
-
 def test_raft_journal_truncated_at_any_byte_restores_everything_flushed_before(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = GroupJournal(path)
@@ -86,14 +71,6 @@ def test_raft_journal_repairs_a_flipped_bit_only_in_the_last_frame(tmp_path: Pat
             continue
         assert bit // 8 >= last_frame
         assert content[0] == good[0][:2]
-
-
-def test_raft_journal_of_a_process_killed_before_the_first_flush_is_reported_as_new(tmp_path: Path) -> None:
-    """Found by the simulator, seed 1841."""
-    GroupJournal(tmp_path / "journal")
-    assert not (tmp_path / "journal").exists()
-    (tmp_path / "journal").write_bytes(b"")  # as an earlier version made it
-    assert len(GroupJournal(tmp_path / "journal")) == 0
 
 
 @pytest.mark.parametrize("data", [b"LFRJ", pickle.dumps({"a": 1}), b"LFRJ\x02\0\0\0" + bytes(20)])

@@ -36,10 +36,3 @@ TOO_MUCH = [MAX_NUMBER, 2**64 - 1]
 def test_raft_message_with_a_term_or_index_above_the_limit_is_rejected(message: Any, number: int) -> None:
     with pytest.raises(ProtocolError):
         decode(message(number).SerializeToString())
-
-
-def test_raft_message_with_entries_out_of_order_is_rejected() -> None:
-    entries = [pb.RaftEntry(command=b"c", index=9, term=1)]
-    append = pb.RaftAppendEntries(term=1, previousIndex=7, previousTerm=1, entries=entries)
-    with pytest.raises(ProtocolError, match="order"):
-        decode(pb.RaftMessage(appendEntries=append).SerializeToString())

@@ -12,7 +12,6 @@ from liftpy.errors import CorruptionError, ProtocolError
 from sidecar.quorum import codec
 from sidecar.quorum.codec import MAX_NUMBER
 from sidecar.quorum.journal import _MAGIC, _RECORD, GroupJournal
-from sidecar.quorum.peer_sessions import SILENCE_S, TERM_REACH, Peer, PeerSessions
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 from tests.each import each
 
@@ -111,86 +110,6 @@ def test_raft_snapshot_file_without_two_consecutive_last_entries_is_rejected() -
     for last, previous in ((7, 5), (7, 7), (1, 0), (MAX_NUMBER, MAX_NUMBER - 1)):
         with pytest.raises(CorruptionError):
             decode_snapshot_file(encode_snapshot_file(SnapshotFile((b"x", last, 1), (b"w", previous, 1), (), b"")))
-
-
-class Talk:
-    """Connect the sessions of two members with a wire that the test controls."""
-
-    def __init__(self) -> None:
-        self.got: list[tuple[str, bytes]] = []
-        self.ups: list[tuple[str, bool]] = []
-        self.terms = {"a": 1, "b": 1}
-        numbers = iter(range(1001, 9999, 2))
-        self.sides = {
-            own: PeerSessions(own, (other,), self.deliver, lambda node, up: self.ups.append((node, up)), lambda: next(numbers),
-                          term=lambda own=own: self.terms[own])  # type: ignore[misc]
-            for own, other in (("a", "b"), ("b", "a"))
-        }  # fmt: skip
-        for side in self.sides.values():
-            side.set_online(True)
-        self.now = 0.0
-
-    def deliver(self, node: str, body: bytes, term: int) -> bool:
-        self.got.append((node, body))
-        return True
-
-    def frames(self, own: str) -> list[bytes]:
-        side = self.sides[own]
-        sent = [frame for _, frame in side.outbox]
-        side.outbox.clear()
-        return sent
-
-    def pass_on(self, frames: list[bytes], sender: str = "a") -> None:
-        for frame in frames:
-            self.sides["b" if sender == "a" else "a"].receive(sender, frame, self.now)
-
-    def meet(self) -> None:
-        for side in self.sides.values():
-            side.poll(self.now)
-        for _ in range(6):
-            for own in "ab":
-                self.pass_on(self.frames(own), own)
-        assert all(peer.up for side in self.sides.values() for peer in side.peers.values())
-        self.got.clear()
-
-    def peer(self, own: str) -> Peer:
-        return next(iter(self.sides[own].peers.values()))
-
-    def data(self, *bodies: bytes) -> list[bytes]:
-        for body in bodies:
-            assert self.sides["a"].send("b", body, 1, self.now)
-        return self.frames("a")
-
-
-def test_raft_session_ends_at_a_too_large_message_or_after_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.quorum.peer_sessions.MAX_MESSAGE_BYTES", 8)
-    talk = Talk()
-    talk.sides["a"].chunk_bytes = 4
-    talk.meet()
-    talk.pass_on(talk.data(b"12345678"))
-    assert talk.got == [("a", b"12345678")]
-    talk.pass_on(talk.data(b"123456789"))
-    assert not talk.peer("b").up
-    talk = Talk()
-    talk.meet()
-    for now, up in ((SILENCE_S, True), (SILENCE_S + 0.01, False)):
-        talk.sides["b"].poll(now)
-        assert talk.peer("b").up is up
-
-
-@pytest.mark.parametrize(
-    ("ahead", "waited", "heard"),
-    [(TERM_REACH - 1, 0, True), (TERM_REACH, 0, False), (TERM_REACH, 0.9, False), (TERM_REACH, 1, True)],
-)
-def test_raft_term_far_above_the_own_term_is_accepted_only_after_a_delay(ahead: int, waited: float, heard: bool) -> None:
-    sessions, peer = Talk().sides["b"], Peer("a", 1)
-    sessions._reaches(peer, 1 + ahead, 10.0)
-    assert sessions._reaches(peer, 1 + ahead, 10.0 + waited) is heard
-
-
-def peers(*said: str) -> list[Peer]:
-    """Return peers: 'n' is connected and new, 'o' is connected and old, '-' is not connected."""
-    return [Peer(f"p{i}", 1, heard=word != "-", is_new=word == "n") for i, word in enumerate(said)]
 
 
 def test_raft_journal_is_rewritten_in_bounded_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,18 +87,6 @@ def test_leader_does_not_probe_a_slow_follower_that_fetches() -> None:
             assert probed(leader) == []
 
 
-def test_absence_reports_never_shrink_the_isr_below_min_isr() -> None:
-    for partition in ({"min_isr": 1}, {"min_isr": 2}, {"min_isr": 3}):
-        leader = leads(**partition)
-        leader.publish()
-        if partition["min_isr"] == 3:
-            leader.fetch("b", 1)
-        leader.fire(PROBE)
-        gone = probed(leader)
-        for replica in gone * 3:
-            assert absent(leader, replica) == [], partition
-
-
 def test_quorum_leader_probes_no_follower() -> None:
     leader = leads(policy=CommitPolicy.QUORUM)
     leader.publish()

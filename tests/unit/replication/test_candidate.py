@@ -65,19 +65,6 @@ def test_new_leader_appends_after_the_lease_of_the_previous_leader_has_ended() -
             assert candidate.now_ns - before <= 1.5 * S
 
 
-def test_candidate_that_was_replaced_follows_the_next_candidate() -> None:
-    candidate = idle()
-    candidate.told(proposed())  # type: ignore[arg-type]
-    candidate.step(ev.LeaderEpochPersisted(leader_epoch=2))
-    candidate.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
-    assert candidate.has(do.CloseSubject)
-    assert not candidate.has(do.SendEpochQuery), "c has to store its epoch first"
-    candidate.told(state("c", isr="bc", epoch=4, leader_epoch=3))
-    assert candidate.only(do.SendEpochQuery).leader == "c"
-    candidate.told(state("c", isr="bc", epoch=5, leader_epoch=3))
-    assert not candidate.has(do.SendEpochQuery), "it is asked already"
-
-
 def test_candidate_after_a_restart_still_has_its_persisted_leader_epoch() -> None:
     node = Stepped("b")
     node.step(ev.LogOpened(log_start_offset=0, log_end_offset=3, high_watermark=2, epochs=((1, 0),), persisted_epoch=2))

@@ -45,12 +45,6 @@ def test_idle_follower_joins_combined_fetches_and_sets_no_timer() -> None:
     assert follower.replica.may_serve_committed()
 
 
-def test_idle_follower_with_default_settings_joins_combined_fetches_after_two_idle_waits() -> None:
-    follower = quiet_follower(ReplicationConfig())
-    assert follower.replica.phase == "FOLLOWER_QUIET"
-    assert ReplicationConfig().idle_polls_before_quiet == 2
-
-
 @pytest.mark.parametrize("isr", ["ab", "ac"])
 def test_idle_follower_outside_the_isr_does_not_join_combined_fetches(isr: str) -> None:
     assert (quiet_follower(isr=isr).replica.phase == "FOLLOWER_QUIET") == ("b" in isr)
@@ -132,37 +126,6 @@ def test_follower_whose_combined_fetch_is_not_confirmed_fetches_at_once() -> Non
     assert follower.sent() == [], "one that came too late"
 
 
-def test_follower_in_combined_fetches_reports_a_silent_leader() -> None:
-    follower = quiet_follower()
-    heard_ns = follower.now_ns
-    follower.step(ev.QuiescenceEnded(last_answer_ns=heard_ns), after_s=3)
-    assert not follower.has(do.ReportLeader), "it is asked first"
-    follower.fire(Deadline.LEADER)
-    assert follower.has(do.ReportLeader)
-    assert follower.now_ns - heard_ns == 4 * S
-
-
-def test_follower_in_combined_fetches_does_not_report_an_answering_leader() -> None:
-    follower = quiet_follower()
-    follower.step(ev.QuiescenceEnded(last_answer_ns=follower.now_ns), after_s=3)
-    follower.answered([], hw=2)
-    follower.fire(Deadline.LEADER)
-    assert not follower.has(do.ReportLeader)
-
-
-def test_follower_without_combined_fetches_sends_single_fetches_at_long_intervals() -> None:
-    follower = quiet_follower()
-    follower.step(ev.QuiescenceEnded(last_answer_ns=None))
-    assert follower.sent() == [do.EndQuiescence()]
-    assert follower.replica.phase == "FOLLOWER_IDLE"
-    before = follower.now_ns
-    follower.fire(Deadline.FETCH)
-    assert follower.has(do.SendFetch)
-    assert follower.now_ns - before == 3 * S
-    follower.answered([], hw=2)
-    assert follower.has(do.Quiesce), "it tries again each time"
-
-
 # ---- a leader ------------------------------------------------------------------------------------------------------------
 def leader_with_a_quiet_follower() -> Stepped:
     """Leader a with three committed records; b's last fetch has the token that ``asked`` names."""
@@ -242,29 +205,6 @@ def test_combined_fetch_of_a_fenced_incarnation_or_a_follower_outside_the_isr_is
     leader.told(state(leader_epoch=2), {"a": 1, "b": 2, "c": 1})
     assert not confirms(leader, asked())
     assert not confirms(leader, asked(incarnation=2)), "it has not fetched yet"
-
-
-def test_follower_in_combined_fetches_leaves_the_isr_only_after_seconds_without_a_confirmed_fetch() -> None:
-    leader = leader_with_a_quiet_follower()
-    began = leader.now_ns
-    while leader.now_ns - began < 60 * S:
-        leader.heard()
-        assert confirms(leader, asked(), after_s=1)
-        assert confirms(leader, asked(replica="c", request_id=70))
-        due = [kind for kind, at_ns in leader.replica._shared.deadlines._at_ns.items() if at_ns <= leader.now_ns]
-        for kind in due:
-            leader.step(ev.DeadlineReached(kind=kind))
-            assert not leader.has(do.ProposeIsr)
-    silent_since = leader.now_ns
-    while not leader.has(do.ProposeIsr):
-        leader.heard()
-        confirms(leader, asked(replica="c", request_id=70), after_s=0.1)
-        for kind in [k for k, at_ns in leader.replica._shared.deadlines._at_ns.items() if at_ns <= leader.now_ns]:
-            leader.step(ev.DeadlineReached(kind=kind))
-            if leader.has(do.ProposeIsr):
-                break
-        assert leader.now_ns - silent_since < 6 * S
-    assert leader.only(do.ProposeIsr).isr == {"a", "c"}
 
 
 def test_fetch_of_a_follower_after_an_hour_of_combined_fetches_is_accepted() -> None:
@@ -370,11 +310,6 @@ def test_combined_fetches_of_many_partitions_are_split_over_several_requests() -
     sizes = [len(question.fetches) for _ in range(3) for question in node.answered_turn()]
     assert sum(sizes) == 4 * MAX_PER_QUESTION
     assert max(sizes) == MAX_PER_QUESTION
-
-
-def test_combined_fetches_send_a_request_every_round_even_for_one_partition() -> None:
-    node = Node(1)
-    assert all(len(node.answered_turn()) == 1 for _ in range(6))
 
 
 def test_combined_fetches_end_only_for_partitions_that_the_leader_does_not_confirm() -> None:

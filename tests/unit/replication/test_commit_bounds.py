@@ -98,25 +98,6 @@ def test_learner_fetch_with_an_old_copy_epoch_does_not_change_its_position(copy_
     assert handler.newest_offset_of("d") == (1 if counts else None)
 
 
-def test_quorum_majority_includes_the_leader() -> None:
-    leader = Stepped("a").leads(state(leader_epoch=2, policy=CommitPolicy.QUORUM))
-    leader.publish(3)
-    leader.fetch("b", 2)
-    assert leader.replica.high_watermark == 2
-
-
-@pytest.mark.parametrize(
-    ("offset", "reason"), [(-1, None), (0, None), (2, None), (3, RefusalReason.DIVERGED), (4, RefusalReason.DIVERGED)]
-)
-def test_fetch_with_an_invalid_offset_is_rejected_with_the_reason(offset: int, reason: RefusalReason | None) -> None:
-    leader = Stepped("a").leads(state(leader_epoch=2))
-    leader.publish(3)
-    leader.fetch("b", offset)
-    assert leader.has(do.SendFetchRefusal) is (reason is not None)
-    if reason is not None:
-        assert leader.only(do.SendFetchRefusal).reason is reason
-
-
 @pytest.mark.parametrize(("asked", "given"), [(0, 1000), (999, 999), (1000, 1000), (1001, 1000)])
 def test_fetch_response_size_is_the_smaller_of_the_requested_and_the_own_limit(asked: int, given: int) -> None:
     leader = Stepped("a", ReplicationConfig(replication_max_bytes=1_000_000)).leads(state(leader_epoch=2))
@@ -133,13 +114,3 @@ def test_damage_report_of_a_live_follower_makes_the_leader_recheck_its_log(incar
     assert leader.has(do.RecheckLog) is heard
     if heard:
         assert (leader.only(do.RecheckLog).offset, leader.only(do.RecheckLog).replica) == (1, "b")
-
-
-def test_waiting_fetch_response_has_the_high_watermark_at_the_time_of_the_response() -> None:
-    leader = Stepped("a").leads(state(leader_epoch=2))
-    for follower in "bc":
-        leader.fetch(follower, -1, awaits_more=True)
-    leader.publish(2)
-    assert {effect.replica for effect in leader.out if isinstance(effect, do.AnswerParkedFetch)} <= {"b", "c"}
-    followers = leader.replica._role.handler.followers  # type: ignore[attr-defined]
-    assert all(progress.sent_high_watermark == leader.replica.high_watermark for progress in followers.values())

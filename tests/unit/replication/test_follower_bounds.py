@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from liftpy.core.base.partition import PartitionStatus
@@ -85,27 +83,6 @@ def test_follower_reports_damage_only_at_an_offset_that_it_lacks(offset: int, na
     assert follower.only(do.SendFetch).bad_offset == named
 
 
-def test_follower_after_a_suspension_of_its_process_does_not_report_its_leader() -> None:
-    follower = following(0)
-    follower.answered([], -1)
-    late_s = 60.0
-    follower.fire(ev.Deadline.LEADER, late_s=late_s)
-    assert not follower.has(do.ReportLeader), "what came meanwhile lies in a queue"
-    follower.fire(ev.Deadline.LEADER)
-    assert follower.has(do.ReportLeader)
-
-
-def test_follower_request_ids_never_repeat() -> None:
-    follower = following(0)
-    seen = [follower.only(do.SendFetch).request_id]
-    for _ in range(5):
-        follower.step(ev.RequestFailed(request_id=seen[-1], reason="lost"))
-        role: Any = follower.replica._role
-        role._fetch(follower.now_ns, follower.out)
-        seen.append(follower.only(do.SendFetch).request_id)
-    assert seen == sorted(set(seen))
-
-
 def test_fetch_assembly_restarts_at_another_leader_epoch_offset_or_after_damage() -> None:
     assembly = FetchAssembly()
 
@@ -129,16 +106,6 @@ def candidate(epoch: int = 3) -> Stepped:
     made = Stepped("b").opened(4, 3, ((1, 0),))
     made.told(state(leader="", candidate="b", status=PartitionStatus.CANDIDATE_FOUND, leader_epoch=2, epoch=epoch))
     return made
-
-
-def test_candidate_replays_its_log_after_the_flush() -> None:
-    made = candidate()
-    made.replica.log.flushed_end_offset = 2
-    made.step(ev.LeaderEpochPersisted(leader_epoch=2))
-    assert not made.has(do.ReplayLog), "the end of its log is not flushed"
-    made.step(ev.LogFlushed(end_offset=4))
-    assert made.only(do.ReplayLog).end_offset == 4
-    assert made.only(do.ReportPromotion).newest_offset == 3
 
 
 def test_candidate_repeats_its_promotion_report_for_each_new_epoch_and_periodically() -> None:

@@ -64,31 +64,6 @@ def test_follower_drops_a_response_to_another_request() -> None:
     assert follower.only(do.DropFetched).why == "stale request", "a duplicate"
 
 
-def test_caught_up_follower_sends_no_fetch_until_a_wake_up() -> None:
-    follower = idle()
-    follower.step(ev.NotificationReceived())
-    assert follower.only(do.SendFetch).offset == 2
-
-
-def test_idle_follower_accepts_records_in_a_second_response_to_its_fetch() -> None:
-    follower = Stepped("b").follows()
-    request = follower.only(do.SendFetch).request_id
-    follower.answered([], -1, request=request)
-    assert follower.replica.phase == "FOLLOWER_IDLE"
-    follower.answered([], -1, request=request)
-    assert not follower.sent(), "the empty answer twice says nothing"
-    follower.answered([(0, 2, 1)], -1, request=request + 1)
-    assert follower.only(do.DropFetched).why == "stale request"
-    follower.answered([(0, 2, 1)], -1, request=request)
-    assert follower.only(do.AppendFetched).last_offset == 2
-    follower.answered([(0, 2, 1)], -1, request=request)
-    assert follower.only(do.DropFetched).why == "stale request", "a duplicate"
-    follower.step(ev.LogFlushed(end_offset=3))
-    assert follower.only(do.SendFetch).offset == 2
-    follower.answered([(3, 4, 1)], -1, request=request)
-    assert follower.only(do.DropFetched).why == "stale request", "it waits for another answer now"
-
-
 def test_follower_after_a_batch_fragment_sends_the_next_fetch_with_its_own_timeout() -> None:
     follower = Stepped("b").follows()
     first = follower.only(do.SendFetch)
@@ -105,15 +80,6 @@ def test_follower_after_a_batch_fragment_sends_the_next_fetch_with_its_own_timeo
     assert follower.only(do.DropFetched).why == "stale request"
     follower.answered([(0, 2, 1)], -1, request=asked.request_id)
     assert follower.only(do.AppendFetched).last_offset == 2
-
-
-def test_idle_follower_backs_off_after_an_invalid_second_response() -> None:
-    follower = Stepped("b").follows()
-    request = follower.only(do.SendFetch).request_id
-    follower.answered([], -1, request=request)
-    follower.answered([(1, 2, 1)], -1, request=request)
-    assert follower.only(do.DropFetched).why == "gap"
-    assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
 
 
 def test_idle_follower_ignores_an_unreadable_second_response() -> None:
@@ -153,14 +119,6 @@ def test_idle_follower_ignores_a_second_response_of_another_epoch_or_fetch() -> 
     assert follower.replica.phase == "FOLLOWER_IDLE"
 
 
-def test_idle_follower_sends_a_fetch_after_each_idle_timeout() -> None:
-    follower = idle()
-    before = follower.now_ns
-    follower.fire(Deadline.FETCH)
-    assert follower.now_ns - before == S
-    assert follower.has(do.SendFetch)
-
-
 def test_follower_woken_before_its_empty_response_sends_one_fetch_after_the_response() -> None:
     follower = Stepped("b").follows()
     request = follower.only(do.SendFetch).request_id
@@ -191,15 +149,6 @@ def test_follower_after_errors_backs_off_and_does_not_become_idle() -> None:
     assert waits[0] <= 0.05
     assert waits == sorted(waits) or waits[-1] > waits[0]
     assert max(waits) <= 1.0
-
-
-def test_follower_without_a_response_backs_off_and_drops_the_late_response() -> None:
-    follower = Stepped("b").follows()
-    request = follower.only(do.SendFetch).request_id
-    follower.fire(Deadline.REQUEST)
-    assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
-    follower.answered([(0, 2, 1)], 5, request=request)
-    assert follower.has(do.DropFetched)
 
 
 @pytest.mark.parametrize("waits", [True, False])

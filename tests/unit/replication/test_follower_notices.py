@@ -5,32 +5,10 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import ReplicationConfig
-from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.events import Deadline, RefusalReason
 from tests.unit.replication.stepping import Stepped, idle, state
-
-
-@pytest.mark.parametrize(("high_watermark", "log_start"), [(9, 0), (9, 5), (12, 0), (1 << 60, 1 << 60), (9, -5)])
-def test_follower_notice_causes_a_fetch_but_changes_neither_log_nor_high_watermark(high_watermark: int, log_start: int) -> None:
-    """Nobody asked for it: it may be anybody's. What it says is asked for, and believed when the leader answers."""
-    follower = Stepped("b").follows()
-    follower.answered([(0, 9, 1)], -1)
-    follower.step(ev.LogFlushed(end_offset=10))
-    follower.answered([], 3)
-    before = follower.replica.snapshot(follower.now_ns)
-    follower.step(
-        ev.NoticeReceived(
-            leader="a", leader_epoch=1, epoch=1, epoch_start_offset=0, high_watermark=high_watermark, log_start_offset=log_start
-        )
-    )
-    fetch = follower.only(do.SendFetch)
-    assert [type(effect) for effect in follower.sent()] == [do.SendFetch]
-    after = follower.replica.snapshot(follower.now_ns)
-    assert (after.high_watermark, after.log_start_offset) == (before.high_watermark, before.log_start_offset) == (3, 0)
-    follower.answered([], 7, request=fetch.request_id)
-    assert follower.replica.high_watermark == 7
 
 
 @pytest.mark.parametrize("high_watermark", [3, 2, -1])
@@ -76,14 +54,6 @@ def test_follower_repeats_its_epoch_query_at_the_first_notice_of_a_new_leader() 
     )
     assert follower.only(do.SendEpochQuery).request_id > lost.request_id
     assert follower.replica.high_watermark == 5
-
-
-def test_follower_ignores_a_notice_of_another_epoch() -> None:
-    follower = idle()
-    follower.step(
-        ev.NoticeReceived(leader="a", leader_epoch=2, epoch=9, epoch_start_offset=0, high_watermark=9, log_start_offset=5)
-    )
-    assert follower.out == []
 
 
 def test_follower_reports_a_silent_leader_to_the_controllers_repeatedly() -> None:
@@ -136,15 +106,6 @@ def test_follower_reconciles_again_when_its_leader_has_a_new_epoch() -> None:
     assert follower.has(do.SendEpochQuery)
     follower.told(state(leader_epoch=2, epoch=3, isr="ab"))
     assert follower.sent() == [], "another ISR is no reason to begin again"
-
-
-def test_follower_in_an_election_stops_fetching_and_reports_its_position() -> None:
-    follower = idle()
-    follower.told(state(leader="", status=PartitionStatus.ELECTION, epoch=2))
-    assert follower.replica.role == "WAITING"
-    assert follower.only(do.ReportLeader).newest_offset == 2
-    follower.step(ev.NotificationReceived())
-    assert follower.out == []
 
 
 def test_follower_that_gets_an_empty_second_response_does_not_report_its_leader() -> None:

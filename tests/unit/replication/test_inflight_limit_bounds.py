@@ -10,16 +10,13 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.inflight_limits import (
     RECORD_OVERHEAD_BYTES,
-    Gate,
     InflightLimits,
     LoadShedding,
     NodeInflight,
     size_in_memory,
 )
 from liftpy.core.replication.quiescence import CombinedFetches, IdleFetch
-from tests.unit.replication.stepping import KEY, S
-
-MS = 1_000_000
+from tests.unit.replication.stepping import KEY
 
 
 def publishes(count: int, size: int, *, plain: bool = True) -> ev.PublishesReceived:
@@ -65,21 +62,6 @@ def test_inflight_limits_reject_queued_bytes_above_the_limit(of_node: bool) -> N
     assert intake.held_bytes == taken * size
 
 
-def test_ingest_gate_passes_a_minimum_rate_half_a_second_after_a_partition_became_full() -> None:
-    node = NodeInflight(full_count=1)
-    gate = Gate(node)
-    assert gate.may_take(0, True, 1 * S) is False, "nothing is due at once"
-    patient = [gate.may_take(0, True, S + ms * MS) for ms in (100, 300, 490)]
-    assert patient == [False, False, False], "it is only just full"
-    assert gate.may_take(0, True, S + 600 * MS), "then some is due"
-    assert not gate.may_take(gate.least_rate_bytes, True, S + 700 * MS), "and no more than that"
-    node.released_bytes += 1
-    assert not gate.may_take(1 << 30, True, 3 * S + 100 * MS), "it gets on: not stuck"
-    assert gate.may_take(1 << 40, True, 6 * S), "stuck"
-    node.full_count = 0
-    assert gate.may_take(1 << 40, True, 6 * S)
-
-
 def test_slow_consumer_guard_lowers_its_limit_after_a_disconnect_at_or_below_the_limit() -> None:
     overflow = LoadShedding()
     overflow.record_pong(1000, 0, 10)
@@ -103,19 +85,6 @@ def quiet(count: int) -> tuple[CombinedFetches, list[IdleFetch]]:
     for fetch in made:
         assert fetches.add(fetch, "n2", 0)
     return fetches, made
-
-
-def test_combined_fetches_end_if_one_of_several_requests_is_unanswered_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.core.replication.quiescence.MAX_PER_QUESTION", 2)
-    fetches, made = quiet(40)
-    questions, _ = fetches.start_turn(fetches.interval_ns)
-    assert len(questions) > 1
-    fetches.process_answer(questions[0], ())
-    again, ended = fetches.start_turn(2 * fetches.interval_ns)
-    assert not ended
-    assert {f for q in questions[1:] for f in q.fetches} <= {f for q in again for f in q.fetches}, "lost pages are asked again"
-    _, ended = fetches.start_turn(3 * fetches.interval_ns)
-    assert {f for e in ended for f in e.fetches} == set(made), "twice without an answer: the leader's node is silent"
 
 
 def test_combined_fetches_ignore_a_late_failure_of_an_earlier_request() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import isr
-from liftpy.core.replication.isr import REACH_NS, REQUEST_ID_RESET_NS, FollowerProgress, IsrChange
-from liftpy.core.replication.lease import EarlierLeaders, Lease
+from liftpy.core.replication.isr import REACH_NS, FollowerProgress, IsrChange
+from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.role import Backoff
 from tests.each import each
 from tests.unit.replication.stepping import Stepped, state
@@ -123,14 +123,6 @@ def test_follower_fetch_with_an_implausible_request_id_is_not_trusted(request_id
     assert fetched(100).believes(request_id, 0) is believed
 
 
-def test_follower_position_after_an_implausible_fetch_is_trusted_again_after_a_delay() -> None:
-    progress = fetched(100)
-    for now_ns, believed in ((0, False), (1, False), (REQUEST_ID_RESET_NS, False), (REQUEST_ID_RESET_NS + 1, True)):
-        assert progress.believes(50, now_ns) is believed
-    progress.fetched(1, 101, 100, 0)
-    assert not progress.believes(50, REQUEST_ID_RESET_NS + 2), "a fetch that fits ends the doubt"
-
-
 def test_follower_fetch_or_wait_resets_its_absence_count() -> None:
     for sign in (lambda p: p.fetched(1, 5, 100, 7), lambda p: p.still_waits(7)):
         progress = FollowerProgress(caught_up_ns=0, absences=1, probed=True)
@@ -171,19 +163,3 @@ def test_backoff_delays_double_up_to_a_bound_with_jitter() -> None:
         assert base * MS // 2 <= backoff.next_ns() <= base * MS
     backoff.reset()
     assert backoff.next_ns() <= 100 * MS
-
-
-def test_new_leader_lease_wait_covers_every_possible_previous_leader() -> None:
-    live = {"a": 1, "b": 1, "c": 1}
-    succession = EarlierLeaders("c", 100)
-    succession.partition_changed(state("a", leaderships=1).state, live, 0)
-    assert succession.is_over(0)
-    succession.partition_changed(state("b", epoch=2, leader_epoch=2, leaderships=2).state, live, 10)
-    assert [succession.is_over(now) for now in (10, 109, 110)] == [False, False, True]
-    assert succession.until_ns() == 110
-    succession.partition_changed(state("c", epoch=3, leader_epoch=4, leaderships=4).state, live, 20)  # one was missed
-    assert set(succession._suspects) == {"a", "b"}, "whoever it was"
-    succession.record_fetch("a")
-    assert not succession.is_over(20)
-    succession.record_fetch("b")
-    assert succession.is_over(20)

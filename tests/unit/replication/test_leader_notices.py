@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,15 +9,12 @@ import pytest
 from liftpy.config import CommitPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionMetadata, PartitionState, PartitionStatus
-from liftpy.core.log.log import Log
-from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.partition.reads import ReplicaSource
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.isr import new_high_watermark
 from liftpy.core.replication.replica import FollowerSnapshot, ReplicaSnapshot
 from tests.each import each
-from tests.unit.replication.stepping import S, Stepped, idle, state
+from tests.unit.replication.stepping import S, Stepped, state
 
 MS = 1_000_000
 
@@ -98,14 +94,6 @@ def test_new_leader_notice_is_not_repeated_to_followers_that_fetched() -> None:
     assert told == [("b", "d"), ("d",), ("d",)]
 
 
-def test_waiting_fetch_of_a_follower_without_the_high_watermark_is_answered_at_the_notice_timer() -> None:
-    stepped = leader()
-    stepped.fetch("b", 4, 2, awaits_more=True)
-    assert stepped.replica.high_watermark == 2, "c has not fetched"
-    stepped.fire(ev.Deadline.NOTICE)
-    assert stepped.only(do.SendHighWatermark) == do.SendHighWatermark(replica="b", leader_epoch=4)
-
-
 def test_leader_sends_the_high_watermark_with_the_next_records_or_shortly_after() -> None:
     """One fetch and one answer for each record, and no more, while the next comes within the time that word may take."""
     stepped = Stepped("a").leads()
@@ -127,22 +115,6 @@ def test_leader_sends_the_high_watermark_with_the_next_records_or_shortly_after(
     assert {effect.replica for effect in stepped.out if isinstance(effect, do.SendHighWatermark)} == {"b", "c"}
     with pytest.raises(KeyError):
         stepped.fire(ev.Deadline.NOTICE)  # everybody knows all there is
-
-
-# ---- what is held ------------------------------------------------------------------------------------------------------------
-def test_queued_publishes_are_rejected_on_an_isr_change_only_below_min_isr() -> None:
-    stepped = leader(unreplicated_bytes=512)
-    for replica in "bc":
-        stepped.fetch(replica, 4, 2)
-    for _ in range(3):
-        stepped.publish(60, flush=False)
-    assert stepped.replica.held_bytes > 0
-    stepped.told(state(epoch=10, leader_epoch=4, isr="ab"))
-    assert not stepped.has(do.RejectPublishes), "they wait for room, and there are members enough"
-    stepped.told(state(epoch=11, leader_epoch=4, isr="a"))
-    refused = [effect for effect in stepped.out if isinstance(effect, do.RejectPublishes)]
-    assert [(r.token, r.reason) for r in refused] == [(token, do.RejectReason.BELOW_MIN_ISR) for token in (4, 5)]
-    assert stepped.replica.held_bytes == 0
 
 
 # ---- HW ----------------------------------------------------------------------------------------------------------------------
@@ -189,39 +161,6 @@ def test_quorum_leader_below_min_isr_commits_no_record(isr: str, high_watermark:
 
 
 # ---- the ISR -----------------------------------------------------------------------------------------------------------------
-def test_isr_change_request_contains_epochs_and_incarnations() -> None:
-    stepped = leader(partition=state(epoch=9, leader_epoch=4, isr="ab"))
-    stepped.told(state(epoch=9, leader_epoch=4, isr="ab"), {"a": 1, "b": 7, "c": 3})
-    stepped.fetch("b", 4, 2, incarnation=7)
-    stepped.fetch("c", 3, 2, incarnation=3)
-    assert not stepped.has(do.ProposeIsr), "its log ends before the epoch begins"
-    stepped.fetch("c", 4, 2, incarnation=3)
-    assert stepped.only(do.ProposeIsr) == do.ProposeIsr(
-        isr=frozenset("abc"), leader_epoch=4, epoch=9, incarnations=(("a", 1), ("b", 7), ("c", 3)), lost=frozenset(), slow=()
-    )
-
-
-def test_follower_with_all_committed_records_joins_the_isr_despite_a_newer_epoch_start() -> None:
-    stepped = leader(partition=state(epoch=9, leader_epoch=4, isr="ab"))
-    stepped.fetch("b", 4, 2)
-    stepped.fetch("c", 3, 2)
-    stepped.publish(3)
-    stepped.fetch("c", 7, 4)
-    assert stepped.only(do.ProposeIsr).isr == frozenset("abc")
-
-
-def test_follower_lag_in_records_is_counted_from_the_log_end() -> None:
-    for behind, wanted in ((3, None), (4, frozenset("ac"))):
-        stepped = leader(max_lag_records=3, lease_s=1.5)
-        for replica in "bc":
-            stepped.fetch(replica, 4, 2)
-        stepped.publish(behind)
-        stepped.fetch("c", 4 + behind, 4)
-        stepped.fire(ev.Deadline.LAG)
-        proposed = [effect.isr for effect in stepped.out if isinstance(effect, do.ProposeIsr)]
-        assert proposed == ([] if wanted is None else [wanted])
-
-
 def test_leader_sends_nothing_to_a_removed_replica_and_drops_its_position() -> None:
     stepped = leader()
     for replica in "bc":
@@ -270,37 +209,3 @@ def test_leader_snapshot_contains_offsets_epochs_isr_and_follower_states() -> No
     )  # fmt: skip
     stepped.now_ns += 100 * MS
     assert not shown(stepped).lease_is_current
-
-
-def test_follower_snapshot_contains_its_leader_and_no_followers() -> None:
-    stepped = idle(3)
-    found = shown(stepped)
-    assert (found.role, found.phase, found.leader, found.leader_epoch) == ("FOLLOWER", "FOLLOWER_IDLE", "a", 1)
-    assert (found.log_start_offset, found.log_end_offset, found.flushed_end_offset, found.high_watermark) == (0, 3, 3, 2)
-    assert (found.followers, found.has_slow_disk, found.lease_is_current) == ((), False, False)
-
-
-@pytest.mark.parametrize("leads", [True, False])
-def test_replica_source_returns_role_epoch_and_committed_end_for_readers(leads: bool) -> None:
-    log, _ = Log.open(MemoryStorage(), StreamConfig(max_per_subject=3))
-    stepped = leader() if leads else idle(3)
-    partition: Any = SimpleNamespace(
-        replica=stepped.replica, log=log, storage_failed=False, ingest=SimpleNamespace(is_subscribed=False)
-    )
-    source = ReplicaSource(partition)
-    assert (source.log is log, source.compacted) == (True, True)
-    assert (source.leads, source.leader, source.leader_epoch) == (leads, "a", 4 if leads else 1)
-    if leads:
-        stepped.publish()
-        assert stepped.replica.log.newest_offset == 5
-    assert source.high_watermark == 2, "not what is only stored"
-    assert source.may_answer_latest(stepped.now_ns) is not leads, "nobody could publish here: ask again"
-    partition.ingest.is_subscribed = True
-    assert source.may_answer_latest(stepped.now_ns) is not leads, "HW has not reached the epoch's start"
-    if leads:
-        for replica in "bc":
-            stepped.fetch(replica, 5, 4)
-        assert source.may_answer_latest(stepped.now_ns)
-    assert source.may_serve
-    partition.storage_failed = True
-    assert not source.may_serve

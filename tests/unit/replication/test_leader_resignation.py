@@ -30,28 +30,6 @@ def looks(stepped: Stepped, after_s: float) -> bool:
     return gave_up
 
 
-def test_leader_resigns_when_its_nats_connections_are_down_too_long() -> None:
-    stepped = leader()
-    stepped.step(ev.DataPathChanged(is_up=False))
-    stepped.step(LAG, 1.25)
-    assert not stepped.has(do.GiveUpLeadership)
-    stepped.step(ev.DataPathChanged(is_up=True))
-    stepped.step(ev.DataPathChanged(is_up=False))
-    stepped.step(LAG, 1.25)
-    assert not stepped.has(do.GiveUpLeadership), "it was back meanwhile"
-    stepped.step(LAG, 1.25)
-    assert stepped.only(do.GiveUpLeadership).leader_epoch == 2
-    stepped.heard()
-    assert not stepped.replica.serves(2, stepped.now_ns)
-
-
-@pytest.mark.parametrize(("live", "gives_up"), [("abc", True), ("ab", False), ("a", False)])
-def test_leader_resigns_when_several_live_followers_are_silent(live: str, gives_up: bool) -> None:
-    stepped = leader()
-    stepped.told(state(epoch=9, leader_epoch=2), dict.fromkeys(live, 1))
-    assert looks(stepped, SILENT_S + 3) == gives_up, "one that is silent may be cut off itself"
-
-
 @pytest.mark.parametrize(("away", "back"), [({"a": 1, "c": 1}, {"a": 1, "b": 1, "c": 1}), (None, {"a": 1, "b": 2, "c": 1})])
 def test_leader_measures_the_silence_of_a_returned_follower_from_its_return(
     away: dict[str, int] | None, back: dict[str, int]

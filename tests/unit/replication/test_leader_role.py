@@ -52,22 +52,6 @@ def test_leader_assigns_offsets_and_acknowledges_after_flush_and_commit() -> Non
     assert kinds.index(do.RaiseHighWatermark) < kinds.index(do.SendFetchResponse), "the answer carries the new HW"
 
 
-def test_leader_raises_the_high_watermark_only_after_its_own_flush() -> None:
-    leader = Stepped("a").leads()
-    leader.publish(3)
-    leader.publish(2, flush=False)
-    leader.fetch("b", 2)
-    leader.fetch("c", 2)
-    assert leader.replica.high_watermark == 2
-
-
-def test_leader_below_min_isr_rejects_publishes_and_appends_nothing() -> None:
-    leader = Stepped("a").leads(state(isr="a", leader_epoch=2))
-    leader.publish()
-    assert leader.sent() == [do.RejectPublishes(token=1, reason=do.RejectReason.BELOW_MIN_ISR)]
-    assert leader.replica.log.log_end_offset == 0
-
-
 def test_leader_without_a_lease_appends_and_sends_acks_when_the_lease_returns() -> None:
     leader = Stepped("a").leads()
     leader.lease_ends()
@@ -81,21 +65,6 @@ def test_leader_without_a_lease_appends_and_sends_acks_when_the_lease_returns() 
     leader.heard()
     assert acks(leader) == [(AckPolicy.LEADER, 1), (AckPolicy.ALL, 1)]
     assert leader.replica.phase == "LEADER_READY"
-
-
-def test_leader_paused_longer_than_its_lease_sends_no_acks() -> None:
-    leader = Stepped("a").leads()
-    leader.publish(2, flush=False)
-    leader.now_ns += 30 * S
-    leader.step(ev.LogFlushed(end_offset=2))
-    assert not leader.has(do.SendAcks)
-
-
-def test_leader_without_a_lease_sends_no_negative_acks() -> None:
-    leader = Stepped("a").leads(state(isr="a", leader_epoch=2))
-    leader.now_ns += 30 * S
-    leader.publish()
-    assert not leader.has(do.RejectPublishes)
 
 
 @pytest.mark.parametrize(
@@ -129,27 +98,6 @@ def test_leader_accepts_a_lower_fetch_position_and_rejects_an_older_fetch() -> N
     assert leader.only(do.SendFetchRefusal).reason is RefusalReason.UNKNOWN
     leader.fetch("c", 4)
     assert leader.replica.high_watermark == 1
-
-
-def test_follower_of_another_incarnation_has_an_unknown_position() -> None:
-    leader = Stepped("a").leads()
-    leader.publish(5)
-    leader.fetch("b", 4)
-    leader.told(state(leader_epoch=2), {"a": 1, "b": 2, "c": 1})
-    leader.fetch("c", 4)
-    assert leader.replica.high_watermark == -1
-    leader.fetch("b", 4, incarnation=2)
-    assert leader.replica.high_watermark == 4
-
-
-def test_fenced_follower_gets_records_but_is_not_counted_for_commits() -> None:
-    leader = Stepped("a").leads()
-    leader.publish(5)
-    leader.told(state(leader_epoch=2), {"a": 1, "c": 1})
-    leader.fetch("b", 4)
-    leader.fetch("c", 4)
-    assert leader.has(do.SendFetchResponse)
-    assert leader.replica.high_watermark == -1
 
 
 def test_fetch_behind_the_log_start_is_rejected_with_the_log_start() -> None:
@@ -237,42 +185,6 @@ def test_waiting_fetch_of_a_fenced_follower_is_dropped() -> None:
     assert leader.has(do.SendFetchResponse)
     leader.publish(1, flush=False)
     assert not leader.has(do.AnswerParkedFetch)
-
-
-def test_leader_does_not_commit_records_that_only_followers_have_flushed() -> None:
-    leader = Stepped("a").leads()
-    leader.publish(2, flush=False)
-    leader.fetch("b", 1)
-    leader.fetch("c", 1)
-    assert leader.replica.log.high_watermark == -1
-    assert not leader.has(do.SendAcks)
-    leader.step(ev.LogFlushed(end_offset=2))
-    assert leader.replica.log.high_watermark == 1
-    assert {effect.through_offset for effect in leader.out if isinstance(effect, do.SendAcks)} == {1}
-
-
-def test_idle_follower_gets_a_notice_of_a_higher_high_watermark() -> None:
-    leader = Stepped("a").leads()
-    leader.publish(1)
-    leader.fetch("b", 0)
-    leader.fetch("c", 0)
-    leader.fire(Deadline.NOTICE)
-    assert leader.only(do.SendNotice).replicas == ("b",)
-    assert leader.only(do.SendNotice).high_watermark == 0
-
-
-def test_waiting_fetch_still_waits_for_records_after_it_was_sent_a_higher_high_watermark() -> None:
-    leader = Stepped("a").leads()
-    leader.publish(1)
-    leader.fetch("b", 0, awaits_more=True)
-    leader.fetch("c", 0, awaits_more=True)
-    leader.fire(Deadline.NOTICE)
-    assert [effect for effect in leader.out if isinstance(effect, do.SendHighWatermark)] == [
-        do.SendHighWatermark(replica=replica, leader_epoch=2) for replica in "bc"
-    ]
-    assert not leader.has(do.SendNotice), "it need not fetch to know"
-    leader.publish(1, flush=False)
-    assert {effect.replica for effect in leader.out if isinstance(effect, do.AnswerParkedFetch)} == {"b", "c"}
 
 
 def test_silent_follower_counts_for_commits_until_the_metadata_shows_the_smaller_isr() -> None:
@@ -368,38 +280,10 @@ def test_leader_whose_process_was_paused_does_not_remove_followers_from_the_isr(
     assert not leader.has(do.ProposeIsr)
 
 
-def test_leader_that_sees_a_higher_leader_epoch_steps_down_and_drops_pending_acks() -> None:
-    leader = Stepped("a").leads()
-    leader.publish(3)
-    leader.told(state("b", epoch=2, leader_epoch=3))
-    assert leader.has(do.CloseSubject)
-    assert leader.has(do.DropPendingAcks)
-    assert leader.replica.role == "FOLLOWER"
-    assert leader.only(do.SendEpochQuery).requested_epoch == 2
-    leader.publish()
-    assert leader.sent() == [do.DropPublishes(token=leader.tokens)], "the new leader heard it too: no negative ack"
-
-
 def test_replica_ignores_an_older_partition_state() -> None:
     leader = Stepped("a").leads(state(leader_epoch=2, epoch=5))
     leader.told(state("b", epoch=4, leader_epoch=1))
     assert leader.replica.role == "LEADER"
-
-
-def test_leader_with_a_full_disk_rejects_publishes_and_resigns() -> None:
-    leader = Stepped("a").leads()
-    leader.fetch("b", -1)
-    leader.fetch("c", -1)
-    leader.publish(1, flush=False)
-    leader.step(ev.StorageFailed(reason="disk full", no_space=True, token=1))
-    assert leader.only(do.RejectPublishes) == do.RejectPublishes(token=1, reason=do.RejectReason.NO_SPACE)
-    assert leader.has(do.CloseSubject)
-    assert leader.replica.role == "FAILED"
-    leader.publish()
-    assert leader.only(do.RejectPublishes).reason is do.RejectReason.NO_SPACE
-    leader.now_ns += 2 * S
-    leader.publish()
-    assert leader.has(do.DropPublishes)
 
 
 def test_leader_sends_no_rejection_while_an_isr_member_may_follow_the_previous_leader() -> None:
@@ -429,68 +313,6 @@ def test_isr_change_without_a_response_is_repeated_after_the_session_timeout() -
     leader.fire(ev.Deadline.LAG)
     assert leader.only(do.ProposeIsr) == asked
     assert deadlines._at_ns[ev.Deadline.ISR_CHANGE] == leader.now_ns + 2 * S
-
-
-def test_leader_with_a_full_disk_that_may_not_reject_drops_publishes() -> None:
-    leader = Stepped("a").leads()
-    leader.fetch("b", -1)
-    leader.publish(1, flush=False)
-    leader.step(ev.StorageFailed(reason="disk full", no_space=True, token=1))
-    assert leader.only(do.DropPublishes).token == 1
-    leader.publish()
-    assert leader.has(do.DropPublishes)
-
-
-def test_leader_with_a_failed_flush_sends_no_acks() -> None:
-    leader = Stepped("a").leads()
-    leader.publish(1, flush=False)
-    leader.step(ev.StorageFailed(reason="flush"))
-    assert leader.has(do.DropPendingAcks)
-    leader.publish()
-    assert leader.has(do.DropPublishes)
-
-
-def test_failed_leader_repeats_its_resignation_until_the_metadata_shows_another_leader() -> None:
-    leader = Stepped("a").leads()
-    leader.step(ev.StorageFailed(reason="flush"))
-    assert leader.only(do.GiveUpLeadership).leader_epoch == 2
-    leader.step(ev.DeadlineReached(kind=ev.Deadline.ISR_CHANGE), after_s=2.001)
-    assert leader.has(do.GiveUpLeadership)
-    leader.told(state(isr="bc", leader="b", leader_epoch=3, epoch=9))
-    assert not leader.has(do.GiveUpLeadership)
-    assert not leader.has(do.LeaveIsr)
-
-
-def test_failed_follower_leaves_the_isr() -> None:
-    follower = Stepped("b").opened()
-    follower.told(state(leader_epoch=2))
-    follower.step(ev.StorageFailed(reason="flush"))
-    assert follower.has(do.LeaveIsr)
-    assert not follower.has(do.GiveUpLeadership)
-    follower.told(state(isr="ac", leader_epoch=2, epoch=9))
-    assert not follower.has(do.LeaveIsr)
-
-
-def test_single_replica_commits_after_its_own_flush() -> None:
-    leader = Stepped("a").leads(state(isr="a", replicas="a", min_isr=1, leader_epoch=2), end=4, hw=1)
-    assert leader.replica.high_watermark == 3
-    leader.publish(2)
-    assert acks(leader) == [(AckPolicy.LEADER, 5), (AckPolicy.ALL, 5)]
-
-
-def test_quorum_leader_commits_up_to_the_median_of_the_replica_positions() -> None:
-    leader = Stepped("a").leads(state(policy=CommitPolicy.QUORUM, leader_epoch=2))
-    leader.publish(3)
-    leader.fetch("b", 1)
-    assert leader.replica.high_watermark == 1
-
-
-def test_leader_answers_latest_reads_only_after_the_epoch_start_is_committed() -> None:
-    leader = Stepped("a").leads(end=5, hw=2)
-    assert not leader.replica.may_answer_latest(leader.now_ns)
-    leader.fetch("b", 4, 1)
-    leader.fetch("c", 4, 1)
-    assert leader.replica.may_answer_latest(leader.now_ns)
 
 
 def test_idle_leader_sends_nothing_at_a_heartbeat() -> None:

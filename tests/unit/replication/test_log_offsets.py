@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from liftpy.core.log.compaction_point import NEVER, Horizon
 from liftpy.core.log.leader_epochs import EpochCache
-from liftpy.core.replication.log_offsets import LogOffsets, OffsetCheck, judge
+from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.errors import InvariantError
 from tests.each import each
-from tests.unit.replication.stepping import KEY
 
 
 def mirror(end: int = 10, flushed: int = 10, hw: int = 5) -> LogOffsets:
@@ -43,36 +39,6 @@ def test_log_offsets_of_an_emptied_log_have_no_compaction_horizon() -> None:
     assert log.horizon == Horizon(8, 3)
     with pytest.raises(InvariantError):
         log.was_cut(10)
-
-
-@pytest.mark.parametrize(
-    ("last_offset", "last_epoch", "lineage", "end"),
-    [
-        (5, 1, OffsetCheck.SAME, 0),
-        (6, 3, OffsetCheck.SAME, 0),
-        (6, 1, OffsetCheck.CUT, 6),
-        (8, 2, OffsetCheck.CUT, 6),
-        (12, 3, OffsetCheck.CUT, 10),
-        (3, 3, OffsetCheck.CUT, 3),
-    ],
-)
-def test_divergence_check_of_a_diverged_reader_returns_the_end_of_the_common_prefix(
-    last_offset: int, last_epoch: int, lineage: OffsetCheck, end: int
-) -> None:
-    found = judge(mirror(), last_offset=last_offset, last_epoch=last_epoch, is_latest=True)
-    assert (found.lineage, found.end_offset) == (lineage, end)
-    if lineage is OffsetCheck.CUT:
-        assert judge(mirror(), last_offset=last_offset, last_epoch=last_epoch, is_latest=False).lineage is OffsetCheck.BEHIND
-
-
-@pytest.mark.parametrize(("uid", "refused"), [("u1", False), ("", False), ("u2", True)])
-def test_read_request_for_another_stream_uid_is_rejected(uid: str, refused: bool) -> None:
-    from liftpy.core.partition.reads import Reads
-    from liftpy.core.wire._pb import client_pb2 as pb
-
-    source = SimpleNamespace(leads=True, may_serve=True, may_answer_latest=lambda now: True)
-    reads: Any = Reads(type(KEY)("s", "u1", 0), "n1", source, SimpleNamespace(now_ns=lambda: 0), None)  # type: ignore[arg-type]
-    assert (reads._why_not(pb.ReadRequest(streamUid=uid)) is not None) is refused
 
 
 @each("end", [8, 9, 10])

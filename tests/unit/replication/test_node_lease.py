@@ -25,14 +25,6 @@ def commit(leader: Stepped) -> list[tuple[AckPolicy, int]]:
     return acks(leader)
 
 
-def test_leader_acks_with_the_extended_lease_of_its_node_without_an_event() -> None:
-    leader = Stepped("a").leads()
-    leader.now_ns += LEASE_NS - 1
-    assert not leader.lease.extend(leader.now_ns, 0, leader.now_ns), "it had not ended, so no event is due"
-    leader.now_ns += LEASE_NS - 1
-    assert commit(leader) == [(AckPolicy.ALL, 0)]
-
-
 def test_leader_sends_no_ack_after_the_end_of_the_lease_although_no_event_reports_it() -> None:
     leader = Stepped("a").leads()
     leader.now_ns += LEASE_NS
@@ -41,14 +33,6 @@ def test_leader_sends_no_ack_after_the_end_of_the_lease_although_no_event_report
     assert not leader.replica.serves(2, leader.now_ns)
     assert not leader.replica.may_answer_latest(leader.now_ns)
     assert not leader.replica.may_refuse_publishers(leader.now_ns)
-
-
-def test_leader_sends_waiting_acks_if_the_lease_returns_before_an_event_reports_its_end() -> None:
-    leader = Stepped("a").leads()
-    leader.now_ns += LEASE_NS
-    assert commit(leader) == []
-    leader.heard()
-    assert acks(leader) == [(AckPolicy.LEADER, 0), (AckPolicy.ALL, 0)]
 
 
 def test_leader_with_an_unprocessed_metadata_change_keeps_only_the_lease_that_it_had() -> None:

@@ -60,16 +60,6 @@ def test_paused_leader_rejects_or_drops_publishes(conditional: bool) -> None:
     )
 
 
-def test_paused_leader_with_standbys_rejects_publishes() -> None:
-    """They forget what they heard when they know, and nobody leads before."""
-    leader = Stepped("a").leads(paused(Pause.UNTIL_RESUMED, standby=True))
-    leader.fetch("b", -1)
-    leader.fetch("c", -1)
-    assert leader.replica.may_refuse_publishers(leader.now_ns)
-    token = publish(leader)
-    assert leader.sent() == [do.RejectPublishes(token=token, reason=do.RejectReason.PAUSED)]
-
-
 def test_paused_leader_commits_and_acknowledges_earlier_publishes() -> None:
     leader = Stepped("a").leads()
     leader.publish(2)

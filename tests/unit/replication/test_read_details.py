@@ -13,8 +13,7 @@ from liftpy.core.partition.reads import MAX_REQUEST_BYTES, WAITING_COST_BYTES, C
 from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import build_batch, parse_header, split_batches
-from liftpy.core.wire.chunking import SMALLEST_PIECE_BYTES, Assembly
+from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import CorruptionError
 from tests.unit.log.small_logs import a_log
 from tests.unit.replication.stepping import KEY
@@ -163,34 +162,6 @@ def test_damage_report_of_a_reader_is_counted_by_the_result_of_its_recheck() -> 
     assert shell.counters[RecheckResult.NOT_HERE.value] == 1
 
 
-def test_batch_above_the_message_limit_is_sent_in_fragments() -> None:
-    source = TimestampedSource(2, size=5000)
-    source.high_watermark = 3
-    shell = RawShell(source)
-    shell.max_payload = 4096
-    error, detail = refused(shell, offset=2)
-    size = parse_header(source.log.read(2, 1, end_offset=4).chunks[0]).size_bytes
-    assert (error, detail) == (
-        E.UNKNOWN,
-        f"the batch at offset 2 has {size} bytes, more than one message of this NATS server's: "
-        "Upgrade the client to a version that reads large batches in parts.",
-    )
-    assembly, whole, sizes = Assembly(), None, []
-    while whole is None:
-        shell.sent.clear()
-        shell.ask(offset=2, position=assembly.held.position, batchCrc=assembly.held.crc)
-        ((head, body),) = shell.sent
-        sizes.append(len(body))
-        assert (head.nextOffset, head.pieceTotal, head.piecePosition) == (2, size, sum(sizes[:-1]))
-        piece = frames.piece_in(head, memoryview(body))
-        assert piece is not None
-        whole = assembly.add_piece(piece)
-    assert sizes[:-1] == [4096 - 1024] * (len(sizes) - 1), "a quarter is left for the head"
-    assert bytes(whole) == b"".join(source.log.read(2, 1, end_offset=4).chunks)
-    assert shell.counters["batch_chunks_sent"] == len(sizes)
-    assert SMALLEST_PIECE_BYTES < 4096
-
-
 def test_read_response_size_limit_is_the_requested_or_one_mebibyte() -> None:
     source = TimestampedSource(8, size=100_000)
     source.high_watermark = 15
@@ -202,22 +173,6 @@ def test_read_response_size_limit_is_the_requested_or_one_mebibyte() -> None:
 
 
 # ---- who waits ---------------------------------------------------------------------------------------------------------------
-def test_long_poll_read_sets_a_timer_and_counts_its_memory_until_answered() -> None:
-    budget = ReadBudget()
-    shell = RawShell(TimestampedSource(), budget=budget)
-    request = client_pb2.ReadRequest(offset=8, waitMs=1500)
-    shell.ask("someone", offset=8, waitMs=1500)
-    assert shell.sent == []
-    assert [at_ns for at_ns, _ in shell.timers.values()] == [1_500_000_000]
-    assert budget.used_bytes == WAITING_COST_BYTES + request.ByteSize() + len("someone")
-    shell.pass_time(1.4)
-    assert shell.sent == []
-    shell.pass_time(0.1)
-    ((head, body),) = shell.sent
-    assert (head.nextOffset, head.error, body) == (8, E.OK, b"")
-    assert (budget.used_bytes, shell.reads.waiting_count, shell.timers) == (0, 0, {})
-
-
 def test_read_waits_for_records_only_if_requested_and_at_the_log_end() -> None:
     shell = RawShell(TimestampedSource())
     assert shell.one(offset=8)[0].nextOffset == 8
@@ -277,23 +232,6 @@ def test_long_poll_reads_above_a_count_or_byte_limit_are_answered_at_once(monkey
         shell = RawShell(TimestampedSource(), budget=ReadBudget(max_bytes=room))
         shell.ask(offset=8, waitMs=1000)
         assert shell.reads.waiting_count == waiting
-
-
-def test_long_poll_read_is_answered_when_the_log_end_passes_its_offset() -> None:
-    source = TimestampedSource()
-    shell = RawShell(source)
-    shell.ask(offset=8, waitMs=1000)
-    shell.ask(offset=10, waitMs=1000, isolation=UNCOMMITTED)
-    shell.reads.advanced()
-    assert shell.sent == []
-    source.high_watermark = 9
-    shell.reads.advanced()
-    ((head, body),) = shell.sent
-    assert ([b.base_offset for b in split_batches(body)], head.nextOffset) == ([8], 10)
-    source.log.append(build_batch([b"x"], base_offset=10, leader_epoch=7))
-    shell.reads.advanced()
-    assert [b.base_offset for b in split_batches(shell.sent[1][1])] == [10]
-    assert shell.reads.waiting_count == 0
 
 
 def test_read_request_at_the_size_limit_is_answered_and_above_dropped() -> None:

@@ -136,15 +136,6 @@ def test_long_poll_read_is_answered_once_at_the_commit(shell: Shell, source: Sou
     assert shell.reads.waiting_count == 0
 
 
-def test_long_poll_read_without_new_records_gets_an_empty_response_at_its_timeout(shell: Shell) -> None:
-    shell.ask(offset=3, waitMs=1000)
-    shell.pass_time(0.99)
-    assert not shell.answers
-    shell.pass_time(0.02)
-    _, head, offsets = shell.take()
-    assert (head.error, offsets, head.nextOffset) == (OK, [], 3)
-
-
 def test_long_poll_read_timeout_is_capped_at_the_maximum(shell: Shell) -> None:
     shell.ask(offset=3, waitMs=1 << 31)
     shell.pass_time(MAX_WAIT_MS / 1000 + 0.01)
@@ -158,24 +149,6 @@ def test_long_poll_read_whose_reader_diverges_while_it_waits_gets_the_truncation
     shell.reads.advanced()
     _, head, _ = shell.take()
     assert (head.error, head.cutEndOffset) == (client_pb2.ReadResponse.CUT, 1)
-
-
-def test_read_at_a_replica_behind_the_reader_gets_not_ready(shell: Shell) -> None:
-    shell.ask(offset=0, minHighWatermark=3)
-    assert shell.take()[1].error == NOT_READY
-    shell.ask(offset=0, minHighWatermark=2)
-    assert shell.take()[2] == [0, 1, 2]
-
-
-def test_bounds_read_at_a_replica_that_may_not_know_the_latest_offset_gets_not_ready(shell: Shell, source: Source) -> None:
-    shell.ask(boundsOnly=True)
-    _, head, offsets = shell.take()
-    assert (head.error, head.highWatermark, offsets) == (OK, 2, [])
-    source.knows_latest = False
-    shell.ask(boundsOnly=True)
-    assert shell.take()[1].error == NOT_READY
-    shell.ask(offset=0)
-    assert shell.take()[2] == [0, 1, 2], "records that are committed are read all the same"
 
 
 def test_invalid_read_request_is_rejected_and_counted(shell: Shell) -> None:

@@ -10,7 +10,7 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.catchup_throttle import CatchupThrottle, LearnerCopy, backlog_part, pace_of
+from liftpy.core.replication.catchup_throttle import CatchupThrottle, backlog_part, pace_of
 from liftpy.core.replication.isr import FollowerProgress, IsrChange
 from liftpy.core.replication.leader import heir, majority_holds, next_to_go
 from liftpy.core.replication.replica import Replica
@@ -131,42 +131,11 @@ def test_catchup_throttle_pause_has_no_upper_limit_without_a_minimum_rate() -> N
     assert pace.turn(S)[0] == S
 
 
-def test_learner_copy_fetch_size_is_the_piece_size_plus_the_bytes_appended_since_the_last_fetch() -> None:
-    copy = LearnerCopy(CatchupThrottle(bytes_per_second=10_000_000, piece_bytes=100_000))
-    assert copy.asks(S, 1_000_000) == 100_000
-    copy.came(100_000, 1000, 400)
-    copy.flushed(S + MS)
-    assert copy.turn(S + MS) == S + 6 * MS
-    assert copy.asks(S + 6 * MS, 1_000_000) == 140_000
-    copy.came(140_000, 1400, 1400)
-    copy.flushed(S + 9 * MS)
-    assert copy.turn(S + 9 * MS) == S + 9 * MS
-    assert copy.asks(S + 9 * MS, 150_000) == 150_000, "more than a follower asks for, never"
-    assert LearnerCopy(CatchupThrottle()).asks(S, 1_000_000) == 1_000_000
-
-
-def test_learner_copy_that_stops_releases_its_reserved_time_of_the_catchup_throttle() -> None:
-    pace = CatchupThrottle(bytes_per_second=10_000_000)
-    one, other = LearnerCopy(pace), LearnerCopy(pace)
-    one.asks(S, 1000)
-    one.came(100_000, 1, 0)
-    one.flushed(S)
-    assert one.turn(S) == S + 10 * MS
-    one.let_go()
-    one.let_go()
-    assert other.turn(S) == S + 10 * MS
-
-
 @pytest.mark.parametrize(
     ("rate", "piece", "most"), [(0, 7, 0), (1000, 0, 4096), (40_000_000, 0, 2_000_000), (40_000_000, 9000, 9000)]
 )
 def test_catchup_throttle_lowers_the_fetch_size_at_a_low_rate(rate: int, piece: int, most: int) -> None:
     assert CatchupThrottle(bytes_per_second=rate, piece_bytes=piece).fetch_bytes == most
-
-
-def test_catchup_throttle_has_the_rates_of_the_replication_settings() -> None:
-    config = ReplicationConfig(copy_bytes_per_s=1, copy_min_bytes_per_s=2, copy_duty_cycle=0.3, copy_fetch_bytes=4096)
-    assert pace_of(config) == CatchupThrottle(bytes_per_second=1, least_bytes_per_second=2, share=0.3, piece_bytes=4096)
 
 
 class Learner(Stepped):

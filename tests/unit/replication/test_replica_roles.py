@@ -7,10 +7,8 @@ import pytest
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.quiescence import MISSES, CombinedFetches
-from tests.unit.replication.stepping import KEY, S, Stepped, idle, state
+from tests.unit.replication.stepping import KEY, Stepped, idle, state
 from tests.unit.replication.test_candidate import proposed
-from tests.unit.replication.test_combined_fetches import CONFIG, fetch
 
 
 def query(stepped: Stepped, asked: int = 1, current: int = 2, uid: str = KEY.uid) -> do.Effect:
@@ -89,30 +87,6 @@ def failed(stepped: Stepped, *, no_space: bool = False, token: int = 0) -> list[
     return stepped.step(ev.StorageFailed(reason="broken", no_space=no_space, token=token))
 
 
-def test_failed_replica_repeats_its_resignation_or_its_request_to_leave_the_isr() -> None:
-    stepped = Stepped("a").leads()
-    failed(stepped)
-    assert stepped.only(do.GiveUpLeadership) == do.GiveUpLeadership(leader_epoch=2, reason="broken")
-    assert stepped.replica.phase == "broken"
-    stepped.fire(ev.Deadline.ISR_CHANGE)
-    assert stepped.has(do.GiveUpLeadership)
-    follower = idle()
-    began_ns = follower.now_ns
-    failed(follower)
-    assert follower.only(do.LeaveIsr) == do.LeaveIsr(reason="broken")
-    follower.fire(ev.Deadline.ISR_CHANGE)
-    assert follower.has(do.LeaveIsr)
-    assert follower.now_ns - began_ns == 2 * S
-    follower.told(state(isr="ac", epoch=2))
-    assert not follower.has(do.LeaveIsr)
-    follower.fire(ev.Deadline.ISR_CHANGE)
-    assert follower.out == [], "it has left"
-    follower.told(state("b", isr="abc", epoch=3, leader_epoch=2))
-    assert follower.only(do.GiveUpLeadership).leader_epoch == 2, "it was made the leader meanwhile"
-    follower.told(state("b", isr="abc", epoch=3, leader_epoch=2))
-    assert not follower.has(do.GiveUpLeadership), "nothing new"
-
-
 def test_leader_with_a_full_disk_rejects_publishes_only_with_a_lease() -> None:
     for no_space, told in (
         (True, do.RejectPublishes(token=50, reason=do.RejectReason.NO_SPACE)),
@@ -130,16 +104,3 @@ def test_leader_with_a_full_disk_rejects_publishes_only_with_a_lease() -> None:
         assert stepped.step(publish) == [told]
         stepped.told(state("b", epoch=9, leader_epoch=3))
         assert stepped.step(publish) == [do.DropPublishes(token=50)], "another one leads"
-
-
-# ---- quiet fetches -----------------------------------------------------------------------------------------------------------
-def test_combined_fetches_to_a_silent_node_end_and_are_not_repeated() -> None:
-    quiet, waits = CombinedFetches(CONFIG), fetch(0)
-    now_ns = 100 * S
-    assert quiet.add(waits, "n2", now_ns)
-    for turn in range(MISSES + 2):
-        now_ns += quiet.interval_ns
-        questions, ended = quiet.start_turn(now_ns)
-        assert [question.leader for question in questions] == (["n2"] if turn < MISSES else [])
-        assert [each.fetches for each in ended] == ([(waits,)] if turn == MISSES else [])
-    assert len(quiet) == 0

@@ -107,18 +107,3 @@ def test_slow_consumer_guard_never_lets_a_server_write_exceed_its_deadline() -> 
     server.pending, server.read = 40 * MIB, BUFFER
     server.run(8)
     assert server.pending == 0
-
-
-def test_slow_consumer_guard_lowers_its_limit_after_a_disconnect() -> None:
-    overflow = LoadShedding()
-    overflow.cut_at(4 * MIB)
-    assert overflow.limit_bytes == 4 * MIB * 13 // 16
-    overflow.cut_at(MAX_PENDING)
-    assert overflow.limit_bytes == 4 * MIB * 13 // 16
-
-
-def test_slow_consumer_guard_ignores_an_older_server_answer() -> None:
-    overflow = LoadShedding()
-    overflow.record_pong(10 * MIB, 0, START_NS + 5)
-    overflow.record_pong(63 * MIB, 0, START_NS)
-    assert overflow.backlog_bytes == 10 * MIB

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.config import CommitPolicy, ReplicationConfig
+from liftpy.config import ReplicationConfig
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import isr as lag
 from liftpy.core.replication.isr import FollowerProgress, SlowFlushes, successor, to_keep_out
 from liftpy.errors import ConfigError
 from tests.each import each
-from tests.unit.replication.stepping import S, Stepped, state
+from tests.unit.replication.stepping import S, Stepped
 
 MS = 1_000_000
 FAST, SLOW, VERY_SLOW = 4 * MS, 1500 * MS, 6 * S
@@ -50,26 +50,6 @@ def test_slow_disk_is_detected_after_a_total_slow_time_and_two_slow_flushes(took
 def test_slow_disk_detection_ignores_short_flushes(took_ns: int) -> None:
     disks = Disks()
     assert not any(disks.flushed("b", took_ns) for _ in range(200))
-
-
-def test_slow_disk_is_detected_at_eight_times_the_flush_time_of_the_other_disks() -> None:
-    disks = Disks()
-    for replica in "ac":
-        for _ in range(5):
-            disks.flushed(replica, 100 * MS)
-    assert not any(disks.flushed("b", 799 * MS) for _ in range(50))
-    assert disks.until_slow("b", 800 * MS) == 7
-
-
-def test_slow_disk_is_not_detected_if_all_disks_are_slow() -> None:
-    disks = Disks()
-    for _ in range(3):  # the first flushes of that day: no disk is known to be slow for one of them
-        for replica in "abc":
-            disks.flushed(replica, SLOW)
-    for _ in range(50):
-        for replica in "abc":
-            disks.flushed(replica, SLOW)
-    assert not disks.flushes.slow(disks.now_ns)
 
 
 def test_slow_disk_is_not_detected_without_enough_flushes_of_other_disks() -> None:
@@ -168,90 +148,6 @@ def test_slow_leader_transfers_only_to_a_live_caught_up_follower_with_min_isr_fa
 
 
 # ---- in the leader's role ------------------------------------------------------------------------------------------------
-class SlowDiskLeader(Stepped):
-    """A leader whose replicas flush each for so long, one record at a time."""
-
-    def rounds(self, count: int, **took_ns: int) -> list[do.Effect]:
-        """Records that are flushed by all; what it asked the metadata group for meanwhile."""
-        asked: list[do.Effect] = []
-        for _ in range(count):
-            self.publish(flush=False)
-            end = self.replica.log.log_end_offset
-            self.step(ev.LogFlushed(end_offset=end, took_ns=took_ns.get("a", FAST)))
-            for replica in "bc":
-                self.fetch(replica, end - 1, flush_ns=took_ns.get(replica, FAST))
-            self.now_ns += max([FAST, *took_ns.values()])
-            self.heard()
-            while self.replica._shared.deadlines._at_ns.get(ev.Deadline.LAG, self.now_ns + 1) <= self.now_ns:
-                self.step(ev.DeadlineReached(kind=ev.Deadline.LAG))
-                asked += [effect for effect in self.out if isinstance(effect, do.ProposeIsr | do.TransferLeadership)]
-        return asked
-
-
-def test_slow_follower_leaves_the_isr_with_the_flush_time_as_reason() -> None:
-    leader = SlowDiskLeader("a").leads()
-    assert isinstance(leader, SlowDiskLeader)
-    leader.rounds(5)
-    change = leader.rounds(5, c=SLOW)[0]
-    assert isinstance(change, do.ProposeIsr)
-    assert (change.isr, change.slow) == (frozenset("ab"), (("c", SLOW),))
-    snapshot = leader.replica.snapshot(leader.now_ns)
-    assert [(f.replica, f.flush_ms, f.has_slow_disk) for f in snapshot.followers] == [("b", 4.0, False), ("c", 1500.0, True)]
-
-
-@pytest.mark.parametrize(("leaderships", "asks"), [(1, True), (2, False)])
-def test_slow_leader_requests_one_transfer_but_not_soon_after_its_election(leaderships: int, asks: bool) -> None:
-    leader = SlowDiskLeader("a").leads(state(leader_epoch=2, leaderships=leaderships))
-    assert isinstance(leader, SlowDiskLeader)
-    leader.now_ns += 4 * S  # the lease of the leader before has run out
-    leader.heard()
-    leader.rounds(5)
-    asked = leader.rounds(8, a=SLOW)
-    assert [type(effect) for effect in asked] == ([do.TransferLeadership] if asks else [])
-    if asks:
-        assert isinstance(asked[0], do.TransferLeadership)
-        assert (asked[0].toward, asked[0].leader_epoch, asked[0].cause) == ("b", 2, do.TransferCause.SLOW_DISK)
-        assert asked[0].reason == "a flush takes 1500 ms here and 4 ms on b"
-        assert leader.replica.snapshot(leader.now_ns).has_slow_disk
-
-
-@pytest.mark.parametrize(
-    "partition",
-    [
-        state(leader_epoch=2, min_isr=3),
-        state(leader_epoch=2, isr="ab", replicas="ab"),
-        state(leader_epoch=2, isr="ab", min_isr=1),
-        state(leader_epoch=2, isr="ab", policy=CommitPolicy.QUORUM),
-    ],
-)
-def test_slow_leader_requests_no_transfer_if_no_follower_is_faster(partition: object) -> None:
-    for who in "ab":
-        leader = SlowDiskLeader("a").leads(partition)  # type: ignore[arg-type]
-        assert isinstance(leader, SlowDiskLeader)
-        leader.rounds(5)
-        asked = leader.rounds(8, **{who: SLOW, "c": SLOW})
-        assert not [e for e in asked if isinstance(e, do.TransferLeadership) or "b" not in e.isr]  # type: ignore[union-attr]
-
-
-def test_leader_detects_a_hanging_flush_but_not_a_pause_of_its_process() -> None:
-    leader = SlowDiskLeader("a").leads()
-    assert isinstance(leader, SlowDiskLeader)
-    leader.rounds(5)
-    leader.publish(flush=False)
-    for _ in range(6):
-        leader.heard()
-        leader.fire(ev.Deadline.LAG)
-    assert leader.replica.snapshot(leader.now_ns).has_slow_disk
-    other = SlowDiskLeader("a").leads()
-    assert isinstance(other, SlowDiskLeader)
-    other.rounds(5)
-    other.publish(flush=False)
-    for _ in range(3):
-        other.heard()
-        other.fire(ev.Deadline.LAG, late_s=10)
-    assert not other.replica.snapshot(other.now_ns).has_slow_disk
-
-
 def test_follower_fetch_contains_its_last_flush_time() -> None:
     follower = Stepped("b").follows()
     assert follower.only(do.SendFetch).flush_ns == 0

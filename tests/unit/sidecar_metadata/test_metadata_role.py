@@ -122,20 +122,6 @@ async def test_metadata_role_of_a_node_added_to_the_controllers_changes_to_contr
     assert member.calls == ["start", "stop"]
 
 
-async def test_metadata_role_on_a_full_disk_is_feed_subscriber_until_space_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(group_role, "STORAGE_AGAIN_S", 0.001)
-    bench = Bench(tmp_path, "n4")
-    feed, member = Part(an_image(5, *THREE, at=5, learner="n4")), Member(an_image(6, *THREE, "n4", at=6))
-    full = "No space left on device"
-    bench.feeds, bench.members = [feed], [StorageError(full), OSError(28, full), member]
-    await bench.role.start()
-    await until(lambda: bench.role.is_controller)
-    assert feed.calls == ["start", "stop"]
-    await bench.role.stop()
-
-
 FULL = StorageError("No space left on device")
 
 
@@ -235,17 +221,6 @@ async def test_metadata_role_of_a_removed_controller_starts_the_feed_before_the_
     assert not bench.role.is_controller
     feed.show(an_image(10, "n2", "n3", at=9, learner="n1"))
     await until(lambda: bench.role.is_controller)
-    await bench.role.stop()
-
-
-async def test_metadata_role_of_a_learner_removed_before_catching_up_is_feed_subscriber(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, "n4")
-    feed, member = Part(an_image(5, *THREE, at=5, learner="n4")), Member(an_image(0), is_member=False, removed_at=7)
-    bench.feeds, bench.members = [feed], [member]
-    await bench.role.start()
-    await until(lambda: member.calls == ["start", "stop"])
-    assert bench.role.current is feed
-    assert feed.calls == ["start"]
     await bench.role.stop()
 
 
@@ -361,20 +336,6 @@ async def test_metadata_role_of_a_feed_node_logs_one_warning_if_its_settings_dif
 
 
 # ---- at its edges ----------------------------------------------------------------------------------------------------------
-async def test_metadata_role_of_a_removed_controller_changes_back_only_by_a_later_controller_list(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, "n1", journal=True)
-    left = Member(an_image(7, *THREE, at=3), is_member=False, removed_at=6, controllers=ControllerList(THREE, "", "", 3))
-    feed, again = Part(an_image(5, *THREE, at=6)), Member(an_image(9, *THREE, at=7))
-    bench.members, bench.feeds = [left, again], [feed]
-    await bench.role.start()
-    assert (left.calls, bench.role.is_controller, bench.role.decides) == (["stop"], False, False)
-    await asyncio.sleep(0.02)
-    assert bench.joined == [None], "the list that it left is no new one"
-    feed.show(an_image(8, *THREE, at=7))
-    await until(lambda: bench.role.is_controller)
-    await bench.role.stop()
-
-
 async def test_metadata_role_of_a_node_removed_while_joining_joins_again_with_a_later_controller_list(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4")
     feed = Part(an_image(8, *THREE, at=8, learner="n4"))

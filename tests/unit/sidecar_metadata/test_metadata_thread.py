@@ -10,12 +10,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -24,7 +21,7 @@ from sidecar.dev.nats_server import NatsServer
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.metadata.group_role import MetadataConnection
 from sidecar.metadata.group_thread import GroupThread, _read_consistently
-from sidecar.metadata.membership import Heartbeats, HeartbeatTimes, Membership
+from sidecar.metadata.membership import Heartbeats, HeartbeatTimes
 from sidecar.runtime.settings import NodeSettings
 from tests.until import until
 
@@ -155,32 +152,6 @@ def test_metadata_thread_read_during_a_concurrent_change_is_retried() -> None:
 
     assert _read_consistently(read, "") == "read"
     assert len(tries) == 3
-
-
-def _membership(heard: list[int]) -> Any:
-    settings = SimpleNamespace(node_id="n1", replication=ReplicationConfig())
-    group = SimpleNamespace(image=ClusterImage(), watch=lambda _: None)
-    made = Membership(settings, group, lambda sent_ns, _: heard.append(sent_ns), pytest.fail)  # type: ignore[arg-type]
-    made._end_heartbeats = lambda: asyncio.sleep(0)  # type: ignore[assignment,return-value]
-    return made
-
-
-async def test_metadata_thread_heartbeat_answer_extends_the_lease_after_watchers_received_its_image() -> None:
-    heard: list[int] = []
-    membership = _membership(heard)
-    for sent_ns, index in ((1, 0), (2, 5), (3, 6), (4, 9)):
-        membership._heartbeat_answered(sent_ns, pb.ControlResponse(index=index))
-    assert heard == [1]
-    membership._image_changed(ClusterImage(), ClusterImage(index=4))
-    assert heard == [1]
-    membership._image_changed(ClusterImage(), ClusterImage(index=7))
-    assert heard == [1], "the watchers after this one have not been shown it yet"
-    await asyncio.sleep(0)
-    assert heard == [1, 3], "the newest of those that count"
-    membership._heartbeat_answered(5, pb.ControlResponse(index=9, error=pb.ControlResponse.UNAVAILABLE))
-    membership._image_changed(ClusterImage(), ClusterImage(index=9))
-    await asyncio.sleep(0)
-    assert heard == [1, 3, 4]
 
 
 async def test_metadata_thread_ends_when_the_metadata_group_is_closed(server: NatsServer, tmp_path: Path) -> None:

@@ -1,1 +1,0 @@
-"""Replicas and the metadata group's Raft in one simulated cluster."""
