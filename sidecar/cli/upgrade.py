@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 import click
 
 from liftpy.client import Client
-from liftpy.core.metadata.feature_range import FeatureLevels
-from liftpy.core.metadata.features import FEATURES, FIRST
+from liftpy.core.metadata.features import FEATURES, FIRST, FeatureLevels
 from sidecar.cli.health import fetch_health
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.worker_assignment import MOST_WORKERS
-from liftpy.core.metadata.feature_range import NO_LEVEL
+from liftpy.core.metadata.features import NO_LEVEL
 from liftpy.core.publish.memory_budget import LEAST_LIMIT_BYTES
 from liftpy.core.wire.subjects import (
     DEFAULT_INBOX_PREFIXES,

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from google.protobuf.message import DecodeError
 
 from liftpy.core.base.ids import check_name, quote
-from liftpy.core.metadata.feature_range import LevelRange
+from liftpy.core.metadata.features import LevelRange
 from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.message_codec import MessageCodec

@@ -16,7 +16,7 @@ from functools import partial
 from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.controller.active_controller import ActiveController, merge_answers
 from liftpy.core.metadata.controller.admission import WITHOUT_LIMITS, RequestAcl, RequestContext, first_rejection, sender_of
-from liftpy.core.metadata.controller.feature_negotiation import begin_at, levels_answer
+from liftpy.core.metadata.controller.feature_levels import begin_at, levels_answer
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.describe import cut_stream, page_bytes
 from liftpy.core.metadata.features import SUPPORTED_LEVELS

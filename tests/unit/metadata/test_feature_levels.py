@@ -10,16 +10,18 @@ from cluster_driver import Driver
 from liftpy.config import DefaultQuota, ReplicationConfig
 from liftpy.core.metadata.codec import image_from_bytes, image_from_pb, image_to_bytes
 from liftpy.core.metadata.controller.active_controller import ActiveController
-from liftpy.core.metadata.controller.feature_negotiation import ReportedLevels, levels_answer
+from liftpy.core.metadata.controller.feature_levels import ReportedLevels, levels_answer
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.describe import ClusterPages, describe
-from liftpy.core.metadata.feature_range import DEFAULT_LEVELS, NO_LEVEL, LevelRange
 from liftpy.core.metadata.features import (
+    DEFAULT_LEVELS,
     FEATURES,
     FIRST,
+    NO_LEVEL,
     SUPPORTED_LEVELS,
     UNSUPPORTED,
     Feature,
+    LevelRange,
     feature_level_rejection,
     level_range_of,
 )

@@ -16,7 +16,7 @@ from liftpy.config import DefaultQuota, SessionTimes
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.codec import image_from_bytes, image_to_bytes
 from liftpy.core.metadata.controller.cluster_events import RecentEvents
-from liftpy.core.metadata.controller.feature_negotiation import begin_at
+from liftpy.core.metadata.controller.feature_levels import begin_at
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.feed import FeedProducer

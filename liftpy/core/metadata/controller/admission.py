@@ -42,8 +42,7 @@ from liftpy.core.metadata.controller.requests import RequesterKind, changes_noth
 from liftpy.core.metadata.controller.streams import MAX_PARTITIONS_PER_STREAM, with_partition_count
 from liftpy.core.metadata.controller_list import GroupView
 from liftpy.core.metadata.describe import fit_request
-from liftpy.core.metadata.feature_range import NO_LEVEL
-from liftpy.core.metadata.features import UNSUPPORTED, Feature, feature_level_rejection
+from liftpy.core.metadata.features import NO_LEVEL, UNSUPPORTED, Feature, feature_level_rejection
 from liftpy.core.metadata.forwarding import error_response
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import ProcessRelation, compare_processes

@@ -15,9 +15,9 @@ from __future__ import annotations
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.controller.request_batcher import answer_of
 from liftpy.core.metadata.controller.requests import decide_on, kind_of
-from liftpy.core.metadata.controller.state_machine import refusal, repeated_answer
+from liftpy.core.metadata.controller.state_machine import refusal
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.record_builder import RecordBuilder, Rules
+from liftpy.core.metadata.record_builder import RecordBuilder, Rules, repeated_answer
 from liftpy.core.metadata.records import Record
 from liftpy.core.metadata.request_limits import MAX_REQUESTS
 from liftpy.core.wire._pb import cluster_pb2 as pb

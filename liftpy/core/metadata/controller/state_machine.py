@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 from google.protobuf.message import DecodeError
 
 from liftpy.core.base.cooperative_apply import Steps
-from liftpy.core.metadata.codec import STREAM
 from liftpy.core.metadata.controller.request_batcher import decide_batch
 from liftpy.core.metadata.controller.requests import changes_nothing, decide, deciding_on, kind_of
-from liftpy.core.metadata.feature_range import NO_LEVEL
-from liftpy.core.metadata.features import FEATURES, UNSUPPORTED, Feature, check_level, level_range_of
+from liftpy.core.metadata.features import FEATURES, NO_LEVEL, UNSUPPORTED, Feature, check_level, level_range_of
 from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES, Operation
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.record_builder import Decision, RecordBuilder, Rules, refuse
+from liftpy.core.metadata.record_builder import Decision, RecordBuilder, Rules, refuse, repeated_answer
 from liftpy.core.metadata.records import OperationDone, Record, record_to_pb, replay, replaying_all
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.metadata.state_checksum import compute_digest
@@ -155,7 +153,7 @@ class ClusterFsm:
         unknown.
         """
         image = decode_snapshot(data)
-        check_level(image, self.spoken)
+        check_level(image.feature_level, self.spoken)
         self.image = image
         self.last_records = ()
         self._ahead = None
@@ -229,13 +227,3 @@ def _without_partitions(response: pb.ControlResponse, answer: bytes) -> bytes:
     short.CopyFrom(response)
     del short.stream.partitions[:]
     return short.SerializeToString(deterministic=True)
-
-
-def repeated_answer(image: ClusterImage, done: Operation) -> bytes:
-    """Return the stored answer of the operation ``done``, for a repeated request. It has the current state of its stream."""
-    response = pb.ControlResponse.FromString(done.response)
-    stream = image.streams.get(response.stream.name) if response.HasField("stream") else None
-    if stream is None or stream.uid != response.stream.uid:
-        return done.response
-    response.stream.CopyFrom(STREAM.to_pb(stream))
-    return response.SerializeToString(deterministic=True)

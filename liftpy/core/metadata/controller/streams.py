@@ -1,4 +1,5 @@
-"""Requests about streams: CreateStream, AddPartitions, PlaceStream, DeleteStream, AlterStream and OpenGroups.
+"""Requests about streams: CreateStream, AddPartitions, PlaceStream, DeleteStream, AlterStream, OpenGroups
+and SetDefaultQuota.
 
 AlterStream stores new settings or a new replication factor. A new factor sets a target for every partition, and the
 replicas move one by one. OpenGroups creates the internal stream of consumer groups at its first use.
@@ -14,7 +15,7 @@ from liftpy.config import NS_PER_S, REFUSED_BY, AckPolicy, ReplicationConfig, St
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.ids import MAX_SUBJECT_LENGTH, check_data_subject, check_name
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause
-from liftpy.core.metadata.codec import CONFIG, STREAM, apply_changed_fields, stored_text
+from liftpy.core.metadata.codec import CONFIG, QUOTA, STREAM, apply_changed_fields, stored_text
 from liftpy.core.metadata.controller.partitions import MAX_REPLICAS, finish_reached_target
 from liftpy.core.metadata.controller.placements import assignment_from_pb, facts_of, new_partitions, place_on_image, plan_of
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage, StreamImage, SubjectIndex
@@ -29,7 +30,7 @@ from liftpy.core.metadata.placement.facts import (
 from liftpy.core.metadata.placement.rebalance import DestinationNodes, with_replication_factor
 from liftpy.core.metadata.reassignment_progress import yield_replica_changes
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, RejectedError, refuse
-from liftpy.core.metadata.records import PartitionsAdded, StreamAltered, StreamCreated, StreamDeleted
+from liftpy.core.metadata.records import DefaultQuotaSet, PartitionsAdded, StreamAltered, StreamCreated, StreamDeleted
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_STREAM, RESERVED_NAMES, Subjects, data_subject
 from liftpy.errors import ConfigError
@@ -421,6 +422,22 @@ def why_it_waits(image: ClusterImage, stream: StreamImage) -> str:
     except PlacementError as error:
         return str(error)
     return NO_ROOM
+
+
+def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Decision:
+    """Set the values of the cluster's default quota that the request names. Other values do not change."""
+    image = draft.image
+    whole = QUOTA.to_pb(image.default_quota)
+    for name in ("recordsPerS", "bytesPerS", "byToken"):
+        if request.HasField(name):
+            setattr(whole, name, getattr(request, name))
+    try:
+        quota = QUOTA.from_pb(whole)
+    except ConfigError as error:
+        return refuse(pb.ControlResponse.INVALID, f"default quota: {error}")
+    if quota != image.default_quota:
+        draft.add(DefaultQuotaSet(quota))
+    return draft.done(pb.ControlResponse(defaultQuota=whole))
 
 
 class UnplacedStreams:
