@@ -9,7 +9,7 @@ import crc32c
 
 from liftpy.core.metadata import codec as cluster_codec
 from liftpy.core.metadata.controller.admission import RequestAcl, refusal
-from liftpy.core.metadata.controller.preflight import answer_without_log
+from liftpy.core.metadata.controller.state_machine import answer_without_log
 from liftpy.core.metadata.controller_list import CONTROLLERS, ControllerList, list_of, well_formed
 from liftpy.core.metadata.feed import FeedSubscription
 from liftpy.core.metadata.image import ClusterImage
@@ -168,7 +168,7 @@ def decoders() -> list[Decoder]:
             covers=(
                 "liftpy.core.metadata.controller.state_machine:ClusterFsm._apply_in_steps",
                 "liftpy.core.metadata.record_builder:repeated_answer",
-                "liftpy.core.metadata.controller.placements:assignment_from_pb",
+                "liftpy.core.metadata.controller.streams:assignment_from_pb",
             ),
             make=lambda rng, d: spoiled(rng, cluster_pb2.ControlRequest.FromString(d), NAMES).SerializeToString(),
         ),
@@ -177,7 +177,7 @@ def decoders() -> list[Decoder]:
             _REQUESTS,
             _doors,
             p,
-            covers=("liftpy.core.metadata.controller.preflight:answer_without_log",),
+            covers=("liftpy.core.metadata.controller.state_machine:answer_without_log",),
             make=lambda rng, d: spoiled(rng, cluster_pb2.ControlRequest.FromString(d), NAMES).SerializeToString(),
         ),
         Decoder(

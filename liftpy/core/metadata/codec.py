@@ -29,7 +29,7 @@ from liftpy.config import (
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause, Purge, PurgeReport
 from liftpy.core.metadata.controller_list import CONTROLLERS
 from liftpy.core.metadata.features import NO_LEVEL
-from liftpy.core.metadata.idempotency_cache import IdempotencyCache, Operation
+from liftpy.core.metadata.idempotency import IdempotencyCache, Operation
 from liftpy.core.metadata.image import ClusterImage, ClusterRules, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import has_unknown_fields

@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 
 from liftpy.core.base.ids import check_name, quote
 from liftpy.core.metadata.features import LevelRange
-from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
+from liftpy.core.metadata.idempotency import OPERATION_ID_SIZE_BYTES
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.message_codec import MessageCodec
 from liftpy.errors import InvalidNameError

@@ -12,7 +12,7 @@ from liftpy.core.base.partition import PartitionState
 from liftpy.core.base.purge import without_completed
 from liftpy.core.metadata.codec import PARTITION, STREAM
 from liftpy.core.metadata.features import FEATURES, Feature
-from liftpy.core.metadata.idempotency_cache import Operation
+from liftpy.core.metadata.idempotency import Operation
 from liftpy.core.metadata.image import ClusterImage, ClusterRules, Counters, NodeImage, StreamImage
 from liftpy.core.metadata.records import CountersMoved, NodeChanged, PartitionStateChanged, Record
 from liftpy.core.wire._pb import cluster_pb2 as pb

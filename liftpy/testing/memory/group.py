@@ -20,7 +20,7 @@ from liftpy.core.metadata.controller.feature_levels import begin_at, levels_answ
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.describe import cut_stream, page_bytes
 from liftpy.core.metadata.features import SUPPORTED_LEVELS
-from liftpy.core.metadata.forwarding import error_response
+from liftpy.core.metadata.idempotency import error_response
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb

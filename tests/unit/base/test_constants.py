@@ -54,7 +54,7 @@ TURNS: Figures = {
     "liftpy.core.base.cooperative_apply": {"PER_STEP": (100, 1000)},
     "liftpy.core.metadata.request_limits": {"SENT_TOGETHER": (40, 200)},
     "liftpy.core.metadata.placement.policies": {"HASHES_PER_STEP": (1000, 20_000)},
-    "liftpy.core.metadata.controller.reassignment_planner": {"_MAX_CHECKED": (5000, 50_000)},
+    "liftpy.core.metadata.controller.reassignment": {"_MAX_CHECKED": (5000, 50_000)},
     "liftpy.core.metadata.controller.streams": {"AT_ONCE": (8, 8)},
     "liftpy.core.metadata.describe": {"DEFAULT_PAGE_BYTES": (32 * KIB, 256 * KIB)},
     "liftpy.core.publish.log_state": {"REPLAY_BYTES": (16 * KIB, 256 * KIB)},
@@ -80,7 +80,7 @@ ROUNDS: Figures = {
     "liftpy.client.closest_replica": {"CHECK_EVERY_S": (10, 60), "AWAY_S": (5, 30)},
     "sidecar.runtime.memory": {"OPENED": (64, 512), "CLOSED": (128, 1024), "YOUNG": (5000, 50_000)},
     "liftpy.core.metadata.controller.quorum_member": {"PROBE_EVERY_NS": (50 * MS, 200 * MS), "HEAD_EVERY_NS": (250 * MS, S)},
-    "liftpy.core.metadata.controller.reassignment_planner": {"PLAN_EVERY_NS": (50 * MS, S), "REPEAT_AFTER_NS": (2 * S, 10 * S)},
+    "liftpy.core.metadata.controller.reassignment": {"PLAN_EVERY_NS": (50 * MS, S), "REPEAT_AFTER_NS": (2 * S, 10 * S)},
     "liftpy.core.metadata.controller.streams": {"CHECK_EVERY_NS": (200 * MS, 300 * MS), "AGAIN_AFTER_NS": (5 * S, 20 * S)},
 }  # fmt: skip
 """What comes round: its cost in a round, over the time of one, is a few percent of a core at most; and it is not forgotten for long."""
@@ -139,8 +139,8 @@ BOUNDS: Figures = {
         "MAX_OTHER_CHUNKS": (16, 128), "MAX_HEADS_BELOW": (4, 10)},
     "liftpy.core.metadata.controller.quorum_member": {"MAX_DUTY_PROPOSALS": (16, 256), "MAX_PROBES": (16, 256), "MAX_QUESTIONS": (64, 1024)},
     "liftpy.core.metadata.sessions": {"MAX_WAITING": (16, 256)},
-    "liftpy.core.metadata.controller.reassignment_planner": {"TRANSFERS_AT_ONCE": (8, 64), "TARGETS_AHEAD": (2, 4)},
-    "liftpy.core.metadata.idempotency_cache": {
+    "liftpy.core.metadata.controller.reassignment": {"TRANSFERS_AT_ONCE": (8, 64), "TARGETS_AHEAD": (2, 4)},
+    "liftpy.core.metadata.idempotency": {
         "MAX_OPERATIONS": (16_384, 262_144), "MAX_AGE_NS": (300 * S, 3600 * S), "MAX_SIZE_BYTES": (8 * MIB, 128 * MIB),
         "_ENTRY_BYTES": (200, 800), "_EVICT_AT_ONCE": (8, 64), "MAX_STEP_NS": (5 * S, 30 * S),
     },

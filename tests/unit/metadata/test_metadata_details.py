@@ -8,7 +8,7 @@ from immutables import Map
 
 from liftpy.core.metadata import codec
 from liftpy.core.metadata.feed import FeedProducer
-from liftpy.core.metadata.idempotency_cache import Operation
+from liftpy.core.metadata.idempotency import Operation
 from liftpy.core.metadata.image import Counters
 from liftpy.core.metadata.record_builder import MAX_DETAIL_LENGTH, refuse
 from liftpy.core.metadata.records import CountersMoved, OperationDone

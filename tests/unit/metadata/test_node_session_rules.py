@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.metadata.idempotency_cache import MAX_STEP_NS, IdempotencyCache, Operation
+from liftpy.core.metadata.idempotency import MAX_STEP_NS, IdempotencyCache, Operation
 from liftpy.core.metadata.image import NodeImage
 from liftpy.core.metadata.node_identity import ProcessRelation, compare_processes
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -14,7 +14,7 @@ from tests.each import each
 
 
 def test_idempotency_cache_is_bounded_and_keeps_operations_after_clock_jumps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.core.metadata.idempotency_cache.MAX_SIZE_BYTES", 5000)
+    monkeypatch.setattr("liftpy.core.metadata.idempotency.MAX_SIZE_BYTES", 5000)
     window = IdempotencyCache()
     for number in range(40):
         window = window.with_operation(Operation(number.to_bytes(16, "big"), number, b"x" * 100))

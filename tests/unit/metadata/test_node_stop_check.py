@@ -7,7 +7,7 @@ from typing import Any
 
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import PartitionState, PartitionStatus
-from liftpy.core.metadata.controller.preflight import reasons_to_keep_running
+from liftpy.core.metadata.describe import reasons_to_keep_running
 
 ONLINE = PartitionState(partition=0, replicas=("a", "b", "c"), isr=("a", "b", "c"), leader="a", leader_epoch=1, epoch=1)
 ALL = {"a": True, "b": True, "c": True}

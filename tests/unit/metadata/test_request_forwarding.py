@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import NS_PER_S
-from liftpy.core.metadata.forwarding import PAUSE_NS, ForwardedRequest
+from liftpy.core.metadata.idempotency import PAUSE_NS, ForwardedRequest
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 E = pb.ControlResponse

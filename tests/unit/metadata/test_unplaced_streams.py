@@ -8,7 +8,7 @@ from election_driver import Cluster
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.controller.active_controller import ActiveController
-from liftpy.core.metadata.controller.preflight import answer_without_log
+from liftpy.core.metadata.controller.state_machine import answer_without_log
 from liftpy.core.metadata.controller.streams import AGAIN_AFTER_NS, AT_ONCE, CHECK_EVERY_NS, NO_ROOM, why_it_waits
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage
 from liftpy.core.metadata.placement import POLICIES

@@ -20,9 +20,9 @@ from google.protobuf.message import Message
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.metadata.controller.admission import SESSIONS, Rejection, SessionFacts, first_rejection
 from liftpy.core.metadata.controller.feature_levels import ReportedLevels
-from liftpy.core.metadata.controller.preflight import answer_without_log
-from liftpy.core.metadata.controller.reassignment_planner import ReassignmentPlanner
+from liftpy.core.metadata.controller.reassignment import ReassignmentPlanner
 from liftpy.core.metadata.controller.request_batcher import answer_of, batch_of
+from liftpy.core.metadata.controller.state_machine import answer_without_log
 from liftpy.core.metadata.controller.streams import UnplacedStreams
 from liftpy.core.metadata.describe import describe, describe_stream
 from liftpy.core.metadata.election import ElectionTimers, PreferredLeaders

@@ -43,7 +43,7 @@ from liftpy.core.metadata.controller.streams import MAX_PARTITIONS_PER_STREAM, w
 from liftpy.core.metadata.controller_list import GroupView
 from liftpy.core.metadata.describe import fit_request
 from liftpy.core.metadata.features import NO_LEVEL, UNSUPPORTED, Feature, feature_level_rejection
-from liftpy.core.metadata.forwarding import error_response
+from liftpy.core.metadata.idempotency import error_response
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import ProcessRelation, compare_processes
 from liftpy.core.metadata.request_limits import fit

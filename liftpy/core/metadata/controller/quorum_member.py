@@ -38,7 +38,7 @@ from liftpy.core.metadata.controller_list import (
 from liftpy.core.metadata.describe import describer
 from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
 from liftpy.core.metadata.feed import FeedProducer
-from liftpy.core.metadata.forwarding import error_response
+from liftpy.core.metadata.idempotency import error_response
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Rules, repeated_answer
 from liftpy.core.wire import frames
