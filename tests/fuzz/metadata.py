@@ -167,7 +167,7 @@ def decoders() -> list[Decoder]:
             (IncompatibleVersionError,),
             covers=(
                 "liftpy.core.metadata.controller.state_machine:ClusterFsm._apply_in_steps",
-                "liftpy.core.metadata.record_builder:repeated_answer",
+                "liftpy.core.metadata.controller.record_builder:repeated_answer",
                 "liftpy.core.metadata.controller.streams:assignment_from_pb",
             ),
             make=lambda rng, d: spoiled(rng, cluster_pb2.ControlRequest.FromString(d), NAMES).SerializeToString(),

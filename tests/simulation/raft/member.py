@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from liftpy.core.metadata.controller.election_triggers import LeaderCheck, ProbeResult
+
 from liftpy.config import NS_PER_S
 from liftpy.core.metadata.controller.quorum_member import (
     CatchUp,
@@ -20,7 +22,6 @@ from liftpy.core.metadata.controller.quorum_member import (
     TransferMetadataLeadership,
 )
 from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.snapshot import encode_snapshot

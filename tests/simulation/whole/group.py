@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from liftpy.core.metadata.controller.election_triggers import ANSWER_NS, LeaderCheck
+
 from liftpy.core.metadata.controller.quorum_member import Decision, ProbeNode
 from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.core.metadata.failure_reports import ANSWER_NS, LeaderCheck
 from liftpy.core.metadata.feed import FeedSubscription
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb

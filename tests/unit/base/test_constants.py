@@ -100,7 +100,7 @@ AGAIN: Figures = {
     "liftpy.client.services": {"_QUERY_ATTEMPT_S": (2.1, 6), "_COMMAND_ATTEMPT_S": (1, 5)},
     "liftpy.client.retrying": {"FIRST_WAIT_S": (0.01, 0.05), "LONGEST_WAIT_S": (0.25, 1)},
     "liftpy.nats.transport": {"REQUEST_TIMEOUT_S": (1, 5)},
-    "liftpy.core.metadata.election": {
+    "liftpy.core.metadata.controller.election_triggers": {
         "DEFAULT_ELECTION_WAIT_S": (0.1, 0.5), "DEFAULT_RETRY_S": (0.5, 2), "GETS_ON_WITHIN_S": (0.25, 1), "PATIENCE": (10, 30),
     },
     "liftpy.core.metadata.feed": {"RETRY_AFTER_NS": (S // 2, 2 * S)},
@@ -131,7 +131,7 @@ BOUNDS: Figures = {
     "sidecar.partition.replica_manager": {"_STOPS_AT_ONCE": (32, 128), "_OPENED_AT_ONCE": (16, 128)},
     "liftpy.core.metadata.request_limits": {"MAX_BATCH_BYTES": (32 * KIB, 60 * KIB), "MAX_REQUEST_BYTES": (64 * KIB, 64 * KIB), "MAX_TEXT_BYTES": (512, 4096), "MAX_LIST_LENGTH": (128, 1024)},
     "liftpy.core.metadata.controller.request_batcher": {"MAX_DETAIL_LENGTH": (80, 400)},
-    "liftpy.core.metadata.record_builder": {"MAX_DETAIL_LENGTH": (300, 2000)},
+    "liftpy.core.metadata.controller.record_builder": {"MAX_DETAIL_LENGTH": (300, 2000)},
     "liftpy.core.metadata.feed": {"CHUNK_SIZE_BYTES": (64 * KIB, 512 * KIB), "MAX_ENTRY_SIZE_BYTES": (64 * KIB, 512 * KIB), "MAX_BUFFERED_ENTRIES": (1024, 16_384),
         "MAX_BUFFERED_RECORDS": (16_384, 262_144), "_MAX_STATE_SIZE_BYTES": (4096, 32_768), "_OVERHEAD_BYTES": (256, 2048),
         "MAX_SNAPSHOTS": (2, 2),
@@ -146,7 +146,7 @@ BOUNDS: Figures = {
     },
     "liftpy.core.metadata.describe": {"MAX_PAGE_BYTES": (256 * KIB, MIB), "_MIN_PAGE_BYTES": (256, 4096), "_NAMED": (5, 20)},
     "liftpy.core.metadata.placement.rebalance": {"TOLERANCE": (0.01, 0.05), "_MAX_RECIPIENTS_TRIED": (8, 64)},
-    "liftpy.core.metadata.election": {"MOVES_AT_ONCE": (16, 128)},
+    "liftpy.core.metadata.controller.election_triggers": {"MOVES_AT_ONCE": (16, 128)},
     "liftpy.core.metadata.node_identity": {"MAX_EARLIER_NONCES": (8, 64)},
     "liftpy.core.metadata.image": {"MAX_STEPS": (2048, 32_768)},
     "liftpy.nats.credentials": {"_MAX_FILE_BYTES": (256 * KIB, 4 * MIB)},

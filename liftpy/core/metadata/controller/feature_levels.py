@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 from liftpy.config import NS_PER_S, SessionTimes
 from liftpy.core.metadata.codec import RULES, TIMES
+from liftpy.core.metadata.controller.record_builder import Decision, RecordBuilder, Rules, refuse, repeated_answer
 from liftpy.core.metadata.controller_list import GroupView
 from liftpy.core.metadata.features import (
     NO_LEVEL,
@@ -30,7 +31,6 @@ from liftpy.core.metadata.features import (
     refused_level,
 )
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.record_builder import Decision, RecordBuilder, Rules, refuse, repeated_answer
 from liftpy.core.metadata.records import FeatureLevelSet
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError, IncompatibleVersionError

@@ -21,8 +21,9 @@ from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.ids import check_name, quote
 from liftpy.core.base.invariants import check
 from liftpy.core.base.partition import PartitionState, PartitionStatus
-from liftpy.core.metadata import election
 from liftpy.core.metadata.codec import NODE, TIMES
+from liftpy.core.metadata.controller import elections
+from liftpy.core.metadata.controller.record_builder import Decision, RecordBuilder, refuse
 from liftpy.core.metadata.controller_list import CONTROLLERS, well_formed
 from liftpy.core.metadata.features import DAMAGED_LOGS, level_range_in, refused_level
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
@@ -32,7 +33,6 @@ from liftpy.core.metadata.node_identity import (
     ProcessRelation,
     compare_processes,
 )
-from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
 from liftpy.core.metadata.records import ControllersChanged, NodeChanged, NodeRemoved, SessionTimesSet
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import check_node_or_principal
@@ -369,13 +369,13 @@ def _each(draft: RecordBuilder, node_id: str, step: Step) -> Steps[list[Partitio
 
 def _complete_back(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
     if partition.leader == node_id:
-        if not draft.rules.elections or election.eligible(draft, stream, partition) == (node_id,):
+        if not draft.rules.elections or elections.eligible(draft, stream, partition) == (node_id,):
             return replace(partition, leader_epoch=draft.next_leader_epochs())
-        return election.begin(draft, stream, partition)
+        return elections.begin_election(draft, stream, partition)
     if partition.candidate == node_id:
-        partition = election.pass_over(draft, stream, partition)  # the process that promoted itself is gone
+        partition = elections.skip_candidate(draft, stream, partition)  # the process that promoted itself is gone
     elif partition.status is PartitionStatus.ELECTION:
-        return election.add_report(draft, stream, partition)
+        return elections.add_report(draft, stream, partition)
     return _revive(draft, stream, partition, node_id)
 
 
@@ -391,19 +391,19 @@ def _incomplete_back(draft: RecordBuilder, stream: StreamImage, partition: Parti
     if partition.leader == node_id:
         return _replace_leader(draft, stream, shrunk)
     if partition.candidate == node_id:
-        return election.pass_over(draft, stream, shrunk)
+        return elections.skip_candidate(draft, stream, shrunk)
     if partition.status is PartitionStatus.ELECTION:
-        return election.add_report(draft, stream, shrunk)
+        return elections.add_report(draft, stream, shrunk)
     return shrunk
 
 
 def _without_node(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
     if partition.leader == node_id:
-        return election.begin(draft, stream, partition, deposed=node_id)
+        return elections.begin_election(draft, stream, partition, deposed=node_id)
     if partition.candidate == node_id:
-        return election.pass_over(draft, stream, partition)
+        return elections.skip_candidate(draft, stream, partition)
     if partition.status is PartitionStatus.ELECTION:
-        return election.add_report(draft, stream, partition)
+        return elections.add_report(draft, stream, partition)
     return partition
 
 
@@ -414,9 +414,9 @@ def _revive(draft: RecordBuilder, stream: StreamImage, partition: PartitionState
 
 def _replace_leader(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
     if draft.rules.elections:
-        return election.begin(draft, stream, partition)
-    vacant = election.offline(partition)
-    candidates = [node for node in election.eligible(draft, stream, vacant) if node in vacant.isr]
+        return elections.begin_election(draft, stream, partition)
+    vacant = elections.offline(partition)
+    candidates = [node for node in elections.eligible(draft, stream, vacant) if node in vacant.isr]
     if not candidates:
         return vacant
     return replace(vacant, leader=candidates[0], leader_epoch=draft.next_leader_epochs(), status=PartitionStatus.ONLINE)

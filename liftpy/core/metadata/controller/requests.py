@@ -20,9 +20,9 @@ from typing import Any
 
 from liftpy.core.base.cooperative_apply import Steps, run_to_end
 from liftpy.core.metadata.controller import elections, feature_levels, nodes, partitions, streams
+from liftpy.core.metadata.controller.record_builder import Decision, RecordBuilder, RejectedError, Rules, refuse
 from liftpy.core.metadata.describe import describe, describe_stream
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.record_builder import Decision, RecordBuilder, RejectedError, Rules, refuse
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 

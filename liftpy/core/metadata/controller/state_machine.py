@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from google.protobuf.message import DecodeError
 
 from liftpy.core.base.cooperative_apply import Steps
+from liftpy.core.metadata.controller.record_builder import Decision, RecordBuilder, Rules, refuse, repeated_answer
 from liftpy.core.metadata.controller.request_batcher import answer_of, decide_batch
 from liftpy.core.metadata.controller.requests import changes_nothing, decide, decide_on, deciding_on, kind_of
 from liftpy.core.metadata.features import FEATURES, NO_LEVEL, UNSUPPORTED, Feature, check_level, level_range_of
 from liftpy.core.metadata.idempotency import OPERATION_ID_SIZE_BYTES, Operation
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.record_builder import Decision, RecordBuilder, Rules, refuse, repeated_answer
 from liftpy.core.metadata.records import OperationDone, Record, record_to_pb, replay, replaying_all
 from liftpy.core.metadata.request_limits import MAX_REQUESTS
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot

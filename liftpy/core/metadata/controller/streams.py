@@ -19,6 +19,7 @@ from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStat
 from liftpy.core.metadata.codec import CONFIG, QUOTA, STREAM, apply_changed_fields, stored_text
 from liftpy.core.metadata.controller.partitions import MAX_REPLICAS, finish_reached_target
 from liftpy.core.metadata.controller.reassignment import yield_replica_changes
+from liftpy.core.metadata.controller.record_builder import Decision, RecordBuilder, RejectedError, refuse
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage, StreamImage, SubjectIndex
 from liftpy.core.metadata.placement import MANUAL, POLICY_NAMES, candidates_for, place_in_steps, takes_long
 from liftpy.core.metadata.placement.facts import (
@@ -32,7 +33,6 @@ from liftpy.core.metadata.placement.facts import (
     facts_of,
 )
 from liftpy.core.metadata.placement.rebalance import DestinationNodes, with_replication_factor
-from liftpy.core.metadata.record_builder import Decision, RecordBuilder, RejectedError, refuse
 from liftpy.core.metadata.records import DefaultQuotaSet, PartitionsAdded, StreamAltered, StreamCreated, StreamDeleted
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_STREAM, RESERVED_NAMES, Subjects, data_subject
