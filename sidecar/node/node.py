@@ -111,6 +111,8 @@ _CLOSE_SUBJECTS_TIMEOUT_S = 0.5
 _DRAIN_TIMEOUT_S = 3.0
 _LEAVE_TIMEOUT_S = 1.0
 _LIVE_TIMEOUT_S = 5.0
+_SLOW_STOP_S = 1.0
+"""Time after a failed start at which the node logs the error, unless its stop has ended. The command prints the error at the end."""
 
 
 class Node(RunningNode):
@@ -723,6 +725,7 @@ async def run_node(
     )
     starting = start_attended(node.start())
     stopping = start_attended(node.wait())
+    slow_stop: asyncio.TimerHandle | None = None
     try:
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -732,9 +735,16 @@ async def run_node(
             else:
                 say_ready(starting.result())
             await stopping
+    except Exception as error:  # the command prints it after the stop, and a hung disk may delay the stop
+        exit_after(HARD_STOP_S, EXIT_NO_RESTART if prevents_restart(error) else 1)
+        what = "node failed node=%s error=%s: stopping"
+        slow_stop = loop.call_later(_SLOW_STOP_S, logger.critical, what, settings.node_id, error)
+        raise
     finally:
         await end_tasks([starting, stopping])
         code = await node.stop()
+        if slow_stop is not None:
+            slow_stop.cancel()
     if code == EXIT_TO_REPAIR:  # a pause and a restart follow, and the handlers of a closed loop would ignore signals
         loop.remove_signal_handler(signal.SIGTERM)
         loop.remove_signal_handler(signal.SIGINT)
