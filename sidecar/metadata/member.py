@@ -23,11 +23,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import nats.errors
-from liftpy.core.metadata.controller.election_triggers import ANSWER_NS, LeaderCheck, ProbeResult
 from nats.aio.client import Client
 
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.metadata.controller.cluster_events import EventLog
+from liftpy.core.metadata.controller.election_triggers import ANSWER_NS, LeaderCheck, ProbeResult
 from liftpy.core.metadata.controller.quorum_member import (
     CatchUp,
     Decision,

@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from liftpy.core.metadata.controller.election_triggers import ElectionTimers, FailureReports, ProbeResult
-
 from liftpy.client import progress
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.log import compaction_point as horizon
@@ -19,6 +17,7 @@ from liftpy.core.log.log import Log, RecheckResult
 from liftpy.core.log.range_reads import Portion
 from liftpy.core.log.segment import Segment
 from liftpy.core.metadata.controller import elections, nodes
+from liftpy.core.metadata.controller.election_triggers import ElectionTimers, FailureReports, ProbeResult
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.partition import reads

@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from liftpy.core.metadata.controller.election_triggers import LeaderCheck, ProbeResult
-
 from liftpy.config import NS_PER_S
+from liftpy.core.metadata.controller.election_triggers import LeaderCheck, ProbeResult
 from liftpy.core.metadata.controller.quorum_member import (
     CatchUp,
     Decision,

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from liftpy.core.metadata.controller.election_triggers import ANSWER_NS, LeaderCheck
-
 from liftpy.core.metadata.controller.quorum_member import Decision, ProbeNode
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.feed import FeedSubscription
