@@ -415,18 +415,6 @@ def with_partition_count(request: pb.ControlRequest, config: ReplicationConfig) 
         request.openGroups.CopyFrom(wanted)
 
 
-# ---- streams that wait for nodes -------------------------------------------------------------------------------------
-
-
-def why_it_waits(image: ClusterImage, stream: StreamImage) -> str:
-    """Return the reason why ``stream`` waits for placement, as text."""
-    try:
-        candidates_for(facts_of(image), waiting_for(stream, 0))
-    except PlacementError as error:
-        return str(error)
-    return NO_ROOM
-
-
 def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Decision:
     """Set the values of the cluster's default quota that the request names. Other values do not change."""
     image = draft.image
@@ -521,6 +509,18 @@ def plan_of(image: ClusterImage, wanted: PlacementRequest, placed: PlacementResu
     plan.replicas.extend(at[node] for replicas in placed.replicas for node in replicas)
     plan.notes.extend(placed.notes)
     return plan
+
+
+# ---- streams that wait for nodes -------------------------------------------------------------------------------------
+
+
+def why_it_waits(image: ClusterImage, stream: StreamImage) -> str:
+    """Return the reason why ``stream`` waits for placement, as text."""
+    try:
+        candidates_for(facts_of(image), waiting_for(stream, 0))
+    except PlacementError as error:
+        return str(error)
+    return NO_ROOM
 
 
 class UnplacedStreams:
