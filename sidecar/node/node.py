@@ -111,7 +111,7 @@ _CLOSE_SUBJECTS_TIMEOUT_S = 0.5
 _DRAIN_TIMEOUT_S = 3.0
 _LEAVE_TIMEOUT_S = 1.0
 _LIVE_TIMEOUT_S = 5.0
-_SLOW_STOP_S = 1.0
+SLOW_STOP_S = 1.0
 """Time after a failed start at which the node logs the error, unless its stop has ended. The command prints the error at the end."""
 
 
@@ -738,7 +738,7 @@ async def run_node(
     except Exception as error:  # the command prints it after the stop, and a hung disk may delay the stop
         exit_after(HARD_STOP_S, EXIT_NO_RESTART if prevents_restart(error) else 1)
         what = "node failed node=%s error=%s: stopping"
-        slow_stop = loop.call_later(_SLOW_STOP_S, logger.critical, what, settings.node_id, error)
+        slow_stop = loop.call_later(SLOW_STOP_S, logger.critical, what, settings.node_id, error)
         raise
     finally:
         await end_tasks([starting, stopping])

@@ -314,7 +314,7 @@ async def test_node_process_restarts_after_a_temporary_start_failure_and_raises_
 async def test_node_process_with_a_hung_disk_logs_a_failed_start_and_limits_the_stop(
     life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: Exception, code: int
 ) -> None:
-    monkeypatch.setattr(sidecar.node.node, "_SLOW_STOP_S", 0.0)
+    monkeypatch.setattr(sidecar.node.node, "SLOW_STOP_S", 0.0)
     life.started = failure
     life.disk.clear()
     running = asyncio.create_task(life.run())

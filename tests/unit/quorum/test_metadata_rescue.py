@@ -382,3 +382,11 @@ def test_metadata_rescue_in_progress_prevents_a_node_start_in_the_data_directory
     with lock_directories([path]), pytest.raises(DataDirectoryLockedError):
         DataDirectory(path)
     DataDirectory(path).close()
+
+
+def test_metadata_rescue_with_more_controllers_than_allowed_changes_nothing(history: list[bytes], tmp_path: Path) -> None:
+    old = controller(tmp_path, "n1", history)
+    before = tree(tmp_path)
+    with pytest.raises(ConfigError, match="8 new controllers are too many, the maximum is 7"):
+        rescued([old], tuple(f"n{number}" for number in range(1, 9)), tmp_path / "out")
+    assert tree(tmp_path) == before
