@@ -354,15 +354,20 @@ class Node(RunningNode):
         partitions.leave_behind(self._recovered.names)
 
     def _lost_logs(self, folder: DataDirectory, image: ClusterImage) -> list[str]:
-        """Return the names of logs that this node has lost: the directory is missing, but the node is in the ISR [S17].
+        """Return the names of logs that this node has lost: the directory is missing, but this replica counts as complete [S17].
 
         For other missing directories, remove the mark that says that the node has the log.
         """
-        lost = []
+        lost, node_id = [], self.settings.node_id
+        streams = (
+            {f"{stream.name}-{stream.uid}": stream for stream in image.streams.values()} if self._recovered.missing else {}
+        )
         for name in self._recovered.missing:
-            stream, _, number = name.rpartition("/")
-            partitions = next((s.partitions for s in image.streams.values() if f"{s.name}-{s.uid}" == stream), ())
-            if any(p.partition == int(number) and self.settings.node_id in p.isr for p in partitions if number.isdigit()):
+            stream_folder, _, number = name.rpartition("/")
+            stream = streams.get(stream_folder)
+            partitions = stream.partitions if stream is not None else ()
+            states = [one for one in partitions if str(one.partition) == number]
+            if stream is not None and any(node_id in (*one.isr, *stream.may_lead(one)) for one in states):
                 logger.error(
                     "log directory missing log=%s: records that this node acknowledged are lost here, copying the log again",
                     name,
