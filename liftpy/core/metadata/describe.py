@@ -19,7 +19,7 @@ from liftpy.config import NO_QUOTA
 from liftpy.core.base.ids import quote
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.codec import COUNTERS, NODE, PARTITION, QUOTA, STREAM, TIMES
-from liftpy.core.metadata.controller_list import CONTROLLERS
+from liftpy.core.metadata.controller_list import CONTROLLERS, majority
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import NotFoundError, ProtocolError
@@ -277,14 +277,13 @@ def reasons_to_keep_running(image: ClusterImage, node_id: str, controllers: dict
             reasons.append(f"{name} has no leader now")
             continue
         left = [node for node in partition.isr if node != node_id and image.is_live(node)]
-        least = partition.min_isr(stream.config)
+        quorum = majority(len(partition.replicas)) if stream.commits_by_quorum else 1
+        least = max(partition.min_isr(stream.config), quorum)
         if node_id in partition.isr and len(left) < least:
             reasons.append(f"{name} would have {len(left)} of the {least} in-sync replicas that it needs")
     if node_id in controllers:
         left_count = sum(connected for name, connected in controllers.items() if name != node_id)
-        majority = len(controllers) // 2 + 1
-        if len(controllers) > 1 and left_count < majority:
-            reasons.append(
-                f"the metadata group would have {left_count} of its {len(controllers)} members, and needs {majority}"
-            )
+        needed = majority(len(controllers))
+        if len(controllers) > 1 and left_count < needed:
+            reasons.append(f"the metadata group would have {left_count} of its {len(controllers)} members, and needs {needed}")
     return reasons
