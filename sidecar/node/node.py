@@ -747,7 +747,11 @@ async def run_node(
         raise
     finally:
         await end_tasks([starting, stopping])
-        code = await node.stop()
+        try:
+            code = await node.stop()
+        except Exception:
+            if slow_stop is None:  # otherwise the error of the start is raised. This one is in the log
+                raise
         if slow_stop is not None:
             slow_stop.cancel()
     if code == EXIT_TO_REPAIR:  # a pause and a restart follow, and the handlers of a closed loop would ignore signals

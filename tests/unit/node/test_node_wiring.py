@@ -215,6 +215,7 @@ class Life:
         self.handlers: dict[int, Callable[[], None]] = {}
         self.started: Any = {"node": "n1"}
         self.stopping = asyncio.Event()
+        self.stopped: Exception | None = None
         self.disk = asyncio.Event()
         """Set while the disk does not hang."""
         self.disk.set()
@@ -248,6 +249,8 @@ class Life:
     async def stop(self) -> int:
         self.told.append("stop")
         await self.disk.wait()
+        if self.stopped is not None:
+            raise self.stopped
         return 3
 
     def request_stop(self, *, hand_over: bool) -> None:
@@ -325,3 +328,12 @@ async def test_node_process_with_a_hung_disk_logs_a_failed_start_and_limits_the_
     life.disk.set()
     with pytest.raises(type(failure), match="a folder"):
         await running
+
+
+async def test_node_process_whose_start_and_stop_fail_raises_the_error_of_the_start(life: Life) -> None:
+    life.started, life.stopped = CorruptionError("damaged metadata"), OSError("a close failed")
+    with pytest.raises(CorruptionError, match="damaged metadata"):
+        await life.run()
+    life.started = {"node": "n1"}
+    with pytest.raises(OSError, match="a close failed"):
+        await life.run(lambda: life.handlers[signal.SIGTERM]())
