@@ -145,14 +145,7 @@ def feature_of(level: int, features: tuple[Feature, ...]) -> Feature | None:
 
 @dataclass(frozen=True, slots=True)
 class FeatureLevels:
-    """Feature level of the cluster, and the levels of its nodes.
-
-    Attributes:
-        level: Feature level of the cluster.
-        spoken: Node id -> range of levels that it supports. None: not known.
-        versions: Node id -> version.
-        reasons: Reasons why the requested level cannot be finalized. (): it can.
-    """
+    """Feature level of the cluster, and the levels of its nodes."""
 
     level: int
     """Feature level of the cluster."""

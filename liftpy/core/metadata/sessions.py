@@ -333,7 +333,7 @@ def registration_result(response: pb.ControlResponse) -> RegistrationOutcome:
 
 
 class LeaseGrant(NamedTuple):
-    """A granted lease. ``sent_ns``: monotonic time of its heartbeat, at which it starts. ``lease_ns``: its duration."""
+    """A granted lease."""
 
     sent_ns: int
     """Monotonic time when the heartbeat was sent, in nanoseconds. The lease starts then."""

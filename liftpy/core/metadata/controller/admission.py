@@ -60,10 +60,7 @@ _ERROR = pb.ControlResponse
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Result of a check that rejects a request.
-
-    ``response``: answer to the sender, None for no answer. ``counter``: counter of such rejections, '' for none.
-    """
+    """Result of a check that rejects a request."""
 
     response: pb.ControlResponse | None
     """Answer to the sender. None: the sender gets no answer."""

@@ -149,7 +149,7 @@ class NotEnoughNodesError(PlacementError):
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """One error in a manual assignment. ``entry``: number of the wrong entry. ``rule``: rule that it breaks, as text."""
+    """One error in a manual assignment."""
 
     entry: int
     """Index of the wrong entry in the list, from 0. -1: the list as a whole."""
