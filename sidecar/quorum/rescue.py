@@ -27,12 +27,11 @@ from immutables import Map
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.base.strict_json import load_json, whole_number
-from liftpy.core.metadata.codec import image_to_bytes
+from liftpy.core.metadata.codec import encode_snapshot, image_to_bytes
 from liftpy.core.metadata.controller.cluster_events import ClusterEvent, data_loss
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import MAX_CONTROLLERS, ControllerList
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.errors import ConfigError, CorruptionError, InvariantError
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import make_folder, replace_file, sync_folder

@@ -16,6 +16,7 @@ import crc32c
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import quote
+from liftpy.core.metadata.codec import decode_snapshot
 from liftpy.core.metadata.features import SUPPORTED_LEVELS, LevelRange, check_level
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.records import (
@@ -27,7 +28,6 @@ from liftpy.core.metadata.records import (
     record_to_pb,
     replay_all,
 )
-from liftpy.core.metadata.snapshot import decode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.frames import MisdirectedError
 from liftpy.errors import IncompatibleVersionError, LiftError, UnknownFormatError

@@ -17,10 +17,9 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-from liftpy.core.metadata.codec import image_to_bytes
+from liftpy.core.metadata.codec import decode_snapshot, encode_snapshot, image_to_bytes
 from liftpy.core.metadata.feed import CHUNK_SIZE_BYTES, FeedProducer, FeedSubscription
 from liftpy.core.metadata.image_delta import diff
-from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import born_fsm, registration
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from liftpy.config import DefaultQuota, SessionTimes
 from liftpy.core.base.partition import PartitionStatus
-from liftpy.core.metadata.codec import image_from_bytes, image_to_bytes
+from liftpy.core.metadata.codec import encode_snapshot, image_from_bytes, image_to_bytes
 from liftpy.core.metadata.controller.cluster_events import RecentEvents
 from liftpy.core.metadata.controller.feature_levels import begin_at
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
@@ -22,7 +22,6 @@ from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.records import check_partition
-from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError, CorruptionError, DataDirectoryLockedError, InvariantError, LiftError
 from sidecar.cli.controllers import force_recover as command

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from google.protobuf.message import DecodeError
 
 from liftpy.core.base.cooperative_apply import Steps
+from liftpy.core.metadata.codec import decode_snapshot, encode_snapshot
 from liftpy.core.metadata.controller.record_builder import Decision, RecordBuilder, Rules, refuse, repeated_answer
 from liftpy.core.metadata.controller.request_batcher import answer_of, decide_batch
 from liftpy.core.metadata.controller.requests import changes_nothing, decide, decide_on, deciding_on, kind_of
@@ -25,7 +26,6 @@ from liftpy.core.metadata.idempotency import OPERATION_ID_SIZE_BYTES, Operation
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.records import OperationDone, Record, record_to_pb, replay, replaying_all
 from liftpy.core.metadata.request_limits import MAX_REQUESTS
-from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.metadata.state_checksum import compute_digest
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import has_unknown_fields
