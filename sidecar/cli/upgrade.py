@@ -64,7 +64,7 @@ DISK_FORMATS: Mapping[str, DiskFormat] = {
         "raft/snapshot of a controller", "sidecar.quorum.snapshot_file:_VERSION", (1,), {FIRST: 1}
     ),
     "group's lineage": DiskFormat("raft/lineage of a controller", "sidecar.quorum.probation:_FORMAT", (1,), {FIRST: 1}),
-    "image": DiskFormat("within raft/snapshot", "liftpy.core.metadata.codec:VERSION", (2,), {FIRST: 2}),
+    "image": DiskFormat("within raft/snapshot", "liftpy.core.metadata.codec:SNAPSHOT_VERSION", (2,), {FIRST: 2}),
     "backup": DiskFormat(
         "backups/<id>/manifest.json of a store of backups", "liftpy.core.backup.manifest:FORMAT", (1,), {FIRST: 1}
     ),

@@ -45,7 +45,7 @@ from liftpy.core.wire.message_codec import Converter, MessageCodec, Names
 from liftpy.errors import ConfigError, CorruptionError, IncompatibleVersionError, InvariantError, LiftError, UnknownFormatError
 
 _MAGIC = b"LFTI"
-_VERSION = 2
+SNAPSHOT_VERSION = 2
 _OF_LEVEL_1 = 1
 """Snapshot format version that was never released. Its images have no feature level."""
 MAX_IMAGE_SIZE_BYTES = 1 << 30
@@ -247,7 +247,7 @@ def encode_snapshot(image: ClusterImage, *, operations: bool = True) -> bytes:
     """
     data = image_to_bytes(image, operations=operations)
     body = zstandard.ZstdCompressor(level=_LEVEL).compress(data)
-    head = _HEAD.pack(_MAGIC, _VERSION, _CODEC_ZSTD, image.index, len(data))
+    head = _HEAD.pack(_MAGIC, SNAPSHOT_VERSION, _CODEC_ZSTD, image.index, len(data))
     return head + _CRC.pack(crc32c.crc32c(body, crc32c.crc32c(head))) + body
 
 
@@ -265,12 +265,12 @@ def decode_snapshot(data: bytes) -> ClusterImage:
     _, version, codec, index, size_bytes = _HEAD.unpack_from(data)
     if version == _OF_LEVEL_1:
         raise UnknownFormatError(
-            f"The metadata snapshot has version {version}, but this version of liftpy reads {_VERSION}. Run "
+            f"The metadata snapshot has version {version}, but this version of liftpy reads {SNAPSHOT_VERSION}. Run "
             f"`liftpy upgrade finalize` with the version that wrote it, up to feature level {FIRST}, and upgrade then."
         )
-    if version != _VERSION or codec != _CODEC_ZSTD:
+    if version != SNAPSHOT_VERSION or codec != _CODEC_ZSTD:
         raise UnknownFormatError(
-            f"The metadata snapshot has version {version}, codec {codec}, but this version reads {_VERSION}. Upgrade liftpy."
+            f"The metadata snapshot has version {version}, codec {codec}, but this version reads {SNAPSHOT_VERSION}. Upgrade liftpy."
         )
     (crc,) = _CRC.unpack_from(data, _HEAD.size)
     body = data[_HEADER_BYTES:]
