@@ -32,7 +32,7 @@ from liftpy.core.base.ids import check_data_subject, check_name, check_new_strea
 from liftpy.core.base.partition import MoveReason, Pause
 from liftpy.core.metadata import codec
 from liftpy.core.metadata.codec import CONFIG, QUOTA, TIMES
-from liftpy.core.metadata.feature_range import FeatureLevels, level_range_in
+from liftpy.core.metadata.features import FeatureLevels, level_range_in
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, NodeImage, StreamImage
 from liftpy.core.metadata.request_limits import MAX_BATCH_BYTES, MAX_REQUEST_BYTES, SENT_TOGETHER
 from liftpy.core.wire._pb import cluster_pb2

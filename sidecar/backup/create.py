@@ -48,8 +48,8 @@ from liftpy.core.backup.manifest import (
 from liftpy.core.backup.pieces import PIECE_BYTES, extend_chain, missing_files, reusable_pieces
 from liftpy.core.base.ids import PartitionKey, is_internal
 from liftpy.core.base.partition import PartitionState
+from liftpy.core.metadata.codec import encode_snapshot
 from liftpy.core.metadata.image import ClusterImage, StreamImage
-from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError, IncompatibleVersionError, LiftError, NotFoundError, UnavailableError

@@ -20,8 +20,8 @@ from liftpy.core.backup.pieces import (
 )
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.strict_json import load_json
+from liftpy.core.metadata.codec import decode_snapshot
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.snapshot import decode_snapshot
 from liftpy.errors import ConfigError, CorruptionError, LiftError, NotFoundError, StorageError
 from sidecar.backup.store import Store
 

@@ -45,10 +45,9 @@ from liftpy.core.backup.manifest import CursorCopy, Manifest, StreamCopy
 from liftpy.core.backup.pieces import first_leader_epoch
 from liftpy.core.base.ids import PartitionKey, check_name, is_internal
 from liftpy.core.base.partition import PartitionState
-from liftpy.core.metadata.controller.placements import facts_of
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
 from liftpy.core.metadata.placement import DEFAULT_POLICY, MANUAL, place
-from liftpy.core.metadata.placement.facts import PlacementRequest
+from liftpy.core.metadata.placement.facts import PlacementRequest, facts_of
 from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
 from sidecar.backup.inspect import read_image
 from sidecar.backup.staging import NOWHERE, RestorePoint, StagedLog, install_state, stage

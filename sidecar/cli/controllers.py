@@ -158,7 +158,10 @@ def remove(node_id: str, wait: bool, timeout_s: float, as_json: bool, target: Ta
 @click.argument("new_id", metavar="NEW", type=NODE)
 @_add_change_options
 def replace(old_id: str, new_id: str, wait: bool, timeout_s: float, as_json: bool, target: Target) -> None:
-    """Replace controller OLD, which may be down, with the running node NEW. The cluster first adds NEW and then removes OLD."""
+    """Replace controller OLD, which may be down, with the running node NEW. The cluster first adds NEW and then removes OLD.
+
+    In a group of 7 controllers, it removes OLD as soon as NEW has caught up, and then adds NEW.
+    """
     _change(target, as_json, timeout_s if wait else None, add=new_id, remove=old_id)
 
 

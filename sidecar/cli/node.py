@@ -17,10 +17,10 @@ import click
 from liftpy.client import Client
 from liftpy.core.base.ids import check_name
 from liftpy.core.metadata.controller.nodes import still_a_controller, why_still_controller
-from liftpy.core.metadata.controller.placements import facts_of
-from liftpy.core.metadata.controller.preflight import reasons_to_keep_running
+from liftpy.core.metadata.controller.reassignment import Movement, offline_partitions_of
+from liftpy.core.metadata.describe import reasons_to_keep_running
 from liftpy.core.metadata.image import ClusterImage, NodeImage
-from liftpy.core.metadata.reassignment_progress import Movement, offline_partitions_of
+from liftpy.core.metadata.placement.facts import facts_of
 from liftpy.errors import ConfigError, NotFoundError, StaleRequestError
 from sidecar.cli.completion import NODE
 from sidecar.cli.help import HelpCommand, HelpGroup

@@ -14,7 +14,7 @@ import click
 from liftpy.client import Client
 from liftpy.client.stream_info import PartitionInfo
 from liftpy.core.base.partition import PartitionState, PartitionStatus
-from liftpy.core.metadata.election import partitions_off_preferred_leader
+from liftpy.core.metadata.controller.election_triggers import partitions_off_preferred_leader
 from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import ConfigError, NotFoundError, StaleRequestError, UnavailableError
 from sidecar.cli.completion import NODE, STREAM

@@ -15,8 +15,8 @@ import click
 
 from liftpy.client import Client
 from liftpy.client.stream_info import StreamInfo
+from liftpy.core.metadata.controller.reassignment import Movement, Phase, movement_of, movements
 from liftpy.core.metadata.image import ClusterImage, StreamImage
-from liftpy.core.metadata.reassignment_progress import Movement, Phase, movement_of, movements
 from liftpy.errors import NotFoundError, UnavailableError
 from sidecar.cli.node_reports import NodeReports, ask_nodes
 from sidecar.cli.options import timeout_option

@@ -12,11 +12,10 @@ import click
 from liftpy.client import Client
 from liftpy.client.admin import ReplicaMove
 from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStatus
-from liftpy.core.metadata.controller.placements import facts_of
+from liftpy.core.metadata.controller.reassignment import movements
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.placement.facts import Replicas
+from liftpy.core.metadata.placement.facts import Replicas, facts_of
 from liftpy.core.metadata.placement.rebalance import Key, plan_leaderships, plan_moves, plan_sizes
-from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.errors import NotFoundError
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.node_reports import NodeReports, ask_nodes

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from liftpy.client import Client
-from liftpy.config import NS_PER_S, DefaultQuota, SessionTimes
+from liftpy.config import MAX_SESSION_MS, MIN_LEASE_MS, MIN_SESSION_MS, NS_PER_S, DefaultQuota, SessionTimes
 from liftpy.core.base.ids import check_name
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.cli.completion import NODE
@@ -132,6 +132,11 @@ def node_session(session_s: float | None, lease_s: float | None, wait: bool, as_
 
     The command waits until no session or lease with the old times is valid. Setting the times needs operator permissions.
     """
+    for flag, value_s, least_ms in (("--session", session_s, MIN_SESSION_MS), ("--lease", lease_s, MIN_LEASE_MS)):
+        if value_s is not None and not least_ms / 1000 <= value_s <= MAX_SESSION_MS / 1000:
+            raise ConfigError(
+                f"{flag} = {value_s:g}s is outside {least_ms}ms..{MAX_SESSION_MS // 1000}s. Choose a value in this range."
+            )
     sets = session_s is not None or lease_s is not None
 
     async def work(client: Client) -> SessionTimes | None:

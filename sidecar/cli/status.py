@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from liftpy.client import Client, ClusterState
+from liftpy.core.metadata.controller.reassignment import movements
 from liftpy.core.metadata.controller.streams import why_it_waits
 from liftpy.core.metadata.image import INSUFFICIENT_NODES
-from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.core.observe.cluster_health import why_offline
 from liftpy.core.observe.verdicts import Reason
 from sidecar.cli.completion import STREAM

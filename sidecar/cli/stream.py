@@ -25,10 +25,10 @@ from liftpy.client.stream_info import StreamInfo
 from liftpy.config import NO_QUOTA, DefaultQuota, StreamConfig
 from liftpy.core.base.partition import PartitionState, Purge
 from liftpy.core.base.purge import waits_for
+from liftpy.core.metadata.controller.reassignment import movements
 from liftpy.core.metadata.controller.streams import why_it_waits
 from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.metadata.placement import DEFAULT_POLICY
-from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import ConfigError, LiftError, NotFoundError, StaleRequestError, UnavailableError
 from sidecar.cli.completion import STREAM

@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 import click
 
 from liftpy.client import Client
-from liftpy.core.metadata.feature_range import FeatureLevels
-from liftpy.core.metadata.features import FEATURES, FIRST
+from liftpy.core.metadata.features import FEATURES, FIRST, FeatureLevels
 from sidecar.cli.health import fetch_health
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option
@@ -65,7 +64,7 @@ DISK_FORMATS: Mapping[str, DiskFormat] = {
         "raft/snapshot of a controller", "sidecar.quorum.snapshot_file:_VERSION", (1,), {FIRST: 1}
     ),
     "group's lineage": DiskFormat("raft/lineage of a controller", "sidecar.quorum.probation:_FORMAT", (1,), {FIRST: 1}),
-    "image": DiskFormat("within raft/snapshot", "liftpy.core.metadata.snapshot:VERSION", (2,), {FIRST: 2}),
+    "image": DiskFormat("within raft/snapshot", "liftpy.core.metadata.codec:SNAPSHOT_VERSION", (2,), {FIRST: 2}),
     "backup": DiskFormat(
         "backups/<id>/manifest.json of a store of backups", "liftpy.core.backup.manifest:FORMAT", (1,), {FIRST: 1}
     ),

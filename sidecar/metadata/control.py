@@ -1,7 +1,7 @@
 """Control requests: ``ControlHandler`` receives them, ``Forwarder`` sends those of this node to the metadata leader.
 
 Nodes, operators and clients send their requests on subjects of their own. ``liftpy.core.metadata.controller.admission``
-has the checks that each request must pass. ``liftpy.core.metadata.forwarding`` decides about the requests that are
+has the checks that each request must pass. ``liftpy.core.metadata.idempotency`` decides about the requests that are
 sent.
 """
 
@@ -27,8 +27,7 @@ from liftpy.core.metadata.controller.admission import (
 )
 from liftpy.core.metadata.controller.requests import may_be_logged
 from liftpy.core.metadata.describe import cut_stream, page_bytes
-from liftpy.core.metadata.forwarding import ATTEMPT_NS, ForwardedRequest, error_response
-from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
+from liftpy.core.metadata.idempotency import ATTEMPT_NS, OPERATION_ID_SIZE_BYTES, ForwardedRequest, error_response
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import REFUSED

@@ -12,9 +12,9 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 
+from liftpy.core.metadata.codec import encode_snapshot
 from liftpy.core.metadata.feed import FeedProducer, FeedSubscription
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import counter_name

@@ -27,6 +27,7 @@ from nats.aio.client import Client
 
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.metadata.controller.cluster_events import EventLog
+from liftpy.core.metadata.controller.election_triggers import ANSWER_NS, LeaderCheck, ProbeResult
 from liftpy.core.metadata.controller.quorum_member import (
     CatchUp,
     Decision,
@@ -40,7 +41,6 @@ from liftpy.core.metadata.controller.quorum_member import (
 )
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.core.metadata.failure_reports import ANSWER_NS, LeaderCheck, ProbeResult
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire import frames

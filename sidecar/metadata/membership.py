@@ -26,7 +26,7 @@ from liftpy.client.closest_replica import this_host
 from liftpy.config import NS_PER_S, SessionTimes
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.features import DAMAGED_LOGS, SUPPORTED_LEVELS
-from liftpy.core.metadata.forwarding import PAUSE_NS, UNDECIDED
+from liftpy.core.metadata.idempotency import PAUSE_NS, UNDECIDED
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import (
     DEFAULT_WAIT_S,

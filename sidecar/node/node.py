@@ -111,6 +111,8 @@ _CLOSE_SUBJECTS_TIMEOUT_S = 0.5
 _DRAIN_TIMEOUT_S = 3.0
 _LEAVE_TIMEOUT_S = 1.0
 _LIVE_TIMEOUT_S = 5.0
+SLOW_STOP_S = 1.0
+"""Time after a failed start at which the node logs the error, unless its stop has ended. The command prints the error at the end."""
 
 
 class Node(RunningNode):
@@ -352,15 +354,20 @@ class Node(RunningNode):
         partitions.leave_behind(self._recovered.names)
 
     def _lost_logs(self, folder: DataDirectory, image: ClusterImage) -> list[str]:
-        """Return the names of logs that this node has lost: the directory is missing, but the node is in the ISR [S17].
+        """Return the names of logs that this node has lost: the directory is missing, but this replica counts as complete [S17].
 
         For other missing directories, remove the mark that says that the node has the log.
         """
-        lost = []
+        lost, node_id = [], self.settings.node_id
+        streams = (
+            {f"{stream.name}-{stream.uid}": stream for stream in image.streams.values()} if self._recovered.missing else {}
+        )
         for name in self._recovered.missing:
-            stream, _, number = name.rpartition("/")
-            partitions = next((s.partitions for s in image.streams.values() if f"{s.name}-{s.uid}" == stream), ())
-            if any(p.partition == int(number) and self.settings.node_id in p.isr for p in partitions if number.isdigit()):
+            stream_folder, _, number = name.rpartition("/")
+            stream = streams.get(stream_folder)
+            partitions = stream.partitions if stream is not None else ()
+            states = [one for one in partitions if str(one.partition) == number]
+            if stream is not None and any(node_id in (*one.isr, *stream.may_lead(one)) for one in states):
                 logger.error(
                     "log directory missing log=%s: records that this node acknowledged are lost here, copying the log again",
                     name,
@@ -723,6 +730,7 @@ async def run_node(
     )
     starting = start_attended(node.start())
     stopping = start_attended(node.wait())
+    slow_stop: asyncio.TimerHandle | None = None
     try:
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -732,9 +740,20 @@ async def run_node(
             else:
                 say_ready(starting.result())
             await stopping
+    except Exception as error:  # the command prints it after the stop, and a hung disk may delay the stop
+        exit_after(HARD_STOP_S, EXIT_NO_RESTART if prevents_restart(error) else 1)
+        what = "node failed node=%s error=%s: stopping"
+        slow_stop = loop.call_later(SLOW_STOP_S, logger.critical, what, settings.node_id, error)
+        raise
     finally:
         await end_tasks([starting, stopping])
-        code = await node.stop()
+        try:
+            code = await node.stop()
+        except Exception:
+            if slow_stop is None:  # otherwise the error of the start is raised. This one is in the log
+                raise
+        if slow_stop is not None:
+            slow_stop.cancel()
     if code == EXIT_TO_REPAIR:  # a pause and a restart follow, and the handlers of a closed loop would ignore signals
         loop.remove_signal_handler(signal.SIGTERM)
         loop.remove_signal_handler(signal.SIGINT)

@@ -28,9 +28,9 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from liftpy.core.base.worker_assignment import WorkerShare
+from liftpy.core.metadata.codec import decode_snapshot
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.records import record_from_pb, replay_all
-from liftpy.core.metadata.snapshot import decode_snapshot
 from liftpy.core.observe.node_health import ReplicaSyncCheck
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire._pb import replication_pb2

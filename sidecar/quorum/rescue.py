@@ -27,12 +27,11 @@ from immutables import Map
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.base.strict_json import load_json, whole_number
-from liftpy.core.metadata.codec import image_to_bytes
+from liftpy.core.metadata.codec import encode_snapshot, image_to_bytes
 from liftpy.core.metadata.controller.cluster_events import ClusterEvent, data_loss
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
-from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.controller_list import MAX_CONTROLLERS, ControllerList
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.errors import ConfigError, CorruptionError, InvariantError
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import make_folder, replace_file, sync_folder
@@ -165,6 +164,8 @@ def rescue(
     """
     if len(set(voters)) != len(voters) or not voters:
         raise ConfigError("Name the new controllers, each once (--new-controllers).")
+    if len(voters) > MAX_CONTROLLERS:
+        raise ConfigError(f"{len(voters)} new controllers are too many, the maximum is {MAX_CONTROLLERS} (--new-controllers).")
     ids = {folder.path: identity.node_id for folder in folders if (identity := folder.load_identity()) is not None}
     directory_of = {node_id: path for path, node_id in ids.items()}
     missing = [node for node in voters if check_name(node, "node") not in directory_of]

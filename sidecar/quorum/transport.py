@@ -16,8 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.core.metadata.feature_range import DEFAULT_LEVELS, LevelRange
-from liftpy.core.metadata.features import SUPPORTED_LEVELS
+from liftpy.core.metadata.features import DEFAULT_LEVELS, SUPPORTED_LEVELS, LevelRange
 from liftpy.core.metadata.state_checksum import NONE, AppliedDigests, Checkpoint
 from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import ProtocolError, StorageError

@@ -82,12 +82,12 @@ def pause_s(in_a_row: int) -> float:
     return doubled_wait_s(in_a_row, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
 
-def exit_after(seconds: float) -> None:
-    """End the process by force after ``seconds`` if its stop is not complete by then."""
+def exit_after(seconds: float, code: int = 1) -> None:
+    """End the process by force with exit code ``code`` after ``seconds`` if its stop is not complete by then."""
 
     def leave() -> None:
         logger.critical("stop not complete seconds=%g: forcing exit", seconds)
-        os._exit(1)
+        os._exit(code)
 
     timer = threading.Timer(seconds, leave)
     timer.daemon = True

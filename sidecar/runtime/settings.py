@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.worker_assignment import MOST_WORKERS
-from liftpy.core.metadata.feature_range import NO_LEVEL
+from liftpy.core.metadata.controller_list import MAX_CONTROLLERS
+from liftpy.core.metadata.features import NO_LEVEL
 from liftpy.core.publish.memory_budget import LEAST_LIMIT_BYTES
 from liftpy.core.wire.subjects import (
     DEFAULT_INBOX_PREFIXES,
@@ -173,6 +174,10 @@ class NodeSettings:
             check_node_or_principal(controller, "controllers:")
         if len(set(self.controllers)) != len(self.controllers):
             raise ConfigError("The list controllers contains a node twice. Name each node once.")
+        if len(self.controllers) > MAX_CONTROLLERS:
+            raise ConfigError(
+                f"The list controllers has {len(self.controllers)} nodes, the maximum is {MAX_CONTROLLERS}. Name three or five nodes."
+            )
         if self.rack:
             check_name(self.rack, "rack")
         for name, (low, high, advice) in _RANGES.items():

@@ -27,9 +27,9 @@ from google.protobuf.message import DecodeError
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.worker_assignment import WorkerShare, share_of
+from liftpy.core.metadata.codec import encode_snapshot
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.image_delta import entry_between
-from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.observe.node_health import HealthInput
 from liftpy.core.publish.memory_budget import LEAST_LIMIT_BYTES
 from liftpy.core.wire._pb import cluster_pb2 as pb

@@ -12,7 +12,7 @@ from typing import Any
 import crc32c
 
 from liftpy.core.log import compaction_point, epoch_promises, small_files
-from liftpy.core.metadata.snapshot import encode_snapshot
+from liftpy.core.metadata.codec import encode_snapshot
 from liftpy.core.publish import state_file
 from liftpy.core.services import snapshot as service_snapshot
 from liftpy.core.services import versions

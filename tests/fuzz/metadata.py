@@ -8,13 +8,13 @@ from typing import Any
 import crc32c
 
 from liftpy.core.metadata import codec as cluster_codec
+from liftpy.core.metadata.codec import decode_snapshot, encode_snapshot
 from liftpy.core.metadata.controller.admission import RequestAcl, refusal
-from liftpy.core.metadata.controller.preflight import answer_without_log
+from liftpy.core.metadata.controller.state_machine import answer_without_log
 from liftpy.core.metadata.controller_list import CONTROLLERS, ControllerList, list_of, well_formed
 from liftpy.core.metadata.feed import FeedSubscription
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.request_limits import fit
-from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2
 from liftpy.errors import CorruptionError, IncompatibleVersionError, InvariantError, ProtocolError, StorageError
@@ -148,7 +148,7 @@ def decoders() -> list[Decoder]:
             encode_snapshot,
             _mend_snapshot,
             covers=(
-                "liftpy.core.metadata.snapshot:decode_snapshot",
+                "liftpy.core.metadata.codec:decode_snapshot",
                 "liftpy.core.metadata.codec:image_from_bytes",
                 "liftpy.core.metadata.codec:image_from_pb",
             ),
@@ -167,8 +167,8 @@ def decoders() -> list[Decoder]:
             (IncompatibleVersionError,),
             covers=(
                 "liftpy.core.metadata.controller.state_machine:ClusterFsm._apply_in_steps",
-                "liftpy.core.metadata.controller.state_machine:repeated_answer",
-                "liftpy.core.metadata.controller.placements:assignment_from_pb",
+                "liftpy.core.metadata.controller.record_builder:repeated_answer",
+                "liftpy.core.metadata.controller.streams:assignment_from_pb",
             ),
             make=lambda rng, d: spoiled(rng, cluster_pb2.ControlRequest.FromString(d), NAMES).SerializeToString(),
         ),
@@ -177,7 +177,7 @@ def decoders() -> list[Decoder]:
             _REQUESTS,
             _doors,
             p,
-            covers=("liftpy.core.metadata.controller.preflight:answer_without_log",),
+            covers=("liftpy.core.metadata.controller.state_machine:answer_without_log",),
             make=lambda rng, d: spoiled(rng, cluster_pb2.ControlRequest.FromString(d), NAMES).SerializeToString(),
         ),
         Decoder(

@@ -22,7 +22,7 @@ ELSEWHERE = {
     "liftpy.core.backup.manifest:_from_json": "a part of decode_manifest",
     "sidecar.backup.inspect:_running_backups": "what is no answer counts as not known; tests/unit/backup/test_backup_files.py",
     "sidecar.cli.events:EventPages._stored_pages": "what nodes do not write is left to their memory; tests/unit/cli/test_events_command.py",
-    "liftpy.core.metadata.controller.feature_negotiation:levels_answer": "reads an answer that apply has kept; tests/unit/metadata/test_feature_levels.py",
+    "liftpy.core.metadata.controller.feature_levels:levels_answer": "reads an answer that apply has kept; tests/unit/metadata/test_feature_levels.py",
     "liftpy.core.publish.dedup_window:RecentIds.restore": "a part of a state file, tests/unit/publish/test_state_file.py",
     "liftpy.core.publish.dedup_window:_decode": "a part of a state file, tests/unit/publish/test_state_file.py",
     "liftpy.core.publish.last_per_subject:_decode": "a part of a state file, tests/unit/publish/test_state_file.py",

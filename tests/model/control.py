@@ -21,7 +21,7 @@ from liftpy.core.base.invariants import check
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.codec import image_to_bytes
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
-from liftpy.core.metadata.idempotency_cache import IdempotencyCache
+from liftpy.core.metadata.idempotency import IdempotencyCache
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.core.wire._pb import cluster_pb2 as pb

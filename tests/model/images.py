@@ -16,9 +16,9 @@ from immutables import Map
 from liftpy.config import StreamConfig
 from liftpy.core.base.invariants import check
 from liftpy.core.base.partition import PartitionMetadata, PartitionState
+from liftpy.core.metadata.controller.record_builder import Rules
 from liftpy.core.metadata.controller.requests import decide
 from liftpy.core.metadata.image import ClusterImage, Counters, LeaderReport, NodeImage, StreamImage
-from liftpy.core.metadata.record_builder import Rules
 from liftpy.core.metadata.records import replay_all
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import registration

@@ -7,10 +7,10 @@ from typing import Any
 
 from liftpy.config import NS_PER_MS, SessionTimes
 from liftpy.core.base.partition import PartitionState
-from liftpy.core.metadata import codec, election
+from liftpy.core.metadata import codec
 from liftpy.core.metadata.controller import elections
+from liftpy.core.metadata.controller.record_builder import RecordBuilder
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.metadata.record_builder import RecordBuilder
 from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.replication import isr
 from liftpy.core.replication.lease import EarlierLeaders, Lease, ReplicaLease
@@ -37,8 +37,8 @@ def two_lead_in_one_epoch() -> Patches:
     def propose(draft: RecordBuilder, partition: Any, candidate: str) -> Any:
         return real(draft, replace(partition), candidate)
 
-    real = election.propose
-    return [method(election, "propose", propose), method(RecordBuilder, "next_leader_epochs", lambda self, count=1: 1)]
+    real = elections.propose
+    return [method(elections, "propose", propose), method(RecordBuilder, "next_leader_epochs", lambda self, count=1: 1)]
 
 
 # ---- control -----------------------------------------------------------------------------------------------------------

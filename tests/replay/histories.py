@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from liftpy.core.metadata.feature_range import LevelRange
+from liftpy.core.metadata.features import LevelRange
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 _DRIVERS = str(Path(__file__).parents[1] / "unit" / "metadata")

@@ -17,8 +17,7 @@ from liftpy.core.log.log import Log, RecheckResult
 from liftpy.core.log.range_reads import Portion
 from liftpy.core.log.segment import Segment
 from liftpy.core.metadata.controller import elections, nodes
-from liftpy.core.metadata.election import ElectionTimers
-from liftpy.core.metadata.failure_reports import FailureReports, ProbeResult
+from liftpy.core.metadata.controller.election_triggers import ElectionTimers, FailureReports, ProbeResult
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.partition import reads

@@ -8,7 +8,8 @@ at most one voter that is leaving:
     remove O       voters V            leaving O               O does not lead:  voters V - O
     replace O N    voters V            learner N, leaving O    N has caught up:  voters V + N, leaving O;  then voters V + N - O
 
-The order of a replacement keeps a majority if O has failed. A leader that leaves transfers its leadership first. A step
+The order of a replacement keeps a majority if O has failed. In a group of ``MAX_CONTROLLERS``, O is removed first, after N
+has caught up: voters V - O, learner N;  then voters V - O + N. A leader that leaves transfers its leadership first. A step
 is proposed only after the previous one is committed, and after an entry of the leader's own term is committed.
 
 Example: {n1, n2, n3}, n3 has failed. ``replace n3 n4``: voters n1 n2 n3, learner n4. n4 catches up: voters n1 n2 n3 n4,
@@ -23,8 +24,8 @@ from dataclasses import dataclass, field, replace
 from google.protobuf.message import DecodeError
 
 from liftpy.core.base.ids import check_name, quote
-from liftpy.core.metadata.feature_range import LevelRange
-from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
+from liftpy.core.metadata.features import LevelRange
+from liftpy.core.metadata.idempotency import OPERATION_ID_SIZE_BYTES
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.message_codec import MessageCodec
 from liftpy.errors import InvalidNameError
@@ -220,7 +221,8 @@ def _plan_remove(node: str, view: GroupView) -> Planned:
 
 
 def _plan_replace(old: str, new: str, now: ControllerList, nodes: frozenset[str], fenced: frozenset[str]) -> Planned:
-    if now.leaving == old and new in now.members and old != new:
+    is_removed_first = new == now.learner and not now.leaving and old not in now.voters
+    if is_removed_first or (now.leaving == old and new in now.members and old != new):
         return NoChange(_ERROR.OK, f"{old} is being replaced by {new}")
     if new in now.voters and old not in now.members and not (now.learner or now.leaving):
         return NoChange(_ERROR.OK, f"{new} is a controller, and {old} is none")
@@ -259,16 +261,22 @@ def next_step(view: GroupView) -> ControllerList | None:
     now = view.now
     if waits_for(view):
         return None
-    if now.learner:
+    if now.learner and not _removes_first(now):
         return ControllerList(tuple(sorted((*now.voters, now.learner))), leaving=now.leaving)
     if now.leaving and now.leaving != view.leader:
-        return ControllerList(tuple(v for v in now.voters if v != now.leaving))
+        return ControllerList(tuple(v for v in now.voters if v != now.leaving), now.learner)
     return None
+
+
+def _removes_first(now: ControllerList) -> bool:
+    """Return whether a replacement removes the old controller before the new one votes, because the group is full."""
+    return bool(now.learner and now.leaving) and len(now.voters) >= MAX_CONTROLLERS
 
 
 def leader_must_transfer(view: GroupView) -> bool:
     """Return whether the running change waits only for the leader, which must transfer its leadership and leave."""
-    return view.now.leaving == view.leader and not view.now.learner and not waits_for(view)
+    now = view.now
+    return now.leaving == view.leader and (not now.learner or _removes_first(now)) and not waits_for(view)
 
 
 def waits_for(view: GroupView) -> str:
@@ -282,5 +290,6 @@ def waits_for(view: GroupView) -> str:
         return f"{now.learner} is not heard"
     if now.learner and not view.caught_up:
         return f"{now.learner} has not caught up"
-    refused = _check_majority(now, view) if now.learner else _check_majority_without(now, now.leaving, view)
+    adds = now.learner and not _removes_first(now)
+    refused = _check_majority(now, view) if adds else _check_majority_without(now, now.leaving, view)
     return refused.detail if refused is not None else ""

@@ -1,4 +1,4 @@
-"""Descriptions of the cluster in pages that fit into a message. Pure.
+"""Descriptions of the cluster in pages that fit into a message, and what stopping a node would do. Pure.
 
 The request names the position after which the page begins. So controllers keep no state between pages, and any
 controller may answer the next one. Nodes are ordered by id, then streams by name. A large stream continues on the next
@@ -17,8 +17,9 @@ from typing import Any
 
 from liftpy.config import NO_QUOTA
 from liftpy.core.base.ids import quote
+from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.codec import COUNTERS, NODE, PARTITION, QUOTA, STREAM, TIMES
-from liftpy.core.metadata.controller_list import CONTROLLERS
+from liftpy.core.metadata.controller_list import CONTROLLERS, majority
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import NotFoundError, ProtocolError
@@ -258,3 +259,31 @@ def fit_request(request: pb.ControlRequest, max_payload_bytes: int) -> None:
             request.describeCluster.maxBytes = page_bytes(request.describeCluster.maxBytes, max_payload_bytes)
         case "describeStream":
             request.describeStream.maxBytes = page_bytes(request.describeStream.maxBytes, max_payload_bytes)
+
+
+def reasons_to_keep_running(image: ClusterImage, node_id: str, controllers: dict[str, bool]) -> list[str]:
+    """Return the reasons why the node should not be stopped now, as texts. []: it can be stopped.
+
+    ``controllers``: each voter of the metadata group, True if it is connected.
+    """
+    if node_id not in image.nodes:
+        return [f"there is no node {node_id!r}"]
+    reasons = []
+    for stream, partition in image.partitions_of(node_id):
+        name = f"{stream.name}/{partition.partition}"
+        if node_id not in partition.replicas or len(partition.replicas) == 1:
+            continue
+        if partition.status is not PartitionStatus.ONLINE:
+            reasons.append(f"{name} has no leader now")
+            continue
+        left = [node for node in partition.isr if node != node_id and image.is_live(node)]
+        quorum = majority(len(partition.replicas)) if stream.commits_by_quorum else 1
+        least = max(partition.min_isr(stream.config), quorum)
+        if node_id in partition.isr and len(left) < least:
+            reasons.append(f"{name} would have {len(left)} of the {least} in-sync replicas that it needs")
+    if node_id in controllers:
+        left_count = sum(connected for name, connected in controllers.items() if name != node_id)
+        needed = majority(len(controllers))
+        if len(controllers) > 1 and left_count < needed:
+            reasons.append(f"the metadata group would have {left_count} of its {len(controllers)} members, and needs {needed}")
+    return reasons

@@ -14,20 +14,57 @@ sets the level.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from liftpy.core.metadata.feature_range import NO_LEVEL, LevelRange
-from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import IncompatibleVersionError
 
+NO_LEVEL = 0
+"""Level of the image of a new group. Nothing is decided before the level is set."""
 UNSUPPORTED = "UNSUPPORTED: "
 """Prefix of the detail of an INVALID answer if the other side has another version. A newer version may accept the request."""
 FIRST = 5
 """Oldest level that this version supports. Levels 1 to 4 were never released."""
 DAMAGED_LOGS = 6
 """First level at which a registration can name the damaged logs of the node."""
+
+
+class LevelRangeMessage(Protocol):
+    """Protobuf message that names the range of feature levels that its sender supports."""
+
+    minLevel: int
+    maxLevel: int
+
+
+@dataclass(frozen=True, slots=True)
+class LevelRange:
+    """Range of feature levels that a process supports, inclusive."""
+
+    least: int
+    most: int
+
+    def __contains__(self, level: int) -> bool:
+        return self.least <= level <= self.most
+
+    def __str__(self) -> str:
+        return f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
+
+    def write_to(self, message: LevelRangeMessage) -> None:
+        message.minLevel, message.maxLevel = self.least, self.most
+
+
+DEFAULT_LEVELS = LevelRange(1, 1)
+"""Range that is used for a message without one. No released version supports it, so the node is rejected.
+
+Controllers store the text of the rejection, which contains this range. The range must not change.
+"""
+
+
+def level_range_in(message: LevelRangeMessage) -> LevelRange:
+    """Return the range of levels in ``message``, or ``DEFAULT_LEVELS`` if it names none."""
+    return LevelRange(message.minLevel, message.maxLevel or message.minLevel) if message.minLevel else DEFAULT_LEVELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +78,8 @@ class Feature:
     """Changes of the level, as text for people."""
     has_way_back: bool = False
     """True if versions of the previous level can read everything that this level writes."""
-    in_use: Callable[[ClusterImage], list[str]] = lambda _: []
-    """Function that returns the contents of the image that need the level, as texts. They must be removed before the level is
+    in_use: Callable[[Any], list[str]] = lambda _: []
+    """Function of a ClusterImage that returns the contents that need the level, as texts. They must be removed before the level is
     lowered.
     """
     asked: Callable[[pb.ControlRequest], str] = lambda _: ""
@@ -78,9 +115,9 @@ def refused_level(level: int, who: str, supported: LevelRange) -> str:
     return f"{UNSUPPORTED}the cluster is at feature level {level}, {who} speaks {supported}: it needs {what}"
 
 
-def check_level(image: ClusterImage, supported: LevelRange) -> None:
-    """Raise IncompatibleVersionError if ``supported``, the levels of this version, does not contain the feature level of the image."""
-    refused = refused_level(image.feature_level, "this version", supported) if image.feature_level != NO_LEVEL else ""
+def check_level(level: int, supported: LevelRange) -> None:
+    """Raise IncompatibleVersionError if ``supported``, the levels of this version, does not contain the feature level of an image."""
+    refused = refused_level(level, "this version", supported) if level != NO_LEVEL else ""
     if refused:
         raise IncompatibleVersionError(refused)
 
@@ -106,12 +143,15 @@ def feature_of(level: int, features: tuple[Feature, ...]) -> Feature | None:
     return next((feature for feature in features if feature.level == level), None)
 
 
-def downgrade_obstacles(image: ClusterImage, features: tuple[Feature, ...]) -> list[str]:
-    """Return the reasons why the feature level of ``image`` cannot be lowered by one. [] means that it can be lowered."""
-    now = feature_of(image.feature_level, features)
-    assert now is not None
-    if not now.has_way_back:
-        return [
-            f"level {now.level} has written what versions before it can't read ({now.description}): restore a backup instead"
-        ]
-    return now.in_use(image)
+@dataclass(frozen=True, slots=True)
+class FeatureLevels:
+    """Feature level of the cluster, and the levels of its nodes."""
+
+    level: int
+    """Feature level of the cluster."""
+    spoken: Mapping[str, LevelRange | None]
+    """Node id -> range of levels that it supports. None: not known."""
+    versions: Mapping[str, str]
+    """Node id -> version."""
+    reasons: tuple[str, ...] = ()
+    """Reasons why the requested level cannot be finalized. (): it can."""

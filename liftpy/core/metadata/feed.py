@@ -16,8 +16,8 @@ import crc32c
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import quote
-from liftpy.core.metadata.feature_range import LevelRange
-from liftpy.core.metadata.features import SUPPORTED_LEVELS, check_level
+from liftpy.core.metadata.codec import decode_snapshot
+from liftpy.core.metadata.features import SUPPORTED_LEVELS, LevelRange, check_level
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.records import (
     OperationDone,
@@ -28,7 +28,6 @@ from liftpy.core.metadata.records import (
     record_to_pb,
     replay_all,
 )
-from liftpy.core.metadata.snapshot import decode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.frames import MisdirectedError
 from liftpy.errors import IncompatibleVersionError, LiftError, UnknownFormatError
@@ -336,7 +335,7 @@ class FeedSubscription:
             return
         try:
             image = replay_all(self.image, [record_from_pb(record) for record in entry.records])
-            check_level(image, self._spoken)
+            check_level(image.feature_level, self._spoken)
         except (LiftError, KeyError, ValueError):
             self.resynchronize()
             return
@@ -385,7 +384,7 @@ class FeedSubscription:
     def _apply_snapshot(self, data: bytes) -> None:
         try:
             image = decode_snapshot(data)
-            check_level(image, self._spoken)
+            check_level(image.feature_level, self._spoken)
         except (IncompatibleVersionError, UnknownFormatError) as error:
             self.resync_count += 1
             self._unreadable += 1

@@ -17,8 +17,8 @@ from liftpy.config import NO_QUOTA, AckPolicy, CommitPolicy, DefaultQuota, Sessi
 from liftpy.core.base.ids import PartitionKey, is_internal
 from liftpy.core.base.partition import PartitionMetadata, PartitionState, PartitionStatus
 from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.core.metadata.feature_range import NO_LEVEL
-from liftpy.core.metadata.idempotency_cache import IdempotencyCache
+from liftpy.core.metadata.features import NO_LEVEL
+from liftpy.core.metadata.idempotency import IdempotencyCache
 from liftpy.core.wire.subjects import ANY, REST
 
 MAX_STEPS = 8192

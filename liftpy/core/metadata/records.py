@@ -15,7 +15,7 @@ from liftpy.core.base.invariants import check
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata import codec
 from liftpy.core.metadata.controller_list import CONTROLLERS, ControllerList
-from liftpy.core.metadata.idempotency_cache import Operation
+from liftpy.core.metadata.idempotency import Operation
 from liftpy.core.metadata.image import ClusterImage, ClusterRules, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import has_unknown_fields

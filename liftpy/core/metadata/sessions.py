@@ -81,7 +81,7 @@ class _NodeSession:
     deadline_ns: int
     """Monotonic time when the session ends without a further heartbeat."""
     lasts_ns: int
-    """Length of the session in nanoseconds, as granted with the last lease."""
+    """Monotonic time when the session ends by its heartbeats alone. ``deadline_ns`` is earlier if NATS reports no responders."""
     leased_ns: int
     """Latest time when a granted lease can end, by the clock of this metadata leader."""
     heard_ns: int = _NEVER
@@ -333,7 +333,7 @@ def registration_result(response: pb.ControlResponse) -> RegistrationOutcome:
 
 
 class LeaseGrant(NamedTuple):
-    """A granted lease. ``sent_ns``: monotonic time of its heartbeat, at which it starts. ``lease_ns``: its duration."""
+    """A granted lease."""
 
     sent_ns: int
     """Monotonic time when the heartbeat was sent, in nanoseconds. The lease starts then."""

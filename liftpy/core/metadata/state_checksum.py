@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
-from liftpy.core.metadata.feature_range import NO_LEVEL
+from liftpy.core.metadata.features import NO_LEVEL
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.records import Record, record_to_pb
 

@@ -16,11 +16,11 @@ from functools import partial
 from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.controller.active_controller import ActiveController, merge_answers
 from liftpy.core.metadata.controller.admission import WITHOUT_LIMITS, RequestAcl, RequestContext, first_rejection, sender_of
-from liftpy.core.metadata.controller.feature_negotiation import begin_at, levels_answer
+from liftpy.core.metadata.controller.feature_levels import begin_at, levels_answer
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.describe import cut_stream, page_bytes
 from liftpy.core.metadata.features import SUPPORTED_LEVELS
-from liftpy.core.metadata.forwarding import error_response
+from liftpy.core.metadata.idempotency import error_response
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb

@@ -14,8 +14,7 @@ from unittest.mock import patch
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.log.leader_epochs import EpochCache
 from liftpy.core.log.log import Log
-from liftpy.core.metadata import election
-from liftpy.core.metadata.controller import nodes
+from liftpy.core.metadata.controller import elections, nodes
 from liftpy.core.metadata.controller import nodes as leadership
 from liftpy.core.metadata.controller import partitions as isr
 from liftpy.core.metadata.node_identity import ProcessRelation
@@ -371,10 +370,10 @@ def election_from_all_replicas() -> Patches:
         others = (n for n in partition.replicas if n != partition.deposed and n not in partition.passed_over)
         return tuple(n for n in others if draft.is_live(n))
 
-    return [method(election, "eligible", all_live), method(election, "finish", _finish_with_candidate)]
+    return [method(elections, "eligible", all_live), method(elections, "finish_election", _finish_with_candidate)]
 
 
-_finish = election.finish
+_finish = elections.finish_election
 
 
 def _finish_with_candidate(stream: Any, partition: Any) -> Any:

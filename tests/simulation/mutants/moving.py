@@ -7,7 +7,7 @@ from typing import Any
 
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.controller import partitions as decisions
-from liftpy.core.metadata.controller.reassignment_planner import ReassignmentPlanner
+from liftpy.core.metadata.controller.reassignment import ReassignmentPlanner
 from liftpy.core.replication import leader
 from tests.simulation.mutants.bug import Mutant, Patches, decided, method
 

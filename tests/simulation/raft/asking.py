@@ -1,11 +1,11 @@
-"""A control request on its way over the simulated bus, by the rules of ``liftpy.core.metadata.forwarding``."""
+"""A control request on its way over the simulated bus, by the rules of ``liftpy.core.metadata.idempotency``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from liftpy.core.metadata.forwarding import ATTEMPT_NS, ForwardedRequest
+from liftpy.core.metadata.idempotency import ATTEMPT_NS, ForwardedRequest
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
+from liftpy.core.metadata.codec import encode_snapshot
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.features import FEATURES, Feature
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 

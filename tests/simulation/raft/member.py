@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from liftpy.config import NS_PER_S
+from liftpy.core.metadata.codec import encode_snapshot
+from liftpy.core.metadata.controller.election_triggers import LeaderCheck, ProbeResult
 from liftpy.core.metadata.controller.quorum_member import (
     CatchUp,
     Decision,
@@ -20,10 +22,8 @@ from liftpy.core.metadata.controller.quorum_member import (
     TransferMetadataLeadership,
 )
 from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.metadata.member_log import UNLED_S, MemberDirectory, MemberEnvironment, MemberLog
 from sidecar.quorum.driver import tick_once

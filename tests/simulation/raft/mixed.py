@@ -20,14 +20,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 from liftpy.config import NS_PER_S
+from liftpy.core.metadata.codec import encode_snapshot
 from liftpy.core.metadata.controller import quorum_member
 from liftpy.core.metadata.controller.nodes import set_node
+from liftpy.core.metadata.controller.record_builder import Decision, RecordBuilder
 from liftpy.core.metadata.controller.requests import REQUESTS
-from liftpy.core.metadata.feature_range import NO_LEVEL
-from liftpy.core.metadata.features import FEATURES, Feature, level_range_of
+from liftpy.core.metadata.features import FEATURES, NO_LEVEL, Feature, level_range_of
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.record_builder import Decision, RecordBuilder
-from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import IncompatibleVersionError, StorageError
 from sidecar.quorum.library import TICK_S, RaftCore

@@ -20,7 +20,7 @@ from liftpy.core.metadata.controller import quorum_member as member_module
 from liftpy.core.metadata.controller.quorum_member import EntryOutcome, ProposedEntry, QuorumMember
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.feed import FeedProducer, FeedSubscription
-from liftpy.core.metadata.forwarding import ForwardedRequest
+from liftpy.core.metadata.idempotency import ForwardedRequest
 from liftpy.core.metadata.sessions import AnsweredHeartbeats, LeaseGrant, NodeSessions
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.metadata import member_log

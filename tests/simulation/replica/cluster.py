@@ -16,7 +16,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.invariants import check
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.codec import CONFIG
-from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
+from liftpy.core.metadata.controller.election_triggers import LeaderCheck, ProbeResult
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.replication.phases import LeaderPhase
 from liftpy.core.wire._pb import cluster_pb2 as pb

@@ -15,8 +15,8 @@ from functools import partial
 
 from liftpy.config import ReplicationConfig, SessionTimes
 from liftpy.core.base.partition import PartitionState
-from liftpy.core.metadata.controller.feature_negotiation import begin_at
-from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
+from liftpy.core.metadata.controller.election_triggers import LeaderCheck, ProbeResult
+from liftpy.core.metadata.controller.feature_levels import begin_at
 from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb

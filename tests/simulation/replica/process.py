@@ -19,9 +19,8 @@ from liftpy.core.base.partition import PartitionState
 from liftpy.core.log.epoch_promises import PromiseJournal
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import OpenReport
-from liftpy.core.metadata import failure_reports
+from liftpy.core.metadata.controller.election_triggers import LeaderCheck, ProbeResult
 from liftpy.core.metadata.controller.request_batcher import Answer, RequestBatcher
-from liftpy.core.metadata.failure_reports import ProbeResult
 from liftpy.core.metadata.features import DAMAGED_LOGS, SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
@@ -371,7 +370,7 @@ class SimProcess:
             self.cluster.counters["quiet fetch over"] += 1
             self.replicas[fetch.key].feed(ev.QuiescenceEnded(last_answer_ns=ended.last_answer_ns))
 
-    def _questioned(self, question: failure_reports.LeaderCheck, reply: Callable[[ProbeResult], None]) -> None:
+    def _questioned(self, question: LeaderCheck, reply: Callable[[ProbeResult], None]) -> None:
         replica = self.replicas.get(question.key)
         serves = replica is not None and replica.replica.serves(question.leader_epoch, self.now_ns())
         reply(ProbeResult.SERVES if serves else ProbeResult.DOES_NOT)

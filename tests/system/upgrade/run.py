@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import connect
-from liftpy.core.metadata.controller.preflight import reasons_to_keep_running
+from liftpy.core.metadata.describe import reasons_to_keep_running
 from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks

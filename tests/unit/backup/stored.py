@@ -11,8 +11,8 @@ from liftpy.config import StreamConfig
 from liftpy.core.backup.manifest import Manifest, PartitionCopy, StoredFile, StoredPiece, StreamCopy, image_path, piece_path
 from liftpy.core.backup.pieces import extend_chain, reusable_pieces
 from liftpy.core.base.partition import PartitionState, Purge
+from liftpy.core.metadata.codec import encode_snapshot
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire.batch import RecordBatch, build_batch, split_batches
 from sidecar.backup.store import Store
 from tests.born import born_image

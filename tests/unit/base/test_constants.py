@@ -54,7 +54,7 @@ TURNS: Figures = {
     "liftpy.core.base.cooperative_apply": {"PER_STEP": (100, 1000)},
     "liftpy.core.metadata.request_limits": {"SENT_TOGETHER": (40, 200)},
     "liftpy.core.metadata.placement.policies": {"HASHES_PER_STEP": (1000, 20_000)},
-    "liftpy.core.metadata.controller.reassignment_planner": {"_MAX_CHECKED": (5000, 50_000)},
+    "liftpy.core.metadata.controller.reassignment": {"_MAX_CHECKED": (5000, 50_000)},
     "liftpy.core.metadata.controller.streams": {"AT_ONCE": (8, 8)},
     "liftpy.core.metadata.describe": {"DEFAULT_PAGE_BYTES": (32 * KIB, 256 * KIB)},
     "liftpy.core.publish.log_state": {"REPLAY_BYTES": (16 * KIB, 256 * KIB)},
@@ -80,7 +80,7 @@ ROUNDS: Figures = {
     "liftpy.client.closest_replica": {"CHECK_EVERY_S": (10, 60), "AWAY_S": (5, 30)},
     "sidecar.runtime.memory": {"OPENED": (64, 512), "CLOSED": (128, 1024), "YOUNG": (5000, 50_000)},
     "liftpy.core.metadata.controller.quorum_member": {"PROBE_EVERY_NS": (50 * MS, 200 * MS), "HEAD_EVERY_NS": (250 * MS, S)},
-    "liftpy.core.metadata.controller.reassignment_planner": {"PLAN_EVERY_NS": (50 * MS, S), "REPEAT_AFTER_NS": (2 * S, 10 * S)},
+    "liftpy.core.metadata.controller.reassignment": {"PLAN_EVERY_NS": (50 * MS, S), "REPEAT_AFTER_NS": (2 * S, 10 * S)},
     "liftpy.core.metadata.controller.streams": {"CHECK_EVERY_NS": (200 * MS, 300 * MS), "AGAIN_AFTER_NS": (5 * S, 20 * S)},
 }  # fmt: skip
 """What comes round: its cost in a round, over the time of one, is a few percent of a core at most; and it is not forgotten for long."""
@@ -100,7 +100,7 @@ AGAIN: Figures = {
     "liftpy.client.services": {"_QUERY_ATTEMPT_S": (2.1, 6), "_COMMAND_ATTEMPT_S": (1, 5)},
     "liftpy.client.retrying": {"FIRST_WAIT_S": (0.01, 0.05), "LONGEST_WAIT_S": (0.25, 1)},
     "liftpy.nats.transport": {"REQUEST_TIMEOUT_S": (1, 5)},
-    "liftpy.core.metadata.election": {
+    "liftpy.core.metadata.controller.election_triggers": {
         "DEFAULT_ELECTION_WAIT_S": (0.1, 0.5), "DEFAULT_RETRY_S": (0.5, 2), "GETS_ON_WITHIN_S": (0.25, 1), "PATIENCE": (10, 30),
     },
     "liftpy.core.metadata.feed": {"RETRY_AFTER_NS": (S // 2, 2 * S)},
@@ -131,7 +131,7 @@ BOUNDS: Figures = {
     "sidecar.partition.replica_manager": {"_STOPS_AT_ONCE": (32, 128), "_OPENED_AT_ONCE": (16, 128)},
     "liftpy.core.metadata.request_limits": {"MAX_BATCH_BYTES": (32 * KIB, 60 * KIB), "MAX_REQUEST_BYTES": (64 * KIB, 64 * KIB), "MAX_TEXT_BYTES": (512, 4096), "MAX_LIST_LENGTH": (128, 1024)},
     "liftpy.core.metadata.controller.request_batcher": {"MAX_DETAIL_LENGTH": (80, 400)},
-    "liftpy.core.metadata.record_builder": {"MAX_DETAIL_LENGTH": (300, 2000)},
+    "liftpy.core.metadata.controller.record_builder": {"MAX_DETAIL_LENGTH": (300, 2000)},
     "liftpy.core.metadata.feed": {"CHUNK_SIZE_BYTES": (64 * KIB, 512 * KIB), "MAX_ENTRY_SIZE_BYTES": (64 * KIB, 512 * KIB), "MAX_BUFFERED_ENTRIES": (1024, 16_384),
         "MAX_BUFFERED_RECORDS": (16_384, 262_144), "_MAX_STATE_SIZE_BYTES": (4096, 32_768), "_OVERHEAD_BYTES": (256, 2048),
         "MAX_SNAPSHOTS": (2, 2),
@@ -139,14 +139,14 @@ BOUNDS: Figures = {
         "MAX_OTHER_CHUNKS": (16, 128), "MAX_HEADS_BELOW": (4, 10)},
     "liftpy.core.metadata.controller.quorum_member": {"MAX_DUTY_PROPOSALS": (16, 256), "MAX_PROBES": (16, 256), "MAX_QUESTIONS": (64, 1024)},
     "liftpy.core.metadata.sessions": {"MAX_WAITING": (16, 256)},
-    "liftpy.core.metadata.controller.reassignment_planner": {"TRANSFERS_AT_ONCE": (8, 64), "TARGETS_AHEAD": (2, 4)},
-    "liftpy.core.metadata.idempotency_cache": {
+    "liftpy.core.metadata.controller.reassignment": {"TRANSFERS_AT_ONCE": (8, 64), "TARGETS_AHEAD": (2, 4)},
+    "liftpy.core.metadata.idempotency": {
         "MAX_OPERATIONS": (16_384, 262_144), "MAX_AGE_NS": (300 * S, 3600 * S), "MAX_SIZE_BYTES": (8 * MIB, 128 * MIB),
         "_ENTRY_BYTES": (200, 800), "_EVICT_AT_ONCE": (8, 64), "MAX_STEP_NS": (5 * S, 30 * S),
     },
     "liftpy.core.metadata.describe": {"MAX_PAGE_BYTES": (256 * KIB, MIB), "_MIN_PAGE_BYTES": (256, 4096), "_NAMED": (5, 20)},
     "liftpy.core.metadata.placement.rebalance": {"TOLERANCE": (0.01, 0.05), "_MAX_RECIPIENTS_TRIED": (8, 64)},
-    "liftpy.core.metadata.election": {"MOVES_AT_ONCE": (16, 128)},
+    "liftpy.core.metadata.controller.election_triggers": {"MOVES_AT_ONCE": (16, 128)},
     "liftpy.core.metadata.node_identity": {"MAX_EARLIER_NONCES": (8, 64)},
     "liftpy.core.metadata.image": {"MAX_STEPS": (2048, 32_768)},
     "liftpy.nats.credentials": {"_MAX_FILE_BYTES": (256 * KIB, 4 * MIB)},

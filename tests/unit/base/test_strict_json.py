@@ -13,8 +13,8 @@ from liftpy.client.positions import parse_start, parse_until
 from liftpy.config import FlushPolicy
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.log.small_files import seal_small_file
+from liftpy.core.metadata.codec import decode_snapshot, encode_snapshot
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
-from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.errors import ConfigError, CorruptionError
 from liftpy.spark.offsets import StreamOffsets, parse_spec
 from sidecar.disk.data_folder import DataDirectory

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from liftpy.client.admin import Admin, ReplicaMove
-from liftpy.core.metadata.reassignment_progress import movements
+from liftpy.core.metadata.controller.reassignment import movements
 from liftpy.core.metadata.request_limits import MAX_REQUEST_BYTES
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import UnavailableError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from liftpy.core.metadata.feature_range import FeatureLevels, LevelRange
+from liftpy.core.metadata.features import FeatureLevels, LevelRange
 from liftpy.core.metadata.image import NodeImage
 from sidecar.cli import upgrade as commands
 from tests.flat_client import FlatClient

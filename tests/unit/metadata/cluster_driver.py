@@ -7,10 +7,9 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from liftpy.core.base.partition import PartitionState
-from liftpy.core.metadata.controller.preflight import answer_without_log
-from liftpy.core.metadata.controller.state_machine import MAX_TIME_NS
+from liftpy.core.metadata.controller.state_machine import MAX_TIME_NS, answer_without_log
 from liftpy.core.metadata.features import SUPPORTED_LEVELS
-from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
+from liftpy.core.metadata.idempotency import OPERATION_ID_SIZE_BYTES
 from liftpy.core.metadata.records import OperationDone
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import born_fsm

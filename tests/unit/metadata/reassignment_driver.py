@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.partition import PartitionState, PartitionStatus
-from liftpy.core.metadata.controller.reassignment_planner import PLAN_EVERY_NS, ReassignmentPlanner
+from liftpy.core.metadata.controller.reassignment import PLAN_EVERY_NS, ReassignmentPlanner
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.replication.leader import next_to_go
 from liftpy.core.wire._pb import cluster_pb2 as pb

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from cluster_driver import Driver, Error
 
+from liftpy.core.metadata.codec import decode_snapshot, encode_snapshot
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.metadata.placement import POLICIES
 from liftpy.core.metadata.records import record_from_pb, replay_all
-from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.each import each
 from tests.unit.metadata.image_checks import check_image, check_step

@@ -7,7 +7,7 @@ from cluster_driver import Driver, Error
 from reassignment_driver import Moved
 
 from liftpy.core.base.partition import MoveReason
-from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
+from liftpy.core.metadata.codec import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 

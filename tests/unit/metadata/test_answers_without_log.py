@@ -10,7 +10,7 @@ from election_driver import Cluster
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.controller.active_controller import ActiveController
-from liftpy.core.metadata.controller.preflight import answer_without_log
+from liftpy.core.metadata.controller.state_machine import answer_without_log
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import registration
 

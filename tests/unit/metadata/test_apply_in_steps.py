@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from liftpy.core.base.cooperative_apply import PER_STEP
+from liftpy.core.metadata.codec import encode_snapshot
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.records import Record, replay
-from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import born_fsm, registration
 

@@ -12,10 +12,10 @@ from election_driver import Cluster
 
 from liftpy.config import SessionTimes
 from liftpy.core.metadata.controller.cluster_events import KINDS, ClusterEvent, RecentEvents, event_text, events_of
-from liftpy.core.metadata.controller.feature_negotiation import begin_at
+from liftpy.core.metadata.controller.feature_levels import begin_at
+from liftpy.core.metadata.controller.record_builder import Rules
 from liftpy.core.metadata.controller.requests import REQUESTS, RequesterKind
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.record_builder import Rules
 from liftpy.core.metadata.records import PartitionStateChanged
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import born_fsm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cluster_driver import MS, Driver, Error
 
-from liftpy.core.metadata import idempotency_cache
+from liftpy.core.metadata import idempotency
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError, UnknownFormatError
 from tests.born import born_fsm, registration
@@ -64,15 +64,15 @@ def test_cluster_fsm_with_wrong_entry_times_still_answers_a_repeated_operation_f
     again = driver.ask(first.operationId, registerNode=registration(nodeId="a"))
     assert again == first, "it is applied once"
     for _ in range(200):
-        driver.now_ns += idempotency_cache.MAX_STEP_NS
+        driver.now_ns += idempotency.MAX_STEP_NS
         driver.register("d")
-    assert len(driver.fsm.image.operations) <= 1 + idempotency_cache.MAX_AGE_NS // idempotency_cache.MAX_STEP_NS
+    assert len(driver.fsm.image.operations) <= 1 + idempotency.MAX_AGE_NS // idempotency.MAX_STEP_NS
 
 
-def test_cluster_fsm_after_a_long_idle_time_keeps_recent_operations_in_the_idempotency_cache() -> None:
+def test_cluster_fsm_after_a_long_idle_time_keeps_recent_operations_in_the_idempotency() -> None:
     driver = Driver()
     first = driver.register("a")
-    driver.now_ns += 10 * idempotency_cache.MAX_AGE_NS
+    driver.now_ns += 10 * idempotency.MAX_AGE_NS
     driver.register("b")
     assert driver.ask(first.operationId, registerNode=registration(nodeId="a")) == first
 
@@ -88,22 +88,22 @@ def test_cluster_fsm_operation_id_applied_twice_returns_the_first_answer() -> No
 
 
 def test_cluster_fsm_idempotency_cache_is_bounded_in_count_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idempotency_cache, "MAX_OPERATIONS", 10)
+    monkeypatch.setattr(idempotency, "MAX_OPERATIONS", 10)
     driver = Driver()
     for number in range(25):
         driver.register(f"n{number}")
     window = driver.fsm.image.operations
     assert len(window) == len(window.by_id) == len(window.order) == 10
     assert [o.operation_id for o in window] == [n.to_bytes(16, "big") for n in range(16, 26)]
-    for _ in range(2 * idempotency_cache.MAX_AGE_NS // idempotency_cache.MAX_STEP_NS):
-        driver.now_ns += 2 * idempotency_cache.MAX_STEP_NS
+    for _ in range(2 * idempotency.MAX_AGE_NS // idempotency.MAX_STEP_NS):
+        driver.now_ns += 2 * idempotency.MAX_STEP_NS
         driver.register("late")
-    monkeypatch.setattr(idempotency_cache, "MAX_OPERATIONS", 1000)
+    monkeypatch.setattr(idempotency, "MAX_OPERATIONS", 1000)
     assert len(driver.fsm.image.operations) == 10
 
 
 def test_cluster_fsm_idempotency_cache_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idempotency_cache, "MAX_SIZE_BYTES", 20_000)
+    monkeypatch.setattr(idempotency, "MAX_SIZE_BYTES", 20_000)
     driver = Driver(("a",))
     for number in range(300):
         driver.create(f"s{number}", "not a subject" * 500)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.codec import image_to_bytes
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
-from liftpy.core.metadata.idempotency_cache import IdempotencyCache
+from liftpy.core.metadata.idempotency import IdempotencyCache
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.records import record_from_pb, replay_all
 from liftpy.core.wire._pb import cluster_pb2 as pb

@@ -148,6 +148,21 @@ def test_controller_replacement_of_a_dead_controller_keeps_a_majority_at_each_st
         assert len({*before.voters} ^ {*after.voters}) == 1
 
 
+def test_controller_replacement_in_a_group_of_seven_removes_the_old_controller_first() -> None:
+    begun = view("abcdefg", learner="h", leaving="g", dead="g")
+    first, second = _come_to(begun)
+    assert (first, second) == (ControllerList(tuple("abcdef"), "h"), ControllerList(tuple("abcdefh")))
+    assert all(map(well_formed, (begun.now, first, second)))
+    again = plan(REPLACE, "h", replace(begun, now=first), "g")
+    assert isinstance(again, NoChange)
+    assert again.error == pb.ControlResponse.OK
+    assert next_step(replace(begun, caught_up=False)) is None
+    assert "4 of 6 controllers must be alive" in waits_for(view("abcdefg", learner="h", leaving="g", dead="gdef"))
+    led = view("abcdefg", learner="h", leaving="a")
+    assert leader_must_transfer(led)
+    assert next_step(led) is None
+
+
 @pytest.mark.parametrize(
     ("of", "why"),
     [

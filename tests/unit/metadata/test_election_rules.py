@@ -6,15 +6,15 @@ import dataclasses
 from typing import Any
 
 from liftpy.core.base.partition import PartitionState, PartitionStatus
-from liftpy.core.metadata import election
-from liftpy.core.metadata.record_builder import RecordBuilder, Rules
+from liftpy.core.metadata.controller import elections
+from liftpy.core.metadata.controller.record_builder import RecordBuilder, Rules
 from tests.each import each
 from tests.unit.metadata.small_images import a_partition, a_stream, an_image
 
 
 def elect(partition: PartitionState, fenced: str = "", **config: Any) -> tuple[str, ...]:
     stream = a_stream(partition, **config)
-    return election.eligible(RecordBuilder(an_image(stream, fenced=fenced), 1, Rules()), stream, partition)
+    return elections.eligible(RecordBuilder(an_image(stream, fenced=fenced), 1, Rules()), stream, partition)
 
 
 @each(
@@ -39,8 +39,8 @@ def test_electable_replicas_are_unfenced_isr_members_and_complete_replicas(
 
 def test_unclean_election_sets_the_isr_to_the_new_leader() -> None:
     partition = a_partition(leader="", candidate="c", status=PartitionStatus.CANDIDATE_FOUND, incomplete=("c",), deposed="a")
-    found = election.finish(a_stream(partition), partition)
+    found = elections.finish_election(a_stream(partition), partition)
     assert (found.isr, found.unclean_elected, found.incomplete) == (("c",), True, ())
     clean = dataclasses.replace(partition, incomplete=())
-    found = election.finish(a_stream(clean), clean)
+    found = elections.finish_election(a_stream(clean), clean)
     assert (found.isr, found.unclean_elected, found.leader) == (("b", "c"), False, "c")

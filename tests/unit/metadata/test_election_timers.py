@@ -10,7 +10,7 @@ from election_driver import Cluster
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.partition import PartitionState, PartitionStatus
-from liftpy.core.metadata.election import PATIENCE, ElectionTimers
+from liftpy.core.metadata.controller.election_triggers import PATIENCE, ElectionTimers
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 WAIT, TIMEOUT, RETRY = 250 * MS, 2000 * MS, 1000 * MS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from election_driver import Cluster
 
-from liftpy.core.metadata.failure_reports import ANSWER_NS, FailureReports, ProbeResult
+from liftpy.core.metadata.controller.election_triggers import ANSWER_NS, FailureReports, ProbeResult
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.each import each
 

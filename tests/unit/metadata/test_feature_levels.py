@@ -8,25 +8,26 @@ import pytest
 from cluster_driver import Driver
 
 from liftpy.config import DefaultQuota, ReplicationConfig
-from liftpy.core.metadata.codec import image_from_bytes, image_from_pb, image_to_bytes
+from liftpy.core.metadata.codec import decode_snapshot, encode_snapshot, image_from_bytes, image_from_pb, image_to_bytes
 from liftpy.core.metadata.controller.active_controller import ActiveController
-from liftpy.core.metadata.controller.feature_negotiation import ReportedLevels, levels_answer
+from liftpy.core.metadata.controller.feature_levels import ReportedLevels, levels_answer
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.describe import ClusterPages, describe
-from liftpy.core.metadata.feature_range import DEFAULT_LEVELS, NO_LEVEL, LevelRange
 from liftpy.core.metadata.features import (
+    DEFAULT_LEVELS,
     FEATURES,
     FIRST,
+    NO_LEVEL,
     SUPPORTED_LEVELS,
     UNSUPPORTED,
     Feature,
+    LevelRange,
     feature_level_rejection,
     level_range_of,
 )
 from liftpy.core.metadata.feed import MAX_UNREADABLE, FeedSubscription
 from liftpy.core.metadata.image import ClusterImage, ClusterRules
 from liftpy.core.metadata.sessions import RegistrationOutcome, registration_result
-from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import IncompatibleVersionError, UnknownFormatError
 from tests.born import BOTH, TIMES, born_fsm, born_image

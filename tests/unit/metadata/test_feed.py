@@ -9,10 +9,9 @@ import pytest
 from cluster_driver import Driver
 
 from liftpy.core.metadata import feed as feed_module
-from liftpy.core.metadata.codec import image_to_bytes
+from liftpy.core.metadata.codec import encode_snapshot, image_to_bytes
 from liftpy.core.metadata.feed import RETRY_AFTER_NS, FeedProducer, FeedSubscription
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.frames import MisdirectedError
 from tests.each import each

@@ -8,10 +8,10 @@ import pytest
 
 from liftpy.config import StreamConfig
 from liftpy.core.metadata import feed
+from liftpy.core.metadata.codec import encode_snapshot
 from liftpy.core.metadata.feed import FeedProducer, FeedSubscription
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.records import StreamCreated
-from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.metadata.small_images import a_partition, an_image
 

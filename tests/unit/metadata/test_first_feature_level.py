@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from test_quorum_member import MAX_BYTES, Member
 
-from liftpy.core.metadata.controller.feature_negotiation import REPORT_MAX_AGE_NS, first_level_of_a_cluster
+from liftpy.core.metadata.controller.feature_levels import REPORT_MAX_AGE_NS, first_level_of_a_cluster
 from liftpy.core.metadata.controller.quorum_member import EntryOutcome, ProposedEntry
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import ControllerList, GroupView
-from liftpy.core.metadata.feature_range import DEFAULT_LEVELS, LevelRange
+from liftpy.core.metadata.features import DEFAULT_LEVELS, LevelRange
 from liftpy.core.metadata.image import ClusterImage, ClusterRules
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import BOTH as FEATURES

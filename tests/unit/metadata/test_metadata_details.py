@@ -7,10 +7,10 @@ from dataclasses import replace
 from immutables import Map
 
 from liftpy.core.metadata import codec
+from liftpy.core.metadata.controller.record_builder import MAX_DETAIL_LENGTH, refuse
 from liftpy.core.metadata.feed import FeedProducer
-from liftpy.core.metadata.idempotency_cache import Operation
+from liftpy.core.metadata.idempotency import Operation
 from liftpy.core.metadata.image import Counters
-from liftpy.core.metadata.record_builder import MAX_DETAIL_LENGTH, refuse
 from liftpy.core.metadata.records import CountersMoved, OperationDone
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.metadata.small_images import a_partition, a_stream, an_image

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from liftpy.config import StreamConfig
+from liftpy.config import CommitPolicy, StreamConfig
 from liftpy.core.base.partition import PartitionState, PartitionStatus
-from liftpy.core.metadata.controller.preflight import reasons_to_keep_running
+from liftpy.core.metadata.describe import reasons_to_keep_running
+from liftpy.core.metadata.image import StreamImage
 
 ONLINE = PartitionState(partition=0, replicas=("a", "b", "c"), isr=("a", "b", "c"), leader="a", leader_epoch=1, epoch=1)
 ALL = {"a": True, "b": True, "c": True}
@@ -16,10 +17,13 @@ ALL = {"a": True, "b": True, "c": True}
 class Image:
     """Provide the part of an image that the check reads."""
 
-    def __init__(self, *partitions: PartitionState, down: str = "", min_isr: int = 2) -> None:
+    def __init__(
+        self, *partitions: PartitionState, down: str = "", min_isr: int = 2, policy: CommitPolicy = CommitPolicy.ISR
+    ) -> None:
         self.nodes: Any = dict.fromkeys("abc")
         self._down = down
-        stream: Any = type("S", (), {"name": "s", "config": StreamConfig(min_isr=min_isr)})
+        config = StreamConfig(min_isr=min_isr, commit_policy=policy)
+        stream = StreamImage(name="s", uid="1", subject="s", config=config, partitions=partitions)
         self._partitions = [(stream, partition) for partition in partitions]
 
     def is_live(self, node: str) -> bool:
@@ -42,6 +46,12 @@ def test_node_stop_check_lists_a_partition_that_could_not_commit_afterwards() ->
     assert asked(Image(ONLINE, down="c"), "b", {"a": True, "b": True, "c": True}) != [], "one that is fenced does not count"
     assert asked(Image(replace(ONLINE, isr=("a", "b"))), "c") == [], "it is not in the ISR: nobody waits for it"
     assert asked(Image(replace(ONLINE, isr=("a", "b")), min_isr=1)) == []
+
+
+def test_node_stop_check_of_a_quorum_stream_needs_a_majority_of_the_replicas() -> None:
+    image = Image(replace(ONLINE, isr=("a", "b")), min_isr=1, policy=CommitPolicy.QUORUM)
+    assert asked(image) == ["s/0 would have 1 of the 2 in-sync replicas that it needs"]
+    assert asked(Image(ONLINE, min_isr=1, policy=CommitPolicy.QUORUM)) == []
 
 
 def test_node_stop_check_lists_a_leaderless_partition_and_ignores_single_replicas() -> None:

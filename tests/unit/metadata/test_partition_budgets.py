@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster_driver import Driver, Error
 
-from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
+from liftpy.core.metadata.codec import decode_snapshot, encode_snapshot
 
 
 def cluster(**budgets: int) -> Driver:

@@ -9,10 +9,9 @@ from cluster_driver import Driver, Error
 from election_driver import CANDIDATE_FOUND, ONLINE, Cluster
 
 from liftpy.core.base.partition import PartitionState, Pause
-from liftpy.core.metadata.codec import PARTITION
+from liftpy.core.metadata.codec import PARTITION, decode_snapshot, encode_snapshot
 from liftpy.core.metadata.controller.request_batcher import decide_batch
 from liftpy.core.metadata.image_delta import diff
-from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 

@@ -7,7 +7,7 @@ from election_driver import Cluster
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.partition import PartitionStatus
-from liftpy.core.metadata.election import PreferredLeaders, partitions_off_preferred_leader
+from liftpy.core.metadata.controller.election_triggers import PreferredLeaders, partitions_off_preferred_leader
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.controller.election_triggers import LeaderCheck, ProbeResult
 from liftpy.core.metadata.controller.quorum_member import (
     HEAD_EVERY_NS,
     MAX_DUTY_PROPOSALS,
@@ -26,7 +27,6 @@ from liftpy.core.metadata.controller.quorum_member import (
 )
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import ControllerList, GroupView
-from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb

@@ -12,8 +12,7 @@ from reassignment_driver import GRACE_S, Moved
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.partition import MoveReason, PartitionStatus
-from liftpy.core.metadata.controller.reassignment_planner import REPEAT_AFTER_NS
-from liftpy.core.metadata.reassignment_progress import Phase, movements
+from liftpy.core.metadata.controller.reassignment import REPEAT_AFTER_NS, Phase, movements
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 

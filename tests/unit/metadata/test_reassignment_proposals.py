@@ -7,7 +7,7 @@ from typing import Any
 
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStatus
-from liftpy.core.metadata.controller.reassignment_planner import PLAN_EVERY_NS, REPEAT_AFTER_NS, ReassignmentPlanner
+from liftpy.core.metadata.controller.reassignment import PLAN_EVERY_NS, REPEAT_AFTER_NS, ReassignmentPlanner
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.metadata.small_images import a_partition, a_stream, an_image

@@ -8,7 +8,7 @@ import pytest
 
 from liftpy.config import NO_QUOTA, DefaultQuota, SessionTimes, StreamConfig
 from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.core.metadata.idempotency_cache import Operation
+from liftpy.core.metadata.idempotency import Operation
 from liftpy.core.metadata.image import ClusterImage, ClusterRules, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.core.metadata.records import (
     ControllersChanged,

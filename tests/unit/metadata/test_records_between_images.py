@@ -8,10 +8,10 @@ from dataclasses import replace
 from cluster_driver import Driver
 
 from liftpy.config import DefaultQuota
+from liftpy.core.metadata.codec import decode_snapshot, encode_snapshot
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.image_delta import entry_between, records_between
 from liftpy.core.metadata.records import record_from_pb, replay_all
-from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 

@@ -9,20 +9,18 @@ from cluster_driver import MS, Driver, Error
 
 from liftpy.config import ReplicationConfig, SessionTimes
 from liftpy.core.base.partition import PartitionStatus
-from liftpy.core.metadata.codec import image_from_bytes, image_from_pb, image_to_bytes
+from liftpy.core.metadata.codec import decode_snapshot, encode_snapshot, image_from_bytes, image_from_pb, image_to_bytes
 from liftpy.core.metadata.controller.active_controller import ActiveController
-from liftpy.core.metadata.controller.feature_negotiation import begin_at
+from liftpy.core.metadata.controller.election_triggers import ElectionTimers
+from liftpy.core.metadata.controller.feature_levels import begin_at
+from liftpy.core.metadata.controller.record_builder import Rules
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.describe import ClusterPages, describe
-from liftpy.core.metadata.election import ElectionTimers
-from liftpy.core.metadata.feature_range import NO_LEVEL
-from liftpy.core.metadata.features import SUPPORTED_LEVELS
+from liftpy.core.metadata.features import NO_LEVEL, SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.image_delta import diff, entry_between
-from liftpy.core.metadata.record_builder import Rules
 from liftpy.core.metadata.records import SessionTimesSet, record_from_pb, replay
 from liftpy.core.metadata.sessions import NodeSessions
-from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError
 from tests.born import TIMES as OWN

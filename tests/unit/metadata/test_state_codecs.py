@@ -10,11 +10,10 @@ import pytest
 from liftpy.config import AckPolicy, Codec, CommitPolicy, FlushPolicy, StreamConfig
 from liftpy.core.base.partition import MoveReason, Pause, Purge, PurgeReport
 from liftpy.core.metadata import codec
-from liftpy.core.metadata.codec import CONFIG
+from liftpy.core.metadata.codec import CONFIG, decode_snapshot, encode_snapshot
 from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.core.metadata.idempotency_cache import Operation
+from liftpy.core.metadata.idempotency import Operation
 from liftpy.core.metadata.image import Counters, LeaderReport, NodeImage
-from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.metadata.small_images import a_partition, a_stream, an_image
 

@@ -10,8 +10,8 @@ from cluster_driver import Driver, Error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from liftpy.core.metadata.codec import decode_snapshot, encode_snapshot
 from liftpy.core.metadata.image import ClusterImage, SubjectIndex
-from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import data_subject, overlaps_inbox
 from tests.each import each

@@ -7,14 +7,14 @@ from election_driver import Cluster
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.codec import decode_snapshot, encode_snapshot
 from liftpy.core.metadata.controller.active_controller import ActiveController
-from liftpy.core.metadata.controller.preflight import answer_without_log
+from liftpy.core.metadata.controller.state_machine import answer_without_log
 from liftpy.core.metadata.controller.streams import AGAIN_AFTER_NS, AT_ONCE, CHECK_EVERY_NS, NO_ROOM, why_it_waits
 from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.metadata.placement import POLICIES
 from liftpy.core.metadata.placement.policies import HASHES_PER_STEP
 from liftpy.core.metadata.records import replay_all
-from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.each import each
 from tests.unit.metadata.image_checks import check_image

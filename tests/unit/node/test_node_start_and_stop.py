@@ -15,7 +15,7 @@ import pytest
 from immutables import Map
 
 import sidecar.node.node
-from liftpy.config import StreamConfig
+from liftpy.config import CommitPolicy, StreamConfig
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.log.recovery import OpenReport, RecoveryResult
@@ -427,6 +427,32 @@ async def test_node_start_names_damaged_logs_if_the_others_are_complete(
     said = world.registered
     assert (said["clean_stop"], said["flushed_always"]) == (False, False)
     assert [log.partition for log in said["damaged_logs"]] == named
+    await node.stop()
+
+
+@pytest.mark.parametrize(
+    ("config", "state", "is_lost"),
+    [
+        (StreamConfig(), {"isr": ("n2", "n1")}, True),
+        (StreamConfig(min_isr=2), {"isr": ("n2",), "complete": ("n1",)}, True),
+        (StreamConfig(commit_policy=CommitPolicy.QUORUM), {"isr": ("n2",)}, True),
+        (StreamConfig(commit_policy=CommitPolicy.QUORUM), {"isr": ("n2",), "incomplete": ("n1",)}, False),
+        (StreamConfig(), {"isr": ("n2",)}, False),
+    ],
+)
+async def test_node_start_reports_a_missing_log_directory_of_a_replica_that_may_lead(
+    world: World, monkeypatch: pytest.MonkeyPatch, config: StreamConfig, state: dict[str, Any], is_lost: bool
+) -> None:
+    async def run(logs: RecoveredLogs, folder: DataDirectory, pool: Any, *, clean_stop: bool, share: WorkerShare) -> None:
+        logs.missing = [_LOG]
+
+    await (await started(world)).stop()
+    monkeypatch.setattr(RecoveredLogs, "run", run)
+    partition = PartitionState(partition=0, replicas=("n1", "n2", "n3"), leader="n2", leader_epoch=1, epoch=1, **state)
+    orders = StreamImage(name="orders", uid="000001-1", subject="orders", config=config, partitions=(partition,))
+    world.image = replace(world.image, streams=Map({"orders": orders}))
+    node = await started(world)
+    assert (world.registered["clean_stop"], world.registered["flushed_always"]) == (not is_lost, not is_lost)
     await node.stop()
 
 

@@ -13,9 +13,10 @@ import pytest
 
 import sidecar.disk.files
 import sidecar.node.node
-from liftpy.errors import ConfigError, LiftError
+from liftpy.errors import ConfigError, CorruptionError, LiftError
 from sidecar.disk.files import OpenMaps
 from sidecar.node.node import Node, run_node
+from sidecar.runtime.restarts import EXIT_NO_RESTART
 from sidecar.runtime.settings import NodeSettings
 
 KINDS = (
@@ -214,11 +215,15 @@ class Life:
         self.handlers: dict[int, Callable[[], None]] = {}
         self.started: Any = {"node": "n1"}
         self.stopping = asyncio.Event()
+        self.stopped: Exception | None = None
+        self.disk = asyncio.Event()
+        """Set while the disk does not hang."""
+        self.disk.set()
         module = sidecar.node.node
         patch.setattr(module, "Node", lambda settings, again: self)
         patch.setattr(module, "retain_freed_memory", lambda: self.told.append("memory is kept"))
         patch.setattr(module, "make_collections_rare", lambda: self.told.append("garbage seldom"))
-        patch.setattr(module, "exit_after", lambda seconds: self.told.append(f"leave in {seconds}"))
+        patch.setattr(module, "exit_after", lambda seconds, code=1: self.told.append(f"leave in {seconds} with {code}"))
         loop = asyncio.get_running_loop()
         patch.setattr(
             loop, "add_signal_handler", lambda number, call, *given: self.handlers.update({number: lambda: call(*given)})
@@ -243,6 +248,9 @@ class Life:
 
     async def stop(self) -> int:
         self.told.append("stop")
+        await self.disk.wait()
+        if self.stopped is not None:
+            raise self.stopped
         return 3
 
     def request_stop(self, *, hand_over: bool) -> None:
@@ -254,7 +262,7 @@ class Life:
         self.stopping.set()
 
     async def run(self, during: Callable[[], None] = lambda: None) -> int:
-        settings: Any = SimpleNamespace()
+        settings: Any = SimpleNamespace(node_id="n1")
         running = asyncio.create_task(run_node(settings, self.ready.append))
         async with asyncio.timeout(30):
             while "start" not in self.told:
@@ -276,7 +284,7 @@ async def life(monkeypatch: pytest.MonkeyPatch) -> Life:
 async def test_node_process_runs_until_a_stop_signal(life: Life, number: int, said: str) -> None:
     assert await life.run(lambda: life.handlers[number]()) == 3
     assert life.ready == [{"node": "n1"}]
-    assert life.told == ["memory is kept", "garbage seldom", "start", "leave in 12.0", said, "stop"]
+    assert life.told == ["memory is kept", "garbage seldom", "start", "leave in 12.0 with 1", said, "stop"]
 
 
 async def test_node_process_reloads_settings_on_sighup_and_keeps_running(life: Life) -> None:
@@ -302,4 +310,30 @@ async def test_node_process_restarts_after_a_temporary_start_failure_and_raises_
     life.started = ConfigError("a folder of another node")
     with pytest.raises(ConfigError, match="another node"):
         await life.run()
-    assert (life.told[2:], life.ready) == (["start", "stop"], [])
+    assert (life.told[2:], life.ready) == (["start", "leave in 12.0 with 1", "stop"], [])
+
+
+@pytest.mark.parametrize(("failure", "code"), [(ConfigError("a folder"), 1), (CorruptionError("a folder"), EXIT_NO_RESTART)])
+async def test_node_process_with_a_hung_disk_logs_a_failed_start_and_limits_the_stop(
+    life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: Exception, code: int
+) -> None:
+    monkeypatch.setattr(sidecar.node.node, "SLOW_STOP_S", 0.0)
+    life.started = failure
+    life.disk.clear()
+    running = asyncio.create_task(life.run())
+    async with asyncio.timeout(30):
+        while "stop" not in life.told or "node failed node=n1 error=a folder: stopping" not in caplog.text:
+            await asyncio.sleep(0)
+    assert life.told[2:] == ["start", f"leave in 12.0 with {code}", "stop"]
+    life.disk.set()
+    with pytest.raises(type(failure), match="a folder"):
+        await running
+
+
+async def test_node_process_whose_start_and_stop_fail_raises_the_error_of_the_start(life: Life) -> None:
+    life.started, life.stopped = CorruptionError("damaged metadata"), OSError("a close failed")
+    with pytest.raises(CorruptionError, match="damaged metadata"):
+        await life.run()
+    life.started = {"node": "n1"}
+    with pytest.raises(OSError, match="a close failed"):
+        await life.run(lambda: life.handlers[signal.SIGTERM]())

@@ -14,15 +14,14 @@ from click.testing import CliRunner
 
 from liftpy.config import DefaultQuota, SessionTimes
 from liftpy.core.base.partition import PartitionStatus
-from liftpy.core.metadata.codec import image_from_bytes, image_to_bytes
+from liftpy.core.metadata.codec import encode_snapshot, image_from_bytes, image_to_bytes
 from liftpy.core.metadata.controller.cluster_events import RecentEvents
-from liftpy.core.metadata.controller.feature_negotiation import begin_at
+from liftpy.core.metadata.controller.feature_levels import begin_at
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.records import check_partition
-from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError, CorruptionError, DataDirectoryLockedError, InvariantError, LiftError
 from sidecar.cli.controllers import force_recover as command
@@ -382,3 +381,11 @@ def test_metadata_rescue_in_progress_prevents_a_node_start_in_the_data_directory
     with lock_directories([path]), pytest.raises(DataDirectoryLockedError):
         DataDirectory(path)
     DataDirectory(path).close()
+
+
+def test_metadata_rescue_with_more_controllers_than_allowed_changes_nothing(history: list[bytes], tmp_path: Path) -> None:
+    old = controller(tmp_path, "n1", history)
+    before = tree(tmp_path)
+    with pytest.raises(ConfigError, match="8 new controllers are too many, the maximum is 7"):
+        rescued([old], tuple(f"n{number}" for number in range(1, 9)), tmp_path / "out")
+    assert tree(tmp_path) == before

@@ -89,6 +89,7 @@ def test_settings_flags_override_environment_and_environment_overrides_file(tmp_
         ('node_id = "n1"\ndata = "/x"\n[credentials]\nuser = "me"', "password"),
         ("node_id = ", "node.toml"),
         ('node_id = "n1"\ndata = "/x"\ncredentials = 3', "credentials"),
+        (f'node_id = "n1"\ndata = "/x"\ncontrollers = {list("abcdefgh")}', "controllers has 8 nodes, the maximum is 7"),
     ],
 )
 def test_settings_error_contains_the_name_of_the_wrong_setting(text: str, names: str, tmp_path: Path) -> None:

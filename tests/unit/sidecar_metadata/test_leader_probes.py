@@ -9,7 +9,7 @@ import nats.errors
 import pytest
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
+from liftpy.core.metadata.controller.election_triggers import LeaderCheck, ProbeResult
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.subjects import Subjects

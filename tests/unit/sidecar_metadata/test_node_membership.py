@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.metadata.feature_range import NO_LEVEL
-from liftpy.core.metadata.features import DAMAGED_LOGS, UNSUPPORTED
+from liftpy.core.metadata.features import DAMAGED_LOGS, NO_LEVEL, UNSUPPORTED
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.core.wire._pb import cluster_pb2 as pb

@@ -19,16 +19,21 @@ from google.protobuf.message import Message
 
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.metadata.controller.admission import SESSIONS, Rejection, SessionFacts, first_rejection
-from liftpy.core.metadata.controller.feature_negotiation import ReportedLevels
-from liftpy.core.metadata.controller.preflight import answer_without_log
-from liftpy.core.metadata.controller.reassignment_planner import ReassignmentPlanner
+from liftpy.core.metadata.controller.election_triggers import (
+    ElectionTimers,
+    FailureReports,
+    LeaderCheck,
+    PreferredLeaders,
+    ProbeResult,
+)
+from liftpy.core.metadata.controller.feature_levels import ReportedLevels
+from liftpy.core.metadata.controller.reassignment import ReassignmentPlanner
+from liftpy.core.metadata.controller.record_builder import Rules
 from liftpy.core.metadata.controller.request_batcher import answer_of, batch_of
+from liftpy.core.metadata.controller.state_machine import answer_without_log
 from liftpy.core.metadata.controller.streams import UnplacedStreams
 from liftpy.core.metadata.describe import describe, describe_stream
-from liftpy.core.metadata.election import ElectionTimers, PreferredLeaders
-from liftpy.core.metadata.failure_reports import FailureReports, LeaderCheck, ProbeResult
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.record_builder import Rules
 from liftpy.core.metadata.request_limits import MAX_REQUESTS, SENT_TOGETHER
 from liftpy.core.metadata.sessions import DEFAULT_CONFIRMED_WITHIN_S, NodeSessions
 from liftpy.core.wire._pb import cluster_pb2 as pb

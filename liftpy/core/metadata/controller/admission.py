@@ -42,9 +42,8 @@ from liftpy.core.metadata.controller.requests import RequesterKind, changes_noth
 from liftpy.core.metadata.controller.streams import MAX_PARTITIONS_PER_STREAM, with_partition_count
 from liftpy.core.metadata.controller_list import GroupView
 from liftpy.core.metadata.describe import fit_request
-from liftpy.core.metadata.feature_range import NO_LEVEL
-from liftpy.core.metadata.features import UNSUPPORTED, Feature, feature_level_rejection
-from liftpy.core.metadata.forwarding import error_response
+from liftpy.core.metadata.features import NO_LEVEL, UNSUPPORTED, Feature, feature_level_rejection
+from liftpy.core.metadata.idempotency import error_response
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import ProcessRelation, compare_processes
 from liftpy.core.metadata.request_limits import fit
@@ -61,10 +60,7 @@ _ERROR = pb.ControlResponse
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Result of a check that rejects a request.
-
-    ``response``: answer to the sender, None for no answer. ``counter``: counter of such rejections, '' for none.
-    """
+    """Result of a check that rejects a request."""
 
     response: pb.ControlResponse | None
     """Answer to the sender. None: the sender gets no answer."""

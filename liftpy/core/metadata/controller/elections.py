@@ -1,7 +1,29 @@
-"""Election requests: reports of followers and candidates, timers of the metadata leader, and commands of operators.
+"""Elections: requests about leaders, and the states of an election ("Electing a leader" in the protocol). Pure.
 
-A witness is a follower that reports a silent leader. Each request names the state that it was based on. If that state
-has changed since, the request changes nothing [C4, C9]. ``election.py`` computes the next state.
+Requests are reports of followers and candidates, timers of the metadata leader, and commands of operators. A witness is
+a follower that reports a silent leader. Each request names the state that it was based on. If that state has changed
+since, the request changes nothing [C4, C9].
+
+After the loss of a leader, the ISR member with the most records leads next, and no committed record is lost. Only live
+ISR members are eligible [C5], except the deposed leader, skipped candidates, and members that lost data [C10]. Every
+candidate gets a LeaderEpoch of its own [C2]. The ISR does not change during the election. With the commit policy
+``quorum`` every complete replica is eligible, and a majority must have reported its position in this election.
+
+::
+
+                     one eligible, or all have reported
+    ONLINE --begin--> ELECTION --------conclude--------> CANDIDATE_FOUND --finish--> ONLINE
+      ^                  |                                 |        ^ |
+      |                  | none is eligible           skip|        | | next candidate
+      |                  v                                 v        +-+
+      |               OFFLINE <------------------------ none left
+      +------------------+ a member of the ISR comes back: begin
+
+Candidates are ranked by (last epoch, newest offset), then the last leader, then the number of led partitions, then
+replica order.
+
+Example: ISR a b c, a leads and fails. b reports (epoch 4, offset 90), c (epoch 4, offset 93). c is the candidate in a
+new LeaderEpoch. If c makes no progress, b is the next candidate.
 """
 
 from __future__ import annotations
@@ -10,9 +32,8 @@ from dataclasses import replace
 
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStatus
-from liftpy.core.metadata import election
+from liftpy.core.metadata.controller.record_builder import Decision, RecordBuilder, RejectedError, refuse
 from liftpy.core.metadata.image import LeaderReport, StreamImage
-from liftpy.core.metadata.record_builder import Decision, RecordBuilder, RejectedError, refuse
 from liftpy.core.metadata.records import LeaderReported
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
@@ -41,7 +62,7 @@ def report_leader(draft: RecordBuilder, request: pb.ReportLeader) -> Decision:
     record = LeaderReported(stream.uid, partition.partition, report)
     if partition.status is PartitionStatus.ELECTION:
         draft.add(record)
-        return draft.store(stream, election.add_report(draft, stream, partition, report))
+        return draft.store(stream, add_report(draft, stream, partition, report))
     if not (request.accusedAsked or _most_have_reported(draft, stream, partition, report)):
         draft.add(record)
         return draft.store(stream, partition)
@@ -91,7 +112,7 @@ def report_promotion(draft: RecordBuilder, request: pb.ReportPromotion) -> Decis
     if (*named, request.epoch) != (partition.candidate, partition.leader_epoch, partition.epoch):
         return _stale(partition)
     _check_process(draft, request.candidate, request.candidateIncarnation, partition)
-    return draft.store(stream, election.finish(stream, partition))
+    return draft.store(stream, finish_election(stream, partition))
 
 
 def pass_over(draft: RecordBuilder, request: pb.PassOver) -> Decision:
@@ -100,7 +121,7 @@ def pass_over(draft: RecordBuilder, request: pb.PassOver) -> Decision:
     named = (request.candidate, request.leaderEpoch, request.epoch)
     if not partition.candidate or named != (partition.candidate, partition.leader_epoch, partition.epoch):
         return _stale(partition)
-    return draft.store(stream, election.pass_over(draft, stream, partition))
+    return draft.store(stream, skip_candidate(draft, stream, partition))
 
 
 def conclude_election(draft: RecordBuilder, request: pb.ConcludeElection) -> Decision:
@@ -108,7 +129,7 @@ def conclude_election(draft: RecordBuilder, request: pb.ConcludeElection) -> Dec
     stream, partition = draft.find_partition(request)
     if partition.status is not PartitionStatus.ELECTION or request.epoch != partition.epoch:
         return _stale(partition)
-    return draft.store(stream, election.conclude(draft, stream, partition))
+    return draft.store(stream, _choose_now(draft, stream, partition))
 
 
 def elect_leader(draft: RecordBuilder, request: pb.ElectLeader) -> Decision:
@@ -130,7 +151,7 @@ def elect_leader(draft: RecordBuilder, request: pb.ElectLeader) -> Decision:
         return refuse(pb.ControlResponse.INVALID, f"{partition.status.name}: {what}", partition)
     if request.unclean:
         return _elect_uncleanly(draft, stream, partition, request.node)
-    elected = election.begin(draft, stream, partition)
+    elected = begin_election(draft, stream, partition)
     if elected == partition:
         detail = "no member of the ISR that holds all acknowledged data is live"
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, detail, partition)
@@ -147,7 +168,7 @@ def drain_node(draft: RecordBuilder, request: pb.DrainNode) -> Steps[Decision]:
         if number % PER_STEP == 0:
             yield
         if partition.leader == node.node_id:
-            moved = election.transfer(draft, stream, partition)
+            moved = transfer_leadership(draft, stream, partition)
             staying += moved is None
             if moved is not None:
                 moving += 1
@@ -159,7 +180,7 @@ def _transfer(draft: RecordBuilder, stream: StreamImage, partition: PartitionSta
     chosen = node_id or partition.replicas[0]
     if chosen == partition.leader:
         return draft.store(stream, partition)
-    moved = election.transfer(draft, stream, partition, chosen)
+    moved = transfer_leadership(draft, stream, partition, chosen)
     if moved is None:
         return refuse(
             pb.ControlResponse.INVALID, f"{chosen!r} is not a live member of the ISR {list(partition.isr)}", partition
@@ -174,7 +195,7 @@ def _elect_uncleanly(draft: RecordBuilder, stream: StreamImage, partition: Parti
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, f"no live replica {node_id or list(partition.replicas)}", partition)
     doubtful = {live[0], *partition.incomplete}
     doubted = replace(partition, incomplete=tuple(node for node in partition.replicas if node in doubtful))
-    return draft.store(stream, election.propose(draft, doubted, live[0]))
+    return draft.store(stream, propose(draft, doubted, live[0]))
 
 
 def _depose(
@@ -184,7 +205,7 @@ def _depose(
 
     ``report``: report that caused the election, None for another cause.
     """
-    began = election.begin(draft, stream, partition, partition.leader, report)
+    began = begin_election(draft, stream, partition, partition.leader, report)
     if began.status is PartitionStatus.OFFLINE:
         detail = f"nobody but {partition.leader!r} is live and holds all that was committed"
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, detail, partition)
@@ -205,7 +226,7 @@ def _counts(stream: StreamImage, partition: PartitionState, witness: str) -> boo
 def _most_have_reported(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, report: LeaderReport) -> bool:
     """Return whether more than half of the ISR followers, with ``report``, reported this leader as silent within the window [C9].
 
-    A single follower is no majority: the leader is asked instead (``failure_reports.py``).
+    A single follower is no majority: the leader is asked instead (``FailureReports``).
     """
     if len(partition.isr) <= 2:
         return False
@@ -250,3 +271,201 @@ def _stale(partition: PartitionState) -> Decision:
         f"{(partition.leader, partition.candidate, partition.leader_epoch, partition.epoch)} now"
     )
     return refuse(pb.ControlResponse.STALE, detail, partition)
+
+
+# ---- states of an election ---------------------------------------------------------------------------------------------
+
+
+def eligible(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> tuple[str, ...]:
+    """Return the nodes that may become leader in this election, in replica order."""
+    able = [
+        node_id
+        for node_id in stream.may_lead(partition)
+        if node_id != partition.deposed and node_id not in partition.passed_over and draft.is_live(node_id)
+    ]
+    members = able if stream.commits_by_quorum else [node_id for node_id in able if node_id in partition.isr]
+    return tuple(members or able)
+
+
+def begin_election(
+    draft: RecordBuilder, stream: StreamImage, partition: PartitionState, deposed: str = "", report: LeaderReport | None = None
+) -> PartitionState:
+    """Return the partition with a new election, in which the node ``deposed`` takes no part.
+
+    The election ends at once if enough is known. ``deposed`` '': every eligible node may win. ``report``: report that caused
+    the election.
+    """
+    reports = _answers(draft, stream, partition) | ({report.witness: report} if report else {}) if deposed else {}
+    started = replace(partition, leader="", candidate="", passed_over=(), deposed=deposed, status=PartitionStatus.ELECTION)
+    start_reports = (
+        {} if stream.commits_by_quorum else reports
+    )  # a report from before the election does not promise to follow no other leader
+    return _conclude_if_all_reported(draft, stream, started, start_reports)
+
+
+def add_report(
+    draft: RecordBuilder, stream: StreamImage, partition: PartitionState, report: LeaderReport | None = None
+) -> PartitionState:
+    """Return the partition after a node has reported its position, or after the set of eligible nodes has changed.
+
+    The election ends if all needed positions are known.
+    """
+    answers = _answers(draft, stream, partition)
+    if report is not None:
+        answers[report.witness] = report
+    return _conclude_if_all_reported(draft, stream, partition, answers)
+
+
+def _choose_now(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
+    """Return the partition with a candidate, chosen by the positions that are known. Do not wait for further reports."""
+    return _choose(draft, stream, partition, _answers(draft, stream, partition))
+
+
+def skip_candidate(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
+    """Return the partition with the next candidate, because the current one failed.
+
+    Without another candidate, it is Offline.
+    """
+    failed = partition.candidate
+    rest = replace(partition, candidate="", passed_over=(*partition.passed_over, failed), status=PartitionStatus.ELECTION)
+    if stream.commits_by_quorum:
+        return _conclude_if_all_reported(draft, stream, rest, {})
+    return _choose(draft, stream, rest, {})
+
+
+def transfer_leadership(
+    draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str = ""
+) -> PartitionState | None:
+    """Return the partition with a planned transfer of its leadership to ``node_id``. None: no node can become leader.
+
+    ``node_id`` '': the best other member. The old leader is alive and stays in the ISR. It is a candidate again if the
+    others fail.
+    """
+    others = [n for n in eligible(draft, stream, partition) if n != partition.leader]
+    if node_id and node_id not in others:
+        return None
+    if stream.commits_by_quorum:
+        if len(others) < _quorum_overlap(stream, partition) or len(others) + 1 < _needed_reports(stream, partition):
+            return None
+        return replace(partition, leader="", passed_over=(partition.leader,), status=PartitionStatus.ELECTION)
+    if not others:
+        return None
+    chosen = node_id or min(others, key=lambda n: (draft.leader_count(n), partition.replicas.index(n)))
+    return propose(draft, partition, chosen)
+
+
+def propose(draft: RecordBuilder, partition: PartitionState, candidate: str) -> PartitionState:
+    """Return the partition with the node ``candidate`` as candidate for its leadership, in a new LeaderEpoch."""
+    draft.count_leader(candidate)
+    return replace(
+        partition,
+        leader="",
+        candidate=candidate,
+        leader_epoch=draft.next_leader_epochs(),
+        status=PartitionStatus.CANDIDATE_FOUND,
+    )
+
+
+def finish_election(stream: StreamImage, partition: PartitionState) -> PartitionState:
+    """Return the partition with its candidate as leader and status Online, in one change.
+
+    A candidate that may miss records becomes the only member of the ISR [C11].
+    """
+    candidate = partition.candidate
+    unclean = candidate in partition.incomplete
+    staying = {candidate} if unclean else {candidate, *partition.isr} - {partition.deposed, *partition.incomplete}
+    elected = stream.with_isr(partition, staying, lost=(partition.deposed,))  # it may keep what was refused since [A2]
+    return replace(
+        elected,
+        leader=candidate,
+        candidate="",
+        complete=() if unclean else elected.complete,
+        status=PartitionStatus.ONLINE,
+        passed_over=(),
+        deposed="",
+        incomplete=tuple(node for node in partition.incomplete if node not in staying),
+        unclean_elected=partition.unclean_elected or unclean,
+        asked_start=0 if unclean else partition.asked_start,  # offsets are assigned again, also below it
+        purges=() if unclean else partition.purges,
+        moved_for=MoveReason.BY_HAND if partition.leader_to_elect == candidate else partition.moved_for,
+    )
+
+
+def offline(partition: PartitionState) -> PartitionState:
+    """Return the partition as Offline, without a leader. The ISR stays. Each ISR member may lead when it returns."""
+    return replace(partition, leader="", candidate="", passed_over=(), deposed="", status=PartitionStatus.OFFLINE)
+
+
+def _conclude_if_all_reported(
+    draft: RecordBuilder, stream: StreamImage, partition: PartitionState, answers: dict[str, LeaderReport]
+) -> PartitionState:
+    candidates = eligible(draft, stream, partition)
+    tellers = _nodes_whose_positions_count(draft, stream, partition)
+    answer_count = sum(node_id in answers for node_id in tellers)
+    waiting = any(node_id not in answers for node_id in candidates) or answer_count < _needed_reports(stream, partition)
+    enough = len(candidates) >= _quorum_overlap(stream, partition) and len(tellers) >= _needed_reports(stream, partition)
+    if waiting and enough and (len(candidates) > 1 or stream.commits_by_quorum):
+        return partition
+    return _choose(draft, stream, partition, answers)
+
+
+def _choose(
+    draft: RecordBuilder, stream: StreamImage, partition: PartitionState, answers: dict[str, LeaderReport]
+) -> PartitionState:
+    candidates = eligible(draft, stream, partition)
+    if stream.commits_by_quorum and not _may_decide(draft, stream, partition, answers):
+        candidates = tuple(node_id for node_id in candidates if node_id == partition.last_leader)
+    if not candidates:
+        return offline(partition)
+
+    def rank(node_id: str) -> tuple[int, int, bool, int, int]:
+        report = answers.get(node_id)
+        position = (report.last_epoch, report.newest_offset) if report else (-1, -2)
+        another = node_id != partition.last_leader
+        return -position[0], -position[1], another, draft.leader_count(node_id), partition.replicas.index(node_id)
+
+    return propose(draft, partition, min(candidates, key=rank))
+
+
+def _may_decide(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, answers: dict[str, LeaderReport]) -> bool:
+    reporters = [node_id for node_id in _nodes_whose_positions_count(draft, stream, partition) if node_id in answers]
+    eligible_reporters = [node_id for node_id in reporters if node_id not in partition.passed_over]
+    return len(reporters) >= _needed_reports(stream, partition) and len(eligible_reporters) >= _quorum_overlap(
+        stream, partition
+    )
+
+
+def _needed_reports(stream: StreamImage, partition: PartitionState) -> int:
+    return len(partition.replicas) // 2 + 1 if stream.commits_by_quorum else 1
+
+
+def _quorum_overlap(stream: StreamImage, partition: PartitionState) -> int:
+    """Return how many replicas must be eligible so that one of them has every committed record.
+
+    With the commit policy quorum, each majority must contain one of them: one of two replicas, two of three or four.
+    """
+    return (len(partition.replicas) + 1) // 2 if stream.commits_by_quorum else 1
+
+
+def _nodes_whose_positions_count(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> list[str]:
+    """Return the nodes that must report a position in an election before a candidate is chosen.
+
+    These are the eligible nodes, and with the commit policy ``quorum`` also failed candidates.
+    """
+    if not stream.commits_by_quorum:
+        return list(eligible(draft, stream, partition))
+    return [node for node in stream.may_lead(partition) if node != partition.deposed and draft.is_live(node)]
+
+
+def _answers(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> dict[str, LeaderReport]:
+    """Return the positions that nodes have reported in this leadership and status, by node.
+
+    Reports of ended processes are left out.
+    """
+    current_reports = draft.image.reports.get((stream.uid, partition.partition), ())
+    return {report.witness: report for report in current_reports if _is_current(draft, report)}
+
+
+def _is_current(draft: RecordBuilder, report: LeaderReport) -> bool:
+    node = draft.node(report.witness)
+    return node is not None and node.incarnation == report.witness_incarnation

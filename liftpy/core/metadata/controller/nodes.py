@@ -1,10 +1,14 @@
-"""Requests about nodes: RegisterNode, FenceNode, UnfenceNode, SetNode, RemoveNode, ReportService and ChangeControllers.
+"""Requests about nodes and sessions: RegisterNode, FenceNode, UnfenceNode, SetNode, RemoveNode, ReportService, SetSessionTimes,
+SettleSessionTimes and ChangeControllers.
 
 A starting node registers. It stays in the ISRs of all partitions whose records it has completely (C7, C10, C12).
 ``after_registration`` and ``after_fencing`` change the partitions of the node.
 
 ChangeControllers records a change of the controller list in the image [M10]. The new list applies as soon as its entry
 is appended (``liftpy.core.metadata.controller_list``).
+
+SetSessionTimes is a compare-and-set on the number of the change. The previous times stay valid until no session and no
+lease with them can exist. The metadata leader then sends SettleSessionTimes. Until then no further change is accepted.
 """
 
 from __future__ import annotations
@@ -12,14 +16,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from liftpy.config import NS_PER_S, SessionTimes, check_session_times
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.ids import check_name, quote
+from liftpy.core.base.invariants import check
 from liftpy.core.base.partition import PartitionState, PartitionStatus
-from liftpy.core.metadata import election
-from liftpy.core.metadata.codec import NODE
+from liftpy.core.metadata.codec import NODE, TIMES
+from liftpy.core.metadata.controller import elections
+from liftpy.core.metadata.controller.record_builder import Decision, RecordBuilder, refuse
 from liftpy.core.metadata.controller_list import CONTROLLERS, well_formed
-from liftpy.core.metadata.feature_range import level_range_in
-from liftpy.core.metadata.features import DAMAGED_LOGS, refused_level
+from liftpy.core.metadata.features import DAMAGED_LOGS, level_range_in, refused_level
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
 from liftpy.core.metadata.node_identity import (
     MAX_DAMAGED_LOGS,
@@ -27,8 +33,7 @@ from liftpy.core.metadata.node_identity import (
     ProcessRelation,
     compare_processes,
 )
-from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
-from liftpy.core.metadata.records import ControllersChanged, NodeChanged, NodeRemoved
+from liftpy.core.metadata.records import ControllersChanged, NodeChanged, NodeRemoved, SessionTimesSet
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import check_node_or_principal
 from liftpy.errors import ConfigError, InvalidNameError
@@ -364,13 +369,13 @@ def _each(draft: RecordBuilder, node_id: str, step: Step) -> Steps[list[Partitio
 
 def _complete_back(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
     if partition.leader == node_id:
-        if not draft.rules.elections or election.eligible(draft, stream, partition) == (node_id,):
+        if not draft.rules.elections or elections.eligible(draft, stream, partition) == (node_id,):
             return replace(partition, leader_epoch=draft.next_leader_epochs())
-        return election.begin(draft, stream, partition)
+        return elections.begin_election(draft, stream, partition)
     if partition.candidate == node_id:
-        partition = election.pass_over(draft, stream, partition)  # the process that promoted itself is gone
+        partition = elections.skip_candidate(draft, stream, partition)  # the process that promoted itself is gone
     elif partition.status is PartitionStatus.ELECTION:
-        return election.add_report(draft, stream, partition)
+        return elections.add_report(draft, stream, partition)
     return _revive(draft, stream, partition, node_id)
 
 
@@ -386,19 +391,19 @@ def _incomplete_back(draft: RecordBuilder, stream: StreamImage, partition: Parti
     if partition.leader == node_id:
         return _replace_leader(draft, stream, shrunk)
     if partition.candidate == node_id:
-        return election.pass_over(draft, stream, shrunk)
+        return elections.skip_candidate(draft, stream, shrunk)
     if partition.status is PartitionStatus.ELECTION:
-        return election.add_report(draft, stream, shrunk)
+        return elections.add_report(draft, stream, shrunk)
     return shrunk
 
 
 def _without_node(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
     if partition.leader == node_id:
-        return election.begin(draft, stream, partition, deposed=node_id)
+        return elections.begin_election(draft, stream, partition, deposed=node_id)
     if partition.candidate == node_id:
-        return election.pass_over(draft, stream, partition)
+        return elections.skip_candidate(draft, stream, partition)
     if partition.status is PartitionStatus.ELECTION:
-        return election.add_report(draft, stream, partition)
+        return elections.add_report(draft, stream, partition)
     return partition
 
 
@@ -409,9 +414,54 @@ def _revive(draft: RecordBuilder, stream: StreamImage, partition: PartitionState
 
 def _replace_leader(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
     if draft.rules.elections:
-        return election.begin(draft, stream, partition)
-    vacant = election.offline(partition)
-    candidates = [node for node in election.eligible(draft, stream, vacant) if node in vacant.isr]
+        return elections.begin_election(draft, stream, partition)
+    vacant = elections.offline(partition)
+    candidates = [node for node in elections.eligible(draft, stream, vacant) if node in vacant.isr]
     if not candidates:
         return vacant
     return replace(vacant, leader=candidates[0], leader_epoch=draft.next_leader_epochs(), status=PartitionStatus.ONLINE)
+
+
+# ---- session times ---------------------------------------------------------------------------------------------------
+
+
+def set_session_times(draft: RecordBuilder, request: pb.SetSessionTimes) -> Decision:
+    """Set the session and lease times of the cluster that the request names. Without a change, do nothing."""
+    current = _session_times_in_effect(draft)
+    try:
+        check_session_times(request.sessionMs, request.leaseMs)
+    except ConfigError as error:
+        return refuse(pb.ControlResponse.INVALID, str(error))
+    if (request.sessionMs, request.leaseMs) == (current.session_ms, current.lease_ms):
+        return _session_times_response(draft, current)
+    if request.change != current.change:
+        return refuse(pb.ControlResponse.STALE, f"the session times were changed meanwhile: {current.words}")
+    if not current.is_settled:
+        longest_s = current.longest_session_ns / NS_PER_S
+        detail = f"the change before is not settled yet, which takes {longest_s:g} s of one metadata leader: {current.words}"
+        return refuse(pb.ControlResponse.STALE, detail)
+    changed = current.changed(request.sessionMs, request.leaseMs)
+    draft.add(SessionTimesSet(changed))
+    return _session_times_response(draft, changed)
+
+
+def settle_session_times(draft: RecordBuilder, request: pb.SettleSessionTimes) -> Decision:
+    """Stop using the session times from before the last change, because no session and no lease with them can exist any more."""
+    current = _session_times_in_effect(draft)
+    if request.change != current.change:
+        return refuse(pb.ControlResponse.STALE, f"the session times were changed meanwhile: {current.words}")
+    if not current.is_settled:
+        current = current.settled()
+        draft.add(SessionTimesSet(current))
+    return _session_times_response(draft, current)
+
+
+def _session_times_response(draft: RecordBuilder, times: SessionTimes) -> Decision:
+    return draft.done(pb.ControlResponse(sessionTimes=TIMES.to_pb(times)))
+
+
+def _session_times_in_effect(draft: RecordBuilder) -> SessionTimes:
+    times = draft.image.session_times
+    check(times is not None, "M5", "session times at level", draft.image.feature_level)
+    assert times is not None
+    return times

@@ -20,8 +20,8 @@ from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStatus, Pause, Purge
 from liftpy.core.base.purge import MAX_PURGE_BYTES, MAX_PURGES, waits_for, with_purge, with_report
 from liftpy.core.metadata.codec import PARTITION, STREAM
+from liftpy.core.metadata.controller.record_builder import Decision, RecordBuilder, RejectedError, refuse
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.metadata.record_builder import Decision, RecordBuilder, RejectedError, refuse
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.filters import Filter
 from liftpy.errors import LiftError

@@ -25,9 +25,10 @@ from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.controller.active_controller import ActiveController, merge_answers
 from liftpy.core.metadata.controller.admission import LEADER, LOG, LeaderFacts, LogFacts, first_rejection
-from liftpy.core.metadata.controller.feature_negotiation import LevelBootstrap, levels_answer
+from liftpy.core.metadata.controller.election_triggers import LeaderCheck, ProbeResult
+from liftpy.core.metadata.controller.feature_levels import LevelBootstrap, levels_answer
+from liftpy.core.metadata.controller.record_builder import Rules, repeated_answer
 from liftpy.core.metadata.controller.requests import changes_nothing
-from liftpy.core.metadata.controller.state_machine import repeated_answer
 from liftpy.core.metadata.controller_list import (
     CONTROLLERS,
     ControllerList,
@@ -37,11 +38,9 @@ from liftpy.core.metadata.controller_list import (
     plan_change,
 )
 from liftpy.core.metadata.describe import describer
-from liftpy.core.metadata.failure_reports import LeaderCheck, ProbeResult
 from liftpy.core.metadata.feed import FeedProducer
-from liftpy.core.metadata.forwarding import error_response
+from liftpy.core.metadata.idempotency import error_response
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.record_builder import Rules
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire._pb import replication_pb2

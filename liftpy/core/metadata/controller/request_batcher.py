@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.base.purge import to_report
+from liftpy.core.metadata.controller.record_builder import Rules
 from liftpy.core.metadata.controller.requests import decide, kind_of
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.record_builder import Rules
 from liftpy.core.metadata.records import CountersMoved, Record, replay_all
 from liftpy.core.metadata.request_limits import MAX_BATCH_BYTES, MAX_REQUESTS, SENT_TOGETHER
 from liftpy.core.wire._pb import cluster_pb2 as pb

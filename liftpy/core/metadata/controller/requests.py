@@ -19,10 +19,10 @@ from enum import Enum
 from typing import Any
 
 from liftpy.core.base.cooperative_apply import Steps, run_to_end
-from liftpy.core.metadata.controller import elections, nodes, partitions, settings, streams
+from liftpy.core.metadata.controller import elections, feature_levels, nodes, partitions, streams
+from liftpy.core.metadata.controller.record_builder import Decision, RecordBuilder, RejectedError, Rules, refuse
 from liftpy.core.metadata.describe import describe, describe_stream
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.record_builder import Decision, RecordBuilder, RejectedError, Rules, refuse
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
@@ -96,9 +96,9 @@ REQUESTS: dict[str, RequestKind] = {
     "pausePartitions": RequestKind(decide=partitions.pause_partitions, asked_by=_BY.OPERATORS, names_stream="stream"),
     "reassign": RequestKind(decide=partitions.reassign, asked_by=_BY.OPERATORS, batched=True),
     "changeControllers": RequestKind(decide=nodes.change_controllers, asked_by=_BY.OPERATORS, has_preflight=True),
-    "setDefaultQuota": RequestKind(decide=settings.set_default_quota, asked_by=_BY.OPERATORS),
-    "setSessionTimes": RequestKind(decide=settings.set_session_times, asked_by=_BY.OPERATORS),
-    "setFeatureLevel": RequestKind(decide=settings.set_feature_level, asked_by=_BY.OPERATORS, has_preflight=True),
+    "setDefaultQuota": RequestKind(decide=streams.set_default_quota, asked_by=_BY.OPERATORS),
+    "setSessionTimes": RequestKind(decide=nodes.set_session_times, asked_by=_BY.OPERATORS),
+    "setFeatureLevel": RequestKind(decide=feature_levels.set_feature_level, asked_by=_BY.OPERATORS, has_preflight=True),
     "electLeader": RequestKind(decide=elections.elect_leader, asked_by=_BY.OPERATORS, batched=True),
     "barrier": RequestKind(decide=_decide_nothing, asked_by=_BY.NODES, read_only=True),
     "batch": RequestKind(decide=unknown, asked_by=_BY.NODES),
@@ -120,7 +120,7 @@ REQUESTS: dict[str, RequestKind] = {
     "placeStream": RequestKind(decide=streams.place_stream, asked_by=_BY.NOBODY),
     "beginCopy": RequestKind(decide=partitions.begin_copy, asked_by=_BY.NOBODY, batched=True),
     "passOver": RequestKind(decide=elections.pass_over, asked_by=_BY.NOBODY, batched=True),
-    "settleSessionTimes": RequestKind(decide=settings.settle_session_times, asked_by=_BY.NOBODY),
+    "settleSessionTimes": RequestKind(decide=nodes.settle_session_times, asked_by=_BY.NOBODY),
     "concludeElection": RequestKind(decide=elections.conclude_election, asked_by=_BY.NOBODY, batched=True),
 }
 """Name of the field in ``ControlRequest.request`` -> rules for this kind of request."""

@@ -1,9 +1,13 @@
-"""``ClusterFsm``: the state machine of the metadata group. It applies the bytes of log entries and returns answers.
+"""``ClusterFsm``: the state machine of the metadata group. It applies the bytes of log entries and returns answers. Pure.
 
 It is deterministic: time is a field of the request, and it uses no random numbers and no hash order. So controllers
 that apply the same entries have the same image [M5]. If a request cannot be fulfilled, ``apply`` returns a rejection
 and never raises [M6]. Two kinds of entries raise IncompatibleVersionError: an entry that this version does not
 understand, and an entry that decides something before the group has a feature level [M14].
+
+``answer_without_log`` makes a decision on the image of the metadata leader, as a trial. If the decision has no record,
+the leader answers at once. Otherwise the request goes into the log. The answer is valid if this controller leads and
+the operation is not in the log yet. Example: ``createStream`` of an existing name is answered EXISTS without a log entry.
 """
 
 from __future__ import annotations
@@ -13,16 +17,15 @@ from dataclasses import dataclass, replace
 from google.protobuf.message import DecodeError
 
 from liftpy.core.base.cooperative_apply import Steps
-from liftpy.core.metadata.codec import STREAM
-from liftpy.core.metadata.controller.request_batcher import decide_batch
-from liftpy.core.metadata.controller.requests import changes_nothing, decide, deciding_on, kind_of
-from liftpy.core.metadata.feature_range import NO_LEVEL
-from liftpy.core.metadata.features import FEATURES, UNSUPPORTED, Feature, check_level, level_range_of
-from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES, Operation
+from liftpy.core.metadata.codec import decode_snapshot, encode_snapshot
+from liftpy.core.metadata.controller.record_builder import Decision, RecordBuilder, Rules, refuse, repeated_answer
+from liftpy.core.metadata.controller.request_batcher import answer_of, decide_batch
+from liftpy.core.metadata.controller.requests import changes_nothing, decide, decide_on, deciding_on, kind_of
+from liftpy.core.metadata.features import FEATURES, NO_LEVEL, UNSUPPORTED, Feature, check_level, level_range_of
+from liftpy.core.metadata.idempotency import OPERATION_ID_SIZE_BYTES, Operation
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.record_builder import Decision, RecordBuilder, Rules, refuse
 from liftpy.core.metadata.records import OperationDone, Record, record_to_pb, replay, replaying_all
-from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
+from liftpy.core.metadata.request_limits import MAX_REQUESTS
 from liftpy.core.metadata.state_checksum import compute_digest
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import has_unknown_fields
@@ -155,7 +158,7 @@ class ClusterFsm:
         unknown.
         """
         image = decode_snapshot(data)
-        check_level(image, self.spoken)
+        check_level(image.feature_level, self.spoken)
         self.image = image
         self.last_records = ()
         self._ahead = None
@@ -231,11 +234,66 @@ def _without_partitions(response: pb.ControlResponse, answer: bytes) -> bytes:
     return short.SerializeToString(deterministic=True)
 
 
-def repeated_answer(image: ClusterImage, done: Operation) -> bytes:
-    """Return the stored answer of the operation ``done``, for a repeated request. It has the current state of its stream."""
-    response = pb.ControlResponse.FromString(done.response)
-    stream = image.streams.get(response.stream.name) if response.HasField("stream") else None
-    if stream is None or stream.uid != response.stream.uid:
-        return done.response
-    response.stream.CopyFrom(STREAM.to_pb(stream))
-    return response.SerializeToString(deterministic=True)
+# ---- answers without the log ------------------------------------------------------------------------------------------
+
+
+class _WouldChangeError(Exception):
+    """Raised when a trial decision adds a record, takes long, or needs a log entry. Then the log must decide the request."""
+
+
+class _TrialBuilder(RecordBuilder):
+    """Runs a decision as a trial. It raises ``_WouldChangeError`` if the decision would add a record."""
+
+    def needs_entry(self) -> None:
+        raise _WouldChangeError
+
+    def takes_long(self) -> None:
+        """End the trial, because the decision would take too many steps for one call on the metadata leader."""
+        raise _WouldChangeError
+
+    def add(self, record: Record) -> None:
+        raise _WouldChangeError
+
+
+def answer_without_log(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> pb.ControlResponse | None:
+    """Return the answer to a request that changes nothing in ``image``. None: the log must decide.
+
+    ``now_ns``: image time in ns since 1970.
+    """
+    if kind_of(request).read_only:
+        return None  # a barrier, or a description that waits for one
+    # A missing id is filled in, and the metadata leader sets the time: here only a malformed id can be wrong.
+    wrong = refusal(pb.ControlRequest(operationId=request.operationId)) if request.operationId else None
+    if wrong is not None:
+        return wrong.response
+    operation = image.operations.get(request.operationId)
+    if operation is not None:
+        return pb.ControlResponse.FromString(repeated_answer(image, operation))
+    if request.HasField("batch"):
+        return _answer_batch_without_log(image, request.batch, now_ns, rules)
+    return _try_decision(image, request, now_ns, rules)
+
+
+def _try_decision(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> pb.ControlResponse | None:
+    try:
+        return decide_on(_TrialBuilder(image, now_ns, rules), request).response
+    except _WouldChangeError:
+        return None
+    except Exception:  # a bug: the log shows it to everybody, and counts it
+        return None
+
+
+def _answer_batch_without_log(image: ClusterImage, batch: pb.Batch, now_ns: int, rules: Rules) -> pb.ControlResponse | None:
+    """Return the answer to a batch if none of its requests changes anything. None: the log must decide the whole batch.
+
+    The reason is that an earlier request of the batch may let a later one succeed.
+    """
+    answers = pb.BatchAnswers()
+    for item in batch.requests[:MAX_REQUESTS]:
+        if not kind_of(item.request).batched:
+            return None
+        answer = _try_decision(image, item.request, now_ns, rules)
+        if answer is None:
+            return None
+        answers.answers.append(answer_of(item.number, answer))
+    return pb.ControlResponse(batch=answers)

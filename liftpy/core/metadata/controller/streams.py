@@ -1,4 +1,5 @@
-"""Requests about streams: CreateStream, AddPartitions, PlaceStream, DeleteStream, AlterStream and OpenGroups.
+"""Requests about streams: CreateStream, AddPartitions, PlaceStream, DeleteStream, AlterStream, OpenGroups
+and SetDefaultQuota.
 
 AlterStream stores new settings or a new replication factor. A new factor sets a target for every partition, and the
 replicas move one by one. OpenGroups creates the internal stream of consumer groups at its first use.
@@ -8,28 +9,31 @@ replicas move one by one. OpenGroups creates the internal stream of consumer gro
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from liftpy.config import NS_PER_S, REFUSED_BY, AckPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.ids import MAX_SUBJECT_LENGTH, check_data_subject, check_name
-from liftpy.core.base.partition import MoveReason, PartitionState, Pause
-from liftpy.core.metadata.codec import CONFIG, STREAM, apply_changed_fields, stored_text
+from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStatus, Pause
+from liftpy.core.metadata.codec import CONFIG, QUOTA, STREAM, apply_changed_fields, stored_text
 from liftpy.core.metadata.controller.partitions import MAX_REPLICAS, finish_reached_target
-from liftpy.core.metadata.controller.placements import assignment_from_pb, facts_of, new_partitions, place_on_image, plan_of
+from liftpy.core.metadata.controller.reassignment import yield_replica_changes
+from liftpy.core.metadata.controller.record_builder import Decision, RecordBuilder, RejectedError, refuse
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage, StreamImage, SubjectIndex
-from liftpy.core.metadata.placement import MANUAL, POLICY_NAMES, candidates_for
+from liftpy.core.metadata.placement import MANUAL, POLICY_NAMES, candidates_for, place_in_steps, takes_long
 from liftpy.core.metadata.placement.facts import (
+    AssignmentEntry,
     NoRoomError,
     NotEnoughNodesError,
     PlacementError,
     PlacementRequest,
     PlacementResult,
+    Replicas,
+    facts_of,
 )
 from liftpy.core.metadata.placement.rebalance import DestinationNodes, with_replication_factor
-from liftpy.core.metadata.reassignment_progress import yield_replica_changes
-from liftpy.core.metadata.record_builder import Decision, RecordBuilder, RejectedError, refuse
-from liftpy.core.metadata.records import PartitionsAdded, StreamAltered, StreamCreated, StreamDeleted
+from liftpy.core.metadata.records import DefaultQuotaSet, PartitionsAdded, StreamAltered, StreamCreated, StreamDeleted
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_STREAM, RESERVED_NAMES, Subjects, data_subject
 from liftpy.errors import ConfigError
@@ -409,6 +413,102 @@ def with_partition_count(request: pb.ControlRequest, config: ReplicationConfig) 
     if request.HasField("openGroups"):
         wanted = pb.OpenGroups(partitions=config.groups_partitions, replicationFactor=config.groups_replicas)
         request.openGroups.CopyFrom(wanted)
+
+
+def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Decision:
+    """Set the values of the cluster's default quota that the request names. Other values do not change."""
+    image = draft.image
+    whole = QUOTA.to_pb(image.default_quota)
+    for name in ("recordsPerS", "bytesPerS", "byToken"):
+        if request.HasField(name):
+            setattr(whole, name, getattr(request, name))
+    try:
+        quota = QUOTA.from_pb(whole)
+    except ConfigError as error:
+        return refuse(pb.ControlResponse.INVALID, f"default quota: {error}")
+    if quota != image.default_quota:
+        draft.add(DefaultQuotaSet(quota))
+    return draft.done(pb.ControlResponse(defaultQuota=whole))
+
+
+# ---- placement --------------------------------------------------------------------------------------------------------
+
+
+def assignment_from_pb(lists: Iterable[pb.ReplicaList]) -> tuple[AssignmentEntry, ...]:
+    """Convert a manual assignment of replicas to partitions from protobuf."""
+    return tuple(AssignmentEntry(partition=entry.partition, replicas=tuple(entry.replicas)) for entry in lists)
+
+
+def place_on_image(draft: RecordBuilder, wanted: PlacementRequest) -> Steps[PlacementResult]:
+    """Choose nodes of the image for the partitions ``wanted``. Raises the errors of ``place``.
+
+    The start index for the next placement does not change.
+    """
+    nodes = facts_of(draft.image)
+    if takes_long(nodes, wanted):
+        candidates_for(nodes, wanted)
+        draft.takes_long()
+    return (yield from place_in_steps(nodes, wanted))
+
+
+def new_partitions(draft: RecordBuilder, placed: Sequence[Replicas], first: int = 0) -> tuple[PartitionState, ...]:
+    """Return new empty partitions with numbers from ``first`` on. ``placed``: replicas of each.
+
+    The first live replica leads, all live replicas are in the ISR. If all are down, the partition waits.
+    """
+    leader_epoch, epoch = draft.next_leader_epochs(len(placed)), draft.next_epochs(len(placed))
+    live = {node for node in set().union(*placed) if draft.is_live(node)}
+    return tuple(
+        _new_partition(first + number, replicas, live, leader_epoch + number, epoch + number)
+        for number, replicas in enumerate(placed)
+    )
+
+
+def _new_partition(number: int, replicas: Replicas, live: set[str], leader_epoch: int, epoch: int) -> PartitionState:
+    up = replicas if live.issuperset(replicas) else tuple(node for node in replicas if node in live)
+    leader = up[0] if up else ""
+    return PartitionState(
+        partition=number,
+        replicas=replicas,
+        isr=up or replicas,
+        leader=leader,
+        leader_epoch=leader_epoch,
+        epoch=epoch,
+        status=PartitionStatus.ONLINE if leader else PartitionStatus.OFFLINE,
+        last_leader=leader,
+        leaderships=1 if leader else 0,
+    )
+
+
+def plan_of(image: ClusterImage, wanted: PlacementRequest, placed: PlacementResult | NotEnoughNodesError) -> pb.PlacementPlan:
+    """Return the answer to a dry run of a placement: the assignment, or the reason why the stream would wait.
+
+    ``wanted``: requested partitions. ``placed``: result of ``place``, or its error.
+    """
+    nodes = facts_of(image)
+    plan = pb.PlacementPlan(
+        firstPartition=wanted.first,
+        replicationFactor=wanted.replication_factor,
+        nodes=[
+            pb.PlannedNode(
+                nodeId=node.node_id,
+                rack=node.rack,
+                weight=node.weight,
+                replicas=node.replicas,
+                leaders=node.leaders,
+                fenced=not node.live,
+            )
+            for node in nodes
+        ],
+    )
+    if isinstance(placed, NotEnoughNodesError):
+        plan.waits = str(placed)
+        return plan
+    at = {node.node_id: number for number, node in enumerate(nodes)}
+    plan.replicationFactor = len(placed.replicas[0])
+    plan.replicas.extend(at[node] for replicas in placed.replicas for node in replicas)
+    plan.notes.extend(placed.notes)
+    return plan
 
 
 # ---- streams that wait for nodes -------------------------------------------------------------------------------------

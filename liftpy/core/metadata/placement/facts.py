@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from liftpy.core.base.cooperative_apply import Steps
+from liftpy.core.metadata.image import ClusterImage
 from liftpy.errors import ConfigError
 
 Replicas = tuple[str, ...]
@@ -100,6 +101,25 @@ def sort_by_id(nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
     return [by_id[node_id] for node_id in in_order(list(by_id))]
 
 
+def facts_of(image: ClusterImage) -> list[NodeFacts]:
+    """Return the facts about all nodes in the image that placement needs, in order of the node ids."""
+    return sort_by_id(
+        [
+            NodeFacts(
+                node_id=node.node_id,
+                rack=node.rack,
+                weight=node.weight,
+                live=not node.fenced,
+                replicas=image.replica_counts.get(node.node_id, 0),
+                leaders=image.leader_counts.get(node.node_id, 0),
+                budget=node.partition_budget,
+                leaving=node.leaving,
+            )
+            for node in image.nodes.values()
+        ]
+    )
+
+
 class PlacementError(ConfigError):
     """Raised for an invalid placement request. The text says how to correct it."""
 
@@ -129,7 +149,7 @@ class NotEnoughNodesError(PlacementError):
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """One error in a manual assignment. ``entry``: number of the wrong entry. ``rule``: rule that it breaks, as text."""
+    """One error in a manual assignment."""
 
     entry: int
     """Index of the wrong entry in the list, from 0. -1: the list as a whole."""

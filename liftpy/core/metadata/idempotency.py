@@ -1,8 +1,11 @@
-"""Window of finished operations: a repeated request is applied once [protocol: The metadata group].
+"""Idempotent requests: a sender repeats a request with one operation id, and the group applies it once. Pure.
 
-A client without an answer repeats its request with the same operation id. The first entry decides, and later entries
-get its answer. The window is part of the image. It is limited by number, size and age. The age is the sum of the steps
-between operations, each limited to ``MAX_STEP_NS``. So one wrong clock neither empties the window nor keeps it forever.
+``ForwardedRequest`` repeats a request until it is decided or its time is over. The first entry of an operation decides,
+and later entries get its answer [protocol: The metadata group].
+
+``IdempotencyCache`` is the window of finished operations. It is part of the image, and limited by number, size and age.
+The age is the sum of the steps between operations, each limited to ``MAX_STEP_NS``. So one wrong clock neither empties
+the window nor keeps it forever.
 """
 
 from __future__ import annotations
@@ -12,6 +15,9 @@ from dataclasses import dataclass, field, replace
 
 from immutables import Map
 
+from liftpy.config import NS_PER_S
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
 OPERATION_ID_SIZE_BYTES = 16
 MAX_OPERATIONS = 65_536
 MAX_AGE_NS = 600 * 1_000_000_000
@@ -20,6 +26,12 @@ MAX_SIZE_BYTES = 32 << 20
 """Maximum total size of all answers in the window, in bytes. Each answer counts with ``_ENTRY_BYTES`` of overhead."""
 _ENTRY_BYTES = 400
 _EVICT_AT_ONCE = 16
+ATTEMPT_NS = NS_PER_S
+"""Maximum time of one attempt over NATS, in nanoseconds."""
+PAUSE_NS = NS_PER_S // 20
+"""Pause between two attempts, in nanoseconds."""
+UNDECIDED = (pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_UNKNOWN, pb.ControlResponse.NOT_METADATA_LEADER)
+"""Errors after which the sender repeats a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +116,53 @@ class IdempotencyCache:
 
 def _size_bytes(operation: Operation) -> int:
     return len(operation.response) + _ENTRY_BYTES
+
+
+def error_response(request: pb.ControlRequest, error: pb.ControlResponse.Error, detail: str) -> pb.ControlResponse:
+    """Return the response to ``request`` that reports ``error``. ``detail``: text for the sender."""
+    return pb.ControlResponse(operationId=request.operationId[:OPERATION_ID_SIZE_BYTES], error=error, detail=detail)
+
+
+class ForwardedRequest:
+    """One request that is forwarded to the metadata leader, in several attempts if needed.
+
+    Send attempts until ``decided`` is True or ``remaining_ns`` returns 0. Then use ``response``.
+    """
+
+    def __init__(self, request: pb.ControlRequest, deadline_ns: int) -> None:
+        self.request = request
+        self._deadline_ns = deadline_ns
+        self._last = error_response(request, pb.ControlResponse.UNAVAILABLE, "no metadata leader answered")
+        self._maybe_applied = False
+        self.decided = False
+
+    def remaining_ns(self, now_ns: int) -> int:
+        return max(self._deadline_ns - now_ns, 0)
+
+    def pause_ns(self, now_ns: int) -> int:
+        return min(PAUSE_NS, self.remaining_ns(now_ns))
+
+    def response_received(self, response: pb.ControlResponse) -> bool:
+        """Process the response to an attempt. Return whether it is the final decision."""
+        self._last = response
+        self.decided = response.error not in UNDECIDED
+        self._maybe_applied = self._maybe_applied or response.error == pb.ControlResponse.OUTCOME_UNKNOWN
+        return self.decided
+
+    def attempt_failed(self, detail: str, *, sent: bool) -> None:
+        """Record that an attempt over NATS failed. ``detail``: reason.
+
+        ``sent``: a leader may have received the request, and may still decide it.
+        """
+        error = pb.ControlResponse.OUTCOME_UNKNOWN if sent else pb.ControlResponse.UNAVAILABLE
+        self.response_received(error_response(self.request, error, detail))
+
+    @property
+    def response(self) -> pb.ControlResponse:
+        """Decision of the metadata leader, or an error.
+
+        If an attempt may be in the log, the error says that the outcome is unknown.
+        """
+        if self._maybe_applied and not self.decided:
+            self._last.error = pb.ControlResponse.OUTCOME_UNKNOWN
+        return self._last

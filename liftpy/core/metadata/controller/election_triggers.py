@@ -1,45 +1,34 @@
-"""Elections: the states of an election and the choice of a candidate ("Electing a leader" in the protocol).
+"""Triggers of elections on the metadata leader: timers, failure reports of followers, and preferred leaders. Pure.
 
-After the loss of a leader, the ISR member with the most records leads next, and no committed record is lost. Only live
-ISR members are eligible [C5], except the deposed leader, skipped candidates, and members that lost data [C10]. Every
-candidate gets a LeaderEpoch of its own [C2]. The ISR does not change during the election. With the commit policy
-``quorum`` every complete replica is eligible, and a majority must have reported its position in this election.
-
-::
-
-                     one eligible, or all have reported
-    ONLINE --begin--> ELECTION --------conclude--------> CANDIDATE_FOUND --finish--> ONLINE
-      ^                  |                                 |        ^ |
-      |                  | none is eligible       pass_over|        | | next candidate
-      |                  v                                 v        +-+
-      |               OFFLINE <------------------------ none left
-      +------------------+ a member of the ISR comes back: begin
-
-Candidates are ranked by (last epoch, newest offset), then the last leader, then the number of led partitions, then
-replica order.
-
-Example: ISR a b c, a leads and fails. b reports (epoch 4, offset 90), c (epoch 4, offset 93). c is the candidate in a
-new LeaderEpoch. If c makes no progress, b is the next candidate.
-
-Timers of the metadata leader: ConcludeElection after ``wait_s``, PassOver when a candidate makes no progress
-for ``candidate_timeout_s``, ElectLeader for an Offline partition after ``retry_s``. A timer waits while the node makes
+``ElectionTimers`` proposes ConcludeElection after ``wait_s``, PassOver when a candidate makes no progress for
+``candidate_timeout_s``, and ElectLeader for an Offline partition after ``retry_s``. A timer waits while the node makes
 progress with any partition, at most ``PATIENCE`` timeouts. The reason is that a node with thousands of partitions
 processes them one after the other.
+
+``FailureReports`` checks reports about a silent leader. One disconnected node must not depose a working leader. With
+three or more ISR members, a majority of the followers decides [C9]. With two members there is only one witness (the
+follower that reports). So the metadata leader asks the reported leader whether it serves, and the witness whether it is
+reachable. The report counts only if the witness answers. The reported leader must also be silent for ``ANSWER_NS``, or
+answer that it does not serve.
+
+Example: ISR a b, a leads. The network of b fails: b reports a, but a answers. The report is dropped, and b leaves the
+ISR. Or the network of a fails: a does not answer, b does, and b is elected.
 
 ``PreferredLeaders`` moves leaderships back to the first replica of a partition.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
 from heapq import heappop, heappush
 
 from liftpy.config import NS_PER_MS, NS_PER_S, ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStatus
-from liftpy.core.metadata.image import ClusterImage, LeaderReport, StreamImage
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
-from liftpy.core.metadata.record_builder import RecordBuilder
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 DEFAULT_ELECTION_WAIT_S = 0.25
@@ -50,199 +39,10 @@ PATIENCE = 15
 """Maximum time to wait for one node, as a multiple of ``candidate_timeout_s``."""
 Proposal = pb.ConcludeElection | pb.PassOver | pb.ElectLeader
 MOVES_AT_ONCE = 32
-
-
-def eligible(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> tuple[str, ...]:
-    """Return the nodes that may become leader in this election, in replica order."""
-    able = [
-        node_id
-        for node_id in stream.may_lead(partition)
-        if node_id != partition.deposed and node_id not in partition.passed_over and draft.is_live(node_id)
-    ]
-    members = able if stream.commits_by_quorum else [node_id for node_id in able if node_id in partition.isr]
-    return tuple(members or able)
-
-
-def begin(
-    draft: RecordBuilder, stream: StreamImage, partition: PartitionState, deposed: str = "", report: LeaderReport | None = None
-) -> PartitionState:
-    """Return the partition with a new election, in which the node ``deposed`` takes no part.
-
-    The election ends at once if enough is known. ``deposed`` '': every eligible node may win. ``report``: report that caused
-    the election.
-    """
-    reports = _answers(draft, stream, partition) | ({report.witness: report} if report else {}) if deposed else {}
-    started = replace(partition, leader="", candidate="", passed_over=(), deposed=deposed, status=PartitionStatus.ELECTION)
-    start_reports = (
-        {} if stream.commits_by_quorum else reports
-    )  # a report from before the election does not promise to follow no other leader
-    return _conclude_if_all_reported(draft, stream, started, start_reports)
-
-
-def add_report(
-    draft: RecordBuilder, stream: StreamImage, partition: PartitionState, report: LeaderReport | None = None
-) -> PartitionState:
-    """Return the partition after a node has reported its position, or after the set of eligible nodes has changed.
-
-    The election ends if all needed positions are known.
-    """
-    answers = _answers(draft, stream, partition)
-    if report is not None:
-        answers[report.witness] = report
-    return _conclude_if_all_reported(draft, stream, partition, answers)
-
-
-def conclude(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
-    """Return the partition with a candidate, chosen by the positions that are known. Do not wait for further reports."""
-    return _choose(draft, stream, partition, _answers(draft, stream, partition))
-
-
-def pass_over(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
-    """Return the partition with the next candidate, because the current one failed.
-
-    Without another candidate, it is Offline.
-    """
-    failed = partition.candidate
-    rest = replace(partition, candidate="", passed_over=(*partition.passed_over, failed), status=PartitionStatus.ELECTION)
-    if stream.commits_by_quorum:
-        return _conclude_if_all_reported(draft, stream, rest, {})
-    return _choose(draft, stream, rest, {})
-
-
-def transfer(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str = "") -> PartitionState | None:
-    """Return the partition with a planned transfer of its leadership to ``node_id``. None: no node can become leader.
-
-    ``node_id`` '': the best other member. The old leader is alive and stays in the ISR. It is a candidate again if the
-    others fail.
-    """
-    others = [n for n in eligible(draft, stream, partition) if n != partition.leader]
-    if node_id and node_id not in others:
-        return None
-    if stream.commits_by_quorum:
-        if len(others) < _quorum_overlap(stream, partition) or len(others) + 1 < _needed_reports(stream, partition):
-            return None
-        return replace(partition, leader="", passed_over=(partition.leader,), status=PartitionStatus.ELECTION)
-    if not others:
-        return None
-    chosen = node_id or min(others, key=lambda n: (draft.leader_count(n), partition.replicas.index(n)))
-    return propose(draft, partition, chosen)
-
-
-def propose(draft: RecordBuilder, partition: PartitionState, candidate: str) -> PartitionState:
-    """Return the partition with the node ``candidate`` as candidate for its leadership, in a new LeaderEpoch."""
-    draft.count_leader(candidate)
-    return replace(
-        partition,
-        leader="",
-        candidate=candidate,
-        leader_epoch=draft.next_leader_epochs(),
-        status=PartitionStatus.CANDIDATE_FOUND,
-    )
-
-
-def finish(stream: StreamImage, partition: PartitionState) -> PartitionState:
-    """Return the partition with its candidate as leader and status Online, in one change.
-
-    A candidate that may miss records becomes the only member of the ISR [C11].
-    """
-    candidate = partition.candidate
-    unclean = candidate in partition.incomplete
-    staying = {candidate} if unclean else {candidate, *partition.isr} - {partition.deposed, *partition.incomplete}
-    elected = stream.with_isr(partition, staying, lost=(partition.deposed,))  # it may keep what was refused since [A2]
-    return replace(
-        elected,
-        leader=candidate,
-        candidate="",
-        complete=() if unclean else elected.complete,
-        status=PartitionStatus.ONLINE,
-        passed_over=(),
-        deposed="",
-        incomplete=tuple(node for node in partition.incomplete if node not in staying),
-        unclean_elected=partition.unclean_elected or unclean,
-        asked_start=0 if unclean else partition.asked_start,  # offsets are assigned again, also below it
-        purges=() if unclean else partition.purges,
-        moved_for=MoveReason.BY_HAND if partition.leader_to_elect == candidate else partition.moved_for,
-    )
-
-
-def offline(partition: PartitionState) -> PartitionState:
-    """Return the partition as Offline, without a leader. The ISR stays. Each ISR member may lead when it returns."""
-    return replace(partition, leader="", candidate="", passed_over=(), deposed="", status=PartitionStatus.OFFLINE)
-
-
-def _conclude_if_all_reported(
-    draft: RecordBuilder, stream: StreamImage, partition: PartitionState, answers: dict[str, LeaderReport]
-) -> PartitionState:
-    candidates = eligible(draft, stream, partition)
-    tellers = _nodes_whose_positions_count(draft, stream, partition)
-    answer_count = sum(node_id in answers for node_id in tellers)
-    waiting = any(node_id not in answers for node_id in candidates) or answer_count < _needed_reports(stream, partition)
-    enough = len(candidates) >= _quorum_overlap(stream, partition) and len(tellers) >= _needed_reports(stream, partition)
-    if waiting and enough and (len(candidates) > 1 or stream.commits_by_quorum):
-        return partition
-    return _choose(draft, stream, partition, answers)
-
-
-def _choose(
-    draft: RecordBuilder, stream: StreamImage, partition: PartitionState, answers: dict[str, LeaderReport]
-) -> PartitionState:
-    candidates = eligible(draft, stream, partition)
-    if stream.commits_by_quorum and not _may_decide(draft, stream, partition, answers):
-        candidates = tuple(node_id for node_id in candidates if node_id == partition.last_leader)
-    if not candidates:
-        return offline(partition)
-
-    def rank(node_id: str) -> tuple[int, int, bool, int, int]:
-        report = answers.get(node_id)
-        position = (report.last_epoch, report.newest_offset) if report else (-1, -2)
-        another = node_id != partition.last_leader
-        return -position[0], -position[1], another, draft.leader_count(node_id), partition.replicas.index(node_id)
-
-    return propose(draft, partition, min(candidates, key=rank))
-
-
-def _may_decide(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, answers: dict[str, LeaderReport]) -> bool:
-    reporters = [node_id for node_id in _nodes_whose_positions_count(draft, stream, partition) if node_id in answers]
-    eligible_reporters = [node_id for node_id in reporters if node_id not in partition.passed_over]
-    return len(reporters) >= _needed_reports(stream, partition) and len(eligible_reporters) >= _quorum_overlap(
-        stream, partition
-    )
-
-
-def _needed_reports(stream: StreamImage, partition: PartitionState) -> int:
-    return len(partition.replicas) // 2 + 1 if stream.commits_by_quorum else 1
-
-
-def _quorum_overlap(stream: StreamImage, partition: PartitionState) -> int:
-    """Return how many replicas must be eligible so that one of them has every committed record.
-
-    With the commit policy quorum, each majority must contain one of them: one of two replicas, two of three or four.
-    """
-    return (len(partition.replicas) + 1) // 2 if stream.commits_by_quorum else 1
-
-
-def _nodes_whose_positions_count(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> list[str]:
-    """Return the nodes that must report a position in an election before a candidate is chosen.
-
-    These are the eligible nodes, and with the commit policy ``quorum`` also failed candidates.
-    """
-    if not stream.commits_by_quorum:
-        return list(eligible(draft, stream, partition))
-    return [node for node in stream.may_lead(partition) if node != partition.deposed and draft.is_live(node)]
-
-
-def _answers(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> dict[str, LeaderReport]:
-    """Return the positions that nodes have reported in this leadership and status, by node.
-
-    Reports of ended processes are left out.
-    """
-    current_reports = draft.image.reports.get((stream.uid, partition.partition), ())
-    return {report.witness: report for report in current_reports if _is_current(draft, report)}
-
-
-def _is_current(draft: RecordBuilder, report: LeaderReport) -> bool:
-    node = draft.node(report.witness)
-    return node is not None and node.incarnation == report.witness_incarnation
+ANSWER_NS = 1_000_000_000
+"""Maximum time for the answers to both questions, in nanoseconds. It is less than half the time before a follower reports."""
+_MIN_WITNESSES = 2
+"""Largest ISR for which the metadata leader asks the reported leader. In a larger ISR, a majority of the followers decides."""
 
 
 @dataclass(slots=True)
@@ -409,6 +209,124 @@ def _proposal(key: PartitionKey, partition: PartitionState) -> Proposal:
     if partition.status is PartitionStatus.ELECTION:
         return pb.ConcludeElection(stream=key.stream, uid=key.uid, partition=key.partition, epoch=partition.epoch)
     return pb.ElectLeader(stream=key.stream, uid=key.uid, partition=key.partition)
+
+
+# ---- failure reports -------------------------------------------------------------------------------------------------
+
+
+class ProbeResult(Enum):
+    """Answer of a node to a question about a reported leader."""
+
+    SERVES = "serves"
+    """The node leads in the requested epoch with a lease, and followers can fetch from it."""
+    DOES_NOT = "does not serve"
+    """The node answered, but it does not serve as leader."""
+    ABSENT = "absent"
+    """NATS reports no responders for the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderCheck:
+    """Question to ``node`` whether it serves as the leader of ``leader_epoch``."""
+
+    key: PartitionKey
+    leader_epoch: int
+    node: str
+
+
+@dataclass(slots=True)
+class _OpenReport:
+    report: pb.ReportLeader
+    deadline_ns: int
+    heard: dict[str, ProbeResult] = field(default_factory=dict)
+
+
+class FailureReports:
+    """All failure reports that wait for answers, on the metadata leader: at most one per partition. ``now_ns`` is monotonic."""
+
+    def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
+        """Numbers of checks by result: the reported leader served, it did not serve, or the witness was unreachable."""
+        self._term = 0
+        self._cases: dict[PartitionKey, _OpenReport] = {}
+        self._questions: list[LeaderCheck] = []
+        self._proven: list[pb.ReportLeader] = []
+
+    def lead(self, term: int) -> None:
+        """Start to collect reports, because this node became the metadata leader in Raft term ``term``.
+
+        Reports of other terms do not count together with new ones.
+        """
+        self.resign()
+        self._term = term
+
+    def resign(self) -> None:
+        self._cases.clear()
+        self._questions.clear()
+        self._proven.clear()
+
+    def add(self, report: pb.ReportLeader, image: ClusterImage, now_ns: int) -> bool:
+        """Add a follower's report that its leader is silent, when it arrives.
+
+        Return whether it must wait until the reported leader was asked. False: the report can be decided now.
+        """
+        report.stampNs, report.stampTerm, report.accusedAsked = now_ns, self._term, False
+        location = image.find(report.stream, report.uid, report.partition)
+        if location is None or report.leaderLacks or not _needs_questions(location[1], report):
+            return False
+        key = location[0].key(report.partition)
+        case = self._cases.get(key)
+        if case is not None and case.report.leaderEpoch == report.leaderEpoch:
+            return True
+        self._cases[key] = _OpenReport(report, now_ns + ANSWER_NS)
+        self._questions += [LeaderCheck(key, report.leaderEpoch, node) for node in (report.leader, report.witness)]
+        return True
+
+    def take_leader_checks(self) -> list[LeaderCheck]:
+        """Return the questions to send now to reported leaders and to reporting followers. Each question is returned once."""
+        checks, self._questions = self._questions, []
+        return checks
+
+    def record_testimony(self, question: LeaderCheck, testimony: ProbeResult) -> None:
+        """Record the answer of a node to a question, or that NATS reported no responders for it."""
+        case = self._cases.get(question.key)
+        if case is not None and case.report.leaderEpoch == question.leader_epoch:
+            case.heard[question.node] = testimony
+            self._close_if_clear(question.key, case, late=False)
+
+    def take_due(self, now_ns: int) -> list[pb.ReportLeader]:
+        for key, case in list(self._cases.items()):
+            if now_ns >= case.deadline_ns:
+                self._close_if_clear(key, case, late=True)
+        proven, self._proven = self._proven, []
+        return proven
+
+    def next_deadline_ns(self) -> int | None:
+        if self._proven:
+            return 0
+        return min((case.deadline_ns for case in self._cases.values()), default=None)
+
+    def _close_if_clear(self, key: PartitionKey, case: _OpenReport, late: bool) -> None:
+        accused, witness = case.heard.get(case.report.leader), case.heard.get(case.report.witness)
+        if accused is ProbeResult.SERVES:
+            outcome = "accused leaders that serve"
+        elif witness is ProbeResult.ABSENT or (late and witness is None):
+            outcome = "witnesses that can't be reached"
+        elif witness is not None and (accused is not None or late):
+            outcome = "accused leaders that don't serve"
+            case.report.accusedAsked = True
+            self._proven.append(case.report)
+        else:
+            return
+        self.counters[outcome] += 1
+        del self._cases[key]
+
+
+def _needs_questions(partition: PartitionState, report: pb.ReportLeader) -> bool:
+    current = (partition.leader, partition.leader_epoch) == (report.leader, report.leaderEpoch)
+    witnesses = partition.isr if len(partition.isr) > 1 else partition.replicas
+    may_witness = report.witness in witnesses and report.witness != partition.leader
+    return partition.status is PartitionStatus.ONLINE and current and len(partition.isr) <= _MIN_WITNESSES and may_witness
 
 
 # ---- preferred leaders -----------------------------------------------------------------------------------------------

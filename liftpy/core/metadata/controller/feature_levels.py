@@ -1,8 +1,9 @@
-"""Feature levels of nodes and controllers, and the check whether a level may be finalized. Pure.
+"""Feature level of the cluster: SetFeatureLevel, the levels of nodes and controllers, and the first level of a new cluster. Pure.
 
 A level that a node or a controller does not support is never finalized. The metadata leader learns the levels from
 heartbeats and from messages of controllers. A new metadata leader knows no levels, and rejects requests until it has
-received them. If a node does not run, start it or remove it first.
+received them. If a node does not run, start it or remove it first. SetFeatureLevel is a compare-and-set on the
+registered nodes. So it fails if a node of an older version registers at the same time.
 
 A new cluster starts at the newest level that all its controllers support. Until this is decided, the leader logs
 nothing else. If a controller sends nothing for ``REPORT_MAX_AGE_NS``, the cluster starts at the first level.
@@ -17,17 +18,76 @@ from collections.abc import Mapping
 
 from liftpy.config import NS_PER_S, SessionTimes
 from liftpy.core.metadata.codec import RULES, TIMES
-from liftpy.core.metadata.controller.state_machine import repeated_answer
+from liftpy.core.metadata.controller.record_builder import Decision, RecordBuilder, Rules, refuse, repeated_answer
 from liftpy.core.metadata.controller_list import GroupView
-from liftpy.core.metadata.feature_range import NO_LEVEL, LevelRange, level_range_in
-from liftpy.core.metadata.features import downgrade_obstacles, level_range_of, refused_level
+from liftpy.core.metadata.features import (
+    NO_LEVEL,
+    UNSUPPORTED,
+    Feature,
+    LevelRange,
+    feature_of,
+    level_range_in,
+    level_range_of,
+    refused_level,
+)
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.record_builder import Rules, refuse
+from liftpy.core.metadata.records import FeatureLevelSet
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.errors import ConfigError, IncompatibleVersionError
 
 _ERROR = pb.ControlResponse
 REPORT_MAX_AGE_NS = 3 * NS_PER_S
 """Maximum time that the leader of a new group waits for the levels of other controllers, in nanoseconds."""
+NEW_GROUP_LEVEL = 1
+"""Previous level in the answer for a new group. All controllers store the answer, so this value never changes."""
+
+
+def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Decision:
+    """Set the feature level of the cluster, which counts from the next entry on.
+
+    Raise IncompatibleVersionError if this version does not support the level. Otherwise this controller would decide differently
+    from the others.
+    """
+    image, supported = draft.image, level_range_of(draft.features)
+    if request.level == image.feature_level:
+        return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level} already"))
+    unchecked = _nodes_without_check(draft, request)
+    if unchecked:
+        return refuse(pb.ControlResponse.STALE, f"registered meanwhile, and not asked: {', '.join(unchecked)}")
+    if request.level < image.feature_level - 1:
+        detail = f"one level at a time: from {image.feature_level} to {image.feature_level - 1}"
+        return refuse(pb.ControlResponse.INVALID, detail)
+    if request.level not in supported or feature_of(request.level, draft.features) is None:
+        raise IncompatibleVersionError(
+            f"{UNSUPPORTED}the feature level becomes {request.level}, but this version supports {supported}. Start a "
+            "newer version on this node."
+        )
+    reasons = downgrade_obstacles(image, draft.features) if request.level < image.feature_level else []
+    if reasons:
+        return refuse(pb.ControlResponse.INVALID, "; ".join(reasons))
+    try:
+        times = image.session_times or TIMES.from_pb(request.sessionTimes)
+    except ConfigError as error:
+        return refuse(pb.ControlResponse.INVALID, str(error))
+    draft.add(FeatureLevelSet(request.level, image.rules or RULES.from_pb(request.rules), times))
+    was = image.feature_level or NEW_GROUP_LEVEL
+    return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level}, it was {was}"))
+
+
+def _nodes_without_check(draft: RecordBuilder, request: pb.SetFeatureLevel) -> list[str]:
+    checked = {(node.nodeId, node.incarnation) for node in request.checked}
+    return sorted(node_id for node_id, node in draft.image.nodes.items() if (node_id, node.incarnation) not in checked)
+
+
+def downgrade_obstacles(image: ClusterImage, features: tuple[Feature, ...]) -> list[str]:
+    """Return the reasons why the feature level of ``image`` cannot be lowered by one. [] means that it can be lowered."""
+    now = feature_of(image.feature_level, features)
+    assert now is not None
+    if not now.has_way_back:
+        return [
+            f"level {now.level} has written what versions before it can't read ({now.description}): restore a backup instead"
+        ]
+    return now.in_use(image)
 
 
 class ReportedLevels:

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.base.purge import without_completed
-from liftpy.core.metadata.codec import PARTITION
+from liftpy.core.metadata.codec import PARTITION, STREAM
 from liftpy.core.metadata.features import FEATURES, Feature
+from liftpy.core.metadata.idempotency import Operation
 from liftpy.core.metadata.image import ClusterImage, ClusterRules, Counters, NodeImage, StreamImage
 from liftpy.core.metadata.records import CountersMoved, NodeChanged, PartitionStateChanged, Record
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -35,6 +36,16 @@ def refuse(error: pb.ControlResponse.Error, detail: str, partition: PartitionSta
     if partition is not None:
         response.partition.CopyFrom(PARTITION.to_pb(partition))
     return Decision((), response)
+
+
+def repeated_answer(image: ClusterImage, done: Operation) -> bytes:
+    """Return the stored answer of the operation ``done``, for a repeated request. It has the current state of its stream."""
+    response = pb.ControlResponse.FromString(done.response)
+    stream = image.streams.get(response.stream.name) if response.HasField("stream") else None
+    if stream is None or stream.uid != response.stream.uid:
+        return done.response
+    response.stream.CopyFrom(STREAM.to_pb(stream))
+    return response.SerializeToString(deterministic=True)
 
 
 class RejectedError(Exception):
