@@ -36,17 +36,22 @@ _SOON_S = 0.05
 _IDLE_CHECK_S = 30.0
 """Interval of checks in seconds when no event wakes the runner."""
 _APPLIED_WITHIN_S = 10.0
-"""Time in seconds after which a result that was appended, but is not in the state, is appended again."""
+"""Time in seconds after which an effect runs again if the state has passed its result, but does not have it."""
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 60.0
 
 
 @dataclass(slots=True)
 class _EffectAttempts:
-    """The attempts of one effect. ``task``: running attempt. ``again_s``: monotonic time of the next one, in seconds."""
+    """The attempts of one effect.
+
+    ``task``: running attempt. ``again_s``: monotonic time of the next one, in seconds. ``offset``: offset of the appended result,
+    -1: there is none.
+    """
 
     task: asyncio.Task[None] | None = None
     again_s: float = 0.0
+    offset: int = -1
     failures: int = 0
 
 
@@ -80,8 +85,9 @@ class EffectRunner:
                 self._wake_event.clear()
                 machine = self._instance.machine
                 if machine is not None and self._instance.leads and not machine.failed:
-                    self._begin(machine)
-                    await self._tick(machine)
+                    if not machine.is_replaying:
+                        self._begin(machine)
+                        await self._tick(machine)
                     await asyncio.sleep(_CHECK_INTERVAL_S)  # the limit for the number of checks, however often it is woken
                     if self._tries:
                         continue
@@ -128,14 +134,14 @@ class EffectRunner:
             if emitted_end is not None and effect.output_count > emitted_end:
                 return
             one = self._tries.setdefault(effect.number, _EffectAttempts())
-            if one.task is None and now_s >= one.again_s:
+            if one.task is None and now_s >= one.again_s and machine.position > one.offset:
                 one.task = asyncio.create_task(self._act(machine, effect, one))
 
     async def _act(self, machine: ServiceMachine, effect: Effect, one: _EffectAttempts) -> None:
         try:
             value = effect.payload if effect.is_offer else await self._run_handler(machine, effect)
             headers = result_headers(machine.identity.service, effect.number)
-            await self._writer.append(
+            one.offset = await self._writer.append(
                 machine.identity.stream, machine.identity.partition, value, effect.key, headers, machine.identity.uid
             )
             one.again_s = time.monotonic() + _APPLIED_WITHIN_S
