@@ -106,6 +106,15 @@ def test_service_test_harness_run_effects_applies_the_effect_results() -> None:
         ServiceTest(Endless).send(b"a").run_effects(limit=5)
 
 
+async def test_service_test_harness_runs_an_async_effect_inside_a_running_event_loop() -> None:
+    class Async(Shop):
+        async def on_effect(self, effect: Effect) -> bytes | None:  # type: ignore[override]
+            await asyncio.sleep(0)
+            return b"paid"
+
+    assert ServiceTest(Async).send(b"a").run_effects().snapshot() == b"order:a charge:a:paid"
+
+
 def test_service_tick_fires_only_due_timers() -> None:
     test = ServiceTest(Shop).send(b"wait").tick()
     assert test.snapshot() == b"order:wait"
@@ -295,6 +304,28 @@ async def test_service_effect_runner_appends_the_result_again_after_a_lost_appen
     bench.writer.applies = True
     await bench.until(lambda: not len(bench.machine.effects))
     assert bench.machine.snapshot().state == b"order:a charge:a:paid-a"
+    bench.task.cancel()
+
+
+async def test_service_effect_runner_whose_append_fails_appends_the_same_result_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a leader of the input, the handler would charge the card again and again."""
+    monkeypatch.setattr("liftpy.service.effect_runner._FIRST_WAIT_S", 0.01)
+    ran: list[int] = []
+
+    class Counted(Shop):
+        def on_effect(self, effect: Effect) -> bytes:
+            ran.append(effect.number)
+            return b"%d" % len(ran)
+
+    bench = Bench(machine_of(Counted()), max_concurrent_effects=2)
+    bench.writer.deaf = True
+    bench.machine.apply([record(offset, b"a") for offset in range(4)])
+    await bench.until(lambda: bench.runner.problem and "try 3" in bench.runner.problem)
+    assert sorted(ran) == [0, 1], "two results wait, so no more handlers begin"
+    bench.writer.deaf = False
+    await bench.until(lambda: not len(bench.machine.effects))
+    assert sorted(ran) == [0, 1, 2, 3]
+    assert sorted(value for value, _, _ in bench.writer.appended) == [b"1", b"2", b"3", b"4"]
     bench.task.cancel()
 
 
