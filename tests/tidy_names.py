@@ -30,7 +30,6 @@ UNREFERENCED = {
     "sidecar.tracing.exporting._SpanCollector.on_end": "OpenTelemetry's SDK calls it",
     "liftpy.testing.services.ServiceTest.run_effects": "for tests of applications",
     "liftpy.testing.services.run_in_child": "a line for another interpreter names it",
-    "liftpy.spark.session.java_available": "for tests and applications: whether Spark can start here",
     "liftpy.spark.pipelines.archive_source.ManifestDataSource.streamReader": _SPARK,
     "liftpy.spark.source.LiftDataSource.streamReader": _SPARK,
     "liftpy.spark.source.LiftDataSource.streamWriter": _SPARK,

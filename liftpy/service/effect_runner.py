@@ -36,17 +36,23 @@ _SOON_S = 0.05
 _IDLE_CHECK_S = 30.0
 """Interval of checks in seconds when no event wakes the runner."""
 _APPLIED_WITHIN_S = 10.0
-"""Time in seconds after which a result that was appended, but is not in the state, is appended again."""
+"""Time in seconds after which an effect runs again if the state has passed its result, but does not have it."""
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 60.0
 
 
 @dataclass(slots=True)
 class _EffectAttempts:
-    """The attempts of one effect. ``task``: running attempt. ``again_s``: monotonic time of the next one, in seconds."""
+    """The attempts of one effect.
+
+    ``task``: running attempt. ``again_s``: monotonic time of the next one, in seconds. ``value``: result that is not appended
+    yet, None: there is none. ``offset``: offset of the appended result, -1: there is none.
+    """
 
     task: asyncio.Task[None] | None = None
     again_s: float = 0.0
+    value: bytes | None = None
+    offset: int = -1
     failures: int = 0
 
 
@@ -80,8 +86,9 @@ class EffectRunner:
                 self._wake_event.clear()
                 machine = self._instance.machine
                 if machine is not None and self._instance.leads and not machine.failed:
-                    self._begin(machine)
-                    await self._tick(machine)
+                    if not machine.is_replaying:
+                        self._begin(machine)
+                        await self._tick(machine)
                     await asyncio.sleep(_CHECK_INTERVAL_S)  # the limit for the number of checks, however often it is woken
                     if self._tries:
                         continue
@@ -121,23 +128,31 @@ class EffectRunner:
                 one.task.cancel()  # another node has appended a result
         if not self._tries:
             self.problem = ""
+        for number, one in self._tries.items():
+            if one.value is not None:
+                self._attempt(machine, number, one, now_s)
         for effect in machine.effects:
-            running = sum(one.task is not None for one in self._tries.values())
-            if max(running, self._threads) >= self._settings.max_concurrent_effects:
+            busy = sum(one.task is not None or one.value is not None for one in self._tries.values())
+            if max(busy, self._threads) >= self._settings.max_concurrent_effects:
                 return
             if emitted_end is not None and effect.output_count > emitted_end:
                 return
-            one = self._tries.setdefault(effect.number, _EffectAttempts())
-            if one.task is None and now_s >= one.again_s:
-                one.task = asyncio.create_task(self._act(machine, effect, one))
+            self._attempt(machine, effect.number, self._tries.setdefault(effect.number, _EffectAttempts()), now_s)
+
+    def _attempt(self, machine: ServiceMachine, number: int, one: _EffectAttempts, now_s: float) -> None:
+        effect = machine.effects.get(number)
+        if effect is not None and one.task is None and now_s >= one.again_s and machine.position > one.offset:
+            one.task = asyncio.create_task(self._act(machine, effect, one))
 
     async def _act(self, machine: ServiceMachine, effect: Effect, one: _EffectAttempts) -> None:
         try:
-            value = effect.payload if effect.is_offer else await self._run_handler(machine, effect)
+            if one.value is None:
+                one.value = effect.payload if effect.is_offer else await self._run_handler(machine, effect)
             headers = result_headers(machine.identity.service, effect.number)
-            await self._writer.append(
-                machine.identity.stream, machine.identity.partition, value, effect.key, headers, machine.identity.uid
+            one.offset = await self._writer.append(
+                machine.identity.stream, machine.identity.partition, one.value, effect.key, headers, machine.identity.uid
             )
+            one.value = None
             one.again_s = time.monotonic() + _APPLIED_WITHIN_S
         except Exception as error:  # the handler may raise any error
             one.failures += 1

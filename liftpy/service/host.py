@@ -411,7 +411,9 @@ class ServiceHost:
         assert feeder is not None
         # otherwise it would write outputs that another instance has written
         known = machine.outbox is None or machine.outbox.known
-        role = Role.LEADER if order.role == pb.SERVICE_LEADER and self._is_valid(order) and known else Role.FOLLOWER
+        # after a rewind, the node orders a FOLLOWER to catch up, which would drop the outputs again
+        leads = order.role == pb.SERVICE_LEADER or (order.leads and machine.rewind_epoch == order.leaderEpoch)
+        role = Role.LEADER if leads and self._is_valid(order) and known else Role.FOLLOWER
         if machine.change_role(role, order.leaderEpoch):
             logger.info(
                 "service role changed service=%s role=%s leader_epoch=%d position=%d",
@@ -615,6 +617,8 @@ class Upgrader:
         It comes with True if it may be appended only as the first record of the log. At most one decision is due within
         ``AGAIN_S``. ``order``: last order of the node.
         """
+        if machine.is_replaying:  # the log may have the decision
+            return None
         active, newest = machine.active_version, machine.version
         first = order.highWatermark < 0 and machine.position == 0 and newest > active + 1
         version = newest if first else active + 1

@@ -145,11 +145,19 @@ class Feeder:
         self._wake.set()
 
     # ---- state ---------------------------------------------------------------------------------------------------------------
-    async def restart(self, log_start_offset: int, wanted: Callable[[Snapshot], bool] = lambda _: True) -> None:
+    async def restart(
+        self,
+        log_start_offset: int,
+        wanted: Callable[[Snapshot], bool] = lambda _: True,
+        *,
+        replay_end: int = 0,
+        rewind_epoch: int = 0,
+    ) -> None:
         """Restore the machine from the newest suitable snapshot on disk, or from another node's snapshot.
 
         ``log_start_offset``: first offset of the log. A snapshot below it cannot be used. ``wanted``: returns whether a snapshot
-        is suitable. Raises DataLossError if there is no usable snapshot.
+        is suitable. ``replay_end``, ``rewind_epoch``: values of the new machine. Raises DataLossError if there is no usable
+        snapshot.
         """
         self._log_start_offset = max(self._log_start_offset, log_start_offset)
         snapshot = await self._keeper.newest(wanted)
@@ -170,6 +178,7 @@ class Feeder:
             parameters_digest=self._settings.parameters_digest,
         )
         machine.routes = frozenset(route.name for route in self._settings.routes)
+        machine.replay_end, machine.rewind_epoch = replay_end, rewind_epoch
         if machine.starts_in_thread and self._outbox is None:  # no other code uses the machine yet
             await asyncio.to_thread(machine.start, snapshot)
         else:
@@ -223,9 +232,19 @@ class Feeder:
         if outbox is not None and outbox.must_rewind and self._machine.role is Role.LEADER:
             emitted_end = outbox.emitted_end
             logger.info("outputs not in memory service=%s from=%d: replaying from a snapshot", self._identity, emitted_end)
-            await self.restart(0, lambda snapshot: snapshot.output_count <= emitted_end)
+            epoch = self._machine.leader_epoch
+            await self._replay(lambda snapshot: snapshot.output_count <= emitted_end, rewind_epoch=epoch)
             return True
         return False
+
+    async def _replay(self, wanted: Callable[[Snapshot], bool], *, rewind_epoch: int = 0) -> None:
+        """Restore the newest snapshot for which ``wanted`` is true, to apply records of the same log again.
+
+        The new machine knows the skip decisions that the earlier one knew.
+        """
+        earlier = self._machine
+        self._decided.update(earlier.skipped_units)
+        await self.restart(0, wanted, replay_end=max(earlier.position, earlier.replay_end), rewind_epoch=rewind_epoch)
 
     # ---- feeding -------------------------------------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -391,7 +410,7 @@ class Feeder:
 
     async def _rebuild(self, unit: Unit) -> None:
         """Restore the newest snapshot at or below the failed ``unit``, so that the state has no part of the unit."""
-        await self.restart(0, lambda snapshot: snapshot.position <= unit.offset)
+        await self._replay(lambda snapshot: snapshot.position <= unit.offset)
         self._reread_outputs()
 
     def _reread_outputs(self) -> None:

@@ -66,6 +66,7 @@ logger = logging.getLogger("liftpy.service")
 _SUFFIX = ".snapshot"
 _DAMAGED = ".damaged"
 _INCOMING = ".incoming"
+_TEMPORARY = ".tmp"
 _MAX_STORED = 64
 _MAX_DIGESTS = 4
 _NOTICED_S = 0.01
@@ -219,6 +220,9 @@ class SnapshotStore:
         self._max_bytes = max_bytes
         with _storage_errors("open", self.folder):
             _make_folder(self.folder, data)
+        for path in (*self.folder.glob(f"*{_TEMPORARY}"), *self.folder.glob(f"*{_INCOMING}")):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)  # of a process that was killed
 
     def positions(self) -> list[int]:
         """Return the positions of the stored snapshots, ascending."""
@@ -306,22 +310,26 @@ class SnapshotStore:
         return SnapshotDownload(self._path(position), self._identity)
 
     def _replace(self, path: Path, data: bytes, snapshot: Snapshot) -> None:
-        temporary = path.with_suffix(".tmp")
+        temporary = path.with_suffix(_TEMPORARY)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        with os.fdopen(os.open(temporary, flags, 0o640), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
         try:
-            if decode(temporary.read_bytes(), self._identity) != snapshot:
-                raise CorruptionError("The snapshot file differs from what was written. Check the disk.")
-        except (CorruptionError, UnknownFormatError) as error:
-            temporary.unlink()
-            raise StorageError(
-                f"The snapshot at offset {snapshot.position} is damaged after the write, so it is not stored: "
-                f"{error}. Check the disk."
-            ) from None
-        temporary.rename(path)
+            with os.fdopen(os.open(temporary, flags, 0o640), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                if decode(temporary.read_bytes(), self._identity) != snapshot:
+                    raise CorruptionError("The snapshot file differs from what was written. Check the disk.")
+            except (CorruptionError, UnknownFormatError) as error:
+                raise StorageError(
+                    f"The snapshot at offset {snapshot.position} is damaged after the write, so it is not stored: "
+                    f"{error}. Check the disk."
+                ) from None
+            temporary.rename(path)
+        except (OSError, StorageError):
+            with contextlib.suppress(OSError):  # a full disk gets the space back
+                temporary.unlink(missing_ok=True)
+            raise
         _flush_names(self.folder)
 
     def _drop_old(self, stored: Snapshot, compared_end: int) -> None:

@@ -167,6 +167,8 @@ def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tupl
     if not isinstance(document, dict):
         raise ConfigError(f"Invalid {option} = {text!r}. Use {allowed}.")
     offsets, uids, epochs, began = _entries(document, option)
+    if not offsets:
+        raise ConfigError(f"Invalid {option} = {text!r}: it names no partition. Use {allowed}.")
     if began:
         raise ConfigError(f"Invalid {option}: the key {_BEGAN!r} is only for checkpoints. Remove this key from the JSON.")
     for (stream, partition), offset in offsets.items():
@@ -250,7 +252,7 @@ def _is_offset(partition: object, value: object) -> bool:
 
 
 def _is_partition(key: object) -> bool:
-    return isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _MAX_DIGITS
+    return isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _MAX_DIGITS and key == str(int(key))
 
 
 def _brief(value: object) -> str:

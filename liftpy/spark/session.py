@@ -99,11 +99,6 @@ def is_local(master: str) -> bool:
     return master.startswith("local")
 
 
-def java_available() -> bool:
-    """Return whether there is a Java that Spark can use (JAVA_HOME or the PATH)."""
-    return not _java_problem()
-
-
 def spark_problem() -> str:
     """Return why Spark cannot start here and what to do. '': it can."""
     if importlib.util.find_spec("pyspark") is None:

@@ -8,17 +8,19 @@ stored.
 
 A task reads its input from the JVM over a socket. If something before the sink fails, the JVM ends the input at that
 point, and pyarrow takes this for the end of the data. Spark writes END_OF_STREAM only after a complete input. Without
-this mark, the task stores nothing (``whole_input``).
+this mark, the task fails, and stores nothing in an exactly-once write (``whole_input``).
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import logging
 import os
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -27,6 +29,7 @@ import crc32c
 import pyarrow as pa
 import pyspark
 from pyspark import TaskContext
+from pyspark.errors import PySparkTypeError
 from pyspark.messages import SparkMessageReceiver
 from pyspark.serializers import SpecialLengths
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -43,8 +46,8 @@ from liftpy.client.write_epoch import PlanChangedError, Round
 from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.batch_columns import Columns
 from liftpy.core.wire.producer_note import MAX_PLAN, ProducerNote, SourcePosition
-from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, PublishRejectedError
+from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import Transport
 from liftpy.spark.failures import SourceError, with_error_code
 from liftpy.spark.options import SinkOptions
@@ -72,15 +75,20 @@ _COUNTS_WHEN_ADAPTIVE = (
     "spark.sql.adaptive.coalescePartitions.initialPartitionNum",
 )
 _SLOWEST_BYTES_S = 100_000
-_CHECK_INTERVAL_S = 600.0
+_CHECK_TIMEOUT_S = 600.0
 _FIX_COUNT = (
     f"To keep the number of tasks constant, set {ADAPTIVE_STREAMING}=false (for batch writes {ADAPTIVE}=false) or use "
     'repartition(8, "key"). Do not change spark.sql.shuffle.partitions and minPartitions'
 )
 _logger = logging.getLogger(__name__)
-_SCAN_BYTES = 4 << 20
-"""Maximum number of bytes to read from a partition in search of records of an earlier run."""
-_RESCAN_BYTES = 256 << 20
+_SCAN_BYTES, _SCAN_TOTAL_BYTES = 4 << 20, 256 << 20
+"""Maximum number of bytes to read from a partition, and from all, in search of records of an earlier run."""
+_RESCAN_BYTES, _RESCAN_TOTAL_BYTES = 256 << 20, 4 << 30
+"""Both limits if an earlier run has stored records of the micro-batch."""
+_MAX_RECEIPTS = 4096
+"""Maximum number of sent shares of a task whose acks it does not wait for yet."""
+_CHECKED_AT_ONCE = 16
+"""Maximum number of partitions that the search reads at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +119,16 @@ def sink_options(given: dict[str, str], schema: StructType, overwrite: bool) -> 
     options = SinkOptions.parse(given)
     if overwrite:
         raise ConfigError('A stream cannot be overwritten. Use mode("append") or outputMode("append").')
-    check_schema(to_arrow_schema(schema), stream=options.stream)
+    check_schema(arrow_schema_of(schema), stream=options.stream)
     return options
+
+
+def arrow_schema_of(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema of rows with Spark's ``schema``. Raises ConfigError for a type that Arrow lacks."""
+    try:
+        return to_arrow_schema(schema, timezone="UTC")
+    except PySparkTypeError as error:
+        raise ConfigError(f"A column has a type that Arrow lacks: {error} Cast or drop the column.") from None
 
 
 def counting_settings(setting: Callable[[str], str | None], *, streaming: bool) -> dict[str, str]:
@@ -354,16 +370,9 @@ def check_tasks(link: ProcessConnection, options: SinkOptions, messages: Sequenc
     if not written or not written[0].run:
         return
     done = Round(written[0].run, 0, written[0].number)
-
-    async def ask() -> StaleTask | None:
-        transport = await link.transport(options.patience_s)
-        requests = MetadataRequests(transport, link.subjects, options.patience_s)
-        return await surplus_task(
-            transport, requests, link.subjects, options, done, len(messages), [one.sent for one in written]
-        )
-
+    search = _surplus_task(link, options, done, len(messages), [one.sent for one in written])
     with with_error_code():
-        surplus = link.call(ask(), 4 * options.patience_s + _CHECK_INTERVAL_S)
+        surplus = link.call(search, 4 * options.patience_s + _CHECK_TIMEOUT_S)
     if surplus is not None:
         raise SourceError(
             (
@@ -415,11 +424,13 @@ class WriteResult:
         rows: Number of rows of the task.
         known: Number of rows that an earlier attempt had stored.
         ranges: Offset ranges of the other rows.
+        streams: Streams of all rows of an exactly-once write.
     """
 
     rows: int = 0
     known: int = 0
     ranges: tuple[Range, ...] = ()
+    streams: tuple[str, ...] = field(default=(), compare=False)
 
 
 def gather_rows(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> pa.Table | None:
@@ -462,7 +473,9 @@ async def send_round(
                 await sender.send(in_order(own) if options.by_content else own, producer.round_partitions)
             await producer.end_round()
             ranges = await sender.ranges()
-        sent = WriteResult(sent.rows + sender.rows, sent.known + producer.left_out, (*sent.ranges, *ranges))
+        sent = WriteResult(
+            sent.rows + sender.rows, sent.known + producer.left_out, (*sent.ranges, *ranges), (*sent.streams, stream)
+        )
     return sent
 
 
@@ -472,28 +485,30 @@ class _Sender:
     producer: Producer
     rows: int = 0
     in_turn: int = 0
-    receipts: list[tuple[int, ManyReceipt]] = field(default_factory=list)
+    _receipts: deque[tuple[int, ManyReceipt]] = field(default_factory=deque)
+    _ranges: dict[int, Range] = field(default_factory=dict)
 
     async def send(self, rows: pa.Table, partitions: int) -> None:
         for partition, records in shares_of(rows, places_of(rows, partitions, self.in_turn)):
-            self.receipts.append((partition, await self.producer.send_columns(records, partition=partition)))
+            self._receipts.append((partition, await self.producer.send_columns(records, partition=partition)))
         self.rows += rows.num_rows
         self.in_turn = (self.in_turn + rows.num_rows) % partitions
+        await self._collect_acks(_MAX_RECEIPTS)
 
     async def ranges(self) -> list[Range]:
-        ranges: dict[int, Range] = {}
-        for partition, receipt in self.receipts:
+        await self._collect_acks(0)
+        return [self._ranges[partition] for partition in sorted(self._ranges)]
+
+    async def _collect_acks(self, most_waiting: int) -> None:
+        while len(self._receipts) > most_waiting:
+            partition, receipt = self._receipts.popleft()
             for ack in await receipt:
-                one = Range(self.stream, partition, ack.offset, ack.offset + ack.record_count, ack.record_count)
-                had = ranges.get(partition, one._replace(record_count=0))
-                ranges[partition] = Range(
-                    self.stream,
-                    partition,
-                    min(had.start_offset, one.start_offset),
-                    max(had.end_offset, one.end_offset),
-                    had.record_count + one.record_count,
-                )
-        return [ranges[partition] for partition in sorted(ranges)]
+                if ack.offset < 0:
+                    continue  # an earlier ack was lost, and the leader does not know the offset anymore
+                start, end, count = ack.offset, ack.offset + ack.record_count, ack.record_count
+                if (had := self._ranges.get(partition)) is not None:
+                    start, end, count = min(start, had.start_offset), max(end, had.end_offset), count + had.record_count
+                self._ranges[partition] = Range(self.stream, partition, start, end, count)
 
 
 class StaleTask(NamedTuple):
@@ -508,48 +523,48 @@ class StaleTask(NamedTuple):
     part: int
 
 
-async def surplus_task(
-    transport: Transport,
-    requests: MetadataRequests,
-    subjects: Subjects,
-    options: SinkOptions,
-    done: Round,
-    tasks: int,
-    sent: Sequence[WriteResult],
+async def _surplus_task(
+    link: ProcessConnection, options: SinkOptions, done: Round, tasks: int, sent: Sequence[WriteResult]
 ) -> StaleTask | None:
-    """Return a task of an earlier run of a micro-batch that the newest run does not have. None: there is no such task.
+    """Return a task of an earlier run of the micro-batch ``done`` that its newest run does not have. None: there is no such task.
 
-    The records of such a task are stored twice, because the tasks of the newest run have all rows. The search covers the records before
-    the first one that the newest run stored in each partition, back to the previous micro-batch.
-
-    Args:
-        transport: The NATS connection.
-        requests: Requests to the metadata group.
-        subjects: The subjects of the namespace.
-        options: Options of the sink.
-        done: Micro-batch that the newest run has written, as a round.
-        tasks: Number of tasks of the newest run.
-        sent: Results of these tasks.
-
-    Raises:
-        UnavailableError, NotFoundError, NotAllowedError: The records could not be read.
+    The search covers the records before the first one that the newest run stored in each partition, back to the previous
+    micro-batch. The number of bytes is limited. ``tasks``, ``sent``: number of tasks of the newest run, and their results.
     """
+    transport = await link.transport(options.patience_s)
+    requests = MetadataRequests(transport, link.subjects, options.patience_s)
     starts: dict[tuple[str, int], int] = {}
     for one in (sent_range for task in sent for sent_range in task.ranges):
         key = (one.stream, one.partition)
         starts[key] = min(one.start_offset, starts.get(key, one.start_offset))
-    most_bytes = _RESCAN_BYTES if any(task.known for task in sent) else _SCAN_BYTES
-    for name in sorted({stream for stream, _ in starts} | ({options.stream} - {""})):
-        known = await requests.stream(name)
-        for place in known.partitions:
-            reader = PartitionReader(transport, subjects, name, place.partition, ReadOptions(patience_s=options.patience_s))
-            start = starts.get((name, place.partition))
+    names = sorted({options.stream, *(stream for task in sent for stream in task.streams)} - {""})
+    streams = await asyncio.gather(*map(requests.stream, names))
+    places = [(stream, place.partition) for stream in streams for place in stream.partitions]
+    is_repeated = any(task.known for task in sent)
+    most_bytes, total_bytes = (_RESCAN_BYTES, _RESCAN_TOTAL_BYTES) if is_repeated else (_SCAN_BYTES, _SCAN_TOTAL_BYTES)
+    most_bytes = min(most_bytes, total_bytes // max(len(places), 1))
+    waiting = iter(places)
+
+    async def check() -> StaleTask | None:
+        for stream, partition in waiting:
+            reading = ReadOptions(patience_s=options.patience_s)
+            reader = PartitionReader(transport, link.subjects, stream.name, partition, reading)
+            start = starts.get((stream.name, partition))
             if start is None:
-                start = (await reader.bounds(known.uid))[0].end_offset
-            part = await _strange_part(reader, known.uid, start, done, tasks, most_bytes)
+                start = (await reader.bounds(stream.uid))[0].end_offset
+            part = await _strange_part(reader, stream.uid, start, done, tasks, most_bytes)
             if part is not None:
-                return StaleTask(name, place.partition, part)
-    return None
+                return StaleTask(stream.name, partition, part)
+        return None
+
+    checks = [asyncio.create_task(check()) for _ in places[:_CHECKED_AT_ONCE]]
+    try:
+        for finished in asyncio.as_completed(checks):
+            if (stale_task := await finished) is not None:
+                return stale_task
+        return None
+    finally:
+        await end_tasks(checks)
 
 
 async def _strange_part(reader: PartitionReader, uid: str, below: int, done: Round, tasks: int, most_bytes: int) -> int | None:

@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
     InputPartition,
 )
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -73,7 +73,7 @@ from liftpy.spark.planning import (
 from liftpy.spark.process_connection import ProcessConnection, link_to
 from liftpy.spark.range_reader import read_planned
 from liftpy.spark.schema import arrow_schema, check_columns
-from liftpy.spark.sink import LiftStreamWriter, LiftWriter, sink_options
+from liftpy.spark.sink import LiftStreamWriter, LiftWriter, arrow_schema_of, sink_options
 
 PATIENCE_S = 5.0
 """Time that a micro-batch waits for the cursor, in seconds."""
@@ -183,7 +183,7 @@ def _with_schema(options: SourceOptions, schema: StructType) -> SourceOptions:
     Raises ConfigError for unknown columns.
     """
     columns = check_columns(schema.fieldNames())
-    if not to_arrow_schema(schema, timezone="UTC").equals(arrow_schema(columns)):
+    if not arrow_schema_of(schema).equals(arrow_schema(columns)):
         raise ConfigError(
             "The schema must have the types of the source, all nullable: "
             f"{from_arrow_schema(arrow_schema(columns)).simpleString()}. Remove .schema(...), or use this schema."

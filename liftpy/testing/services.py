@@ -20,6 +20,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -114,11 +115,16 @@ class ServiceTest:
             waiting = self.effects
             if not waiting:
                 return self
-            done: Any = None if waiting[0].is_offer else self._run.machine.run_effect(waiting[0])
-            self.result(waiting[0], (asyncio.run(done) if inspect.iscoroutine(done) else done) or b"")
+            with ThreadPoolExecutor(1) as pool:  # a thread as on a node, where no event loop runs
+                done = None if waiting[0].is_offer else pool.submit(self._run_handler, waiting[0]).result()
+            self.result(waiting[0], done or b"")
         raise ServiceFailedError(
             f"More than {limit} effects ran. Does each effect request another one? Increase limit if this is intended."
         )
+
+    def _run_handler(self, effect: Effect) -> Any:
+        done: Any = self._run.machine.run_effect(effect)
+        return asyncio.run(done) if inspect.iscoroutine(done) else done
 
     def tick(self) -> ServiceTest:
         """Feed a record that only advances log time, as a LEADER with ``tick_interval_s`` appends it."""

@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 from liftpy import __version__
 from liftpy.client import Client
 from liftpy.client.positions import Bounds
+from liftpy.client.replica_reads import DamagedRecordsError, ReplicaAddress, ReplicaReads, ReplicaUnavailableError
 from liftpy.core.backup.manifest import (
     CursorCopy,
     Manifest,
@@ -54,7 +55,6 @@ from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError, IncompatibleVersionError, LiftError, NotFoundError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
-from liftpy.spark.pipelines.replica_reads import DamagedRecordsError, ReplicaAddress, ReplicaReads, ReplicaUnavailableError
 from sidecar.backup.inspect import read_image
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, BackupRateLimit, Store, in_thread
 from sidecar.runtime.tasks import start_attended

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from liftpy.client import Client
+from liftpy.client.replica_reads import DamagedRecordsError, ReplicaAddress, ReplicaReads, ReplicaUnavailableError
 from liftpy.core.backup.manifest import Manifest
 from liftpy.core.backup.pieces import why_other_producers
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError
-from liftpy.spark.pipelines.replica_reads import DamagedRecordsError, ReplicaAddress, ReplicaReads, ReplicaUnavailableError
 from sidecar.backup.inspect import read_image
 from sidecar.backup.restore import ProgressCallback, Restore, RestoredStream, RestoreOptions, StreamRestore
 from sidecar.backup.staging import LogDigest

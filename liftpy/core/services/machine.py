@@ -125,6 +125,10 @@ class ServiceMachine:
         self.role = Role.FOLLOWER
         self.leader_epoch = 0
         """LeaderEpoch for which the current role was set."""
+        self.replay_end = 0
+        """Offset below which an earlier machine of this process applied all records. 0: there was none."""
+        self.rewind_epoch = 0
+        """LeaderEpoch in which a LEADER restored this state, to produce outputs again. It stays LEADER in this epoch. 0: none."""
         check_class(type(service))
         self.on_error = OnError(service.on_error)
         self.service = service
@@ -196,6 +200,16 @@ class ServiceMachine:
         It is above 0 after a leader whose clock was ahead.
         """
         return max(0, self.now_ns - self._stamp_ns) if self._stamp_ns else 0
+
+    @property
+    def is_replaying(self) -> bool:
+        """True if the log has records that an earlier machine of this process applied, such as results of effects."""
+        return self.position < self.replay_end
+
+    @property
+    def skipped_units(self) -> tuple[Unit, ...]:
+        """Units that the log decides to skip, as far as the machine knows them."""
+        return tuple(self._skips)
 
     @property
     def waits_for_outputs(self) -> bool:

@@ -35,6 +35,14 @@ from liftpy.client.consumer import PartitionReader, ReadOptions, read_range
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
+from liftpy.client.replica_reads import (
+    BatchBlocks,
+    DamagedRecordsError,
+    ReplicaAddress,
+    ReplicaBlock,
+    ReplicaReads,
+    ReplicaUnavailableError,
+)
 from liftpy.core.base.ids import is_internal
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import StreamImage
@@ -66,14 +74,6 @@ from liftpy.spark.pipelines.audit_findings import (
     reference_of,
 )
 from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, spread
-from liftpy.spark.pipelines.replica_reads import (
-    BatchBlocks,
-    DamagedRecordsError,
-    ReplicaAddress,
-    ReplicaBlock,
-    ReplicaReads,
-    ReplicaUnavailableError,
-)
 from liftpy.spark.process_connection import ProcessConnection, link_to
 
 if TYPE_CHECKING:

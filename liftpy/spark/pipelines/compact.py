@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import pyarrow as pa
 from liftpy.errors import ConfigError, DataLossError, NotFoundError
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import unwrap_spark_errors
-from liftpy.spark.offsets import LATEST
+from liftpy.spark.offsets import LATEST, StreamOffsets
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.pipelines.archive_writer import write_file
 from liftpy.spark.pipelines.tables import (
@@ -33,11 +33,12 @@ from liftpy.spark.pipelines.tables import (
     check_table_columns,
     check_uid,
     end_mark,
+    epoch_mark,
     state_of,
     table_at,
     uid_mark,
 )
-from liftpy.spark.planning import Views
+from liftpy.spark.planning import Views, cut_text
 from liftpy.spark.process_connection import link_to
 from liftpy.spark.schema import arrow_schema, default_columns
 
@@ -107,6 +108,7 @@ class CompactStep:
         archive: State of the archive. None: there is none.
         has_gaps: True if the stream itself is compacted. The run then reads past ``ends``, so that no key is missing.
         read: Offset up to which the tables have read the stream, by (stream, partition).
+        epochs: LeaderEpoch of the last record below each end, by (stream, partition). 0: not known.
     """
 
     starts: dict[tuple[str, int], int]
@@ -117,6 +119,14 @@ class CompactStep:
     archive: TableState | None
     has_gaps: bool = False
     read: dict[tuple[str, int], int] = field(default_factory=dict)
+    epochs: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    @property
+    def marks(self) -> dict[str, int]:
+        """Marks of the output after the run."""
+        ends = {end_mark(*key): end for key, end in self.ends.items()}
+        epochs = {epoch_mark(*key): epoch for key, epoch in self.epochs.items()}
+        return {**ends, **epochs, **{uid_mark(stream, self.uid): 1 for stream, _ in self.ends}}
 
     @property
     def waiting(self) -> int:
@@ -187,7 +197,7 @@ def next_step(plan: CompactPlan, output: Table) -> CompactStep:
     """
     views = _views(plan)
     uid = next(iter(views.values())).uid
-    marks = {end_mark(*key) for key in views} | {uid_mark(plan.stream, uid)}
+    marks = {mark(*key) for key in views for mark in (end_mark, epoch_mark)} | {uid_mark(plan.stream, uid)}
     there = output.state(marks)
     before = None if plan.anew else there
     archive = state_of(table_at(plan.table), marks) if plan.table else None
@@ -200,6 +210,8 @@ def next_step(plan: CompactPlan, output: Table) -> CompactStep:
                 raise NotFoundError(
                     f"Table {what} has no records of stream {plan.stream}. Check the table path and the stream name."
                 )
+    if before is not None:
+        _check_read_records(plan, before.marks, uid, views)
     starts, cuts, ends = steps_of(views, before.marks if before else {}, archive.marks if archive else {})
     known = {
         key for key in views if (before and end_mark(*key) in before.marks) or (archive and end_mark(*key) in archive.marks)
@@ -207,12 +219,22 @@ def next_step(plan: CompactPlan, output: Table) -> CompactStep:
     read = {key: cuts[key] for key in known}
     check_deletes(views, read)
     has_gaps = any(view.compacted for view in views.values())
-    return CompactStep(starts, cuts, ends, uid, before, archive, has_gaps, read)
+    epochs = {key: view.end_epoch for key, view in views.items()}
+    return CompactStep(starts, cuts, ends, uid, before, archive, has_gaps, read, epochs)
 
 
-def _views(plan: CompactPlan) -> Views:
+def _views(plan: CompactPlan, known: Sequence[StreamOffsets] = ()) -> Views:
     options = plan.options()
-    return Catalog(link_to(options.access), options).views()
+    return Catalog(link_to(options.access), options).views(known=known)
+
+
+def _check_read_records(plan: CompactPlan, marks: Mapping[str, int], uid: str, views: Views) -> None:
+    """Raise DataLossError if an unclean election has lost records that the output, which has ``marks``, has read."""
+    ends = {key: marks[end_mark(*key)] for key in views if end_mark(*key) in marks}
+    epochs = {key: marks.get(epoch_mark(*key), 0) for key in ends}
+    now = _views(plan, [StreamOffsets(ends, {plan.stream: uid}, epochs)])
+    if lost := [cut_text(view) for view in now.values() if view.cut_at is not None]:
+        raise DataLossError(f"{'; '.join(lost)}. Run once with --rebuild and without --table.")
 
 
 def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep], None] = lambda step: None) -> Compacted:
@@ -249,8 +271,7 @@ def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep]
     files = tuple(TableFile(row["path"], row["size_bytes"], row["record_count"]) for row in file_rows)
     if step.has_gaps:
         check_deletes(_views(plan), step.read)
-    marks = {end_mark(*key): end for key, end in step.ends.items()} | {uid_mark(plan.stream, step.uid): 1}
-    version = table.commit(TableCommit(files, marks), arrow_schema(COLUMNS), replace=True)
+    version = table.commit(TableCommit(files, step.marks), arrow_schema(COLUMNS), replace=True)
     table.forget_old_files()
     return Compacted(step.waiting, sum(one.record_count for one in files), sum(one.size_bytes for one in files), version)
 

@@ -345,6 +345,11 @@ def end_mark(stream: str, partition: int) -> str:
     return f"liftpy/{stream}/{partition}"
 
 
+def epoch_mark(stream: str, partition: int) -> str:
+    """Return the name of the mark that stores the LeaderEpoch of the last record below the end offset. Value 0: not known."""
+    return f"liftpy/{stream}/{partition}/epoch"
+
+
 def uid_mark(stream: str, uid: str) -> str:
     """Return the name of the mark that says that the records of ``stream`` in the table are from the stream with this ``uid``."""
     return f"liftpy/{stream}/uid/{uid}"

@@ -23,10 +23,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from liftpy.client import Client, connect
+from liftpy.client.replica_reads import ReplicaAddress, ReplicaReads
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import LiftError, NotFoundError
-from liftpy.spark.pipelines.replica_reads import ReplicaAddress, ReplicaReads
 from sidecar.backup.create import BackupOptions, take_backup
 from sidecar.backup.drill import drill
 from sidecar.backup.inspect import list_backups, prune_backups, verify_backup

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from liftpy.client.positions import Bounds
+from liftpy.client.replica_reads import ReplicaUnavailableError
 from liftpy.config import StreamConfig
 from liftpy.core.backup.manifest import CursorCopy, manifest_path, piece_path, running_path
 from liftpy.core.backup.pieces import without_purged
@@ -27,7 +28,6 @@ from liftpy.core.log.log import Log
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import ConfigError, CorruptionError, NotFoundError, StorageError, UnavailableError
-from liftpy.spark.pipelines.replica_reads import ReplicaUnavailableError
 from sidecar.backup import create
 from sidecar.backup import store as store_module
 from sidecar.backup.inspect import prune_backups, read_image

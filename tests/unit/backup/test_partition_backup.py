@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from liftpy.client.positions import Bounds
+from liftpy.client.replica_reads import DamagedRecordsError, ReplicaUnavailableError
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import CorruptionError, NotFoundError, UnavailableError
-from liftpy.spark.pipelines.replica_reads import DamagedRecordsError, ReplicaUnavailableError
 from sidecar.backup import create
 from sidecar.backup.store import Store
 from tests.unit.backup.stored import THIRD, UID, log_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,14 +96,15 @@ class World:
 
     async def stream(self, name: str) -> Any:
         count = {"in": 1, "warnings": 2}[name]
-        config = SimpleNamespace(compaction=False)
+        config = SimpleNamespace(compaction=False, retention_age_s=60.0)
         return SimpleNamespace(
             name=name, uid=f"{name}-uid", subject=self.subject, partitions=[None] * count, answers=True, config=config
         )
 
     async def bounds(self, stream: str, partition: int) -> Bounds:
         await asyncio.sleep(0)
-        return Bounds(f"{stream}-uid", "n1", "n1", 1, self.starts.get(stream, 0), len(self.logs[stream, partition]) - 1)
+        log_start = self.starts.get(stream, 0) if partition == 0 else 0
+        return Bounds(f"{stream}-uid", "n1", "n1", 1, log_start, len(self.logs[stream, partition]) - 1)
 
     async def read_range(
         self, stream: str, partition: int, start: int, end: int, uid: str, exact: bool = False
@@ -255,6 +257,27 @@ async def test_service_output_router_logs_outputs_deleted_by_retention_before_th
             await asyncio.sleep(0.002)
     task.cancel()
     assert "outputs deleted before they were copied route=alerts stream=out log_start=4: continuing there" in caplog.text
+
+
+@pytest.mark.parametrize("outputs_start", [0, 2])
+async def test_service_output_router_whose_copies_were_all_deleted_copies_no_output_again(outputs_start: int) -> None:
+    world = World()
+    now_ns = time.time_ns()
+    old, new = now_ns - 120 * 10**9, now_ns - 10**9
+    world.logs["out", 0] = [output(n, "" if n == 3 else "alerts")._replace(timestamp_ns=old) for n in range(6)]
+    task = asyncio.create_task(Copier(world).router.run())
+    async with asyncio.timeout(30):
+        while len(numbers(world, 0)) < 5:
+            await asyncio.sleep(0.002)
+    task.cancel()
+    world.starts = {"warnings": 5, "out": outputs_start}
+    world.logs["out", 0] += [output(6)._replace(timestamp_ns=new)]
+    task = asyncio.create_task(Copier(world).router.run())
+    async with asyncio.timeout(30):
+        while 6 not in numbers(world, 0):
+            await asyncio.sleep(0.002)
+    task.cancel()
+    assert numbers(world, 0) == [0, 1, 2, 4, 5, 6]
 
 
 class Alarm(Service):

@@ -15,7 +15,7 @@ import pytest
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.progress import NotServedError, ReadProgress
-from liftpy.core.services.bad_records import FailedUnit
+from liftpy.core.services.bad_records import FailedUnit, Unit
 from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import DataLossError, LogTruncatedError, OffsetOutOfRangeError, StorageError
 from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine, Snapshot
@@ -325,6 +325,21 @@ async def test_service_record_feeder_of_a_promoted_follower_produces_dropped_out
             await asyncio.sleep(0.002)
     assert [o.value for o in node.outbox.read(33, 3)] == [b"v33", b"v34", b"v35"]
     assert len(node.services) == 2
+    await node.close()
+
+
+async def test_service_record_feeder_that_produces_outputs_again_skips_the_same_records(log: FakeLog, tmp_path: Path) -> None:
+    node = Node(log, tmp_path, max_records=5)
+    await node.start()
+    node.machine.skip(Unit(35))  # as a snapshot says
+    log.append(58)
+    await node.at(58)
+    node.outbox.outputs_committed(33)
+    node.become(Role.LEADER, 2)
+    async with asyncio.timeout(30):
+        while node.outbox.must_rewind or len(node.outbox.read(33, 3)) < 3:
+            await asyncio.sleep(0.002)
+    assert [o.value for o in node.outbox.read(33, 3)] == [b"v33", b"v34", b"v36"]
     await node.close()
 
 

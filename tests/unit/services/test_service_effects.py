@@ -106,6 +106,15 @@ def test_service_test_harness_run_effects_applies_the_effect_results() -> None:
         ServiceTest(Endless).send(b"a").run_effects(limit=5)
 
 
+async def test_service_test_harness_runs_an_async_effect_inside_a_running_event_loop() -> None:
+    class Async(Shop):
+        async def on_effect(self, effect: Effect) -> bytes | None:  # type: ignore[override]
+            await asyncio.sleep(0)
+            return b"paid"
+
+    assert ServiceTest(Async).send(b"a").run_effects().snapshot() == b"order:a charge:a:paid"
+
+
 def test_service_tick_fires_only_due_timers() -> None:
     test = ServiceTest(Shop).send(b"wait").tick()
     assert test.snapshot() == b"order:wait"
@@ -169,6 +178,7 @@ class Writer:
         self.appended: list[tuple[bytes, bytes | None, Any]] = []
         self.deaf = False
         self.applies = True
+        self.offset = 0
 
     async def append(self, name: str, partition: int, value: bytes, key: bytes | None, headers: Any, uid: str = "") -> int:
         assert (name, partition, uid) == ("orders", 0, "u")
@@ -178,7 +188,7 @@ class Writer:
         self.appended.append((value, key, tuple(headers)))
         if self.applies:
             self.machine.apply([record(self.machine.position, value, tuple(headers))])
-        return 0
+        return self.offset
 
 
 class Bench:
@@ -294,6 +304,55 @@ async def test_service_effect_runner_appends_the_result_again_after_a_lost_appen
     bench.writer.applies = True
     await bench.until(lambda: not len(bench.machine.effects))
     assert bench.machine.snapshot().state == b"order:a charge:a:paid-a"
+    bench.task.cancel()
+
+
+async def test_service_effect_runner_whose_append_fails_appends_the_same_result_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a leader of the input, the handler would charge the card again and again."""
+    monkeypatch.setattr("liftpy.service.effect_runner._FIRST_WAIT_S", 0.01)
+    ran: list[int] = []
+
+    class Counted(Shop):
+        def on_effect(self, effect: Effect) -> bytes:
+            ran.append(effect.number)
+            return b"%d" % len(ran)
+
+    bench = Bench(machine_of(Counted()), max_concurrent_effects=2)
+    bench.writer.deaf = True
+    bench.machine.apply([record(offset, b"a") for offset in range(4)])
+    await bench.until(lambda: bench.runner.problem and "try 3" in bench.runner.problem)
+    assert sorted(ran) == [0, 1], "two results wait, so no more handlers begin"
+    bench.writer.deaf = False
+    await bench.until(lambda: not len(bench.machine.effects))
+    assert sorted(ran) == [0, 1, 2, 3]
+    assert sorted(value for value, _, _ in bench.writer.appended) == [b"1", b"2", b"3", b"4"]
+    bench.task.cancel()
+
+
+async def test_service_effect_runner_of_a_slow_service_runs_no_effect_whose_result_is_in_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("liftpy.service.effect_runner._APPLIED_WITHIN_S", 0.01)
+    bench = Bench(machine_of())
+    bench.writer.applies, bench.writer.offset = False, 5
+    bench.machine.apply([record(0, b"a")])
+    await bench.until(lambda: bench.writer.appended)
+    await asyncio.sleep(0.2)
+    assert len(bench.writer.appended) == 1, "the state has not come to its result yet"
+    bench.machine.apply([record(offset, b"remind") for offset in range(1, 6)])
+    await bench.until(lambda: [value for value, _, _ in bench.writer.appended].count(b"paid-a") > 1)
+    bench.task.cancel()
+
+
+async def test_service_effect_runner_of_a_restored_leader_runs_no_effect_whose_result_may_follow() -> None:
+    bench = Bench(machine_of())
+    bench.machine.replay_end = 3
+    bench.machine.apply([record(0, b"a"), record(1, b"b")])
+    await asyncio.sleep(0.1)
+    assert bench.writer.appended == []
+    bench.machine.apply([record(2, b"paid-a", result_headers("shop", 0))])
+    await bench.until(lambda: not len(bench.machine.effects))
+    assert [value for value, _, _ in bench.writer.appended] == [b"paid-b"]
     bench.task.cancel()
 
 

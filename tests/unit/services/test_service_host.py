@@ -398,3 +398,37 @@ async def test_service_host_leader_without_messages_of_its_node_becomes_follower
     await bus.until(lambda: made.machine.role is Role.FOLLOWER)
     await bus.tell(order(bus, 1, role=pb.SERVICE_LEADER))
     assert made.leads, "the same order again renews it"
+
+
+async def test_service_host_that_produces_outputs_again_remains_leader_while_its_node_orders_to_catch_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A FOLLOWER would drop the outputs again, without end."""
+    bus, log = Bus(), FakeLog()
+    monkeypatch.setattr(host, "PartitionReader", lambda *_: log)
+    monkeypatch.setattr(host, "Emitter", SilentEmitter)
+    settings = ServiceSettings("sum", "in", "n1", tmp_path, output_stream="out", heartbeat_interval_s=0.01, outbox_records=4)
+    made = ServiceHost(Sum, settings, bus, "ns")  # type: ignore[arg-type]
+    task = asyncio.create_task(made.run())
+    await bus.until(lambda: bus.said)
+    log.append(30)
+    await bus.tell(order(bus, 1))
+    first = await bus.until(lambda: made.machine)
+    await bus.until(lambda: first.position == 30)
+    outbox = first.outbox
+    outbox.known = True
+    await bus.tell(order(bus, 2, role=pb.SERVICE_LEADER, leads=True, leaderEpoch=4))
+    await bus.until(lambda: made.machine is not first)
+    await bus.tell(order(bus, 3, leads=True, leaderEpoch=4, stopPosition=30))
+    await bus.until(lambda: bus.acks[-1].ackId == 3)
+    produced: list[bytes] = []
+    while len(produced) < 30:
+        waiting = await bus.until(lambda: outbox.read(outbox.emitted_end, 1))
+        produced += [output.value for output in waiting]
+        outbox.outputs_committed(len(produced))
+    assert produced == [b"v%d" % offset for offset in range(30)]
+    assert made.leads
+    await bus.tell(order(bus, 4, leaderEpoch=4))
+    assert not made.leads, "its node does not lead"
+    made.stop()
+    await task

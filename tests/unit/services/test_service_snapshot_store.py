@@ -134,6 +134,22 @@ def test_service_snapshot_store_ignores_the_file_of_an_interrupted_write(tmp_pat
     assert found.newest() == snapshot(20)
 
 
+def test_service_snapshot_store_deletes_files_of_interrupted_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = store(tmp_path)
+    for name in ("20.tmp", "30.incoming"):
+        (found.folder / name).write_bytes(b"half")
+    found = store(tmp_path)
+    assert list(found.folder.iterdir()) == []
+
+    def refused(_: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(os, "fsync", refused)
+    with pytest.raises(StorageError, match="no space left"):
+        found.save(snapshot(40), 0)
+    assert list(found.folder.iterdir()) == [], "the disk is full"
+
+
 @pytest.mark.parametrize("what", ["newest", "drop_above", "set_aside"])
 def test_service_snapshot_store_on_a_read_only_disk_raises_storage_error(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -193,7 +193,9 @@ def test_service_upgrade_to_the_next_version_starts_once_when_all_nodes_have_the
 ) -> None:
     client: Any = None
     upgrader = Upgrader(client, ServiceSettings("sum", "in", "n1", tmp_path))
-    machine: Any = SimpleNamespace(version=code, active_version=active, position=high_watermark + 1, identity=WHO)
+    machine: Any = SimpleNamespace(
+        version=code, active_version=active, position=high_watermark + 1, identity=WHO, is_replaying=False
+    )
     order = pb.JoinLog(leaderEpoch=5, lowestVersion=lowest, highWatermark=high_watermark)
     due = upgrader.due_decision(order, machine)
     assert (None if due is None else (due[0].version, due[1])) == expected

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from liftpy.errors import ConfigError, FencedError, NotFoundError, StorageError
+from liftpy.config import StreamConfig
+from liftpy.core.wire.subjects import Subjects
+from liftpy.errors import ConfigError, DataLossError, FencedError, NotFoundError, StorageError
+from liftpy.spark.pipelines import compact
 from liftpy.spark.pipelines.archive import OrphanFiles, find_orphans, remove_orphans
 from liftpy.spark.pipelines.archive_writer import WriterSettings, write_file, write_range
 from liftpy.spark.pipelines.tables import (
@@ -21,12 +28,15 @@ from liftpy.spark.pipelines.tables import (
     Table,
     TableCommit,
     TableFile,
+    TableState,
     commit_of,
     marks_of,
     state_of,
     table_at,
 )
 from liftpy.spark.schema import arrow_schema
+from liftpy.testing.memory import memory_cluster
+from tests.unit.client.test_lost_records import lose_records
 from tests.unit.spark.test_pipeline_archive import PLANNED, SCHEMA, batches
 
 PACKAGES = {"delta": "deltalake", "iceberg": "pyiceberg"}
@@ -209,3 +219,36 @@ def test_spark_archive_table_under_another_path_has_no_orphans(tmp_path: Path, k
 def test_spark_archive_table_in_a_directory_with_a_character_of_urls_raises_config_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="Use another directory"):
         table_at(tmp_path / name)
+
+
+async def test_spark_compact_after_an_unclean_election_raises_data_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run would skip the records that replaced the lost ones."""
+    loop = asyncio.get_running_loop()
+    plan, table = compact.CompactPlan(stream="jobs", output="/latest"), MagicMock(state=MagicMock(return_value=None))
+
+    def call(work: Coroutine[Any, Any, Any], _: float) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(30)
+
+    async def next_step(plan: compact.CompactPlan) -> compact.CompactStep:
+        return await asyncio.to_thread(compact.next_step, plan, table)
+
+    async with memory_cluster() as cluster, cluster.client() as client:
+
+        async def transport(_: float) -> Any:
+            return client.transport
+
+        async def run_once() -> None:
+            step = await next_step(plan)
+            assert list(step.ends.values()) == [8]
+            table.state.return_value = TableState(1, arrow_schema(compact.COLUMNS), (), 1, step.marks)
+            assert (await next_step(plan)).waiting == 0
+
+        link = SimpleNamespace(transport=transport, call=call, subjects=Subjects())
+        monkeypatch.setattr(compact, "link_to", lambda access: link)
+        await client.create_stream("jobs", "jobs", replicas=2, config=StreamConfig(min_isr=1))
+        await lose_records(cluster, client, run_once)
+        for _ in range(5):
+            await client.publish("jobs", b"new")
+        with pytest.raises(DataLossError, match=r"unclean election.*--rebuild"):
+            await next_step(plan)
+        assert (await next_step(replace(plan, anew=True))).waiting == 10

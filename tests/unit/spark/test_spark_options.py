@@ -152,6 +152,8 @@ def test_spark_include_headers_option_adds_a_headers_column() -> None:
         {"startingOffsets": '{"orders": {"0": true}}'}, {"startingOffsets": '{"orders": {"0": -3}}'},
         {"startingOffsets": '{"orders": {"zero": 3}}'}, {"startingOffsets": '{"orders": {"٣": 3}}'},
         {"startingOffsets": '{"orders": {"00000000000000000000": 3}}'}, {"endingOffsets": "earliest"},
+        {"startingOffsets": "{}"}, {"startingOffsets": '{"orders": {}}'}, {"endingOffsets": "{}"},
+        {"startingOffsets": '{"orders": {"0": 3, "00": 4}}'},
         {"endingOffsets": '{"orders": {"0": -2}}'},
     ],
 )  # fmt: skip

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from liftpy.client import Client
+from liftpy.client.replica_reads import BatchBlocks, ReplicaAddress, ReplicaReads, ReplicaUnavailableError
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import NotFoundError
-from liftpy.spark.pipelines.replica_reads import BatchBlocks, ReplicaAddress, ReplicaReads, ReplicaUnavailableError
 from liftpy.testing.memory import memory_cluster
 
 NODES = ("n1", "n2", "n3")

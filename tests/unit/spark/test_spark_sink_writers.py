@@ -25,6 +25,10 @@ from pyspark.sql.pandas.serializers import ArrowStreamSerializer
 from pyspark.sql.types import StructType
 
 from liftpy.client import Client
+from liftpy.client.consumer import PartitionReader
+from liftpy.client.partition_sender import PartitionSender
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.subjects import Subjects
 from liftpy.spark import sink
 from liftpy.spark.failures import SourceError
@@ -79,7 +83,13 @@ def batches(*values: bytes) -> list[pa.RecordBatch]:
     return [pa.record_batch([pa.array([b"k"]), pa.array([value])], schema=SCHEMA_OF_BATCHES) for value in values]
 
 
-def run_task(writer: Any, given: Iterable[pa.RecordBatch], end: bytes | None = END_OF_STREAM, buffer_bytes: int = 65536) -> Any:
+def run_task(
+    writer: Any,
+    given: Iterable[pa.RecordBatch],
+    end: bytes | None = END_OF_STREAM,
+    buffer_bytes: int = 65536,
+    schema: pa.Schema = SCHEMA_OF_BATCHES,
+) -> Any:
     """Call ``write`` as Spark's worker does: the input comes over a socket. ``end``: what the JVM writes behind Arrow's own end; None:
     the input fails behind ``given``, so that the JVM ends the stream there."""
     jvm, worker = socket.socketpair()
@@ -87,7 +97,7 @@ def run_task(writer: Any, given: Iterable[pa.RecordBatch], end: bytes | None = E
         infile = os.fdopen(os.dup(worker.fileno()), "rb", buffer_bytes)
         message_receiver = SparkSocketMessageReceiver(infile)  # as in the worker, found by whoever looks
         with jvm.makefile("wb") as pipe:
-            stream = pa.ipc.new_stream(pipe, SCHEMA_OF_BATCHES)
+            stream = pa.ipc.new_stream(pipe, schema)
             for one in given:
                 stream.write_batch(one)
             if end is not None:
@@ -183,6 +193,18 @@ async def test_spark_sink_rejects_invalid_writes_before_storing_rows(client: Cli
         ),
         (
             False,
+            StructType().add("value", "binary").add("timestamp", "timestamp"),
+            {},
+            r"\[CONFIG\] Unknown column 'timestamp'",
+        ),
+        (
+            False,
+            StructType().add("value", "interval year"),
+            {},
+            r"\[CONFIG\] A column has a type that Arrow lacks: .*Cast or drop",
+        ),
+        (
+            False,
             SCHEMA,
             {"maxOffsetsPerTrigger": "5"},
             r"\[CONFIG\] Unknown option 'maxoffsetspertrigger'. It is an option for reading",
@@ -271,6 +293,22 @@ async def test_spark_sink_micro_batch_repeated_with_fewer_tasks_raises_tasks_cha
             await commit(same[0])
 
 
+async def test_spark_sink_with_a_stream_column_repeated_with_fewer_tasks_raises_tasks_changed(
+    client: Client, task: TASKS
+) -> None:
+    """All rows of the last run are stored before, so only the rows name the stream."""
+    options = LiftDataSource(CaseInsensitiveDict({}))
+    writer = options.streamWriter(StructType().add("stream", "string").add("value", "binary"), False)
+    schema = pa.schema([("stream", pa.string()), ("value", pa.binary())])
+    for part in (1, 0, 0):
+        task(part=part)
+        rows = pa.record_batch([pa.array(["out"]), pa.array([b"row %d" % part])], schema=schema)
+        sent = await asyncio.to_thread(run_task, writer, [rows], schema=schema)
+    assert sent.sent == WriteResult(1, 1)
+    with pytest.raises(SourceError, match=r"\[TASKS_CHANGED\]"):
+        await asyncio.to_thread(writer.commit, [sent], 0)
+
+
 @pytest.mark.parametrize(("records", "is_found"), [(4, True), (10, False)])
 async def test_spark_sink_search_for_records_of_lost_tasks_reads_the_last_four_mib_of_the_log(
     client: Client, task: TASKS, records: int, is_found: bool
@@ -285,6 +323,56 @@ async def test_spark_sink_search_for_records_of_lost_tasks_reads_the_last_four_m
     found = pytest.raises(SourceError, match=r"\[TASKS_CHANGED\]") if is_found else contextlib.nullcontext()
     with found:
         await asyncio.to_thread(writer.commit, [sent], 0)
+
+
+async def test_spark_sink_micro_batch_with_a_lost_ack_finds_records_of_lost_tasks(
+    client: Client, task: TASKS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that knows only the offsets of the newest batches answers -1 for earlier ones that are sent again."""
+    writer = source().streamWriter(SCHEMA, False)
+    task(part=1)
+    await write(writer, b"row 1")
+    task(part=0)
+    process_answer = PartitionSender.process_answer
+
+    def repeated(self: Any, sequence: int, attempt: int, message: Any) -> None:
+        ack = frames.decode(message.data, client_pb2.Ack)
+        ack.duplicate, ack.offset = True, -1
+        process_answer(self, sequence, attempt, SimpleNamespace(data=frames.encode(ack), headers=None))
+
+    monkeypatch.setattr(PartitionSender, "process_answer", repeated)
+    sent = await write(writer, b"row 0")
+    assert sent.sent.ranges == ()
+    with pytest.raises(SourceError, match=r"\[TASKS_CHANGED\]"):
+        await asyncio.to_thread(writer.commit, [sent], 0)
+
+
+async def test_spark_sink_search_for_records_of_lost_tasks_reads_several_partitions_at_once(
+    client: Client, task: TASKS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.admin.add_partitions("out", 40)
+    reading, most, total = 0, 0, 0
+    fetch = PartitionReader.fetch
+
+    async def counted(self: PartitionReader, progress: Any) -> Any:
+        nonlocal reading, most, total
+        reading, total = reading + 1, total + 1
+        most = max(most, reading)
+        await asyncio.sleep(0.001)
+        try:
+            return await fetch(self, progress)
+        finally:
+            reading -= 1
+
+    for partition in range(40):
+        await client.publish("out", b"other", partition=partition)
+    writer = source().streamWriter(SCHEMA, False)
+    task()
+    sent = await write(writer, b"row 0")
+    monkeypatch.setattr(PartitionReader, "fetch", counted)
+    await asyncio.to_thread(writer.commit, [sent], 0)
+    assert total >= 39
+    assert 2 <= most <= 16
 
 
 @pytest.mark.parametrize("streaming", [True, False])
