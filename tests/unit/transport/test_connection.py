@@ -188,6 +188,31 @@ async def test_subscription_with_a_permission_granted_again_receives_messages(
         await bus.stop()
 
 
+async def test_subscription_beyond_the_limit_of_the_server_is_sent_again_without_a_reconnect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection_module, "DENIED_RETRY_S", 0.05)
+    got: list[bytes] = []
+    with NatsServer(config="max_subscriptions: 2\n") as server:
+        bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), lambda: BusConnection("test"))
+        first, _, _ = [bus.listen(f"data.{one}", lambda subject, *_: got.append(subject)) for one in "abc"]
+        await bus.wait_until_processed(5)
+        assert bus.errors["server: maximum subscriptions exceeded"] == 1
+        first.close()
+
+        def arrives() -> bool:
+            bus.send("data.c", (b"",))
+            return b"data.c" in got
+
+        await until(arrives)
+        got.clear()
+        bus.send("data.b", (b"",))
+        await bus.wait_until_processed(5)
+        assert got.count(b"data.b") == 1, "a subscription that is sent twice is one"
+        assert bus.stats["reconnects"] == 0
+        await bus.stop()
+
+
 async def test_connection_on_hold_writes_its_messages_on_release(bus: BusConnection) -> None:
     got: list[bytes] = []
     bus.listen("r.held", lambda s, r, payload, h: got.append(payload))
