@@ -288,6 +288,16 @@ class RecentIds:
         return self._lost_ns > max(self._time_ns, now_wall_ns) - self.window_ns or self._is_fresh(self._lost_known_ns)
 
     @property
+    def lost_ns(self) -> int:
+        """Log time of the last id that was dropped for lack of memory, in nanoseconds. -1: none."""
+        return self._lost_ns
+
+    def add_losses(self, lost_ns: int) -> None:
+        """Note that a restored state lacks ids up to the log time ``lost_ns``. -1: it lacks none."""
+        if lost_ns > self._lost_ns:
+            self._lost_ns, self._lost_known_ns = lost_ns, self._now_ns()
+
+    @property
     def is_whole(self) -> bool:
         """True if all ids in the deduplication window before the last committed record are known."""
         return not self.is_blind(0)

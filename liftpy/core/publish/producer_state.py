@@ -259,6 +259,16 @@ class Producers:
         return self._lost_ns < 0 or (self._expiry_ns > 0 and self._lost_ns <= self._committed_ns - self._expiry_ns)
 
     @property
+    def losses(self) -> tuple[int, int]:
+        """(Log time of the last batch of the producers that were dropped early, number of these producers). -1 and 0: none."""
+        return self._lost_ns, self._lost_count
+
+    def add_losses(self, lost_ns: int, count: int) -> None:
+        """Note that a restored state lacks ``count`` producers, with batches up to the log time ``lost_ns``."""
+        self._lost_ns = max(self._lost_ns, lost_ns)
+        self._lost_count += count
+
+    @property
     def can_be_whole(self) -> bool:
         """True if producers were dropped for lack of memory, and there is memory for all of them now."""
         if self.is_whole:

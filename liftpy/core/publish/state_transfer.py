@@ -96,10 +96,10 @@ class StateServer:
                 return None
             if derived.is_blank and derived.is_complete:
                 return StatePiece()
-            unwritten = derived.snapshot(self._of)
+            unwritten = derived.snapshot(self._of, with_losses=True)
             if unwritten is None:
                 derived.catch_up()
-                return StatePiece() if derived.is_complete and not derived.is_whole else None
+                return None
             self._is_encoding, self._data = True, b""
             self._run(lambda: encode_parts(unwritten), lambda data: self._state_encoded(unwritten.end_offset, data))
             if self._is_encoding:

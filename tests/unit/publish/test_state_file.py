@@ -547,3 +547,47 @@ def test_state_transfer_to_two_alternating_readers_gives_each_a_complete_state(s
             break
     decoded = {asker: decode_state(data) for asker, data in whole.items()}
     assert [found is not None and found.of == OF for found in decoded.values()] == [True, True]
+
+
+def _lossy(everything: bool) -> tuple[Log, LogState]:
+    """Return a log and a state that had no memory for its first message ids and producers, or for any of them."""
+    log = a_log()
+    state = LogState(log, 120, 1 if everything else 700, lambda: 10**15, Producers(0, 0 if everything else 1), subject="s.>")
+    for number, name in enumerate(NAMES):
+        append(log, state, [name], by=number + 1)
+    commit(log, state, 11)
+    assert (state.ids.is_whole, state.producers.is_whole) == (False, False)
+    assert bool(len(state.ids)) is bool(len(state.producers)) is not everything
+    return log, state
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["some", "all"])
+@pytest.mark.parametrize("way", ["transfer", "retention"])
+def test_state_of_a_replica_that_dropped_ids_and_producers_lets_its_copy_reject_unknown_ones(
+    way: str, everything: bool
+) -> None:
+    """The copy would store a repeated message twice, if it took an id that its leader has dropped for a new one [A3, A16]."""
+    log, state = _lossy(everything)
+    copy = a_state(log)
+    if way == "transfer":
+        piece = StateServer(state, OF, lambda: 0).read_piece(StatePieceRequest())
+        assert piece is not None
+        found = decode_state(piece.data)
+        assert found is not None
+        assert copy.use_stored_state(found)
+    else:
+        writer = StateWriter(state, log, OF, StateFileSchedule(10**18, 10**18), lambda: 0)
+        assert not writer.may_drop(5)
+        unwritten = writer.begin()
+        assert unwritten is not None
+        writer.write(unwritten)
+        assert writer.may_drop(5)
+        assert (writer.failed, writer.uncovered) == (0, 0)
+        restore_state(copy, log, OF)
+    now_ns = 1000
+    assert copy.ids.lacks([b"m0"], now_ns), "it may be stored"
+    assert copy.producers.is_full
+    assert copy.producers.losses == state.producers.losses
+    kept = [name.encode() for name in NAMES if state.ids.find(name.encode(), now_ns)]
+    assert [name for name in kept if copy.ids.find(name, now_ns)] == kept
+    assert copy.producers.producer_ids == state.producers.producer_ids
