@@ -168,6 +168,11 @@ class LogState:
         else:
             self.states_left_out += 1
 
+    def drop_awaited(self) -> None:
+        """Drop the state of an earlier leader (``awaited``), because this replica leads and its log ends before that state."""
+        if self.awaited is not None:
+            self.awaited, self.covered = None, -1
+
     @property
     def is_whole(self) -> bool:
         """True if no message id and no producer was dropped for lack of memory."""

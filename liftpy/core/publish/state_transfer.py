@@ -94,6 +94,7 @@ class StateServer:
         elif not has_state or not request.position or request.end_offset != self._end_offset:
             if self._is_encoding:
                 return None
+            derived.drop_awaited()  # an unclean election can make an incomplete copy the leader
             if derived.is_blank and derived.is_complete:
                 return StatePiece()
             unwritten = derived.snapshot(self._of, with_losses=True)

@@ -591,3 +591,22 @@ def test_state_of_a_replica_that_dropped_ids_and_producers_lets_its_copy_reject_
     kept = [name.encode() for name in NAMES if state.ids.find(name.encode(), now_ns)]
     assert [name for name in kept if copy.ids.find(name, now_ns)] == kept
     assert copy.producers.producer_ids == state.producers.producer_ids
+
+
+def test_state_transfer_from_an_incomplete_copy_that_an_unclean_election_made_leader_succeeds() -> None:
+    """A new replica asks before its first fetch. It must not wait until publishes reach the end of a state that never fits."""
+    log, state = filled()
+    write(log, state)
+    late = load_state(log, OF)[0]
+    assert late is not None
+    copy_log = a_log()
+    copy = a_state(copy_log)
+    assert copy.use_stored_state(late)
+    append(copy_log, copy, NAMES[:3], by=7)
+    commit(copy_log, copy, 2)
+    piece = StateServer(copy, OF, lambda: 0).read_piece(StatePieceRequest())
+    assert piece is not None
+    found = decode_state(piece.data)
+    assert found is not None
+    assert found.end_offset == 3
+    assert copy.covered == -1
