@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import re
 import time
@@ -24,6 +25,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 from nats.aio.client import Client
 from nats.aio.transport import Transport
@@ -349,6 +351,18 @@ class StrictConnection(Client):
         """Call ``report`` with ``error``, unless it only repeats that the server closed a connection during the handshake."""
         if not (self._closed_in_handshake and isinstance(error, (BrokenPipeError, ConnectionResetError))):
             await report(error)
+
+    def _connect_command(self) -> bytes:
+        """Return the CONNECT line as nats-py does, with the user and password of a URL without their percent encoding."""
+        line = super()._connect_command()
+        uri = None if self._current_server is None else self._current_server.uri
+        if uri is None or "%" not in uri.netloc or self.options["user"] is not None or self.options["token"] is not None:
+            return line
+        verb, _, text = line.partition(b" ")
+        fields = {
+            name: unquote(value) if name in ("user", "pass", "auth_token") else value for name, value in json.loads(text).items()
+        }
+        return b"%b %b\r\n" % (verb, json.dumps(fields, sort_keys=True).encode())
 
     async def renew(self, options: Mapping[str, Any]) -> None:
         """Reconnect with other credentials (``Credentials.nats_options``). Pending requests fail as after a lost connection."""

@@ -14,6 +14,7 @@ import pytest
 
 from liftpy.core.base.rate_limits import LogRateLimit
 from liftpy.nats.credentials import Credentials
+from liftpy.nats.transport import open_connection
 from sidecar.dev.nats_server import NatsServer
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport import connection as connection_module
@@ -186,6 +187,22 @@ async def test_subscription_with_a_permission_granted_again_receives_messages(
         await until(arrives)
         assert bus.stats["reconnects"] == 0
         await bus.stop()
+
+
+@pytest.mark.parametrize(
+    ("config", "user_info"),
+    [
+        ('users: [ { user: "a b", password: "x/y,z@:%é" } ]', "a%20b:x%2Fy%2Cz%40%3A%25%C3%A9"),
+        ('token: "t/,%"', "t%2F%2C%25"),
+        ('users: [ { user: "a", password: "100%" } ]', "a:100%"),
+    ],
+    ids=["user", "token", "not encoded"],
+)
+async def test_user_and_password_of_a_url_may_be_percent_encoded(config: str, user_info: str) -> None:
+    with NatsServer(config=f"authorization: {{ {config} }}\n") as server:
+        connection = await open_connection(f"nats://{user_info}@{server.url.removeprefix('nats://')}")
+        assert connection.is_connected
+        await connection.close()
 
 
 async def test_subscription_beyond_the_limit_of_the_server_is_sent_again_without_a_reconnect(
