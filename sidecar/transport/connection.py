@@ -201,9 +201,7 @@ class BusConnection(ClientConnection):
         """
 
     # ---- sending ------------------------------------------------------------------------------------------------------
-    def send(
-        self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, keep: bool = False, headers: bytes = b""
-    ) -> bool:
+    def send(self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, headers: bytes = b"") -> bool:
         """Send a message whose payload is the concatenation of ``pieces``, without copying it. Return False if that is impossible now.
 
         The failure is counted.
@@ -212,13 +210,14 @@ class BusConnection(ClientConnection):
             subject: Subject. The caller has checked it, because it is written unchanged.
             pieces: Payload. The pieces must not change until they are sent.
             reply: Reply subject. '': none.
-            keep: True to keep the message for the next connection while disconnected, if there is room (acks).
             headers: Header block. b"": none.
         """
         size_bytes = len(headers) + sum(map(len, pieces))
-        connected = self._is_up
-        if self.unsent_bytes + size_bytes > (self._send_buffer_bytes if connected else _ACK_BUFFER_BYTES if keep else 0):
-            self.errors["send_buffer_full" if connected else "dropped_disconnected"] += 1
+        if not self._is_up:
+            self.errors["dropped_disconnected"] += 1
+            return False
+        if self.unsent_bytes + size_bytes > self._send_buffer_bytes:
+            self.errors["send_buffer_full"] += 1
             return False
         if size_bytes > self._max_payload:
             self.errors["too_large"] += 1

@@ -175,7 +175,6 @@ class IngestConnection(BusConnection):
     Args:
         node: Totals of uncommitted and delayed publishes.
         buffer_bytes: Size of the buffer of received bytes.
-        send_buffer_bytes: Maximum size of unsent data. 0: the default.
         stats_connection: Connection for requests to the NATS server. None: no requests.
         name: Name of the connection.
         room: Memory budget of the node. It gets the time that received bytes wait. None: a budget of its own.
@@ -185,12 +184,11 @@ class IngestConnection(BusConnection):
         self,
         node: NodeInflight,
         buffer_bytes: int,
-        send_buffer_bytes: int = 0,
         stats_connection: BusConnection | None = None,
         name: str = "ingest",
         room: MemoryBudget | None = None,
     ) -> None:
-        super().__init__(name, send_buffer_bytes)
+        super().__init__(name)
         self._parser: IngestParser = IngestParser(self, self._sinks, self.errors)
         # nats-py resets its parser after a lost connection. This one marks the place in the buffer
         self._ps = SimpleNamespace(reset=self._connection_lost)  # type: ignore[assignment]

@@ -142,7 +142,7 @@ async def test_connection_after_a_server_restart_resubscribes_and_sends_buffered
     await until(lambda: not bus.is_connected, "the loss is noticed")
     assert not bus.send("r.x", [b"replication is dropped"])
     bus.listen("r.late", lambda s, r, payload, h: got.append(payload))
-    assert bus.send("r.x", [b"acks are kept"], keep=True)
+    bus.send_lines([b"PUB r.x  13\r\nacks are kept\r\n"])
     server.resume()
     await until(lambda: bool(back), "the reconnect")
     assert bus.all_have_lost_it, "the only server has restarted"
@@ -261,8 +261,8 @@ async def test_connection_send_returns_false_above_max_payload_and_with_a_full_b
     assert bus.send("b.x", [b"x" * 1000])
 
 
-async def test_connection_that_is_closing_buffers_only_messages_sent_with_the_keep_option(bus: BusConnection) -> None:
-    """nats-py does not know of the end yet. Marked messages leave with the next connection."""
+async def test_connection_that_is_closing_buffers_only_acks(bus: BusConnection) -> None:
+    """nats-py does not know of the end yet. Acks leave with the next connection."""
     await until(lambda: bus._receiver is not None, "the handshake is done")
     receiver = bus._receiver
     assert receiver is not None
@@ -270,7 +270,7 @@ async def test_connection_that_is_closing_buffers_only_messages_sent_with_the_ke
     bus.listen("down.x", lambda s, r, payload, h: got.append(payload))
     receiver.transport.abort()
     assert not bus.send("down.x", [b"lost"])
-    assert bus.send("down.x", [b"kept"], keep=True)
+    bus.send_lines([b"PUB down.x  4\r\nkept\r\n"])
     assert bus.errors["dropped_disconnected"] == 1
     await until(lambda: got == [b"kept"], "what was kept")
 
