@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import re
 import time
@@ -354,15 +353,17 @@ class StrictConnection(Client):
 
     def _connect_command(self) -> bytes:
         """Return the CONNECT line as nats-py does, with the user and password of a URL without their percent encoding."""
-        line = super()._connect_command()
-        uri = None if self._current_server is None else self._current_server.uri
-        if uri is None or "%" not in uri.netloc or self.options["user"] is not None or self.options["token"] is not None:
-            return line
-        verb, _, text = line.partition(b" ")
-        fields = {
-            name: unquote(value) if name in ("user", "pass", "auth_token") else value for name, value in json.loads(text).items()
-        }
-        return b"%b %b\r\n" % (verb, json.dumps(fields, sort_keys=True).encode())
+        given, server = self.options, self._current_server
+        uri = None if server is None else server.uri
+        has_others = given["user"] is not None or given["token"] is not None or self._signature_cb is not None
+        if uri is None or uri.username is None or has_others:
+            return super()._connect_command()
+        name, password = unquote(uri.username), uri.password
+        self.options = {**given, **({"token": name} if password is None else {"user": name, "password": unquote(password)})}
+        try:
+            return super()._connect_command()
+        finally:
+            self.options = given
 
     async def renew(self, options: Mapping[str, Any]) -> None:
         """Reconnect with other credentials (``Credentials.nats_options``). Pending requests fail as after a lost connection."""

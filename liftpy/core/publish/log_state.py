@@ -275,10 +275,10 @@ class LogState:
                 version, data = state.parts.get(part.name, (part.version, None))
                 part.restore(data if version == part.version else None, state.end_offset)
             if _LOSSES_NAME in state.parts:
-                ids_ns, producers_ns, count = _LOSSES.unpack(state.parts[_LOSSES_NAME][1])
+                ids_ns, producers_ns, count = _decode_losses(state.parts[_LOSSES_NAME][1])
                 self.ids.add_losses(ids_ns)
                 self.producers.add_losses(producers_ns, count)
-        except (CorruptionError, struct.error):
+        except CorruptionError:
             self._begin(None)
             return False
         self._high_watermark = state.end_offset - 1
@@ -397,6 +397,14 @@ class LogState:
         chunks = log.read(log.high_watermark, 1, end_offset=log.log_end_offset).chunks
         newest, reach_ns = parse_header(chunks[0]), max(part.reach_ns for part in self.parts)
         return min(max(offset_before(log.segments, newest.timestamp_ns - reach_ns), log.log_start_offset), newest.base_offset)
+
+
+def _decode_losses(data: bytes) -> tuple[int, int, int]:
+    """Return (log time of the last lost id, of the last lost producer, number of lost producers). Raises CorruptionError."""
+    if len(data) != _LOSSES.size:
+        raise CorruptionError("the saved losses cannot be decoded. The node reads the log instead.")
+    ids_ns, producers_ns, count = _LOSSES.unpack(data)
+    return ids_ns, producers_ns, count
 
 
 def _new_batch_of(batch: RecordBatch) -> NewBatch:

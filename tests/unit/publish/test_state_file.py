@@ -323,7 +323,7 @@ def test_state_file_with_any_changed_byte_is_rejected(data: st.DataObject) -> No
 
 
 @settings(max_examples=examples(300), deadline=None)
-@given(st.binary(max_size=200), st.sampled_from(["ids", "producers", "subjects"]))
+@given(st.binary(max_size=200), st.sampled_from(["ids", "producers", "subjects", "losses"]))
 def test_state_file_part_of_random_bytes_is_rejected_or_decoded_within_bounds(data: bytes, name: str) -> None:
     """The CRC is right: a version with a bug may have written the bytes."""
     log, state = filled()
@@ -331,7 +331,8 @@ def test_state_file_part_of_random_bytes_is_rejected_or_decoded_within_bounds(da
     loaded, _ = load_state(log, OF)
     assert loaded is not None
     again = a_state(log)
-    for content in (data, loaded.parts[name][1][: len(data)], loaded.parts[name][1][:20] + data):
+    written = loaded.parts[name][1] if name in loaded.parts else bytes(20)
+    for content in (data, written[: len(data)], written[:20] + data):
         assert again.restore(loaded._replace(parts={**loaded.parts, name: (1, content)})) in (True, False)
     assert decode_state(seal_small_file(b"LFDS", data)) is None or not data
     assert decode_state(data) is None
