@@ -56,7 +56,7 @@ _DENIAL = re.compile(
     rb"-ERR '?permissions violation for (publish|subscription) (?:to|with reply of) \"([^\"]*)\"", re.IGNORECASE
 )
 _TOO_MANY_SUBSCRIPTIONS = "maximum subscriptions exceeded"
-_REJECTION = re.compile(f"permissions violation|{_TOO_MANY_SUBSCRIPTIONS}", re.IGNORECASE).match
+_REJECTION = re.compile(f"permissions violation|{_TOO_MANY_SUBSCRIPTIONS}", re.IGNORECASE).search
 """Errors of a server that rejects one publish or subscription, and keeps the connection open."""
 _LOG_PERIOD_S = 1.0
 _LOG_LINES = 4

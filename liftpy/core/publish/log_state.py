@@ -473,7 +473,7 @@ def derived_state(
     window_ns = round(stream.dedup_window_s * NS_PER_S)
     # compaction keeps the records that this state needs
     log.producer_expiry_ns = expiry_ns = round(node.producer_expiry_s * NS_PER_S)
-    producers = Producers(expiry_ns, max_producers(node.partition_producer_bytes), expiry_ns, node_memory)
+    producers = Producers(expiry_ns, max_producers(node.partition_producer_bytes), expiry_ns, node_memory, now_ns)
     return LogState(
         log,
         window_ns,

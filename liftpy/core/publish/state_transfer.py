@@ -84,8 +84,12 @@ class StateServer:
     def read_piece(self, request: StatePieceRequest, most_bytes: int = PIECE_BYTES) -> StatePiece | None:
         """Return the piece of the state that a replica has requested, of at most ``most_bytes``.
 
-        None: the state is not encoded yet, so the replica retries later.
+        None: the state is not encoded yet, so the replica retries later. Only a leader gets this request.
         """
+        self._derived.drop_awaited()  # an unclean election can make an incomplete copy the leader
+        return self._read_piece(request, most_bytes)
+
+    def _read_piece(self, request: StatePieceRequest, most_bytes: int) -> StatePiece | None:
         derived = self._derived
         self._used_ns = self._now_ns()
         has_state = bool(self._data) and not self._is_encoding
@@ -94,7 +98,6 @@ class StateServer:
         elif not has_state or not request.position or request.end_offset != self._end_offset:
             if self._is_encoding:
                 return None
-            derived.drop_awaited()  # an unclean election can make an incomplete copy the leader
             if derived.is_blank and derived.is_complete:
                 return StatePiece()
             unwritten = derived.snapshot(self._of, with_losses=True)
@@ -117,7 +120,7 @@ class StateServer:
 
         ``position``: number of bytes that the reader already has. ``most_bytes``: maximum size of the piece.
         """
-        return self.read_piece(StatePieceRequest(end_offset, position), min(most_bytes, PIECE_BYTES))
+        return self._read_piece(StatePieceRequest(end_offset, position), min(most_bytes, PIECE_BYTES))
 
     def _state_encoded(self, end_offset: int, data: bytes) -> None:
         self._is_encoding, self._end_offset, self._data = False, end_offset, data
