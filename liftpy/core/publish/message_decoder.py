@@ -185,10 +185,10 @@ def _check(columns: ColumnSet) -> None:
         names = {name.decode("utf-8", "surrogateescape") for name in _distinct_names(columns.headers)}
         refused_name = first_refused(names)
         if refused_name:
-            detail = (
-                f"{refused_name[:_SHOWN]!r} within a published batch is not heeded; the offset that is expected stands beside the batch"
+            raise InvalidBatchError(
+                f"A record of a batch must not have the header {refused_name[:_SHOWN]!r}. Remove it, or publish the record alone.",
+                RejectReason.UNSUPPORTED,
             )
-            raise InvalidBatchError(detail, RejectReason.UNSUPPORTED)
         wrong = next((name for name in sorted(names) if not may_be_enveloped(name)), None)
         if wrong is not None:
             raise InvalidBatchError(

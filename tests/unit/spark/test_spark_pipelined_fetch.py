@@ -15,7 +15,7 @@ from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError, UnavailableError
 from liftpy.nats import blocking_connection as line_module
 from liftpy.nats import connection as nats_connection
-from liftpy.nats.blocking_connection import ConnectionClosedError
+from liftpy.nats.blocking_connection import BlockingConnection, ConnectionClosedError
 from liftpy.spark import process_connection, range_reader
 from liftpy.spark.process_connection import ProcessConnection
 from liftpy.spark.range_reader import FetchRules, RetryingRequests
@@ -83,6 +83,12 @@ def test_spark_pipelined_fetch_of_batches_larger_than_an_answer_continues_with_s
     assert offsets(link, planned(0, 45)) == list(range(45))
 
 
+def _next_line(link: ProcessConnection, monkeypatch: pytest.MonkeyPatch) -> BlockingConnection | None:
+    """Return the next blocking connection, without the pause after a failure."""
+    monkeypatch.setattr(link, "_line_after_s", 0.0)
+    return link.line()
+
+
 def test_spark_pipelined_fetch_whose_connection_ends_continues_with_single_requests(
     link: ProcessConnection, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
 ) -> None:
@@ -98,8 +104,7 @@ def test_spark_pipelined_fetch_whose_connection_ends_continues_with_single_reque
     assert retried
     assert link.line() is None, "it is not opened again at once"
     assert offsets(link, planned(0, 30_000)) == list(range(30_000))
-    monkeypatch.setattr(link, "_line_after_s", 0.0)
-    assert link.line() is not None
+    assert _next_line(link, monkeypatch) is not None
 
 
 def test_spark_pipelined_fetch_without_an_answer_continues_with_single_requests(
@@ -194,7 +199,7 @@ def _line_threads() -> set[threading.Thread]:
 def test_spark_blocking_connection_that_opens_too_late_is_not_leaked(
     link: ProcessConnection, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_connection, "_LINE_S", 0.1)
+    monkeypatch.setattr(process_connection, "LINE_S", 0.1)
     is_mounted, before, read = threading.Event(), _line_threads(), process_connection.credentials_of
 
     def slow(access: Any) -> Any:
@@ -206,8 +211,7 @@ def test_spark_blocking_connection_that_opens_too_late_is_not_leaked(
     is_mounted.set()
     link.call(_end_of_other_tasks(), 10.0)
     assert _line_threads() == before
-    monkeypatch.setattr(link, "_line_after_s", 0.0)
-    assert link.line() is not None
+    assert _next_line(link, monkeypatch) is not None
     assert len(_line_threads() - before) == 1
 
 
@@ -221,5 +225,4 @@ def test_spark_blocking_connection_without_a_file_descriptor_is_not_opened(
         patched.setattr(nats_connection.os, "dup", fails)
         assert link.line() is None
     link.call(_end_of_other_tasks(), 10.0)  # no task of a connection remains
-    monkeypatch.setattr(link, "_line_after_s", 0.0)
-    assert link.line() is not None
+    assert _next_line(link, monkeypatch) is not None

@@ -267,9 +267,7 @@ async def test_failed_attempts_to_open_the_ingest_connection_leave_no_subscripti
     full = LateServer()
     bad = NodeSettings("n1", Path("unused"), nats=(await full.start(),))
     full.info = b"-ERR 'maximum connections exceeded'\r\n"
-    opening = asyncio.create_task(
-        open_bus(bad, lambda: IngestConnection(NodeInflight(), 1 << 20, stats_connection=reads))
-    )
+    opening = asyncio.create_task(open_bus(bad, lambda: IngestConnection(NodeInflight(), 1 << 20, stats_connection=reads)))
     await until(lambda: len(full.writers) > 4, "it tries again")
     opening.cancel()
     with contextlib.suppress(asyncio.CancelledError):
