@@ -23,6 +23,7 @@ _FIXTURES = "pytest finds fixtures by their names"
 _FAULTS = "for tests of applications"
 UNREFERENCED = {
     "liftpy.client.awaitable_context.AwaitableContext.throw": "coroutines have it: asyncio cancels by it",
+    "liftpy.nats.parser.StrictConnection._connect_command": _NATS,
     "liftpy.nats.parser.StrictConnection._process_connect_init": _NATS,
     "liftpy.nats.parser.StrictConnection._process_info": _NATS,
     "liftpy.client.batch_view.BatchSlice.to_pandas": "for applications",
@@ -83,7 +84,6 @@ UNREAD = {
     "liftpy.core.publish.standby.StandbyCounters.recognised": "the report of the standby has all counters",
     "liftpy.nats.parser.StrictConnection._pings_outstanding": _SETS,
     "liftpy.nats.parser.StrictConnection._public_nkey": _SETS,
-    "liftpy.nats.parser.StrictConnection._signature_cb": _SETS,
     "liftpy.nats.parser.StrictConnection._user_jwt_cb": _SETS,
     "liftpy.nats.connection.ClientConnection._pings_outstanding": _SETS,
     "sidecar.transport.connection.SinkSubscription._max_msgs": _SETS,

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from liftpy.errors import LiftError, UnavailableError
+from liftpy.errors import UnavailableError
 from liftpy.nats.connection import taken_over
 from liftpy.nats.parser import LONGEST_LINE_BYTES, message_fields, size_of
 from liftpy.nats.transport import open_connection
@@ -194,13 +194,17 @@ async def open_blocking_connection(servers: str, **options: Any) -> BlockingConn
     """
     connection = await open_connection(servers, allow_reconnect=False, **options)
     inbox, max_payload_bytes = connection.new_inbox(), int(connection.max_payload)
-    sock = await taken_over(connection)
-    with contextlib.suppress(Exception):  # its socket was taken over
-        await connection.close()
-    if sock is None:
-        return None
+    sock: socket.socket | None = None
     try:
-        return BlockingConnection(sock, inbox, max_payload_bytes)
-    except (OSError, LiftError):
-        sock.close()
-        return None
+        try:
+            sock = await taken_over(connection)
+        finally:
+            with contextlib.suppress(Exception):  # its socket was taken over
+                await connection.close()
+        return None if sock is None else BlockingConnection(sock, inbox, max_payload_bytes)
+    except BaseException as error:
+        if sock is not None:
+            sock.close()
+        if isinstance(error, (OSError, RuntimeError)):  # no file descriptor or no thread is available
+            return None
+        raise

@@ -19,16 +19,19 @@ import asyncio
 import contextlib
 import logging
 import re
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 from nats.aio.client import Client
 from nats.aio.transport import Transport
 from nats.errors import Error, FlushTimeoutError, ProtocolError, UnexpectedEOF
 from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
 
+from liftpy.core.base.rate_limits import LogRateLimit
 from liftpy.errors import ConfigError
 from liftpy.nats.urls import wants_tls
 
@@ -52,6 +55,12 @@ _SUBJECT = re.compile(r"[^\x00-\x20\x7f]+").fullmatch
 _DENIAL = re.compile(
     rb"-ERR '?permissions violation for (publish|subscription) (?:to|with reply of) \"([^\"]*)\"", re.IGNORECASE
 )
+_TOO_MANY_SUBSCRIPTIONS = "maximum subscriptions exceeded"
+_REJECTION = re.compile(f"permissions violation|{_TOO_MANY_SUBSCRIPTIONS}", re.IGNORECASE).search
+"""Errors of a server that rejects one publish or subscription, and keeps the connection open."""
+_LOG_PERIOD_S = 1.0
+_LOG_LINES = 4
+"""Maximum number of log lines about rejections per ``_LOG_PERIOD_S``."""
 Denied = Callable[[bool, str], None]
 """Called with (True for a publish, False for a subscription, its subject).
 
@@ -59,6 +68,7 @@ For a denied answer, the subject is the reply subject.
 """
 
 _CONNECTED = Client.CONNECTED
+_RENEWED = "The NATS credentials were reloaded. The client reconnects."
 _CLOSED_S = 0.5
 """Maximum wait for the socket when a connection is closed, in seconds."""
 _WILDCARDS = {b"*": rb"[^.]+", b">": rb"[^.]+(?:\.[^.]+)*"}
@@ -315,8 +325,11 @@ class StrictConnection(Client):
         self._wants_tls = self._urls_want_tls = False
         self._made: Any = None
         """Stream of the connection whose handshake is complete. None: there is none."""
+        self._renewals = 0
+        """Number of changes of the credentials."""
         self._closed_in_handshake = False
         """True if the server closed the last connection during the handshake. nats-py reports this again when it cleans up."""
+        self._rejection_log = LogRateLimit(_LOG_PERIOD_S, _LOG_LINES)
         self._last_subject: tuple[str | None, bytes] = None, b""
         """Subject of the last message in ``try_write``, as text and as bytes."""
 
@@ -338,6 +351,20 @@ class StrictConnection(Client):
         if not (self._closed_in_handshake and isinstance(error, (BrokenPipeError, ConnectionResetError))):
             await report(error)
 
+    def _connect_command(self) -> bytes:
+        """Return the CONNECT line as nats-py does, with the user and password of a URL without their percent encoding."""
+        given, server = self.options, self._current_server
+        uri = None if server is None else server.uri
+        has_others = given["user"] is not None or given["token"] is not None or self._signature_cb is not None
+        if uri is None or uri.username is None or has_others:
+            return super()._connect_command()
+        name, password = unquote(uri.username), uri.password
+        self.options = {**given, **({"token": name} if password is None else {"user": name, "password": unquote(password)})}
+        try:
+            return super()._connect_command()
+        finally:
+            self.options = given
+
     async def renew(self, options: Mapping[str, Any]) -> None:
         """Reconnect with other credentials (``Credentials.nats_options``). Pending requests fail as after a lost connection."""
         self._user_credentials, self._nkeys_seed = options.get("user_credentials"), options.get("nkeys_seed")
@@ -350,8 +377,9 @@ class StrictConnection(Client):
         if "tls" in options:
             self.options["tls"] = options["tls"]
         self._wants_tls = "tls" in options or self._urls_want_tls
+        self._renewals += 1
         if self.is_connected:
-            await self._process_op_err(Error("The NATS credentials were reloaded. The client reconnects."))
+            await self._process_op_err(Error(_RENEWED))
 
     def try_write(self, subject: str, reply: str, payload: bytes, room_bytes: int) -> bool:
         """Queue a message for writing as ``publish`` does, at half the cost. Return False if it was not queued.
@@ -383,7 +411,7 @@ class StrictConnection(Client):
         In these, ``writelines`` ignores the limit of the write buffer.
         """
         self._close_old_connection()
-        self._closed_in_handshake = False
+        self._closed_in_handshake, renewals = False, self._renewals
         transport: Any = self._transport
         transport.writelines = lambda messages: transport.write(b"".join(messages))
         try:
@@ -402,6 +430,8 @@ class StrictConnection(Client):
                     task.cancel()
             raise self._closed_early("no answer to the first PING")
         self._made = getattr(transport, "_io_writer", None)
+        if renewals != self._renewals:
+            raise Error(_RENEWED)
 
     def _closed_early(self, how: str) -> Error:
         """Note that the server closed the connection during the handshake, and return the error.
@@ -477,6 +507,29 @@ class StrictConnection(Client):
                 )
             info["tls_required"] = True  # nats-py would continue without encryption
         await super()._process_info(info, initial_connection=initial_connection)
+        if info.get("connect_urls"):
+            self._update_discovered_servers(set(info["connect_urls"]))
+
+    def _update_discovered_servers(self, advertised: set[str]) -> None:
+        """Drop the discovered servers that are no longer ``advertised``. Give the others the user and password of the current URL.
+
+        nats-py keeps every address that a server ever had, and a reconnect tries all of them. It connects to a discovered
+        server without the user and password of the URL.
+        """
+        current, pool = self._current_server, self._server_pool
+        assert current is not None
+        user_info, at, _ = current.uri.netloc.rpartition("@")
+        known = {_address(server) for server in pool if not server.discovered or server is current}
+        kept = []
+        for server in pool:
+            address = _address(server)
+            if server.discovered and server is not current:
+                if address in known or address not in advertised:
+                    continue
+                known.add(address)
+                server.uri = server.uri._replace(scheme=current.uri.scheme, netloc=f"{user_info}{at}{address}")
+            kept.append(server)
+        pool[:] = kept
 
     def _is_in_the_clear(self) -> bool:
         server = self._current_server
@@ -510,18 +563,36 @@ class StrictConnection(Client):
         await self._ps.parse(data)
 
     async def _process_err(self, err_msg: str) -> None:
-        """Handle an error that the server sent. An established connection reconnects. nats-py would close it permanently."""
+        """Handle an error that the server sent. An established connection reconnects. nats-py would close it permanently.
+
+        The connection stays open if the server only rejected a publish or a subscription. A publisher can cause thousands of
+        these errors per second, so the log names few of them.
+        """
         if not self.is_connected:
             await super()._process_err(err_msg)
             return
         text = err_msg.strip("'\" ")
         self.errors[f"server: {text.split(' for ')[0]}"] += 1
-        logger.warning("NATS server error text=%s", text)
         error = Error(f"NATS server error: {text}")
-        if "permissions violation" not in text.lower():
+        if not _REJECTION(text):
+            logger.warning("NATS server error text=%s", text)
             await self._process_op_err(error)
-        elif self._error_cb is not None:
+            return
+        unlogged = self._rejection_log.admit(time.monotonic())
+        if unlogged is not None:
+            logger.warning("NATS server error text=%s unlogged=%d", text, unlogged)
+        if _TOO_MANY_SUBSCRIPTIONS in text.lower():
+            self._subscription_limit_reached()
+        if self._error_cb is not None:
             await self._error_cb(error)
+
+    def _subscription_limit_reached(self) -> None:
+        """Handle a subscription that the server rejected, because the user or the account has too many. The error does not name it."""
+
+
+def _address(server: Any) -> str:
+    """Return host and port of a server of nats-py's pool."""
+    return str(server.uri.netloc.rpartition("@")[2])
 
 
 def make_strict(connection: Client) -> Counter[str]:

@@ -35,7 +35,7 @@ CONNECT_TIMEOUT_S = 10.0
 MAX_LINKS = 32
 """Maximum number of links of a process, one per cluster and user. A new link closes the one that was idle longest."""
 _MARGIN_S = 10.0
-_LINE_S = 5.0
+LINE_S = 5.0
 """Time limit for opening the blocking connection, in seconds. It is also the pause after a failure."""
 
 
@@ -63,6 +63,8 @@ class ProcessConnection:
     def _run(self) -> None:
         self._loop.run_forever()
         self._loop.run_until_complete(end_tasks(asyncio.all_tasks(self._loop)))
+        if self._line is not None:  # it may have been opened after the call of close
+            self._line.close()
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
@@ -100,17 +102,19 @@ class ProcessConnection:
             now_s = time.monotonic()
             if now_s < self._line_after_s:
                 return None
-            self._line_after_s = now_s + _LINE_S
+            self._line, self._line_after_s = None, now_s + LINE_S
+            opening = self.submit(self._open_line())
             try:
-                self._line = self.submit(self._open_line()).result(2 * _LINE_S)
+                opening.result(2 * LINE_S)
             except (LiftError, concurrent.futures.TimeoutError):
-                self._line = None
+                opening.cancel()
             return self._line
 
-    async def _open_line(self) -> BlockingConnection | None:
+    async def _open_line(self) -> None:
         credentials = await asyncio.to_thread(credentials_of, self._access)
-        name = f"liftpy-spark-{os.getpid()}-line"
-        return await open_blocking_connection(self._access.servers, credentials=credentials, name=name, timeout_s=_LINE_S / 2)
+        name, servers = f"liftpy-spark-{os.getpid()}-line", self._access.servers
+        # the caller may have given up: the connection must not be lost then
+        self._line = await open_blocking_connection(servers, credentials=credentials, name=name, timeout_s=LINE_S / 2)
 
     def close(self) -> None:
         """Close the connection and stop the loop. Requests in flight fail. The call does not wait for them."""

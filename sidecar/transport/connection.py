@@ -181,13 +181,17 @@ class BusConnection(ClientConnection):
         self._problems = Problems()
         self._denied_subjects: set[str] = set()
         """Subjects whose subscriptions the server has denied since they were sent last."""
-        self._denied_timer: asyncio.TimerHandle | None = None
+        self._is_at_subscription_limit = False
+        """True if the server has rejected a subscription because of the limit of the user or the account."""
+        self._subscribe_timer: asyncio.TimerHandle | None = None
+        """Timer that sends rejected subscriptions again. None: there are none."""
         self._parser.denials.append(self._note_denial)
         self._recent_acks = AckResendBuffer()
         """Recent acks, which are sent again after a reconnect."""
         self._lost_ns = 0
         self._last_server_id = ""
         """Id of the server of the last lost connection."""
+        self._last_server_is_clustered = False
         self.all_have_lost_it = False
         """True if the last reconnect shows that no node received the messages published before it."""
         self.inbox = ""
@@ -197,9 +201,7 @@ class BusConnection(ClientConnection):
         """
 
     # ---- sending ------------------------------------------------------------------------------------------------------
-    def send(
-        self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, keep: bool = False, headers: bytes = b""
-    ) -> bool:
+    def send(self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, headers: bytes = b"") -> bool:
         """Send a message whose payload is the concatenation of ``pieces``, without copying it. Return False if that is impossible now.
 
         The failure is counted.
@@ -208,13 +210,14 @@ class BusConnection(ClientConnection):
             subject: Subject. The caller has checked it, because it is written unchanged.
             pieces: Payload. The pieces must not change until they are sent.
             reply: Reply subject. '': none.
-            keep: True to keep the message for the next connection while disconnected, if there is room (acks).
             headers: Header block. b"": none.
         """
         size_bytes = len(headers) + sum(map(len, pieces))
-        connected = self._is_up
-        if self.unsent_bytes + size_bytes > (self._send_buffer_bytes if connected else _ACK_BUFFER_BYTES if keep else 0):
-            self.errors["send_buffer_full" if connected else "dropped_disconnected"] += 1
+        if not self._is_up:
+            self.errors["dropped_disconnected"] += 1
+            return False
+        if self.unsent_bytes + size_bytes > self._send_buffer_bytes:
+            self.errors["send_buffer_full"] += 1
             return False
         if size_bytes > self._max_payload:
             self.errors["too_large"] += 1
@@ -440,13 +443,22 @@ class BusConnection(ClientConnection):
         The server ends a subscription if its permission is revoked, and does not restore it when the permission is granted again.
         """
         if not is_publish:
-            if not self._denied_subjects:
-                self._denied_timer = asyncio.get_running_loop().call_later(DENIED_RETRY_S, self._subscribe_again)
             self._denied_subjects.add(subject)
+            self._subscribe_later()
+
+    def _subscription_limit_reached(self) -> None:
+        """Send all subscriptions again later. The server ignores those that it has."""
+        self._is_at_subscription_limit = True
+        self._subscribe_later()
+
+    def _subscribe_later(self) -> None:
+        if self._subscribe_timer is None:
+            self._subscribe_timer = asyncio.get_running_loop().call_later(DENIED_RETRY_S, self._subscribe_again)
 
     def _subscribe_again(self) -> None:
-        denied, self._denied_subjects = self._denied_subjects, set()
-        lines = [_sub_line(sid, one) for sid, one in self._subs.items() if one.subject in denied]
+        denied, everything = self._denied_subjects, self._is_at_subscription_limit
+        self._denied_subjects, self._is_at_subscription_limit, self._subscribe_timer = set(), False, None
+        lines = [_sub_line(sid, one) for sid, one in self._subs.items() if everything or one.subject in denied]
         if lines and self._is_up:  # otherwise nats-py sends all subscriptions when it has reconnected
             self._write(lines, 0)
 
@@ -465,8 +477,8 @@ class BusConnection(ClientConnection):
 
     async def stop(self) -> None:
         self._let_go()
-        if self._denied_timer is not None:
-            self._denied_timer.cancel()
+        if self._subscribe_timer is not None:
+            self._subscribe_timer.cancel()
         await end_tasks([self._retire_task, self._confirm_task])
         with contextlib.suppress(OSError, nats.errors.Error):  # nats-py cannot write unsent bytes to a lost connection
             await self.close()
@@ -487,6 +499,7 @@ class BusConnection(ClientConnection):
         self.errors["disconnected"] += 1
         self._problems.logged = {self.last_problem}
         self._last_server_id, self._lost_ns = str(self._server_info.get("server_id", "")), clock.now_ns()
+        self._last_server_is_clustered = "cluster" in self._server_info
         if not self.is_closed:
             logger.warning("NATS connection lost connection=%s reason=%s: reconnecting", self.name, self.last_problem)
             self._run_callbacks([partial(changed, False) for changed in self._on_change])
@@ -498,7 +511,9 @@ class BusConnection(ClientConnection):
         server = str(self._server_info.get("server_id", ""))
         if again := self._recent_acks.again(self._lost_ns):
             self._write((again,), len(again))
-        self.all_have_lost_it = all_have_lost_it(len(self.servers), self._last_server_id, server)
+        is_clustered = self._last_server_is_clustered or "cluster" in self._server_info
+        known_servers = len(self.servers) + is_clustered  # a cluster need not advertise its other servers
+        self.all_have_lost_it = all_have_lost_it(known_servers, self._last_server_id, server)
         self._run_callbacks([partial(changed, True) for changed in self._on_change])
 
     def _run_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:

@@ -119,7 +119,7 @@ class PermissionWatch:
         self._counters = counters
         self._is_starting = True
         self._logged_s: dict[tuple[bool, str], float] = {}
-        """Denied (True for a publish, subject) -> monotonic time at which the log named it, in seconds."""
+        """Denied (True for a publish, subject) -> monotonic time at which the log named it, in seconds. The oldest comes first."""
 
     def start_completed(self) -> None:
         """Note that the start is complete. From now on, a denial does not stop the node."""
@@ -128,16 +128,19 @@ class PermissionWatch:
     def record_denial(self, is_publish: bool, subject: str) -> None:
         """Count and log that NATS denied a publish (``is_publish``) or a subscription on ``subject``."""
         self._counters["permission_denied"] += 1
-        error = NotAllowedError(
+        if self._is_starting and subject.startswith(f"{self._namespace}."):
+            self._is_starting = False
+            self._fatal(self._error(is_publish, subject))
+            return
+        now_s, logged_s = clock.now_ns() / NS_PER_S, self._logged_s
+        while logged_s and now_s - logged_s[oldest := next(iter(logged_s))] >= REPORT_AGAIN_S:
+            del logged_s[oldest]
+        if len(logged_s) < _MAX_REPORTED_DENIALS and (is_publish, subject) not in logged_s:
+            logged_s[is_publish, subject] = now_s
+            logger.error("NATS permission denied error=%s", self._error(is_publish, subject))
+
+    def _error(self, is_publish: bool, subject: str) -> NotAllowedError:
+        return NotAllowedError(
             f"NATS does not let this node {'publish' if is_publish else 'subscribe'} on {subject}. Give its user "
             f"the permissions that `liftpy permissions --role node --namespace {self._namespace}` prints."
         )
-        if self._is_starting and subject.startswith(f"{self._namespace}."):
-            self._is_starting = False
-            self._fatal(error)
-            return
-        now_s = clock.now_ns() / NS_PER_S
-        self._logged_s = {denied: at_s for denied, at_s in self._logged_s.items() if now_s - at_s < REPORT_AGAIN_S}
-        if len(self._logged_s) < _MAX_REPORTED_DENIALS and (is_publish, subject) not in self._logged_s:
-            self._logged_s[is_publish, subject] = now_s
-            logger.error("NATS permission denied error=%s", error)

@@ -175,7 +175,6 @@ class IngestConnection(BusConnection):
     Args:
         node: Totals of uncommitted and delayed publishes.
         buffer_bytes: Size of the buffer of received bytes.
-        send_buffer_bytes: Maximum size of unsent data. 0: the default.
         stats_connection: Connection for requests to the NATS server. None: no requests.
         name: Name of the connection.
         room: Memory budget of the node. It gets the time that received bytes wait. None: a budget of its own.
@@ -185,12 +184,11 @@ class IngestConnection(BusConnection):
         self,
         node: NodeInflight,
         buffer_bytes: int,
-        send_buffer_bytes: int = 0,
         stats_connection: BusConnection | None = None,
         name: str = "ingest",
         room: MemoryBudget | None = None,
     ) -> None:
-        super().__init__(name, send_buffer_bytes)
+        super().__init__(name)
         self._parser: IngestParser = IngestParser(self, self._sinks, self.errors)
         # nats-py resets its parser after a lost connection. This one marks the place in the buffer
         self._ps = SimpleNamespace(reset=self._connection_lost)  # type: ignore[assignment]
@@ -542,6 +540,8 @@ class IngestConnection(BusConnection):
     async def stop(self) -> None:
         await end_tasks([self._pump_task])
         await self.disconnect_loss.stop()
+        if self._backlog is not None:
+            self._backlog.close()
         await super().stop()
 
 
@@ -580,13 +580,16 @@ class Backlog:
     def __init__(self, bus: BusConnection) -> None:
         self._bus = bus
         self._prefix = f"{bus.inbox}.connz"
-        self._bus.listen(f"{self._prefix}.*", self._answer_arrived)
+        self._listener = self._bus.listen(f"{self._prefix}.*", self._answer_arrived)
         self._outstanding: dict[bytes, tuple[int, str, int, Callable[[ConnectionStats], None]]] = {}
         self._number = 0
         self._last_connection = "", 0
         """Connection of the last request: (id of its NATS server, id of the connection on that server)."""
         self._unanswered_since_ns = 0  # time of the unanswered request. 0: it was answered
         self._next_ns = 0
+
+    def close(self) -> None:
+        self._listener.close()
 
     def ask(self, server_id: str, client_id: int, handler: Callable[[ConnectionStats], None], *, at_once: bool = False) -> None:
         """Request the statistics of the connection ``client_id`` from the server ``server_id``. ``handler`` is called with the answer.

@@ -93,7 +93,7 @@ class Bus:
     def sink_failed(self, subject: bytes, error: Exception) -> None:
         self.broken.append(error)
 
-    def send(self, subject: str, pieces: Sequence[Any], reply: str = "", *, keep: bool = False) -> bool:
+    def send(self, subject: str, pieces: Sequence[Any], reply: str = "") -> bool:
         payload = b"".join(bytes(piece) for piece in pieces)
         self._look(payload)
         if not self.cut:

@@ -26,6 +26,7 @@ ELSEWHERE = {
     "liftpy.core.publish.dedup_window:RecentIds.restore": "a part of a state file, tests/unit/publish/test_state_file.py",
     "liftpy.core.publish.dedup_window:_decode": "a part of a state file, tests/unit/publish/test_state_file.py",
     "liftpy.core.publish.last_per_subject:_decode": "a part of a state file, tests/unit/publish/test_state_file.py",
+    "liftpy.core.publish.log_state:_decode_losses": "a part of a state file, tests/unit/publish/test_state_file.py",
     "liftpy.core.publish.producer_state:Producers.restore": "a part of a state file, tests/unit/publish/test_state_file.py",
     "liftpy.core.publish.producer_state:_decode": "a part of a state file, tests/unit/publish/test_state_file.py",
     "liftpy.core.wire.batch:few_headers": "tests/unit/wire/test_few_headers.py compares it with the columns, and damages each number",

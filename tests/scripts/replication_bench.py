@@ -64,7 +64,7 @@ class FakeBus:
             sink(subject.encode(), reply.encode(), payload, headers)
         return sink is not None
 
-    def send(self, subject: str, pieces: Sequence[bytes], reply: str = "", *, keep: bool = False) -> bool:
+    def send(self, subject: str, pieces: Sequence[bytes], reply: str = "") -> bool:
         payload = b"".join(bytes(piece) for piece in pieces)
         if len(payload) > self.max_payload:
             self.errors["too_large"] += 1

@@ -36,6 +36,7 @@ from liftpy.core.publish.log_state_part import (
     pack_numbers,
     slices_of,
 )
+from liftpy.core.wire.batch import FEW
 from liftpy.core.wire.batch_columns import BytesColumn, HeadersColumn
 from liftpy.errors import CorruptionError
 
@@ -77,6 +78,21 @@ class _BatchIds:
     size_bytes: int = 0
     before: dict[bytes, _BatchIds] | None = None
     """Earlier places of the same ids, until this batch is committed. None: there are none."""
+    hashes: NDArray[np.int64] | None = None
+    """Hash of each id, if a publisher has repeated one of many ids. None: it was not needed yet."""
+
+    def last_index(self, message_id: bytes) -> int:
+        """Return the index of the last record with ``message_id``, which is one of ``ids``.
+
+        After a failover, publishers repeat thousands of ids at once. So the lookup compares arrays and not each id.
+        """
+        ids = self.ids
+        if len(ids) <= FEW:
+            return len(ids) - 1 - ids[::-1].index(message_id)
+        if self.hashes is None:
+            self.hashes = np.fromiter(map(hash, ids), np.int64, len(ids))
+        places = np.flatnonzero(self.hashes == hash(message_id)).tolist()
+        return next(place for place in reversed(places) if ids[place] == message_id)
 
 
 class RecentIds:
@@ -215,7 +231,7 @@ class RecentIds:
             if self._by_id.get(message_id) is entry:
                 del self._by_id[message_id]
         self.share.hold(self.share.size_bytes - entry.size_bytes)
-        entry.ids, entry.offsets, entry.size_bytes, entry.before = (), (), 0, None
+        entry.ids, entry.offsets, entry.size_bytes, entry.before, entry.hashes = (), (), 0, None, None
 
     def cut(self, end_offset: int) -> None:
         while self._tail and self._tail[-1].last_offset >= end_offset:
@@ -268,8 +284,7 @@ class RecentIds:
             entry.time_ns <= max(self._time_ns, now_wall_ns) - self.window_ns and not self._is_fresh(entry.known_ns)
         ):
             return None
-        last_index = len(entry.ids) - 1 - entry.ids[::-1].index(message_id)
-        return StoredId(entry.offsets[last_index], entry.last_offset)
+        return StoredId(entry.offsets[entry.last_index(message_id)], entry.last_offset)
 
     def may_hold(self, message_id: bytes, now_wall_ns: int) -> bool:
         """Return whether a record with ``message_id`` may exist, so that a publish at ``now_wall_ns`` must not be treated as new.
@@ -286,6 +301,16 @@ class RecentIds:
         if self._lost_ns < 0:
             return False
         return self._lost_ns > max(self._time_ns, now_wall_ns) - self.window_ns or self._is_fresh(self._lost_known_ns)
+
+    @property
+    def lost_ns(self) -> int:
+        """Log time of the last id that was dropped for lack of memory, in nanoseconds. -1: none."""
+        return self._lost_ns
+
+    def add_losses(self, lost_ns: int) -> None:
+        """Note that a restored state lacks ids up to the log time ``lost_ns``. -1: it lacks none."""
+        if lost_ns > self._lost_ns:
+            self._lost_ns, self._lost_known_ns = lost_ns, self._now_ns()
 
     @property
     def is_whole(self) -> bool:

@@ -10,6 +10,7 @@ the log end. The replay begins at the first batch within the longest window, cou
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
@@ -30,6 +31,11 @@ from liftpy.core.wire.subjects import has_wildcards, literal_prefix, matcher
 from liftpy.errors import CorruptionError, LiftError
 
 _OF_SUBJECT_NAME = OF_SUBJECT.encode()
+_LOSSES_NAME = "losses"
+_LOSSES = struct.Struct("<qqI")
+"""Content of a state file about what was dropped for lack of memory: log time of the last message id and of the last producer
+(-1: none), and number of producers.
+"""
 REPLAY_BYTES = 64 * 1024
 """Maximum size in bytes of a slice of the log to replay. A larger batch is read as a whole. A slice takes less than 1 ms."""
 
@@ -162,6 +168,11 @@ class LogState:
         else:
             self.states_left_out += 1
 
+    def drop_awaited(self) -> None:
+        """Drop the state of an earlier leader (``awaited``), because this replica leads and its log ends before that state."""
+        if self.awaited is not None:
+            self.awaited, self.covered = None, -1
+
     @property
     def is_whole(self) -> bool:
         """True if no message id and no producer was dropped for lack of memory."""
@@ -169,8 +180,9 @@ class LogState:
 
     @property
     def is_blank(self) -> bool:
-        """True if the state has no message ids and no producers. A restart that reads no earlier record then loses nothing."""
-        return self.end_offset is not None and not len(self.ids) and not len(self.producers) and self.awaited is None
+        """True if there are no message ids and no producers. A restart that reads no earlier record then loses nothing."""
+        has_none = not len(self.ids) and not len(self.producers) and self.is_whole
+        return self.end_offset is not None and has_none and self.awaited is None
 
     def catch_up(self) -> None:
         """Start to read the records that the state does not cover yet, in the background."""
@@ -218,20 +230,27 @@ class LogState:
         return offset >= log.log_end_offset or log.epochs.epoch_at(offset) > leader_epoch
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
-    def snapshot(self, of: str) -> StateCapture | None:
+    def snapshot(self, of: str, *, with_losses: bool = False) -> StateCapture | None:
         """Return the state up to the high watermark, for a state file. Write it after the high watermark is stored.
 
-        None: there is nothing to write, the state is not complete, or the records are not flushed yet. ``of``: name of the
-        partition in the file.
+        None: there is nothing to write, the state is not complete, or the records are not flushed yet.
+
+        Args:
+            of: Name of the partition in the file.
+            with_losses: True to return a state that lacks message ids or producers for lack of memory, too. It says so, and
+                a replica that starts from it rejects unknown ones as this one does. False: a replay of the log may find more.
         """
         log, end_offset = self._log, self._high_watermark + 1
         if self.end_offset is None or not log.log_start_offset <= end_offset <= min(self.end_offset, log.durable_end_offset):
             return None
         if not end_offset or self.awaited is not None:
             return None
-        if not self.is_whole:
-            return None  # a start from this file would not know that some are missing
         parts = {part.name: (part.version, part.snapshot()) for part in self.parts}
+        if not self.is_whole:
+            if not with_losses:
+                return None
+            losses = _LOSSES.pack(self.ids.lost_ns, *self.producers.losses)
+            parts[_LOSSES_NAME] = 1, lambda: [losses]
         return StateCapture(of, end_offset, epoch_before(log, end_offset), parts)
 
     def use_stored_state(self, state: State) -> bool:
@@ -255,6 +274,10 @@ class LogState:
             for part in self.parts:
                 version, data = state.parts.get(part.name, (part.version, None))
                 part.restore(data if version == part.version else None, state.end_offset)
+            if _LOSSES_NAME in state.parts:
+                ids_ns, producers_ns, count = _decode_losses(state.parts[_LOSSES_NAME][1])
+                self.ids.add_losses(ids_ns)
+                self.producers.add_losses(producers_ns, count)
         except CorruptionError:
             self._begin(None)
             return False
@@ -376,6 +399,14 @@ class LogState:
         return min(max(offset_before(log.segments, newest.timestamp_ns - reach_ns), log.log_start_offset), newest.base_offset)
 
 
+def _decode_losses(data: bytes) -> tuple[int, int, int]:
+    """Return (log time of the last lost id, of the last lost producer, number of lost producers). Raises CorruptionError."""
+    if len(data) != _LOSSES.size:
+        raise CorruptionError("the saved losses cannot be decoded. The node reads the log instead.")
+    ids_ns, producers_ns, count = _LOSSES.unpack(data)
+    return ids_ns, producers_ns, count
+
+
 def _new_batch_of(batch: RecordBatch) -> NewBatch:
     header = batch.header
     numbering = None
@@ -442,7 +473,7 @@ def derived_state(
     window_ns = round(stream.dedup_window_s * NS_PER_S)
     # compaction keeps the records that this state needs
     log.producer_expiry_ns = expiry_ns = round(node.producer_expiry_s * NS_PER_S)
-    producers = Producers(expiry_ns, max_producers(node.partition_producer_bytes), expiry_ns, node_memory)
+    producers = Producers(expiry_ns, max_producers(node.partition_producer_bytes), expiry_ns, node_memory, now_ns)
     return LogState(
         log,
         window_ns,

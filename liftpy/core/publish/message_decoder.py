@@ -51,7 +51,7 @@ from liftpy.core.wire.batch_columns import (
 from liftpy.core.wire.envelope import MAGIC, FastEnvelope, MessageType
 from liftpy.core.wire.headers import ACK, KEY, REPLY_TO, TOMBSTONE, Headers, may_be_enveloped, parse_headers
 from liftpy.core.wire.producer_note import MAX_NAME_BYTES, MAX_UID_BYTES, Partitioning, ProducerNote, SourcePosition
-from liftpy.core.wire.subjects import InboxRule, is_protocol_shaped
+from liftpy.core.wire.subjects import MAX_REPLY_BYTES, InboxRule, is_protocol_shaped
 from liftpy.errors import CorruptionError, LiftError, ProtocolError, UnknownFormatError
 
 MAX_BATCH_RECORDS = 65_536
@@ -59,6 +59,11 @@ MAX_HEADERS = 1024
 MAX_HEADER_BYTES = 64 * 1024
 """Maximum size of the headers of a record, in bytes."""
 _ALLOWED = Columns.KEYS | Columns.HEADERS | Columns.VALUE_NULLS | Columns.KEY_NULLS
+MAX_CORRELATION_ID = 1024
+"""Maximum length of a correlation id, in characters.
+
+An Ack repeats it. A NATS server closes the connection of a node that sends more than ``max_payload``.
+"""
 RawMessage = tuple[bytes, bytes, bytes, bytes]
 """(subject, reply or b"", payload, NATS header block or b"")."""
 _POLICIES = {client_pb2.LEADER: AckPolicy.LEADER, client_pb2.ALL: AckPolicy.ALL, client_pb2.NONE: AckPolicy.NONE}
@@ -68,6 +73,9 @@ TYPE_POSITION = 7
 _PUBLISH, BATCH = bytes([MessageType.PUBLISH]), bytes([MessageType.BATCH_PUBLISH])
 _TEXT = ("utf-8", "surrogateescape")
 _TOO_MANY_HEADERS = Rejection(RejectReason.TOO_LARGE, f"The message has more than {MAX_HEADERS} headers. Send fewer.")
+_LONG_CORRELATION_ID = Rejection(
+    RejectReason.TOO_LARGE, f"The correlation id has more than {MAX_CORRELATION_ID} characters. Use a shorter one."
+)
 _TOO_LARGE = "message size exceeds maximum allowed"
 _NO_OFFSET = Rejection(
     RejectReason.INCORRECT_OFFSET,
@@ -77,6 +85,8 @@ _NO_PRODUCERS = "internal. Only the cluster publishes to it: use another stream.
 _NO_TOMBSTONE = Rejection(
     RejectReason.MALFORMED, "A tombstone (header Lift-Tombstone: 1) must have an empty value. Remove the value or the header."
 )
+_SHOWN = 80
+"""Maximum length of a name from outside in a rejection, in characters."""
 _KIND = slice(TYPE_POSITION, TYPE_POSITION + 1)
 
 
@@ -175,14 +185,14 @@ def _check(columns: ColumnSet) -> None:
         names = {name.decode("utf-8", "surrogateescape") for name in _distinct_names(columns.headers)}
         refused_name = first_refused(names)
         if refused_name:
-            detail = (
-                f"{refused_name!r} within a published batch is not heeded; the offset that is expected stands beside the batch"
+            raise InvalidBatchError(
+                f"A record of a batch must not have the header {refused_name[:_SHOWN]!r}. Remove it, or publish the record alone.",
+                RejectReason.UNSUPPORTED,
             )
-            raise InvalidBatchError(detail, RejectReason.UNSUPPORTED)
         wrong = next((name for name in sorted(names) if not may_be_enveloped(name)), None)
         if wrong is not None:
             raise InvalidBatchError(
-                f"Invalid header name {wrong[:80]!r}. Use names that are not empty and do not start with Lift-."
+                f"Invalid header name {wrong[:_SHOWN]!r}. Use names that are not empty and do not start with Lift-."
             )
 
 
@@ -555,7 +565,7 @@ class MessageDecoder:
         if published.runs and not (block or published.correlationId or published.ackInbox):
             wanted = self._shared_envelope(subject, policy, True, now_wall_ns)
         else:
-            wanted = Envelope(published.correlationId, published.ackInbox, _shown_subject(subject), policy, now_wall_ns)
+            wanted = _envelope_of(published, subject, policy, now_wall_ns)
         self._note_wanted(columns, index, wanted)
 
     def _note_wanted(self, columns: MessageColumns, index: int, wanted: Envelope) -> None:
@@ -573,13 +583,15 @@ class MessageDecoder:
             return self._plain_rejection()
         if (self._policy is not AckPolicy.NONE or not self._takes_plain) and not self._is_addressed_here(published):
             return self._address_rejection(published)
+        if len(published.correlationId) > MAX_CORRELATION_ID and self._policy is not AckPolicy.NONE:
+            return _LONG_CORRELATION_ID
         if published.tombstone and published.value:
             return _NO_TOMBSTONE
         if len(published.headers) > MAX_HEADERS:
             return _TOO_MANY_HEADERS
         for name in (*(header.name for header in published.headers), *(name for name, _ in beside)):
             if not may_be_enveloped(name):
-                detail = f"a header {name[:80]!r} of an envelope: names are not empty, and Lift-* is reserved"
+                detail = f"a header {name[:_SHOWN]!r} of an envelope: names are not empty, and Lift-* is reserved"
                 return Rejection(RejectReason.MALFORMED, detail)
         return None
 
@@ -612,12 +624,14 @@ class MessageDecoder:
     ) -> None:
         subject = message[0].decode(*_TEXT)
         policy = _POLICIES.get(head.ackPolicy, self._policy)
-        wanted = Envelope(head.correlationId, head.ackInbox, _shown_subject(message[0]), policy, now_wall_ns)
+        wanted = _envelope_of(head, message[0], policy, now_wall_ns)
         self._note_wanted(columns, 0, wanted)
         if not self._is_addressed_here(head):
             columns.unfit[0] = self._address_rejection(head)
         elif is_internal(self._key.stream):
             columns.unfit[0] = self._plain_rejection()
+        elif len(head.correlationId) > MAX_CORRELATION_ID and self._policy is not AckPolicy.NONE:
+            columns.unfit[0] = _LONG_CORRELATION_ID
         elif message[3]:
             detail = "A batch must not have NATS headers. Put the headers into its records."
             columns.unfit[0] = Rejection(RejectReason.MALFORMED, detail)
@@ -655,7 +669,8 @@ class MessageDecoder:
         return Rejection(RejectReason.UNSUPPORTED, f"stream {self._key.stream} is {_NO_PRODUCERS}")
 
     def _address_rejection(self, published: client_pb2.Message | client_pb2.BatchPublish) -> Rejection:
-        wanted = f"{published.stream or '?'}/{published.partition} (uid {published.streamUid or '?'})"
+        stream, uid = published.stream[:_SHOWN] or "?", published.streamUid[:_SHOWN] or "?"
+        wanted = f"{stream}/{published.partition} (uid {uid})"
         detail = f"it is addressed to {wanted}, and {self._key} (uid {self._key.uid}) listens here"
         return Rejection(RejectReason.WRONG_STREAM, detail)
 
@@ -703,6 +718,15 @@ def _do_nothing() -> None: ...
 def _shown_subject(subject: bytes) -> str:
     """Return ``subject`` as an Ack contains it. A string of a protobuf message must be UTF-8, but a NATS subject may have any bytes."""
     return subject.decode(errors="replace")
+
+
+def _envelope_of(
+    published: client_pb2.Message | client_pb2.BatchPublish, subject: bytes, policy: AckPolicy, now_wall_ns: int
+) -> Envelope:
+    """Return the fields of a publish that its Ack repeats, without those that are too long."""
+    correlation_id = published.correlationId if len(published.correlationId) <= MAX_CORRELATION_ID else ""
+    inbox = published.ackInbox if len(published.ackInbox) <= MAX_REPLY_BYTES else ""
+    return Envelope(correlation_id, inbox, _shown_subject(subject), policy, now_wall_ns)
 
 
 def _note(head: client_pb2.BatchPublish) -> ProducerNote:

@@ -197,15 +197,22 @@ class Producers:
     """
 
     __slots__ = (
-        "_committed_ns", "_expiry_ns", "_high_watermark", "_lost_count", "_lost_ns", "_plans", "_states", "_tail",
-        "_time_ns", "evicted_count", "max_count", "reach_ns", "share",
+        "_committed_ns", "_expiry_ns", "_high_watermark", "_lost_count", "_lost_known_ns", "_lost_ns", "_now_ns", "_plans",
+        "_states", "_tail", "_time_ns", "evicted_count", "max_count", "reach_ns", "share",
     )  # fmt: skip
 
     name = "producers"
     version = 2
     """Version 1 has no names and no positions."""
 
-    def __init__(self, expiry_ns: int, max_count: int, reach_ns: int = 0, node: NodeStateMemory | None = None) -> None:
+    def __init__(
+        self,
+        expiry_ns: int,
+        max_count: int,
+        reach_ns: int = 0,
+        node: NodeStateMemory | None = None,
+        now_ns: Callable[[], int] = lambda: 0,
+    ) -> None:
         """Create an empty table.
 
         Args:
@@ -213,8 +220,10 @@ class Producers:
             max_count: Maximum number of producers.
             reach_ns: Log time that must be replayed when a log is opened.
             node: Memory limit for the derived state of the node. None: no limit.
+            now_ns: Returns the node's monotonic clock. Default: it stands still.
         """
         self._expiry_ns = expiry_ns
+        self._now_ns = now_ns
         self.reach_ns = reach_ns
         self.max_count = max_count
         self.share = Share(node, self.name)
@@ -231,6 +240,8 @@ class Producers:
         self._time_ns = self._committed_ns = 0
         self._lost_ns = -1
         """Log time of the last batch of the producers that were dropped before their expiry. -1: none was dropped."""
+        self._lost_known_ns = 0
+        """Monotonic time at which this node last noted such a producer."""
         self._lost_count = 0
         self._count()
 
@@ -255,8 +266,25 @@ class Producers:
 
     @property
     def is_whole(self) -> bool:
-        """True if all producers that have not expired are known."""
-        return self._lost_ns < 0 or (self._expiry_ns > 0 and self._lost_ns <= self._committed_ns - self._expiry_ns)
+        """True if all producers that have not expired are known.
+
+        The log time stands still while unknown producers are rejected and the known ones are silent. So a lost producer also
+        expires by the node's own clock.
+        """
+        if self._lost_ns < 0:
+            return True
+        has_expired = self._lost_ns <= self._committed_ns - self._expiry_ns
+        return self._expiry_ns > 0 and (has_expired or self._now_ns() - self._lost_known_ns >= self._expiry_ns)
+
+    @property
+    def losses(self) -> tuple[int, int]:
+        """(Log time of the last batch of the producers that were dropped early, number of these producers). -1 and 0: none."""
+        return self._lost_ns, self._lost_count
+
+    def add_losses(self, lost_ns: int, count: int) -> None:
+        """Note that a restored state lacks ``count`` producers, with batches up to the log time ``lost_ns``."""
+        self._lost_ns, self._lost_known_ns = max(self._lost_ns, lost_ns), self._now_ns()
+        self._lost_count += count
 
     @property
     def can_be_whole(self) -> bool:
@@ -373,7 +401,7 @@ class Producers:
         while states and (len(states) > self.max_count or excess_bytes > 0):
             dropped_state = self._drop(next(iter(states)))
             assert dropped_state is not None
-            self._lost_ns = max(self._lost_ns, dropped_state.time_ns)
+            self._lost_ns, self._lost_known_ns = max(self._lost_ns, dropped_state.time_ns), self._now_ns()
             self._lost_count += 1
             self.evicted_count += 1
             excess_bytes -= STATE_BYTES

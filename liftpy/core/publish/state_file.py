@@ -16,7 +16,8 @@ Format, little endian::
     each part: u16 size and its name, u32 version, u64 size and its bytes
     CRC-32C
 
-Unknown parts are skipped.
+Unknown parts are skipped. The part ``losses`` exists only if message ids or producers were dropped for lack of memory
+(``log_state.py``).
 """
 
 from __future__ import annotations

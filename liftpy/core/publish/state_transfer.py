@@ -84,8 +84,12 @@ class StateServer:
     def read_piece(self, request: StatePieceRequest, most_bytes: int = PIECE_BYTES) -> StatePiece | None:
         """Return the piece of the state that a replica has requested, of at most ``most_bytes``.
 
-        None: the state is not encoded yet, so the replica retries later.
+        None: the state is not encoded yet, so the replica retries later. Only a leader gets this request.
         """
+        self._derived.drop_awaited()  # an unclean election can make an incomplete copy the leader
+        return self._read_piece(request, most_bytes)
+
+    def _read_piece(self, request: StatePieceRequest, most_bytes: int) -> StatePiece | None:
         derived = self._derived
         self._used_ns = self._now_ns()
         has_state = bool(self._data) and not self._is_encoding
@@ -96,10 +100,10 @@ class StateServer:
                 return None
             if derived.is_blank and derived.is_complete:
                 return StatePiece()
-            unwritten = derived.snapshot(self._of)
+            unwritten = derived.snapshot(self._of, with_losses=True)
             if unwritten is None:
                 derived.catch_up()
-                return StatePiece() if derived.is_complete and not derived.is_whole else None
+                return None
             self._is_encoding, self._data = True, b""
             self._run(lambda: encode_parts(unwritten), lambda data: self._state_encoded(unwritten.end_offset, data))
             if self._is_encoding:
@@ -116,7 +120,7 @@ class StateServer:
 
         ``position``: number of bytes that the reader already has. ``most_bytes``: maximum size of the piece.
         """
-        return self.read_piece(StatePieceRequest(end_offset, position), min(most_bytes, PIECE_BYTES))
+        return self._read_piece(StatePieceRequest(end_offset, position), min(most_bytes, PIECE_BYTES))
 
     def _state_encoded(self, end_offset: int, data: bytes) -> None:
         self._is_encoding, self._end_offset, self._data = False, end_offset, data

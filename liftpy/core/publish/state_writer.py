@@ -115,12 +115,9 @@ class StateWriter:
         due = self._pace.is_due(grown_bytes, self.last_bytes, now_ns - self._at_ns)
         if not due and not self.is_wanted and not (closing and grown_bytes >= self._pace.least_bytes):
             return None
-        unwritten, self._fresh_starts = derived.snapshot(self._of), derived.fresh_starts
+        unwritten, self._fresh_starts = derived.snapshot(self._of, with_losses=self.is_wanted), derived.fresh_starts
         if unwritten is not None:
             self._at_bytes, self._at_ns = derived.taken_bytes, now_ns
-        elif self.is_wanted and not derived.is_whole:
-            self.failed += 1
-            self._stop_at_limit()
         return unwritten
 
     def write(self, unwritten: StateCapture) -> None:

@@ -536,11 +536,7 @@ def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
 
     Raises UnknownFormatError for another version [S11], CorruptionError for anything that is not a whole batch.
     """
-    if len(buffer) - position < HEADER_SIZE_BYTES:
-        raise CorruptionError(
-            f"Damaged batch at position {position}: {len(buffer) - position} bytes are less than a batch header. The node repairs it "
-            "from another replica."
-        )
+    _check_length(buffer, position)
     fields = _HEADER.unpack_from(buffer, position)
     crc, magic, version, attributes, size_bytes, count, base, epoch, timestamp, producer, sequence, producer_epoch = fields[:12]
     if magic != MAGIC:
@@ -581,17 +577,21 @@ def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
     )
 
 
-def claimed_size_bytes(buffer: memoryview, position: int = 0) -> int:
-    """Return the size of a batch as its header at ``position`` states it, unchecked. Use it only to read the bytes for ``parse_batch``.
+def claimed_size_bytes(buffer: memoryview) -> int:
+    """Return the size of a batch as the header at its begin states it, unchecked. Use it only to read the bytes for ``parse_batch``.
 
     Raises CorruptionError if there is no complete header.
     """
+    _check_length(buffer, 0)
+    return int(_HEADER.unpack_from(buffer)[4])
+
+
+def _check_length(buffer: memoryview, position: int) -> None:
     if len(buffer) - position < HEADER_SIZE_BYTES:
         raise CorruptionError(
             f"Damaged batch at position {position}: {len(buffer) - position} bytes are less than a batch header. The node repairs it "
             "from another replica."
         )
-    return int(_HEADER.unpack_from(buffer, position)[4])
 
 
 def parse_batch(buffer: bytes | memoryview, position: int = 0, *, verify: bool = True) -> RecordBatch:

@@ -155,15 +155,14 @@ NOTHING_LEFT_OUT = Filter()
 # ---- batches with fewer records or columns ---------------------------------------------------------------------------
 
 
-def keep_records(batch: RecordBatch, mask: Mask, *, compressed: bool = True) -> bytes:
+def keep_records(batch: RecordBatch, mask: Mask) -> bytes:
     """Return a batch with only those records whose entry in ``mask`` is True, at their offsets, with a new CRC.
 
     Timestamps, producer fields and the end of the offset range stay. The function works on columns: it picks the bytes of a
     column of variable length by a mask over bytes, so its cost depends on the size of the batch and not on the number of
     records.
 
-    ``mask``: bool[record_count], at least one True. ``compressed``: True to use the codec of the batch, if it has one. Raises
-    CorruptionError if the columns do not fit their header.
+    ``mask``: bool[record_count], at least one True. Raises CorruptionError if the columns do not fit their header.
     """
     columns, header = batch.columns, batch.header
     present = Columns(header.column_bits) | Columns.DELTAS
@@ -182,8 +181,7 @@ def keep_records(batch: RecordBatch, mask: Mask, *, compressed: bool = True) -> 
     pieces += laid_out_fixed(deltas, "<u4")
     if columns.note is not None:
         pieces += note_column(bytes(columns.note))
-    codec = header.codec if compressed else Codec.NONE
-    body = sized_body(pieces, present, len(deltas), codec, int(deltas[-1]))
+    body = sized_body(pieces, present, len(deltas), header.codec, int(deltas[-1]))
     sealed = seal(
         body,
         base_offset=header.base_offset,

@@ -137,7 +137,6 @@ async def publish_answer(
     reply: bytes | str,
     payload: bytes,
     headers: dict[str, str] | None = None,
-    under: str = "",
 ) -> bool:
     """Publish an answer, but only to an allowed inbox.
 
@@ -148,12 +147,11 @@ async def publish_answer(
         reply: Reply subject of the request.
         payload: The answer.
         headers: Headers of the answer.
-        under: Prefix that the reply subject must have.
 
     Returns:
         False if ``reply`` is not allowed. It is counted then. Raises the errors of ``publish``.
     """
-    subject = reply_to(reply, rules, counters, under)
+    subject = reply_to(reply, rules, counters)
     if subject is None:
         return False
     await (publish(subject, payload) if headers is None else publish(subject, payload, headers=headers))

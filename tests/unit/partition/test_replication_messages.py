@@ -32,7 +32,7 @@ class NatsBus:
         self.listening[subject], self.queues[subject] = sink, queue
         return SimpleNamespace(close=lambda: self.listening.pop(subject, None), leave=lambda: None)
 
-    def send(self, subject: str, pieces: Any, reply: str = "", *, keep: bool = False) -> bool:
+    def send(self, subject: str, pieces: Any, reply: str = "") -> bool:
         if self.up:
             self.sent.append((subject, b"".join(pieces), reply))
         return self.up

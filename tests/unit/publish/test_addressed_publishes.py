@@ -16,7 +16,7 @@ from liftpy.core.replication.effects import AppendBatch
 from liftpy.core.replication.events import PublishesReceived
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import Record, parse_batch
+from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.core.wire.subjects import InboxRule
 from tests.unit.publish.unlogged import FakeReplica, derived_state
 
@@ -68,7 +68,10 @@ class Bench:
 
     def publish(self, block: bytes = b"", **fields: Any) -> _Ack | None:
         """The ack of one envelope that was published with a reply."""
-        self.sink(b"ev.1", b"_INBOX.a", frames.encode(client_pb2.Message(offset=-1, ackPolicy=client_pb2.ALL, **fields)), block)
+        return self.send(frames.encode(client_pb2.Message(offset=-1, ackPolicy=client_pb2.ALL, **fields)), block)
+
+    def send(self, published: bytes, block: bytes = b"") -> _Ack | None:
+        self.sink(b"ev.1", b"_INBOX.a", published, block)
         self.ingest._drain()
         lines, self.lines = self.lines, []
         if not lines:
@@ -175,3 +178,42 @@ async def test_envelope_that_is_invalid_gets_a_negative_ack_in_an_envelope() -> 
         ack = bench.publish(**message)  # type: ignore[arg-type]
         assert ack is not None
         assert ack.ackError in (_Ack.MALFORMED, _Ack.TOO_LARGE)
+
+
+_ALMOST_MAX_PAYLOAD = "x" * (Bench.max_payload - 100)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"correlationId": _ALMOST_MAX_PAYLOAD},
+        {"correlationId": "é" * 1025},
+        {"ackInbox": _ALMOST_MAX_PAYLOAD},
+        {"stream": _ALMOST_MAX_PAYLOAD},
+        {"stream": "s", "partition": 1, "streamUid": _ALMOST_MAX_PAYLOAD},
+        {"headers": [Header(name="Lift-" + _ALMOST_MAX_PAYLOAD)]},
+    ],
+    ids=["correlation id", "not ASCII", "inbox", "stream", "uid", "header"],
+)
+@pytest.mark.parametrize("is_batch", [False, True], ids=["message", "batch"])
+async def test_answer_to_a_publish_with_a_very_long_text_is_small(fields: dict[str, Any], is_batch: bool) -> None:
+    """A NATS server closes the connection of a node that sends more than max_payload, and all publishes are lost with it."""
+    bench = Bench()
+    if is_batch and "headers" in fields:
+        batch = build_batch([b"v"], headers=[[("Nats-Schedule-" + "x" * 60_000, b"")]])
+        published = frames.batch_publish(client_pb2.BatchPublish(ackPolicy=client_pb2.ALL), batch)
+    elif is_batch:
+        published = frames.batch_publish(client_pb2.BatchPublish(ackPolicy=client_pb2.ALL, **fields), build_batch([b"v"]))
+    else:
+        published = frames.encode(client_pb2.Message(offset=-1, ackPolicy=client_pb2.ALL, **fields))
+    ack = bench.send(published)
+    assert ack is not None
+    assert ack.ByteSize() < 8192
+    is_stored = "ackInbox" in fields
+    assert (ack.ackError == _Ack.OK, len(bench.records)) == (is_stored, is_stored)
+
+
+async def test_ack_repeats_a_correlation_id_of_the_maximum_length() -> None:
+    ack = Bench().publish(value=b"v", correlationId="é" * 1024)
+    assert ack is not None
+    assert (ack.ackError, ack.correlationId) == (_Ack.OK, "é" * 1024)

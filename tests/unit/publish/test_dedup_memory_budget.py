@@ -217,6 +217,21 @@ def test_producer_evicted_for_memory_is_rejected_as_unknown_until_its_expiry() -
     assert isinstance(registry.ask(ProducerRequest(1, 7)), ProducerGrant)
 
 
+def test_producer_evicted_for_memory_expires_while_all_other_producers_are_silent() -> None:
+    """Log time would not go on: a leader that rejects all unknown producers appends nothing."""
+    now_ns = 5
+    producers = Producers(100, 1, 0, None, lambda: now_ns)
+    registry = ProducerRegistry(producers)
+    for offset, producer in enumerate((1, 2)):
+        take(producers, offset, producer=producer, time=1000)
+        producers.committed(offset)
+    producers.max_count = 10
+    now_ns = 104
+    assert registry.ask(ProducerRequest(1, 7)) is Finding.FULL
+    now_ns = 105
+    assert isinstance(registry.ask(ProducerRequest(1, 7)), ProducerGrant)
+
+
 def test_producer_state_without_expiry_is_incomplete_after_an_eviction_until_rebuilt() -> None:
     producers = Producers(0, 1)
     for offset, producer in enumerate((1, 2)):

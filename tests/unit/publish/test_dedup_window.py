@@ -427,3 +427,29 @@ def test_dedup_window_restore_with_falling_offsets_raises() -> None:
     for wrong in (rows((5, 3), (3, 4)), rows((3, 3), (5, 2)), rows((3, 3), (3, 4)), rows((3, 3), (5, 3))):
         with pytest.raises(CorruptionError, match="the saved message ids are inconsistent"):
             RecentIds(WINDOW, ROOM, long_ago).restore(wrong, 10)
+
+
+class _CountedId(bytes):
+    """A message id that counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        _CountedId.compared += 1
+        return bytes.__eq__(self, other)
+
+    __hash__ = bytes.__hash__
+
+
+@pytest.mark.parametrize("count", [3, 5000])
+def test_dedup_window_finds_the_last_of_equal_ids_in_a_batch_without_comparing_all(count: int) -> None:
+    """Publishers repeat all messages in flight after a failover, and most of them are in a few large batches."""
+    made = ids()
+    take(made, 0, count - 1, 1000, {offset: b"m%d" % (offset % (count - 1)) for offset in range(count)})
+    _CountedId.compared = 0
+    assert made.find(_CountedId(b"m0"), 1000) == StoredId(count - 1, count - 1)
+    assert made.find(_CountedId(b"m1"), 1000) == StoredId(1, count - 1)
+    assert _CountedId.compared < 20
+    made.cut(0)
+    take(made, 0, 1, 1000, {1: b"m1"})
+    assert made.find(b"m1", 1000) == StoredId(1, 1)

@@ -323,7 +323,7 @@ def test_state_file_with_any_changed_byte_is_rejected(data: st.DataObject) -> No
 
 
 @settings(max_examples=examples(300), deadline=None)
-@given(st.binary(max_size=200), st.sampled_from(["ids", "producers", "subjects"]))
+@given(st.binary(max_size=200), st.sampled_from(["ids", "producers", "subjects", "losses"]))
 def test_state_file_part_of_random_bytes_is_rejected_or_decoded_within_bounds(data: bytes, name: str) -> None:
     """The CRC is right: a version with a bug may have written the bytes."""
     log, state = filled()
@@ -331,7 +331,8 @@ def test_state_file_part_of_random_bytes_is_rejected_or_decoded_within_bounds(da
     loaded, _ = load_state(log, OF)
     assert loaded is not None
     again = a_state(log)
-    for content in (data, loaded.parts[name][1][: len(data)], loaded.parts[name][1][:20] + data):
+    written = loaded.parts[name][1] if name in loaded.parts else bytes(20)
+    for content in (data, written[: len(data)], written[:20] + data):
         assert again.restore(loaded._replace(parts={**loaded.parts, name: (1, content)})) in (True, False)
     assert decode_state(seal_small_file(b"LFDS", data)) is None or not data
     assert decode_state(data) is None
@@ -547,3 +548,66 @@ def test_state_transfer_to_two_alternating_readers_gives_each_a_complete_state(s
             break
     decoded = {asker: decode_state(data) for asker, data in whole.items()}
     assert [found is not None and found.of == OF for found in decoded.values()] == [True, True]
+
+
+def _lossy(everything: bool) -> tuple[Log, LogState]:
+    """Return a log and a state that had no memory for its first message ids and producers, or for any of them."""
+    log = a_log()
+    state = LogState(log, 120, 1 if everything else 700, lambda: 10**15, Producers(0, 0 if everything else 1), subject="s.>")
+    for number, name in enumerate(NAMES):
+        append(log, state, [name], by=number + 1)
+    commit(log, state, 11)
+    assert (state.ids.is_whole, state.producers.is_whole) == (False, False)
+    assert bool(len(state.ids)) is bool(len(state.producers)) is not everything
+    return log, state
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["some", "all"])
+@pytest.mark.parametrize("way", ["transfer", "retention"])
+def test_state_of_a_replica_that_dropped_ids_and_producers_lets_its_copy_reject_unknown_ones(
+    way: str, everything: bool
+) -> None:
+    """The copy would store a repeated message twice, if it took an id that its leader has dropped for a new one [A3, A16]."""
+    log, state = _lossy(everything)
+    copy = a_state(log)
+    if way == "transfer":
+        piece = StateServer(state, OF, lambda: 0).read_piece(StatePieceRequest())
+        assert piece is not None
+        found = decode_state(piece.data)
+        assert found is not None
+        assert copy.use_stored_state(found)
+    else:
+        writer = StateWriter(state, log, OF, StateFileSchedule(10**18, 10**18), lambda: 0)
+        assert not writer.may_drop(5)
+        unwritten = writer.begin()
+        assert unwritten is not None
+        writer.write(unwritten)
+        assert writer.may_drop(5)
+        assert (writer.failed, writer.uncovered) == (0, 0)
+        restore_state(copy, log, OF)
+    now_ns = 1000
+    assert copy.ids.lacks([b"m0"], now_ns), "it may be stored"
+    assert copy.producers.is_full
+    assert copy.producers.losses == state.producers.losses
+    kept = [name.encode() for name in NAMES if state.ids.find(name.encode(), now_ns)]
+    assert [name for name in kept if copy.ids.find(name, now_ns)] == kept
+    assert copy.producers.producer_ids == state.producers.producer_ids
+
+
+def test_state_transfer_from_an_incomplete_copy_that_an_unclean_election_made_leader_succeeds() -> None:
+    """A new replica asks before its first fetch. It must not wait until publishes reach the end of a state that never fits."""
+    log, state = filled()
+    write(log, state)
+    late = load_state(log, OF)[0]
+    assert late is not None
+    copy_log = a_log()
+    copy = a_state(copy_log)
+    assert copy.use_stored_state(late)
+    append(copy_log, copy, NAMES[:3], by=7)
+    commit(copy_log, copy, 2)
+    piece = StateServer(copy, OF, lambda: 0).read_piece(StatePieceRequest())
+    assert piece is not None
+    found = decode_state(piece.data)
+    assert found is not None
+    assert found.end_offset == 3
+    assert copy.covered == -1

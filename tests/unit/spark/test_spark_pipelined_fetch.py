@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
+import threading
 from typing import Any
 
 import nats
@@ -12,8 +14,9 @@ import pytest
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError, UnavailableError
 from liftpy.nats import blocking_connection as line_module
-from liftpy.nats.blocking_connection import ConnectionClosedError
-from liftpy.spark import range_reader
+from liftpy.nats import connection as nats_connection
+from liftpy.nats.blocking_connection import BlockingConnection, ConnectionClosedError
+from liftpy.spark import process_connection, range_reader
 from liftpy.spark.process_connection import ProcessConnection
 from liftpy.spark.range_reader import FetchRules, RetryingRequests
 from liftpy.spark.schema import omitted_parts
@@ -80,6 +83,12 @@ def test_spark_pipelined_fetch_of_batches_larger_than_an_answer_continues_with_s
     assert offsets(link, planned(0, 45)) == list(range(45))
 
 
+def _next_line(link: ProcessConnection, monkeypatch: pytest.MonkeyPatch) -> BlockingConnection | None:
+    """Return the next blocking connection, without the pause after a failure."""
+    monkeypatch.setattr(link, "_line_after_s", 0.0)
+    return link.line()
+
+
 def test_spark_pipelined_fetch_whose_connection_ends_continues_with_single_requests(
     link: ProcessConnection, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
 ) -> None:
@@ -95,8 +104,7 @@ def test_spark_pipelined_fetch_whose_connection_ends_continues_with_single_reque
     assert retried
     assert link.line() is None, "it is not opened again at once"
     assert offsets(link, planned(0, 30_000)) == list(range(30_000))
-    monkeypatch.setattr(link, "_line_after_s", 0.0)
-    assert link.line() is not None
+    assert _next_line(link, monkeypatch) is not None
 
 
 def test_spark_pipelined_fetch_without_an_answer_continues_with_single_requests(
@@ -178,3 +186,43 @@ async def test_blocking_connection_raises_no_responders_or_connection_closed_wit
         line.ask("liftpy.orders.0.read", b"").result(10)
     with pytest.raises((ConfigError, UnavailableError)):
         await line_module.open_blocking_connection("nats://127.0.0.1:1", timeout_s=0.5)
+
+
+async def _end_of_other_tasks() -> None:
+    await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
+
+
+def _line_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "liftpy-line"}
+
+
+def test_spark_blocking_connection_that_opens_too_late_is_not_leaked(
+    link: ProcessConnection, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_connection, "LINE_S", 0.1)
+    is_mounted, before, read = threading.Event(), _line_threads(), process_connection.credentials_of
+
+    def slow(access: Any) -> Any:
+        is_mounted.wait()
+        return read(access)
+
+    monkeypatch.setattr(process_connection, "credentials_of", slow)
+    assert link.line() is None, "the file with the credentials cannot be read now"
+    is_mounted.set()
+    link.call(_end_of_other_tasks(), 10.0)
+    assert _line_threads() == before
+    assert _next_line(link, monkeypatch) is not None
+    assert len(_line_threads() - before) == 1
+
+
+def test_spark_blocking_connection_without_a_file_descriptor_is_not_opened(
+    link: ProcessConnection, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(descriptor: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(nats_connection.os, "dup", fails)
+        assert link.line() is None
+    link.call(_end_of_other_tasks(), 10.0)  # no task of a connection remains
+    assert _next_line(link, monkeypatch) is not None

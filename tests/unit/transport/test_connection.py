@@ -14,6 +14,7 @@ import pytest
 
 from liftpy.core.base.rate_limits import LogRateLimit
 from liftpy.nats.credentials import Credentials
+from liftpy.nats.transport import open_connection
 from sidecar.dev.nats_server import NatsServer
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport import connection as connection_module
@@ -141,7 +142,7 @@ async def test_connection_after_a_server_restart_resubscribes_and_sends_buffered
     await until(lambda: not bus.is_connected, "the loss is noticed")
     assert not bus.send("r.x", [b"replication is dropped"])
     bus.listen("r.late", lambda s, r, payload, h: got.append(payload))
-    assert bus.send("r.x", [b"acks are kept"], keep=True)
+    bus.send_lines([b"PUB r.x  13\r\nacks are kept\r\n"])
     server.resume()
     await until(lambda: bool(back), "the reconnect")
     assert bus.all_have_lost_it, "the only server has restarted"
@@ -188,6 +189,47 @@ async def test_subscription_with_a_permission_granted_again_receives_messages(
         await bus.stop()
 
 
+@pytest.mark.parametrize(
+    ("config", "user_info"),
+    [
+        ('users: [ { user: "a b", password: "x/y,z@:%é" } ]', "a%20b:x%2Fy%2Cz%40%3A%25%C3%A9"),
+        ('token: "t/,%"', "t%2F%2C%25"),
+        ('users: [ { user: "a", password: "100%" } ]', "a:100%"),
+    ],
+    ids=["user", "token", "not encoded"],
+)
+async def test_user_and_password_of_a_url_may_be_percent_encoded(config: str, user_info: str) -> None:
+    with NatsServer(config=f"authorization: {{ {config} }}\n") as server:
+        connection = await open_connection(f"nats://{user_info}@{server.url.removeprefix('nats://')}")
+        assert connection.is_connected
+        await connection.close()
+
+
+async def test_subscription_beyond_the_limit_of_the_server_is_sent_again_without_a_reconnect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection_module, "DENIED_RETRY_S", 0.05)
+    got: list[bytes] = []
+    with NatsServer(config="max_subscriptions: 2\n") as server:
+        bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), lambda: BusConnection("test"))
+        first, _, _ = [bus.listen(f"data.{one}", lambda subject, *_: got.append(subject)) for one in "abc"]
+        await bus.wait_until_processed(5)
+        assert bus.errors["server: maximum subscriptions exceeded"] == 1
+        first.close()
+
+        def arrives() -> bool:
+            bus.send("data.c", (b"",))
+            return b"data.c" in got
+
+        await until(arrives)
+        got.clear()
+        bus.send("data.b", (b"",))
+        await bus.wait_until_processed(5)
+        assert got.count(b"data.b") == 1, "a subscription that is sent twice is one"
+        assert bus.stats["reconnects"] == 0
+        await bus.stop()
+
+
 async def test_connection_on_hold_writes_its_messages_on_release(bus: BusConnection) -> None:
     got: list[bytes] = []
     bus.listen("r.held", lambda s, r, payload, h: got.append(payload))
@@ -219,8 +261,8 @@ async def test_connection_send_returns_false_above_max_payload_and_with_a_full_b
     assert bus.send("b.x", [b"x" * 1000])
 
 
-async def test_connection_that_is_closing_buffers_only_messages_sent_with_the_keep_option(bus: BusConnection) -> None:
-    """nats-py does not know of the end yet. Marked messages leave with the next connection."""
+async def test_connection_that_is_closing_buffers_only_acks(bus: BusConnection) -> None:
+    """nats-py does not know of the end yet. Acks leave with the next connection."""
     await until(lambda: bus._receiver is not None, "the handshake is done")
     receiver = bus._receiver
     assert receiver is not None
@@ -228,7 +270,7 @@ async def test_connection_that_is_closing_buffers_only_messages_sent_with_the_ke
     bus.listen("down.x", lambda s, r, payload, h: got.append(payload))
     receiver.transport.abort()
     assert not bus.send("down.x", [b"lost"])
-    assert bus.send("down.x", [b"kept"], keep=True)
+    bus.send_lines([b"PUB down.x  4\r\nkept\r\n"])
     assert bus.errors["dropped_disconnected"] == 1
     await until(lambda: got == [b"kept"], "what was kept")
 

@@ -55,15 +55,11 @@ async def test_connection_send_above_the_buffer_or_max_payload_returns_false_and
     assert [size for _, size in sending.written] == [100, 1000]
 
 
-async def test_connection_while_disconnected_buffers_only_messages_sent_with_the_keep_option(
-    sending: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_ACK_BUFFER_BYTES", 300)
+async def test_connection_while_disconnected_drops_and_counts_a_message(sending: Any) -> None:
     sending.up = False
-    assert not sending.send("s", [b"x"])
-    assert sending.send("s", [b"x" * 300], keep=True)
-    assert not sending.send("s", [b"x" * 301], keep=True)
-    assert sending.errors == {"dropped_disconnected": 2}
+    assert not sending.send("s", [b""])
+    assert sending.errors == {"dropped_disconnected": 1}
+    assert sending.written == []
 
 
 @pytest.mark.parametrize(("up", "bound"), [(True, 5000), (False, 300)])

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from liftpy.core.replication.inflight_limits import NodeInflight
+from liftpy.nats.credentials import Credentials
 from liftpy.nats.parser import StrictConnection
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection, open_bus
+from sidecar.transport.credentials import Keys
 from sidecar.transport.ingest_connection import IngestConnection
 from tests.until import until
 
 
 class LateServer:
-    """Lets everybody in and counts who is there. While ``late`` it answers the PING of a handshake and none that follows."""
+    """Lets everybody in and counts who is there. While ``late`` it answers the PING of a handshake and none that follows.
+
+    While ``mute`` it answers no PING at all.
+    """
 
     def __init__(self) -> None:
         self.writers: list[asyncio.StreamWriter] = []
         self.open = 0
-        self.late = False
+        self.late = self.mute = False
+        self.lines: list[bytes] = []
+        """All lines of all clients."""
         self.owed = 0
         """PINGs without an answer."""
         self.info = b'INFO {"server_id":"x","version":"2.11.0","max_payload":1048576,"headers":true}\r\n'
@@ -39,13 +48,19 @@ class LateServer:
         pings = 0
         with contextlib.suppress(asyncio.CancelledError, ConnectionError):
             while line := await reader.readline():
+                self.lines.append(line)
                 pings += line == b"PING\r\n"
-                if line == b"PING\r\n" and pings > 1 and self.late:
+                if line == b"PING\r\n" and (self.mute or (pings > 1 and self.late)):
                     self.owed += 1
                 elif line == b"PING\r\n":
                     writer.write(b"PONG\r\n")
         self.open -= 1
         writer.close()
+
+    @property
+    def users(self) -> list[str | None]:
+        """User in the CONNECT line of each connection."""
+        return [json.loads(line[8:]).get("user") for line in self.lines if line.startswith(b"CONNECT ")]
 
     def says(self, data: bytes) -> None:
         self.writers[-1].write(data)
@@ -158,3 +173,109 @@ async def test_reconnect_callbacks_all_run_if_one_fails(server: LateServer) -> N
     assert said == ["what follows the NATS connection for test has ended"]
     assert len(server.writers) == 2
     await bus.stop()
+
+
+# ---- several servers -------------------------------------------------------------------------------------------------
+async def test_connection_to_a_discovered_server_uses_the_user_of_the_url(server: LateServer) -> None:
+    """nats-py alone would connect without a user, and the server would reject it for as long as the first one is down."""
+    other = LateServer()
+    address = (await other.start()).removeprefix("nats://")
+    server.info = other.info = other.info.replace(b"}", b',"auth_required":true,"connect_urls":["%s"]}' % address.encode())
+    own = (await server.start()).removeprefix("nats://")
+    bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(f"nats://app:secret@{own}",)), lambda: BusConnection("test"))
+    for _ in range(3):
+        server.says(server.info)
+    await bus.wait_until_processed(5)
+    assert len(bus.servers) == 2
+    server.close()
+    await until(lambda: bool(other.users) and bus.is_connected, "the other one is found")
+    assert (server.users, other.users) == (["app"], ["app"])
+    await bus.stop()
+    other.close()
+
+
+async def test_connection_forgets_servers_that_are_no_longer_advertised(server: LateServer) -> None:
+    """The addresses of servers change with each restart in Kubernetes. A reconnect must not try all earlier ones."""
+    url = await server.start()
+    bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(url,)), lambda: BusConnection("test"))
+    info = server.info.removesuffix(b"}\r\n")
+    for number in range(5):
+        addresses = ",".join(f'"127.0.0.1:{number + last}"' for last in (1, 2))
+        server.says(info + b',"connect_urls":[%s]}\r\n' % addresses.encode())
+        await bus.wait_until_processed(5)
+        assert {found.port for found in bus.servers} == {int(url.rpartition(":")[2]), number + 1, number + 2}
+    server.says(info + b',"connect_urls":[]}\r\n')
+    await bus.wait_until_processed(5)
+    assert len(bus.servers) == 3, "a server that advertises none says nothing about the others"
+    await bus.stop()
+
+
+@pytest.mark.parametrize("clustered", ["before", "after", "never"])
+async def test_reconnect_to_another_server_of_a_cluster_is_no_restart_of_the_only_server(
+    server: LateServer, clustered: str
+) -> None:
+    """One URL may lead to each server of a cluster, and ``no_advertise`` hides the others. They had the publishes."""
+    in_cluster = server.info.replace(b"}", b',"cluster":"c"}')
+    alone, server.info = server.info, in_cluster if clustered == "before" else server.info
+    bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(await server.start(),)), lambda: BusConnection("test"))
+    back: list[bool] = []
+    bus.on_change(back.append)
+    server.info = (in_cluster if clustered == "after" else alone).replace(b'"x"', b'"y"')
+    server.writers[0].close()
+    await until(lambda: back == [False, True], "it is back")
+    assert bus.all_have_lost_it is (clustered == "never")
+    await bus.stop()
+
+
+async def test_credentials_that_change_during_a_reconnect_are_used(server: LateServer) -> None:
+    server.info = server.info.replace(b"}", b',"auth_required":true}')
+    first, second = (Credentials(user=name, password="secret") for name in ("first", "second"))
+    settings = NodeSettings("n1", Path("unused"), nats=(await server.start(),), credentials=first)
+    keys = Keys(first)
+    bus = await open_bus(settings, lambda: BusConnection("test"), keys)
+    server.mute = True
+    server.writers[0].close()
+    await until(lambda: server.owed == 1, "the server has the old credentials, and has not answered")
+    keys.change(second)
+    await until(lambda: bus.options["user"] == "second")
+    server.mute = False
+    server.says(b"PONG\r\n")
+    await until(lambda: server.users == ["first", "first", "second"] and bus.is_connected)
+    await until(lambda: server.open == 1, "the connection with the old ones is closed")
+    await bus.stop()
+
+
+# ---- errors of the server --------------------------------------------------------------------------------------------
+async def test_flood_of_permission_errors_is_counted_and_logged_in_few_lines(
+    server: LateServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(await server.start(),)), lambda: BusConnection("test"))
+    denied: list[str] = []
+    bus.on_denial(lambda is_publish, subject: denied.append(subject))
+    server.says(b"-ERR 'Permissions Violation for Publish to \"_INBOX.x\"'\r\n" * 2000)
+    await bus.wait_until_processed(5)
+    assert bus.stats["reconnects"] == 0
+    assert len(denied) == bus.errors["server: permissions violation"] == 2000
+    assert 0 < len(caplog.messages) < 20
+    await bus.stop()
+
+
+async def test_failed_attempts_to_open_the_ingest_connection_leave_no_subscriptions(server: LateServer) -> None:
+    good = NodeSettings("n1", Path("unused"), nats=(await server.start(),))
+    reads = await open_bus(good, lambda: BusConnection("reads"))
+    full = LateServer()
+    bad = NodeSettings("n1", Path("unused"), nats=(await full.start(),))
+    full.info = b"-ERR 'maximum connections exceeded'\r\n"
+    opening = asyncio.create_task(open_bus(bad, lambda: IngestConnection(NodeInflight(), 1 << 20, stats_connection=reads)))
+    await until(lambda: len(full.writers) > 4, "it tries again")
+    opening.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await opening
+    await reads.wait_until_processed(5)
+    subscribed = [line.split()[-1] for line in server.lines if line.startswith(b"SUB ")]
+    ended = [line.split()[1] for line in server.lines if line.startswith(b"UNSUB ")]
+    assert len(subscribed) > 1
+    assert subscribed == ended
+    await reads.stop()
+    full.close()
