@@ -22,6 +22,7 @@ from liftpy.core.observe.verdicts import VERDICTS, Reason, reason
 from liftpy.errors import (
     LiftError,
     NatsUnreachableError,
+    NotAllowedError,
     NotFoundError,
     OutcomeUnknownError,
     UnavailableError,
@@ -147,13 +148,23 @@ async def fetch_health(client: NodeRequests, node_id: str) -> dict[str, Any] | N
 
 
 async def _publish_probe(target: Target, value: bytes) -> int:
+    errors: list[str] = []
+
+    async def note_error(error: Exception) -> None:
+        errors.append(str(error))
+
+    options = {**target.credentials.nats_options(), "error_cb": note_error}
     try:
-        connection = await nats.connect(list(target.nats), connect_timeout=_TIMEOUT_S, **target.credentials.nats_options())
+        connection = await nats.connect(list(target.nats), connect_timeout=_TIMEOUT_S, **options)
         try:
             answer = load_json((await connection.request(_PROBE_SUBJECT, value, timeout=_TIMEOUT_S)).data)
         finally:
             await connection.close()
     except (nats.errors.Error, OSError, TimeoutError, ValueError) as error:
+        if denied := next((one for one in errors if "permissions violation" in one), None):
+            raise NotAllowedError(
+                f"NATS rejected the probe: {denied}. Give this user the permission to publish on {_PROBE_SUBJECT}."
+            ) from None
         raise UnavailableError(f"The probe got no ack: {error!r}. Check that a leader is up: `liftpy status`.") from None
     if answer.get("error"):
         raise UnavailableError(f"The probe was rejected: {answer['error'].get('description')}. Check `liftpy status`.")
