@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import Client, GroupOptions
+from liftpy.client import Client, GroupOptions, QueueOptions
 from liftpy.config import StreamConfig
 from liftpy.errors import LogTruncatedError
 from liftpy.testing.memory import MemoryCluster, memory_cluster
@@ -58,11 +58,49 @@ async def test_queue_take_after_delivered_records_were_lost_raises_log_truncated
             with pytest.raises(LogTruncatedError) as error:
                 await queue.take(10)
             assert error.value.end_offset == 3
-    with pytest.raises(LogTruncatedError, match=r"ends at offset 5, .* up to offset 8"):
+    with pytest.raises(LogTruncatedError, match=r"from offset 5 on, .* up to offset 8"):
         await client.queue("jobs", "w")
     await client.queues.delete("w")
     await client.groups.reset("w", {(await client.stream("jobs")).key(0): error.value.end_offset})
     async with client.queue("jobs", "w") as queue:
+        assert [job.record.offset for job in await queue.take(10)] == [3, 4]
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["plain", "ordered"])
+async def test_queue_take_by_a_worker_that_read_nothing_raises_log_truncated_error_after_the_log_grew_again(
+    losing: Losing, ordered: bool
+) -> None:
+    client, lose = losing
+    options = QueueOptions(order_by_key=ordered)
+
+    async def ack_all() -> None:
+        async with client.queue("jobs", "w", options=options) as queue, asyncio.timeout(60):
+            for _ in range(8):
+                await (await anext(queue)).ack()
+
+    async with client.queue("jobs", "w", options=options) as idle, asyncio.timeout(60):
+        await lose(ack_all)
+        await publish(client, 10)  # the log is longer than before
+        for queue in (idle, await client.queue("jobs", "w", options=options)):
+            for _ in range(2):
+                with pytest.raises(LogTruncatedError, match="up to offset 8") as error:
+                    await queue.take(10)
+                assert error.value.end_offset == 3
+        await client.queues.delete("w")
+        await client.groups.reset("w", {(await client.stream("jobs")).key(0): error.value.end_offset})
+        assert [job.record.offset for job in await queue.take(20)] == [*range(3, 15)]
+        await queue.close()
+
+
+async def test_queue_take_after_an_unclean_election_that_lost_no_delivered_record_continues(losing: Losing) -> None:
+    client, lose = losing
+
+    async def ack_three() -> None:
+        async with client.queue("jobs", "w") as queue, asyncio.timeout(60):
+            await queue.ack(await queue.take(3))
+
+    await lose(ack_three)
+    async with client.queue("jobs", "w") as queue, asyncio.timeout(60):
         assert [job.record.offset for job in await queue.take(10)] == [3, 4]
 
 
