@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import pytest
 
-from liftpy.client import Client, GroupOptions, QueueOptions
+from liftpy.client import Client, GroupOptions, Position, QueueOptions
+from liftpy.client.multi_consumer import Place
 from liftpy.config import StreamConfig
 from liftpy.errors import LogTruncatedError
 from liftpy.testing.memory import MemoryCluster, memory_cluster
+from tests.until import until
 
 Losing = tuple[Client, Callable[[Callable[[], Awaitable[Any]]], Awaitable[None]]]
 
@@ -150,3 +153,48 @@ async def test_group_that_passed_lost_records_raises_log_truncated_error_in_the_
         with pytest.raises(LogTruncatedError) as error:
             await anext(group)
     assert error.value.end_offset == 3
+
+
+async def test_consume_many_from_positions_after_lost_records_raises_log_truncated_error(losing: Losing) -> None:
+    """The consumer has fetched a slice that it has not returned, and its position is before this slice."""
+    client, lose = losing
+    positions: dict[Place, Position] = {}
+
+    await client.create_stream("other", "other")
+    for _ in range(10):
+        await client.publish("other", b"v")
+
+    async def read_some() -> None:
+        returned: Counter[str] = Counter()
+        async with client.consume_many("jobs", "other", until="end") as many, asyncio.timeout(60):
+            while returned["jobs"] < 4 or stream != "other":
+                stream = (await many.next()).stream  # type: ignore[union-attr]
+                returned[stream] += 1
+            await until(lambda: "next of jobs/0" not in {task.get_name() for task in asyncio.all_tasks()})
+            positions.update(await many.positions())
+        assert positions["jobs", 0].offset == returned["jobs"]
+
+    await lose(read_some)
+    await publish(client, 10)  # the log is longer than before
+    with pytest.raises(LogTruncatedError) as error:
+        async with client.consume_many("jobs", positions=positions) as many, asyncio.timeout(60):
+            await many.next()
+    assert error.value.end_offset == 3
+
+
+async def test_cursor_at_a_committed_offset_after_lost_records_raises_log_truncated_error(losing: Losing) -> None:
+    client, lose = losing
+
+    async def commit_offset() -> None:
+        async with client.cursor("nightly", "jobs") as cursor, asyncio.timeout(60):
+            async for record in await cursor.consume():
+                if record.offset == 4:
+                    await cursor.commit(record.offset + 1)
+                    break
+
+    await lose(commit_offset)
+    await publish(client, 10)  # the log is longer than before
+    async with client.cursor("nightly", "jobs") as cursor, asyncio.timeout(60):
+        with pytest.raises(LogTruncatedError) as error:
+            await anext((await cursor.consume()).records())
+        assert error.value.end_offset == 3
