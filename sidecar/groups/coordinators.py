@@ -365,9 +365,7 @@ class GroupCoordinators:
                 transport, namespace = await self._transport(), self._settings.namespace
                 version = self._coordinator
                 read = partial(self._reader, transport, key)
-                one.host = ServiceHost(
-                    version, self._of(key), transport, namespace, read, self._services.process_local
-                )
+                one.host = ServiceHost(version, self._of(key), transport, namespace, read, self._services.process_local)
                 one.problem = ""
                 await one.host.run()
                 if version is not self._coordinator:

@@ -250,7 +250,9 @@ class GroupMachine:
         frontier = queue.frontier
         if self.stores_epochs and queue.must_compare(take):
             answer.code, answer.takenBelow, answer.takenEpoch = pb.GROUP_COMPARE_LOG, frontier, queue.taken_epoch
-            answer.detail = f"the queue has delivered records up to offset {frontier} by LeaderEpoch {queue.taken_epoch}: compare"
+            answer.detail = (
+                f"the queue has delivered records up to offset {frontier} by LeaderEpoch {queue.taken_epoch}: compare"
+            )
             return
         may_grow = self._size_bytes < commands.MAX_STATE_BYTES
         answer.granted.extend(queue.lease_records(take, now_ns, may_grow=may_grow))

@@ -31,7 +31,8 @@ _A_PERSON = (234, 238)
 def test_controllers_of_mixed_versions_decide_the_same_at_each_feature_level() -> None:
     seen: Counter[str] = Counter()
     wanted = ("finalize: OK", "finalize: INVALID", "processes of the old version", "processes of the new version")
-    wanted = (*wanted, *(f"born at level {level}" for level in (NEXT.level - 1, NEXT.level)), "old versions that met the level and ended")
+    born = (f"born at level {NEXT.level - 1}", f"born at level {NEXT.level}")
+    wanted = (*wanted, *born, "old versions that met the level and ended")
     with decides(guarded=True):
         assert [run_seed(seed, seen, MixedRun) for seed in (_FINALIZES, _MEETS)] == [""] * 2
     assert [what for what in wanted if not seen[what]] == []

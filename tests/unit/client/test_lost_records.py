@@ -1,4 +1,4 @@
-"""Test readers of a partition that has lost committed records in an unclean election [C11, R6]."""
+"""Test readers of a partition that has lost committed records in an unclean election [C11, R6, Q8]."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ async def test_consume_many_from_positions_after_lost_records_raises_log_truncat
         await client.publish("other", b"v")
 
     async def read_some() -> None:
-        returned: Counter[str] = Counter()
+        returned, stream = Counter[str](), ""
         async with client.consume_many("jobs", "other", until="end") as many, asyncio.timeout(60):
             while returned["jobs"] < 4 or stream != "other":
                 stream = (await many.next()).stream  # type: ignore[union-attr]

@@ -219,7 +219,9 @@ def test_feature_level_downgrade_by_two_levels_is_rejected() -> None:
     assert asked(driver, NOW, heard_of(driver)).detail == f"one level at a time: from {NEXT + 1} to {NEXT}"
     checked = [pb.CheckedNode(nodeId="a", incarnation=driver.incarnation("a"))]
     answer = driver.ask(setFeatureLevel=pb.SetFeatureLevel(level=NOW, checked=checked))
-    assert (answer.error, answer.detail) == (Error.INVALID, f"one level at a time: from {NEXT + 1} to {NEXT}"), "apply says the same"
+    assert (answer.error, answer.detail) == (Error.INVALID, f"one level at a time: from {NEXT + 1} to {NEXT}"), (
+        "apply says the same"
+    )
 
 
 def test_apply_of_a_feature_level_below_the_supported_range_raises_incompatible_version_error() -> None:
@@ -273,11 +275,16 @@ def test_registration_of_a_node_without_the_cluster_feature_level_is_rejected_wi
     driver = finalized("a")
     answer = driver.ask(registerNode=pb.RegisterNode(nodeId="old", minLevel=NOW, maxLevel=NOW))
     assert (answer.error, "old" in driver.fsm.image.nodes) == (Error.INVALID, False)
-    assert answer.detail == (f"{UNSUPPORTED}the cluster is at feature level {NEXT}, node 'old' speaks {NOW}: it needs a newer version")
+    assert answer.detail == (
+        f"{UNSUPPORTED}the cluster is at feature level {NEXT}, node 'old' speaks {NOW}: it needs a newer version"
+    )
     assert registration_result(answer) is RegistrationOutcome.UNSPOKEN
     assert registration_result(pb.ControlResponse(error=Error.INVALID, detail="no")) is RegistrationOutcome.REFUSED
     newer = driver.ask(registerNode=pb.RegisterNode(nodeId="new", minLevel=NEXT + 1, maxLevel=NEXT + 2))
-    assert f"node 'new' speaks {NEXT + 1} to {NEXT + 2}: it needs an older version, or to finalize a newer level first" in newer.detail
+    assert (
+        f"node 'new' speaks {NEXT + 1} to {NEXT + 2}: it needs an older version, or to finalize a newer level first"
+        in newer.detail
+    )
     assert driver.ask(registerNode=pb.RegisterNode(nodeId="b", minLevel=NEXT, maxLevel=NEXT + 1)).error == Error.OK
 
 
@@ -311,7 +318,9 @@ def test_apply_of_an_entry_before_the_first_feature_level_raises_incompatible_ve
     assert pb.ControlResponse.FromString(fsm.apply(barrier.SerializeToString(), 1)).error == Error.OK
     assert fsm.image.digest == b"", "the digest begins with the level"
     register = pb.ControlRequest(operationId=b"r" * 16, timeNs=1, registerNode=pb.RegisterNode(nodeId="a"))
-    with pytest.raises(IncompatibleVersionError, match=rf"this version \(5 to {NOW}\) cannot apply entry 2 .* no feature level yet"):
+    with pytest.raises(
+        IncompatibleVersionError, match=rf"this version \(5 to {NOW}\) cannot apply entry 2 .* no feature level yet"
+    ):
         fsm.apply(register.SerializeToString(), 2)
     assert fsm.image.index == 1
 
@@ -350,10 +359,14 @@ def test_controller_that_does_not_support_a_new_feature_level_stops_before_apply
         older.apply(entry, index)
     assert asked(newer, NEXT, heard_of(newer)).error == Error.OK
     before = older.image
-    with pytest.raises(IncompatibleVersionError, match=f"the feature level becomes {NEXT}, but this version supports 5 to {NOW}"):
+    with pytest.raises(
+        IncompatibleVersionError, match=f"the feature level becomes {NEXT}, but this version supports 5 to {NOW}"
+    ):
         older.apply(newer.log[-1], len(newer.log))
     assert older.image is before
-    with pytest.raises(IncompatibleVersionError, match=f"the cluster is at feature level {NEXT}, this version speaks 5 to {NOW}"):
+    with pytest.raises(
+        IncompatibleVersionError, match=f"the cluster is at feature level {NEXT}, this version speaks 5 to {NOW}"
+    ):
         older.restore(newer.fsm.snapshot())
     assert older.image is before
 
