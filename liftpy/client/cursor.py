@@ -44,6 +44,8 @@ class Cursor:
         self._generation = 0
         self._uid = ""
         """Uid of the stream when the cursor was opened. A position is not valid in another stream with the same name."""
+        self._consumers: dict[int, Consumer] = {}
+        """Partition -> its last Consumer. It knows the LeaderEpoch of the position that the application commits."""
 
     async def open(self) -> Cursor:
         """Open the cursor, and create it if there is none. ``client.cursor`` calls it.
@@ -91,7 +93,9 @@ class Cursor:
         """Commit a position: all records below it are done.
 
         Args:
-            position: Offset of the next record, or a Position of ``Consumer.position``, which also has the LeaderEpoch.
+            position: Offset of the next record, or a Position of ``Consumer.position``. With the LeaderEpoch in the Position,
+                a later ``consume`` detects records lost in an unclean election. The cursor adds it to the offset after
+                the last record of its Consumer.
             partition: Number of the partition. Default 0.
 
         Raises:
@@ -112,6 +116,10 @@ class Cursor:
                 "from the current stream."
             )
         offset = check_offset(offset, "position")
+        consumer = self._consumers.get(partition)
+        if not epoch and consumer is not None and consumer.bounds is not None:
+            read = await consumer.position()
+            epoch = read.leader_epoch if (read.uid, read.offset) == (key.uid, offset) else 0
         at = pb.GroupPosition(
             stream=key.stream, uid=key.uid, partition=partition, position=offset, leaderEpoch=epoch, generation=self._generation
         )
@@ -171,6 +179,7 @@ class Cursor:
         )
         if at is None and (await consumer.begin()).uid != self._uid:
             raise self._recreated_error()
+        self._consumers[partition] = consumer
         return consumer
 
     async def _committed_position(self, partition: int) -> pb.GroupPosition | None:

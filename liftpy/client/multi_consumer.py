@@ -137,6 +137,11 @@ class ManyConsumer:
         self._waiting = False
         self._closes = 0
         self._turn = 0
+        self._returned_ends: dict[Place, tuple[int, int]] = {}
+        """Partition -> offset after the last slice that ``next`` returned, and the LeaderEpoch of its last record.
+
+        Before the first slice, it is the stored position at which the read has started, if there is one.
+        """
         self._served: dict[Place, int] = {}
         """Partition -> number of the turn in which it last returned a slice."""
         self._rest: Iterator[ConsumedRecord] = iter(())
@@ -236,6 +241,8 @@ class ManyConsumer:
         ahead = max(AHEAD_BYTES // max(len(self._readers) + len(new), 1), LEAST_BYTES)
         for place in new:
             start = self._positions.get(place, self._start if first else "earliest")
+            if isinstance(start, Position):
+                self._returned_ends[place] = (start.offset, start.leader_epoch)
             self._readers[place] = self._client.consume(
                 *place,
                 start=start,
@@ -300,6 +307,7 @@ class ManyConsumer:
                 if piece is not None:
                     self._turn += 1
                     self._served[place] = self._turn
+                    self._returned_ends[place] = (piece.last_offset + 1, piece.leader_epoch)
                     return ConsumedBatch(*place, piece)
                 self._ended.add(place)
         finally:
@@ -351,7 +359,9 @@ class ManyConsumer:
             behind = await reader.position()
             task = waiting.get(place)
             ahead = task.result() if task is not None and task.done() and not task.exception() else None
-            positions[place] = behind if ahead is None else Position(behind.uid, ahead.first_offset, 0)
+            if ahead is not None:  # the next slice is fetched, but not returned: the read continues before it
+                behind = Position(behind.uid, *self._returned_ends.get(place, (ahead.first_offset, 0)))
+            positions[place] = behind
         if self._unread is not None:
             place, first = (self._unread.stream, self._unread.partition), self._unread.slice.first_offset
             positions[place] = Position(positions[place].uid, first, 0)

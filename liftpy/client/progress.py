@@ -97,6 +97,7 @@ class ReadProgress:
         last_offset: Offset of the last delivered record.
         leader_epoch: LeaderEpoch of the last delivered record. 0: none. LeaderEpochs never fall along a log [D14].
         node: Node that answered last.
+        node_epoch: LeaderEpoch of that node in its answer. No record of the answer has a higher one.
     """
 
     stream: str
@@ -109,6 +110,7 @@ class ReadProgress:
     last_offset: int = -1
     leader_epoch: int = 0
     node: str = ""
+    node_epoch: int = 0
     wanted: Filter = NOTHING_LEFT_OUT
     """Filter of subjects and keys. Nodes do not send records that do not match, and the position moves past them."""
     left_out: int = 0
@@ -337,7 +339,7 @@ class ReadProgress:
 
     def _answered_by(self, head: client_pb2.ReadResponse) -> None:
         self.uid = self.uid or head.streamUid
-        self.node = head.node
+        self.node, self.node_epoch = head.node, head.leaderEpoch
         self.high_watermark = max(self.high_watermark, head.highWatermark)
 
 

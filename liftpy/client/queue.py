@@ -580,16 +580,16 @@ class Queue:
     async def _request_from(self, place: _QueuePartition, wanted: int) -> bool:
         """Request records of one partition. Return whether it had some, or whether it must be asked again at once."""
         log = place.log
-        if log.bounds is None or not log.has_more or _now_ns() >= place.again_ns > 0:
-            try:
+        try:
+            if log.bounds is None or not log.has_more or _now_ns() >= place.again_ns > 0:
                 await log.refresh_bounds()
-            except NotFoundError:  # the stream was deleted, or created again
-                return await self._refresh_stream()
-        if not place.is_due(_now_ns()):
-            return False
-        sent_ns = _now_ns()
-        wanted = min(wanted + self._pace.ahead(sent_ns), commands.MAX_TAKE)
-        answer = await self._ask(place, wanted)
+            if not place.is_due(_now_ns()):
+                return False
+            sent_ns = _now_ns()
+            wanted = min(wanted + self._pace.ahead(sent_ns), commands.MAX_TAKE)
+            answer = await self._ask(place, wanted)
+        except NotFoundError:  # the stream was deleted, or created again
+            return await self._refresh_stream()
         if answer.code == pb.GROUP_STALE:
             return await self._refresh_stream()
         if answer.granted:
@@ -644,19 +644,21 @@ class Queue:
     async def _ask(self, place: _QueuePartition, wanted: int) -> pb.GroupAnswer:
         """Ask the coordinator for up to ``wanted`` records of a partition, and return its answer.
 
-        For an ordered queue, the request has the keys of the next records.
+        For an ordered queue, the request has the keys of the next records. If the partition has had another leader, the log is
+        compared first. Raises LogTruncatedError if the log has lost records that the queue has delivered.
         """
         while True:
-            bounds = place.log.bounds
-            assert bounds is not None
             request = self._build_request(place, wanted)
-            if not self._options.order_by_key:
-                return await self._send_command(take=request)
-            await place.keys.read_on(place.log, bounds, wanted)
-            request.ordered, request.keysFrom = True, place.keys.start
-            request.keys.extend(place.keys.digests)
+            if self._options.order_by_key:
+                assert place.log.bounds is not None
+                await place.keys.read_on(place.log, place.log.bounds, wanted)
+                request.ordered, request.keysFrom = True, place.keys.start
+                request.keys.extend(place.keys.digests)
             answer = await self._send_command(take=request)
-            if answer.code != pb.GROUP_OK:
+            if answer.code == pb.GROUP_COMPARE_LOG:
+                await place.log.compare(answer.takenBelow, answer.takenEpoch)
+                continue
+            if answer.code != pb.GROUP_OK or not self._options.order_by_key:
                 return answer
             moved = place.keys.begin(answer.takenBelow)
             if answer.granted or not moved or answer.takenBelow >= request.logEnd:
@@ -665,11 +667,13 @@ class Queue:
     def _build_request(self, place: _QueuePartition, wanted: int) -> pb.TakeRecords:
         options, key, bounds = self._options, place.key, place.log.bounds
         assert bounds is not None
+        compared_epoch, compared_below = place.log.compared
         begin = bounds.end_offset if options.start == "new" and key in self._at_open else bounds.log_start_offset
         return pb.TakeRecords(
             member=self._member, stream=key.stream, uid=key.uid, partition=key.partition, maxRecords=wanted,
             logStart=bounds.log_start_offset, logEnd=place.log.end_offset, begin=begin,
             partitions=sum(at.uid == key.uid for at in self._at_open) or None,
+            logEpoch=place.log.epoch, comparedEpoch=compared_epoch, comparedBelow=compared_below,
             ackWaitMs=round(options.ack_wait_s * 1000),
             maxDeliveries=options.max_deliveries if options.dead_letters else commands.MAX_MAX_DELIVERIES,
             maxAckPending=options.max_ack_pending, maxMemberPending=options.max_own_pending,

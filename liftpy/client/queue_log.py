@@ -85,6 +85,10 @@ class QueueLog:
         """Bounds of the partition in the last answer. None: never asked."""
         self.end_offset = -1
         """Exclusive end of the committed records, as far as this client knows. -1: unknown."""
+        self.epoch = 0
+        """LeaderEpoch of the answers with ``end_offset``. No record below that offset has a higher one. 0: unknown."""
+        self._compared = (0, 0, 0)
+        """``epoch`` at the last comparison, and the LeaderEpoch and the offset that it was compared with. Zeros: none."""
         self._last = (-1, 0)
         """Offset and LeaderEpoch of the last record that was read. Epoch 0: none."""
         self.granted_below = 0
@@ -108,19 +112,47 @@ class QueueLog:
         Raises NotFoundError if the stream was created again, and LogTruncatedError if records that were read are lost.
         """
         bounds = self.bounds = (await self._reader.bounds(self.key.uid, last=self._last))[0]
-        self.end_offset = bounds.end_offset
+        self.end_offset, self.epoch = bounds.end_offset, bounds.leader_epoch
         return bounds
 
     async def check_reaches(self, end: int) -> None:
         """Raise LogTruncatedError if the log ends below the offset ``end`` (exclusive), up to which it was committed before."""
         if end > self.end_offset and end > (end_offset := (await self.refresh_bounds()).end_offset):
-            raise LogTruncatedError(
-                f"The log of {self.key.stream}/{self.key.partition} ends at offset {end_offset}, but the queue has delivered "
-                f"records up to offset {end}. An unclean election lost records. The queue would skip new records below offset "
-                f"{end}. Stop the workers, delete the queue, and set its position to {end_offset} (`liftpy group delete`, `liftpy "
-                "group reset`).",
-                end_offset,
-            )
+            raise self._lost_error(end_offset, end)
+
+    @property
+    def compared(self) -> tuple[int, int]:
+        """LeaderEpoch and offset with which this view of the log was compared. Zeros: it was not compared."""
+        epoch, taken_epoch, taken_below = self._compared
+        return (taken_epoch, taken_below) if epoch == self.epoch else (0, 0)
+
+    async def compare(self, taken_below: int, taken_epoch: int) -> None:
+        """Check that the log still has the records that the queue has delivered, and note it in ``compared`` [Q8].
+
+        ``taken_below``: exclusive end of these records. ``taken_epoch``: LeaderEpoch that none of them exceeds. A record with a
+        higher one has replaced a lost record. Raises LogTruncatedError if records are lost, and the errors of reads.
+        """
+        bounds = await self.refresh_bounds()
+        if taken_below > bounds.end_offset:
+            raise self._lost_error(bounds.end_offset, taken_below)
+        if taken_below > bounds.log_start_offset:
+            last = taken_below - 1
+            if (await self._reader.measure(last, taken_below, self.key.uid)).end_epoch > taken_epoch:
+                try:
+                    await self._reader.bounds(self.key.uid, last=(last, taken_epoch))
+                except LogTruncatedError as error:
+                    raise self._lost_error(error.end_offset, taken_below) from None
+        self._compared = (bounds.leader_epoch, taken_epoch, taken_below)
+
+    def _lost_error(self, end_offset: int, taken_below: int) -> LogTruncatedError:
+        """Return the error for lost records. ``end_offset``: exclusive end of the delivered records that the log still has."""
+        return LogTruncatedError(
+            f"The log of {self.key.stream}/{self.key.partition} has lost records from offset {end_offset} on, but the queue has "
+            f"delivered records up to offset {taken_below}. An unclean election lost them. The queue would skip new records below "
+            f"offset {taken_below}. Stop the workers, delete the queue, and set its position to {end_offset} (`liftpy group "
+            "delete`, `liftpy group reset`).",
+            end_offset,
+        )
 
     # ---- records -----------------------------------------------------------------------------------------------------
     async def records(self, start: int, end: int) -> list[Record]:
@@ -176,6 +208,7 @@ class QueueLog:
             self._record_bytes = header.size_bytes / max(1, slices[-1].batch.record_count)
         self._compacted = progress.compacted
         self.end_offset = max(self.end_offset, progress.high_watermark + 1)
+        self.epoch = max(self.epoch, progress.node_epoch)
         self._spans.extend(spans)
         self._held_bytes += sum(one.cost_bytes for one in spans)
         while self._held_bytes > READ_BUFFER_BYTES and len(self._spans) > len(spans):

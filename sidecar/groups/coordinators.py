@@ -36,10 +36,11 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.rate_limits import doubled_wait_s
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
 from liftpy.core.groups import commands
-from liftpy.core.groups.coordinator import NO_FIGURES, GroupCoordinator
+from liftpy.core.groups.coordinator import NO_FIGURES, EarlierGroupCoordinator, GroupCoordinator
 from liftpy.core.groups.group import GroupMember
 from liftpy.core.groups.lag import MOST_GROUPS, MOST_PARTITIONS, GroupLabels, GroupLag, LagHistory, LogEnds, read_positions
 from liftpy.core.groups.machine import GroupRecord
+from liftpy.core.metadata.features import QUEUE_EPOCHS
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.services.service import Role
 from liftpy.core.wire import frames
@@ -305,6 +306,8 @@ class GroupCoordinators:
         self._running: dict[PartitionKey, _HostedCoordinator] = {}
         self._stopping_tasks: dict[asyncio.Task[None], PartitionKey] = {}
         """Tasks of coordinators that are stopping."""
+        self._coordinator: type[GroupCoordinator] = EarlierGroupCoordinator
+        """The version of the coordinator that the feature level of the cluster allows."""
         self._connecting = asyncio.Lock()
         self._connection: NatsConnection | None = None
         self._closed = False
@@ -314,7 +317,16 @@ class GroupCoordinators:
         self._logged = not settings.run_group_coordinators
 
     def follow(self, _: ClusterImage, image: ClusterImage) -> None:
-        """Start and stop coordinators so that they match the replicas of this node in the new ``image``."""
+        """Start and stop coordinators so that they match the replicas of this node in the new ``image``.
+
+        If its feature level allows another version of the coordinator, all of them start again.
+        """
+        version = GroupCoordinator if image.feature_level >= QUEUE_EPOCHS else EarlierGroupCoordinator
+        if not self._closed and version is not self._coordinator:
+            self._coordinator = version
+            for one in self._running.values():
+                if one.host is not None:
+                    one.host.stop()
         wanted = frozenset() if self._closed else hosted_partitions(image, self._settings.node_id, self._share)
         if wanted and not self._may_coordinate:
             if not self._logged:
@@ -351,12 +363,13 @@ class GroupCoordinators:
             began_s = time.monotonic()
             try:
                 transport, namespace = await self._transport(), self._settings.namespace
+                version = self._coordinator
                 read = partial(self._reader, transport, key)
-                one.host = ServiceHost(
-                    GroupCoordinator, self._of(key), transport, namespace, read, self._services.process_local
-                )
+                one.host = ServiceHost(version, self._of(key), transport, namespace, read, self._services.process_local)
                 one.problem = ""
                 await one.host.run()
+                if version is not self._coordinator:
+                    continue
             except LiftError as error:
                 one.problem = f"{error.code}: {error}"
             except Exception as error:  # a defect of the coordinator is no reason for the node to stop

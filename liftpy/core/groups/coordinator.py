@@ -23,6 +23,8 @@ _MAX_PIECES = 2 * commands.MAX_QUEUE_RANGES
 """Maximum number of queue pieces that one query reads to find the members with leased records."""
 SILENCE = "silence"
 """Name of the timer."""
+EPOCHS = 2
+"""Version of the coordinator from which on work queues store LeaderEpochs."""
 NO_FIGURES = {"groups": 0, "members": 0, "queues": 0, "records_out": 0, "state_bytes": 0}
 
 
@@ -102,6 +104,7 @@ class GroupCoordinator(Service):
     Run it in the host of every replica of the partition, with ``tick_interval_s`` = 1 and without output.
     """
 
+    version = EPOCHS
     on_error = "skip"
     emits = False
     starts_in_thread = True
@@ -113,6 +116,7 @@ class GroupCoordinator(Service):
 
     def on_record(self, record: Record) -> None:
         """Apply the command in the record, and reply to its sender. An empty record only advances the time."""
+        self._machine.stores_epochs = self.active_version >= EPOCHS
         if record.value:
             self.reply(record, self._machine.apply(record.value, record.timestamp_ns, record.leader_epoch))
         else:
@@ -163,3 +167,9 @@ class GroupCoordinator(Service):
     def take_snapshot(self) -> bytes | Callable[[], bytes]:
         """Return a function that encodes the current groups as bytes. The caller runs it in another thread."""
         return self._machine.frozen()
+
+
+class EarlierGroupCoordinator(GroupCoordinator):
+    """Coordinator of version 1. A node runs it below feature level ``QUEUE_EPOCHS``, so that it can be downgraded."""
+
+    version = EPOCHS - 1

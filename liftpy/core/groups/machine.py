@@ -104,6 +104,8 @@ class GroupMachine:
 
     def __init__(self) -> None:
         self.clock = LogClock()
+        self.stores_epochs = False
+        """True if queues store LeaderEpochs: version 2 of the coordinator is active. The log decides it, so all nodes agree."""
         self.groups: dict[str, GroupRecord] = {}
         self._swept_ns = 0
         self._generations = 0
@@ -245,8 +247,17 @@ class GroupMachine:
                 f"its records are given {'in order of keys' if queue.ordered else 'in any order'}: all workers are to say so"
             )
             return
+        frontier = queue.frontier
+        if self.stores_epochs and queue.must_compare(take):
+            answer.code, answer.takenBelow, answer.takenEpoch = pb.GROUP_COMPARE_LOG, frontier, queue.taken_epoch
+            answer.detail = (
+                f"the queue has delivered records up to offset {frontier} by LeaderEpoch {queue.taken_epoch}: compare"
+            )
+            return
         may_grow = self._size_bytes < commands.MAX_STATE_BYTES
         answer.granted.extend(queue.lease_records(take, now_ns, may_grow=may_grow))
+        if self.stores_epochs:
+            queue.note_epoch(take.logEpoch, frontier)
         answer.waitMs = queue.wait_ns // NS_PER_MS
         answer.takenBelow = queue.frontier if queue.ordered else 0
         if answer.granted:

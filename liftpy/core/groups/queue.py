@@ -20,6 +20,10 @@ An *ordered* queue delivers the records of a key one after the other [Q7]. A tak
 record with a key is a piece of its own until it is done. A record that waits for an earlier one of its key is BACK without
 a due time. The frontier moves past it, so it does not block other keys.
 
+An unclean election may lose records below the frontier. New records then get their offsets, and the queue would skip them.
+So the queue stores ``taken_epoch``: no delivered record has a higher LeaderEpoch. A member that sees the log of another
+LeaderEpoch must compare it first [Q8]. Records that replaced lost ones have a higher LeaderEpoch.
+
 Worked example: frontier 0, log end 100. a takes 10: OUT 0..10 by lease 1. a acks 4..6: OUT 0..4, DONE 4..6, OUT 6..10. a
 fails and its lease ends: BACK 0..4, DONE 4..6, BACK 6..10. b takes 5: OUT 0..4 by lease 2, DONE 4..6, OUT 6..7 by lease 2,
 BACK 7..10. b acks 0..4: prefix 6.
@@ -175,6 +179,8 @@ class WorkQueue:
         """Number of partitions of the stream when the group first read it. 0: the stream was created again. None: not known."""
         self.leases = 0
         """Number of leases so far."""
+        self.taken_epoch = 0
+        """LeaderEpoch that no delivered record exceeds. 0: not known."""
         self.max_deliveries = commands.MAX_DELIVERIES
         self.wait_ns = commands.ACK_WAIT_MS * NS_PER_MS
         """Ack wait of the newest take, in nanoseconds."""
@@ -275,6 +281,25 @@ class WorkQueue:
     @property
     def is_full(self) -> bool:
         return len(self._pieces) >= commands.MAX_QUEUE_RANGES
+
+    def must_compare(self, take: pb.TakeRecords) -> bool:
+        """Return whether the member must compare its log with ``frontier`` and ``taken_epoch`` before it gets records [Q8].
+
+        It must if its view of the log is from another LeaderEpoch, and it has not compared that view with these values yet.
+        """
+        if 0 in (self.taken_epoch, take.logEpoch) or take.logEpoch == self.taken_epoch:
+            return False
+        return (take.comparedEpoch, take.comparedBelow) != (self.taken_epoch, self.frontier)
+
+    def note_epoch(self, log_epoch: int, frontier_before: int) -> None:
+        """Store the LeaderEpoch of a take that was carried out. ``frontier_before``: the frontier before the take.
+
+        ``log_epoch`` 0: an older member sent the take. If it got new records, their LeaderEpoch is not known.
+        """
+        if log_epoch:
+            self.taken_epoch = max(self.taken_epoch, log_epoch)
+        elif self.frontier != frontier_before:
+            self.taken_epoch = 0
 
     def lease_records(self, take: pb.TakeRecords, now_ns: int, *, may_grow: bool = True) -> list[pb.GrantedRange]:
         """Lease up to ``maxRecords`` records to the member in ``lease_records``, and return their ranges in order of offsets.
@@ -600,6 +625,7 @@ class WorkQueue:
             waitNs=self.wait_ns,
             ordered=self.ordered,
             firstPartitions=self.first_partitions,
+            takenEpoch=self.taken_epoch,
             pieces=map(PIECE.compiled[0], self._pieces),
         )
 
@@ -607,6 +633,7 @@ class WorkQueue:
     def from_state(cls, state: pb.QueueState) -> WorkQueue:
         queue = cls(state.uid, state.prefix, ordered=state.ordered)
         queue.leases, queue.max_deliveries, queue.wait_ns = state.leases, state.maxDeliveries, state.waitNs
+        queue.taken_epoch = state.takenEpoch
         if state.HasField("firstPartitions"):
             queue.first_partitions = state.firstPartitions
         queue._restore(map(PIECE.compiled[1], state.pieces))
@@ -633,7 +660,7 @@ class WorkQueue:
         """Return a copy of the queue for a snapshot. Later commands do not change the copy."""
         copied = WorkQueue(self.uid, self.prefix, ordered=self.ordered)
         copied.leases, copied.max_deliveries, copied.wait_ns = self.leases, self.max_deliveries, self.wait_ns
-        copied.first_partitions = self.first_partitions
+        copied.first_partitions, copied.taken_epoch = self.first_partitions, self.taken_epoch
         copied._pieces = self._pieces.copy()
         return copied
 

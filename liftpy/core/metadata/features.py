@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import GROUPS_STREAM
 from liftpy.errors import IncompatibleVersionError
 
 NO_LEVEL = 0
@@ -29,6 +30,8 @@ FIRST = 5
 """Oldest level that this version supports. Levels 1 to 4 were never released."""
 DAMAGED_LOGS = 6
 """First level at which a registration can name the damaged logs of the node."""
+QUEUE_EPOCHS = 7
+"""First level at which the coordinators of work queues store LeaderEpochs."""
 
 
 class LevelRangeMessage(Protocol):
@@ -94,6 +97,13 @@ FEATURES: tuple[Feature, ...] = (
         "a node that registers names its damaged logs, and stays in the ISR of its other partitions",
         has_way_back=True,
         asked=lambda request: "a registration that names damaged logs" if request.registerNode.damagedLogs else "",
+    ),
+    Feature(
+        QUEUE_EPOCHS,
+        "0.1.0",
+        "work queues store LeaderEpochs, so that they notice records that an unclean election lost",
+        has_way_back=True,
+        in_use=lambda image: [f"stream {GROUPS_STREAM}: its coordinators"] if GROUPS_STREAM in image.streams else [],
     ),
 )
 

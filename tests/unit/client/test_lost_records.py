@@ -1,18 +1,21 @@
-"""Test readers of a partition that has lost committed records in an unclean election [C11, R6]."""
+"""Test readers of a partition that has lost committed records in an unclean election [C11, R6, Q8]."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import pytest
 
-from liftpy.client import Client, GroupOptions
+from liftpy.client import Client, GroupOptions, Position, QueueOptions
+from liftpy.client.multi_consumer import Place
 from liftpy.config import StreamConfig
 from liftpy.errors import LogTruncatedError
 from liftpy.testing.memory import MemoryCluster, memory_cluster
+from tests.until import until
 
 Losing = tuple[Client, Callable[[Callable[[], Awaitable[Any]]], Awaitable[None]]]
 
@@ -58,11 +61,49 @@ async def test_queue_take_after_delivered_records_were_lost_raises_log_truncated
             with pytest.raises(LogTruncatedError) as error:
                 await queue.take(10)
             assert error.value.end_offset == 3
-    with pytest.raises(LogTruncatedError, match=r"ends at offset 5, .* up to offset 8"):
+    with pytest.raises(LogTruncatedError, match=r"from offset 5 on, .* up to offset 8"):
         await client.queue("jobs", "w")
     await client.queues.delete("w")
     await client.groups.reset("w", {(await client.stream("jobs")).key(0): error.value.end_offset})
     async with client.queue("jobs", "w") as queue:
+        assert [job.record.offset for job in await queue.take(10)] == [3, 4]
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["plain", "ordered"])
+async def test_queue_take_by_a_worker_that_read_nothing_raises_log_truncated_error_after_the_log_grew_again(
+    losing: Losing, ordered: bool
+) -> None:
+    client, lose = losing
+    options = QueueOptions(order_by_key=ordered)
+
+    async def ack_all() -> None:
+        async with client.queue("jobs", "w", options=options) as queue, asyncio.timeout(60):
+            for _ in range(8):
+                await (await anext(queue)).ack()
+
+    async with client.queue("jobs", "w", options=options) as idle, asyncio.timeout(60):
+        await lose(ack_all)
+        await publish(client, 10)  # the log is longer than before
+        for queue in (idle, await client.queue("jobs", "w", options=options)):
+            for _ in range(2):
+                with pytest.raises(LogTruncatedError, match="up to offset 8") as error:
+                    await queue.take(10)
+                assert error.value.end_offset == 3
+        await client.queues.delete("w")
+        await client.groups.reset("w", {(await client.stream("jobs")).key(0): error.value.end_offset})
+        assert [job.record.offset for job in await queue.take(20)] == [*range(3, 15)]
+        await queue.close()
+
+
+async def test_queue_take_after_an_unclean_election_that_lost_no_delivered_record_continues(losing: Losing) -> None:
+    client, lose = losing
+
+    async def ack_three() -> None:
+        async with client.queue("jobs", "w") as queue, asyncio.timeout(60):
+            await queue.ack(await queue.take(3))
+
+    await lose(ack_three)
+    async with client.queue("jobs", "w") as queue, asyncio.timeout(60):
         assert [job.record.offset for job in await queue.take(10)] == [3, 4]
 
 
@@ -112,3 +153,48 @@ async def test_group_that_passed_lost_records_raises_log_truncated_error_in_the_
         with pytest.raises(LogTruncatedError) as error:
             await anext(group)
     assert error.value.end_offset == 3
+
+
+async def test_consume_many_from_positions_after_lost_records_raises_log_truncated_error(losing: Losing) -> None:
+    """The consumer has fetched a slice that it has not returned, and its position is before this slice."""
+    client, lose = losing
+    positions: dict[Place, Position] = {}
+
+    await client.create_stream("other", "other")
+    for _ in range(10):
+        await client.publish("other", b"v")
+
+    async def read_some() -> None:
+        returned, stream = Counter[str](), ""
+        async with client.consume_many("jobs", "other", until="end") as many, asyncio.timeout(60):
+            while returned["jobs"] < 4 or stream != "other":
+                stream = (await many.next()).stream  # type: ignore[union-attr]
+                returned[stream] += 1
+            await until(lambda: "next of jobs/0" not in {task.get_name() for task in asyncio.all_tasks()})
+            positions.update(await many.positions())
+        assert positions["jobs", 0].offset == returned["jobs"]
+
+    await lose(read_some)
+    await publish(client, 10)  # the log is longer than before
+    with pytest.raises(LogTruncatedError) as error:
+        async with client.consume_many("jobs", positions=positions) as many, asyncio.timeout(60):
+            await many.next()
+    assert error.value.end_offset == 3
+
+
+async def test_cursor_at_a_committed_offset_after_lost_records_raises_log_truncated_error(losing: Losing) -> None:
+    client, lose = losing
+
+    async def commit_offset() -> None:
+        async with client.cursor("nightly", "jobs") as cursor, asyncio.timeout(60):
+            async for record in await cursor.consume():
+                if record.offset == 4:
+                    await cursor.commit(record.offset + 1)
+                    break
+
+    await lose(commit_offset)
+    await publish(client, 10)  # the log is longer than before
+    async with client.cursor("nightly", "jobs") as cursor, asyncio.timeout(60):
+        with pytest.raises(LogTruncatedError) as error:
+            await anext((await cursor.consume()).records())
+        assert error.value.end_offset == 3

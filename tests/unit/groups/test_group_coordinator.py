@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.core.groups import commands
 from liftpy.core.groups.commands import decode_answer, decode_query_answer, encode_command
-from liftpy.core.groups.coordinator import GroupCoordinator
+from liftpy.core.groups.coordinator import EarlierGroupCoordinator, GroupCoordinator
 from liftpy.core.groups.group import ADDED_LATER
 from liftpy.core.groups.machine import GroupMachine
 from liftpy.core.wire._pb import group_pb2 as pb
@@ -26,8 +26,8 @@ def stream(partitions: int = 4, name: str = "s", uid: str = UID) -> pb.KnownStre
 class Lab:
     """Provide a coordinator and send commands to it."""
 
-    def __init__(self) -> None:
-        self.test = ServiceTest(GroupCoordinator)
+    def __init__(self, coordinator: type[GroupCoordinator] = GroupCoordinator) -> None:
+        self.test = ServiceTest(coordinator)
 
     def say(self, seconds: float = 0.0, group: str = "g", **parts: object) -> pb.GroupAnswer:
         while seconds > 0.9:
@@ -413,3 +413,48 @@ def test_group_coordinator_starts_a_new_queue_at_the_offset_set_by_a_reset() -> 
     assert lab.say(reset=pb.ResetPositions(positions=positions)).code == pb.GROUP_OK
     assert (begins(0), begins(1, log_start=60), begins(2)) == ([50], [60], [0])
     lab.test.verify(hash_seeds=0)
+
+
+def take(lab: Lab, log_epoch: int = 0, log_end: int = 9, compared: tuple[int, int] = (0, 0)) -> pb.GroupAnswer:
+    """Send a take of up to 2 records by a member whose view of the log is from the LeaderEpoch ``log_epoch``."""
+    return lab.say(
+        take=pb.TakeRecords(
+            member="w", stream="s", uid=UID, maxRecords=2, logEnd=log_end, logEpoch=log_epoch,
+            comparedEpoch=compared[0], comparedBelow=compared[1],
+        )
+    )  # fmt: skip
+
+
+def test_group_coordinator_with_a_view_of_another_leader_epoch_delivers_only_after_a_comparison() -> None:
+    """An unclean election may have lost records that the queue has delivered."""
+    lab = Lab()
+    assert [given.start for given in take(lab, 5).granted] == [0]
+    restored = Lab()
+    restored.test.service.on_start(lab.test.snapshot())
+    for one in (lab, restored):
+        for log_epoch, compared in ((7, (0, 0)), (7, (4, 2)), (7, (5, 1)), (3, (0, 0))):
+            answer = take(one, log_epoch, compared=compared)
+            assert (answer.code, answer.takenBelow, answer.takenEpoch) == (pb.GROUP_COMPARE_LOG, 2, 5)
+            assert not answer.granted
+        assert [given.start for given in take(one, 7, compared=(5, 2)).granted] == [2]
+        assert [given.start for given in take(one, 7).granted] == [4]
+        assert take(one, 5).takenEpoch == 7, "its view is older than that of the last delivery"
+    lab.test.verify(hash_seeds=0)
+
+
+def test_group_coordinator_after_a_delivery_to_an_older_member_requires_no_comparison() -> None:
+    """An older member does not say from which LeaderEpoch its view is, so the new records may have any."""
+    lab = Lab()
+    take(lab, 5)
+    assert [given.start for given in take(lab).granted] == [2]
+    assert [given.start for given in take(lab, 7).granted] == [4]
+    assert take(lab, log_end=6).code == pb.GROUP_OK, "no new record was delivered, so the known LeaderEpoch counts"
+    assert take(lab, 8).code == pb.GROUP_COMPARE_LOG
+
+
+def test_group_coordinator_of_the_first_version_has_equal_states_with_and_without_leader_epochs() -> None:
+    """Nodes of an earlier release do not know the fields, and all nodes must have one state."""
+    newer, older = Lab(EarlierGroupCoordinator), Lab(EarlierGroupCoordinator)
+    for log_epoch in (5, 7, 0, (1 << 64) - 1):
+        assert take(newer, log_epoch, compared=(log_epoch, -1)) == take(older)
+    assert newer.test.snapshot() == older.test.snapshot()

@@ -16,6 +16,8 @@ import pytest
 import sidecar.groups.coordinators as module
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.worker_assignment import WHOLE
+from liftpy.core.groups.coordinator import EarlierGroupCoordinator, GroupCoordinator
+from liftpy.core.metadata.features import QUEUE_EPOCHS
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.core.wire.batch import Record
@@ -146,6 +148,22 @@ async def test_group_coordinators_start_and_stop_with_the_replicas_of_the_groups
     assert all(host.ended for host in Host.made)
     made.follow(ClusterImage(), image_of("ab"))
     assert made.report() == [], "nothing begins after the end"
+
+
+async def test_group_coordinators_below_the_level_of_queue_epochs_run_the_earlier_version(
+    connections: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    counters: Counter[str] = Counter()
+    made = GroupCoordinators(settings(tmp_path), tmp_path, counters, NOTHING_READ, SAYS)
+    image = replace(image_of("ab", "a"), feature_level=QUEUE_EPOCHS - 1)
+    made.follow(ClusterImage(), image)
+    await until(lambda: len(running()) == 2)
+    assert {host.factory for host in running()} == {EarlierGroupCoordinator}
+    made.follow(image, replace(image, feature_level=QUEUE_EPOCHS))
+    await until(lambda: len(Host.made) == 4 and len(running()) == 2)
+    assert {host.factory for host in running()} == {GroupCoordinator}
+    assert (counters["coordinator_restarted"], [row["restarts"] for row in made.report()]) == (0, [0, 0])
+    await made.close()
 
 
 async def test_group_coordinator_that_fails_restarts_without_ending_the_node(

@@ -18,10 +18,12 @@ from liftpy.core.metadata.features import (
     FEATURES,
     FIRST,
     NO_LEVEL,
+    QUEUE_EPOCHS,
     SUPPORTED_LEVELS,
     UNSUPPORTED,
     Feature,
     LevelRange,
+    downgrade_obstacles,
     feature_level_rejection,
     level_range_of,
 )
@@ -29,9 +31,12 @@ from liftpy.core.metadata.feed import MAX_UNREADABLE, FeedSubscription
 from liftpy.core.metadata.image import ClusterImage, ClusterRules
 from liftpy.core.metadata.sessions import RegistrationOutcome, registration_result
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.decode_errors import has_unknown_fields
+from liftpy.core.wire.subjects import GROUPS_STREAM
 from liftpy.errors import IncompatibleVersionError, UnknownFormatError
 from tests.born import BOTH, TIMES, born_fsm, born_image
 from tests.born import NEXT as NEXT_FEATURE
+from tests.unit.metadata.small_images import a_stream, an_image
 
 NOW, NEXT = SUPPORTED_LEVELS.most, NEXT_FEATURE.level
 USED = replace(
@@ -87,11 +92,11 @@ def finalized(*nodes: str, features: tuple[Feature, ...] = BOTH) -> Driver:
 def test_feature_level_that_all_nodes_support_is_finalized_in_the_image() -> None:
     driver = a_driver("a", "b")
     answer = asked(driver, NEXT, heard_of(driver), c=LevelRange(NOW, NEXT))
-    assert (answer.error, answer.detail) == (Error.OK, "the feature level is 7, it was 6")
+    assert (answer.error, answer.detail) == (Error.OK, f"the feature level is {NEXT}, it was {NOW}")
     image = driver.fsm.image
     assert (image.feature_level, image.rules, len(image.digest)) == (NEXT, ClusterRules("shop", True), 8)
     again = asked(driver, NEXT, heard_of(driver))
-    assert (again.error, again.detail) == (Error.OK, "the feature level is 7 already")
+    assert (again.error, again.detail) == (Error.OK, f"the feature level is {NEXT} already")
     assert image_from_bytes(image_to_bytes(image)) == image
     assert image_from_bytes(image_to_bytes(image)).digest == image.digest
     assert image_from_bytes(image_to_bytes(image, operations=False)).digest == b""
@@ -100,12 +105,17 @@ def test_feature_level_that_all_nodes_support_is_finalized_in_the_image() -> Non
 @pytest.mark.parametrize(
     ("level", "nodes", "controllers", "says"),
     [
-        (NEXT, {"b": LevelRange(NOW, NOW)}, {}, "node b (1.2.3) speaks 6, not 7"),
-        (NEXT, {"b": LevelRange(8, 9)}, {}, "node b (1.2.3) speaks 8 to 9, not 7"),
+        (NEXT, {"b": LevelRange(NOW, NOW)}, {}, f"node b (1.2.3) speaks {NOW}, not {NEXT}"),
+        (NEXT, {"b": LevelRange(NEXT + 1, NEXT + 2)}, {}, f"node b (1.2.3) speaks {NEXT + 1} to {NEXT + 2}, not {NEXT}"),
         (NEXT, {}, {"c": None}, "controller c is not connected: start it, or take it out of the controllers"),
-        (NEXT, {}, {"c": LevelRange(NOW, NOW)}, "controller c speaks 6, not 7"),
-        (NEXT, {}, {"c": DEFAULT_LEVELS}, "controller c speaks 1, not 7"),
-        (8, {}, {}, "asked for is feature level 8, the metadata leader speaks 5 to 7: it needs a newer version"),
+        (NEXT, {}, {"c": LevelRange(NOW, NOW)}, f"controller c speaks {NOW}, not {NEXT}"),
+        (NEXT, {}, {"c": DEFAULT_LEVELS}, f"controller c speaks 1, not {NEXT}"),
+        (
+            NEXT + 1,
+            {},
+            {},
+            f"asked for is feature level {NEXT + 1}, the metadata leader speaks 5 to {NEXT}: it needs a newer version",
+        ),
         (4, {}, {}, "there is no level before 5 that the metadata leader speaks"),
     ],
 )  # fmt: skip
@@ -190,27 +200,36 @@ def test_feature_level_downgrade_is_rejected_while_a_stream_uses_the_feature() -
     assert driver.fsm.image.rules == ClusterRules("shop", True)
 
 
+def test_feature_level_of_queue_epochs_rejects_a_downgrade_while_the_groups_stream_exists() -> None:
+    """The coordinators of an earlier version cannot read the log of that stream."""
+    image = replace(an_image(replace(a_stream(), name=GROUPS_STREAM)), feature_level=QUEUE_EPOCHS)
+    assert downgrade_obstacles(image, FEATURES) == ["stream _groups: its coordinators"]
+    assert downgrade_obstacles(born_image(level=QUEUE_EPOCHS), FEATURES) == []
+
+
 def test_feature_level_marked_irreversible_rejects_a_downgrade() -> None:
     driver = finalized("a", features=(*FEATURES, replace(NEXT_FEATURE, has_way_back=False)))
     answer = asked(driver, NOW, heard_of(driver))
     assert answer.error == Error.INVALID
-    assert answer.detail.startswith("level 7 has written what versions before it can't read")
+    assert answer.detail.startswith(f"level {NEXT} has written what versions before it can't read")
 
 
 def test_feature_level_downgrade_by_two_levels_is_rejected() -> None:
-    driver = a_driver("a", features=(*BOTH, replace(NEXT_FEATURE, level=8)))
-    assert asked(driver, 8, heard_of(driver)).error == Error.OK
-    assert asked(driver, NOW, heard_of(driver)).detail == "one level at a time: from 8 to 7"
+    driver = a_driver("a", features=(*BOTH, replace(NEXT_FEATURE, level=NEXT + 1)))
+    assert asked(driver, NEXT + 1, heard_of(driver)).error == Error.OK
+    assert asked(driver, NOW, heard_of(driver)).detail == f"one level at a time: from {NEXT + 1} to {NEXT}"
     checked = [pb.CheckedNode(nodeId="a", incarnation=driver.incarnation("a"))]
     answer = driver.ask(setFeatureLevel=pb.SetFeatureLevel(level=NOW, checked=checked))
-    assert (answer.error, answer.detail) == (Error.INVALID, "one level at a time: from 8 to 7"), "apply says the same"
+    assert (answer.error, answer.detail) == (Error.INVALID, f"one level at a time: from {NEXT + 1} to {NEXT}"), (
+        "apply says the same"
+    )
 
 
 def test_apply_of_a_feature_level_below_the_supported_range_raises_incompatible_version_error() -> None:
     driver = a_driver("a", features=FEATURES)
     driver.fsm.image = replace(driver.fsm.image, feature_level=FIRST)
     checked = [pb.CheckedNode(nodeId="a", incarnation=driver.incarnation("a"))]
-    with pytest.raises(IncompatibleVersionError, match="the feature level becomes 4, but this version supports 5 to 6"):
+    with pytest.raises(IncompatibleVersionError, match=f"the feature level becomes 4, but this version supports 5 to {NOW}"):
         driver.ask(setFeatureLevel=pb.SetFeatureLevel(level=FIRST - 1, checked=checked))
     assert driver.fsm.image.feature_level == FIRST
 
@@ -218,13 +237,13 @@ def test_apply_of_a_feature_level_below_the_supported_range_raises_incompatible_
 def test_feature_level_downgrade_is_rejected_if_a_node_supports_only_the_new_level() -> None:
     driver = finalized("a", "b", features=NEWER)
     answer = asked(driver, NOW, heard_of(driver, b=LevelRange(NEXT, NEXT)))
-    assert answer.detail == "node b (1.2.3) speaks 7, not 6"
+    assert answer.detail == f"node b (1.2.3) speaks {NEXT}, not {NOW}"
 
 
 def test_control_request_that_needs_a_feature_level_not_yet_finalized_is_rejected() -> None:
     part = pb.ControlRequest(createStream=pb.CreateStream(name="s", config=pb.StreamConfig(readOnly=True)))
     batch = pb.ControlRequest(batch=pb.Batch(requests=[pb.BatchedRequest(number=1, request=part)]))
-    says = "UNSUPPORTED: a read-only stream needs feature level 7, the cluster is at level 6: liftpy upgrade finalize"
+    says = f"UNSUPPORTED: a read-only stream needs feature level {NEXT}, the cluster is at level {NOW}: liftpy upgrade finalize"
     for request in (part, batch):
         assert feature_level_rejection(request, NOW, NEWER) == says
         assert feature_level_rejection(request, NEXT, NEWER) == ""
@@ -257,19 +276,24 @@ def test_registration_of_a_node_without_the_cluster_feature_level_is_rejected_wi
     driver = finalized("a")
     answer = driver.ask(registerNode=pb.RegisterNode(nodeId="old", minLevel=NOW, maxLevel=NOW))
     assert (answer.error, "old" in driver.fsm.image.nodes) == (Error.INVALID, False)
-    assert answer.detail == (f"{UNSUPPORTED}the cluster is at feature level 7, node 'old' speaks 6: it needs a newer version")
+    assert answer.detail == (
+        f"{UNSUPPORTED}the cluster is at feature level {NEXT}, node 'old' speaks {NOW}: it needs a newer version"
+    )
     assert registration_result(answer) is RegistrationOutcome.UNSPOKEN
     assert registration_result(pb.ControlResponse(error=Error.INVALID, detail="no")) is RegistrationOutcome.REFUSED
-    newer = driver.ask(registerNode=pb.RegisterNode(nodeId="new", minLevel=8, maxLevel=9))
-    assert "node 'new' speaks 8 to 9: it needs an older version, or to finalize a newer level first" in newer.detail
-    assert driver.ask(registerNode=pb.RegisterNode(nodeId="b", minLevel=NEXT, maxLevel=8)).error == Error.OK
+    newer = driver.ask(registerNode=pb.RegisterNode(nodeId="new", minLevel=NEXT + 1, maxLevel=NEXT + 2))
+    assert (
+        f"node 'new' speaks {NEXT + 1} to {NEXT + 2}: it needs an older version, or to finalize a newer level first"
+        in newer.detail
+    )
+    assert driver.ask(registerNode=pb.RegisterNode(nodeId="b", minLevel=NEXT, maxLevel=NEXT + 1)).error == Error.OK
 
 
 def test_registration_of_a_node_without_a_feature_range_is_rejected() -> None:
     driver = a_driver("a")
     answer = driver.ask(registerNode=pb.RegisterNode(nodeId="old"))
     assert registration_result(answer) is RegistrationOutcome.UNSPOKEN
-    assert "the cluster is at feature level 6, node 'old' speaks 1: it needs a newer version" in answer.detail
+    assert f"the cluster is at feature level {NOW}, node 'old' speaks 1: it needs a newer version" in answer.detail
     duties = ActiveController(ReplicationConfig(), driver.fsm.rules)
     duties.lead(driver.fsm.image, 0, 1)
     before_the_log = duties.answer(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="c")), driver.fsm.image, 0, 0)
@@ -295,7 +319,9 @@ def test_apply_of_an_entry_before_the_first_feature_level_raises_incompatible_ve
     assert pb.ControlResponse.FromString(fsm.apply(barrier.SerializeToString(), 1)).error == Error.OK
     assert fsm.image.digest == b"", "the digest begins with the level"
     register = pb.ControlRequest(operationId=b"r" * 16, timeNs=1, registerNode=pb.RegisterNode(nodeId="a"))
-    with pytest.raises(IncompatibleVersionError, match=r"this version \(5 to 6\) cannot apply entry 2 .* no feature level yet"):
+    with pytest.raises(
+        IncompatibleVersionError, match=rf"this version \(5 to {NOW}\) cannot apply entry 2 .* no feature level yet"
+    ):
         fsm.apply(register.SerializeToString(), 2)
     assert fsm.image.index == 1
 
@@ -334,10 +360,14 @@ def test_controller_that_does_not_support_a_new_feature_level_stops_before_apply
         older.apply(entry, index)
     assert asked(newer, NEXT, heard_of(newer)).error == Error.OK
     before = older.image
-    with pytest.raises(IncompatibleVersionError, match="the feature level becomes 7, but this version supports 5 to 6"):
+    with pytest.raises(
+        IncompatibleVersionError, match=f"the feature level becomes {NEXT}, but this version supports 5 to {NOW}"
+    ):
         older.apply(newer.log[-1], len(newer.log))
     assert older.image is before
-    with pytest.raises(IncompatibleVersionError, match="the cluster is at feature level 7, this version speaks 5 to 6"):
+    with pytest.raises(
+        IncompatibleVersionError, match=f"the cluster is at feature level {NEXT}, this version speaks 5 to {NOW}"
+    ):
         older.restore(newer.fsm.snapshot())
     assert older.image is before
 
@@ -432,4 +462,4 @@ def test_feature_level_request_sent_twice_returns_the_first_answer() -> None:
     driver.restart("a")
     answer = levels_answer(request, driver.fsm.image, ReportedLevels(), {}, driver.fsm.rules, TIMES)
     assert answer is not None
-    assert answer.detail == "the feature level is 7, it was 6"
+    assert answer.detail == f"the feature level is {NEXT}, it was {NOW}"

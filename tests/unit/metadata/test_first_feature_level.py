@@ -11,19 +11,20 @@ from liftpy.core.metadata.controller.feature_levels import REPORT_MAX_AGE_NS, fi
 from liftpy.core.metadata.controller.quorum_member import EntryOutcome, ProposedEntry
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import ControllerList, GroupView
-from liftpy.core.metadata.features import DEFAULT_LEVELS, LevelRange
+from liftpy.core.metadata.features import DEFAULT_LEVELS, SUPPORTED_LEVELS, LevelRange
 from liftpy.core.metadata.image import ClusterImage, ClusterRules
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import BOTH as FEATURES
 from tests.born import born_image
 
-OLD, BOTH = LevelRange(5, 6), LevelRange(5, 7)
+NOW, NEXT = SUPPORTED_LEVELS.most, FEATURES[-1].level
+OLD, BOTH = LevelRange(5, NOW), LevelRange(5, NEXT)
 VOTERS = ControllerList(("n1", "n2", "n3"))
 Error = pb.ControlResponse
 
 
 def new_group(n2: LevelRange | None = BOTH, n3: LevelRange | None = BOTH, halted: str = "") -> Member:
-    """Return controller n1 of three: it supports levels 5 to 7 and is the active metadata leader."""
+    """Return controller n1 of three: it supports levels 5 to ``NEXT`` and is the active metadata leader."""
     made = Member()
     made.log.fsm = ClusterFsm(features=FEATURES)
     made.member = type(made.member)(made.config, made.log.fsm.rules, made.log, made.log.feed, made.new_id)
@@ -56,13 +57,13 @@ def test_new_cluster_decides_its_feature_level_before_it_registers_nodes() -> No
     batch.batch.requests.add(number=1).request.CopyFrom(register())
     refused(made, batch)
     [birth] = orders(made)
-    assert (birth.request.setFeatureLevel.level, list(birth.request.setFeatureLevel.checked)) == (7, [])
+    assert (birth.request.setFeatureLevel.level, list(birth.request.setFeatureLevel.checked)) == (NEXT, [])
     assert orders(made) == [], "one at a time"
     refused(made, register())
     assert made.do(birth).error == Error.OK
     assert orders(made) == []
     image = made.log.image
-    assert (image.feature_level, image.rules, len(image.digest)) == (7, ClusterRules("liftpy", False), 8)
+    assert (image.feature_level, image.rules, len(image.digest)) == (NEXT, ClusterRules("liftpy", False), 8)
     assert image.session_times == made.config.session_times
     assert isinstance(made.ask(register()), ProposedEntry)
 
@@ -85,7 +86,7 @@ def test_new_cluster_repeats_the_feature_level_request_after_an_unknown_outcome(
     [again] = orders(made)
     assert made.do(again).error == Error.OK
     made.log.apply(entry)  # the first one comes yet
-    assert made.log.image.feature_level == 7
+    assert made.log.image.feature_level == NEXT
 
 
 def test_new_cluster_with_an_older_controller_uses_the_feature_level_of_this_controller() -> None:
@@ -94,7 +95,7 @@ def test_new_cluster_with_an_older_controller_uses_the_feature_level_of_this_con
     assert made.do(birth).error == Error.OK
     assert orders(made) == []
     assert isinstance(made.ask(register()), ProposedEntry)
-    assert made.log.image.feature_level == 6
+    assert made.log.image.feature_level == NOW
 
 
 def test_new_cluster_with_a_silent_controller_waits_and_then_uses_the_oldest_feature_level() -> None:
@@ -104,7 +105,7 @@ def test_new_cluster_with_a_silent_controller_waits_and_then_uses_the_oldest_fea
     assert orders(made, later_ns=REPORT_MAX_AGE_NS - 1) == []
     refused(made, register())
     made.log.view_ = replace(made.log.view_, levels={"n2": BOTH, "n3": BOTH})
-    assert [order.request.setFeatureLevel.level for order in orders(made)] == [7]
+    assert [order.request.setFeatureLevel.level for order in orders(made)] == [NEXT]
     late = new_group(n3=None)
     [birth] = orders(late, later_ns=REPORT_MAX_AGE_NS)
     assert birth.request.setFeatureLevel.level == 5
@@ -130,12 +131,16 @@ def test_metadata_leader_before_the_first_feature_level_logs_no_request() -> Non
 @pytest.mark.parametrize(
     ("own", "others", "level"),
     [
-        (BOTH, {}, 7),
-        (BOTH, {"b": LevelRange(5, 8)}, 7),
-        (LevelRange(6, 8), {"b": LevelRange(5, 7), "c": LevelRange(7, 9)}, 7),
-        (BOTH, {"b": BOTH, "c": OLD}, 6),
-        (BOTH, {"b": LevelRange(8, 9)}, "controllers speak no feature level in common: the leader 5 to 7, b 8 to 9"),
-        (BOTH, {"b": DEFAULT_LEVELS}, "controllers speak no feature level in common: the leader 5 to 7, b 1"),
+        (BOTH, {}, NEXT),
+        (BOTH, {"b": LevelRange(5, NEXT + 1)}, NEXT),
+        (LevelRange(NOW, NEXT + 1), {"b": LevelRange(5, NEXT), "c": LevelRange(NEXT, NEXT + 2)}, NEXT),
+        (BOTH, {"b": BOTH, "c": OLD}, NOW),
+        (
+            BOTH,
+            {"b": LevelRange(NEXT + 1, NEXT + 2)},
+            f"controllers speak no feature level in common: the leader 5 to {NEXT}, b {NEXT + 1} to {NEXT + 2}",
+        ),
+        (BOTH, {"b": DEFAULT_LEVELS}, f"controllers speak no feature level in common: the leader 5 to {NEXT}, b 1"),
     ],
 )
 def test_first_feature_level_is_the_newest_that_all_controllers_support(

@@ -27,6 +27,7 @@ class GroupCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GROUP_NOT_EMPTY: _ClassVar[GroupCode]
     GROUP_NOT_FOUND: _ClassVar[GroupCode]
     GROUP_FULL: _ClassVar[GroupCode]
+    GROUP_COMPARE_LOG: _ClassVar[GroupCode]
 SETTLE_UNKNOWN: SettleKind
 SETTLE_ACK: SettleKind
 SETTLE_NACK: SettleKind
@@ -41,6 +42,7 @@ GROUP_STALE: GroupCode
 GROUP_NOT_EMPTY: GroupCode
 GROUP_NOT_FOUND: GroupCode
 GROUP_FULL: GroupCode
+GROUP_COMPARE_LOG: GroupCode
 
 class KnownStream(_message.Message):
     __slots__ = ("name", "uid", "partitions", "firstPartitions")
@@ -147,7 +149,7 @@ class OpenCursor(_message.Message):
     def __init__(self) -> None: ...
 
 class TakeRecords(_message.Message):
-    __slots__ = ("member", "stream", "uid", "partition", "maxRecords", "logStart", "logEnd", "begin", "ackWaitMs", "maxDeliveries", "maxAckPending", "maxMemberPending", "ordered", "keysFrom", "keys", "partitions")
+    __slots__ = ("member", "stream", "uid", "partition", "maxRecords", "logStart", "logEnd", "begin", "ackWaitMs", "maxDeliveries", "maxAckPending", "maxMemberPending", "ordered", "keysFrom", "keys", "partitions", "logEpoch", "comparedEpoch", "comparedBelow")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +166,9 @@ class TakeRecords(_message.Message):
     KEYSFROM_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    LOGEPOCH_FIELD_NUMBER: _ClassVar[int]
+    COMPAREDEPOCH_FIELD_NUMBER: _ClassVar[int]
+    COMPAREDBELOW_FIELD_NUMBER: _ClassVar[int]
     member: str
     stream: str
     uid: str
@@ -180,7 +185,10 @@ class TakeRecords(_message.Message):
     keysFrom: int
     keys: _containers.RepeatedScalarFieldContainer[int]
     partitions: int
-    def __init__(self, member: _Optional[str] = ..., stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., maxRecords: _Optional[int] = ..., logStart: _Optional[int] = ..., logEnd: _Optional[int] = ..., begin: _Optional[int] = ..., ackWaitMs: _Optional[int] = ..., maxDeliveries: _Optional[int] = ..., maxAckPending: _Optional[int] = ..., maxMemberPending: _Optional[int] = ..., ordered: _Optional[bool] = ..., keysFrom: _Optional[int] = ..., keys: _Optional[_Iterable[int]] = ..., partitions: _Optional[int] = ...) -> None: ...
+    logEpoch: int
+    comparedEpoch: int
+    comparedBelow: int
+    def __init__(self, member: _Optional[str] = ..., stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., maxRecords: _Optional[int] = ..., logStart: _Optional[int] = ..., logEnd: _Optional[int] = ..., begin: _Optional[int] = ..., ackWaitMs: _Optional[int] = ..., maxDeliveries: _Optional[int] = ..., maxAckPending: _Optional[int] = ..., maxMemberPending: _Optional[int] = ..., ordered: _Optional[bool] = ..., keysFrom: _Optional[int] = ..., keys: _Optional[_Iterable[int]] = ..., partitions: _Optional[int] = ..., logEpoch: _Optional[int] = ..., comparedEpoch: _Optional[int] = ..., comparedBelow: _Optional[int] = ...) -> None: ...
 
 class RecordRange(_message.Message):
     __slots__ = ("start", "end", "lease")
@@ -273,7 +281,7 @@ class LostRange(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., partition: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class GroupAnswer(_message.Message):
-    __slots__ = ("code", "detail", "number", "generation", "assigned", "positions", "refused", "heartbeatMs", "sessionMs", "settled", "granted", "waitMs", "nextReadyMs", "session", "lost", "takenBelow")
+    __slots__ = ("code", "detail", "number", "generation", "assigned", "positions", "refused", "heartbeatMs", "sessionMs", "settled", "granted", "waitMs", "nextReadyMs", "session", "lost", "takenBelow", "takenEpoch")
     CODE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -290,6 +298,7 @@ class GroupAnswer(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     TAKENBELOW_FIELD_NUMBER: _ClassVar[int]
+    TAKENEPOCH_FIELD_NUMBER: _ClassVar[int]
     code: GroupCode
     detail: str
     number: int
@@ -306,7 +315,8 @@ class GroupAnswer(_message.Message):
     session: int
     lost: _containers.RepeatedCompositeFieldContainer[LostRange]
     takenBelow: int
-    def __init__(self, code: _Optional[_Union[GroupCode, str]] = ..., detail: _Optional[str] = ..., number: _Optional[int] = ..., generation: _Optional[int] = ..., assigned: _Optional[_Iterable[_Union[GrantedPartitions, _Mapping]]] = ..., positions: _Optional[_Iterable[_Union[GroupPosition, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[GroupPosition, _Mapping]]] = ..., heartbeatMs: _Optional[int] = ..., sessionMs: _Optional[int] = ..., settled: _Optional[bool] = ..., granted: _Optional[_Iterable[_Union[GrantedRange, _Mapping]]] = ..., waitMs: _Optional[int] = ..., nextReadyMs: _Optional[int] = ..., session: _Optional[int] = ..., lost: _Optional[_Iterable[_Union[LostRange, _Mapping]]] = ..., takenBelow: _Optional[int] = ...) -> None: ...
+    takenEpoch: int
+    def __init__(self, code: _Optional[_Union[GroupCode, str]] = ..., detail: _Optional[str] = ..., number: _Optional[int] = ..., generation: _Optional[int] = ..., assigned: _Optional[_Iterable[_Union[GrantedPartitions, _Mapping]]] = ..., positions: _Optional[_Iterable[_Union[GroupPosition, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[GroupPosition, _Mapping]]] = ..., heartbeatMs: _Optional[int] = ..., sessionMs: _Optional[int] = ..., settled: _Optional[bool] = ..., granted: _Optional[_Iterable[_Union[GrantedRange, _Mapping]]] = ..., waitMs: _Optional[int] = ..., nextReadyMs: _Optional[int] = ..., session: _Optional[int] = ..., lost: _Optional[_Iterable[_Union[LostRange, _Mapping]]] = ..., takenBelow: _Optional[int] = ..., takenEpoch: _Optional[int] = ...) -> None: ...
 
 class GroupQuery(_message.Message):
     __slots__ = ("group", "after", "limit")
@@ -497,7 +507,7 @@ class PartitionState(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., partition: _Optional[int] = ..., target: _Optional[int] = ..., owner: _Optional[int] = ..., generation: _Optional[int] = ..., hasPosition: _Optional[bool] = ..., position: _Optional[int] = ..., leaderEpoch: _Optional[int] = ...) -> None: ...
 
 class QueueState(_message.Message):
-    __slots__ = ("stream", "uid", "partition", "prefix", "leases", "maxDeliveries", "pieces", "waitNs", "ordered", "firstPartitions")
+    __slots__ = ("stream", "uid", "partition", "prefix", "leases", "maxDeliveries", "pieces", "waitNs", "ordered", "firstPartitions", "takenEpoch")
     class Piece(_message.Message):
         __slots__ = ("start", "end", "kind", "deliveries", "lease", "dueNs", "member", "reason", "dead", "key")
         START_FIELD_NUMBER: _ClassVar[int]
@@ -531,6 +541,7 @@ class QueueState(_message.Message):
     WAITNS_FIELD_NUMBER: _ClassVar[int]
     ORDERED_FIELD_NUMBER: _ClassVar[int]
     FIRSTPARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    TAKENEPOCH_FIELD_NUMBER: _ClassVar[int]
     stream: str
     uid: str
     partition: int
@@ -541,4 +552,5 @@ class QueueState(_message.Message):
     waitNs: int
     ordered: bool
     firstPartitions: int
-    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., prefix: _Optional[int] = ..., leases: _Optional[int] = ..., maxDeliveries: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[QueueState.Piece, _Mapping]]] = ..., waitNs: _Optional[int] = ..., ordered: _Optional[bool] = ..., firstPartitions: _Optional[int] = ...) -> None: ...
+    takenEpoch: int
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., prefix: _Optional[int] = ..., leases: _Optional[int] = ..., maxDeliveries: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[QueueState.Piece, _Mapping]]] = ..., waitNs: _Optional[int] = ..., ordered: _Optional[bool] = ..., firstPartitions: _Optional[int] = ..., takenEpoch: _Optional[int] = ...) -> None: ...
