@@ -10,6 +10,7 @@
 | ``workers/<number>/`` | files of worker processes, and their promises until the next start |
 | ``streams/<stream>-<uid>/<partition>/`` | log of one partition |
 | ``held/<stream>-<uid>.<partition>`` | mark that the node has created this log. If the log is missing, it was lost |
+| ``unreported-damage`` | mark that recovery has quarantined or truncated damage, and the metadata group does not know it yet |
 """
 
 from __future__ import annotations
@@ -117,6 +118,7 @@ class DataDirectory:
         self.path = path
         self.maps = maps if maps is not None else OpenMaps()
         self._folders = DirectoryCreator()
+        self._damage = path / "unreported-damage"
         if lock is not None:
             self.lock = lock
             return
@@ -272,6 +274,25 @@ class DataDirectory:
     def storage(self, path: Path) -> DirectoryStorage:
         """Return the storage of the log in ``path``. The directory is created if needed."""
         return DirectoryStorage(path, self.maps, self._folders)
+
+    # ---- mark of damage --------------------------------------------------------------------------------------------------
+    @property
+    def has_unreported_damage(self) -> bool:
+        """True if a recovery has removed damage from a log, and no process has registered since."""
+        return self._damage.exists()
+
+    def mark_damage(self) -> None:
+        """Store durably that a log may lack acknowledged records [C7]. Several threads and processes may call it at once."""
+        with storage_errors("write", self._damage):
+            os.close(os.open(self._damage, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o640))
+            sync_folder(self.path)
+
+    def unmark_damage(self) -> None:
+        """Remove the mark, because the metadata group knows which replicas may lack records."""
+        with storage_errors("remove", self._damage):
+            if self._damage.exists():
+                self._damage.unlink()
+                sync_folder(self.path)
 
     # ---- marks of existing logs ---------------------------------------------------------------------------------------------
     def list_marked_logs(self) -> frozenset[str]:

@@ -313,7 +313,7 @@ class Node(RunningNode):
         confined = [] if suspect else [*recovered.confined, *elsewhere["confined"]]
         self.counters["suspect_log"] += len(suspect)
         if damaged:
-            identity.distrust()  # so that a crash before the next clean stop does not lose the information about the damage
+            folder.mark_damage()  # so that a crash before the registration does not lose the information about the damage
         # Check again, because joining and recovery may have taken minutes. One request is enough.
         inquiry = EarlierProcessCheck(clock.now_ns(), silences=1)
         await wait_for_predecessor(require_started(self._links).replication, self.subjects, self.settings.node_id, inquiry)

@@ -138,7 +138,7 @@ class RecoveredLogs:
         began_s = time.monotonic()
         try:
             sizes = _file_sizes(path)
-            recovery = recover(folder.storage(path), clean=clean_stop)
+            recovery = recover(folder.storage(path), clean=clean_stop, before_loss=folder.mark_damage)
         except LiftError as error:
             # A recovery that has changed files has perhaps removed the damage that the next one must find. A slow disk error
             # must not use up the time that the supervisor has for a start.

@@ -230,12 +230,13 @@ class SegmentContents:
 
     ``end``: position up to which the file is valid. ``fault``: description of the first fault, '' for none.
     ``changed_in_place``: True if the bytes at the fault have changed after they were written, so the fault is no torn tail
-    [S3]. Then a valid batch follows, or the faulty batch is complete.
+    [S3]. Then a valid batch follows (``valid_behind``), or the faulty batch is complete.
     """
 
     end: int
     fault: str = ""
     changed_in_place: bool = False
+    valid_behind: bool = False
 
 
 def walk(segment: Segment) -> SegmentContents:
@@ -255,8 +256,8 @@ def walk(segment: Segment) -> SegmentContents:
             _check_order(segment, batch)
         except CorruptionError as error:
             tail = bytes(segment.file.read(position, size - position))
-            changed = _is_complete(tail, position) or _valid_behind(segment, tail)
-            return SegmentContents(position, str(error), changed)
+            valid_behind = _valid_behind(segment, tail)
+            return SegmentContents(position, str(error), valid_behind or _is_complete(tail, position), valid_behind)
         segment.note(batch.header, position)
         position += needed
     segment.checked = True

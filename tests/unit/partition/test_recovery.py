@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import DirectoryStorage
 from sidecar.partition import recovery
 from sidecar.partition.recovery import RecoveredLogs
-from tests.unit.log.test_recovery_closes_files import open_in
+from tests.open_files import open_files
 
 SMALL = StreamConfig(segment_bytes=4096)
 
@@ -80,10 +81,10 @@ async def test_log_recovery_lists_damaged_and_unreadable_logs(
     segment.write_bytes(data)
     real = recovery.recover
 
-    def failing(storage: DirectoryStorage, *, clean: bool) -> object:
+    def failing(storage: DirectoryStorage, **options: Any) -> object:
         if storage.folder == unreadable:
             raise StorageError("the disk does not answer")
-        return real(storage, clean=clean)
+        return real(storage, **options)
 
     monkeypatch.setattr(recovery, "recover", failing)
     monkeypatch.setattr(recovery, "RETRY_PAUSES_S", (0.0,))
@@ -109,10 +110,10 @@ async def test_log_recovery_retries_after_a_disk_error_that_passes(
     path, other = a_log(folder, "a-1"), a_log(folder, "b-2")
     real, failures = recovery.recover, [StorageError("the disk does not answer")] * 2
 
-    def failing(storage: DirectoryStorage, *, clean: bool) -> object:
+    def failing(storage: DirectoryStorage, **options: Any) -> object:
         if storage.folder == path and failures:
             raise failures.pop()
-        return real(storage, clean=clean)
+        return real(storage, **options)
 
     monkeypatch.setattr(recovery, "recover", failing)
     monkeypatch.setattr(recovery, "RETRY_PAUSES_S", (0.0, 0.0))
@@ -132,7 +133,7 @@ async def test_log_recovery_that_failed_is_not_retried_if_a_retry_may_hide_damag
     segment = sorted(path.glob("*.log"))[-1]
     recoveries: list[Path] = []
 
-    def failing(storage: DirectoryStorage, *, clean: bool) -> object:
+    def failing(storage: DirectoryStorage, **options: Any) -> object:
         recoveries.append(path)
         if not isinstance(error, CorruptionError):
             os.truncate(segment, segment.stat().st_size - 1)
@@ -151,16 +152,16 @@ async def test_log_recovery_with_a_close_during_its_run_leaves_no_file_open(
     paths = [a_log(folder, "a-1", number) for number in range(3)]
     real, logs, recoveries = recovery.recover, RecoveredLogs(), list[Path]()
 
-    def closing(storage: DirectoryStorage, *, clean: bool) -> object:
+    def closing(storage: DirectoryStorage, **options: Any) -> object:
         recoveries.append(storage.folder)
-        found = real(storage, clean=clean)
+        found = real(storage, **options)
         logs.close()
         return found
 
     monkeypatch.setattr(recovery, "recover", closing)
     await logs.run(folder, pool, clean_stop=False)
     assert recoveries == paths[:1]
-    assert [open_in(path) for path in paths] == [[], [], []]
+    assert [open_files(path) for path in paths] == [[], [], []]
 
 
 async def test_log_recovery_with_a_lost_log_end_finds_no_confined_damage(
