@@ -18,9 +18,9 @@ from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import StorageError
 from sidecar.disk.files import DirectoryStorage
+from tests.open_files import open_files
 from tests.unit.log.log_model import SMALL, content, fill
 from tests.unit.log.test_compaction import CONFIG, NOW_NS, _append, _records
-from tests.unit.log.test_recovery_closes_files import open_in
 
 
 def test_compaction_on_disk_closes_old_files_and_reads_new_ones(tmp_path: Path) -> None:
@@ -37,11 +37,11 @@ def test_compaction_on_disk_closes_old_files_and_reads_new_ones(tmp_path: Path) 
     kept = _records(log)
     for key, (offset, value) in newest.items():
         assert [(r.offset, r.value) for r in kept if r.key == key][-1] == (offset, value)
-    assert not [name for name in open_in(tmp_path / "0") if "deleted" in name], "what was replaced takes no space any more"
+    assert not [name for name in open_files(tmp_path / "0") if "deleted" in name], "what was replaced takes no space any more"
     for segment in log.segments[:-1]:
         segment.recheck(segment.base_offset)
     log.close()
-    assert open_in(tmp_path / "0") == []
+    assert open_files(tmp_path / "0") == []
     again, report = Log.open(DirectoryStorage(tmp_path / "0"), CONFIG, clean=True)
     assert not report.must_leave_isr
     assert [(r.offset, r.value) for r in _records(again)] == [(r.offset, r.value) for r in kept]

@@ -25,8 +25,8 @@ from sidecar.partition import leadership
 from sidecar.partition.promises import Promises
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.scrub import Scrub
+from tests.open_files import open_files
 from tests.unit.log.small_logs import add
-from tests.unit.log.test_recovery_closes_files import open_in
 from tests.unit.partition.shell_parts import KEY, Clocked, FlushedPartition, flusher_of
 from tests.unit.partition.test_effect_arguments import executor
 from tests.unit.partition.test_replica_manager import RecordingWorker, partitions
@@ -213,11 +213,11 @@ async def test_log_recovery_closes_recovered_logs_that_no_partition_takes(
     assert (logs.suspect, logs.damaged) == (["a-1/0", "b-1/0"], [])
     assert logs.names == {"a-1/0", "a-1/1", "b-1/0"}
     streams = folder.path / "streams"
-    assert len(open_in(streams)) == 3
+    assert len(open_files(streams)) == 3
     taken = logs.take(streams / "a-1" / "0")
     assert taken is not None
     logs.close()
-    assert open_in(streams) == [str(streams / "a-1" / "0" / f"{0:020d}.log")]
+    assert open_files(streams) == [str(streams / "a-1" / "0" / f"{0:020d}.log")]
     for segment in taken.segments:
         segment.file.close()
     folder.close()
@@ -230,10 +230,10 @@ async def test_scrub_closes_its_file_after_success_damage_and_errors(tmp_path: P
         one = partition(folder, "a")
         if damaged:
             flip(folder, "a", 0)
-        before = open_in(folder)
+        before = open_files(folder)
         scrub, counters = scrub_of(folder, one)
         await scrub._scan(one, one.log.segments[0], 0, 1 << 30, 0)
-        assert open_in(folder) == before
+        assert open_files(folder) == before
         assert counters == ({"scrub_damage": 1} if damaged else {})
         assert (len(one.told), scrub.progress.findings) == (damaged, damaged)
         await scrub.close()

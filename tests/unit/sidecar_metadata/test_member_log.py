@@ -15,7 +15,7 @@ from sidecar.metadata.member_log import MemberDirectory, MemberLog
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import Node, check_library
 from tests.born import born_fsm, registration
-from tests.unit.log.test_recovery_closes_files import open_in
+from tests.open_files import open_files
 
 
 class Opened:
@@ -80,7 +80,7 @@ def test_raft_member_log_damaged_snapshot_is_rejected(opened: Opened) -> None:
     name.write_bytes(data)
     with pytest.raises(CorruptionError):
         Opened(opened.folder)
-    assert open_in(opened.folder) == []
+    assert open_files(opened.folder) == []
 
 
 @pytest.mark.parametrize("lost", ["journal", "snapshot"])
@@ -95,7 +95,7 @@ def test_raft_member_log_with_lost_files_does_not_start(opened: Opened, lost: st
         written.close()
     with pytest.raises(CorruptionError, match=f"lost its {lost}"):
         Opened(opened.folder)
-    assert open_in(opened.folder) == []
+    assert open_files(opened.folder) == []
 
 
 def _told(opened: Opened, known: ControllerList, error: pb.ControlResponse.Error = pb.ControlResponse.OK, at: int = 0) -> bool:
