@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from liftpy.core.log.compaction_point import HORIZON_NAME
-from liftpy.core.log.segment import Segment, SegmentContents, index_name, log_name, walk
+from liftpy.core.log.segment import Segment, SegmentContents, base_offsets, index_name, log_name, walk
 from liftpy.core.log.small_files import (
     CHECKPOINT_NAME,
     EPOCHS_NAME,
@@ -183,7 +183,7 @@ def recover(storage: Storage, *, clean: bool = False, before_loss: Callable[[], 
     flush_failed = failed_flush(storage) if FLUSH_FAILED_NAME in names else ""
     stored_checkpoint = decode_checkpoint(storage.load(CHECKPOINT_NAME)) if CHECKPOINT_NAME in names else None
     checkpoint = stored_checkpoint or Checkpoint()
-    bases = sorted(int(n[:-4]) for n in names if n.endswith(".log") and n[:-4].isdigit())
+    bases = base_offsets(names)
     _remove_stray_indexes(storage, names, bases)
     segments, walked, rebuilt, cut, damage = _segments(storage, bases, checkpoint.log_start_offset, clean, before_loss)
     if segments and segments[-1].next_offset < checkpoint.log_start_offset:
@@ -365,7 +365,13 @@ def _truncate_damage(storage: Storage, segment: Segment, contents: SegmentConten
     is lost.
     """
     try:
-        _copy(storage, segment.file, contents.end, segment.file.size_bytes, _quarantine_name(storage, segment.base_offset, DAMAGED))
+        _copy(
+            storage,
+            segment.file,
+            contents.end,
+            segment.file.size_bytes,
+            _quarantine_name(storage, segment.base_offset, DAMAGED),
+        )
     except NoSpaceError:
         if contents.valid_behind:
             raise

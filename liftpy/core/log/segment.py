@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -30,9 +31,17 @@ _SECTOR_BYTES = 512
 """A disk writes this number of bytes completely or not at all."""
 
 
+_LOG_NAME = re.compile(r"([0-9]{20})\.log")
+
+
 def log_name(base_offset: int) -> str:
     """Return the file name of the segment with this base offset."""
     return f"{base_offset:020d}.log"
+
+
+def base_offsets(names: Iterable[str]) -> list[int]:
+    """Return the base offsets of the segments among the file ``names``, ascending."""
+    return sorted(int(match[1]) for match in map(_LOG_NAME.fullmatch, names) if match is not None)
 
 
 def index_name(base_offset: int) -> str:

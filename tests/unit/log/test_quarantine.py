@@ -9,6 +9,7 @@ import pytest
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import MAX_QUARANTINED_FILES, delete_quarantined_files, quarantine, quarantined_names, recover
+from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import NoSpaceError, StorageError
@@ -94,6 +95,26 @@ def test_quarantine_on_a_full_disk_truncates_damage_without_valid_batches_behind
     assert not [name for name in storage.names() if name.endswith((".tmp", ".valid"))]
     log.close(clean=False)
     assert Log.open(storage.crash(), SMALL)[0].log_end_offset == 59
+
+
+def test_log_that_lost_committed_records_on_a_full_disk_appends_nothing_before_its_checkpoint_is_stored() -> None:
+    """Otherwise the next recovery would count the appended records as durable [S1]."""
+    storage = MemoryStorage()
+    last = a_log(storage)[-1]
+    storage.replace(CHECKPOINT_NAME, encode_checkpoint(Checkpoint(high_watermark=59)))
+    storage.files[last].data[-10] ^= 1
+    storage.capacity_bytes = 0
+    log, report = Log.open(storage, SMALL)
+    assert (report.lost_committed, log.log_end_offset) == (True, 59)
+    batch = build_batch([b"x" * 300], base_offset=59, leader_epoch=1)
+    with pytest.raises(NoSpaceError):
+        log.append(batch)
+    assert not log.closed
+    storage.capacity_bytes = 1 << 20
+    log.checkpoint()
+    log.append(batch)
+    again, _ = Log.open(storage.crash(power=False), SMALL)
+    assert Log.open(again.storage.crash(), SMALL)[0].log_end_offset == again.log_end_offset == 60
 
 
 def test_quarantine_on_a_full_disk_never_loses_valid_batches_behind_the_damage() -> None:
