@@ -23,7 +23,7 @@ from liftpy.errors import ConfigError, DataDirectoryLockedError
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import json_option
 from sidecar.cli.output import Progress, count_of, print_table
-from sidecar.disk.data_folder import DataDirectory
+from sidecar.disk.data_folder import UNREPORTED_DAMAGE, DataDirectory
 from sidecar.disk.files import DirectoryStorage
 
 EXIT_DAMAGED = 1
@@ -104,7 +104,11 @@ def repair(folder: Path, as_json: bool) -> None:
     storage = _storage(folder)
     with _alone(folder) as data:
         identity = data.load_identity() if data is not None else None
-        mark_damage = data.mark_damage if data is not None else (lambda: None)
+
+        def mark_damage() -> None:
+            if data is not None:
+                data.set_mark(UNREPORTED_DAMAGE)
+
         recovered = recover(storage, clean=identity is not None and identity.stopped_cleanly, before_loss=mark_damage)
         if recovered.report.must_leave_isr:
             mark_damage()

@@ -8,21 +8,13 @@ clean stop followed.
 
 from __future__ import annotations
 
-import logging
-import os
 import secrets
-import threading
 from dataclasses import dataclass, replace
 
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import DirectoryIdentity
-from liftpy.errors import StorageError, WrongDataDirectoryError
-from sidecar.disk.data_folder import DataDirectory, NodeIdentity
-from sidecar.disk.files import replace_file, sync_folder
-
-logger = logging.getLogger("liftpy.node")
-
-_LAZY = "lazy-flush"
+from liftpy.errors import WrongDataDirectoryError
+from sidecar.disk.data_folder import LAZY_FLUSH, UNREPORTED_DAMAGE, DataDirectory, NodeIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,33 +39,11 @@ def unknown_folders(folder: DataDirectory, image: ClusterImage) -> list[str]:
     return sorted(path.name for path in (folder.path / "streams").glob("*") if path.name not in known)
 
 
-class WorkerMarks:
-    """Writes the mark ``lazy-flush`` from a worker process: a log is open that acks records before they are flushed."""
-
-    def __init__(self, folder: DataDirectory, *, clean_stop: bool, flushed_always: bool) -> None:
-        self._folder = folder
-        self.previous = PreviousProcess(0, clean_stop, flushed_always)
-
-    def flushes_lazily(self) -> None:
-        """Store in the data directory that a log acks records before they are flushed. Several processes may call it at once."""
-        path = self._folder.path / _LAZY
-        try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o640))
-            sync_folder(self._folder.path)
-        except OSError as error:
-            raise StorageError(
-                f"Cannot write {path}: {error.strerror}. Check the disk and the permissions of the data directory."
-            ) from error
-
-
 class NodeFile:
     """The ``node`` file and the clean-stop marker of a locked data directory."""
 
     def __init__(self, folder: DataDirectory, node_id: str) -> None:
         self._folder = folder
-        self._node_id = node_id
-        self._lazy = folder.path / _LAZY
-        self._marking = threading.Lock()  # logs are opened by several threads
         stored = folder.load_identity()
         if stored is not None and stored.node_id != node_id:
             raise WrongDataDirectoryError(
@@ -83,11 +53,11 @@ class NodeFile:
         self._stored = stored or NodeIdentity(node_id)
         if not self._stored.starts.folder_id:
             self._stored = replace(self._stored, starts=replace(self._stored.starts, folder_id=secrets.token_hex(8)))
-        has_damage = folder.has_unreported_damage
+        has_damage = folder.has_mark(UNREPORTED_DAMAGE)
         self.previous = PreviousProcess(
             self._stored.incarnation,
             clean_stop=self._stored.stopped_cleanly and not has_damage,
-            flushed_always=not (self._lazy.exists() or has_damage),
+            flushed_always=not (folder.has_mark(LAZY_FLUSH) or has_damage),
         )
 
     def count_start(self) -> DirectoryIdentity:
@@ -104,20 +74,9 @@ class NodeFile:
         """
         self._stored = replace(self._stored, incarnation=incarnation, starts=self._stored.starts.after_registration())
         self._folder.store_identity(self._stored)
-        self._folder.unmark_damage()
-
-    def flushes_lazily(self) -> None:
-        with self._marking:
-            if not self._lazy.exists():
-                replace_file(self._lazy, b"")
+        self._folder.remove_mark(UNREPORTED_DAMAGE)
 
     def end_cleanly(self) -> None:
         """Store the clean-stop marker. All acknowledged data is on disk, and no more data will be written [S9]."""
         self._folder.store_identity(replace(self._stored, clean_incarnation=self._stored.incarnation))
-        try:
-            self._lazy.unlink(missing_ok=True)
-            sync_folder(self._folder.path)
-        except OSError as error:
-            raise StorageError(
-                f"Cannot remove {self._lazy}: {error.strerror}. Check the disk and the permissions of the data directory."
-            ) from error
+        self._folder.remove_mark(LAZY_FLUSH)

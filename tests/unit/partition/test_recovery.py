@@ -96,6 +96,7 @@ async def test_log_recovery_lists_damaged_and_unreadable_logs(
     assert found is not None
     assert found.report.must_leave_isr
     assert logs.take(unreadable) is None, "who opens it tries again"
+    assert logs.unrecovered == {unreadable}
     kept = logs.take(right)
     assert kept is not None
     log, _ = Log.open(DirectoryStorage(right), SMALL, recovered=kept)

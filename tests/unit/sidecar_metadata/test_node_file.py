@@ -13,7 +13,7 @@ import pytest
 
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.errors import ConfigError
-from sidecar.disk.data_folder import DataDirectory, NodeIdentity
+from sidecar.disk.data_folder import LAZY_FLUSH, UNREPORTED_DAMAGE, DataDirectory, NodeIdentity
 from sidecar.metadata.identity import NodeFile, PreviousProcess, unknown_folders
 
 
@@ -70,9 +70,9 @@ def test_node_file_reports_no_clean_stop_from_damage_until_the_registration(fold
     first.begin(1)
     first.end_cleanly()
     if was_lazy:
-        first.flushes_lazily()
-    folder.mark_damage()
-    folder.mark_damage()
+        folder.set_mark(LAZY_FLUSH)
+    folder.set_mark(UNREPORTED_DAMAGE)
+    folder.set_mark(UNREPORTED_DAMAGE)
     second = NodeFile(folder, "a")
     assert second.previous == PreviousProcess(1, False, False)
     second.count_start()
@@ -121,8 +121,8 @@ def test_node_file_marks_lazy_flush_until_a_clean_stop(tmp_path: Path) -> None:
     folder = DataDirectory(tmp_path)
     identity = NodeFile(folder, "a")
     assert identity.previous.flushed_always
-    identity.flushes_lazily()
-    identity.flushes_lazily()
+    folder.set_mark(LAZY_FLUSH)
+    folder.set_mark(LAZY_FLUSH)
     assert not NodeFile(folder, "a").previous.flushed_always
     identity.begin(3)
     identity.end_cleanly()
