@@ -121,13 +121,20 @@ class Story:
     async def _settles(self) -> bool:
         """Wait until the cluster has recovered. Return whether it has."""
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + _SETTLE_S
+        end_s, starts = loop.time() + _SETTLE_S, self._count_starts()
         while why := unsettled(self.world, self.all_streams):
             if loop.time() >= end_s:
                 self.world.scheduler.violated(f"{_SETTLE_S:g} s after the last fault: {why}")
                 return False
+            if self.world.profile.lazy_flush and self._count_starts() > starts:
+                # A node that a full disk had stopped restarts 60 s after its disk has room again.
+                starts = self._count_starts()
+                await _elect_waiting(self.world, self.model)
             await asyncio.sleep(0.1)
         return True
+
+    def _count_starts(self) -> int:
+        return sum(node.lives for node in self.world.nodes)
 
     async def _check_silence(self) -> None:
         """Check that a cluster without load is quiet, and that its supervisors are satisfied."""
