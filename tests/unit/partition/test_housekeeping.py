@@ -40,7 +40,7 @@ class FakeWorker:
         self.quarantined_files: tuple[str, ...] = ("old",)
         self.no_space = False
         self.disk_is_busy = False
-        self.states = SimpleNamespace(checkpoint=self._checkpoint)
+        self.states = SimpleNamespace(checkpoint=self.begin_checkpoint)
         self.flusher = SimpleNamespace(stalls=False, alone=lambda work: self.done.append("settle") or work())
         self.compaction: Any = SimpleNamespace(run=lambda: self.done.append("run"))
         self.log = FakeWorkerLog(
@@ -53,7 +53,7 @@ class FakeWorker:
             handle_damage=lambda error: self.done.append("damage"),
         )
 
-    def _checkpoint(self) -> bool:
+    def begin_checkpoint(self) -> bool:
         if not self.disk_is_busy:
             self.done.append("checkpoint")
         return not self.disk_is_busy
@@ -186,10 +186,9 @@ async def test_housekeeping_writes_checkpoints_when_the_high_watermark_rises(tmp
     for _ in range(3):
         await keeping._checkpoints()
     assert [worker.done for worker in workers] == [["checkpoint"], ["checkpoint"]], "an idle one costs nothing"
-    workers[0].high_watermark, workers[0].disk_is_busy = 5, True
-    await keeping._checkpoints()
-    workers[0].disk_is_busy = False
-    for _ in range(2):
+    workers[0].high_watermark = 5
+    for is_busy in (True, False, False):
+        workers[0].disk_is_busy = is_busy
         await keeping._checkpoints()
     assert [len(worker.done) for worker in workers] == [2, 1], "it is tried again after another disk operation"
     gone = workers.pop()

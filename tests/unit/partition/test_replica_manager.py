@@ -74,14 +74,14 @@ def partitions(*workers: RecordingWorker, allowed: bool = True, links: Any = Non
     transfers = LeadershipTransfers(links)
     deletions = SimpleNamespace(is_allowed=may_delete, close=lambda: None)
     settings = SimpleNamespace(node_id="n1", replication=ReplicationConfig())
-    previous = SimpleNamespace(clean_stop=True)
+    previous, recovered = SimpleNamespace(clean_stop=True), RecoveredLogs()
     made: Any = partitions_module.Partitions(
         SimpleNamespace(
             settings=settings, process=SimpleNamespace(fatal=pytest.fail), deletions=deletions, lease=Lease(NS_PER_S),
-            timers=Timers(), transfers=transfers, previous=previous, recovered=RecoveredLogs(),
+            timers=Timers(), transfers=transfers, previous=previous, recovered=recovered,
         )  # type: ignore[arg-type]
     )  # fmt: skip
-    made.previous = previous
+    made.previous, made.recovered = previous, recovered
     made.transfers, made.links = transfers, links
     for one in workers:
         one.transfers = transfers
@@ -232,7 +232,7 @@ async def test_replica_manager_retries_to_open_a_partition_after_a_failure(
 async def test_replica_manager_stop_before_the_opening_of_an_unrecovered_log_is_not_clean(clean_stop: bool) -> None:
     """The next start must write the data of the log again [S1]."""
     node = partitions()
-    node._node.recovered.unrecovered.add(Path("orders-u1/3"))
+    node.recovered.unrecovered.add(Path("orders-u1/3"))
     node.previous.clean_stop = clean_stop
     assert await node.stop() is clean_stop
 
