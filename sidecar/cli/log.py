@@ -18,10 +18,12 @@ import click
 from liftpy.config import StreamConfig
 from liftpy.core.log.inspect import PartitionReport, headers, inspect
 from liftpy.core.log.log import Log
+from liftpy.core.log.recovery import recover
 from liftpy.errors import ConfigError, DataDirectoryLockedError
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import json_option
 from sidecar.cli.output import Progress, count_of, print_table
+from sidecar.disk.data_folder import UNREPORTED_DAMAGE, DataDirectory
 from sidecar.disk.files import DirectoryStorage
 
 EXIT_DAMAGED = 1
@@ -100,8 +102,17 @@ def repair(folder: Path, as_json: bool) -> None:
     The sidecar must not run. It does the same repair when it starts. A replica that lost records fetches them from its leader.
     """
     storage = _storage(folder)
-    with _alone(folder):
-        opened, report = Log.open(storage, StreamConfig())
+    with _alone(folder) as data:
+        identity = data.load_identity() if data is not None else None
+
+        def mark_damage() -> None:
+            if data is not None:
+                data.set_mark(UNREPORTED_DAMAGE)
+
+        recovered = recover(storage, clean=identity is not None and identity.stopped_cleanly, before_loss=mark_damage)
+        if recovered.report.must_leave_isr:
+            mark_damage()
+        opened, report = Log.open(storage, StreamConfig(), recovered=recovered)
         result: dict[str, Any] = {
             **asdict(report),
             "must_leave_isr": report.must_leave_isr,
@@ -118,19 +129,19 @@ def repair(folder: Path, as_json: bool) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of the data directory that contains the partition directory ``folder``, if there is such a lock.
+def _alone(folder: Path) -> Iterator[DataDirectory | None]:
+    """Hold the lock of the data directory that contains the partition directory ``folder``, and yield the data directory.
 
-    Raise DataDirectoryLockedError while a sidecar uses the data directory.
+    Yield None if there is no such lock. Raise DataDirectoryLockedError while a sidecar uses the data directory.
     """
     path = folder.resolve().parent.parent.parent / "lock"
     if not path.exists():
-        yield
+        yield None
         return
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        yield DataDirectory(path.parent, lock=descriptor)
     except BlockingIOError:
         raise DataDirectoryLockedError(f"A sidecar uses the data directory {path.parent}. Stop it first.") from None
     finally:

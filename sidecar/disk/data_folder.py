@@ -10,6 +10,8 @@
 | ``workers/<number>/`` | files of worker processes, and their promises until the next start |
 | ``streams/<stream>-<uid>/<partition>/`` | log of one partition |
 | ``held/<stream>-<uid>.<partition>`` | mark that the node has created this log. If the log is missing, it was lost |
+| ``unreported-damage`` | mark that recovery has quarantined or truncated damage, and the metadata group does not know it yet |
+| ``lazy-flush`` | mark that a log acks records before they are flushed, and that no clean stop followed |
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ from sidecar.disk.files import (
 
 logger = logging.getLogger("liftpy.node")
 
+UNREPORTED_DAMAGE, LAZY_FLUSH = "unreported-damage", "lazy-flush"
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _FORMAT = 1
 _STARTS = tuple(field.name for field in fields_of(DirectoryIdentity))
@@ -117,6 +120,8 @@ class DataDirectory:
         self.path = path
         self.maps = maps if maps is not None else OpenMaps()
         self._folders = DirectoryCreator()
+        self._marks: set[str] = set()
+        """Marks that this process has stored."""
         if lock is not None:
             self.lock = lock
             return
@@ -273,6 +278,20 @@ class DataDirectory:
         """Return the storage of the log in ``path``. The directory is created if needed."""
         return DirectoryStorage(path, self.maps, self._folders)
 
+    # ---- marks about lost records ---------------------------------------------------------------------------------------
+    def has_mark(self, name: str) -> bool:
+        return (self.path / name).exists()
+
+    def set_mark(self, name: str) -> None:
+        """Store the mark ``name`` durably: LAZY_FLUSH or UNREPORTED_DAMAGE. Several threads and processes may call it at once."""
+        if name not in self._marks:
+            _create_mark(self.path / name)
+            self._marks.add(name)
+
+    def remove_mark(self, name: str) -> None:
+        self._marks.discard(name)
+        _remove_mark(self.path / name)
+
     # ---- marks of existing logs ---------------------------------------------------------------------------------------------
     def list_marked_logs(self) -> frozenset[str]:
         """Return the names of the logs that this node has created and not deleted, as ``<stream>-<uid>/<partition>``.
@@ -296,16 +315,11 @@ class DataDirectory:
             # first the log, because a mark without a log means that the log was lost
             for folder in (log, log.parent, log.parent.parent):
                 sync_folder(folder)
-            os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o640))
-            sync_folder(marks_folder)
+        _create_mark(mark)
 
     def unmark_log(self, name: str) -> None:
         """Remove the mark of the log ``name``, which will be deleted or has moved to another node."""
-        mark = self.path / "held" / _mark_of(name)
-        with storage_errors("remove", mark):
-            if mark.exists():
-                mark.unlink()
-                sync_folder(mark.parent)
+        _remove_mark(self.path / "held" / _mark_of(name))
 
     def delete_partition(self, key: PartitionKey) -> None:
         """Delete the log of the partition ``key``, which the cluster has deleted or moved [M11].
@@ -366,3 +380,16 @@ class DataDirectory:
 
 def _mark_of(name: str) -> str:
     return name.replace("/", ".")
+
+
+def _create_mark(path: Path) -> None:
+    with storage_errors("write", path):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o640))
+        sync_folder(path.parent)
+
+
+def _remove_mark(path: Path) -> None:
+    with storage_errors("remove", path):
+        if path.exists():
+            path.unlink()
+            sync_folder(path.parent)

@@ -435,14 +435,15 @@ class DirectoryStorage:
     ``maps``: memory maps, shared by all logs of the process. ``folders``: creates directories, shared by all logs.
     """
 
-    __slots__ = ("_changes", "_flushed_changes", "_maps", "folder")
+    __slots__ = ("_flushed_change", "_last_change", "_maps", "folder")
 
     def __init__(self, folder: Path, maps: OpenMaps | None = None, folders: DirectoryCreator | None = None) -> None:
         self.folder = folder
         self._maps = maps if maps is not None else OpenMaps()
-        self._changes = 1
-        """Number of changes of file names. It starts at 1, because an earlier process may have left unflushed changes."""
-        self._flushed_changes = 0
+        self._last_change = object()
+        """Mark of the last change of file names. Several threads change names, so it is set after the change."""
+        self._flushed_change: object = None
+        """Mark of the last change that is flushed. None: an earlier process may have left unflushed changes."""
         if folders is None:
             make_folder(folder)
         else:
@@ -456,8 +457,10 @@ class DirectoryStorage:
         return DiskFile(self.folder / name, create=False, maps=self._maps)
 
     def create(self, name: str) -> DiskFile:
-        self._changes += 1
-        return DiskFile(self.folder / name, create=True, maps=self._maps)
+        try:
+            return DiskFile(self.folder / name, create=True, maps=self._maps)
+        finally:
+            self._last_change = object()
 
     def load(self, name: str) -> bytes | None:
         """Return the content of the small file ``name``. None: it does not exist."""
@@ -478,29 +481,33 @@ class DirectoryStorage:
 
     def replace(self, name: str, data: bytes | Sequence[bytes]) -> None:
         """Replace the file ``name`` by ``data``, atomically and durably. ``data`` may come in pieces."""
-        changes = self._changes
+        change = self._last_change
         replace_file(self.folder / name, data)
-        self._flushed_changes = max(self._flushed_changes, changes)  # it has flushed the directory
+        self._flushed_change = change  # it has flushed the directory
 
     def rename(self, old: str, new: str) -> None:
         """Rename the file ``old`` to ``new``. The new name is durable after ``sync_folder``."""
-        self._changes += 1
-        with storage_errors("rename", self.folder / old):
-            os.rename(self.folder / old, self.folder / new)
+        try:
+            with storage_errors("rename", self.folder / old):
+                os.rename(self.folder / old, self.folder / new)
+        finally:
+            self._last_change = object()
 
     def remove(self, name: str) -> None:
         """Remove the file ``name`` if it exists. The removal is durable after ``sync_folder``."""
-        self._changes += 1
-        with storage_errors("remove", self.folder / name):
-            (self.folder / name).unlink(missing_ok=True)
+        try:
+            with storage_errors("remove", self.folder / name):
+                (self.folder / name).unlink(missing_ok=True)
+        finally:
+            self._last_change = object()
 
     def sync_folder(self) -> None:
         """Flush the directory if it changed since the last flush."""
-        changes = self._changes
-        if changes != self._flushed_changes:
+        change = self._last_change
+        if change is not self._flushed_change:
             with storage_errors("flush", self.folder):
                 sync_folder(self.folder)
-            self._flushed_changes = max(self._flushed_changes, changes)
+            self._flushed_change = change
 
 
 # ---- limit of open files ---------------------------------------------------------------------------------------------

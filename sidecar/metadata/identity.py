@@ -1,28 +1,20 @@
 """Identity of the data directory, and whether it may have lost records since the last run. The registration contains both.
 
-In two cases the node leaves ISRs (C7). The first case is damage in a log (``recovery.py``). The second case is the file
-``lazy-flush`` in the data directory. It means that a log was open with a flush policy other than ``always``, and that no
-clean stop followed. From the first damage to the registration, the file also stands for the damage, because recovery has
-quarantined it and finds nothing at the next start.
+In two cases the node leaves ISRs (C7). The first case is damage in a log (``recovery.py``). From the first damage to the
+registration, the file ``unreported-damage`` stands for it, because the next recovery finds nothing. The second case is the
+file ``lazy-flush`` in the data directory. It means that a log was open with a flush policy other than ``always``, and that no
+clean stop followed.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import secrets
-import threading
 from dataclasses import dataclass, replace
 
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import DirectoryIdentity
-from liftpy.errors import StorageError, WrongDataDirectoryError
-from sidecar.disk.data_folder import DataDirectory, NodeIdentity
-from sidecar.disk.files import replace_file, sync_folder
-
-logger = logging.getLogger("liftpy.node")
-
-_LAZY = "lazy-flush"
+from liftpy.errors import WrongDataDirectoryError
+from sidecar.disk.data_folder import LAZY_FLUSH, UNREPORTED_DAMAGE, DataDirectory, NodeIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,35 +39,11 @@ def unknown_folders(folder: DataDirectory, image: ClusterImage) -> list[str]:
     return sorted(path.name for path in (folder.path / "streams").glob("*") if path.name not in known)
 
 
-class WorkerMarks:
-    """Writes the mark ``lazy-flush`` from a worker process: a log is open that acks records before they are flushed."""
-
-    def __init__(self, folder: DataDirectory, *, clean_stop: bool, flushed_always: bool) -> None:
-        self._folder = folder
-        self.previous = PreviousProcess(0, clean_stop, flushed_always)
-
-    def flushes_lazily(self) -> None:
-        """Store in the data directory that a log acks records before they are flushed. Several processes may call it at once."""
-        path = self._folder.path / _LAZY
-        try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o640))
-            sync_folder(self._folder.path)
-        except OSError as error:
-            raise StorageError(
-                f"Cannot write {path}: {error.strerror}. Check the disk and the permissions of the data directory."
-            ) from error
-
-
 class NodeFile:
     """The ``node`` file and the clean-stop marker of a locked data directory."""
 
     def __init__(self, folder: DataDirectory, node_id: str) -> None:
         self._folder = folder
-        self._node_id = node_id
-        self._lazy = folder.path / _LAZY
-        self._marks_damage = False
-        """True if the file ``lazy-flush`` stands only for damage that the metadata group does not know yet."""
-        self._marking = threading.Lock()  # logs are opened by several threads
         stored = folder.load_identity()
         if stored is not None and stored.node_id != node_id:
             raise WrongDataDirectoryError(
@@ -85,7 +53,12 @@ class NodeFile:
         self._stored = stored or NodeIdentity(node_id)
         if not self._stored.starts.folder_id:
             self._stored = replace(self._stored, starts=replace(self._stored.starts, folder_id=secrets.token_hex(8)))
-        self.previous = PreviousProcess(self._stored.incarnation, self._stored.stopped_cleanly, not self._lazy.exists())
+        has_damage = folder.has_mark(UNREPORTED_DAMAGE)
+        self.previous = PreviousProcess(
+            self._stored.incarnation,
+            clean_stop=self._stored.stopped_cleanly and not has_damage,
+            flushed_always=not (folder.has_mark(LAZY_FLUSH) or has_damage),
+        )
 
     def count_start(self) -> DirectoryIdentity:
         """Increase the number of starts in the data directory, and store it with a new nonce, before the process registers [S15]."""
@@ -101,36 +74,9 @@ class NodeFile:
         """
         self._stored = replace(self._stored, incarnation=incarnation, starts=self._stored.starts.after_registration())
         self._folder.store_identity(self._stored)
-        if self._marks_damage:
-            self._marks_damage = False
-            self._remove_mark()
-
-    def flushes_lazily(self) -> None:
-        with self._marking:
-            if not self._lazy.exists():
-                replace_file(self._lazy, b"")
-
-    def distrust(self) -> None:
-        """Remove the clean-stop marker, because acknowledged data may be missing.
-
-        It stays removed if the process fails. A process that fails before its registration makes all logs count as incomplete.
-        """
-        self._marks_damage = self._marks_damage or not self._lazy.exists()
-        self.flushes_lazily()
-        if self._stored.clean_incarnation:
-            self._stored = replace(self._stored, clean_incarnation=0)
-            self._folder.store_identity(self._stored)
+        self._folder.remove_mark(UNREPORTED_DAMAGE)
 
     def end_cleanly(self) -> None:
         """Store the clean-stop marker. All acknowledged data is on disk, and no more data will be written [S9]."""
         self._folder.store_identity(replace(self._stored, clean_incarnation=self._stored.incarnation))
-        self._remove_mark()
-
-    def _remove_mark(self) -> None:
-        try:
-            self._lazy.unlink(missing_ok=True)
-            sync_folder(self._folder.path)
-        except OSError as error:
-            raise StorageError(
-                f"Cannot remove {self._lazy}: {error.strerror}. Check the disk and the permissions of the data directory."
-            ) from error
+        self._folder.remove_mark(LAZY_FLUSH)

@@ -48,7 +48,7 @@ from liftpy.core.replication.lease import Lease
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.credentials import Credentials
-from sidecar.disk.data_folder import DataDirectory
+from sidecar.disk.data_folder import UNREPORTED_DAMAGE, DataDirectory
 from sidecar.disk.files import OpenMaps, open_files_and_limit, raise_limit
 from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes, probe_flushes
 from sidecar.groups.on_demand import CoordinatorsOnDemand
@@ -56,7 +56,7 @@ from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.group_role import MetadataConnection
 from sidecar.metadata.group_thread import GroupThread
-from sidecar.metadata.identity import NodeFile, WorkerMarks, unknown_folders
+from sidecar.metadata.identity import NodeFile, PreviousProcess, unknown_folders
 from sidecar.metadata.membership import Membership, wait_for_predecessor
 from sidecar.node.reload import ReloadableParts, SettingsReloader
 from sidecar.partition.deletions import Deletions, UnknownStreams
@@ -315,7 +315,9 @@ class Node(RunningNode):
         confined = [] if suspect else [*recovered.confined, *elsewhere["confined"]]
         self.counters["suspect_log"] += len(suspect)
         if damaged:
-            identity.distrust()  # so that a crash before the next clean stop does not lose the information about the damage
+            folder.set_mark(
+                UNREPORTED_DAMAGE
+            )  # so that a crash before the registration does not lose the information about the damage
         # Check again, because joining and recovery may have taken minutes. One request is enough.
         inquiry = EarlierProcessCheck(clock.now_ns(), silences=1)
         await wait_for_predecessor(require_started(self._links).replication, self.subjects, self.settings.node_id, inquiry)
@@ -333,7 +335,7 @@ class Node(RunningNode):
 
     async def _open_partitions(self) -> None:
         folder, group, promises = require_started(self._folder), require_started(self.group), require_started(self._promises)
-        self._build(require_started(self._links), group, folder, require_started(self._identity), promises)
+        self._build(require_started(self._links), group, folder, require_started(self._identity).previous, promises)
         LOGS.facts["incarnation"] = self.incarnation
         logger.info("node started node=%s incarnation=%d", self.settings.node_id, self.incarnation)
         await self._open_those_of_the_image(group)
@@ -470,7 +472,7 @@ class Node(RunningNode):
         links: NodeConnections,
         group: MetadataGroup,
         folder: DataDirectory,
-        identity: NodeFile | WorkerMarks,
+        previous: PreviousProcess,
         promises: Promises,
     ) -> None:
         settings, times, bus, counts = self.settings, self.settings.replication, links.replication, self._make_counts()
@@ -509,7 +511,7 @@ class Node(RunningNode):
             transfers=LeadershipTransfers(links),
             folder=folder,
             deletions=Deletions(group, settings.node_id, decides=lambda: group.decides),
-            identity=identity,
+            previous=previous,
             recovered=self._recovered,
             promises=promises,
         )

@@ -41,7 +41,7 @@ from liftpy.nats.request_guard import RequestGuard
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import OpenMaps
 from sidecar.metadata.group import MetadataGroup
-from sidecar.metadata.identity import WorkerMarks
+from sidecar.metadata.identity import PreviousProcess
 from sidecar.node.node import Node
 from sidecar.partition.promises import Promises
 from sidecar.runtime.components import Component, Step, no_step, require_started, start_all
@@ -275,7 +275,6 @@ class WorkerNode(Node):
         self._stop_requested = asyncio.Event()
         self._synced = ReplicaSyncCheck()
         self._quiet_guard = RequestGuard("quiet fetches", self.counters)
-        self._marks: WorkerMarks | None = None
         self._health_task: asyncio.Task[None] | None = None
         self.status = _WorkerStatusHandler(settings, self.counters, self._send_sample)
         self._worker_status: WorkerStatus | None = None
@@ -289,7 +288,6 @@ class WorkerNode(Node):
             "loop watch": self._loop_watch.start,
             "supervisor": self._start_signs,
             "data directory": self._open_folder,
-            "node file": self._open_marks,
             "connections": self._connect,
             "metadata group": self._recover,
             "registration": self._wait_for_registration,
@@ -309,13 +307,6 @@ class WorkerNode(Node):
     def _open_folder(self) -> None:
         self._folder = folder = DataDirectory(self.settings.data, OpenMaps(self._budget.maps), lock=self._lock)
         self._try_out_flushes(folder.worker_directory(self.share.number))
-
-    def _open_marks(self) -> None:
-        setup = self._setup
-        marks = WorkerMarks(
-            require_started(self._folder), clean_stop=setup["clean_stop"], flushed_always=setup["flushed_always"]
-        )
-        self._marks = marks
 
     async def _recover(self) -> None:
         recovered, clean_stop = self._recovered, self._setup["clean_stop"]
@@ -340,7 +331,7 @@ class WorkerNode(Node):
             require_started(self._links),
             group,
             require_started(self._folder),
-            require_started(self._marks),
+            PreviousProcess(0, clean_stop=self._setup["clean_stop"], flushed_always=self._setup["flushed_always"]),
             require_started(self._promises),
         )
         await self._open_those_of_the_image(group)

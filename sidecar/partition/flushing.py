@@ -294,11 +294,16 @@ class StateCheckpoints:
         asyncio.get_running_loop().call_soon(self.checkpoint)  # not while retention has the files for itself
         return False
 
-    def checkpoint(self) -> None:
-        """Store the HW durably. From time to time, then also write a state file."""
+    def checkpoint(self) -> bool:
+        """Store the HW durably. From time to time, then also write a state file.
+
+        Return False if it did not start, because another disk operation is running.
+        """
         self.state_server.forget_unused()
-        if self._flusher.checkpoint(self._write) and self._unwritten is None and self._writing is None:
+        begins = self._flusher.checkpoint(self._write)
+        if begins and self._unwritten is None and self._writing is None:
             self._unwritten = self.writer.begin()
+        return begins
 
     def _write(self) -> None:
         unwritten, self._unwritten = self._unwritten, None

@@ -81,9 +81,8 @@ class Housekeeping:
         done = 0
         for worker in self._partitions:
             high_watermark = worker.high_watermark
-            if self._checkpointed.get(worker) != high_watermark:
+            if self._checkpointed.get(worker) != high_watermark and worker.states.checkpoint():
                 self._checkpointed[worker] = high_watermark
-                worker.states.checkpoint()
                 done += 1
                 if done % _AT_ONCE == 0:
                     await asyncio.sleep(0)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor as Pool
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from liftpy.config import NS_PER_S
@@ -25,7 +26,7 @@ from liftpy.core.log.recovery import RecoveryResult, recover
 from liftpy.core.partition.shell import PartitionShell
 from liftpy.core.replication import events
 from liftpy.errors import LiftError, StorageError
-from sidecar.disk.data_folder import DataDirectory
+from sidecar.disk.data_folder import UNREPORTED_DAMAGE, DataDirectory
 from sidecar.disk.files import storage_errors
 from sidecar.runtime import clock
 from sidecar.runtime.restarts import is_disk_error
@@ -48,7 +49,11 @@ def _logs_in(streams: Path) -> list[Path]:
     logs: list[Path] = []
     for name in names:
         with suppress(FileNotFoundError):  # the node's first process has just removed it: it was empty
-            logs += [streams / name / number for number in sorted(os.listdir(streams / name)) if number.isdigit()]
+            logs += [
+                streams / name / number
+                for number in sorted(os.listdir(streams / name))
+                if number.isascii() and number.isdigit()
+            ]
     return logs
 
 
@@ -87,6 +92,8 @@ class RecoveredLogs:
         """Number of logs that this process checks."""
         self.suspect: list[str] = []
         """Names of logs whose last process had a failed flush."""
+        self.unrecovered: set[Path] = set()
+        """Logs that could not be recovered and were not opened since. Their data may be only in the page cache."""
         self._retried: list[Path] = []
         """Logs whose recovery failed, but may succeed later."""
         self._closed = False
@@ -138,7 +145,7 @@ class RecoveredLogs:
         began_s = time.monotonic()
         try:
             sizes = _file_sizes(path)
-            recovery = recover(folder.storage(path), clean=clean_stop)
+            recovery = recover(folder.storage(path), clean=clean_stop, before_loss=partial(folder.set_mark, UNREPORTED_DAMAGE))
         except LiftError as error:
             # A recovery that has changed files has perhaps removed the damage that the next one must find. A slow disk error
             # must not use up the time that the supervisor has for a start.
@@ -149,7 +156,8 @@ class RecoveredLogs:
                 return
             logger.error("log not recovered log=%s code=%s error=%s", path, error.code, error)
             self._done.append(path.name)
-            self.damaged.append(name)  # the opening tries again
+            self.unrecovered.add(path)  # the opening tries again
+            self.damaged.append(name)
             return
         self._done.append(path.name)
         with self._lock:

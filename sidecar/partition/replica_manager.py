@@ -458,7 +458,8 @@ class Partitions:
         workers = list(self)
         for start in range(0, len(workers), _STOPS_AT_ONCE):
             await asyncio.gather(*(self._stop(worker) for worker in workers[start : start + _STOPS_AT_ONCE]))
-        return self._all_clean and (not self.failed or self._node.identity.previous.clean_stop)
+        has_unread_logs = bool(self.failed or self._node.recovered.unrecovered)
+        return self._all_clean and (not has_unread_logs or self._node.previous.clean_stop)
 
 
 class NotifyHandler:

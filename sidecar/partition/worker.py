@@ -56,10 +56,10 @@ from liftpy.core.replication.phases import LeaderPhase
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject
 from liftpy.errors import CorruptionError, InvariantError, LiftError, NoSpaceError, StorageError
-from sidecar.disk.data_folder import DataDirectory
+from sidecar.disk.data_folder import LAZY_FLUSH, DataDirectory
 from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes
 from sidecar.metadata.clock_watch import ClockWatch
-from sidecar.metadata.identity import NodeFile, WorkerMarks
+from sidecar.metadata.identity import PreviousProcess
 from sidecar.partition.deletions import Deletions
 from sidecar.partition.flushing import Flusher, StateCheckpoints, StateFileMatch, load_state_file, read_state_file
 from sidecar.partition.leadership import LeadershipTransfers
@@ -152,7 +152,7 @@ class NodeTools:
     transfers: LeadershipTransfers
     folder: DataDirectory
     deletions: Deletions
-    identity: NodeFile | WorkerMarks
+    previous: PreviousProcess
     recovered: RecoveredLogs
     promises: Promises
 
@@ -734,18 +734,17 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
 
     ``subject``: data subject of the stream. If files must be read, the function does this in a thread.
     """
-    recovered = node.recovered.take(node.folder.partition_path(key))
+    path = node.folder.partition_path(key)
+    recovered = node.recovered.take(path)
     flushes_always = config.flush.mode is FlushMode.ALWAYS
 
     def open_log() -> tuple[Log, OpenReport, StateFileMatch, LogState | None]:
         if not flushes_always:
-            node.identity.flushes_lazily()
+            node.folder.set_mark(LAZY_FLUSH)
         storage = recovered.storage if recovered is not None else node.folder.partition_storage(key)
-        clean = node.identity.previous.clean_stop
         promised = node.promises.epoch_of(key.folder)
-        log, report = Log.open(
-            storage, config, now_wall_ns=time.time_ns(), clean=clean, recovered=recovered, promised_epoch=promised
-        )
+        log, report = Log.open(storage, config, now_wall_ns=time.time_ns(), recovered=recovered, promised_epoch=promised)
+        node.recovered.unrecovered.discard(path)
         if recovered is None or not recovered.segments:
             node.folder.mark_log(key.folder)
         if recovered is not None and not recovered.has_states:

@@ -301,6 +301,8 @@ class WorkerHandle(asyncio.Protocol):
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[Any] | None = None
+        self._spawning: asyncio.Future[None] | None = None
+        """Start of the process, in a thread. A canceled start of the node does not cancel it."""
         self._unanswered = 0
         self._has_answered = False
         self._is_stopping = False
@@ -322,25 +324,28 @@ class WorkerHandle(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         for kind in (FrameKind.RECOVERED, FrameKind.SETTLED, FrameKind.CLOSED, FrameKind.STOPPED):
             self._events[kind] = loop.create_future()
-        with theirs:
-            command = [sys.executable, "-P", "-m", "sidecar.node.worker_node", str(theirs.fileno()), str(lock)]
-            start = lambda: spawn_process(  # noqa: E731
-                command,
-                signal.SIGKILL,
-                blocked=SIGNALS_FOR_THE_NODE,
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), lock),
-                env=worker_environment(),
-                start_new_session=True,  # Ctrl-C goes to the node, which stops its workers in order
-            )
-            self._process = await loop.run_in_executor(None, start)
-        ours.setblocking(False)
+        self._spawning = loop.run_in_executor(None, self._spawn, theirs, lock)
         try:
+            await asyncio.shield(self._spawning)
+            ours.setblocking(False)
             await loop.create_unix_connection(lambda: self, sock=ours)
         except BaseException:
             self._transport = None  # a stop during the start has closed it
+            ours.close()
             raise
         self.send(FrameKind.SETUP, 0, json.dumps(setup).encode())
+
+    def _spawn(self, channel: socket.socket, lock: int) -> None:
+        with channel:
+            self._process = spawn_process(
+                [sys.executable, "-P", "-m", "sidecar.node.worker_node", str(channel.fileno()), str(lock)],
+                signal.SIGKILL,
+                blocked=SIGNALS_FOR_THE_NODE,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(channel.fileno(), lock),
+                env=worker_environment(),
+                start_new_session=True,  # Ctrl-C goes to the node, which stops its workers in order
+            )
 
     @property
     def pid(self) -> int:
@@ -395,6 +400,8 @@ class WorkerHandle(asyncio.Protocol):
             self.send(FrameKind.STOP)
             with contextlib.suppress(TimeoutError, WorkerError):
                 clean = bool((await asyncio.wait_for(self.wait_for_event(FrameKind.STOPPED), timeout_s)).token)
+        if self._spawning is not None:
+            await asyncio.wait([self._spawning])
         process = self._process
         if process is not None:
             if not clean:

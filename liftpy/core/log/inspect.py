@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from liftpy.core.log.compaction_point import HORIZON_NAME
-from liftpy.core.log.segment import Segment, index_name, log_name, walk
+from liftpy.core.log.segment import Segment, base_offsets, index_name, log_name, walk
 from liftpy.core.log.small_files import (
     CHECKPOINT_NAME,
     EPOCHS_NAME,
@@ -70,7 +70,7 @@ def inspect(storage: Storage, tell: Callable[[int, int], None] | None = None) ->
     ``tell``: called after each segment with (number of checked segments, number of all segments).
     """
     names = storage.names()
-    bases = sorted(int(n[:-4]) for n in names if n.endswith(".log") and n[:-4].isdigit())
+    bases = base_offsets(names)
     segments, faults = [], []
     next_offset: int | None = None
     for number, base in enumerate(bases):

@@ -199,7 +199,8 @@ class Log:
         # the first flush of records makes the file name durable, because a node may create thousands of logs at once
         log._new_names = log.segments[-1].size_bytes == 0
         if recovered.report.lost_committed:
-            log._store_checkpoint()  # otherwise the next opening would count data that is appended there as durable
+            with suppress(NoSpaceError):  # the log can be read. It accepts no records before the checkpoint is stored
+                log._store_checkpoint()
         return log, recovered.report
 
     # ---- bounds ------------------------------------------------------------------------------------------------------
@@ -269,6 +270,10 @@ class Log:
         if compacted.end_offset > self.horizon.end_offset and any(b.header.is_compacted for b in batches):
             self._store_horizon(compacted)
         check(size_bytes <= len(buffer), "D23", size_bytes, "bytes of batches in a buffer of", len(buffer))
+        if self._checkpoints.high_watermark > self.high_watermark:
+            raise NoSpaceError(  # the next opening would count records that are appended here as durable
+                "The disk was full when the log was opened, so its lower high watermark is not stored. Free space on the disk."
+            )
         self._roll_if_due(size_bytes, now_wall_ns)
         active = self.segments[-1]
         try:

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from liftpy.core.log.compaction_point import HORIZON_NAME
-from liftpy.core.log.segment import Segment, SegmentContents, index_name, log_name, walk
+from liftpy.core.log.segment import Segment, SegmentContents, base_offsets, index_name, log_name, walk
 from liftpy.core.log.small_files import (
     CHECKPOINT_NAME,
     EPOCHS_NAME,
@@ -43,6 +43,8 @@ MAX_QUARANTINED_FILES = 3
 DAMAGED, BEHIND = "damaged", "behind"
 _NAME = re.compile(rf"\d+\.log\.({DAMAGED}|{BEHIND})-\d+")
 _COPY_BYTES = 8 * 1024 * 1024
+_VALID_PART = ".valid"
+"""Suffix of the file with the valid part of a damaged segment, until the damaged one is renamed."""
 FLUSH_FAILED_NAME = "flush-failed"
 """Name of the small file that marks a failed flush. Its text is the error, for operators.
 
@@ -57,11 +59,16 @@ def quarantine(storage: Storage, base_offset: int, why: str) -> None:
     ``why``: DAMAGED for a damaged segment, BEHIND for a valid one after it.
     """
     storage.remove(index_name(base_offset))
+    storage.rename(log_name(base_offset), _quarantine_name(storage, base_offset, why))
+    storage.sync_folder()
+
+
+def _quarantine_name(storage: Storage, base_offset: int, why: str) -> str:
+    """Return an unused name for the quarantined segment at ``base_offset``."""
     names = set(storage.names())
     name = f"{log_name(base_offset)}.{why}"
     number = next(n for n in range(len(names) + 1) if f"{name}-{n}" not in names)
-    storage.rename(log_name(base_offset), f"{name}-{number}")
-    storage.sync_folder()
+    return f"{name}-{number}"
 
 
 def quarantined_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -152,24 +159,33 @@ class RecoveryResult:
         return bool(self.segments) and not self.segments[-1].sealed and not self.report.lost_committed
 
 
-def recover(storage: Storage, *, clean: bool = False) -> RecoveryResult:
+def recover(storage: Storage, *, clean: bool = False, before_loss: Callable[[], None] = lambda: None) -> RecoveryResult:
     """Recover the directory ``storage`` so that its log can be used. Return the segments and the findings.
 
-    ``clean``: True if the log was closed cleanly. Damage at its end then happened after the close.
+    Args:
+        storage: Directory of the partition.
+        clean: True if the log was closed cleanly. Damage at its end then happened after the close.
+        before_loss: Called before damage is quarantined or truncated, because a later recovery may find a short log without
+            damage.
+
+    Raises:
+        StorageError: The disk failed. Error of ``before_loss``.
+        UnknownFormatError: Data has the format of another version.
     """
     names = storage.names()
-    if any(name.endswith((".tmp", ".tail")) for name in names):
+    if any(name.endswith((".tmp", ".tail", _VALID_PART)) for name in names):
         for name in names:
             if name.endswith(".tmp"):
                 storage.remove(name)
         finish_splits(storage, names)
+        _finish_quarantine(storage, names)
         names = storage.names()
     flush_failed = failed_flush(storage) if FLUSH_FAILED_NAME in names else ""
     stored_checkpoint = decode_checkpoint(storage.load(CHECKPOINT_NAME)) if CHECKPOINT_NAME in names else None
     checkpoint = stored_checkpoint or Checkpoint()
-    bases = sorted(int(n[:-4]) for n in names if n.endswith(".log") and n[:-4].isdigit())
+    bases = base_offsets(names)
     _remove_stray_indexes(storage, names, bases)
-    segments, walked, rebuilt, cut, damage = _segments(storage, bases, checkpoint.log_start_offset, clean)
+    segments, walked, rebuilt, cut, damage = _segments(storage, bases, checkpoint.log_start_offset, clean, before_loss)
     if segments and segments[-1].next_offset < checkpoint.log_start_offset:
         for segment in reversed(segments):  # a crash interrupted `Log.start_afresh` before the old segments were removed
             segment.file.close()
@@ -216,7 +232,7 @@ def _remove_stray_indexes(storage: Storage, names: Iterable[str], bases: list[in
 
 
 def _segments(
-    storage: Storage, bases: list[int], log_start_offset: int, clean: bool
+    storage: Storage, bases: list[int], log_start_offset: int, clean: bool, before_loss: Callable[[], None]
 ) -> tuple[list[Segment], int, int, int, list[Damage]]:
     segments: list[Segment] = []
     walked = rebuilt = cut = 0
@@ -241,6 +257,8 @@ def _segments(
                 and not contents.changed_in_place
                 and (last or _is_torn(storage, base, bases[number + 1 :], clean))
             )
+            if clean and torn:
+                before_loss()
             if torn:
                 _remove_segments(storage, bases[number + 1 :])
                 last = True
@@ -249,6 +267,7 @@ def _segments(
             elif contents.fault and not gap:
                 found = Damage(log_name(base), segment.next_offset, contents.end, contents.fault, contents.changed_in_place)
                 damage.append(found)
+                before_loss()
                 prefix = _quarantine_segment(storage, segment, contents, bases[number + 1 :])
                 segments += [prefix] if prefix is not None else []
                 break
@@ -260,6 +279,7 @@ def _segments(
         if gap:
             fault = f"the segment before it ends at offset {segments[-1].next_offset}"
             damage.append(Damage(log_name(base), segments[-1].next_offset, 0, fault))
+            before_loss()
             _quarantine_behind(storage, [base, *bases[number + 1 :]])
             break
         segments.append(segment)
@@ -316,26 +336,61 @@ def _remove_segment(storage: Storage, base: int) -> None:
 
 
 def _quarantine_segment(storage: Storage, segment: Segment, contents: SegmentContents, later: list[int]) -> Segment | None:
-    """Quarantine a damaged segment and all ``later`` ones. Return a new segment with its valid part. None: no part is valid.
+    """Quarantine a damaged segment and all ``later`` ones. Return a segment with its valid part. None: no part is valid.
 
+    The valid part becomes a new file. If the disk has no room for it, the damaged part does, and the file is truncated.
     ``contents``: result of reading the damaged segment. ``later``: base offsets of the segments after it.
     """
     _quarantine_behind(storage, later)
-    name = f"{log_name(segment.base_offset)}.tmp"
-    copy_file = storage.create(name)
-    for position in range(0, contents.end, _COPY_BYTES):
-        copy_file.append([segment.file.read(position, min(_COPY_BYTES, contents.end - position))])
-    copy_file.sync()
-    copy_file.close()
+    name = log_name(segment.base_offset)
+    if contents.end:
+        try:
+            _copy(storage, segment.file, 0, contents.end, name + _VALID_PART)
+        except NoSpaceError:
+            _truncate_damage(storage, segment, contents)
+            return segment
     segment.file.close()
     quarantine(storage, segment.base_offset, DAMAGED)
     if not contents.end:
-        storage.remove(name)
-        storage.sync_folder()
         return None
-    storage.rename(name, log_name(segment.base_offset))
+    storage.rename(name + _VALID_PART, name)
     storage.sync_folder()
     return _open_and_scan(storage, segment.base_offset)[0]
+
+
+def _truncate_damage(storage: Storage, segment: Segment, contents: SegmentContents) -> None:
+    """Truncate a damaged segment at its first fault. First copy the rest into a quarantined file.
+
+    Raises NoSpaceError if the disk has no room for the rest, and valid batches follow the fault. Without such batches, the rest
+    is lost.
+    """
+    try:
+        _copy(
+            storage,
+            segment.file,
+            contents.end,
+            segment.file.size_bytes,
+            _quarantine_name(storage, segment.base_offset, DAMAGED),
+        )
+    except NoSpaceError:
+        if contents.valid_behind:
+            raise
+    storage.remove(index_name(segment.base_offset))
+    storage.sync_folder()
+    segment.file.truncate(contents.end)
+
+
+def _finish_quarantine(storage: Storage, names: Iterable[str]) -> None:
+    """Complete the quarantine of a damaged segment, if a crash interrupted it. ``names``: files in the directory."""
+    for name in names:
+        damaged = name.removesuffix(_VALID_PART)
+        if name == damaged:
+            continue
+        if damaged in names:
+            storage.remove(name)  # the damaged segment has not been renamed, so recovery finds it again
+        else:
+            storage.rename(name, damaged)
+            storage.sync_folder()
 
 
 def _quarantine_behind(storage: Storage, bases: list[int]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -30,9 +31,17 @@ _SECTOR_BYTES = 512
 """A disk writes this number of bytes completely or not at all."""
 
 
+_LOG_NAME = re.compile(r"([0-9]{20})\.log")
+
+
 def log_name(base_offset: int) -> str:
     """Return the file name of the segment with this base offset."""
     return f"{base_offset:020d}.log"
+
+
+def base_offsets(names: Iterable[str]) -> list[int]:
+    """Return the base offsets of the segments among the file ``names``, ascending."""
+    return sorted(int(match[1]) for match in map(_LOG_NAME.fullmatch, names) if match is not None)
 
 
 def index_name(base_offset: int) -> str:
@@ -230,12 +239,13 @@ class SegmentContents:
 
     ``end``: position up to which the file is valid. ``fault``: description of the first fault, '' for none.
     ``changed_in_place``: True if the bytes at the fault have changed after they were written, so the fault is no torn tail
-    [S3]. Then a valid batch follows, or the faulty batch is complete.
+    [S3]. Then a valid batch follows (``valid_behind``), or the faulty batch is complete.
     """
 
     end: int
     fault: str = ""
     changed_in_place: bool = False
+    valid_behind: bool = False
 
 
 def walk(segment: Segment) -> SegmentContents:
@@ -255,8 +265,8 @@ def walk(segment: Segment) -> SegmentContents:
             _check_order(segment, batch)
         except CorruptionError as error:
             tail = bytes(segment.file.read(position, size - position))
-            changed = _is_complete(tail, position) or _valid_behind(segment, tail)
-            return SegmentContents(position, str(error), changed)
+            valid_behind = _valid_behind(segment, tail)
+            return SegmentContents(position, str(error), valid_behind or _is_complete(tail, position), valid_behind)
         segment.note(batch.header, position)
         position += needed
     segment.checked = True

@@ -178,6 +178,11 @@ class Checkpoints:
         self._checkpoint = checkpoint
         self._epochs = decode_epochs(epochs) or ()
 
+    @property
+    def high_watermark(self) -> int:
+        """High watermark in the file, inclusive."""
+        return self._checkpoint.high_watermark
+
     def store(self, checkpoint: Checkpoint) -> None:
         """Store the checkpoint durably in the file ``high-watermark``, if HW or log start have changed.
 

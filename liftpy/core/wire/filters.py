@@ -16,7 +16,7 @@ import numpy as np
 
 from liftpy.config import Codec
 from liftpy.core.base.ids import check_subject, quote
-from liftpy.core.wire.batch import RecordBatch, reach, seal, sized_body
+from liftpy.core.wire.batch import BatchTooLargeError, RecordBatch, reach, seal, sized_body
 from liftpy.core.wire.batch_columns import (
     BytesColumn,
     Columns,
@@ -229,7 +229,8 @@ def narrow(batch: RecordBatch, left_out: int) -> memoryview:
     Offsets, timestamps and producer fields stay. A batch always has values. If values are omitted, they become nulls, at 4
     bytes and a bit each. The result is small and is not compressed, because the reader would decompress it at once.
 
-    Fillers, control batches and damaged batches are returned unchanged, so that the reader reports the damage.
+    Fillers, control batches and damaged batches are returned unchanged, so that the reader reports the damage. So are batches close
+    to the size limit whose result would be too large.
     """
     if batch.header.control or not batch.record_count:
         return batch.view
@@ -259,8 +260,12 @@ def narrow(batch: RecordBatch, left_out: int) -> memoryview:
     if columns.deltas is not None:
         pieces, present = pieces + laid_out_fixed(columns.deltas, "<u4"), present | Columns.DELTAS
     header = batch.header
+    try:
+        body = sized_body(pieces, present, batch.record_count, Codec.NONE, header.last_offset_delta)
+    except BatchTooLargeError:
+        return batch.view
     sealed = seal(
-        sized_body(pieces, present, batch.record_count, Codec.NONE, header.last_offset_delta),
+        body,
         base_offset=header.base_offset,
         leader_epoch=header.leader_epoch,
         timestamp_ns=header.timestamp_ns,

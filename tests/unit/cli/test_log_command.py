@@ -11,6 +11,7 @@ from liftpy.core.log.log import Log
 from sidecar.cli.main import main
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import DirectoryStorage
+from sidecar.metadata.identity import NodeFile, PreviousProcess
 from tests.unit.log.log_model import SMALL, fill
 
 
@@ -47,3 +48,34 @@ def test_log_repair_of_a_running_node_is_rejected(folder: Path, capsys: pytest.C
     assert (code, "Stop it first" in text) == (1, True)
     held.close()
     assert _run(capsys, "log", "repair", str(folder))[0] == 0
+
+
+@pytest.mark.parametrize("clean_stop", [True, False])
+def test_log_repair_that_loses_records_makes_the_next_start_register_an_unclean_stop(
+    folder: Path, capsys: pytest.CaptureFixture[str], clean_stop: bool
+) -> None:
+    """The next recovery finds a short log without damage [C7]. A torn tail after an unclean stop loses nothing."""
+    data = folder.parent.parent.parent
+
+    def stopped() -> PreviousProcess:
+        held = DataDirectory(data)
+        previous = NodeFile(held, "a").previous
+        held.close()
+        return previous
+
+    held = DataDirectory(data)
+    process = NodeFile(held, "a")
+    process.count_start()
+    process.begin(1)
+    if clean_stop:
+        process.end_cleanly()
+    held.close()
+    last = sorted(folder.glob("*.log"))[-1]
+    last.write_bytes(last.read_bytes()[:-5])
+    assert _run(capsys, "log", "repair", str(folder))[0] == 0
+    assert stopped() == PreviousProcess(1, False, not clean_stop)
+    flipped = bytearray(last.read_bytes())
+    flipped[70] ^= 1
+    last.write_bytes(flipped)
+    assert _run(capsys, "log", "repair", str(folder))[0] == 0
+    assert stopped() == PreviousProcess(1, False, False)

@@ -45,6 +45,36 @@ def test_folder_storage_flushes_again_after_a_change_during_a_flush(monkeypatch:
     assert len(seen) == 2
 
 
+@pytest.mark.parametrize("call", ["open", "rename", "unlink"])
+def test_folder_storage_flushes_a_change_that_was_in_progress_during_a_flush(
+    call: str, flushed: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The flush of a segment runs in a thread while the log starts the next segment."""
+    storage = DirectoryStorage(tmp_path)
+    storage.create("a").close()
+    flushed.clear()
+    owner: Any = os if call != "unlink" else Path
+    real = getattr(owner, call)
+
+    def change(*given: Any, **options: Any) -> Any:
+        monkeypatch.setattr(owner, call, real)
+        storage.sync_folder()  # by another thread
+        return real(*given, **options)
+
+    monkeypatch.setattr(owner, call, change)
+    if call == "open":
+        storage.create("b").close()
+    elif call == "rename":
+        storage.rename("a", "b")
+    else:
+        storage.remove("a")
+    assert len(flushed) == 1
+    storage.sync_folder()
+    assert len(flushed) == 2
+    storage.sync_folder()
+    assert len(flushed) == 2
+
+
 def test_folder_storage_repeats_a_failed_directory_flush(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     storage = DirectoryStorage(tmp_path)
     calls: list[bool] = []

@@ -246,3 +246,13 @@ def test_column_read_without_values_scans_up_to_a_megabyte_per_response() -> Non
     assert 800_000 < portion.scanned_bytes <= 1 << 20
     assert portion.size_bytes < 10_000
     assert read_narrow(log, VALUES, 150, 1 << 20, 1 << 20, end_offset=450).next_offset == 400, "not the batch that ends at 500"
+
+
+@pytest.mark.parametrize("left_out", [VALUES, Columns.REPLIES.value])
+def test_column_read_of_a_batch_of_the_maximum_size_returns_it(left_out: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Null values need a bitmap, and a batch from an older version has no room for offsets."""
+    log = Log.open(MemoryStorage(), StreamConfig())[0]
+    stored = build_batch([b""] * 100, keys=[b"k"] * 100, leader_epoch=1)
+    log.append(stored)
+    monkeypatch.setattr("liftpy.core.wire.batch.MAX_BATCH_BYTES", len(stored))
+    assert read_narrow(log, left_out, 0, 1 << 20, 1 << 20, end_offset=100).chunks == (stored,)

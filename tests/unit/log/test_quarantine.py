@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import pytest
+
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.recovery import MAX_QUARANTINED_FILES, delete_quarantined_files, quarantine, quarantined_names
+from liftpy.core.log.recovery import MAX_QUARANTINED_FILES, delete_quarantined_files, quarantine, quarantined_names, recover
+from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
+from liftpy.errors import NoSpaceError, StorageError
 
 SMALL = StreamConfig(segment_bytes=4096)
 
@@ -24,6 +30,10 @@ def a_log(storage: MemoryStorage, count: int = 60, first: int = 0) -> list[str]:
 def flip(storage: MemoryStorage, name: str) -> None:
     storage.files[name].data[700] ^= 1
     storage.files.pop(name.replace(".log", ".index"), None)  # or a sealed segment is not looked at
+
+
+def note_calls(storage: MemoryStorage, told: list[int]) -> None:
+    told.append(storage.calls)
 
 
 def test_quarantine_renames_the_damaged_segment_and_all_later_segments() -> None:
@@ -44,6 +54,80 @@ def test_quarantine_renames_the_damaged_segment_and_all_later_segments() -> None
     assert {name: bytes(file.data) for name, file in storage.files.items()} == kept
     assert delete_quarantined_files(storage) == ()
     log.close()
+
+
+def test_quarantine_interrupted_at_any_step_keeps_the_records_before_the_damage() -> None:
+    """[S7] The caller is told before a file changes, because the next recovery may find no damage."""
+    whole = MemoryStorage()
+    segments = a_log(whole)
+    flip(whole, segments[1])
+    whole.sync_folder()
+    (damage,) = recover(whole.crash()).report.damage
+    for calls in range(100):
+        storage = whole.crash()
+        told: list[int] = []
+        storage.fail_after(calls)
+        try:
+            recover(storage, before_loss=partial(note_calls, storage, told))
+        except StorageError:
+            pass
+        else:
+            break
+        for power in (False, True):
+            after = storage.crash(power=power)
+            assert told[:1] == [0]
+            log, _ = Log.open(after, SMALL)
+            assert log.log_end_offset == damage.first_offset, f"after {calls} calls, {power=}"
+    assert calls > 10
+
+
+@pytest.mark.parametrize("room", [0, 400, 1000])
+def test_quarantine_on_a_full_disk_truncates_damage_without_valid_batches_behind(room: int) -> None:
+    storage = MemoryStorage()
+    last = a_log(storage)[-1]
+    storage.files[last].data[-10] ^= 1
+    size_bytes = len(storage.files[last].data)
+    storage.capacity_bytes = storage.used_bytes() + room
+    log, report = Log.open(storage, SMALL, clean=True)
+    assert (len(report.damage), report.lost_flushed, log.log_end_offset) == (1, False, 59)
+    assert len(storage.files[last].data) == log.segments[-1].size_bytes < size_bytes
+    assert report.quarantined_files == ((f"{last}.damaged-0",) if room else ())
+    assert not [name for name in storage.names() if name.endswith((".tmp", ".valid"))]
+    log.close(clean=False)
+    assert Log.open(storage.crash(), SMALL)[0].log_end_offset == 59
+
+
+def test_log_that_lost_committed_records_on_a_full_disk_appends_nothing_before_its_checkpoint_is_stored() -> None:
+    """Otherwise the next recovery would count the appended records as durable [S1]."""
+    storage = MemoryStorage()
+    last = a_log(storage)[-1]
+    storage.replace(CHECKPOINT_NAME, encode_checkpoint(Checkpoint(high_watermark=59)))
+    storage.files[last].data[-10] ^= 1
+    storage.capacity_bytes = 0
+    log, report = Log.open(storage, SMALL)
+    assert (report.lost_committed, log.log_end_offset) == (True, 59)
+    batch = build_batch([b"x" * 300], base_offset=59, leader_epoch=1)
+    with pytest.raises(NoSpaceError):
+        log.append(batch)
+    assert not log.closed
+    storage.capacity_bytes = 1 << 20
+    log.checkpoint()
+    log.append(batch)
+    again, _ = Log.open(storage.crash(power=False), SMALL)
+    assert Log.open(again.storage.crash(), SMALL)[0].log_end_offset == again.log_end_offset == 60
+
+
+def test_quarantine_on_a_full_disk_never_loses_valid_batches_behind_the_damage() -> None:
+    storage = MemoryStorage()
+    first = a_log(storage, count=8)[0]
+    flip(storage, first)
+    storage.capacity_bytes = storage.used_bytes()
+    before = bytes(storage.files[first].data)
+    with pytest.raises(NoSpaceError):
+        recover(storage)
+    assert bytes(storage.files[first].data) == before
+    storage.capacity_bytes += 4096
+    assert recover(storage).report.quarantined_files == (f"{first}.damaged-0",)
 
 
 def test_quarantine_of_repeated_damage_retains_a_bounded_number_of_files() -> None:

@@ -65,9 +65,11 @@ def test_recovery_ignores_files_that_are_no_segments() -> None:
     filled(storage=storage).close()
     storage.create("notes.log").append([b"of an operator"])
     storage.create("12.log.old")
+    storage.create("12.log")
+    storage.create("\u00b2.log")
     again, report = Log.open(storage, StreamConfig(), clean=True)
     assert ([segment.base_offset for segment in again.segments], report.damage) == ([0, 6, 12], ())
-    assert {"notes.log", "12.log.old"} <= set(storage.names())
+    assert {"notes.log", "12.log.old", "12.log", "\u00b2.log"} <= set(storage.names())
 
 
 def test_log_offset_for_timestamp_in_damaged_bytes_raises_and_reports_damage() -> None:

@@ -31,7 +31,6 @@ from liftpy.core.metadata.feed import MAX_UNREADABLE, FeedSubscription
 from liftpy.core.metadata.image import ClusterImage, ClusterRules
 from liftpy.core.metadata.sessions import RegistrationOutcome, registration_result
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.decode_errors import has_unknown_fields
 from liftpy.core.wire.subjects import GROUPS_STREAM
 from liftpy.errors import IncompatibleVersionError, UnknownFormatError
 from tests.born import BOTH, TIMES, born_fsm, born_image

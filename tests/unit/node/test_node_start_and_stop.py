@@ -310,7 +310,7 @@ async def test_node_stop_during_the_recovery_unlocks_the_data_directory_after_it
     """Otherwise the next process would recover the same log at the same time."""
     recovering, may_end = threading.Event(), threading.Event()
 
-    def recover(storage: Any, *, clean: bool) -> RecoveryResult:
+    def recover(storage: Any, **_: Any) -> RecoveryResult:
         recovering.set()
         assert may_end.wait(30)
         return RecoveryResult([], Checkpoint(), OpenReport(), storage)

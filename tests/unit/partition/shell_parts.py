@@ -22,6 +22,7 @@ from liftpy.errors import StorageError
 from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.leadership import LeadershipTransfers
+from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.worker import METHODS, PartitionWorker, ReplicaDriver
 from sidecar.runtime.timers import Timer, Timers
 
@@ -79,7 +80,8 @@ def worker(**more: Any) -> Any:
 
 def process_tools(fatal: Callable[[Any], object] = pytest.fail) -> dict[str, Any]:
     """The part of the tools of a node that stands for its process."""
-    return {"process": SimpleNamespace(fatal=fatal), "transfers": LeadershipTransfers(None)}  # type: ignore[arg-type]
+    transfers = LeadershipTransfers(None)  # type: ignore[arg-type]
+    return {"process": SimpleNamespace(fatal=fatal), "transfers": transfers, "recovered": RecoveredLogs()}
 
 
 class FlushedPartition:

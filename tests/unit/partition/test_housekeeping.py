@@ -39,7 +39,8 @@ class FakeWorker:
         self.config = StreamConfig(retention_bytes=1, compaction=True)
         self.quarantined_files: tuple[str, ...] = ("old",)
         self.no_space = False
-        self.states = SimpleNamespace(checkpoint=lambda: self.done.append("checkpoint"))
+        self.disk_is_busy = False
+        self.states = SimpleNamespace(checkpoint=self.begin_checkpoint)
         self.flusher = SimpleNamespace(stalls=False, alone=lambda work: self.done.append("settle") or work())
         self.compaction: Any = SimpleNamespace(run=lambda: self.done.append("run"))
         self.log = FakeWorkerLog(
@@ -51,6 +52,11 @@ class FakeWorker:
             complete_compaction=lambda compaction: self.done.append("complete") or 1,
             handle_damage=lambda error: self.done.append("damage"),
         )
+
+    def begin_checkpoint(self) -> bool:
+        if not self.disk_is_busy:
+            self.done.append("checkpoint")
+        return not self.disk_is_busy
 
     def apply_retention(self, now: int) -> None:
         self.done.append("retention")
@@ -162,8 +168,10 @@ async def test_housekeeping_writes_checkpoints_when_the_high_watermark_rises(tmp
         await keeping._checkpoints()
     assert [worker.done for worker in workers] == [["checkpoint"], ["checkpoint"]], "an idle one costs nothing"
     workers[0].high_watermark = 5
-    await keeping._checkpoints()
-    assert [len(worker.done) for worker in workers] == [2, 1]
+    for is_busy in (True, False, False):
+        workers[0].disk_is_busy = is_busy
+        await keeping._checkpoints()
+    assert [len(worker.done) for worker in workers] == [2, 1], "it is tried again after another disk operation"
     gone = workers.pop()
     await keeping._checkpoints()
     assert gone not in keeping._checkpointed

@@ -14,6 +14,7 @@ from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.errors import CorruptionError, LiftError, StorageError
+from sidecar.disk.data_folder import LAZY_FLUSH
 from sidecar.partition import worker as worker_module
 from sidecar.partition.worker import PartitionWorker
 from sidecar.status.metric_names import INCIDENTS
@@ -102,11 +103,12 @@ async def test_node_identity_records_a_flush_policy_other_than_always_before_the
     policy: str, marked: int, pool: concurrent.futures.ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[Any] = []
-    identity = SimpleNamespace(flushes_lazily=lambda: order.append("marked"), previous=SimpleNamespace(clean_stop=True))
     found: dict[Path, Any] = {Path("there"): SimpleNamespace(storage="recovered", is_complete=True, has_states=False)}
-    folder = SimpleNamespace(partition_path=lambda key: Path("there"), partition_storage=lambda key: "made")
+    folder = SimpleNamespace(
+        partition_path=lambda key: Path("there"), partition_storage=lambda key: "made", set_mark=lambda name: order.append(name)
+    )
     node: Any = SimpleNamespace(
-        identity=identity, pool=pool, folder=folder, recovered=SimpleNamespace(take=lambda path: found.pop(path, None)),
+        pool=pool, folder=folder, recovered=SimpleNamespace(take=lambda path: found.pop(path, None), unrecovered=set()),
         promises=SimpleNamespace(epoch_of=lambda key: 7 if key == KEY.folder else 0),
     )  # fmt: skip
 
@@ -120,8 +122,8 @@ async def test_node_identity_records_a_flush_policy_other_than_always_before_the
         order.clear()
         with pytest.raises(StorageError):
             await worker_module.open_worker(node, KEY, "shop", StreamConfig(flush=FlushPolicy.parse(policy)))
-        assert order[:-1] == ["marked"] * marked
-        assert (order[-1]["clean"], order[-1]["recovered"], order[-1]["where"]) == (True, taken, where)
+        assert order[:-1] == [LAZY_FLUSH] * marked
+        assert (order[-1].get("clean", False), order[-1]["recovered"], order[-1]["where"]) == (False, taken, where)
         assert order[-1]["promised_epoch"] == 7
 
 

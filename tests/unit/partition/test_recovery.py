@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,10 +81,10 @@ async def test_log_recovery_lists_damaged_and_unreadable_logs(
     segment.write_bytes(data)
     real = recovery.recover
 
-    def failing(storage: DirectoryStorage, *, clean: bool) -> object:
+    def failing(storage: DirectoryStorage, **options: Any) -> object:
         if storage.folder == unreadable:
             raise StorageError("the disk does not answer")
-        return real(storage, clean=clean)
+        return real(storage, **options)
 
     monkeypatch.setattr(recovery, "recover", failing)
     monkeypatch.setattr(recovery, "RETRY_PAUSES_S", (0.0,))
@@ -95,6 +96,7 @@ async def test_log_recovery_lists_damaged_and_unreadable_logs(
     assert found is not None
     assert found.report.must_leave_isr
     assert logs.take(unreadable) is None, "who opens it tries again"
+    assert logs.unrecovered == {unreadable}
     kept = logs.take(right)
     assert kept is not None
     log, _ = Log.open(DirectoryStorage(right), SMALL, recovered=kept)
@@ -109,10 +111,10 @@ async def test_log_recovery_retries_after_a_disk_error_that_passes(
     path, other = a_log(folder, "a-1"), a_log(folder, "b-2")
     real, failures = recovery.recover, [StorageError("the disk does not answer")] * 2
 
-    def failing(storage: DirectoryStorage, *, clean: bool) -> object:
+    def failing(storage: DirectoryStorage, **options: Any) -> object:
         if storage.folder == path and failures:
             raise failures.pop()
-        return real(storage, clean=clean)
+        return real(storage, **options)
 
     monkeypatch.setattr(recovery, "recover", failing)
     monkeypatch.setattr(recovery, "RETRY_PAUSES_S", (0.0, 0.0))
@@ -132,7 +134,7 @@ async def test_log_recovery_that_failed_is_not_retried_if_a_retry_may_hide_damag
     segment = sorted(path.glob("*.log"))[-1]
     recoveries: list[Path] = []
 
-    def failing(storage: DirectoryStorage, *, clean: bool) -> object:
+    def failing(storage: DirectoryStorage, **options: Any) -> object:
         recoveries.append(path)
         if not isinstance(error, CorruptionError):
             os.truncate(segment, segment.stat().st_size - 1)
@@ -151,9 +153,9 @@ async def test_log_recovery_with_a_close_during_its_run_leaves_no_file_open(
     paths = [a_log(folder, "a-1", number) for number in range(3)]
     real, logs, recoveries = recovery.recover, RecoveredLogs(), list[Path]()
 
-    def closing(storage: DirectoryStorage, *, clean: bool) -> object:
+    def closing(storage: DirectoryStorage, **options: Any) -> object:
         recoveries.append(storage.folder)
-        found = real(storage, clean=clean)
+        found = real(storage, **options)
         logs.close()
         return found
 

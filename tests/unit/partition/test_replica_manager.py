@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from liftpy.errors import StorageError
 from sidecar.partition import leadership
 from sidecar.partition import replica_manager as partitions_module
 from sidecar.partition.leadership import LeadershipTransfers
+from sidecar.partition.recovery import RecoveredLogs
 from sidecar.runtime import clock
 from sidecar.runtime.timers import Timers
 from tests.unit.partition.shell_parts import KEY
@@ -71,14 +73,14 @@ def partitions(*workers: RecordingWorker, allowed: bool = True, links: Any = Non
     transfers = LeadershipTransfers(links)
     deletions = SimpleNamespace(is_allowed=may_delete, close=lambda: None)
     settings = SimpleNamespace(node_id="n1", replication=ReplicationConfig())
-    identity = SimpleNamespace(previous=SimpleNamespace(clean_stop=True))
+    previous, recovered = SimpleNamespace(clean_stop=True), RecoveredLogs()
     made: Any = partitions_module.Partitions(
         SimpleNamespace(
             settings=settings, process=SimpleNamespace(fatal=pytest.fail), deletions=deletions, lease=Lease(NS_PER_S),
-            timers=Timers(), transfers=transfers, identity=identity,
+            timers=Timers(), transfers=transfers, previous=previous, recovered=recovered,
         )  # type: ignore[arg-type]
     )  # fmt: skip
-    made.identity = identity
+    made.previous, made.recovered = previous, recovered
     made.transfers, made.links = transfers, links
     for one in workers:
         one.transfers = transfers
@@ -203,8 +205,17 @@ async def test_replica_manager_retries_to_open_a_partition_after_a_failure(
     assert caplog.text.count("log not opened") == 2
     assert reason in node.failed[KEY]
     for clean_stop in (False, True):
-        node.identity.previous.clean_stop = clean_stop
+        node.previous.clean_stop = clean_stop
         assert await node.stop() is clean_stop, "the next start must write again what this one could not"
+
+
+@pytest.mark.parametrize("clean_stop", [False, True])
+async def test_replica_manager_stop_before_the_opening_of_an_unrecovered_log_is_not_clean(clean_stop: bool) -> None:
+    """The next start must write the data of the log again [S1]."""
+    node = partitions()
+    node.recovered.unrecovered.add(Path("orders-u1/3"))
+    node.previous.clean_stop = clean_stop
+    assert await node.stop() is clean_stop
 
 
 @pytest.mark.parametrize("wrong", [{}, {"uid": "u2"}, {"leader_epoch": 5}, {"partition": 2}])

@@ -13,8 +13,8 @@ import pytest
 
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.errors import ConfigError
-from sidecar.disk.data_folder import DataDirectory, NodeIdentity
-from sidecar.metadata.identity import NodeFile, unknown_folders
+from sidecar.disk.data_folder import LAZY_FLUSH, UNREPORTED_DAMAGE, DataDirectory, NodeIdentity
+from sidecar.metadata.identity import NodeFile, PreviousProcess, unknown_folders
 
 
 @pytest.fixture
@@ -63,30 +63,22 @@ def test_node_file_clean_stop_marker_is_removed_when_the_next_process_registers(
     assert not NodeFile(folder, "a").previous.clean_stop
 
 
-def test_node_file_marked_as_distrusted_reports_no_clean_stop_to_later_processes(folder: DataDirectory) -> None:
+@pytest.mark.parametrize("was_lazy", [False, True])
+def test_node_file_reports_no_clean_stop_from_damage_until_the_registration(folder: DataDirectory, was_lazy: bool) -> None:
     first = NodeFile(folder, "a")
     first.count_start()
     first.begin(1)
     first.end_cleanly()
-    NodeFile(folder, "a").distrust()
-    previous = NodeFile(folder, "a").previous
-    assert not previous.clean_stop
-    assert not previous.flushed_always
-
-
-@pytest.mark.parametrize("was_lazy", [False, True])
-def test_node_file_marks_damage_until_the_registration_and_lazy_flush_until_a_clean_stop(
-    folder: DataDirectory, was_lazy: bool
-) -> None:
     if was_lazy:
-        NodeFile(folder, "a").flushes_lazily()
+        folder.set_mark(LAZY_FLUSH)
+    folder.set_mark(UNREPORTED_DAMAGE)
+    folder.set_mark(UNREPORTED_DAMAGE)
     second = NodeFile(folder, "a")
-    second.distrust()
-    second.distrust()
+    assert second.previous == PreviousProcess(1, False, False)
     second.count_start()
-    assert not NodeFile(folder, "a").previous.flushed_always, "the metadata group may not know of the damage"
+    assert NodeFile(folder, "a").previous == second.previous, "the metadata group may not know of the damage"
     second.begin(2)
-    assert NodeFile(folder, "a").previous.flushed_always is not was_lazy
+    assert NodeFile(folder, "a").previous == PreviousProcess(2, False, not was_lazy)
 
 
 @pytest.mark.parametrize("names", [{"folder_id": "f", "starts": 4}, {"folder_id": "", "starts": 0}])
@@ -129,8 +121,8 @@ def test_node_file_marks_lazy_flush_until_a_clean_stop(tmp_path: Path) -> None:
     folder = DataDirectory(tmp_path)
     identity = NodeFile(folder, "a")
     assert identity.previous.flushed_always
-    identity.flushes_lazily()
-    identity.flushes_lazily()
+    folder.set_mark(LAZY_FLUSH)
+    folder.set_mark(LAZY_FLUSH)
     assert not NodeFile(folder, "a").previous.flushed_always
     identity.begin(3)
     identity.end_cleanly()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,14 @@ class Node:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.processes: list[Worker] = []
         self.failures: list[Exception] = []
+        self.spawns, self.may_spawn = threading.Event(), threading.Event()
+        self.may_spawn.set()
         monkeypatch.setattr(worker_process, "spawn_process", self._spawn)
         self.workers = Workers(NodeSettings("n1", Path("/d"), workers=3), self.failures.append, lambda reason: None)
 
     def _spawn(self, *given: Any, **more: Any) -> Worker:
+        self.spawns.set()
+        assert self.may_spawn.wait(30)
         self.processes.append(Worker(*given, **more))
         return self.processes[-1]
 
@@ -108,3 +113,19 @@ async def test_worker_processes_that_end_because_the_node_stops_are_no_failure_a
         await process.ended()
         assert not process.killed
     assert node.failures == []
+
+
+async def test_worker_process_that_is_spawned_during_a_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal may cancel the start of the node while a thread starts the process."""
+    node = Node(monkeypatch)
+    node.may_spawn.clear()
+    starting = asyncio.ensure_future(node.start())
+    await asyncio.to_thread(node.spawns.wait, 30)
+    starting.cancel()
+    await asyncio.wait([starting])
+    stopping = asyncio.ensure_future(node.workers.stop())
+    node.may_spawn.set()
+    assert not await asyncio.wait_for(stopping, 30)
+    (process,) = node.processes
+    assert process.killed
+    await process.ended()
