@@ -461,7 +461,9 @@ class SharedAnswers:
                     answer_bytes = await make()
                 except (OSError, LookupError) as error:  # such as a stream that is deleted during the computation
                     if self._log_limit.admit(time.monotonic()) is not None:
-                        logger.warning("status request failed error=%r: request rejected, node continues", error, exc_info=error)
+                        logger.warning(
+                            "status request failed error=%r: request rejected, node continues", error, exc_info=error
+                        )
                 except Exception as error:
                     self._guard.reject_failed(b"", error)
                 if self._kept_s:
