@@ -27,7 +27,7 @@ logger = logging.getLogger("liftpy.node")
 
 _CHECK_EVERY_NS = NS_PER_S
 _UNSURE_EVERY_S = 1.0
-"""Interval of comparisons until another node has answered, in seconds."""
+"""Interval of comparisons while this clock is in doubt and other nodes have not told the right time, in seconds."""
 _PATIENCE_S = 60.0
 """Time for which the clock must be untrusted before it is reported, in seconds. Other nodes may not have started yet."""
 CLOCK_WAITS = "clock_skew_unknown"
@@ -69,7 +69,7 @@ class ClockWatch:
     def stamp_ns(self) -> int:
         """Return the timestamp for records that this node stores as leader.
 
-        If this clock is not trusted and other nodes agree on the time, it is their time.
+        If this clock is not trusted, it is the time on which other nodes agree, or the time that this node trusted last.
         """
         wall_ns, now_ns = time.time_ns(), clock.now_ns()
         self._check_clock(wall_ns, now_ns)
@@ -109,7 +109,7 @@ class ClockWatch:
         while True:
             await asyncio.gather(*(self._ask(node) for node in self.trust.peers(self._nodes())))
             trust = self.check()
-            await asyncio.sleep(_UNSURE_EVERY_S if trust.why and not trust.is_wrong else ASK_EVERY_S)
+            await asyncio.sleep(_UNSURE_EVERY_S if trust.needs_answers else ASK_EVERY_S)
 
     async def _ask(self, node: str) -> None:
         request_ns = clock.now_ns()

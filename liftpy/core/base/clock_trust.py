@@ -16,12 +16,13 @@ jump of the own clock shows at once. The node asks ``PEERS`` other live nodes no
 - if no other node is live, while it has not jumped. ``HOLD_NS`` after a jump the node trusts its clock again. A node
   waits as long after a start if all other nodes are down. A node of a cluster that never had another node does not wait.
 
-In all other cases the clock is in doubt. A node of an older version answers without its time and does not count. If the own
-clock is in doubt and a majority of the other clocks agree with each other, records get their time.
+In all other cases the clock is in doubt. A node of an older version answers without its time and does not count. While the own
+clock is in doubt, records get the time on which a majority of the other clocks agrees. Without such a majority they get the
+time that the node trusted last, continued by the monotonic clock.
 
 Worked example: a, b and c agree. b is set ten years ahead. Its offset differs from both others, so 1 of 3 clocks agrees and
 b is in doubt. At a and c 2 of 3 agree. b is corrected: 3 of 3. If only a and b run and b jumps, 1 of 2 agrees on either
-side. There is no majority, so both are in doubt.
+side. There is no majority, so both are in doubt. b stamps records as if it had not jumped.
 """
 
 from __future__ import annotations
@@ -72,8 +73,10 @@ class ClockTrust:
         """Reason of the doubt at the last check. '': the clock is trusted."""
         self.is_wrong = False
         """True if the clock is in doubt because it jumped or others disagree, and not because answers are missing."""
-        self._others_ns: int | None = None
-        """Offset on which a majority of the other clocks agreed at the last check. None: there was no majority."""
+        self._stamp_offset_ns: int | None = None
+        """Offset for timestamps while the clock is in doubt. None: the wall clock of this node is used."""
+        self.needs_answers = True
+        """True if the clock was in doubt at the last check, and no majority of the other clocks has told the right time."""
         self.skew_ns = 0
         """Time in ns that the clock was ahead of the median of the other nodes at the last check. 0: no node answered."""
         self._reports: dict[str, _ReportedTime] = {}
@@ -113,21 +116,22 @@ class ClockTrust:
         offsets = [one.offset_ns for one in self._reports.values() if one.offset_ns is not None]
         self.skew_ns = offset_ns - median_low(offsets) if offsets else 0
         others = len(peers) - (len(self._reports) - len(offsets))
-        self._others_ns = None
+        self._stamp_offset_ns, self.needs_answers = None, False
         if others:
             self._jumped = None
             self.why, self.is_wrong = self._compare(offset_ns, offsets, others)
         else:
             is_one_of_many = len(self._reports) < len(set(nodes) - {self.node_id})
             self.why, self.is_wrong = self._judge_alone(offset_ns, now_ns, is_one_of_many)
+            self.needs_answers = bool(self.why) and not self.is_wrong
         return NO_AGE_NS if self.why else wall_ns
 
     def stamp_ns(self, wall_ns: int, now_ns: int) -> int:
-        """Return the timestamp for new records: the wall clock, or the time of the other nodes while the clock is in doubt.
+        """Return the timestamp for new records: the wall clock, or a better known time while the clock is in doubt.
 
         ``wall_ns``: current wall clock of this node.
         """
-        return wall_ns if self._others_ns is None else now_ns + self._others_ns
+        return wall_ns if self._stamp_offset_ns is None else now_ns + self._stamp_offset_ns
 
     def _compare(self, offset_ns: int, offsets: list[int], others: int) -> tuple[str, bool]:
         """Compare our clock with those of the other live nodes. Clocks are given as offsets to the monotonic clock, in ns.
@@ -141,7 +145,8 @@ class ClockTrust:
             self._trusted_ns, self._by_others = offset_ns, True
             return "", False
         agree = [one for one in offsets if 2 * sum(abs(other - one) <= BOUND_NS for other in offsets) > 1 + others]
-        self._others_ns = median_low(agree) if agree else None
+        self._stamp_offset_ns = median_low(agree) if agree else self._trusted_ns
+        self.needs_answers = not agree
         if near < len(offsets):
             return f"{len(offsets) - near} of {others} other clocks differ by more than {BOUND_NS // NS_PER_S} s", True
         if not self._by_others:

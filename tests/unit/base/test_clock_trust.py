@@ -280,3 +280,21 @@ def test_clock_trust_without_a_majority_returns_the_time_of_the_own_node() -> No
     b.nodes |= {"b": False, "c": False}
     b.trusted()
     assert b.stamp_s() == YEAR, "it is alone"
+
+
+@pytest.mark.parametrize("jump_s", [-3600, YEAR])
+def test_clock_trust_after_a_jump_without_a_majority_continues_the_trusted_time(jump_s: float) -> None:
+    b = Bench("b")
+    b.hear("b")
+    assert b.trusted()
+    b.nodes |= {"c": True, "d": True}
+    b.off |= {"a": jump_s, "c": 0.0, "d": 0.0}
+    assert not b.trusted(), "one of three others has told its time"
+    assert round(b.stamp_s(), 3) == 0
+    b.now += 30
+    assert not b.trusted()
+    assert round(b.stamp_s(), 3) == 0, "and the time goes on"
+    b.hear("b", "c", "d")
+    b.off["a"] = 1.0
+    assert b.trusted()
+    assert round(b.stamp_s(), 3) == 1
