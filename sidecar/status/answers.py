@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import time
 from collections import Counter, OrderedDict
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 from liftpy.config import NS_PER_S, StreamConfig
 from liftpy.core.base.ids import PartitionKey, is_internal
 from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.base.rate_limits import LogRateLimit
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.base.worker_assignment import WHOLE
 from liftpy.core.log.log import Log
@@ -40,6 +42,8 @@ from sidecar.runtime.settings import with_cluster
 from sidecar.runtime.tasks import spawn
 from sidecar.status.figures import Figures
 from sidecar.status.report import Reporter
+
+logger = logging.getLogger("liftpy.requests")
 
 T = TypeVar("T")
 Answer = Callable[[bytes], None]
@@ -74,6 +78,7 @@ SKEW_NS = 60 * NS_PER_S
 HIDDEN_KIND = "request"
 """Kind of events that pages do not show, because they are about users. Only operators see them (`liftpy events`)."""
 _READ_BYTES = 256 * 1024
+_LOG_EVERY_S = 1.0
 EventPlace = tuple[int, int]
 
 
@@ -421,6 +426,7 @@ class SharedAnswers:
         self._cached_answers: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
         self._waiting: dict[bytes, tuple[Callable[[], Awaitable[bytes]], list[Answer]]] = {}
         self._waiting_count = 0
+        self._log_limit = LogRateLimit(_LOG_EVERY_S)
         self._next_at = 0.0
         self._works = False
 
@@ -453,8 +459,11 @@ class SharedAnswers:
                 began, answer_bytes = self._now(), FAILED
                 try:
                     answer_bytes = await make()
-                except (OSError, LookupError):
-                    pass  # an object was removed during the computation
+                except (OSError, LookupError) as error:  # such as a stream that is deleted during the computation
+                    if self._log_limit.admit(time.monotonic()) is not None:
+                        logger.warning(
+                            "status request failed error=%r: request rejected, node continues", error, exc_info=error
+                        )
                 except Exception as error:
                     self._guard.reject_failed(b"", error)
                 if self._kept_s:

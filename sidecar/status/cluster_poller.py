@@ -32,6 +32,7 @@ from liftpy.core.observe.cluster_health import FIRST, MOST_ROWS, Place, partitio
 from liftpy.core.observe.cluster_model import ClusterMonitor
 from liftpy.core.observe.history import (
     LENGTHS,
+    MOST_COVERED_S,
     NAMES,
     SECONDS,
     TENS,
@@ -77,6 +78,8 @@ MOST_LISTS = 16
 """Maximum number of viewed lists of partitions, and of viewed lists of streams."""
 _MAX_HISTORY_SOURCES = 8
 """Maximum number of nodes that are asked for the stored history of a silent node."""
+_CLOCK_TOLERANCE_S = 15.0
+"""Difference between two clocks that does not matter, in seconds. The newest row of a busy node is up to ten seconds old."""
 _TAIL_S = 5
 """Overlap of the history that is sent each second, in seconds. Nodes answer at different times."""
 _MARKS_TAIL_S = 30
@@ -194,13 +197,19 @@ class ClusterPoller:
         self._histories: dict[str, History] = {}
         self._next_history_s: dict[str, float] = {}
         """Silent node -> time when other nodes are asked again for its stored history."""
+        self._no_rows_since_s: dict[str, float] = {}
+        """Node that answers without new rows -> time of the first such answer."""
+        self._clock_offsets_s: dict[str, float] = {}
+        """Node -> its wall clock minus that of this process, in seconds, when its last rows arrived."""
         self._forget()
 
     def _forget(self) -> None:
         self._monitor = ClusterMonitor(self._namespace)
-        oldest = self._wall() - HISTORY_S if self._own is not None else math.inf
+        oldest = self._cluster_wall() - HISTORY_S if self._own is not None else math.inf
         self._histories = {node: one for node, one in self._histories.items() if one.newest > oldest}
         self._next_history_s = {}
+        self._no_rows_since_s = {}
+        self._clock_offsets_s = {}
         self._summaries: dict[str, NodeSummary | None] = {}
         self._lists: dict[tuple[str, str, Place], _List] = {}
         self._streams: dict[tuple[int, str], _Answers] = {}
@@ -333,14 +342,29 @@ class ClusterPoller:
             return summary_from_json((await self._requester.ask_node(node, ASKED, TIMEOUT_S)).get("glance"))
         return None
 
+    def _cluster_wall(self) -> float:
+        """Return the wall clock of most nodes, in seconds. The clock of this host, or of some node, may be wrong."""
+        offsets_s = sorted(self._clock_offsets_s.values())
+        if len(offsets_s) % 2 == 0:
+            offsets_s = sorted([*offsets_s, 0.0])
+        offset_s = offsets_s[len(offsets_s) // 2]
+        return self._wall() + (offset_s if abs(offset_s) > _CLOCK_TOLERANCE_S else 0.0)
+
     async def _ask_history(self, node: str) -> None:
         if self._own is not None and node == self._own[0]:
             self._histories[node] = self._own[1]
+            self._clock_offsets_s[node] = 0.0
             return
-        history = self._histories.get(node)
-        steps = _ALL_STEPS if history is None else (SECONDS,)
-        history = self._histories.setdefault(node, History())
-        await self._copy_history(history, node, steps)
+        history, now_s = self._histories.get(node), self._now()
+        is_behind_copy = now_s - self._no_rows_since_s.get(node, now_s) > MOST_COVERED_S  # the clock of the node has gone back
+        if history is not None and not (history.newest and is_behind_copy):
+            await self._copy_history(history, node, (SECONDS,))
+            return
+        self._no_rows_since_s.pop(node, None)
+        copy = History()
+        await self._copy_history(copy, node, _ALL_STEPS)
+        if history is None or copy.newest:
+            self._histories[node] = copy
 
     async def _copy_history(self, history: History, asked: str, steps: Sequence[int], node: str = "") -> None:
         """Add the rows of ``node`` ('': of the node ``asked`` itself) that the node ``asked`` knows to ``history``."""
@@ -350,6 +374,13 @@ class ClusterPoller:
             if rows is not None and rows.count:
                 history.add_rows(rows)
                 after[step] = rows.first + (rows.count - 1) * step
+            if rows is None or node or step != SECONDS:
+                continue
+            if rows.count:
+                self._no_rows_since_s.pop(asked, None)
+                self._clock_offsets_s[asked] = after[SECONDS] - self._wall()
+            else:
+                self._no_rows_since_s.setdefault(asked, self._now())
 
     async def _fetch_history(self, node: str, answering: list[str]) -> None:
         """If this node has no copy of the history of ``node``, which does not answer, get one from other nodes."""
@@ -395,7 +426,8 @@ class ClusterPoller:
 
     async def _ask_events(self, answering: list[str]) -> None:
         controllers = [node for node in answering if (one := self._summaries[node]) is not None and one.is_controller]
-        since_ns = int((self._wall() - EVENTS_BACK_S) // 60 * 60) * NS_PER_S  # equal requests within a minute share an answer
+        since_s = int(self._cluster_wall() - EVENTS_BACK_S)
+        since_ns = since_s // 60 * 60 * NS_PER_S  # equal requests within a minute share an answer
         for node in controllers:
             for _ in range(_MOST_PAGES):
                 answer = await self._ask(node, {"events": {"after": list(self._last_event), "since_ns": since_ns}})
@@ -414,7 +446,7 @@ class ClusterPoller:
 
     async def _ask_node_events(self, answering: list[str]) -> None:
         """Request the events that the nodes have seen by themselves, and add them to the cluster events in order of time."""
-        since_ns = int(self._wall() - EVENTS_BACK_S) * NS_PER_S
+        since_ns = int(self._cluster_wall() - EVENTS_BACK_S) * NS_PER_S
 
         async def ask(node: str) -> list[dict[str, Any]]:
             answer = await self._ask(
@@ -553,15 +585,15 @@ class ClusterPoller:
         return None
 
     def _object(self, page: dict[str, Any]) -> dict[str, Any]:
-        now_s = int(self._wall())
-        newest = newest_of(of_cluster(list(self._histories.values()), SECONDS, now_s - _TAIL_S, now_s))
+        now_s = self._cluster_wall()
+        newest = newest_of(of_cluster(list(self._histories.values()), SECONDS, int(now_s) - _TAIL_S, int(now_s)))
         cluster = cluster_object(self._monitor.model(), newest)
-        return {"seq": self.seq, "time_ms": round(self._wall() * 1000), "cluster": cluster, "page": page}
+        return {"seq": self.seq, "time_ms": round(now_s * 1000), "cluster": cluster, "page": page}
 
     def history(self, step: int, node: str = "", after: int = 0) -> HistoryRows:
         """Return the known history of the cluster, or of ``node`` if it is not ''."""
         known = [one for name, one in self._histories.items() if not node or name == node]
-        rows = of_cluster(known, step, after, int(self._wall()))
+        rows = of_cluster(known, step, after, int(self._cluster_wall()))
         return rows if node else with_gaps(rows, self._gaps())
 
     def _gaps(self) -> list[tuple[float, float]]:
@@ -588,7 +620,7 @@ class ClusterPoller:
         """
         led = {}
         for node in sorted(self._histories):
-            rows = of_cluster([self._histories[node]], step, after, int(self._wall()))
+            rows = of_cluster([self._histories[node]], step, after, int(self._cluster_wall()))
             isr = zip(*rows.columns[_ISR], strict=True)
             led[node] = {
                 "first": rows.first,
@@ -600,7 +632,7 @@ class ClusterPoller:
 
     def live(self, shown: dict[str, Any], node: str = "") -> dict[str, Any]:
         """Return ``shown``, the data of a page, together with the new values for its plots. ``node``: node of the plots, '' for all."""
-        second = int(self._wall())
+        second = int(self._cluster_wall())
         tail = self.history(SECONDS, node, second - _TAIL_S).as_object()
         return {**shown, "tail": tail, "timeline": self.timeline(SECONDS, second - _MARKS_TAIL_S)}
 

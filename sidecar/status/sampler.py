@@ -14,7 +14,7 @@ from math import nan
 from operator import add
 from typing import Any, NamedTuple
 
-from liftpy.core.observe.history import History, bands_of
+from liftpy.core.observe.history import MOST_COVERED_S, History, bands_of
 from liftpy.core.observe.node_summary import percentile
 from sidecar.partition.figures import BY_STREAM
 from sidecar.runtime import clock
@@ -24,8 +24,6 @@ from sidecar.status.report import Reporter
 EVERY_S = 1.0
 SLICE_S = 0.0002
 PART_OF_LOOP = 0.005
-MOST_COVERED_S = 10
-"""Maximum time that a sample covers, in seconds. After a longer pause the process was stopped, and the history has a gap."""
 MOST_REST_S = MOST_COVERED_S - 3.0
 """Maximum interval of samples, in seconds, so that a late sample still counts."""
 _LED = ("led", "partitions_under_replicated", "led_short")

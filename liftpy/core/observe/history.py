@@ -31,6 +31,8 @@ BAND_BOUNDS_S = LATENCY_S[1:12]
 """Upper bounds of the bands of ack times, in seconds: 0.5 ms, 1 ms ... 512 ms, and above. Each is twice the previous one."""
 MOST_ROWS = 600
 """Maximum number of rows in one answer. They take 77 KB."""
+MOST_COVERED_S = 10
+"""Maximum time that a sample covers, in seconds. After a longer pause the process was stopped, and the history has a gap."""
 _STARTS_ANEW_S = 2
 """If the clock goes back by more than this, in seconds, the history starts again."""
 AHEAD_S = 60

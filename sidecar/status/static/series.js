@@ -38,6 +38,11 @@ export class Series {
     if (!rows.count) return;
     const bytes = Uint8Array.from(atob(rows.data), (letter) => letter.charCodeAt(0));
     const view = new DataView(bytes.buffer);
+    const end = rows.first + rows.count * this.step;
+    if (this.times.length && (end <= this.times[0] || rows.first - this.last() > this.most * this.step)) {
+      this.times = []; // a clock has jumped
+      this.columns.clear();
+    }
     const oldest = this.times.length ? this.times[0] : rows.first;
     for (let number = 0; number < rows.count; number += 1) {
       const time = rows.first + number * this.step;

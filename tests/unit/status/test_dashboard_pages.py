@@ -437,6 +437,37 @@ async def test_dashboard_marks_a_silent_node_and_keeps_its_history() -> None:
     assert json.loads(await body(site, "/api/timeline.json"))["nodes"] == list(NODES)
 
 
+def _add_second(cluster: Cluster, second: float, **shift_s: int) -> None:
+    for node, history in cluster.histories.items():
+        history.add_values(int(second) + shift_s.get(node, 0), [5.0] * len(NAMES))
+
+
+async def test_dashboard_shows_new_values_of_a_node_whose_clock_jumped_and_came_back() -> None:
+    cluster, clock = Cluster(), Clock()
+    _, made = a_site(cluster, clock)
+    for number in range(40):
+        _add_second(cluster, clock.wall_s - 1, n3=86_400 if 10 <= number < 20 else 0)
+        clock.go_on(1.0)
+        await made.fresh()
+    assert made.history(1, "n3").columns[0][-1] == 5.0
+    assert made.history(1).columns[0][-1] == 15.0, "the sum of all nodes"
+
+
+@pytest.mark.parametrize("own_error_s", [-7_200, -120, 120, 7_200])
+async def test_dashboard_of_a_host_with_a_wrong_clock_shows_history_and_new_values(own_error_s: int) -> None:
+    cluster, clock = Cluster(), Clock()
+    clock.wall_s += own_error_s
+    site, made = a_site(cluster, clock)
+    for _ in range(30):
+        _add_second(cluster, clock.wall_s - own_error_s - 1)
+        clock.go_on(1.0)
+        await made.fresh()
+    assert list(made.history(1).columns[0]) == [15.0] * 30
+    shown = json.loads(await body(site, "/api/cluster.json"))
+    assert made.live({})["tail"]["count"] > 0, "the open page gets new values"
+    assert abs(shown["time_ms"] / 1000 - (clock.wall_s - own_error_s)) < 15, "the plots end at this time"
+
+
 async def test_dashboard_shows_the_history_of_a_node_killed_before_the_first_view() -> None:
     cluster, clock = Cluster(), Clock()
     began = int(WALL_S) - 60

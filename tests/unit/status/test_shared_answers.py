@@ -121,11 +121,14 @@ async def test_shared_answers_beyond_their_limits_are_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize(("error", "count"), [(KeyError("a stream that was deleted"), 0), (RuntimeError("a defect"), 1)])
-async def test_shared_answer_that_fails_is_reported_and_computed_again(error: Exception, count: int) -> None:
+async def test_shared_answer_that_fails_is_logged_and_computed_again(
+    error: Exception, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
     q = Questions(interval_s=0.25, kept_s=5.0)
     q.ask("a", "a", error=error)
     await q.until_heard(2)
     assert (q.heard, q.counters.total()) == ([FAILED, FAILED], count)
+    assert str(error) in caplog.text, "the answer says that the log has the reason"
     q.ask("a")
     await q.until_heard(3)
     assert q.heard[-1] == b"a2"
