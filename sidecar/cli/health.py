@@ -22,6 +22,7 @@ from liftpy.core.observe.verdicts import VERDICTS, Reason, reason
 from liftpy.errors import (
     LiftError,
     NatsUnreachableError,
+    NotAllowedError,
     NotFoundError,
     OutcomeUnknownError,
     UnavailableError,
@@ -146,14 +147,25 @@ async def fetch_health(client: NodeRequests, node_id: str) -> dict[str, Any] | N
     return document if document is not None and "health" in document and "checks" in document else None
 
 
-async def _publish_probe(target: Target, value: bytes) -> int:
+async def publish_probe(target: Target, value: bytes) -> int:
+    """Publish ``value`` as any NATS client does, and return its offset. Raises NotAllowedError, UnavailableError."""
+    errors: list[str] = []
+
+    async def note_error(error: Exception) -> None:
+        errors.append(str(error))
+
+    options = {**target.credentials.nats_options(), "error_cb": note_error}
     try:
-        connection = await nats.connect(list(target.nats), connect_timeout=_TIMEOUT_S, **target.credentials.nats_options())
+        connection = await nats.connect(list(target.nats), connect_timeout=_TIMEOUT_S, **options)
         try:
             answer = load_json((await connection.request(_PROBE_SUBJECT, value, timeout=_TIMEOUT_S)).data)
         finally:
             await connection.close()
     except (nats.errors.Error, OSError, TimeoutError, ValueError) as error:
+        if denied := next((one for one in errors if "permissions violation" in one), None):
+            raise NotAllowedError(
+                f"NATS rejected the probe: {denied}. Give this user the permission to publish on {_PROBE_SUBJECT}."
+            ) from None
         raise UnavailableError(f"The probe got no ack: {error!r}. Check that a leader is up: `liftpy status`.") from None
     if answer.get("error"):
         raise UnavailableError(f"The probe was rejected: {answer['error'].get('description')}. Check `liftpy status`.")
@@ -181,7 +193,7 @@ async def _check_round_trip(client: Client, target: Target) -> list[str]:
             await client.create_stream(PROBE, _PROBE_SUBJECT, replicas=min(3, len(nodes)))
             lines.append(f"[+] probe: stream made in {(time.monotonic() - began) * 1000:.1f} ms")
         began, mark = time.monotonic(), f"{time.time_ns()}".encode()
-        offset = await _publish_probe(target, mark)
+        offset = await publish_probe(target, mark)
         lines.append(f"[+] probe: published and committed in {(time.monotonic() - began) * 1000:.1f} ms")
         began = time.monotonic()
         async for record in client.consume(PROBE, start=offset, until="end"):
