@@ -1,26 +1,32 @@
-"""``liftpy group``: list and show consumer groups with their members and lag, and reset or delete committed positions."""
+"""``liftpy group`` and ``liftpy cursor``: list and show the positions of consumers with their lag, and set or delete them.
+
+A group has members and committed positions. A cursor is a named position outside of consumer groups.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 import click
 
 from liftpy.client import Client, parse_start
 from liftpy.client.group_admin import GroupDescription, QueueFigures
-from liftpy.client.positions import Start
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import NotFoundError
-from sidecar.cli.completion import GROUP, STREAM
+from sidecar.cli.completion import CURSOR, GROUP, STREAM
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, dry_run_option, json_option, may_act, yes_option
 from sidecar.cli.output import count_of, print_table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
+
+F = TypeVar("F", bound=Callable[..., Any])
+Positions = Mapping[PartitionKey, int]
 
 
 @click.group(cls=HelpGroup, example="liftpy group show billing")
@@ -53,14 +59,14 @@ def show(name: str, as_json: bool, target: Target) -> None:
 
     async def work(client: Client) -> tuple[GroupDescription, list[PositionLag]]:
         described = await client.groups.describe(name)
-        return described, await lags_of(client, described.positions)
+        return described, await _lags_of(client, described.positions)
 
     described, lags = with_client(target, work)
     owner = {place: member for member in described.members for place in member.owned}
     if as_json:
         members = [dataclasses.asdict(member) for member in described.members]
         queues = [dataclasses.asdict(queue) for queue in described.queues]
-        click.echo(json.dumps({"members": members, "positions": lags_as_json(lags), "queues": queues}))
+        click.echo(json.dumps({"members": members, "positions": _lags_as_json(lags), "queues": queues}))
         return
     rows = [
         (m.name[:12], m.instance, m.client, f"{m.silent_s:.1f} s", ", ".join(f"{s}/{p}" for s, p in m.owned))
@@ -97,44 +103,19 @@ def _holders(q: QueueFigures) -> list[tuple[str, ...]]:
     return [(place, one.worker[:12], str(one.records), str(one.first), str(one.deliveries)) for one in q.holders]
 
 
-# ---- positions of groups and cursors ----
-
+# ---- positions of groups and cursors ---------------------------------------------------------------------------------
 PositionLag = tuple[PartitionKey, int, int | None]
 """(Partition, position, number of committed offsets from the position on). The number is None if the stream was deleted."""
-to_option = click.option(
-    "--to",
-    "where",
-    required=True,
-    metavar="WHERE",
-    help="New position: earliest, new, an OFFSET, -1000 (1000 offsets before the end), or a time such as -10m.",
-)
 
 
-async def lags_of(client: Client, positions: Mapping[PartitionKey, int]) -> list[PositionLag]:
+async def _lags_of(client: Client, positions: Mapping[PartitionKey, int]) -> list[PositionLag]:
     """Return the lag of each of the ``positions``, in order of the partitions."""
     return await asyncio.gather(*(_lag_of(client, key, at) for key, at in sorted(positions.items())))
 
 
-def lags_as_json(lags: list[PositionLag]) -> list[dict[str, object]]:
+def _lags_as_json(lags: list[PositionLag]) -> list[dict[str, object]]:
     """Return the positions with their lags as the JSON objects that the commands print."""
     return [{"stream": k.stream, "uid": k.uid, "partition": k.partition, "position": at, "lag": lag} for k, at, lag in lags]
-
-
-async def plan_positions(
-    client: Client, stream: str, partition: int | None, start: Start, before: Mapping[PartitionKey, int], heading: str
-) -> dict[PartitionKey, int]:
-    """Return the offset of ``start`` in each partition, and print it next to the position ``before``.
-
-    ``partition`` None: all partitions of the stream. ``heading``: heading of the column with the positions before.
-    """
-    known = await client.stream(stream)
-    wanted: dict[PartitionKey, int] = {}
-    for number in [p.partition for p in known.partitions] if partition is None else [partition]:
-        at = await client.consume(stream, number, start=start).position()
-        wanted[PartitionKey(stream, at.uid, number)] = at.offset
-    rows = [(f"{key.stream}/{key.partition}", str(before.get(key, "-")), str(at)) for key, at in sorted(wanted.items())]
-    print_table(("partition", heading, "new"), rows)
-    return wanted
 
 
 async def _lag_of(client: Client, key: PartitionKey, position: int) -> PositionLag:
@@ -146,25 +127,74 @@ async def _lag_of(client: Client, key: PartitionKey, position: int) -> PositionL
     return key, position, max(bounds.end_offset - first, 0) if bounds.uid == key.uid else None
 
 
-@group.command(example="liftpy group reset billing --stream orders --to earliest --dry-run")
-@click.argument("name", type=GROUP)
-@click.option("--stream", type=STREAM, required=True, metavar="NAME", help="Stream of the group.")
-@click.option("--partition", type=click.IntRange(0), help="Reset only this partition.  [default: all]")
-@to_option
-@dry_run_option
-@yes_option
-@connection_options
-def reset(name: str, stream: str, partition: int | None, where: str, dry_run: bool, yes: bool, target: Target) -> None:
-    """Set the committed position of group NAME. The group must have no members."""
+def _position_options(noun: str, verb: str) -> Callable[[F], F]:
+    """Return the options of a command that sets positions of a ``noun``. The command passes them to ``_set_positions``."""
+    where = "New position: earliest, new, an OFFSET, -1000 (1000 offsets before the end), or a time such as -10m."
+    options = (
+        click.option("--stream", type=STREAM, required=True, metavar="NAME", help=f"Stream of the {noun}."),
+        click.option("--partition", type=click.IntRange(0), help=f"{verb} only this partition.  [default: all]"),
+        click.option("--to", "where", required=True, metavar="WHERE", help=where),
+        dry_run_option,
+        yes_option,
+        connection_options,
+    )
+
+    def add(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+def _set_positions(
+    read: Callable[[Client], Awaitable[Positions]],
+    write: Callable[[Client, Positions], Awaitable[object]],
+    heading: str,
+    question: str,
+    *,
+    stream: str,
+    partition: int | None,
+    where: str,
+    dry_run: bool,
+    yes: bool,
+    target: Target,
+) -> bool:
+    """Show the positions that ``read`` returns next to the new ones, ask ``question``, and call ``write`` with the new ones.
+
+    ``heading``: heading of the column with the positions before. Return False in a dry run.
+    """
     start = parse_start(where, datetime.now(UTC), "--to")
 
     async def plan(client: Client) -> dict[PartitionKey, int]:
-        before = (await client.groups.describe(name)).positions
-        return await plan_positions(client, stream, partition, start, before, "committed")
+        before = await read(client)
+        known = await client.stream(stream)
+        wanted: dict[PartitionKey, int] = {}
+        for number in [p.partition for p in known.partitions] if partition is None else [partition]:
+            at = await client.consume(stream, number, start=start).position()
+            wanted[PartitionKey(stream, at.uid, number)] = at.offset
+        rows = [(f"{key.stream}/{key.partition}", str(before.get(key, "-")), str(at)) for key, at in sorted(wanted.items())]
+        print_table(("partition", heading, "new"), rows)
+        return wanted
 
     wanted = with_client(target, plan)
-    if may_act(dry_run, yes, f"set the committed positions of group {name}?"):
-        with_client(target, lambda client: client.groups.reset(name, wanted))
+    if not may_act(dry_run, yes, question):
+        return False
+    with_client(target, lambda client: write(client, wanted))
+    return True
+
+
+@group.command(example="liftpy group reset billing --stream orders --to earliest --dry-run")
+@click.argument("name", type=GROUP)
+@_position_options("group", "Reset")
+def reset(name: str, **choice: Any) -> None:
+    """Set the committed position of group NAME. The group must have no members."""
+
+    async def read(client: Client) -> Positions:
+        return (await client.groups.describe(name)).positions
+
+    question = f"set the committed positions of group {name}?"
+    if _set_positions(read, lambda client, wanted: client.groups.reset(name, wanted), "committed", question, **choice):
         click.echo(f"group {name} reset")
 
 
@@ -182,3 +212,76 @@ def delete(name: str, dry_run: bool, yes: bool, target: Target) -> None:
     if may_act(dry_run, yes, f"delete group {name} and its committed positions permanently?"):
         with_client(target, lambda client: client.groups.delete(name))
         click.echo(f"group {name} deleted")
+
+
+# ---- cursors ---------------------------------------------------------------------------------------------------------
+
+
+@click.group(cls=HelpGroup, example="liftpy cursor show reports")
+def cursor() -> None:
+    """List, show, set and delete cursors. A cursor is a named position in a stream, outside of consumer groups."""
+
+
+@cursor.command("list", example="liftpy cursor list")
+@json_option
+@connection_options
+def list_cursors(as_json: bool, target: Target) -> None:
+    """List all cursors."""
+    names = with_client(target, lambda client: client.cursors.list())
+    if as_json:
+        click.echo(json.dumps(names))
+    elif names:
+        print_table(("cursor",), [(name,) for name in names])
+    else:
+        click.echo("no cursors yet: liftpy cursor set NAME --stream STREAM --to POSITION")
+
+
+@cursor.command("show", example="liftpy cursor show reports")
+@click.argument("name", type=CURSOR)
+@json_option
+@connection_options
+def show_cursor(name: str, as_json: bool, target: Target) -> None:
+    """Show the position and the lag of cursor NAME in each partition."""
+
+    async def work(client: Client) -> list[PositionLag]:
+        return await _lags_of(client, await client.cursors.describe(name))
+
+    lags = with_client(target, work)
+    if as_json:
+        click.echo(json.dumps(_lags_as_json(lags)))
+        return
+    shown = [(f"{k.stream}/{k.partition}", str(at), "?" if lag is None else str(lag)) for k, at, lag in lags]
+    print_table(("partition", "position", "lag"), shown)
+
+
+@cursor.command("set", example="liftpy cursor set reports --stream orders --to -1h --dry-run")
+@click.argument("name", type=CURSOR)
+@_position_options("cursor", "Set")
+def set_cursor(name: str, **choice: Any) -> None:
+    """Set or create cursor NAME. A client that holds the cursor can no longer commit."""
+
+    async def read(client: Client) -> Positions:
+        try:
+            return await client.cursors.describe(name)
+        except NotFoundError:
+            return {}
+
+    question = f"set cursor {name}?"
+    if _set_positions(read, lambda client, wanted: client.cursors.set(name, wanted), "position", question, **choice):
+        click.echo(f"cursor {name} set")
+
+
+@cursor.command("delete", example="liftpy cursor delete reports --dry-run")
+@click.argument("name", type=CURSOR)
+@dry_run_option
+@yes_option
+@connection_options
+def delete_cursor(name: str, dry_run: bool, yes: bool, target: Target) -> None:
+    """Delete cursor NAME. A client that holds the cursor can no longer commit."""
+
+    positions = with_client(target, lambda client: client.cursors.describe(name))
+    for key, at in sorted(positions.items()):
+        click.echo(f"{name}: {key.stream}/{key.partition} at {at}")
+    if may_act(dry_run, yes, f"delete cursor {name} permanently?"):
+        with_client(target, lambda client: client.cursors.delete(name))
+        click.echo(f"cursor {name} deleted")

@@ -62,7 +62,7 @@ COMMANDS = {
     "publish": ("sidecar.cli.publish", "Publish the lines of a file or of the standard input."),
     "consume": ("sidecar.cli.consume", "Print the records of a stream."),
     "group": ("sidecar.cli.group", "List, show, reset and delete consumer groups."),
-    "cursor": ("sidecar.cli.cursor", "List, show, set and delete cursors (positions outside of groups)."),
+    "cursor": ("sidecar.cli.group", "List, show, set and delete cursors (positions outside of groups)."),
     "service": ("sidecar.cli.service", "Run, call and query a replicated service."),
     "status": ("sidecar.cli.status", "Show all nodes, the metadata leader and the partitions."),
     "health": ("sidecar.cli.health", "Check the health of a node or of the cluster."),

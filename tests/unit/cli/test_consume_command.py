@@ -426,7 +426,7 @@ def test_cursor_show_with_a_position_below_the_log_start_excludes_deleted_record
                 await asyncio.sleep(0.01)
 
     _session_of(cluster)(None, trimmed)
-    monkeypatch.setattr(importlib.import_module("sidecar.cli.cursor"), "with_client", _session_of(cluster))
+    monkeypatch.setattr(importlib.import_module("sidecar.cli.group"), "with_client", _session_of(cluster))
     with pytest.raises(SystemExit, match="0"):
         main(["cursor", "show", f"c-{name}", "--json"])
     (shown,) = json.loads(capsys.readouterr().out)
