@@ -344,8 +344,10 @@ def cursors_(url: str, backup_id: str, as_json: bool, target: Target) -> int:
     error_texts = with_client(target, work)
     if as_json:
         click.echo(json.dumps(error_texts))
-    else:
+    elif error_texts:
         _print_cursors(error_texts)
+    else:
+        click.echo("The backup has no positions for streams of this cluster.")
     return 1 if any(error_texts.values()) else 0
 
 

@@ -147,7 +147,8 @@ async def fetch_health(client: NodeRequests, node_id: str) -> dict[str, Any] | N
     return document if document is not None and "health" in document and "checks" in document else None
 
 
-async def _publish_probe(target: Target, value: bytes) -> int:
+async def publish_probe(target: Target, value: bytes) -> int:
+    """Publish ``value`` as any NATS client does, and return its offset. Raises NotAllowedError, UnavailableError."""
     errors: list[str] = []
 
     async def note_error(error: Exception) -> None:
@@ -192,7 +193,7 @@ async def _check_round_trip(client: Client, target: Target) -> list[str]:
             await client.create_stream(PROBE, _PROBE_SUBJECT, replicas=min(3, len(nodes)))
             lines.append(f"[+] probe: stream made in {(time.monotonic() - began) * 1000:.1f} ms")
         began, mark = time.monotonic(), f"{time.time_ns()}".encode()
-        offset = await _publish_probe(target, mark)
+        offset = await publish_probe(target, mark)
         lines.append(f"[+] probe: published and committed in {(time.monotonic() - began) * 1000:.1f} ms")
         began = time.monotonic()
         async for record in client.consume(PROBE, start=offset, until="end"):

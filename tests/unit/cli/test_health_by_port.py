@@ -1,4 +1,4 @@
-"""``liftpy health --status-port``: the probe imports few modules, and prints the answer of the node on this machine."""
+"""``liftpy health``: the probe of the node on this machine imports few modules, and the probe of the cluster names its problem."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
+import nats
+import nats.errors
 import pytest
 from click.testing import CliRunner
 
+from liftpy.errors import NotAllowedError, UnavailableError
+from sidecar.cli.health import publish_probe
 from sidecar.cli.health_port import health
+from sidecar.runtime.settings import Target
 
 
 @contextmanager
@@ -87,3 +93,29 @@ def test_health_command_over_nats_imports_no_slow_modules() -> None:
     seen = f"print([m for m in {heavy!r} if m in sys.modules], 'nats' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", f"{words}\n{seen}"], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.splitlines()[-1] == "[] True", done.stdout
+
+
+@pytest.mark.parametrize(
+    ("server_error", "wanted"), [("permissions violation for publish to x", NotAllowedError), ("", UnavailableError)]
+)
+async def test_health_probe_without_ack_names_a_missing_permission(
+    server_error: str, wanted: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Connection:
+        def __init__(self, options: dict[str, Any]) -> None:
+            self.options = options
+
+        async def request(self, *_: object, **__: object) -> None:
+            if server_error:
+                await self.options["error_cb"](nats.errors.Error(server_error))
+            raise TimeoutError
+
+        async def close(self) -> None:
+            pass
+
+    async def connect(*_: object, **options: Any) -> Connection:
+        return Connection(options)
+
+    monkeypatch.setattr(nats, "connect", connect)
+    with pytest.raises(wanted):
+        await publish_probe(Target(), b"x")
