@@ -89,6 +89,7 @@ LIMITS: dict[str, Iterable[str]] = {
     "size of the headers of a record": [size(message_decoder.MAX_HEADER_BYTES)],
     "size of a NATS header block": [size(jetstream_headers.MAX_BLOCK_BYTES)],
     "size of a `Nats-Msg-Id`": [f"{dedup_window.MAX_ID_BYTES:,} bytes"],
+    "size of a correlation id in an envelope": [f"{message_decoder.MAX_CORRELATION_ID:,} characters"],
     "records of a batch that a producer sends": [f"{message_decoder.MAX_BATCH_RECORDS:,}"],
     "records of a batch that a leader makes": [f"{R.batch_max_records:,}"],
     "size of a batch that a leader makes": [size(R.batch_max_bytes)],

@@ -10,7 +10,7 @@ from cluster_driver import Driver
 from liftpy.config import DefaultQuota, ReplicationConfig
 from liftpy.core.metadata.codec import decode_snapshot, encode_snapshot, image_from_bytes, image_from_pb, image_to_bytes
 from liftpy.core.metadata.controller.active_controller import ActiveController
-from liftpy.core.metadata.controller.feature_levels import ReportedLevels, levels_answer
+from liftpy.core.metadata.controller.feature_levels import ReportedLevels, downgrade_obstacles, levels_answer
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.describe import ClusterPages, describe
 from liftpy.core.metadata.features import (
@@ -23,7 +23,6 @@ from liftpy.core.metadata.features import (
     UNSUPPORTED,
     Feature,
     LevelRange,
-    downgrade_obstacles,
     feature_level_rejection,
     level_range_of,
 )

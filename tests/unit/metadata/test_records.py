@@ -55,11 +55,11 @@ RECORDS: list[Record] = [
     CountersMoved(Counters(21, 22, 23, 24, 25)),
     LeaderReported("u1", 0, REPORT),
     ControllersChanged(ControllerList(("a", "b"), "d", "b", 3)),
-    FeatureLevelSet(7, ClusterRules("shop", True)),
-    FeatureLevelSet(7),
+    FeatureLevelSet(8, ClusterRules("shop", True)),
+    FeatureLevelSet(8),
     DefaultQuotaSet(DefaultQuota(records_per_s=5, bytes_per_s=6, by_token=7)),
     DefaultQuotaSet(NO_QUOTA),
-    FeatureLevelSet(8, ClusterRules("shop", True), SessionTimes(2000, 900)),
+    FeatureLevelSet(9, ClusterRules("shop", True), SessionTimes(2000, 900)),
     SessionTimesSet(SessionTimes(5000, 3000, 2000, 900, 7)),
 ]
 
@@ -123,7 +123,7 @@ def test_metadata_record_replayed_changes_only_its_part_of_the_image() -> None:
     assert replay(image, counters).counters == Counters(21, 22, 23, 24, 25)
     assert replay(image, reported).reports["u1", 0] == (REPORT,)
     assert replay(image, led).controllers == ControllerList(("a", "b"), "d", "b", 3)
-    assert replay(image, level).feature_level == 7
+    assert replay(image, level).feature_level == 8
     assert replay(image, level).rules == ClusterRules("shop", True)
     assert replay(image, quota).default_quota == DefaultQuota(records_per_s=5, bytes_per_s=6, by_token=7)
     assert replay(image, timed).session_times == SessionTimes(2000, 900)
