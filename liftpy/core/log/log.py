@@ -750,7 +750,8 @@ class Log:
 
     def _must_be_open(self) -> None:
         if self.closed:
-            raise LogClosedError(f"The log is closed: {self.closed}. The node opens it again, or reports the storage error.")
+            reason = self.closed.removesuffix(".")
+            raise LogClosedError(f"The log is closed: {reason}. The node opens it again, or reports the storage error.")
 
     def _join_flush(self) -> None:
         """Wait for the flush that runs in another thread, and ignore its result. A truncation calls the method first."""
