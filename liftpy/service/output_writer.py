@@ -17,7 +17,6 @@ from typing import NamedTuple
 from liftpy.client import Client
 from liftpy.client.in_flight import ack_reason
 from liftpy.client.stream_info import StreamInfo
-from liftpy.config import NS_PER_S
 from liftpy.core.services.outbox import (
     Outbox,
     Output,
@@ -443,9 +442,6 @@ class Router:
                     for record in piece.records():
                         place.last_number = number_of(record, self._source, self._settings.service, self.route)
                 upper, size = lower, min(size * 4, _CHUNK_RECORDS)
-            if place.last_number < 0 and end_offset and target.config.retention_age_s:
-                # retention has deleted all copies, so those of younger outputs were never made
-                place.oldest_ns = time.time_ns() - round(target.config.retention_age_s * NS_PER_S)
         self._target = target
         self._next = min(place.last_number for place in places.values()) + 1
         self._places = places

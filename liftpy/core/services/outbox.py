@@ -414,8 +414,6 @@ class RouteTarget:
     last_number: int = -1
     waiting: list[Record] = field(default_factory=list)
     """Outputs that must be appended next, as stored in the output stream."""
-    oldest_ns: int = 0
-    """Time in ns since 1970 before which outputs are left out, because their copies were deleted."""
 
 
 def partitions_of(partition: int, instances: int, partitions: int, route: Route) -> tuple[int, ...]:
@@ -448,7 +446,7 @@ def place_of(key: bytes | None, places: Sequence[int]) -> int:
 def sort_in(records: Iterable[Record], route: Route, places: dict[int, RouteTarget]) -> None:
     """Add each of the output ``records`` that belongs to ``route`` to the ``waiting`` list of its target partition.
 
-    Outputs that the target partition has or had are left out. ``places``: target partitions by number.
+    Outputs that the target partition has already are left out. ``places``: target partitions by number.
     """
     order = sorted(places)
     wanted = route.name.encode()
@@ -456,7 +454,7 @@ def sort_in(records: Iterable[Record], route: Route, places: dict[int, RouteTarg
         if record.header(OUTPUT_TO) != wanted:
             continue
         place = places[place_of(record.key, order)]
-        if record.offset > place.last_number and record.timestamp_ns >= place.oldest_ns:
+        if record.offset > place.last_number:
             place.waiting.append(record)
 
 
