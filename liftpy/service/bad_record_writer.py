@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from liftpy.client import Client
+from liftpy.client.in_flight import ack_reason
 from liftpy.core.services.bad_records import MAX_ERROR_BYTES, SkipDecision, dead_letter_headers
 from liftpy.core.services.outbox import EXPECTED_HEADER
 from liftpy.core.services.snapshot import Identity
@@ -14,12 +15,14 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.subjects import data_subject
-from liftpy.errors import ConfigError, UnavailableError
+from liftpy.errors import ConfigError, ProtocolError, PublishRejectedError, UnavailableError
 
 logger = logging.getLogger("liftpy.service")
 
 _FILLED_IN = "service"
 """Token that replaces a wildcard in the subject of the dead-letter stream."""
+_PERMANENT = (client_pb2.Ack.TOO_LARGE, client_pb2.Ack.MALFORMED, client_pb2.Ack.UNSUPPORTED)
+"""Errors of an ack that a retry of the same record would get again."""
 
 
 class RecordWriter:
@@ -46,7 +49,8 @@ class RecordWriter:
         """Append one record to a partition of the stream ``name``, and return its offset.
 
         ``uid``: uid of the stream, '' for any. ``first``: True to append it only if the partition is empty. Raises ConfigError if
-        the stream cannot be used. Raises UnavailableError if the record is not acknowledged.
+        the stream cannot be used. Raises PublishRejectedError if the stream or NATS never accepts this record, such as a record
+        that is too large. Raises UnavailableError if the record is not acknowledged for another reason.
         """
         stream = await self._client.stream(name)
         if uid and stream.uid != uid:
@@ -69,11 +73,17 @@ class RecordWriter:
             headers=[client_pb2.Header(name=header, value=content) for header, content in headers],
             ackPolicy=client_pb2.ALL,
         )
-        answer = await self._client.transport.request(
-            data_subject(subject, partition), frames.encode(message), self._timeout_s, {EXPECTED_HEADER: "0"} if first else None
-        )
+        to, frame, only_first = data_subject(subject, partition), frames.encode(message), {EXPECTED_HEADER: "0"} if first else None
+        try:
+            answer = await self._client.transport.request(to, frame, self._timeout_s, only_first)
+        except ProtocolError as error:  # it is larger than max_payload of the NATS server
+            raise PublishRejectedError(f"{name}/{partition}: {error}", "TOO_LARGE") from None
         ack = frames.decode(answer, client_pb2.Ack)
-        if (ack.stream, ack.partition) != (name, partition) or ack.ackError != client_pb2.Ack.OK:
+        is_from_partition = (ack.stream, ack.partition) == (name, partition)
+        if is_from_partition and ack.ackError in _PERMANENT:
+            reason = ack_reason(ack)
+            raise PublishRejectedError(f"{name}/{partition} rejected the record: {reason} {ack.detail}".rstrip(), reason)
+        if not is_from_partition or ack.ackError != client_pb2.Ack.OK:
             raise UnavailableError(f"{name}/{partition} rejected the decision: {ack.detail or ack.ackError}. Retry later.")
         return ack.offset
 
@@ -92,7 +102,7 @@ class DecisionWriter(RecordWriter):
         """Write ``record`` to the dead-letter stream, append the decision to skip it to the log, and return the decision's offset.
 
         A retry may store the record twice. A record is never skipped without being in the dead-letter stream. Raises
-        UnavailableError if either is not acknowledged. ``error``: text for the dead letter.
+        the errors of ``append`` if either is not stored. ``error``: text for the dead letter.
         """
         source = f"{identity.stream}/{identity.uid}/{identity.partition}"
         if self._dead_letters:
@@ -108,7 +118,7 @@ class DecisionWriter(RecordWriter):
     async def upgrade(self, identity: Identity, decision: VersionDecision, *, first: bool) -> int:
         """Append the decision to activate a version to the input log of the service, and return the decision's offset.
 
-        ``first``: True to append it only as the first record of the log. Raises UnavailableError if it is not acknowledged.
+        ``first``: True to append it only as the first record of the log. Raises the errors of ``append``.
         """
         headers = decision.headers()
         offset = await self.append(identity.stream, identity.partition, b"", None, headers, identity.uid, first=first)

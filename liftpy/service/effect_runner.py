@@ -23,7 +23,7 @@ from liftpy.core.services.effects import Effect, result_headers, tick_headers
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.outbox import MAX_OUTPUT_BYTES
 from liftpy.core.services.service import ServiceFailedError
-from liftpy.errors import LiftError
+from liftpy.errors import LiftError, PublishRejectedError
 from liftpy.service.bad_record_writer import RecordWriter
 from liftpy.service.instance import ServiceInstance
 from liftpy.service.settings import ServiceSettings
@@ -155,6 +155,8 @@ class EffectRunner:
             one.value = None
             one.again_s = time.monotonic() + _APPLIED_WITHIN_S
         except Exception as error:  # the handler may raise any error
+            if isinstance(error, PublishRejectedError):
+                one.value = None  # no retry would store this result, so it must not keep other effects waiting
             one.failures += 1
             one.again_s = time.monotonic() + doubled_wait_s(one.failures, _FIRST_WAIT_S, _LONGEST_WAIT_S)
             what = "offer" if effect.is_offer else f"effect {effect.name!r}"

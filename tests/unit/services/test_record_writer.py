@@ -10,7 +10,7 @@ import pytest
 from liftpy.core.services.outbox import EXPECTED_HEADER
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.errors import ConfigError, UnavailableError
+from liftpy.errors import ConfigError, ProtocolError, PublishRejectedError, UnavailableError
 from liftpy.service.bad_record_writer import RecordWriter
 
 
@@ -71,6 +71,22 @@ async def test_service_record_writer_without_a_matching_ack_raises_unavailable(a
         await RecordWriter(log).append("s", 1, b"v", None, [])
     assert str(raised.value) == said
     assert log.asked[0][2] == 3.0
+
+
+async def test_service_record_writer_raises_publish_rejected_for_a_record_that_no_retry_would_store() -> None:
+    log: Any = Log()
+    for error, reason in ((client_pb2.Ack.TOO_LARGE, "TOO_LARGE"), (client_pb2.Ack.MALFORMED, "MALFORMED")):
+        log.ack = client_pb2.Ack(stream="s", partition=1, ackError=error, detail="65536 bytes are allowed")
+        with pytest.raises(PublishRejectedError, match=f"s/1 rejected the record: {reason} 65536 bytes are allowed") as raised:
+            await RecordWriter(log).append("s", 1, b"v", None, [])
+        assert raised.value.reason == reason
+
+    async def request(*given: Any) -> bytes:
+        raise ProtocolError("more than the NATS server accepts")
+
+    log.transport.request = request
+    with pytest.raises(PublishRejectedError, match="s/1: more than the NATS server accepts"):
+        await RecordWriter(log).append("s", 1, b"v", None, [])
 
 
 @pytest.mark.parametrize(

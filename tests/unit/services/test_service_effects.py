@@ -7,14 +7,18 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from liftpy.core.services import effects as bounds
 from liftpy.core.services.effects import Effect, PendingEffects, result_headers, tick_headers
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import CorruptionError, UnavailableError
 from liftpy.service import Identity, Outbox, Record, Service, ServiceFailedError, ServiceMachine
+from liftpy.service.bad_record_writer import RecordWriter
 from liftpy.service.effect_runner import EffectRunner
 from liftpy.service.settings import ServiceSettings
 from liftpy.testing import ServiceTest
@@ -192,12 +196,12 @@ class Writer:
 
 
 class Bench:
-    def __init__(self, machine: ServiceMachine, **settings: Any) -> None:
+    def __init__(self, machine: ServiceMachine, record_writer: RecordWriter | None = None, **settings: Any) -> None:
         self.machine, self.writer = machine, Writer(machine)
         self.leads = True
         self.emitted_end: int | None = None
         made = ServiceSettings("shop", "orders", "n1", Path("unused"), **settings)
-        writer: Any = self.writer
+        writer: Any = record_writer or self.writer
         own: Any = self
         self.runner = EffectRunner(writer, made, own)
         self.task = asyncio.create_task(self.runner.run())
@@ -326,6 +330,49 @@ async def test_service_effect_runner_whose_append_fails_appends_the_same_result_
     await bench.until(lambda: not len(bench.machine.effects))
     assert sorted(ran) == [0, 1, 2, 3]
     assert sorted(value for value, _, _ in bench.writer.appended) == [b"1", b"2", b"3", b"4"]
+    bench.task.cancel()
+
+
+async def test_service_effect_runner_with_results_that_are_too_large_runs_the_other_effects(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("liftpy.service.effect_runner._FIRST_WAIT_S", 0.01)
+
+    class Stream:
+        """The input stream, with a limit of 1,000 bytes, and its client."""
+
+        max_message_bytes = 1000
+        bench: Bench
+
+        def __init__(self) -> None:
+            self.transport: Any = self
+
+        async def stream(self, name: str) -> Any:
+            return SimpleNamespace(uid="u", subject="orders", answers=True, partitions=[None])
+
+        async def request(self, subject: str, payload: bytes, *_: Any) -> bytes:
+            message, ack = frames.decode(payload, client_pb2.Message), client_pb2.Ack(stream="orders", partition=0)
+            if len(message.value) > self.max_message_bytes:
+                ack.ackError = client_pb2.Ack.TOO_LARGE
+            else:
+                headers = tuple((header.name, header.value) for header in message.headers)
+                ack.offset = self.bench.machine.position
+                self.bench.machine.apply([record(ack.offset, message.value, headers)])
+            return frames.encode(ack)
+
+    class Large(Shop):
+        def on_effect(self, effect: Effect) -> bytes:
+            return bytes(2000) if effect.payload == b"large" else b"paid"
+
+    stream: Any = Stream()
+    bench = Bench(machine_of(Large()), RecordWriter(stream), max_concurrent_effects=1)
+    stream.bench = bench
+    bench.machine.apply([record(0, b"large"), record(1, b"large"), record(2, b"a"), record(3, b"remind")])
+    await bench.until(lambda: [effect.number for effect in bench.machine.effects if effect.number < 4] == [0, 1])
+    assert "TOO_LARGE" in bench.runner.problem
+    assert "effect failed service=shop" in caplog.text
+    stream.max_message_bytes = 4000
+    await bench.until(lambda: all(effect.number > 1 for effect in bench.machine.effects))
     bench.task.cancel()
 
 
