@@ -426,6 +426,7 @@ class ServiceHost:
             if self._emitter is not None:
                 self._emitter.reread_end()
             feeder.verify(order.startOffset)
+        feeder.check_replay(order.leaderEpoch, order.highWatermark + 1)
         if order.logEndOffset >= 0 and machine.position > order.logEndOffset:
             feeder.cut_at(order.logEndOffset)
         if order.snapshotRequest > self._snapshots_wanted:

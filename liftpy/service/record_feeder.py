@@ -80,6 +80,8 @@ class Feeder:
         """Unit that the service could not apply. None: none."""
         self._decided: set[Unit] = set()
         """Units that the log decides to skip."""
+        self._replay_epoch = 0
+        """LeaderEpoch in which the current replay began. 0: there was none."""
         self._machine: ServiceMachine
         self._progress: ReadProgress
         self._log_start_offset = 0
@@ -115,6 +117,14 @@ class Feeder:
         """
         self._truncated_at = log_end_offset
         self._wake.set()
+
+    def check_replay(self, leader_epoch: int, end_offset: int) -> None:
+        """Shorten a replay if the log has become shorter in a later LeaderEpoch.
+
+        ``leader_epoch``, ``end_offset``: current LeaderEpoch, and end of the committed records (exclusive).
+        """
+        if leader_epoch > self._replay_epoch:
+            self._truncate_replay(end_offset)
 
     def disproven(self) -> None:
         """Restore an earlier snapshot soon, because the state of the first snapshot differs from the written outputs.
@@ -243,8 +253,20 @@ class Feeder:
         The new machine knows the skip decisions that the earlier one knew.
         """
         earlier = self._machine
+        if not earlier.is_replaying:
+            self._replay_epoch = earlier.leader_epoch
         self._decided.update(earlier.skipped_units)
         await self.restart(0, wanted, replay_end=max(earlier.position, earlier.replay_end), rewind_epoch=rewind_epoch)
+
+    def _truncate_replay(self, end_offset: int) -> None:
+        if self._machine.truncate_replay(end_offset):
+            self._decided.clear()
+            logger.warning(
+                "log truncated during a replay service=%s end_offset=%d position=%d: continuing",
+                self._identity,
+                end_offset,
+                self._machine.position,
+            )
 
     # ---- feeding -------------------------------------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -340,6 +362,7 @@ class Feeder:
             if error.end_offset < self._machine.position:
                 self.cut_at(error.end_offset)
             else:
+                self._truncate_replay(error.end_offset)
                 self._align()
             return None
         except LiftError as error:

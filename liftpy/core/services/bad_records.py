@@ -158,6 +158,11 @@ class SkippedUnits:
             self._units.remove(min(self._units))
         self._offsets = {unit.offset for unit in self._units}
 
+    def forget_from(self, offset: int) -> None:
+        """Forget the units at or above ``offset``."""
+        self._units = {unit for unit in self._units if unit.offset < offset}
+        self._offsets = {unit.offset for unit in self._units}
+
 
 class NextStep(Enum):
     """Next step for a failed unit: try it again, decide to skip it, wait, or stop the service.

@@ -206,6 +206,18 @@ class ServiceMachine:
         """True if the log has records that an earlier machine of this process applied, such as results of effects."""
         return self.position < self.replay_end
 
+    def truncate_replay(self, end_offset: int) -> bool:
+        """Forget what an earlier machine knew of the log at or above ``end_offset``, because an unclean election has lost it.
+
+        The decisions for units that this machine has not reached may be lost. It forgets all of them. If the log still has one,
+        it decides again. Return False if the earlier machine knew nothing there.
+        """
+        if not self.is_replaying or self.replay_end <= end_offset:
+            return False
+        self.replay_end = end_offset
+        self._skips.forget_from(self.position)
+        return True
+
     @property
     def skipped_units(self) -> tuple[Unit, ...]:
         """Units that the log decides to skip, as far as the machine knows them."""

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from liftpy.client.progress import NotServedError
+from liftpy.core.services.bad_records import Unit
+from liftpy.core.services.effects import Effect
 from liftpy.core.services.versions import VersionDecision
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.envelope import MessageType
-from liftpy.errors import ConfigError, DataDirectoryLockedError, NotFoundError, UnavailableError
+from liftpy.errors import ConfigError, DataDirectoryLockedError, LogTruncatedError, NotFoundError, UnavailableError
 from liftpy.service import DivergedError, Role, ServiceFailedError, host
-from liftpy.service.bad_record_writer import DecisionWriter
+from liftpy.service.bad_record_writer import DecisionWriter, RecordWriter
 from liftpy.service.host import ServiceHost
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import ServiceLock
@@ -430,5 +432,72 @@ async def test_service_host_that_produces_outputs_again_remains_leader_while_its
     assert made.leads
     await bus.tell(order(bus, 4, leaderEpoch=4))
     assert not made.leads, "its node does not lead"
+    made.stop()
+    await task
+
+
+class Charging(Sum):
+    """A service with one effect, at offset 10."""
+
+    def on_record(self, record: Record) -> None:
+        super().on_record(record)
+        if record.offset == 10:
+            self.effect("charge", b"")
+
+    def on_effect(self, effect: Effect) -> bytes:
+        return b"paid"
+
+    def on_effect_result(self, effect: Effect, result: bytes) -> None:
+        self.values.append(result.decode())
+
+
+@pytest.mark.parametrize("told_by", ["order", "reader"])
+async def test_service_host_whose_log_is_truncated_during_a_replay_forgets_the_lost_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told_by: str
+) -> None:
+    """The log ends above the position and below the end of the replay, so the host restores no snapshot."""
+    bus, log, appended = Bus(), FakeLog(), []
+
+    async def append(_: Any, name: str, partition: int, value: bytes, *more: Any, **options: Any) -> int:
+        appended.append(value)
+        return 17
+
+    monkeypatch.setattr(RecordWriter, "append", append)
+    monkeypatch.setattr(host, "PartitionReader", lambda *_: log)
+    monkeypatch.setattr(host, "Emitter", SilentEmitter)
+    settings = ServiceSettings("sum", "in", "n1", tmp_path, output_stream="out", heartbeat_interval_s=0.01, outbox_records=4)
+    made = ServiceHost(Charging, settings, bus, "ns")  # type: ignore[arg-type]
+    task = asyncio.create_task(made.run())
+    await bus.until(lambda: bus.said)
+    await bus.tell(order(bus, 1, highWatermark=29))
+    first = await bus.until(lambda: made.machine)
+    first.skip(Unit(20))  # as a decision at offset 28 says
+    log.append(30)
+    await bus.until(lambda: first.position == 30)
+    outbox = first.outbox
+    outbox.known = True
+    await bus.tell(order(bus, 2, role=pb.SERVICE_LEADER, leads=True, leaderEpoch=4, highWatermark=29))
+    await bus.until(lambda: made.machine is not first and made.machine.position == 4)
+    machine = made.machine
+    assert machine is not None
+    assert machine.is_replaying
+    del log.batches[17:]
+    if told_by == "reader":
+        log.truncated = LogTruncatedError("cut", 17)
+        await bus.tell(order(bus, 3, leaderEpoch=5, highWatermark=29))
+        await bus.until(lambda: machine.replay_end == 17)
+        log.truncated = None
+    await bus.tell(order(bus, 4, leaderEpoch=5, highWatermark=16, stopPosition=17))
+    await bus.until(lambda: machine.position == 17)
+    outbox.outputs_committed(17)  # another LEADER has written them
+    await bus.tell(order(bus, 5, role=pb.SERVICE_LEADER, leads=True, leaderEpoch=5, highWatermark=16))
+    await bus.until(lambda: appended)
+    assert (made.machine, set(appended)) == (machine, {b"paid"})
+    log.append(5, epoch=5, prefix="w")
+    await bus.until(lambda: outbox.output_count == 21 or outbox.full)
+    outbox.outputs_committed(20)
+    await bus.until(lambda: machine.position == 22)
+    service: Any = machine.service
+    assert service.values[17:] == ["w17", "w18", "w19", "w20", "w21"]
     made.stop()
     await task
