@@ -73,9 +73,11 @@ class RecordWriter:
             headers=[client_pb2.Header(name=header, value=content) for header, content in headers],
             ackPolicy=client_pb2.ALL,
         )
-        to, frame, only_first = data_subject(subject, partition), frames.encode(message), {EXPECTED_HEADER: "0"} if first else None
+        expected = {EXPECTED_HEADER: "0"} if first else None
         try:
-            answer = await self._client.transport.request(to, frame, self._timeout_s, only_first)
+            answer = await self._client.transport.request(
+                data_subject(subject, partition), frames.encode(message), self._timeout_s, expected
+            )
         except ProtocolError as error:  # it is larger than max_payload of the NATS server
             raise PublishRejectedError(f"{name}/{partition}: {error}", "TOO_LARGE") from None
         ack = frames.decode(answer, client_pb2.Ack)
