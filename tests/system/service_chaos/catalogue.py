@@ -137,7 +137,7 @@ async def upgrade(ground: Ground) -> str:
     await ground.stop(node)
     ground.start(node, version=old)
     code = await ground.ended(node)
-    if code != EXIT_CONFIG or f"the log is of version {old + 1} of the service, this is {old}" not in ground.words(node):
+    if code != EXIT_CONFIG or f"need version {old + 1} of the service" not in ground.words(node):
         raise ViolationError(f"the old code beside {node} ended with {code}")
     ground.start(node)
     return f"to {old + 1}; {old} refused"
