@@ -284,7 +284,15 @@ class RecentIds:
             entry.time_ns <= max(self._time_ns, now_wall_ns) - self.window_ns and not self._is_fresh(entry.known_ns)
         ):
             return None
-        return StoredId(entry.offsets[entry.last_index(message_id)], entry.last_offset)
+        return StoredId(entry.offsets[self._last_index(entry, message_id)], entry.last_offset)
+
+    def _last_index(self, entry: _BatchIds, message_id: bytes) -> int:
+        had_hashes = entry.hashes is not None
+        index = entry.last_index(message_id)
+        if entry.hashes is not None and not had_hashes:
+            entry.size_bytes += entry.hashes.nbytes
+            self.share.hold(self.share.size_bytes + entry.hashes.nbytes)
+        return index
 
     def may_hold(self, message_id: bytes, now_wall_ns: int) -> bool:
         """Return whether a record with ``message_id`` may exist, so that a publish at ``now_wall_ns`` must not be treated as new.
