@@ -514,7 +514,8 @@ class StrictConnection(Client):
         """Drop the discovered servers that are no longer ``advertised``. Give the others the user and password of the current URL.
 
         nats-py keeps every address that a server ever had, and a reconnect tries all of them. It connects to a discovered
-        server without the user and password of the URL.
+        server without the user and password of the URL. It expects the certificate of a discovered address to have the host
+        of the current server, even if that is a discovered address itself. Its certificate has the host of the URL.
         """
         current, pool = self._current_server, self._server_pool
         assert current is not None
@@ -528,6 +529,8 @@ class StrictConnection(Client):
                     continue
                 known.add(address)
                 server.uri = server.uri._replace(scheme=current.uri.scheme, netloc=f"{user_info}{at}{address}")
+                if server.tls_name == current.uri.hostname and current.tls_name is not None:
+                    server.tls_name = current.tls_name
             kept.append(server)
         pool[:] = kept
 
