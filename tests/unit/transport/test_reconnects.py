@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from nats.aio.transport import TcpTransport
@@ -215,7 +215,7 @@ async def test_connection_forgets_servers_that_are_no_longer_advertised(server: 
 class NamesOfServers(TcpTransport):
     """TCP that notes which host the certificate of each server must have. It begins no TLS."""
 
-    hosts: list[str] = []
+    hosts: ClassVar[list[str]] = []
 
     async def connect_tls(self, uri: Any, *_: Any) -> None:
         self.hosts.append(uri)
