@@ -56,8 +56,6 @@ _DENIAL = re.compile(
     rb"-ERR '?permissions violation for (publish|subscription) (?:to|with reply of) \"([^\"]*)\"", re.IGNORECASE
 )
 _TOO_MANY_SUBSCRIPTIONS = "maximum subscriptions exceeded"
-_REJECTION = re.compile(f"permissions violation|{_TOO_MANY_SUBSCRIPTIONS}", re.IGNORECASE).search
-"""Errors of a server that rejects one publish or subscription, and keeps the connection open."""
 _LOG_PERIOD_S = 1.0
 _LOG_LINES = 4
 """Maximum number of log lines about rejections per ``_LOG_PERIOD_S``."""
@@ -330,6 +328,8 @@ class StrictConnection(Client):
         self._closed_in_handshake = False
         """True if the server closed the last connection during the handshake. nats-py reports this again when it cleans up."""
         self._rejection_log = LogRateLimit(_LOG_PERIOD_S, _LOG_LINES)
+        self.on_subscription_limit: list[Callable[[], None]] = []
+        """Callbacks of the subscriptions that wait for the server's confirmation. A lost connection removes all of them."""
         self._last_subject: tuple[str | None, bytes] = None, b""
         """Subject of the last message in ``try_write``, as text and as bytes."""
 
@@ -454,6 +454,7 @@ class StrictConnection(Client):
         old_connection.transport.abort()
 
     async def _process_op_err(self, e: Exception) -> None:
+        self.on_subscription_limit.clear()
         if not (self.is_closed or self.is_reconnecting):
             self._made = None  # the connection is closed first
         await super()._process_op_err(e)
@@ -514,7 +515,8 @@ class StrictConnection(Client):
         """Drop the discovered servers that are no longer ``advertised``. Give the others the user and password of the current URL.
 
         nats-py keeps every address that a server ever had, and a reconnect tries all of them. It connects to a discovered
-        server without the user and password of the URL.
+        server without the user and password of the URL. It expects the certificate of a discovered address to have the host
+        of the current server, even if that is a discovered address itself. Its certificate has the host of the URL.
         """
         current, pool = self._current_server, self._server_pool
         assert current is not None
@@ -528,6 +530,8 @@ class StrictConnection(Client):
                     continue
                 known.add(address)
                 server.uri = server.uri._replace(scheme=current.uri.scheme, netloc=f"{user_info}{at}{address}")
+                if server.tls_name == current.uri.hostname and current.tls_name is not None:
+                    server.tls_name = current.tls_name
             kept.append(server)
         pool[:] = kept
 
@@ -565,8 +569,10 @@ class StrictConnection(Client):
     async def _process_err(self, err_msg: str) -> None:
         """Handle an error that the server sent. An established connection reconnects. nats-py would close it permanently.
 
-        The connection stays open if the server only rejected a publish or a subscription. A publisher can cause thousands of
-        these errors per second, so the log names few of them.
+        The connection stays open if the server only denied a publish or a subscription. A publisher can cause thousands of
+        these errors per second, so the log names few of them. It also stays open if the server rejected a subscription because
+        the user or the account has too many, and a caller waits for the confirmation of a new subscription. The error does not
+        name the subscription. Without such a caller, an older subscription may be lost, so the connection is not usable.
         """
         if not self.is_connected:
             await super()._process_err(err_msg)
@@ -574,20 +580,18 @@ class StrictConnection(Client):
         text = err_msg.strip("'\" ")
         self.errors[f"server: {text.split(' for ')[0]}"] += 1
         error = Error(f"NATS server error: {text}")
-        if not _REJECTION(text):
+        limit_callbacks = list(self.on_subscription_limit) if _TOO_MANY_SUBSCRIPTIONS in text.lower() else []
+        if not limit_callbacks and "permissions violation" not in text.lower():
             logger.warning("NATS server error text=%s", text)
             await self._process_op_err(error)
             return
         unlogged = self._rejection_log.admit(time.monotonic())
         if unlogged is not None:
             logger.warning("NATS server error text=%s unlogged=%d", text, unlogged)
-        if _TOO_MANY_SUBSCRIPTIONS in text.lower():
-            self._subscription_limit_reached()
+        for callback in limit_callbacks:
+            callback()
         if self._error_cb is not None:
             await self._error_cb(error)
-
-    def _subscription_limit_reached(self) -> None:
-        """Handle a subscription that the server rejected, because the user or the account has too many. The error does not name it."""
 
 
 def _address(server: Any) -> str:
@@ -622,6 +626,22 @@ def watch_denials(connection: Client, callback: Denied) -> Callable[[], None]:
         return lambda: None
     parser.denials.append(callback)
     return lambda: parser.denials.remove(callback)
+
+
+def watch_subscription_limit(connection: Client, callback: Callable[[], None]) -> Callable[[], None]:
+    """Call ``callback`` when the server rejects a subscription because of a limit. Return a function that stops these calls.
+
+    A lost connection stops them, too. The error does not name the subscription, so watch only while a subscription waits for
+    its confirmation.
+    """
+    callbacks = connection.on_subscription_limit if isinstance(connection, StrictConnection) else []
+    callbacks.append(callback)
+
+    def unwatch() -> None:
+        with contextlib.suppress(ValueError):
+            callbacks.remove(callback)
+
+    return unwatch
 
 
 def cut_off(connection: Client) -> None:

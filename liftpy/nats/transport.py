@@ -32,7 +32,7 @@ from liftpy.errors import (
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.connection import ClientConnection
 from liftpy.nats.credentials import Credentials
-from liftpy.nats.parser import Denied, StrictConnection, cut_off, watch_denials
+from liftpy.nats.parser import Denied, StrictConnection, cut_off, watch_denials, watch_subscription_limit
 from liftpy.nats.urls import check_urls, without_secrets
 
 _T = TypeVar("_T")
@@ -385,6 +385,8 @@ class Transport:
         denied: list[str] = []
         subscription: Any = None
         unwatch = self.on_denial(lambda is_publish, where: None if is_publish else denied.append(where))
+        over_limit: list[str] = []
+        unwatch_limit = watch_subscription_limit(self.connection, lambda: over_limit.append(subject))
         try:
             await self.room(self._loop.time() + timeout_s)
             subscription = await _with_cancellation(self.connection.subscribe(subject, cb=callback))
@@ -401,9 +403,15 @@ class Transport:
             raise
         finally:
             unwatch()
-        if subject in denied or self.closed:
+            unwatch_limit()
+        if subject in denied or over_limit or self.closed:
             await unsubscribe(subscription)
             self.must_be_usable()
+            if over_limit:
+                raise NotAllowedError(
+                    f"The NATS server rejected the subscription to {subject}, where answers arrive: the user or the account has "
+                    "its maximum number of subscriptions. Raise the limit, or close other clients of this user."
+                )
             raise NotAllowedError(
                 f"The NATS permissions of this user do not allow it to subscribe to {subject}, where answers arrive. "
                 "Change the permissions, or set --inbox-prefix. `liftpy permissions` prints the permissions."

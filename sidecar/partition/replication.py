@@ -181,9 +181,9 @@ class ReplicationHandler:
         if reply_subject is None:
             return
         room = min(request.maxBytes, self._bus.max_payload) - _STATE_OVERHEAD_BYTES
-        piece = self.state_server.read_piece(
-            StatePieceRequest(request.endOffset, request.position), max(1, min(room, PIECE_BYTES))
-        )
+        question = StatePieceRequest(request.endOffset, request.position)
+        is_leader = bool(self._listeners)  # requests still arrive for a moment after the leadership
+        piece = self.state_server.read_piece(question, max(1, min(room, PIECE_BYTES))) if is_leader else None
         answer = pb.StateResponse(streamUid=self._key.uid, partition=self._key.partition, requestId=request.requestId)
         if piece is None:
             answer.later = True

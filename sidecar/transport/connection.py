@@ -181,10 +181,8 @@ class BusConnection(ClientConnection):
         self._problems = Problems()
         self._denied_subjects: set[str] = set()
         """Subjects whose subscriptions the server has denied since they were sent last."""
-        self._is_at_subscription_limit = False
-        """True if the server has rejected a subscription because of the limit of the user or the account."""
         self._subscribe_timer: asyncio.TimerHandle | None = None
-        """Timer that sends rejected subscriptions again. None: there are none."""
+        """Timer that sends denied subscriptions again. None: there are none."""
         self._parser.denials.append(self._note_denial)
         self._recent_acks = AckResendBuffer()
         """Recent acks, which are sent again after a reconnect."""
@@ -444,21 +442,12 @@ class BusConnection(ClientConnection):
         """
         if not is_publish:
             self._denied_subjects.add(subject)
-            self._subscribe_later()
-
-    def _subscription_limit_reached(self) -> None:
-        """Send all subscriptions again later. The server ignores those that it has."""
-        self._is_at_subscription_limit = True
-        self._subscribe_later()
-
-    def _subscribe_later(self) -> None:
-        if self._subscribe_timer is None:
-            self._subscribe_timer = asyncio.get_running_loop().call_later(DENIED_RETRY_S, self._subscribe_again)
+            if self._subscribe_timer is None:
+                self._subscribe_timer = asyncio.get_running_loop().call_later(DENIED_RETRY_S, self._subscribe_again)
 
     def _subscribe_again(self) -> None:
-        denied, everything = self._denied_subjects, self._is_at_subscription_limit
-        self._denied_subjects, self._is_at_subscription_limit, self._subscribe_timer = set(), False, None
-        lines = [_sub_line(sid, one) for sid, one in self._subs.items() if everything or one.subject in denied]
+        denied, self._denied_subjects, self._subscribe_timer = self._denied_subjects, set(), None
+        lines = [_sub_line(sid, one) for sid, one in self._subs.items() if one.subject in denied]
         if lines and self._is_up:  # otherwise nats-py sends all subscriptions when it has reconnected
             self._write(lines, 0)
 

@@ -284,7 +284,15 @@ class RecentIds:
             entry.time_ns <= max(self._time_ns, now_wall_ns) - self.window_ns and not self._is_fresh(entry.known_ns)
         ):
             return None
-        return StoredId(entry.offsets[entry.last_index(message_id)], entry.last_offset)
+        return StoredId(entry.offsets[self._last_index(entry, message_id)], entry.last_offset)
+
+    def _last_index(self, entry: _BatchIds, message_id: bytes) -> int:
+        had_hashes = entry.hashes is not None
+        index = entry.last_index(message_id)
+        if entry.hashes is not None and not had_hashes:
+            entry.size_bytes += entry.hashes.nbytes
+            self.share.hold(self.share.size_bytes + entry.hashes.nbytes)
+        return index
 
     def may_hold(self, message_id: bytes, now_wall_ns: int) -> bool:
         """Return whether a record with ``message_id`` may exist, so that a publish at ``now_wall_ns`` must not be treated as new.
@@ -303,14 +311,19 @@ class RecentIds:
         return self._lost_ns > max(self._time_ns, now_wall_ns) - self.window_ns or self._is_fresh(self._lost_known_ns)
 
     @property
-    def lost_ns(self) -> int:
-        """Log time of the last id that was dropped for lack of memory, in nanoseconds. -1: none."""
-        return self._lost_ns
+    def losses(self) -> tuple[int, int]:
+        """(Log time of the last id that was dropped for lack of memory, time since its arrival here), in nanoseconds.
 
-    def add_losses(self, lost_ns: int) -> None:
-        """Note that a restored state lacks ids up to the log time ``lost_ns``. -1: it lacks none."""
-        if lost_ns > self._lost_ns:
-            self._lost_ns, self._lost_known_ns = lost_ns, self._now_ns()
+        -1 and 0: no id in the deduplication window was dropped.
+        """
+        return (-1, 0) if self.is_whole else (self._lost_ns, self._now_ns() - self._lost_known_ns)
+
+    def add_losses(self, lost_ns: int, age_ns: int) -> None:
+        """Note that a restored state lacks ids up to the log time ``lost_ns``, which arrived ``age_ns`` ago. -1: it lacks none."""
+        if lost_ns >= 0:
+            known_ns = self._now_ns() - age_ns
+            self._lost_known_ns = known_ns if self._lost_ns < 0 else max(self._lost_known_ns, known_ns)
+            self._lost_ns = max(self._lost_ns, lost_ns)
 
     @property
     def is_whole(self) -> bool:

@@ -32,9 +32,9 @@ from liftpy.errors import CorruptionError, LiftError
 
 _OF_SUBJECT_NAME = OF_SUBJECT.encode()
 _LOSSES_NAME = "losses"
-_LOSSES = struct.Struct("<qqI")
-"""Content of a state file about what was dropped for lack of memory: log time of the last message id and of the last producer
-(-1: none), and number of producers.
+_LOSSES = struct.Struct("<qqqqI")
+"""Content of a state file about what was dropped for lack of memory: log time of the last message id (-1: none) and its age,
+log time of the last producer (-1: none) and its age, and number of producers. Times are in nanoseconds.
 """
 REPLAY_BYTES = 64 * 1024
 """Maximum size in bytes of a slice of the log to replay. A larger batch is read as a whole. A slice takes less than 1 ms."""
@@ -249,7 +249,7 @@ class LogState:
         if not self.is_whole:
             if not with_losses:
                 return None
-            losses = _LOSSES.pack(self.ids.lost_ns, *self.producers.losses)
+            losses = _LOSSES.pack(*self.ids.losses, *self.producers.losses)
             parts[_LOSSES_NAME] = 1, lambda: [losses]
         return StateCapture(of, end_offset, epoch_before(log, end_offset), parts)
 
@@ -275,9 +275,9 @@ class LogState:
                 version, data = state.parts.get(part.name, (part.version, None))
                 part.restore(data if version == part.version else None, state.end_offset)
             if _LOSSES_NAME in state.parts:
-                ids_ns, producers_ns, count = _decode_losses(state.parts[_LOSSES_NAME][1])
-                self.ids.add_losses(ids_ns)
-                self.producers.add_losses(producers_ns, count)
+                of_ids, of_producers = _decode_losses(state.parts[_LOSSES_NAME][1])
+                self.ids.add_losses(*of_ids)
+                self.producers.add_losses(*of_producers)
         except CorruptionError:
             self._begin(None)
             return False
@@ -399,12 +399,12 @@ class LogState:
         return min(max(offset_before(log.segments, newest.timestamp_ns - reach_ns), log.log_start_offset), newest.base_offset)
 
 
-def _decode_losses(data: bytes) -> tuple[int, int, int]:
-    """Return (log time of the last lost id, of the last lost producer, number of lost producers). Raises CorruptionError."""
+def _decode_losses(data: bytes) -> tuple[tuple[int, int], tuple[int, int, int]]:
+    """Return the losses of message ids and of producers, for ``add_losses``. Raises CorruptionError."""
     if len(data) != _LOSSES.size:
         raise CorruptionError("the saved losses cannot be decoded. The node reads the log instead.")
-    ids_ns, producers_ns, count = _LOSSES.unpack(data)
-    return ids_ns, producers_ns, count
+    ids_ns, ids_age_ns, producers_ns, producers_age_ns, count = _LOSSES.unpack(data)
+    return (ids_ns, ids_age_ns), (producers_ns, producers_age_ns, count)
 
 
 def _new_batch_of(batch: RecordBatch) -> NewBatch:

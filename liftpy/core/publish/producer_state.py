@@ -277,14 +277,23 @@ class Producers:
         return self._expiry_ns > 0 and (has_expired or self._now_ns() - self._lost_known_ns >= self._expiry_ns)
 
     @property
-    def losses(self) -> tuple[int, int]:
-        """(Log time of the last batch of the producers that were dropped early, number of these producers). -1 and 0: none."""
-        return self._lost_ns, self._lost_count
+    def losses(self) -> tuple[int, int, int]:
+        """(Log time of the last batch of the producers that were dropped early, time since the drop, number of these producers).
 
-    def add_losses(self, lost_ns: int, count: int) -> None:
-        """Note that a restored state lacks ``count`` producers, with batches up to the log time ``lost_ns``."""
-        self._lost_ns, self._lost_known_ns = max(self._lost_ns, lost_ns), self._now_ns()
-        self._lost_count += count
+        The times are in nanoseconds. -1, 0 and 0: none was dropped, or all of them have expired.
+        """
+        return (-1, 0, 0) if self.is_whole else (self._lost_ns, self._now_ns() - self._lost_known_ns, self._lost_count)
+
+    def add_losses(self, lost_ns: int, age_ns: int, count: int) -> None:
+        """Note that a restored state lacks ``count`` producers, with batches up to ``lost_ns`` (log time), dropped ``age_ns`` ago.
+
+        ``lost_ns`` -1: it lacks none.
+        """
+        if lost_ns >= 0:
+            known_ns = self._now_ns() - age_ns
+            self._lost_known_ns = known_ns if self._lost_ns < 0 else max(self._lost_known_ns, known_ns)
+            self._lost_ns = max(self._lost_ns, lost_ns)
+            self._lost_count += count
 
     @property
     def can_be_whole(self) -> bool:

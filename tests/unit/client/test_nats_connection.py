@@ -10,12 +10,13 @@ import nats.errors
 import pytest
 from nats.aio.client import Client as NatsConnection
 
-from liftpy.errors import ClientClosedError, UnavailableError
+from liftpy.errors import ClientClosedError, NotAllowedError, UnavailableError
 from liftpy.nats.parser import (
     StrictConnection,
     StrictParser,
 )
 from liftpy.nats.transport import Transport, open_connection
+from sidecar.dev.nats_server import NatsServer
 from tests.each import each
 from tests.until import until
 
@@ -233,3 +234,38 @@ async def test_transport_closed_with_unsent_data_of_a_lost_connection_leaves_no_
     await transport.close()
     others = asyncio.all_tasks() - {asyncio.current_task()}
     await until(lambda: all(task.done() for task in others))
+
+
+async def test_transport_raises_an_error_for_a_subscription_beyond_the_limit_of_the_server() -> None:
+    with NatsServer(config="max_subscriptions: 2\n") as server:
+        connection = await open_connection(server.url)
+        transport = Transport(connection)
+        got: list[bytes] = []
+
+        async def arrived(message: Any) -> None:
+            got.append(message.data)
+
+        first = await transport.listen("a", arrived, 5)
+        await transport.listen("b", arrived, 5)
+        for _ in range(2):
+            with pytest.raises(NotAllowedError, match=r"subscription to c.*maximum number of subscriptions"):
+                await transport.listen("c", arrived, 5)
+        with pytest.raises(NotAllowedError, match="maximum number of subscriptions"):
+            await transport.exchange("b", b"", 5)
+        await first.unsubscribe()
+        await transport.listen("c", arrived, 5)
+        for subject in "abc":
+            await connection.publish(subject, subject.encode())
+        await until(lambda: got == [b"b", b"c"], "the other subscriptions still work")
+        assert connection.stats["reconnects"] == 0
+        await connection.close()
+
+
+async def test_transport_whose_older_subscription_may_be_lost_by_a_limit_reconnects() -> None:
+    """The server names no subscription. Requests would time out silently if it was the inbox."""
+    with NatsServer(config="max_subscriptions: 2\n") as server:
+        connection = await open_connection(server.url)
+        for subject in "abc":
+            await connection.subscribe(subject)
+        await until(lambda: connection.stats["reconnects"] > 0, "it reconnects")
+        await connection.close()

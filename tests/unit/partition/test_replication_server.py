@@ -59,6 +59,21 @@ async def test_replication_server_answers_a_state_request_with_a_piece_or_asks_t
     assert (answer.requestId, answer.later, answer.data) == (5, piece is None, b"" if piece is None else b"data")
 
 
+async def test_replication_server_that_leads_no_longer_asks_to_repeat_a_late_state_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To answer as a leader, it would drop the state that it gets as a follower."""
+    bench, questions = ReplicationBench(), list[object]()
+    served = SimpleNamespace(read_piece=lambda question, most_bytes: questions.append(question))
+    bench.replication.state_server = cast(StateServer, served)
+    request = pb.StateRequest(replicaID="n2", streamUid=bench.key.uid, partition=0, requestId=5, maxBytes=1 << 20)
+    monkeypatch.setattr(bench.bus, "retire", lambda listeners: None)  # a connection closes them two round trips later
+    bench.replication.stop()
+    bench.bus.deliver(bench.subjects.offset("orders", 0), frames.seal(request), "liftpy.inbox.n2.1.5")
+    (payload,) = bench.bus.take("liftpy.inbox.n2")
+    assert (frames.decode(payload, pb.StateResponse).later, questions) == (True, [])
+
+
 def more(bench: ReplicationBench, replica: str, from_offset: int) -> list[bytes]:
     bench.replication.answer_parked_fetch(
         do.AnswerParkedFetch(replica=replica, from_offset=from_offset, max_bytes=1 << 20, leader_epoch=1),

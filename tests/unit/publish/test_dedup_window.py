@@ -47,6 +47,20 @@ def take(
     made.add_batch(NewBatch(base_offset, last_offset, timestamp_ns, 0 if empty else last_offset - base_offset + 1, ids))
 
 
+def test_dedup_window_counts_the_memory_of_a_lookup_in_a_large_batch_until_the_batch_is_dropped() -> None:
+    made = ids()
+    names = [b"m%d" % number for number in range(1000)]
+    take(made, 0, 999, 1000, dict(enumerate(names)))
+    made.committed(999)
+    before_bytes = made.size_bytes
+    for _ in range(2):
+        assert made.find(b"m500", 1000) == StoredId(500, 999)
+    assert made.size_bytes == before_bytes + 8 * 1000
+    take(made, 1000, 1000, 1000 + WINDOW, {})
+    made.committed(1000)
+    assert (len(made), made.size_bytes) == (0, 0)
+
+
 def test_dedup_window_of_the_documented_example_expires_ids_at_the_documented_times() -> None:
     made = ids()
     take(made, 0, 9, 1000, {7: b"a"})

@@ -594,6 +594,59 @@ def test_state_of_a_replica_that_dropped_ids_and_producers_lets_its_copy_reject_
     assert copy.producers.producer_ids == state.producers.producer_ids
 
 
+@pytest.mark.parametrize("expired", ["ids", "producers"])
+def test_state_whose_older_losses_have_expired_does_not_restore_them(expired: str) -> None:
+    """The copy would reject each new id for a whole window although no id in the window is missing."""
+    log, now_ns = a_log(), [10**15]
+
+    def empty_state() -> LogState:
+        return LogState(log, 120, 700, lambda: now_ns[0], Producers(120, 1, 0, None, lambda: now_ns[0]), subject="s.>")
+
+    state = empty_state()
+
+    def lose(part: str, at: int) -> None:
+        for number, name in enumerate(NAMES):
+            append(log, state, [name if part == "ids" else ""], at=at, by=0 if part == "ids" else number + 1)
+
+    lose(expired, 1000)
+    commit(log, state, log.newest_offset)
+    now_ns[0] += 150
+    lose("producers" if expired == "ids" else "ids", 1150)
+    commit(log, state, log.newest_offset)
+    assert (state.ids.is_whole, state.producers.is_whole) == ((True, False) if expired == "ids" else (False, True))
+    copy = empty_state()
+    assert copy.use_stored_state(_sent(state))
+    assert (copy.ids.is_whole, copy.producers.is_whole) == (state.ids.is_whole, state.producers.is_whole)
+    now_ns[0] += 119
+    assert not copy.is_whole
+    now_ns[0] += 1
+    assert not copy.ids.lacks([b"new"], 1270)
+    assert copy.producers.is_whole, "the losses expire for the copy when they expire for the leader"
+
+
+def test_state_of_an_idle_log_whose_lost_ids_have_expired_lets_its_copy_accept_new_ids() -> None:
+    """The log time stands still without batches. The age of the loss must reach the copy."""
+    log, now_ns = a_log(), [10**15]
+    state = LogState(log, 120, 700, lambda: now_ns[0], subject="s.>")
+    for name in NAMES:
+        append(log, state, [name])
+    commit(log, state, 11)
+    assert state.ids.lacks([b"new"], 1050)
+    now_ns[0] += 150
+    copy = a_state(log, now_ns=lambda: now_ns[0])
+    assert copy.use_stored_state(_sent(state))
+    assert [one.ids.lacks([b"new"], 1150) for one in (state, copy)] == ["", ""]
+
+
+def _sent(state: LogState) -> State:
+    """Return the state that a leader with ``state`` sends to a new replica."""
+    piece = StateServer(state, OF, lambda: 0).read_piece(StatePieceRequest())
+    assert piece is not None
+    sent = decode_state(piece.data)
+    assert sent is not None
+    return sent
+
+
 def test_state_transfer_from_an_incomplete_copy_that_an_unclean_election_made_leader_succeeds() -> None:
     """A new replica asks before its first fetch. It must not wait until publishes reach the end of a state that never fits."""
     log, state = filled()

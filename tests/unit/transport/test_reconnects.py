@@ -8,8 +8,10 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+from nats.aio.transport import TcpTransport
 
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.nats.credentials import Credentials
@@ -208,6 +210,44 @@ async def test_connection_forgets_servers_that_are_no_longer_advertised(server: 
     await bus.wait_until_processed(5)
     assert len(bus.servers) == 3, "a server that advertises none says nothing about the others"
     await bus.stop()
+
+
+class NamesOfServers(TcpTransport):
+    """TCP that notes which host the certificate of each server must have. It begins no TLS."""
+
+    hosts: ClassVar[list[str]] = []
+
+    async def connect_tls(self, uri: Any, *_: Any) -> None:
+        self.hosts.append(uri)
+
+    def __bool__(self) -> bool:
+        return True  # nats-py replaces a transport without a connection
+
+
+async def test_connection_to_servers_discovered_one_after_another_checks_their_certificates_for_the_host_of_the_url(
+    server: LateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Certificates need not have addresses. Addresses of servers change with each restart in Kubernetes."""
+    monkeypatch.setattr(NamesOfServers, "hosts", [])
+
+    def connection() -> BusConnection:
+        made = BusConnection("test")
+        made.use_carrier(NamesOfServers())
+        return made
+
+    others = [LateServer(), LateServer()]
+    addresses = [(await other.start()).removeprefix("nats://") for other in others]
+    for one, advertised in zip((server, *others), (addresses[:1], addresses, addresses), strict=True):
+        named = ",".join(f'"{address}"' for address in advertised)
+        one.info = one.info.replace(b"}", b',"tls_required":true,"connect_urls":[%s]}' % named.encode())
+    url = (await server.start()).replace("127.0.0.1", "localhost")
+    bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(url,)), connection)
+    for one, after in zip((server, *others), others, strict=False):
+        one.close()
+        await until(lambda after=after: bool(after.open) and bus.is_connected, "the next one is found")  # type: ignore[misc]
+    assert NamesOfServers.hosts == ["localhost"] * 3
+    await bus.stop()
+    others[1].close()
 
 
 @pytest.mark.parametrize("clustered", ["before", "after", "never"])
