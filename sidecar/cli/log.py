@@ -132,7 +132,8 @@ def repair(folder: Path, as_json: bool) -> None:
 def _alone(folder: Path) -> Iterator[DataDirectory | None]:
     """Hold the lock of the data directory that contains the partition directory ``folder``, and yield the data directory.
 
-    Yield None if there is no such lock. Raise DataDirectoryLockedError while a sidecar uses the data directory.
+    Yield None if there is no such lock. Raise DataDirectoryLockedError while a sidecar uses the data directory, and
+    StorageError if it belongs to another user.
     """
     path = folder.resolve().parent.parent.parent / "lock"
     if not path.exists():
@@ -141,7 +142,9 @@ def _alone(folder: Path) -> Iterator[DataDirectory | None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield DataDirectory(path.parent, lock=descriptor)
+        data = DataDirectory(path.parent, lock=descriptor)
+        data.check_owner()  # the node could not open the files that another user creates
+        yield data
     except BlockingIOError:
         raise DataDirectoryLockedError(f"A sidecar uses the data directory {path.parent}. Stop it first.") from None
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,18 @@ def test_log_repair_of_a_running_node_is_rejected(folder: Path, capsys: pytest.C
     assert (code, "Stop it first" in text) == (1, True)
     held.close()
     assert _run(capsys, "log", "repair", str(folder))[0] == 0
+
+
+def test_log_repair_as_another_user_changes_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node could not open the files that the repair creates."""
+    DataDirectory(folder.parent.parent.parent).close()
+    last = sorted(folder.glob("*.log"))[-1]
+    last.write_bytes(torn := last.read_bytes()[:-5])
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    code, text = _run(capsys, "log", "repair", str(folder))
+    assert (code, "belongs to user" in text, last.read_bytes() == torn) == (1, True, True)
 
 
 @pytest.mark.parametrize("clean_stop", [True, False])
