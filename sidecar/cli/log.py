@@ -99,7 +99,8 @@ def verify(folder: Path, as_json: bool) -> int:
 def repair(folder: Path, as_json: bool) -> None:
     """Repair a partition directory: truncate a torn tail, quarantine damaged data, rebuild indexes and checkpoint.
 
-    The sidecar must not run. It does the same repair when it starts. A replica that lost records fetches them from its leader.
+    The sidecar must not run. It does the same repair when it starts, and then often only this replica leaves its ISR. After this
+    command has found damage, all replicas of the node leave their ISRs until they are in sync again. So prefer to start the node.
     """
     storage = _storage(folder)
     with _alone(folder) as data:
@@ -119,6 +120,7 @@ def repair(folder: Path, as_json: bool) -> None:
             "log_end_offset": opened.log_end_offset,
         }
         opened.close()
+        is_marked = data is not None and data.has_mark(UNREPORTED_DAMAGE)
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -126,6 +128,8 @@ def repair(folder: Path, as_json: bool) -> None:
     for damage in report.damage:
         click.echo(f"quarantined {damage.name}: {damage.fault}; records are missing from offset {damage.first_offset} on")
     click.echo(f"the log ends before offset {opened.log_end_offset}")
+    if is_marked:
+        click.echo("at its next start, all replicas of this node leave their ISRs, because records are missing")
 
 
 @contextmanager

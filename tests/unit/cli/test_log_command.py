@@ -85,10 +85,12 @@ def test_log_repair_that_loses_records_makes_the_next_start_register_an_unclean_
     held.close()
     last = sorted(folder.glob("*.log"))[-1]
     last.write_bytes(last.read_bytes()[:-5])
-    assert _run(capsys, "log", "repair", str(folder))[0] == 0
+    code, text = _run(capsys, "log", "repair", str(folder))
+    assert (code, "all replicas of this node leave their ISRs" in text) == (0, clean_stop)
     assert stopped() == PreviousProcess(1, False, not clean_stop)
     flipped = bytearray(last.read_bytes())
     flipped[70] ^= 1
     last.write_bytes(flipped)
-    assert _run(capsys, "log", "repair", str(folder))[0] == 0
+    code, text = _run(capsys, "log", "repair", str(folder))
+    assert (code, "all replicas of this node leave their ISRs" in text) == (0, True)
     assert stopped() == PreviousProcess(1, False, False)
