@@ -576,8 +576,14 @@ def _copy_in_place(storage: Storage, name: str, file: LogFile, end: int) -> LogF
 def _copy(storage: Storage, file: LogFile, start: int, end: int, name: str) -> None:
     """Copy the bytes ``start`` to ``end`` of ``file`` into a new durable file ``name``.
 
-    Raises StorageError. In that case there is no new file.
+    Raises StorageError. In that case there is no new file. If the copy is larger than the free space, nothing is written, because
+    running partitions need this space, and the caller may try again and again.
     """
+    size_bytes, free_bytes = end - start, storage.free_bytes()
+    if size_bytes > free_bytes:
+        raise NoSpaceError(
+            f"Cannot write {name}: it needs {size_bytes} bytes, but {free_bytes} bytes are free. Free space on the disk."
+        )
     temporary = f"{name}.tmp"
     copy = storage.create(temporary)
     try:
