@@ -18,7 +18,8 @@ import click
 from liftpy.config import StreamConfig
 from liftpy.core.log.inspect import PartitionReport, headers, inspect
 from liftpy.core.log.log import Log
-from liftpy.core.log.recovery import recover
+from liftpy.core.log.recovery import incomplete_quarantines, recover
+from liftpy.core.log.segment import base_offsets
 from liftpy.errors import ConfigError, DataDirectoryLockedError
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import json_option
@@ -42,7 +43,8 @@ folder_argument = click.argument("folder", metavar="DIR", type=click.Path(path_t
 
 
 def _storage(folder: Path) -> DirectoryStorage:
-    if not folder.is_dir() or not any(file.stem.isdigit() for file in folder.glob("*.log")):
+    names = [file.name for file in folder.iterdir()] if folder.is_dir() else []
+    if not base_offsets(names) and not incomplete_quarantines(names):
         raise ConfigError(f"{folder} is not a partition directory (no segment files). Give DATA/streams/STREAM-UID/PARTITION.")
     return DirectoryStorage(folder)
 

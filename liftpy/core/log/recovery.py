@@ -76,6 +76,16 @@ def quarantined_names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if _NAME.fullmatch(name)))
 
 
+def incomplete_quarantines(names: Iterable[str]) -> tuple[str, ...]:
+    """Return those of the file ``names`` that are the valid part of a segment whose quarantine a crash has interrupted.
+
+    The segment itself is quarantined already. The next recovery completes the quarantine.
+    """
+    found = set(names)
+    parts = (name for name in found if name.endswith(_VALID_PART))
+    return tuple(sorted(n for n in parts if (segment := n.removesuffix(_VALID_PART)) not in found and base_offsets([segment])))
+
+
 def delete_quarantined_files(storage: Storage) -> tuple[str, ...]:
     """Remove quarantined files, except the last ``MAX_QUARANTINED_FILES`` damaged segments. Return the removed names."""
     names = quarantined_names(storage.names())

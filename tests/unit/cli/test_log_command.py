@@ -51,6 +51,29 @@ def test_log_repair_of_a_running_node_is_rejected(folder: Path, capsys: pytest.C
     assert _run(capsys, "log", "repair", str(folder))[0] == 0
 
 
+def test_log_commands_accept_a_directory_whose_only_segment_was_being_quarantined_at_a_kill(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *later = sorted(folder.glob("*.log"))
+    for other in later:
+        other.unlink()
+    first.rename(folder / f"{first.name}.valid")
+    code, text = _run(capsys, "log", "verify", str(folder))
+    assert (code, f"{first.name}.valid" in text) == (1, True)
+    assert _run(capsys, "log", "dump", str(folder))[0] == 0
+    assert _run(capsys, "log", "repair", str(folder))[0] == 0
+    assert first.exists()
+
+
+@pytest.mark.parametrize("name", ["12.log", "notes.log.valid"])
+def test_log_verify_of_a_directory_without_the_name_of_a_segment_is_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / name).touch()
+    code, text = _run(capsys, "log", "verify", str(tmp_path))
+    assert (code, "is not a partition directory" in text) == (2, True)
+
+
 def test_log_repair_as_another_user_changes_nothing(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
