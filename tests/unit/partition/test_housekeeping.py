@@ -167,16 +167,17 @@ async def test_housekeeping_reports_damage_found_by_compaction(error: LiftError,
 async def test_housekeeping_writes_checkpoints_when_the_high_watermark_rises(tmp_path: Path) -> None:
     workers = FakeWorkers([FakeWorker("a"), FakeWorker("b")])
     keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    checkpoint_all = keeping._checkpoints
     for _ in range(3):
-        await keeping._checkpoints()
+        await checkpoint_all()
     assert [worker.done for worker in workers] == [["checkpoint"], ["checkpoint"]], "an idle one costs nothing"
     workers[0].high_watermark = 5
     for is_busy in (True, False, False):
         workers[0].disk_is_busy = is_busy
-        await keeping._checkpoints()
+        await checkpoint_all()
     assert [len(worker.done) for worker in workers] == [2, 1], "it is tried again after another disk operation"
     gone = workers.pop()
-    await keeping._checkpoints()
+    await checkpoint_all()
     assert gone not in keeping._checkpointed
     assert len(keeping._checkpointed) == 1
 
@@ -186,11 +187,10 @@ async def test_housekeeping_repeats_a_failed_checkpoint_although_the_high_waterm
     one, failed = FakeWorker("a"), FakeWorker("b")
     one.disk_is_full = failed.disk_is_full = True
     keeping = Housekeeping(FakeWorkers([one, failed]), 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
-    await keeping._checkpoints()
-    failed.storage_failed = True
-    for is_full in (True, False, False):
+    for is_full in (True, True, False, False):
         one.disk_is_full = is_full
         await keeping._checkpoints()
+        failed.storage_failed = True
     assert one.done == ["checkpoint"] * 3
     assert failed.done == ["checkpoint"], "a failed log waits for the restart of the node"
 

@@ -106,7 +106,7 @@ async def test_checkpoint_tells_its_caller_only_when_the_disk_has_stored_it(pool
     for capacity_bytes in (0, 1 << 20):
         storage.capacity_bytes = capacity_bytes
         assert made.states.checkpoint(lambda: stored.append(storage.capacity_bytes))
-        await until(lambda: made.flusher._checkpoint is None)
+        await until(lambda: not made.flusher.under_way_s)
     assert stored == [1 << 20]
     await made.flusher.close()
 
