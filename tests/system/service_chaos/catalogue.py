@@ -79,7 +79,7 @@ async def operators_skip(ground: Ground) -> str:
     words = ("skip", SERVICE, "--stream", STREAM, "--dead-letter-stream", "dead", "--offset")
     applied = max(ground.acked)
     code, text = await ground.command(*words, str(applied))
-    if code != EXIT_CONFIG or "it has applied" not in text:
+    if code != EXIT_CONFIG or f"already applied offset {applied}" not in text:
         raise ViolationError(f"the skip of {applied}, which was applied, ended with {code}: {text}")
     for node in NODES:
         ground.kill(node)
@@ -137,7 +137,7 @@ async def upgrade(ground: Ground) -> str:
     await ground.stop(node)
     ground.start(node, version=old)
     code = await ground.ended(node)
-    if code != EXIT_CONFIG or f"the log is of version {old + 1} of the service, this is {old}" not in ground.words(node):
+    if code != EXIT_CONFIG or f"need version {old + 1} of the service" not in ground.words(node):
         raise ViolationError(f"the old code beside {node} ended with {code}")
     ground.start(node)
     return f"to {old + 1}; {old} refused"
