@@ -18,7 +18,8 @@ import click
 from liftpy.config import StreamConfig
 from liftpy.core.log.inspect import PartitionReport, headers, inspect
 from liftpy.core.log.log import Log
-from liftpy.core.log.recovery import recover
+from liftpy.core.log.recovery import incomplete_quarantines, recover
+from liftpy.core.log.segment import base_offsets
 from liftpy.errors import ConfigError, DataDirectoryLockedError
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import json_option
@@ -42,7 +43,8 @@ folder_argument = click.argument("folder", metavar="DIR", type=click.Path(path_t
 
 
 def _storage(folder: Path) -> DirectoryStorage:
-    if not folder.is_dir() or not any(file.stem.isdigit() for file in folder.glob("*.log")):
+    names = [file.name for file in folder.iterdir()] if folder.is_dir() else []
+    if not base_offsets(names) and not incomplete_quarantines(names):
         raise ConfigError(f"{folder} is not a partition directory (no segment files). Give DATA/streams/STREAM-UID/PARTITION.")
     return DirectoryStorage(folder)
 
@@ -99,7 +101,8 @@ def verify(folder: Path, as_json: bool) -> int:
 def repair(folder: Path, as_json: bool) -> None:
     """Repair a partition directory: truncate a torn tail, quarantine damaged data, rebuild indexes and checkpoint.
 
-    The sidecar must not run. It does the same repair when it starts. A replica that lost records fetches them from its leader.
+    The sidecar must not run. It does the same repair when it starts, and then often only this replica leaves its ISR. After this
+    command has found damage, all replicas of the node leave their ISRs until they are in sync again. So prefer to start the node.
     """
     storage = _storage(folder)
     with _alone(folder) as data:
@@ -119,6 +122,7 @@ def repair(folder: Path, as_json: bool) -> None:
             "log_end_offset": opened.log_end_offset,
         }
         opened.close()
+        is_marked = data is not None and data.has_mark(UNREPORTED_DAMAGE)
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -126,13 +130,16 @@ def repair(folder: Path, as_json: bool) -> None:
     for damage in report.damage:
         click.echo(f"quarantined {damage.name}: {damage.fault}; records are missing from offset {damage.first_offset} on")
     click.echo(f"the log ends before offset {opened.log_end_offset}")
+    if is_marked:
+        click.echo("at its next start, all replicas of this node leave their ISRs, because records are missing")
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[DataDirectory | None]:
     """Hold the lock of the data directory that contains the partition directory ``folder``, and yield the data directory.
 
-    Yield None if there is no such lock. Raise DataDirectoryLockedError while a sidecar uses the data directory.
+    Yield None if there is no such lock. Raise DataDirectoryLockedError while a sidecar uses the data directory, and
+    StorageError if it belongs to another user.
     """
     path = folder.resolve().parent.parent.parent / "lock"
     if not path.exists():
@@ -141,7 +148,9 @@ def _alone(folder: Path) -> Iterator[DataDirectory | None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield DataDirectory(path.parent, lock=descriptor)
+        data = DataDirectory(path.parent, lock=descriptor)
+        data.check_owner()  # the node could not open the files that another user creates
+        yield data
     except BlockingIOError:
         raise DataDirectoryLockedError(f"A sidecar uses the data directory {path.parent}. Stop it first.") from None
     finally:

@@ -126,7 +126,7 @@ class DataDirectory:
             self.lock = lock
             return
         make_folder(path)
-        self._check_owner()
+        self.check_owner()
         with storage_errors("use data directory", path):
             for folder in (path, path / "streams"):  # an earlier process may not have flushed the names in them
                 if folder.exists():
@@ -181,7 +181,7 @@ class DataDirectory:
             pass
         return False
 
-    def _check_owner(self) -> None:
+    def check_owner(self) -> None:
         """Check that the directory belongs to the user of this process. Raises StorageError if not.
 
         Another user with write access could replace the data, so this access is removed.
@@ -191,7 +191,7 @@ class DataDirectory:
             if folder_stat.st_uid != os.geteuid():
                 raise StorageError(
                     f"Data directory {self.path} belongs to user {folder_stat.st_uid}, but this process runs as user "
-                    f"{os.geteuid()}. Start it as the owner, or change the owner (chown)."
+                    f"{os.geteuid()}. Run it as the owner, or change the owner (chown)."
                 )
             if folder_stat.st_mode & _WRITABLE_BY_OTHERS:
                 self.path.chmod(stat.S_IMODE(folder_stat.st_mode) & ~_WRITABLE_BY_OTHERS)
@@ -383,8 +383,13 @@ def _mark_of(name: str) -> str:
 
 
 def _create_mark(path: Path) -> None:
+    """Create the empty file ``path`` durably. An existing file suffices, even one that this process may not open."""
     with storage_errors("write", path):
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o640))
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640))
+        except FileExistsError:
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise
         sync_folder(path.parent)
 
 

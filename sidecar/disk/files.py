@@ -453,6 +453,12 @@ class DirectoryStorage:
         with storage_errors("list", self.folder):
             return sorted(os.listdir(self.folder))
 
+    def free_bytes(self) -> int:
+        """Return the space of the file system that this user may use, in bytes. A quota may allow less."""
+        with storage_errors("read", self.folder):
+            usage = os.statvfs(self.folder)
+        return usage.f_bavail * usage.f_frsize
+
     def open(self, name: str) -> DiskFile:
         return DiskFile(self.folder / name, create=False, maps=self._maps)
 

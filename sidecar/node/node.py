@@ -83,6 +83,7 @@ from sidecar.runtime.restarts import (
     RunningNode,
     Supervisor,
     exit_after,
+    forced_exit_code,
     momentary,
     prevents_restart,
 )
@@ -570,7 +571,7 @@ class Node(RunningNode):
     def fatal(self, error: Exception) -> None:
         """Stop the node because of a fatal ``error``, without the clean-stop marker. The node restarts if a restart may help."""
         if self._failure is None:
-            exit_after(HARD_STOP_S)
+            exit_after(HARD_STOP_S, forced_exit_code(error))
             self._failure = error
             logger.critical("node failed node=%s error=%s: stopping", self.settings.node_id, error)
         self._stopping.set()
@@ -743,7 +744,7 @@ async def run_node(
                 say_ready(starting.result())
             await stopping
     except Exception as error:  # the command prints it after the stop, and a hung disk may delay the stop
-        exit_after(HARD_STOP_S, EXIT_NO_RESTART if prevents_restart(error) else 1)
+        exit_after(HARD_STOP_S, forced_exit_code(error))
         what = "node failed node=%s error=%s: stopping"
         slow_stop = loop.call_later(SLOW_STOP_S, logger.critical, what, settings.node_id, error)
         raise

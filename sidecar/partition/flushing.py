@@ -294,16 +294,21 @@ class StateCheckpoints:
         asyncio.get_running_loop().call_soon(self.checkpoint)  # not while retention has the files for itself
         return False
 
-    def checkpoint(self) -> bool:
+    def checkpoint(self, stored: Callable[[], None] = lambda: None) -> bool:
         """Store the HW durably. From time to time, then also write a state file.
 
-        Return False if it did not start, because another disk operation is running.
+        Return False if it did not start, because another disk operation is running. ``stored``: called on the event loop when
+        the HW is durable. It is not called if the disk fails.
         """
         self.state_server.forget_unused()
-        begins = self._flusher.checkpoint(self._write)
+        begins = self._flusher.checkpoint(partial(self._checkpoint_stored, stored))
         if begins and self._unwritten is None and self._writing is None:
             self._unwritten = self.writer.begin()
         return begins
+
+    def _checkpoint_stored(self, stored: Callable[[], None]) -> None:
+        stored()
+        self._write()
 
     def _write(self) -> None:
         unwritten, self._unwritten = self._unwritten, None

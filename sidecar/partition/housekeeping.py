@@ -46,7 +46,7 @@ class Housekeeping:
         self._checkpoint_every_s = checkpoint_every_s
         self._task: asyncio.Task[None] | None = None
         self._checkpointed: dict[PartitionWorker, int] = {}
-        """Partition -> HW of its last checkpoint."""
+        """Partition -> HW of its last checkpoint that is stored. A failed checkpoint is repeated, although the HW has not changed."""
 
     def start(self) -> None:
         self._partitions.clocks.start()
@@ -81,8 +81,9 @@ class Housekeeping:
         done = 0
         for worker in self._partitions:
             high_watermark = worker.high_watermark
-            if self._checkpointed.get(worker) != high_watermark and worker.states.checkpoint():
-                self._checkpointed[worker] = high_watermark
+            if self._checkpointed.get(worker) == high_watermark or worker.storage_failed:
+                continue
+            if worker.states.checkpoint(partial(self._checkpointed.__setitem__, worker, high_watermark)):
                 done += 1
                 if done % _AT_ONCE == 0:
                     await asyncio.sleep(0)

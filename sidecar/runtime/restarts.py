@@ -58,6 +58,11 @@ def prevents_restart(error: BaseException | None) -> bool:
     return isinstance(error, (CorruptionError, UnknownFormatError, WrongDataDirectoryError, IncompatibleVersionError))
 
 
+def forced_exit_code(error: BaseException) -> int:
+    """Return the exit code of a process that is ended by force, because its stop after ``error`` hangs."""
+    return EXIT_NO_RESTART if prevents_restart(error) else 1
+
+
 def momentary(error: BaseException | None) -> bool:
     """Return whether ``error`` may be temporary, such as a full disk, so that the next start may succeed."""
     if isinstance(error, OSError):

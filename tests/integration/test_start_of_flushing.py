@@ -27,7 +27,7 @@ def server() -> Iterator[NatsServer]:
 
 @pytest.fixture
 def settings(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeSettings:
-    monkeypatch.setattr(node, "exit_after", lambda _: None)
+    monkeypatch.setattr(node, "exit_after", lambda *_: None)
     return NodeSettings("n1", tmp_path / "n1", nats=(server.url,), controllers=("n1",), namespace=f"t{time.monotonic_ns()}")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from liftpy.core.log.compaction_point import HORIZON_NAME
+from liftpy.core.log.recovery import incomplete_quarantines
 from liftpy.core.log.segment import Segment, base_offsets, index_name, log_name, walk
 from liftpy.core.log.small_files import (
     CHECKPOINT_NAME,
@@ -96,6 +97,9 @@ def inspect(storage: Storage, tell: Callable[[int, int], None] | None = None) ->
         faults.append(f"{EPOCHS_NAME}: damaged (rebuilt when the log is opened)")
     if checkpoint is not None and next_offset is not None and checkpoint.high_watermark >= next_offset:
         faults.append(f"committed records are missing: HW {checkpoint.high_watermark}, the log ends before {next_offset}")
+    faults += [
+        f"{name}: a quarantine is incomplete (completed when the log is opened)" for name in incomplete_quarantines(names)
+    ]
     others = tuple(n for n in names if n not in known)
     return PartitionReport(tuple(segments), checkpoint, data is not None, others, tuple(faults))
 

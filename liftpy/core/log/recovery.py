@@ -76,6 +76,16 @@ def quarantined_names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if _NAME.fullmatch(name)))
 
 
+def incomplete_quarantines(names: Iterable[str]) -> tuple[str, ...]:
+    """Return those of the file ``names`` that are the valid part of a segment whose quarantine a crash has interrupted.
+
+    The segment itself is quarantined already. The next recovery completes the quarantine.
+    """
+    found = set(names)
+    parts = (name for name in found if name.endswith(_VALID_PART))
+    return tuple(sorted(n for n in parts if (segment := n.removesuffix(_VALID_PART)) not in found and base_offsets([segment])))
+
+
 def delete_quarantined_files(storage: Storage) -> tuple[str, ...]:
     """Remove quarantined files, except the last ``MAX_QUARANTINED_FILES`` damaged segments. Return the removed names."""
     names = quarantined_names(storage.names())
@@ -576,8 +586,14 @@ def _copy_in_place(storage: Storage, name: str, file: LogFile, end: int) -> LogF
 def _copy(storage: Storage, file: LogFile, start: int, end: int, name: str) -> None:
     """Copy the bytes ``start`` to ``end`` of ``file`` into a new durable file ``name``.
 
-    Raises StorageError. In that case there is no new file.
+    Raises StorageError. In that case there is no new file. If the copy is larger than the free space, nothing is written, because
+    running partitions need this space, and the caller may try again and again.
     """
+    size_bytes, free_bytes = end - start, storage.free_bytes()
+    if size_bytes > free_bytes:
+        raise NoSpaceError(
+            f"Cannot write {name}: it needs {size_bytes} bytes, but {free_bytes} bytes are free. Free space on the disk."
+        )
     temporary = f"{name}.tmp"
     copy = storage.create(temporary)
     try:

@@ -59,6 +59,9 @@ class Storage(Protocol):
     def names(self) -> list[str]:
         """Return the file names, sorted."""
 
+    def free_bytes(self) -> int:
+        """Return the free space of the disk, in bytes. A quota may allow less."""
+
     def open(self, name: str) -> LogFile:
         """Open an existing file for reading and appending."""
 
@@ -225,6 +228,9 @@ class MemoryStorage:
 
     def names(self) -> list[str]:
         return sorted(self.files)
+
+    def free_bytes(self) -> int:
+        return max(self.capacity_bytes - self.used_bytes(), 0)
 
     def open(self, name: str) -> MemoryFile:
         if name not in self.files:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,41 @@ def test_log_repair_of_a_running_node_is_rejected(folder: Path, capsys: pytest.C
     assert _run(capsys, "log", "repair", str(folder))[0] == 0
 
 
+def test_log_commands_accept_a_directory_whose_only_segment_was_being_quarantined_at_a_kill(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *later = sorted(folder.glob("*.log"))
+    for other in later:
+        other.unlink()
+    first.rename(folder / f"{first.name}.valid")
+    code, text = _run(capsys, "log", "verify", str(folder))
+    assert (code, f"{first.name}.valid" in text) == (1, True)
+    assert _run(capsys, "log", "dump", str(folder))[0] == 0
+    assert _run(capsys, "log", "repair", str(folder))[0] == 0
+    assert first.exists()
+
+
+@pytest.mark.parametrize("name", ["12.log", "notes.log.valid"])
+def test_log_verify_of_a_directory_without_the_name_of_a_segment_is_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / name).touch()
+    code, text = _run(capsys, "log", "verify", str(tmp_path))
+    assert (code, "is not a partition directory" in text) == (2, True)
+
+
+def test_log_repair_as_another_user_changes_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node could not open the files that the repair creates."""
+    DataDirectory(folder.parent.parent.parent).close()
+    last = sorted(folder.glob("*.log"))[-1]
+    last.write_bytes(torn := last.read_bytes()[:-5])
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    code, text = _run(capsys, "log", "repair", str(folder))
+    assert (code, "belongs to user" in text, last.read_bytes() == torn) == (1, True, True)
+
+
 @pytest.mark.parametrize("clean_stop", [True, False])
 def test_log_repair_that_loses_records_makes_the_next_start_register_an_unclean_stop(
     folder: Path, capsys: pytest.CaptureFixture[str], clean_stop: bool
@@ -72,10 +108,12 @@ def test_log_repair_that_loses_records_makes_the_next_start_register_an_unclean_
     held.close()
     last = sorted(folder.glob("*.log"))[-1]
     last.write_bytes(last.read_bytes()[:-5])
-    assert _run(capsys, "log", "repair", str(folder))[0] == 0
+    code, text = _run(capsys, "log", "repair", str(folder))
+    assert (code, "all replicas of this node leave their ISRs" in text) == (0, clean_stop)
     assert stopped() == PreviousProcess(1, False, not clean_stop)
     flipped = bytearray(last.read_bytes())
     flipped[70] ^= 1
     last.write_bytes(flipped)
-    assert _run(capsys, "log", "repair", str(folder))[0] == 0
+    code, text = _run(capsys, "log", "repair", str(folder))
+    assert (code, "all replicas of this node leave their ISRs" in text) == (0, True)
     assert stopped() == PreviousProcess(1, False, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import pytest
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import StorageError
 from liftpy.service.snapshots import ServiceLock
-from sidecar.disk.data_folder import DataDirectory, NodeIdentity
+from sidecar.disk.data_folder import LAZY_FLUSH, UNREPORTED_DAMAGE, DataDirectory, NodeIdentity
 
 
 @pytest.fixture
@@ -45,6 +46,24 @@ def test_data_directory_of_another_user_is_rejected(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(StorageError, match="belongs to user"):
         DataDirectory(tmp_path)
+
+
+def test_data_directory_mark_that_another_user_created_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, real = DataDirectory(tmp_path), os.open
+    (tmp_path / UNREPORTED_DAMAGE).touch()
+
+    def as_other_user(path: Path, flags: int, *mode: int) -> int:
+        if flags & os.O_WRONLY and path.exists() and not flags & os.O_EXCL:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", as_other_user)
+    folder.set_mark(UNREPORTED_DAMAGE)
+    folder.set_mark(LAZY_FLUSH)
+    assert folder.has_mark(UNREPORTED_DAMAGE)
+    folder.remove_mark(UNREPORTED_DAMAGE)
+    assert (folder.has_mark(UNREPORTED_DAMAGE), folder.has_mark(LAZY_FLUSH)) == (False, True)
+    folder.close()
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "folder"])

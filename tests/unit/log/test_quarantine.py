@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,11 +16,12 @@ from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_chec
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import NoSpaceError, StorageError
+from sidecar.disk.files import DirectoryStorage
 
 SMALL = StreamConfig(segment_bytes=4096)
 
 
-def a_log(storage: MemoryStorage, count: int = 60, first: int = 0) -> list[str]:
+def a_log(storage: MemoryStorage | DirectoryStorage, count: int = 60, first: int = 0) -> list[str]:
     """Flushed, over several segments; return their names."""
     log, _ = Log.open(storage, SMALL)
     for offset in range(first, first + count):
@@ -117,17 +121,32 @@ def test_log_that_lost_committed_records_on_a_full_disk_appends_nothing_before_i
     assert Log.open(again.storage.crash(), SMALL)[0].log_end_offset == again.log_end_offset == 60
 
 
-def test_quarantine_on_a_full_disk_never_loses_valid_batches_behind_the_damage() -> None:
+@pytest.mark.parametrize("room", [0, 300])
+def test_quarantine_on_a_full_disk_never_loses_valid_batches_behind_the_damage(room: int) -> None:
     storage = MemoryStorage()
     first = a_log(storage, count=8)[0]
     flip(storage, first)
-    storage.capacity_bytes = storage.used_bytes()
-    before = bytes(storage.files[first].data)
+    storage.capacity_bytes = storage.used_bytes() + room
+    before, calls = bytes(storage.files[first].data), storage.calls
     with pytest.raises(NoSpaceError):
         recover(storage)
     assert bytes(storage.files[first].data) == before
+    assert storage.calls == calls, "other partitions need the rest of the disk, and the opening is tried again and again"
     storage.capacity_bytes += 4096
     assert recover(storage).report.quarantined_files == (f"{first}.damaged-0",)
+
+
+def test_quarantine_in_a_directory_without_free_space_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = a_log(storage := DirectoryStorage(tmp_path), count=8)[0]
+    data = bytearray((tmp_path / first).read_bytes())
+    data[700] ^= 1
+    (tmp_path / first).write_bytes(data)
+    made: list[str] = []
+    monkeypatch.setattr(DirectoryStorage, "create", lambda storage, name: made.append(name))
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=0, f_frsize=4096))
+    with pytest.raises(NoSpaceError, match="0 bytes are free"):
+        recover(storage)
+    assert made == []
 
 
 def test_quarantine_of_repeated_damage_retains_a_bounded_number_of_files() -> None:

@@ -168,7 +168,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(module, "wait_for_predecessor", nobody_before)
     monkeypatch.setattr(module, "GroupThread", lambda *_: made.part("group", image=made.image))
     monkeypatch.setattr(module, "Membership", lambda *_: Members(made))
-    monkeypatch.setattr(module, "exit_after", lambda seconds: None)
+    monkeypatch.setattr(module, "exit_after", lambda seconds, code=1: None)
     monkeypatch.setattr(module, "probe_flushes", lambda path: None)
     monkeypatch.setattr("sidecar.status.health.EVERY_S", 3600.0)  # it looks at parts that are not here
     monkeypatch.setattr(Node, "_build", build)

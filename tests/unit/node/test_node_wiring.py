@@ -92,13 +92,18 @@ async def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
 
 # ---- how it ends ---------------------------------------------------------------------------------------------------------
 class Ending:
-    """A node that is asked to end; ``left``: in how many seconds the process is to be gone."""
+    """A node that is asked to end. ``left``: seconds until the end by force. ``codes``: exit codes of this end."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         self.left: list[float] = []
-        patch.setattr(sidecar.node.node, "exit_after", self.left.append)
+        self.codes: list[int] = []
+        patch.setattr(sidecar.node.node, "exit_after", self._exit_after)
         self.node = Node(NodeSettings("n1", folder))
         self._log = caplog
+
+    def _exit_after(self, seconds: float, code: int = 1) -> None:
+        self.left.append(seconds)
+        self.codes.append(code)
 
     def stops(self) -> tuple[bool, bool, bool, list[float], list[str]]:
         """(is to stop, hands over, repairs, left, what was said since)."""
@@ -132,6 +137,15 @@ async def test_node_repair_restart_begins_once_and_an_operator_stop_overrides_th
     ending.node.request_stop(hand_over=False)
     assert ending.stops() == (True, False, False, [12.0], [])
     assert await ending.node.stop() == 0
+
+
+@pytest.mark.parametrize(("failure", "code"), [(CorruptionError("lost its journal"), 78), (LiftError("a bug"), 1)])
+async def test_node_whose_stop_hangs_after_a_failure_ends_with_the_exit_code_of_the_failure(
+    ending: Ending, failure: Exception, code: int
+) -> None:
+    ending.node.fatal(failure)
+    assert (ending.left, ending.codes) == ([12.0], [code])
+    assert await ending.node.stop() == code
 
 
 @pytest.mark.parametrize(("failure", "code"), [(OSError(5, "I/O"), 75), (LiftError("a bug"), 1)])

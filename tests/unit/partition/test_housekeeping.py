@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,8 +39,8 @@ class FakeWorker:
         self.high_watermark = 0
         self.config = StreamConfig(retention_bytes=1, compaction=True)
         self.quarantined_files: tuple[str, ...] = ("old",)
-        self.no_space = False
-        self.disk_is_busy = False
+        self.no_space = self.storage_failed = False
+        self.disk_is_busy = self.disk_is_full = False
         self.states = SimpleNamespace(checkpoint=self.begin_checkpoint)
         self.flusher = SimpleNamespace(stalls=False, alone=lambda work: self.done.append("settle") or work())
         self.compaction: Any = SimpleNamespace(run=lambda: self.done.append("run"))
@@ -53,9 +54,11 @@ class FakeWorker:
             handle_damage=lambda error: self.done.append("damage"),
         )
 
-    def begin_checkpoint(self) -> bool:
+    def begin_checkpoint(self, stored: Callable[[], None]) -> bool:
         if not self.disk_is_busy:
             self.done.append("checkpoint")
+            if not self.disk_is_full:
+                stored()
         return not self.disk_is_busy
 
     def apply_retention(self, now: int) -> None:
@@ -164,18 +167,32 @@ async def test_housekeeping_reports_damage_found_by_compaction(error: LiftError,
 async def test_housekeeping_writes_checkpoints_when_the_high_watermark_rises(tmp_path: Path) -> None:
     workers = FakeWorkers([FakeWorker("a"), FakeWorker("b")])
     keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    checkpoint_all = keeping._checkpoints
     for _ in range(3):
-        await keeping._checkpoints()
+        await checkpoint_all()
     assert [worker.done for worker in workers] == [["checkpoint"], ["checkpoint"]], "an idle one costs nothing"
     workers[0].high_watermark = 5
     for is_busy in (True, False, False):
         workers[0].disk_is_busy = is_busy
-        await keeping._checkpoints()
+        await checkpoint_all()
     assert [len(worker.done) for worker in workers] == [2, 1], "it is tried again after another disk operation"
     gone = workers.pop()
-    await keeping._checkpoints()
+    await checkpoint_all()
     assert gone not in keeping._checkpointed
     assert len(keeping._checkpointed) == 1
+
+
+async def test_housekeeping_repeats_a_failed_checkpoint_although_the_high_watermark_has_not_changed(tmp_path: Path) -> None:
+    """A log that was opened on a full disk accepts no records, so its HW cannot rise, before its checkpoint is stored [S1]."""
+    one, failed = FakeWorker("a"), FakeWorker("b")
+    one.disk_is_full = failed.disk_is_full = True
+    keeping = Housekeeping(FakeWorkers([one, failed]), 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    for is_full in (True, True, False, False):
+        one.disk_is_full = is_full
+        await keeping._checkpoints()
+        failed.storage_failed = True
+    assert one.done == ["checkpoint"] * 3
+    assert failed.done == ["checkpoint"], "a failed log waits for the restart of the node"
 
 
 async def test_housekeeping_uses_time_zero_for_retention_while_the_clock_is_untrusted(tmp_path: Path) -> None:

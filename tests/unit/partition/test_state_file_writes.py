@@ -99,6 +99,18 @@ async def test_records_are_deleted_without_a_state_file_after_a_time_and_a_warni
     await made.flusher.close()
 
 
+async def test_checkpoint_tells_its_caller_only_when_the_disk_has_stored_it(pool: concurrent.futures.Executor) -> None:
+    storage = MemoryStorage()
+    made, stored = Bench(pool, storage), list[int]()
+    made.append(b"a")
+    for capacity_bytes in (0, 1 << 20):
+        storage.capacity_bytes = capacity_bytes
+        assert made.states.checkpoint(lambda: stored.append(storage.capacity_bytes))
+        await until(lambda: not made.flusher.under_way_s)
+    assert stored == [1 << 20]
+    await made.flusher.close()
+
+
 async def test_state_file_writes_run_one_at_a_time(bench: Bench) -> None:
     states, go_on = bench.states, threading.Event()
     real = states.writer.write

@@ -103,7 +103,7 @@ def server() -> Iterator[NatsServer]:
 
 @pytest.fixture
 def settings(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeSettings:
-    monkeypatch.setattr(node, "exit_after", lambda _: None)
+    monkeypatch.setattr(node, "exit_after", lambda *_: None)
     monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.0)
     namespace = f"t{time.monotonic_ns()}"
     return NodeSettings("n1", tmp_path / "n1", nats=(server.url,), controllers=("n1",), namespace=namespace)
@@ -142,7 +142,7 @@ async def test_node_loop_that_fails_unexpectedly_ends_the_node_with_the_reason(
         monkeypatch.undo()
         assert "nobody expected this" in caplog.text
         assert says in caplog.text
-    monkeypatch.setattr(node, "exit_after", lambda _: None)
+    monkeypatch.setattr(node, "exit_after", lambda *_: None)
     assert await running.stop() == 1
 
 
