@@ -291,13 +291,15 @@ class WorkQueue:
             return False
         return (take.comparedEpoch, take.comparedBelow) != (self.taken_epoch, self.frontier)
 
-    def note_epoch(self, log_epoch: int, frontier_before: int) -> None:
+    def note_epoch(self, take: pb.TakeRecords, frontier_before: int) -> None:
         """Store the LeaderEpoch of a take that was carried out. ``frontier_before``: the frontier before the take.
 
-        ``log_epoch`` 0: an older member sent the take. If it got new records, their LeaderEpoch is not known.
+        ``logEpoch`` 0: an older member sent the take. If it got new records, their LeaderEpoch is not known. A member whose view
+        ends below the frontier does not know the LeaderEpochs of all delivered records.
         """
-        if log_epoch:
-            self.taken_epoch = max(self.taken_epoch, log_epoch)
+        if take.logEpoch:
+            if self.taken_epoch or take.logEnd >= self.frontier:
+                self.taken_epoch = max(self.taken_epoch, take.logEpoch)
         elif self.frontier != frontier_before:
             self.taken_epoch = 0
 

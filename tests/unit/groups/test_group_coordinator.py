@@ -452,6 +452,25 @@ def test_group_coordinator_after_a_delivery_to_an_older_member_requires_no_compa
     assert take(lab, 8).code == pb.GROUP_COMPARE_LOG
 
 
+def test_group_coordinator_stores_no_leader_epoch_of_a_view_that_ends_below_delivered_records() -> None:
+    """A member that was slow during a clean failover does not know the LeaderEpoch of records after its view."""
+    lab = Lab()
+    take(lab, log_end=9)
+    assert take(lab, 6, log_end=1).code == pb.GROUP_OK
+    assert [given.start for given in take(lab, 7).granted] == [2], "the delivered records may be of LeaderEpoch 7"
+    answer = take(lab, 6)
+    assert (answer.code, answer.takenEpoch) == (pb.GROUP_COMPARE_LOG, 7)
+
+
+def test_group_coordinator_of_a_queue_that_begins_above_the_log_end_requires_no_comparison() -> None:
+    lab = Lab()
+    positions = [pb.GroupPosition(stream="s", uid=UID, position=20)]
+    lab.say(reset=pb.ResetPositions(positions=positions))
+    for log_epoch in (6, 7):
+        assert take(lab, log_epoch).code == pb.GROUP_OK
+    assert [given.start for given in take(lab, 8, log_end=30).granted] == [20]
+
+
 def test_group_coordinator_of_the_first_version_has_equal_states_with_and_without_leader_epochs() -> None:
     """Nodes of an earlier release do not know the fields, and all nodes must have one state."""
     newer, older = Lab(EarlierGroupCoordinator), Lab(EarlierGroupCoordinator)
