@@ -250,7 +250,9 @@ class WorkQueue:
         """Drop the pieces below ``log_start``, because the log has deleted their records."""
         if log_start <= self.prefix:
             return
-        if log_start < self.frontier:
+        if log_start > self.frontier:
+            self.taken_epoch = 0  # the records before the new frontier were never delivered
+        elif log_start < self.frontier:
             self._cut(log_start)
         count = bisect_right(self._starts, log_start - 1)
         removed_pieces = self._pieces[:count]
