@@ -140,7 +140,8 @@ class QueueLog:
             try:
                 facts = await self._reader.measure(last, taken_below, self.key.uid)
             except OffsetOutOfRangeError:  # retention was faster
-                return await self.compare(taken_below, taken_epoch)
+                await self.compare(taken_below, taken_epoch)
+                return
             if facts.end_epoch > taken_epoch:
                 try:
                     await self._reader.bounds(self.key.uid, last=(last, taken_epoch))

@@ -590,7 +590,8 @@ async def test_queue_ack_after_a_change_of_leader_sends_no_second_command(monkey
             for job in jobs:
                 await job.ack()
             assert said == [["settle", "take"], ["settle"], ["settle"]]
-            assert numbers(jobs := await queue.take(3)) == [6, 7, 8]
+            jobs = await queue.take(3)
+            assert numbers(jobs) == [6, 7, 8]
             await queue.ack(jobs)
             assert said[3:] == [["take"], ["take"], ["settle", "take"]]
             assert queue.counters["lost"] == 0
