@@ -580,6 +580,14 @@ async def _strange_part(reader: PartitionReader, uid: str, below: int, done: Rou
                 return None
             if position.generation == done.position.generation and position.partition >= tasks:
                 return position.partition
+    if not progress.done:
+        _logger.warning(
+            "The newest %d MiB of %s/%d have no batch of an earlier micro-batch. Whether an earlier run had more tasks is not "
+            "checked further.",
+            scanned_bytes >> 20,
+            reader.stream,
+            reader.partition,
+        )
     return None
 
 

@@ -144,6 +144,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.replica", "replica role changed partition=%s role=%s phase=%s epoch=%d"): "replica.role_changed",
     ("liftpy.replica", "replica fetched damaged bytes partition=%s replica=%s offset"): "replica.served_wrong_bytes",
     ("liftpy.driver", "replica step partition=%s event=%s effects=%s"): "replica.step",
+    ("liftpy.requests", "status request failed error=%r: request rejected, node conti"): "status.request_failed",
     ("liftpy.driver", "replica stopped partition=%s error=%s\n%s"): "replica.stopped",
     ("liftpy.replica", "storage failed partition=%s error=%s"): "replica.storage_failed",
     ("liftpy.replication", "batch from the leader damaged partition=%s offset=%d error=%"): "replication.damaged",

@@ -17,8 +17,9 @@ jump of the own clock shows at once. The node asks ``PEERS`` other live nodes no
   waits as long after a start if all other nodes are down. A node of a cluster that never had another node does not wait.
 
 In all other cases the clock is in doubt. A node of an older version answers without its time and does not count. While the own
-clock is in doubt, records get the time on which a majority of the other clocks agrees. Without such a majority they get the
-time that the node trusted last, continued by the monotonic clock.
+clock is in doubt, records get the time on which a majority of the other clocks agrees. If other nodes are live and no such
+majority is known, they get the time that the node trusted last, continued by the monotonic clock. A node that is alone uses
+its own clock: perhaps it was just corrected.
 
 Worked example: a, b and c agree. b is set ten years ahead. Its offset differs from both others, so 1 of 3 clocks agrees and
 b is in doubt. At a and c 2 of 3 agree. b is corrected: 3 of 3. If only a and b run and b jumps, 1 of 2 agrees on either

@@ -362,7 +362,7 @@ MUTANTS = (
     RaftMutant("folders of unknown streams deleted", folders_of_unknown_streams_deleted, 1),
     RaftMutant("probation ended early: with a leader", probation_ends_with_a_leader, 4),
     RaftMutant("a folder that went back is believed", folder_that_went_back_is_believed, 1),
-    RaftMutant("entries cut that are held", held_entries_cut, 0),
+    RaftMutant("entries cut that are held", held_entries_cut, 20),
     RaftMutant("conflicts left to the library", conflicts_left_to_the_library, 2, slow=True),
     RaftMutant("the journal is not flushed", journal_not_flushed, 1),
     RaftMutant("duties without a barrier", duties_without_a_barrier, 2),

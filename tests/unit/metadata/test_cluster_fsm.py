@@ -1,4 +1,4 @@
-"""Test ClusterFsm: it never raises [M6], deduplicates, keeps time from falling, and restores snapshots [M7]."""
+"""Test ClusterFsm: it never raises [M6], deduplicates, keeps time from falling, and rejects damaged snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test snapshot files on disk: locks, flushes, quarantine and retention."""
+"""Test snapshot files on disk: locks, flushes, quarantine and retention [S16]."""
 
 from __future__ import annotations
 
