@@ -56,9 +56,14 @@ class Story:
         await self._create_streams()
         self._start_load()
         await self.faults.run()
-        await self._recover()
-        if not await self._settles():
-            return
+        self.faults.heal()
+        electing = asyncio.create_task(self._elect_after_restarts(), name="an operator")
+        try:
+            await self._recover()
+            if not await self._settles():
+                return
+        finally:
+            electing.cancel()
         await self._check_silence()
         await self._check_results()
         # The checks read all records. A node that meets a flipped bit restarts to repair it.
@@ -103,8 +108,7 @@ class Story:
             world.run_in(world.client_process("hostile"), lambda: hostile_member(world, lambda: clients.stopping))
 
     async def _recover(self) -> None:
-        """End the faults and the load. Clients must end, too."""
-        self.faults.heal()
+        """End the load. Clients must end, too."""
         await asyncio.sleep(2)
         if self.world.profile.lazy_flush:
             await _elect_waiting(self.world, self.model)  # before clients give up
@@ -121,20 +125,22 @@ class Story:
     async def _settles(self) -> bool:
         """Wait until the cluster has recovered. Return whether it has."""
         loop = asyncio.get_running_loop()
-        end_s, starts = loop.time() + _SETTLE_S, self._count_starts()
+        end_s = loop.time() + _SETTLE_S
         while why := unsettled(self.world, self.all_streams):
             if loop.time() >= end_s:
                 self.world.scheduler.violated(f"{_SETTLE_S:g} s after the last fault: {why}")
                 return False
-            if self.world.profile.lazy_flush and self._count_starts() > starts:
-                # A node that a full disk had stopped restarts 60 s after its disk has room again.
-                starts = self._count_starts()
-                await _elect_waiting(self.world, self.model)
             await asyncio.sleep(0.1)
         return True
 
-    def _count_starts(self) -> int:
-        return sum(node.lives for node in self.world.nodes)
+    async def _elect_after_restarts(self) -> None:
+        """Elect leaders after later restarts: a node that a full disk had stopped restarts 60 s after its disk has room again."""
+        starts = -1
+        while self.world.profile.lazy_flush:
+            if (count := sum(node.lives for node in self.world.nodes)) > starts >= 0:
+                await _elect_waiting(self.world, self.model)
+            starts = count
+            await asyncio.sleep(1)
 
     async def _check_silence(self) -> None:
         """Check that a cluster without load is quiet, and that its supervisors are satisfied."""
