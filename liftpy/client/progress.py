@@ -97,7 +97,7 @@ class ReadProgress:
         last_offset: Offset of the last delivered record.
         leader_epoch: LeaderEpoch of the last delivered record. 0: none. LeaderEpochs never fall along a log [D14].
         node: Node that answered last.
-        node_epoch: LeaderEpoch of that node in its answer. No record of the answer has a higher one.
+        node_epoch: Highest LeaderEpoch of an answer. No record up to ``high_watermark`` has a higher one.
     """
 
     stream: str
@@ -339,7 +339,7 @@ class ReadProgress:
 
     def _answered_by(self, head: client_pb2.ReadResponse) -> None:
         self.uid = self.uid or head.streamUid
-        self.node, self.node_epoch = head.node, head.leaderEpoch
+        self.node, self.node_epoch = head.node, max(self.node_epoch, head.leaderEpoch)
         self.high_watermark = max(self.high_watermark, head.highWatermark)
 
 

@@ -329,6 +329,8 @@ class _QueuePartition:
     ended: int = -1
     again_ns: int = 0
     keys: KeyDigests = field(default_factory=KeyDigests)
+    must_compare: bool = False
+    """True if the coordinator requires a comparison of the log before it delivers records [Q8]."""
 
     @property
     def key(self) -> PartitionKey:
@@ -655,7 +657,8 @@ class Queue:
                 request.ordered, request.keysFrom = True, place.keys.start
                 request.keys.extend(place.keys.digests)
             answer = await self._send_command(take=request)
-            if answer.code == pb.GROUP_COMPARE_LOG:
+            place.must_compare = answer.code == pb.GROUP_COMPARE_LOG
+            if place.must_compare:
                 await place.log.compare(answer.takenBelow, answer.takenEpoch)
                 continue
             if answer.code != pb.GROUP_OK or not self._options.order_by_key:
@@ -695,9 +698,13 @@ class Queue:
     ) -> None:
         """Process the records that the coordinator has granted together with the answer to an ack."""
         answer = await coming
-        if answer is not None and answer.granted:
+        if answer is None:
+            return
+        if answer.code == pb.GROUP_COMPARE_LOG:  # the next take compares
+            place.must_compare = True
+        elif answer.granted:
             await self._receive(place, answer, sent_ns, wanted)
-        elif answer is not None:
+        else:
             self._note_end(place, answer)
 
     async def _fetch(self, log: QueueLog, granted: list[pb.GrantedRange], over_ns: int) -> list[Job]:
@@ -922,7 +929,8 @@ class Queue:
         finally:
             if not coming.done():
                 coming.set_result(answer)
-        return answer if answer.code in (pb.GROUP_OK, pb.GROUP_STALE, pb.GROUP_FULL) else None
+        settled = (pb.GROUP_OK, pb.GROUP_STALE, pb.GROUP_FULL, pb.GROUP_COMPARE_LOG)
+        return answer if answer.code in settled else None
 
     def _along(self, settlements: list[pb.Settlement], now_ns: int) -> tuple[_QueuePartition, pb.TakeRecords] | None:
         """Return the partition and the request for records to send together with ``settlements``. None: request no records."""
@@ -933,7 +941,7 @@ class Queue:
         for _ in range(len(self._partitions)):
             place = self._partitions[0]
             self._partitions.rotate(-1)
-            if place.log.has_more and place.is_due(now_ns):
+            if place.log.has_more and place.is_due(now_ns) and not place.must_compare:
                 return place, self._build_request(place, min(max(ahead, self._last_requested), commands.MAX_TAKE))
         return None
 

@@ -137,7 +137,12 @@ class QueueLog:
             raise self._lost_error(bounds.end_offset, taken_below)
         if taken_below > bounds.log_start_offset:
             last = taken_below - 1
-            if (await self._reader.measure(last, taken_below, self.key.uid)).end_epoch > taken_epoch:
+            try:
+                facts = await self._reader.measure(last, taken_below, self.key.uid)
+            except OffsetOutOfRangeError:  # retention was faster
+                await self.compare(taken_below, taken_epoch)
+                return
+            if facts.end_epoch > taken_epoch:
                 try:
                     await self._reader.bounds(self.key.uid, last=(last, taken_epoch))
                 except LogTruncatedError as error:

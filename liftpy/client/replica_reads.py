@@ -117,7 +117,7 @@ class ReplicaReads:
     async def bounds(self, at_least: int = -1, patience_s: float | None = None) -> Bounds:
         """Return the bounds of the replica, as soon as its HW is at least ``at_least`` (inclusive).
 
-        ``patience_s``: time limit in seconds. None: that of the replica's address. Raises Away after it.
+        ``patience_s``: time limit in seconds. None: that of the replica's address. Raises ReplicaUnavailableError after it.
         """
         request = client_pb2.ReadRequest(boundsOnly=True, minHighWatermark=at_least)
         head, _ = await self._patiently(request, -1, self.replica.patience_s if patience_s is None else patience_s)
@@ -131,7 +131,7 @@ class ReplicaReads:
                 the node has an earlier version, which does not support this request.
 
         Raises:
-            Away: The replica does not answer, or does not know the complete state yet.
+            ReplicaUnavailableError: The replica does not answer, or does not know the complete state yet.
         """
         end, state, patient_s = 0, bytearray(), time.monotonic() + self.replica.patience_s
         while True:
@@ -166,7 +166,10 @@ class ReplicaReads:
             end, state = 0, bytearray()  # parts of two states: the node made a new one during the copy
 
     async def batches(self, offset: int) -> tuple[list[RecordBatch], int]:
-        """Return (whole batches, offset after the last one). The first batch contains ``offset``. Raises Damaged, Away."""
+        """Return (whole batches, offset after the last one). The first batch contains ``offset``.
+
+        Raises DamagedRecordsError and ReplicaUnavailableError.
+        """
         assembly = Assembly()
         while True:
             request = client_pb2.ReadRequest(
@@ -218,7 +221,7 @@ class ReplicaReads:
     async def _ask(self, request: client_pb2.ReadRequest, offset: int) -> tuple[client_pb2.ReadResponse, memoryview]:
         """Send one request to the replica and return the header and the records of its answer.
 
-        ``offset``: requested offset, -1 for the bounds. Raises Damaged, and the errors that the answer reports.
+        ``offset``: requested offset, -1 for the bounds. Raises DamagedRecordsError, and the errors that the answer reports.
         """
         replica = self.replica
         request.stream, request.partition, request.streamUid = replica.stream, replica.partition, replica.uid

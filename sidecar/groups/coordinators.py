@@ -263,6 +263,8 @@ class _HostedCoordinator:
     """Number of failures in a row, without a minute of work in between."""
     problem: str = "starting"
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    """Ends the wait after a failure."""
 
     @property
     def state(self) -> GroupCoordinator | None:
@@ -272,6 +274,11 @@ class _HostedCoordinator:
 
     def end(self) -> None:
         self.stopping.set()
+        self.restart()
+
+    def restart(self) -> None:
+        """Stop the coordinator, or end its wait after a failure."""
+        self.wake.set()
         if self.host is not None:
             self.host.stop()
 
@@ -325,8 +332,7 @@ class GroupCoordinators:
         if not self._closed and version is not self._coordinator:
             self._coordinator = version
             for one in self._running.values():
-                if one.host is not None:
-                    one.host.stop()
+                one.restart()
         wanted = frozenset() if self._closed else hosted_partitions(image, self._settings.node_id, self._share)
         if wanted and not self._may_coordinate:
             if not self._logged:
@@ -360,7 +366,8 @@ class GroupCoordinators:
         if earlier:  # of a replica that was moved away and is back: two of one partition would write one snapshot
             await asyncio.wait(earlier, timeout=_STOP_S)
         while not one.stopping.is_set():
-            began_s = time.monotonic()
+            began_s, version = time.monotonic(), self._coordinator
+            one.wake.clear()
             try:
                 transport, namespace = await self._transport(), self._settings.namespace
                 version = self._coordinator
@@ -368,20 +375,18 @@ class GroupCoordinators:
                 one.host = ServiceHost(version, self._of(key), transport, namespace, read, self._services.process_local)
                 one.problem = ""
                 await one.host.run()
-                if version is not self._coordinator:
-                    continue
             except LiftError as error:
                 one.problem = f"{error.code}: {error}"
             except Exception as error:  # a defect of the coordinator is no reason for the node to stop
                 one.problem = repr(error)
             finally:
                 one.host = None
-            if not one.stopping.is_set():
+            if not one.stopping.is_set() and version is self._coordinator:
                 one.restarts += 1
                 one.in_a_row = count_restart(one.in_a_row, time.monotonic() - began_s)
                 self._counters["coordinator_restarted"] += 1
                 logger.error("group coordinator failed partition=%s error=%s: restarting it", key, one.problem)
-                await _wait(one.stopping, doubled_wait_s(one.in_a_row, _AGAIN_S, _LONGEST_AGAIN_S))
+                await _wait(one.wake, doubled_wait_s(one.in_a_row, _AGAIN_S, _LONGEST_AGAIN_S))
 
     def _reader(self, transport: Transport, key: PartitionKey, options: ReadOptions) -> LocalReader:
         return LocalReader(transport, Subjects(self._settings.namespace), key, options, self._partitions.reads_of)

@@ -257,7 +257,7 @@ class GroupMachine:
         may_grow = self._size_bytes < commands.MAX_STATE_BYTES
         answer.granted.extend(queue.lease_records(take, now_ns, may_grow=may_grow))
         if self.stores_epochs:
-            queue.note_epoch(take.logEpoch, frontier)
+            queue.note_epoch(take, frontier)
         answer.waitMs = queue.wait_ns // NS_PER_MS
         answer.takenBelow = queue.frontier if queue.ordered else 0
         if answer.granted:

@@ -250,7 +250,9 @@ class WorkQueue:
         """Drop the pieces below ``log_start``, because the log has deleted their records."""
         if log_start <= self.prefix:
             return
-        if log_start < self.frontier:
+        if log_start > self.frontier:
+            self.taken_epoch = 0  # the records before the new frontier were never delivered
+        elif log_start < self.frontier:
             self._cut(log_start)
         count = bisect_right(self._starts, log_start - 1)
         removed_pieces = self._pieces[:count]
@@ -291,13 +293,15 @@ class WorkQueue:
             return False
         return (take.comparedEpoch, take.comparedBelow) != (self.taken_epoch, self.frontier)
 
-    def note_epoch(self, log_epoch: int, frontier_before: int) -> None:
+    def note_epoch(self, take: pb.TakeRecords, frontier_before: int) -> None:
         """Store the LeaderEpoch of a take that was carried out. ``frontier_before``: the frontier before the take.
 
-        ``log_epoch`` 0: an older member sent the take. If it got new records, their LeaderEpoch is not known.
+        ``logEpoch`` 0: an older member sent the take. If it got new records, their LeaderEpoch is not known. A member whose view
+        ends below the frontier does not know the LeaderEpochs of all delivered records.
         """
-        if log_epoch:
-            self.taken_epoch = max(self.taken_epoch, log_epoch)
+        if take.logEpoch:
+            if self.taken_epoch or take.logEnd >= self.frontier:
+                self.taken_epoch = max(self.taken_epoch, take.logEpoch)
         elif self.frontier != frontier_before:
             self.taken_epoch = 0
 

@@ -221,7 +221,8 @@ def _plan_remove(node: str, view: GroupView) -> Planned:
 
 
 def _plan_replace(old: str, new: str, now: ControllerList, nodes: frozenset[str], fenced: frozenset[str]) -> Planned:
-    is_removed_first = new == now.learner and not now.leaving and old not in now.voters
+    was_full = len(now.voters) == MAX_CONTROLLERS - 1  # then the old controller is removed first
+    is_removed_first = was_full and new == now.learner and not now.leaving and old not in now.voters
     if is_removed_first or (now.leaving == old and new in now.members and old != new):
         return NoChange(_ERROR.OK, f"{old} is being replaced by {new}")
     if new in now.voters and old not in now.members and not (now.learner or now.leaving):

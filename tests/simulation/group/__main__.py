@@ -1,6 +1,6 @@
 """``python -m tests.simulation.group [--seeds N] [--first K] [--only KIND]``: groups under faults, every promise checked.
 
-KIND: members, queues, ordered (queues with order per key).
+KIND: members, queues, ordered (queues with order per key), leader-changes (queues whose partition changes its leader).
 
 Prints what happened how often, and each violation with its seed. Exit code 1 on a violation. ``--mutants``: plants each bug of the
 catalogue, and says which seed notices it, and by which invariant.
@@ -21,13 +21,14 @@ HISTORIES: dict[str, Callable[[int], Counter[str]]] = {
     "members": world.run,
     "queues": queues.run,
     "ordered": queues.run_ordered,
+    "leader-changes": queues.run_with_leader_changes,
 }
 
 
 def plant() -> int:
     """How many of the catalogue's bugs are not noticed by the history that each names."""
     survivors = 0
-    for kind, bugs in (("members", catalogue.MEMBERS), ("queues", catalogue.QUEUES), ("ordered", catalogue.ORDERED)):
+    for kind, bugs in catalogue.BY_KIND.items():
         for bug in bugs:
             text = "SURVIVES"
             try:

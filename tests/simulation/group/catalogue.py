@@ -204,3 +204,17 @@ ORDERED = (
         "map(PIECE.compiled[1], state.pieces)", "(replace(PIECE.compiled[1](p), key=0) for p in state.pieces)", 1, "G4",
     ),
 )  # fmt: skip
+
+LEADER_CHANGES = (
+    PlantedBug(
+        "a view that ends below what was given tells its LeaderEpoch", "queue.WorkQueue.note_epoch",
+        "self.taken_epoch or take.logEnd >= self.frontier", "True", 2, "Q8",
+    ),
+    PlantedBug(
+        "what an earlier version was given has the known LeaderEpoch", "queue.WorkQueue.note_epoch",
+        "elif self.frontier != frontier_before:", "elif False:", 2, "Q8",
+    ),
+)  # fmt: skip
+
+BY_KIND = {"members": MEMBERS, "queues": QUEUES, "ordered": ORDERED, "leader-changes": LEADER_CHANGES}
+"""Kind of history -> the bugs that it notices."""

@@ -48,8 +48,9 @@ class Events:
 class SimCoordinator:
     """``before``, ``after``: called around every command that is applied for the first time."""
 
-    def __init__(self, events: Events, rng: random.Random, seen: Counter[str]) -> None:
+    def __init__(self, events: Events, rng: random.Random, seen: Counter[str], *, stores_epochs: bool = False) -> None:
         self.events, self.rng, self.seen = events, rng, seen
+        self._stores_epochs = stores_epochs
         self.log: list[Entry] = []
         self.tail: list[Entry] = []
         """Appended, not committed."""
@@ -60,12 +61,17 @@ class SimCoordinator:
         self.down_ns = 0
         """Time without a leader so far."""
         self._down_at_ns = 0
-        self.machine = GroupMachine()
+        self.machine = self._new_machine()
         self.snapshots: list[tuple[int, bytes]] = [(0, b"")]
         self.before: Callable[[bytes], None] = lambda data: None
         self.after: Callable[[bytes, bytes], None] = lambda data, answer: None
         self._last_append_ns = 0
         self._tick()
+
+    def _new_machine(self) -> GroupMachine:
+        machine = GroupMachine()
+        machine.stores_epochs = self._stores_epochs
+        return machine
 
     def down_for_ns(self) -> int:
         """Of the time so far, how long nobody led."""
@@ -132,7 +138,7 @@ class SimCoordinator:
         self.epoch += 1
         self.skew_ns = self.rng.choice((0, 0, HOUR, -HOUR, self.rng.randrange(-5 * S, 5 * S)))
         position, snapshot = self.rng.choice(self.snapshots[-4:])
-        machine = GroupMachine()
+        machine = self._new_machine()
         if snapshot:
             machine.restore(snapshot)
         for entry in self.log[position:]:

@@ -2,11 +2,15 @@
 
 The coordinator is the one of ``coordinator``; a model of its own keeps, record by record, what the state keeps by ranges. Of an ordered
 queue the workers tell the keys, each as far as it knows where new records begin.
+
+In a history with leader changes, the leader of the partition changes cleanly. Workers of the earlier version do not send a LeaderEpoch,
+and the view of a worker may be from before a change.
 """
 
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,17 +40,28 @@ class Worker:
     work: list[tuple[int, int, int, int]] = field(default_factory=list)
     new_from: int = 0
     """Of an ordered queue, where new records begin, as it was told last."""
+    view_ns: int = 0
+    """Time of its view of the log."""
+    compared: tuple[int, int, int] = (0, 0, 0)
+    """LeaderEpoch of the view that it has compared, and the LeaderEpoch and the offset of the queue at that time."""
+
+    @property
+    def is_earlier_version(self) -> bool:
+        return int(self.name[1:]) % 3 == 0
 
 
 class QueueWorld:
     """One history of one queue."""
 
-    def __init__(self, seed: int, *, ordered: bool = False) -> None:
+    def __init__(self, seed: int, *, ordered: bool = False, leader_changes: bool = False) -> None:
         self.rng = random.Random(seed)
         self.ordered = ordered
+        self.view_rng = random.Random(seed + 2)
+        self.changes_ns = sorted(self.view_rng.randrange(40 * S) for _ in range(20)) if leader_changes else []
+        """Times at which the leader of the partition changes."""
         self.seen: Counter[str] = Counter()
         self.events = Events()
-        self.coordinator = SimCoordinator(self.events, random.Random(seed + 1), self.seen)
+        self.coordinator = SimCoordinator(self.events, random.Random(seed + 1), self.seen, stores_epochs=leader_changes)
         self.coordinator.before, self.coordinator.after = self._before, self._after
         self.calm = False
         self.confirmed: set[int] = set()
@@ -111,9 +126,40 @@ class QueueWorld:
         if self.ordered:
             take.ordered, take.keysFrom = True, worker.new_from
             take.keys.extend(KEYS[worker.new_from : min(end, worker.new_from + self.rng.choice((5, 50)))])
+        if self.changes_ns:
+            self._add_view(worker, take)
         return take
 
+    def _leader_epoch(self, at_ns: int) -> int:
+        return 1 + bisect_right(self.changes_ns, at_ns)
+
+    def _record_epoch(self, offset: int) -> int:
+        return self._leader_epoch((offset + 1) * 60 * MS)
+
+    def _add_view(self, worker: Worker, take: pb.TakeRecords) -> None:
+        """Let the take be by the worker's view of the log. In some takes this is an earlier view."""
+        if self.calm or self.view_rng.random() < 0.4:
+            worker.view_ns = self.events.now_ns
+        take.logEnd = min(RECORDS, worker.view_ns // (60 * MS))
+        if worker.is_earlier_version:
+            self.seen["takes of the earlier version"] += 1
+            return
+        take.logEpoch = self._leader_epoch(worker.view_ns)
+        self.seen["takes by an earlier leader's view"] += take.logEpoch < self._leader_epoch(self.events.now_ns)
+        if worker.compared[0] == take.logEpoch:
+            _, take.comparedEpoch, take.comparedBelow = worker.compared
+
+    def _compare(self, worker: Worker, answer: pb.GroupAnswer) -> None:
+        self.seen["comparisons"] += 1
+        worker.view_ns = self.events.now_ns
+        worker.compared = (self._leader_epoch(worker.view_ns), answer.takenEpoch, answer.takenBelow)
+        epoch = self._record_epoch(answer.takenBelow - 1)
+        check(epoch <= answer.takenEpoch, "Q8", "no record is lost, and the comparison finds a loss:", epoch, answer.takenEpoch)
+
     def _got(self, worker: Worker, sent_ns: int, answer: pb.GroupAnswer) -> None:
+        if answer.code == pb.GROUP_COMPARE_LOG:
+            self._compare(worker, answer)
+            return
         worker.new_from = answer.takenBelow
         for part in answer.granted:
             self.seen["ranges granted"] += 1
@@ -167,6 +213,12 @@ class QueueWorld:
         for piece in pieces:
             check(piece.start == at and piece.end > at, "Q6", "pieces have a gap at", at, "before", piece)
             at = piece.end
+        if queue is not None and queue.taken_epoch and self.frontier:
+            newest = self._record_epoch(self.frontier - 1)
+            check(
+                queue.taken_epoch >= newest, "Q8", "a delivered record has the LeaderEpoch", newest, "above", queue.taken_epoch
+            )
+            self.seen["known LeaderEpochs"] += 1
         return {offset: (piece.kind, piece.member) for piece in pieces for offset in range(piece.start, piece.end)}
 
     def _after(self, data: bytes, answer: bytes) -> None:
@@ -198,6 +250,9 @@ class QueueWorld:
         return self.ordered and not self.done.issuperset(EARLIER[offset])
 
     def _check_take(self, take: pb.TakeRecords, told: pb.GroupAnswer) -> None:
+        if told.code == pb.GROUP_COMPARE_LOG:
+            check(not told.granted, "Q8", "a take that requires a comparison got records:", told.granted)
+            return
         first_new = self._before_frontier
         for part in told.granted:
             for offset in range(part.start, part.end):
@@ -319,6 +374,11 @@ class QueueWorld:
 def run(seed: int) -> Counter[str]:
     """One history; what happened how often. Raises InvariantError."""
     return QueueWorld(seed).run()
+
+
+def run_with_leader_changes(seed: int) -> Counter[str]:
+    """One history of a queue whose partition changes its leader cleanly."""
+    return QueueWorld(seed, leader_changes=True).run()
 
 
 def run_ordered(seed: int) -> Counter[str]:

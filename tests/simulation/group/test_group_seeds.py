@@ -9,9 +9,10 @@ import pytest
 from liftpy.errors import InvariantError
 from tests.each import each
 from tests.simulation.group import catalogue, queues, world
+from tests.simulation.group.__main__ import HISTORIES
 
-MOST = catalogue.MEMBERS + catalogue.QUEUES + catalogue.ORDERED
-QUICK = [bug for bug in MOST if bug.seed == 1][::6]
+MOST = tuple(bug for bugs in catalogue.BY_KIND.values() for bug in bugs)
+QUICK = [*[bug for bug in MOST if bug.seed == 1][::6], *catalogue.LEADER_CHANGES]
 
 
 def test_consumer_group_simulation_seeds_break_no_invariant() -> None:
@@ -44,6 +45,14 @@ def test_ordered_queue_simulation_seeds_break_no_invariant() -> None:
         assert seen[what], f"no history had: {what}"
 
 
+def test_queue_simulation_with_changes_of_the_partition_leader_breaks_no_invariant() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(1, 4):
+        seen += queues.run_with_leader_changes(seed)
+    for what in ("comparisons", "known LeaderEpochs", "takes by an earlier leader's view", "takes of the earlier version"):
+        assert seen[what], f"no history had: {what}"
+
+
 @each("bug", MOST)
 def test_planted_group_bug_can_be_applied_to_the_shipped_code(bug: catalogue.PlantedBug) -> None:
     assert bug.seed
@@ -52,6 +61,6 @@ def test_planted_group_bug_can_be_applied_to_the_shipped_code(bug: catalogue.Pla
 
 @pytest.mark.parametrize("bug", QUICK, ids=lambda bug: bug.name)
 def test_planted_group_bugs_are_each_detected_by_a_seed(bug: catalogue.PlantedBug) -> None:
-    run = world.run if bug in catalogue.MEMBERS else queues.run if bug in catalogue.QUEUES else queues.run_ordered
+    (kind,) = (kind for kind, bugs in catalogue.BY_KIND.items() if bug in bugs)
     with bug.planted(), pytest.raises(InvariantError, match=f"invariant {bug.code} "):
-        run(bug.seed)
+        HISTORIES[kind](bug.seed)

@@ -572,6 +572,31 @@ async def test_queue_ack_is_stored_if_the_take_in_its_request_is_rejected(
         assert queue.counters["lost"] == 0
 
 
+async def test_queue_ack_after_a_change_of_leader_sends_no_second_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The take in the first command requires a comparison of the log, which only the next take makes."""
+    monkeypatch.setattr(PrefetchLimit, "ahead", lambda self, now_ns: 10)
+    options = QueueOptions(max_own_pending=3)
+    async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(60):
+        await asyncio.to_thread(cluster.serve_groups)
+        await client.create_stream("jobs", "jobs", replicas=2)
+        await fill(client, 30)
+        async with client.queue("jobs", "w", options=options) as queue, client.queue("jobs", "w", options=options) as other:
+            jobs = await queue.take(3)
+            (partition,) = (await client.stream("jobs")).partitions
+            (follower,) = set(partition.replicas) - {partition.leader}
+            await client.admin.elect_leader("jobs", 0, follower)
+            assert numbers(await other.take(3)) == [3, 4, 5]
+            said = said_by(queue, monkeypatch)
+            for job in jobs:
+                await job.ack()
+            assert said == [["settle", "take"], ["settle"], ["settle"]]
+            jobs = await queue.take(3)
+            assert numbers(jobs) == [6, 7, 8]
+            await queue.ack(jobs)
+            assert said[3:] == [["take"], ["take"], ["settle", "take"]]
+            assert queue.counters["lost"] == 0
+
+
 def _asked_in_order(real: Any) -> Any:
     def asked(self: Queue, *given: Any) -> Any:
         take = real(self, *given)

@@ -10,7 +10,7 @@ from liftpy.client import queue_log as module
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.positions import Bounds
-from liftpy.client.progress import ReadProgress
+from liftpy.client.progress import RangeFacts, ReadProgress
 from liftpy.client.queue_log import QueueLog
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire.batch import build_batch, parse_batch
@@ -83,6 +83,17 @@ async def test_queue_log_skips_records_removed_by_retention() -> None:
     async with asyncio.timeout(20):
         assert await offsets(log, 2, 9) == [5, 6, 7, 8]
         assert await offsets(log, 0, 4) == []
+
+
+async def test_queue_log_comparison_with_a_record_that_retention_deletes_meanwhile_finds_no_loss() -> None:
+    class ShrinkingReader(Reader):
+        async def measure(self, start: int, end: int, uid: str) -> RangeFacts:
+            self.log_start = end
+            raise OffsetOutOfRangeError("gone")
+
+    log = a_log(ShrinkingReader())
+    await log.compare(9, 1)
+    assert log.compared == (1, 9)
 
 
 async def test_queue_log_reads_only_from_replicas_with_the_granted_offsets() -> None:

@@ -40,6 +40,14 @@ def test_partition_reader_of_overlapping_answers_returns_each_record_once() -> N
     assert offsets(progress.accept(answer(batch(0, 5), batch(5, 2), hw=9))) == [5, 6]
 
 
+def test_partition_reader_after_an_answer_of_an_earlier_leader_keeps_the_epoch_of_its_high_watermark() -> None:
+    """The second node is a follower that does not know the new leader yet."""
+    progress = ReadProgress("s", 0, 5)
+    progress.accept(answer(batch(5, 2), hw=9, leaderEpoch=7))
+    progress.accept(answer(batch(7, 1), hw=7, leaderEpoch=6))
+    assert (progress.high_watermark, progress.node_epoch) == (9, 7)
+
+
 def test_partition_reader_with_an_empty_answer_below_the_high_watermark_tries_another_replica() -> None:
     with pytest.raises(NotServedError, match="nothing at"):
         ReadProgress("s", 0, 5).accept(answer(hw=9))

@@ -415,11 +415,13 @@ def test_group_coordinator_starts_a_new_queue_at_the_offset_set_by_a_reset() -> 
     lab.test.verify(hash_seeds=0)
 
 
-def take(lab: Lab, log_epoch: int = 0, log_end: int = 9, compared: tuple[int, int] = (0, 0)) -> pb.GroupAnswer:
+def take(
+    lab: Lab, log_epoch: int = 0, log_end: int = 9, compared: tuple[int, int] = (0, 0), log_start: int = 0
+) -> pb.GroupAnswer:
     """Send a take of up to 2 records by a member whose view of the log is from the LeaderEpoch ``log_epoch``."""
     return lab.say(
         take=pb.TakeRecords(
-            member="w", stream="s", uid=UID, maxRecords=2, logEnd=log_end, logEpoch=log_epoch,
+            member="w", stream="s", uid=UID, maxRecords=2, logStart=log_start, logEnd=log_end, logEpoch=log_epoch,
             comparedEpoch=compared[0], comparedBelow=compared[1],
         )
     )  # fmt: skip
@@ -450,6 +452,34 @@ def test_group_coordinator_after_a_delivery_to_an_older_member_requires_no_compa
     assert [given.start for given in take(lab, 7).granted] == [4]
     assert take(lab, log_end=6).code == pb.GROUP_OK, "no new record was delivered, so the known LeaderEpoch counts"
     assert take(lab, 8).code == pb.GROUP_COMPARE_LOG
+
+
+def test_group_coordinator_stores_no_leader_epoch_of_a_view_that_ends_below_delivered_records() -> None:
+    """A member that was slow during a clean failover does not know the LeaderEpoch of records after its view."""
+    lab = Lab()
+    take(lab, log_end=9)
+    assert take(lab, 6, log_end=1).code == pb.GROUP_OK
+    assert [given.start for given in take(lab, 7).granted] == [2], "the delivered records may be of LeaderEpoch 7"
+    answer = take(lab, 6)
+    assert (answer.code, answer.takenEpoch) == (pb.GROUP_COMPARE_LOG, 7)
+
+
+def test_group_coordinator_of_a_queue_that_begins_above_the_log_end_requires_no_comparison() -> None:
+    lab = Lab()
+    positions = [pb.GroupPosition(stream="s", uid=UID, position=20)]
+    lab.say(reset=pb.ResetPositions(positions=positions))
+    for log_epoch in (6, 7):
+        assert take(lab, log_epoch).code == pb.GROUP_OK
+    assert [given.start for given in take(lab, 8, log_end=30).granted] == [20]
+
+
+def test_group_coordinator_of_a_queue_whose_delivered_records_were_deleted_requires_no_comparison() -> None:
+    lab = Lab()
+    take(lab, 5)
+    assert [given.start for given in take(lab, 6, log_start=4).granted] == [4]
+    assert take(lab, 5).takenEpoch == 6
+    assert take(lab, log_start=7).code == pb.GROUP_OK
+    assert take(lab, 8, log_start=7, log_end=8).code == pb.GROUP_OK
 
 
 def test_group_coordinator_of_the_first_version_has_equal_states_with_and_without_leader_epochs() -> None:

@@ -99,6 +99,13 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return told
 
 
+@pytest.fixture
+def long_waits(connections: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the wait after a failure longer than a test."""
+    monkeypatch.setattr(module, "_AGAIN_S", 3600)
+    monkeypatch.setattr(module, "_LONGEST_AGAIN_S", 3600)
+
+
 def settings(folder: Path, **more: Any) -> NodeSettings:
     return NodeSettings("a", folder, controllers=("a",), **more)
 
@@ -166,6 +173,20 @@ async def test_group_coordinators_below_the_level_of_queue_epochs_run_the_earlie
     await made.close()
 
 
+@pytest.mark.usefixtures("long_waits")
+async def test_group_coordinator_that_waits_after_a_failure_restarts_at_the_level_of_queue_epochs(
+    connections: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), NOTHING_READ, SAYS)
+    Host.fails = [UnavailableError("no server")]
+    image = replace(image_of("a"), feature_level=QUEUE_EPOCHS - 1)
+    made.follow(ClusterImage(), image)
+    await until(lambda: made.report()[0]["restarts"] == 1)
+    made.follow(image, replace(image, feature_level=QUEUE_EPOCHS))
+    await until(lambda: [host.factory for host in Host.made] == [EarlierGroupCoordinator, GroupCoordinator])
+    await made.close()
+
+
 async def test_group_coordinator_that_fails_restarts_without_ending_the_node(
     connections: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -179,11 +200,10 @@ async def test_group_coordinator_that_fails_restarts_without_ending_the_node(
     await made.close()
 
 
+@pytest.mark.usefixtures("long_waits")
 async def test_group_coordinator_that_is_not_running_is_reported_with_its_problem(
-    connections: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connections: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(module, "_AGAIN_S", 3600)
-    monkeypatch.setattr(module, "_LONGEST_AGAIN_S", 3600)
     made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), NOTHING_READ, SAYS)
     Host.fails = [UnavailableError("no server")]
     made.follow(ClusterImage(), image_of("a"))

@@ -93,6 +93,7 @@ def test_controller_change_plan_returns_the_first_step_only(
         (REPLACE, "b", "c", view(), _E.EXISTS, "b is already a controller"),
         (REPLACE, "d", "c", view(dead="bc"), _E.INVALID, "3 of 4 controllers must be alive, but only 2 are"),
         (REPLACE, "e", "c", view(learner="d", leaving="c"), _E.EXISTS, "d is being added for c"),
+        (REPLACE, "d", "x", view(learner="d"), _E.EXISTS, "d is being added"),
         (ADD, "d", "", view(blocked="not yet"), _E.UNAVAILABLE, "not yet"),
     ],
 )

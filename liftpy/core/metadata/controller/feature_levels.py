@@ -8,8 +8,8 @@ registered nodes. So it fails if a node of an older version registers at the sam
 A new cluster starts at the newest level that all its controllers support. Until this is decided, the leader logs
 nothing else. If a controller sends nothing for ``REPORT_MAX_AGE_NS``, the cluster starts at the first level.
 
-Example: a and b support 5..6, c has the version before and supports 5..5. The cluster starts at level 5. An operator
-finalizes level 6 later.
+Example: a and b support 5..7, c has the version before and supports 5..6. The cluster starts at level 6. An operator
+finalizes level 7 later.
 """
 
 from __future__ import annotations
