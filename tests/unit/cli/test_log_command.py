@@ -51,7 +51,7 @@ def test_log_repair_of_a_running_node_is_rejected(folder: Path, capsys: pytest.C
     assert _run(capsys, "log", "repair", str(folder))[0] == 0
 
 
-def test_log_commands_accept_a_directory_whose_only_segment_was_being_quarantined_at_a_kill(
+def test_log_commands_accept_a_directory_that_a_kill_left_with_only_a_quarantined_segment(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, *later = sorted(folder.glob("*.log"))

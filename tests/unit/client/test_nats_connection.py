@@ -261,7 +261,7 @@ async def test_transport_raises_an_error_for_a_subscription_beyond_the_limit_of_
         await connection.close()
 
 
-async def test_transport_whose_older_subscription_may_be_lost_by_a_limit_reconnects() -> None:
+async def test_transport_that_may_have_lost_an_older_subscription_by_a_limit_reconnects() -> None:
     """The server names no subscription. Requests would time out silently if it was the inbox."""
     with NatsServer(config="max_subscriptions: 2\n") as server:
         connection = await open_connection(server.url)

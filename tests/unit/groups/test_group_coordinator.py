@@ -473,7 +473,7 @@ def test_group_coordinator_of_a_queue_that_begins_above_the_log_end_requires_no_
     assert [given.start for given in take(lab, 8, log_end=30).granted] == [20]
 
 
-def test_group_coordinator_of_a_queue_whose_delivered_records_were_deleted_requires_no_comparison() -> None:
+def test_group_coordinator_requires_no_comparison_after_all_delivered_records_were_deleted() -> None:
     lab = Lab()
     take(lab, 5)
     assert [given.start for given in take(lab, 6, log_start=4).granted] == [4]

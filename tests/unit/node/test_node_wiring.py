@@ -140,7 +140,7 @@ async def test_node_repair_restart_begins_once_and_an_operator_stop_overrides_th
 
 
 @pytest.mark.parametrize(("failure", "code"), [(CorruptionError("lost its journal"), 78), (LiftError("a bug"), 1)])
-async def test_node_whose_stop_hangs_after_a_failure_ends_with_the_exit_code_of_the_failure(
+async def test_node_with_a_hung_stop_after_a_failure_ends_with_the_exit_code_of_the_failure(
     ending: Ending, failure: Exception, code: int
 ) -> None:
     ending.node.fatal(failure)
@@ -344,7 +344,7 @@ async def test_node_process_with_a_hung_disk_logs_a_failed_start_and_limits_the_
         await running
 
 
-async def test_node_process_whose_start_and_stop_fail_raises_the_error_of_the_start(life: Life) -> None:
+async def test_node_process_with_a_failed_start_and_a_failed_stop_raises_the_error_of_the_start(life: Life) -> None:
     life.started, life.stopped = CorruptionError("damaged metadata"), OSError("a close failed")
     with pytest.raises(CorruptionError, match="damaged metadata"):
         await life.run()

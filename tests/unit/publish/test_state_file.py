@@ -595,7 +595,7 @@ def test_state_of_a_replica_that_dropped_ids_and_producers_lets_its_copy_reject_
 
 
 @pytest.mark.parametrize("expired", ["ids", "producers"])
-def test_state_whose_older_losses_have_expired_does_not_restore_them(expired: str) -> None:
+def test_state_with_expired_losses_does_not_restore_them(expired: str) -> None:
     """The copy would reject each new id for a whole window although no id in the window is missing."""
     log, now_ns = a_log(), [10**15]
 
@@ -624,7 +624,7 @@ def test_state_whose_older_losses_have_expired_does_not_restore_them(expired: st
     assert copy.producers.is_whole, "the losses expire for the copy when they expire for the leader"
 
 
-def test_state_of_an_idle_log_whose_lost_ids_have_expired_lets_its_copy_accept_new_ids() -> None:
+def test_state_of_an_idle_log_with_expired_losses_lets_its_copy_accept_new_ids() -> None:
     """The log time stands still without batches. The age of the loss must reach the copy."""
     log, now_ns = a_log(), [10**15]
     state = LogState(log, 120, 700, lambda: now_ns[0], subject="s.>")

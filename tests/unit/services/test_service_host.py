@@ -452,7 +452,7 @@ class Charging(Sum):
 
 
 @pytest.mark.parametrize("told_by", ["order", "reader"])
-async def test_service_host_whose_log_is_truncated_during_a_replay_forgets_the_lost_records(
+async def test_service_host_after_a_truncation_during_a_replay_forgets_the_lost_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told_by: str
 ) -> None:
     """The log ends above the position and below the end of the replay, so the host restores no snapshot."""

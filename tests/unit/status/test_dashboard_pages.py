@@ -442,7 +442,7 @@ def _add_second(cluster: Cluster, second: float, **shift_s: int) -> None:
         history.add_values(int(second) + shift_s.get(node, 0), [5.0] * len(NAMES))
 
 
-async def test_dashboard_shows_new_values_of_a_node_whose_clock_jumped_and_came_back() -> None:
+async def test_dashboard_shows_new_values_of_a_node_after_its_clock_jumped_and_came_back() -> None:
     cluster, clock = Cluster(), Clock()
     _, made = a_site(cluster, clock)
     for number in range(40):
