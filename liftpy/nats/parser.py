@@ -581,13 +581,12 @@ class StrictConnection(Client):
         self.errors[f"server: {text.split(' for ')[0]}"] += 1
         error = Error(f"NATS server error: {text}")
         limit_callbacks = list(self.on_subscription_limit) if _TOO_MANY_SUBSCRIPTIONS in text.lower() else []
-        if not limit_callbacks and "permissions violation" not in text.lower():
-            logger.warning("NATS server error text=%s", text)
-            await self._process_op_err(error)
-            return
         unlogged = self._rejection_log.admit(time.monotonic())
         if unlogged is not None:
             logger.warning("NATS server error text=%s unlogged=%d", text, unlogged)
+        if not limit_callbacks and "permissions violation" not in text.lower():
+            await self._process_op_err(error)
+            return
         for callback in limit_callbacks:
             callback()
         if self._error_cb is not None:
