@@ -316,8 +316,8 @@ def fake_node_in_thread(url: str, namespace: str = "liftpy") -> Iterator[FakeNod
         call(node.start())
         yield node
     finally:
+        call(connection.close())  # first, so that no request starts another long poll
         call(node.stop())
-        call(connection.close())
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Awaitable, Iterable
+from typing import Any, TypeVar
 
 logger = logging.getLogger("liftpy.client")
 _TRY_AGAIN_S = 0.1
 _TRIES = 50
+_T = TypeVar("_T")
+
+
+async def with_cancellation(work: Awaitable[_T]) -> _T:
+    """Await ``work`` and return its result. If the task was canceled but ``work`` suppressed this, raise CancelledError."""
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    try:
+        return await work
+    finally:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 import nats
 import nats.errors
@@ -29,13 +29,12 @@ from liftpy.errors import (
     ProtocolError,
     UnavailableError,
 )
-from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.cancellation import end_tasks, with_cancellation
 from liftpy.nats.connection import ClientConnection
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.parser import Denied, StrictConnection, cut_off, watch_denials, watch_subscription_limit
 from liftpy.nats.urls import check_urls, without_secrets
 
-_T = TypeVar("_T")
 DEFAULT_URL = "nats://127.0.0.1:4222"
 REQUEST_TIMEOUT_S = 2.0
 _LATE_PONG_S = 1.0
@@ -111,7 +110,7 @@ async def open_connection(
 
     options["reconnected_cb"] = reconnected
     try:
-        await _with_cancellation(_first_connect(connection, urls, {"error_cb": seen.note, **options}, timeout_s))
+        await with_cancellation(_first_connect(connection, urls, {"error_cb": seen.note, **options}, timeout_s))
     except (OSError, nats.errors.Error, TimeoutError) as error:
         await _close(connection)
         if seen.not_accepted or isinstance(error, nats.errors.AuthorizationError):
@@ -129,17 +128,6 @@ async def open_connection(
     except ValueError as error:
         raise ConfigError(f"Cannot use the NATS URL {without_secrets(urls)}: {error}. Use nats://HOST:PORT.") from error
     return connection
-
-
-async def _with_cancellation(work: Awaitable[_T]) -> _T:
-    """Await ``work`` and return its result. If the task was canceled but ``work`` suppressed this, raise CancelledError."""
-    task = asyncio.current_task()
-    assert task is not None
-    before = task.cancelling()
-    result = await work
-    if task.cancelling() > before:
-        raise asyncio.CancelledError
-    return result
 
 
 def plain_cause(error: object) -> str:
@@ -389,7 +377,7 @@ class Transport:
         unwatch_limit = watch_subscription_limit(self.connection, lambda: over_limit.append(subject))
         try:
             await self.room(self._loop.time() + timeout_s)
-            subscription = await _with_cancellation(self.connection.subscribe(subject, cb=callback))
+            subscription = await with_cancellation(self.connection.subscribe(subject, cb=callback))
             if self.connection.is_connected:
                 with contextlib.suppress(UnavailableError, ClientClosedError):
                     await self.settle(timeout_s)
@@ -477,7 +465,7 @@ class Transport:
         """Write a large message. nats-py may wait until it is written, and may suppress a cancellation of this task."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(give_up_at):
-                await _with_cancellation(self.connection.publish(subject, payload, reply=reply, headers=headers))
+                await with_cancellation(self.connection.publish(subject, payload, reply=reply, headers=headers))
 
     async def settle(self, timeout_s: float = 5.0) -> None:
         """Wait until the server has processed all data sent before, including subscriptions.
@@ -544,7 +532,7 @@ class Transport:
         try:
             await end_tasks([self._opening, self._check])
             async with asyncio.timeout(_CLOSE_S):
-                await _with_cancellation(self.connection.flush(timeout=_CLOSE_S))  # type: ignore[arg-type]
+                await with_cancellation(self.connection.flush(timeout=_CLOSE_S))  # type: ignore[arg-type]
         except Exception:  # the connection is down or blocked, so a flush would not end
             cut_off(self.connection)
         finally:

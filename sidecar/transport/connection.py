@@ -28,7 +28,7 @@ from liftpy.core.publish.ports import PublishRejector
 from liftpy.core.replication.role import all_have_lost_it
 from liftpy.core.wire.subjects import Allows, Subjects, reply_to
 from liftpy.errors import ConfigError
-from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.cancellation import end_tasks, with_cancellation
 from liftpy.nats.connection import ClientConnection, Receiver
 from liftpy.nats.parser import Denied
 from liftpy.nats.urls import shown_address, without_secrets
@@ -582,7 +582,7 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
         connection = make()
         connection.inbox = f"{inbox}.{secrets.token_hex(11)}"
         try:
-            await connection.connect(
+            connecting = connection.connect(
                 servers=list(settings.nats),
                 name=f"liftpy-{settings.node_id}-{connection.name}",
                 error_cb=connection._count_error,
@@ -596,6 +596,7 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
                 inbox_prefix=inbox.encode(),
                 **options,
             )
+            await with_cancellation(connecting)
             connection.options["max_reconnect_attempts"] = -1
             keys.add(connection, credentials)
             return connection
@@ -615,7 +616,7 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
 async def _stop_unopened(connection: BusConnection) -> None:
     """Stop a connection whose ``connect`` has failed or was canceled."""
     with contextlib.suppress(Exception):
-        await connection.stop()
+        await with_cancellation(connection.stop())
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------

@@ -301,6 +301,26 @@ async def test_flood_of_permission_errors_is_counted_and_logged_in_few_lines(
     await bus.stop()
 
 
+async def test_opening_a_connection_ends_after_a_cancellation_that_its_close_suppresses() -> None:
+    closing = asyncio.Event()
+
+    class Refused(BusConnection):
+        async def connect(self, *_: Any, **options: Any) -> None:
+            raise ConnectionRefusedError
+
+        async def stop(self) -> None:
+            closing.set()
+            with contextlib.suppress(asyncio.CancelledError):  # as nats-py does
+                await asyncio.sleep(3600)
+
+    settings = NodeSettings("n1", Path("unused"), nats=("nats://127.0.0.1:1",))
+    opening = asyncio.create_task(open_bus(settings, lambda: Refused("test")))
+    await closing.wait()
+    opening.cancel()
+    await until(opening.done, "the task has ended", 10.0)
+    assert opening.cancelled()
+
+
 async def test_failed_attempts_to_open_the_ingest_connection_leave_no_subscriptions(server: LateServer) -> None:
     good = NodeSettings("n1", Path("unused"), nats=(await server.start(),))
     reads = await open_bus(good, lambda: BusConnection("reads"))
