@@ -61,7 +61,7 @@ def test_quarantine_renames_the_damaged_segment_and_all_later_segments() -> None
 
 
 def test_quarantine_interrupted_at_any_step_keeps_the_records_before_the_damage() -> None:
-    """[S7] The caller is told before a file changes, because the next recovery may find no damage."""
+    """Recovery calls ``before_loss`` before it changes a file, because the next recovery may find no damage [S7]."""
     whole = MemoryStorage()
     segments = a_log(whole)
     flip(whole, segments[1])

@@ -34,6 +34,7 @@ from liftpy.nats.transport import RequestTimeoutError
 from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
 from liftpy.service.output_writer import OutputNotWrittenError, Router
 from liftpy.service.settings import ServiceSettings
+from tests.until import until
 
 ALERTS = Route("alerts", "warnings")
 SOURCE = "u1/0"
@@ -196,15 +197,11 @@ async def test_service_output_router_of_a_follower_copies_nothing() -> None:
     copier = Copier(world)
     copier.is_leader = False
     task = asyncio.create_task(copier.router.run())
-    async with asyncio.timeout(30):
-        while copier.asked < 3:
-            await asyncio.sleep(0.002)
+    await until(lambda: copier.asked >= 3)
     assert world.logs["warnings", 0] == []
     copier.is_leader = True
     copier.router.wake()
-    async with asyncio.timeout(30):
-        while numbers(world, 0) != [0]:
-            await asyncio.sleep(0.002)
+    await until(lambda: numbers(world, 0) == [0])
     task.cancel()
 
 
@@ -223,9 +220,7 @@ async def test_service_output_router_buffers_at_most_one_batch(monkeypatch: pyte
 
     monkeypatch.setattr(world, "read_range", read_range)
     task = asyncio.create_task(Copier(world).router.run())
-    async with asyncio.timeout(30):
-        while len(world.logs["warnings", 0]) < 30:
-            await asyncio.sleep(0.002)
+    await until(lambda: len(world.logs["warnings", 0]) >= 30)
     task.cancel()
     assert written == [0, 10, 20]
 
@@ -252,9 +247,7 @@ async def test_service_output_router_logs_outputs_deleted_by_retention_before_th
     world.logs["out", 0] = [output(number) for number in range(6)]
     world.starts["out"] = 4
     task = asyncio.create_task(Copier(world).router.run())
-    async with asyncio.timeout(30):
-        while numbers(world, 0) != [4, 5]:
-            await asyncio.sleep(0.002)
+    await until(lambda: numbers(world, 0) == [4, 5])
     task.cancel()
     assert "outputs deleted before they were copied route=alerts stream=out log_start=4: continuing there" in caplog.text
 
@@ -265,16 +258,12 @@ async def test_service_output_router_copies_an_old_output_to_a_partition_that_re
     now_ns = time.time_ns()
     world.logs["out", 0] = [output(0)._replace(timestamp_ns=now_ns - 180 * 10**9)]
     task = asyncio.create_task(Copier(world).router.run())
-    async with asyncio.timeout(30):
-        while numbers(world, 0) != [0]:
-            await asyncio.sleep(0.002)
+    await until(lambda: numbers(world, 0) == [0])
     task.cancel()
     world.starts["warnings"] = 1
     world.logs["out", 0] += [output(1)._replace(timestamp_ns=now_ns - 120 * 10**9), output(2)._replace(timestamp_ns=now_ns)]
     task = asyncio.create_task(Copier(world).router.run())
-    async with asyncio.timeout(30):
-        while 2 not in numbers(world, 0):
-            await asyncio.sleep(0.002)
+    await until(lambda: 2 in numbers(world, 0))
     task.cancel()
     assert 1 in numbers(world, 0), "it was not copied before"
 

@@ -22,6 +22,7 @@ from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, 
 from liftpy.service.record_feeder import Feeder
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import SnapshotKeeper, SnapshotStore, StoredSnapshot
+from tests.until import until
 
 WHO = Identity("sum", "in", "u1", 0)
 EVERY = 10
@@ -150,9 +151,7 @@ class Node:
 
     async def stored(self, *positions: int) -> None:
         """A snapshot is written by a thread, after the position has moved."""
-        async with asyncio.timeout(30):
-            while self.store.positions() != list(positions):
-                await asyncio.sleep(0.002)
+        await until(lambda: self.store.positions() == list(positions))
 
     async def close(self) -> None:
         if self.task is not None:
@@ -248,9 +247,7 @@ async def test_service_record_feeder_ask_again_cancels_a_pending_fetch_and_fetch
     node.log.deaf = True
     node.log.append(5)
     await node.start()
-    async with asyncio.timeout(30):
-        while not node.log.fetches:
-            await asyncio.sleep(0.002)
+    await until(lambda: node.log.fetches)
     node.log.deaf = False
     await asyncio.sleep(0)
     assert node.machine.position == 0
@@ -268,9 +265,7 @@ async def test_service_record_feeder_rewinds_when_the_reader_reports_a_truncatio
         del node.log.batches[end_offset:]
     node.log.truncated = LogTruncatedError("cut", end_offset)
     node.log.append(1, epoch=5, prefix="w")
-    async with asyncio.timeout(30):
-        while end_offset < 25 and node.machine.position > end_offset:
-            await asyncio.sleep(0.002)
+    await until(lambda: end_offset >= 25 or node.machine.position <= end_offset)
     node.log.truncated = None
     node.log.append(3, epoch=5, prefix="w")
     await node.at(len(node.log.batches))
@@ -295,9 +290,7 @@ async def test_service_record_feeder_of_the_leader_waits_while_the_outbox_is_ful
     node.role = Role.LEADER
     log.append(100)
     await node.start()
-    async with asyncio.timeout(30):
-        while not node.outbox.full:
-            await asyncio.sleep(0.002)
+    await until(lambda: node.outbox.full)
     held_at = node.machine.position
     await asyncio.sleep(0.03)
     assert node.machine.position == held_at < 100  # lag, and bounded memory
@@ -320,9 +313,7 @@ async def test_service_record_feeder_of_a_promoted_follower_produces_dropped_out
     assert node.outbox.oldest_number == 53
     node.outbox.outputs_committed(33)  # the LEADER before has written so many
     node.become(Role.LEADER, 2)
-    async with asyncio.timeout(30):
-        while node.outbox.must_rewind or len(node.outbox.read(33, 3)) < 3:
-            await asyncio.sleep(0.002)
+    await until(lambda: not node.outbox.must_rewind and len(node.outbox.read(33, 3)) == 3)
     assert [o.value for o in node.outbox.read(33, 3)] == [b"v33", b"v34", b"v35"]
     assert len(node.services) == 2
     await node.close()
@@ -336,9 +327,7 @@ async def test_service_record_feeder_that_produces_outputs_again_skips_the_same_
     await node.at(58)
     node.outbox.outputs_committed(33)
     node.become(Role.LEADER, 2)
-    async with asyncio.timeout(30):
-        while node.outbox.must_rewind or len(node.outbox.read(33, 3)) < 3:
-            await asyncio.sleep(0.002)
+    await until(lambda: not node.outbox.must_rewind and len(node.outbox.read(33, 3)) == 3)
     assert [o.value for o in node.outbox.read(33, 3)] == [b"v33", b"v34", b"v36"]
     await node.close()
 
@@ -361,9 +350,7 @@ async def test_service_record_feeder_after_a_diverged_output_restores_an_earlier
     told = again.machine_started
     again.machine_started = lambda machine, snapshot: (begun.append(machine.position), told(machine, snapshot))[1]
     again.feeder.disproven()
-    async with asyncio.timeout(30):
-        while not begun:
-            await asyncio.sleep(0.002)
+    await until(lambda: begun)
     await again.at(35)
     await again.stored(10, 20, 30)
     assert begun == [10]
@@ -402,9 +389,7 @@ async def test_service_record_feeder_applies_records_if_a_snapshot_cannot_be_wri
     assert node.keeper.retain_from() == 0
     node.log.append(10)
     await node.stored(20)
-    async with asyncio.timeout(30):
-        while node.keeper.problem:
-            await asyncio.sleep(0.002)
+    await until(lambda: not node.keeper.problem)
     assert node.keeper.retain_from() == 20
 
 
