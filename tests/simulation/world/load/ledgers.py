@@ -411,9 +411,7 @@ class Ledgers:
                     f"{COPIES[0]}/{number} has {len(copies)} copies, and should have {len(wanted)}: {copies[-2:]} {wanted[-2:]}"
                 )
         if (dead := set(await values(DEAD[0]))) != set(found.skipped):
-            return (
-                f"the dead letters are {sorted(map(bytes, dead))[:5]}, and the skipped records {sorted(set(found.skipped))[:5]}"
-            )
+            return f"the dead letters are {sorted(value or b'' for value in dead)[:5]}, and the skipped records {sorted(set(found.skipped))[:5]}"
         return ""
 
     async def _wrong_state(self, client: Client, found: Replay) -> str:
