@@ -186,7 +186,7 @@ async def test_service_record_feeder_stops_at_the_stop_position_and_resumes_when
     node.feeder.stop_at(None)
     await node.at(35)
     assert node.services[0].values == [f"v{n}" for n in range(35)]
-    await node.stored(20, 30)
+    await node.stored(10, 20, 30)
 
 
 async def test_service_record_feeder_over_compacted_offsets_ends_at_the_stop_position(node: Node) -> None:
@@ -229,7 +229,7 @@ async def test_service_record_feeder_after_a_log_truncation_rewinds_to_a_snapsho
     await node.at(37)
     assert len(node.services) > 1
     assert node.services[-1].values == [f"v{n}" for n in range(17)] + [f"w{n}" for n in range(17, 37)]
-    await node.stored(20, 30)
+    await node.stored(10, 20, 30)
     assert [json.loads(s.state)[-1] for s in [node.store.newest()] if s] == ["w29"]
 
 

@@ -410,8 +410,9 @@ class Ledgers:
                 return (
                     f"{COPIES[0]}/{number} has {len(copies)} copies, and should have {len(wanted)}: {copies[-2:]} {wanted[-2:]}"
                 )
-        if (dead := set(await values(DEAD[0]))) != set(found.skipped):
-            return f"the dead letters are {sorted(value or b'' for value in dead)[:5]}, and the skipped records {sorted(set(found.skipped))[:5]}"
+        dead, skipped = set(await values(DEAD[0])), set(found.skipped)
+        if dead != skipped:
+            return f"the dead letters lack {sorted(skipped - dead)[:5]}, and {list(dead - skipped)[:5]} were not skipped"
         return ""
 
     async def _wrong_state(self, client: Client, found: Replay) -> str:
