@@ -52,7 +52,7 @@ class Story:
         self.services: Ledgers | Services = make_services(world, self.model, self.clients)
         self.backups = Backups(world, self.model, self.clients)
         self.groups = Groups(world, self.model, self.clients)
-        self.losses = Losses(world, self.model, self.services, self.faults.victim)
+        self.losses = Losses(world, self.clients, self.services, self.faults.victim)
 
     async def tell(self) -> None:
         """Run the history from the first start to the last check."""

@@ -304,19 +304,20 @@ class Ledgers:
 
     async def _skip_stopped(self) -> None:
         """Skip each record at which services have stopped, and start them again, as an operator does."""
-        async with self.world.connect() as client:
-            while not self._is_checked:
-                for unit in sorted(set(self._stopped_at.values())):
-                    try:
-                        await pass_over(client, SERVICE, INPUT[0], None, unit, dead_letter=DEAD[0])
-                    except LiftError as error:
-                        self.world.scheduler.trace("skip", unit, type(error).__name__, error)
-                        continue
-                    for instance in self._instances:
-                        if self._stopped_at.get(instance.node.name) == unit:
-                            del self._stopped_at[instance.node.name]
-                            instance.start()
-                await asyncio.sleep(0.5)
+        client = await self.clients.connect()
+        while not self._is_checked:
+            for unit in sorted(set(self._stopped_at.values())):
+                try:
+                    await pass_over(client, SERVICE, INPUT[0], None, unit, dead_letter=DEAD[0])
+                except LiftError as error:
+                    self.world.scheduler.trace("skip", unit, type(error).__name__, error)
+                    continue
+                for instance in self._instances:
+                    if self._stopped_at.get(instance.node.name) == unit:
+                        del self._stopped_at[instance.node.name]
+                        instance.start()
+            await asyncio.sleep(0.5)
+        await client.close()
 
     # ---- the end ---------------------------------------------------------------------------------------------------------
     async def check(self) -> None:

@@ -11,7 +11,7 @@ from liftpy.client import Client
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.errors import LiftError, NotFoundError
-from tests.simulation.world.load.clients import Model
+from tests.simulation.world.load.clients import Clients
 from tests.simulation.world.load.ledgers import Ledgers
 from tests.simulation.world.load.services import Services
 from tests.simulation.world.node_process import NodeProcess
@@ -30,9 +30,10 @@ Step = Callable[[Client], Awaitable[bool]]
 class Losses:
     """The loss of one node with its disk, and the steps of the operator."""
 
-    def __init__(self, world: World, model: Model, services: Ledgers | Services, lost: NodeProcess) -> None:
+    def __init__(self, world: World, clients: Clients, services: Ledgers | Services, lost: NodeProcess) -> None:
         self.world = world
-        self.model = model
+        self.clients = clients
+        self.model = clients.model
         self.services = services
         self.lost = lost
         """The node that is lost. No other node loses data, because the others must have every acknowledged record."""
@@ -63,9 +64,10 @@ class Losses:
         draw.shuffle(steps)
         if draw.random() < 0.5:
             self._start_another()
-        async with self.world.connect() as client:
-            for step in (*steps, self._remove):
-                await self._repeat(client, step)
+        client = await self.clients.connect()
+        for step in (*steps, self._remove):
+            await self._repeat(client, step)
+        await client.close()
         if not self._new:
             self._start_another()
         world.scheduler.counters["lost nodes that were replaced"] += 1
