@@ -15,7 +15,7 @@ from liftpy.core.services.outbox import Route
 from liftpy.core.services.versions import VersionError
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.partitioner import partition_of
-from liftpy.errors import LiftError
+from liftpy.errors import ConfigError, LiftError
 from liftpy.service import Effect, Service
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli.service import pass_over, store_now
@@ -309,6 +309,8 @@ class Ledgers:
             for unit in sorted(set(self._stopped_at.values())):
                 try:
                     await pass_over(client, SERVICE, INPUT[0], None, unit, dead_letter=DEAD[0])
+                except ConfigError as error:  # another instance is past it, so the log has the decision
+                    self.world.scheduler.trace("skip", unit, error)
                 except LiftError as error:
                     self.world.scheduler.trace("skip", unit, type(error).__name__, error)
                     continue
