@@ -13,19 +13,17 @@ from liftpy.core.groups.group import ConsumerGroup
 from liftpy.core.groups.queue import WorkQueue
 from liftpy.core.metadata.controller import requests
 from liftpy.core.metadata.controller.cluster_events import EventLog
-from liftpy.core.metadata.controller.reassignment import ReassignmentPlanner
 from liftpy.core.metadata.feed import FeedSubscription
+from liftpy.core.metadata.placement.rebalance import DestinationNodes
 from liftpy.core.services.effects import PendingEffects
 from liftpy.core.services.machine import LogTimers, ServiceMachine
 from liftpy.core.services.queries import PendingQueries
 from liftpy.core.services.replies import AnswerTable
 from liftpy.core.wire import subjects
 from liftpy.nats.request_guard import RequestGuard
-from liftpy.service import query_server, snapshots
+from liftpy.service import output_writer, query_server, snapshots
 from liftpy.service.bad_record_writer import DecisionWriter
-from liftpy.service.effect_runner import EffectRunner
 from liftpy.service.host import ServiceHost
-from liftpy.service.output_writer import Router
 from liftpy.service.snapshots import SnapshotStore
 from sidecar.groups.coordinators import GroupLags
 from sidecar.metadata.group_thread import GroupThread
@@ -184,19 +182,9 @@ def _effect_too_early() -> None:
 
 
 def _effect_forgotten() -> None:
-    """Mutant: a new LEADER runs only effects that are requested after its promotion."""
-    begin = EffectRunner._begin
-
-    def some(self: Any, machine: Any) -> None:
-        if self._instance.leads and getattr(self, "planted", None) is None:
-            self.planted = machine.effects.count
-        hidden = {number: one for number, one in machine.effects._effects.items() if number < self.planted}
-        for number in hidden:
-            del machine.effects._effects[number]
-        begin(self, machine)
-        machine.effects._effects = {**hidden, **machine.effects._effects}
-
-    EffectRunner._begin = some  # type: ignore[method-assign]
+    """Mutant: a LEADER does not run every third effect."""
+    every = PendingEffects.__iter__
+    PendingEffects.__iter__ = lambda self: (one for one in every(self) if one.number % 3 != 2)  # type: ignore[method-assign]
 
 
 def _timer_too_early() -> None:
@@ -207,24 +195,12 @@ def _timer_too_early() -> None:
 
 def _tick_missing() -> None:
     """Mutant: no service writes a tick."""
-
-    async def nothing(self: Any, machine: Any) -> None:
-        return None
-
-    EffectRunner._tick = nothing  # type: ignore[method-assign]
+    ServiceMachine.next_timer_ns = property(lambda self: None)  # type: ignore[assignment,method-assign]
 
 
 def _route_repeats() -> None:
     """Mutant: a new LEADER copies all outputs of a route again."""
-    learn = Router._learn
-
-    async def forgets(self: Any) -> None:
-        await learn(self)
-        self._next = 0
-        for place in self._places.values():
-            place.last_number = -1
-
-    Router._learn = forgets  # type: ignore[method-assign]
+    output_writer.number_of = lambda *_: -1  # type: ignore[attr-defined]
 
 
 def _dead_letter_missing() -> None:
@@ -263,25 +239,21 @@ def _command_twice() -> None:
 
 def _needed_snapshot_deleted() -> None:
     """Mutant: the store deletes the snapshot from which a LEADER produces unwritten outputs again."""
+    save = SnapshotStore.save
 
-    def drop(self: Any, stored: Any, compared_end: int) -> None:
+    def saves_few(self: Any, snapshot: Any, compared_end: int) -> Any:
+        stored = save(self, snapshot, compared_end)
         for position in self.positions()[: -self._kept]:
             self._path(position).unlink(missing_ok=True)
+        return stored
 
-    SnapshotStore._drop_old = drop  # type: ignore[method-assign]
+    SnapshotStore.save = saves_few  # type: ignore[method-assign]
 
 
 # ---- a node that is lost for ever -------------------------------------------------------------------------------------------
 def _lost_replicas_stay() -> None:
-    """Mutant: the cluster moves replicas away from live nodes only."""
-    replaced = ReassignmentPlanner._replace_lost_nodes
-
-    def only_live(self: Any, step: Any, stream: Any, partition: Any) -> Any:
-        if all(step.image.is_live(node) for node in partition.replicas):
-            return replaced(self, step, stream, partition)
-        return partition.replicas
-
-    ReassignmentPlanner._replace_lost_nodes = only_live  # type: ignore[method-assign]
+    """Mutant: no node is chosen for the replica of a lost or drained node."""
+    DestinationNodes.choose = lambda self, *_, **__: ""  # type: ignore[assignment,method-assign,return-value]
 
 
 def _removed_node_stays() -> None:
