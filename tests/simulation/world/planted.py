@@ -253,7 +253,7 @@ def _needed_snapshot_deleted() -> None:
 # ---- a node that is lost for ever -------------------------------------------------------------------------------------------
 def _lost_replicas_stay() -> None:
     """Mutant: no node is chosen for the replica of a lost or drained node."""
-    DestinationNodes.choose = lambda self, *_, **__: ""  # type: ignore[assignment,method-assign,return-value]
+    DestinationNodes.choose = lambda self, *_, **__: None  # type: ignore[method-assign]
 
 
 def _removed_node_stays() -> None:
