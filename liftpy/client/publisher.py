@@ -321,30 +321,11 @@ class Publisher:
     ) -> PublishAck | None:
         """Send one message and wait for its ack.
 
-        Args:
-            value: Payload. None is a tombstone: compaction deletes ``key``.
-            key: Key of the record. Default None: no key.
-            headers: A mapping, or pairs of name and value. Names may repeat. ``Lift-*`` names are reserved. Default
-                None.
-            ack: ALL (default): flushed on all in-sync replicas. LEADER: flushed on the leader. NONE: no ack, the result
-                is None.
-            msg_id: Id for deduplication within the stream's ``dedup_window_s``. Default '': none, or a random one with
-                ``PublishOptions(message_ids=True)``.
-            expected_last: Store the record only directly after this offset. -1: only as the first record. Default None:
-                no condition.
-            timeout_s: Total time for all attempts, in seconds. Default None: ``options.patience_s``.
+        The arguments and errors are those of ``send``, and the errors of its future. With ``ack=AckPolicy.NONE`` the
+        message has no ack, as with ``post``.
 
         Returns:
             Partition, offset and LeaderEpoch of the record. None with ``ack=AckPolicy.NONE``.
-
-        Raises:
-            PublishRejectedError: Not stored. ``reason`` says why.
-            NotFoundError: Not stored: no such stream or partition.
-            NotAllowedError: Not stored: NATS denies publishing.
-            UnavailableError: Not stored: no leader accepted the message in time.
-            OutcomeUnknownError: No ack in time. The record may be stored.
-            ConfigError: The message is not valid.
-            ClientClosedError: The publisher or its client is closed.
 
         Example:
             ack = await publisher.publish(b"one", key=b"k")
