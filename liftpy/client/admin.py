@@ -117,8 +117,8 @@ class Admin(NodeRequests):
     - Cluster: ``describe_cluster``, ``set_node``, ``change_controllers``, ``set_default_quota``, ``set_feature_level``.
     - Single nodes: ``node_status``, ``node_health``, ``node_settings``, ``reload_settings``.
 
-    Each method raises UnavailableError if the metadata group or the node did not answer in time, NotAllowedError if this
-    user lacks the permission, and ProtocolError if the answer cannot be read.
+    Each method raises UnavailableError if the metadata group or the node did not answer in time. It raises NotAllowedError
+    if this user lacks the permission, and ProtocolError if the answer cannot be read.
 
     Example:
         await client.admin.alter_stream("orders", retention_age_s=86_400)

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from liftpy.client.arguments import check_offset, check_partition
-from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumer import Consumer, ReadOptions
-from liftpy.client.group_admin import GroupRejectedError, ask_coordinator, name_of
+from liftpy.client.group_admin import ClientMethods, GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.positions import Position, Start, Until
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups.commands import decode_query_answer, partition_of

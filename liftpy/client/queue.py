@@ -19,9 +19,8 @@ from hashlib import sha256
 from typing import Any, Literal
 
 from liftpy.client.arguments import check_bounds, check_count, check_number, check_wait
-from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumer import ReadOptions
-from liftpy.client.group_admin import GroupRejectedError, ask_coordinator
+from liftpy.client.group_admin import ClientMethods, GroupRejectedError, ask_coordinator
 from liftpy.client.in_flight import now_ns as _now_ns
 from liftpy.client.job_acks import MAX_RANGES, LostRange, Settlements, gaps, is_in, ranges_of, settlement
 from liftpy.client.positions import Bounds

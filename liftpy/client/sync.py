@@ -35,9 +35,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 from liftpy import renamed
 from liftpy.client.admin import Admin
 from liftpy.client.arguments import check_wait
+from liftpy.client.batch_view import ConsumedRecord
 from liftpy.client.client import Client
 from liftpy.client.client import connect as _connect
-from liftpy.client.consumed import ConsumedRecord
 from liftpy.client.consumer import Consumer
 from liftpy.client.cursor import Cursor
 from liftpy.client.group import Group
