@@ -34,9 +34,9 @@ from liftpy.client.progress import (
     ReadProgress,
     bounds_of,
     check_head,
+    decode_answer,
     facts_of,
     files_of,
-    must_agree,
 )
 from liftpy.client.retrying import retry_attempts
 from liftpy.core.base.ids import check_uid, quote
@@ -44,7 +44,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.filters import NOTHING_LEFT_OUT, Filter
-from liftpy.core.wire.frames import MisdirectedError, check_partition_address
+from liftpy.core.wire.frames import MisdirectedError
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     ConfigError,
@@ -367,20 +367,11 @@ class PartitionReader:
     async def bounds(
         self, uid: str = "", at_ns: int | None = None, last: tuple[int, int] = (-1, 0), *, beyond: int = 0, wait_s: float = 0.0
     ) -> tuple[Bounds, int]:
-        """Ask the leader for the bounds of the partition, and for the first offset at or after a time.
+        """Ask the leader for the bounds of the partition, and for the first offset at or after ``at_ns`` (ns since 1970).
 
-        Args:
-            uid: Expected uid of the stream. Default '': any.
-            at_ns: Time to look up, in nanoseconds since 1970. Default None: none.
-            last: Offset and LeaderEpoch of a record that was read. Epoch 0: no check.
-            beyond: With ``wait_s``: wait until this offset is committed. Default 0.
-            wait_s: Time that the leader may wait, in seconds. Default 0.
-
-        Returns:
-            The bounds, and the offset for ``at_ns`` or the high watermark + 1.
-
-        Raises:
-            LogTruncatedError: The record ``last`` is no longer in the log.
+        Returns (bounds, the offset for ``at_ns`` or the high watermark + 1). ``uid``: expected uid of the stream, '' for any. ``last``:
+        offset and LeaderEpoch of a record that was read, epoch 0: no check. LogTruncatedError is raised if the record is no longer in
+        the log. The leader may wait ``wait_s`` seconds until the offset ``beyond`` is committed.
         """
         request = client_pb2.ReadRequest(boundsOnly=True, lastOffset=last[0], lastEpoch=last[1])
         request.offset, request.waitMs = beyond, round(wait_s * 1000)
@@ -399,18 +390,10 @@ class PartitionReader:
         every_records: int = 0,
         last: tuple[int, int] = (-1, 0),
     ) -> RangeFacts:
-        """Return the size in bytes and the LeaderEpochs of a committed range, as the leader reports them.
+        """Ask the leader for the size and the LeaderEpochs of a committed range, ``start`` to ``end`` (exclusive).
 
-        Args:
-            start: First offset, inclusive.
-            end: End offset, exclusive.
-            uid: Expected uid of the stream. Default '': any.
-            every_bytes: Distance of batch boundaries to return, in bytes. Default 0: none.
-            every_records: Distance of batch boundaries to return, in records. Default 0: none.
-            last: Offset and LeaderEpoch of a record that must still be in the log. Epoch 0: no check.
-
-        Returns:
-            The facts, with up to 128 batch boundaries. To get more, send a request that starts at the last boundary.
+        The facts have up to 128 batch boundaries, ``every_bytes`` bytes or ``every_records`` records apart. 0: none. To get more, send
+        a request that starts at the last boundary. ``uid``, ``last``: as in ``bounds``.
         """
         request = client_pb2.ReadRequest(boundsOnly=True, offset=start, rangeEnd=end, lastOffset=last[0], lastEpoch=last[1])
         request.borderBytes, request.borderRecords = every_bytes, every_records
@@ -436,9 +419,8 @@ class PartitionReader:
             with attempt:
                 target, node = node, self.options.node
                 request.stream, request.partition, request.requestId = self.stream, self.partition, secrets.randbits(_ID_BITS)
-                head, _ = frames.decode_read_response(await self._answer(target, request, request.waitMs / 1000))
-                check_partition_address(head, self.partition, stream=self.stream, requestId=request.requestId)
-                must_agree(head, uid, *last)
+                answer = await self._answer(target, request, request.waitMs / 1000)
+                head, _ = decode_answer(answer, (self.stream, self.partition), request.requestId, uid, last)
                 begins_at = head.node if self.options.committed else head.leader
                 self.node = self.node or begins_at  # start the read at a replica that answers
                 if not self.options.node and head.leader != head.node:

@@ -145,14 +145,11 @@ class Cursor:
         Args:
             partition: Number of the partition. Default 0.
             start: Where to start if nothing is committed. Default ``earliest``.
-            until: Where to stop, as in ``client.consume``. Default None: follow new records forever.
-            subjects: Only records of these subjects. Default: all.
-            keys: Only records with these keys. Default: all.
-            backwards: If True, newest record first. Default False.
-            options: Timeouts, read-ahead and choice of replica. Default: ``ReadOptions()``.
-
-        Returns:
-            A Consumer.
+            until: As in ``client.consume``. Default None: follow new records forever.
+            subjects: As in ``client.consume``. Default: all.
+            keys: As in ``client.consume``. Default: all.
+            backwards: As in ``client.consume``. Default False.
+            options: As in ``client.consume``. Default: ``ReadOptions()``.
 
         Raises:
             OffsetOutOfRangeError: On reading: retention has deleted the records at the position.
