@@ -47,13 +47,7 @@ class Cursor:
         """Partition -> its last Consumer. It knows the LeaderEpoch of the position that the application commits."""
 
     async def open(self) -> Cursor:
-        """Open the cursor, and create it if there is none. ``client.cursor`` calls it.
-
-        Raises:
-            NotFoundError: No such stream.
-            GroupRejectedError: The name belongs to a consumer group.
-            UnavailableError: The coordinator did not answer in time.
-        """
+        """Open the cursor, and create it if there is none. ``client.cursor`` calls it."""
         home = await self._client.groups.stream()
         stream = await self._client.stream(self.stream)
         self._uid = stream.uid

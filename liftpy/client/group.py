@@ -184,13 +184,7 @@ class Group:
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     async def open(self) -> Group:
-        """Find the coordinator and join the group. ``client.group`` calls it.
-
-        Raises:
-            NotFoundError: None of the streams exists.
-            GroupRejectedError: There are too many streams or partitions.
-            UnavailableError: The coordinator did not answer in time.
-        """
+        """Find the coordinator and join the group. ``client.group`` calls it."""
         home = await self._client.groups.stream()
         self._partition = partition_of(self.name, len(home.partitions))
         known = await self._known_streams()

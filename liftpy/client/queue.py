@@ -372,13 +372,7 @@ class Queue:
 
     # ---- life --------------------------------------------------------------------------------------------------------
     async def open(self) -> Queue:
-        """Find the stream and the coordinator. ``client.queue`` calls it.
-
-        Raises:
-            NotFoundError: No such stream, or no such stream for dead letters.
-            LogTruncatedError: An unclean election lost records that the queue has delivered.
-            UnavailableError: The coordinator did not answer in time.
-        """
+        """Find the stream and the coordinator. ``client.queue`` calls it."""
         home = await self._client.groups.stream()
         self._partition = partition_of(self.name, len(home.partitions))
         if self._options.dead_letters:
