@@ -128,10 +128,10 @@ class Source(NamedTuple):
     generation: int = 0
 
     def position_in(self, stream: StreamImage) -> SourcePosition:
-        """Return the source position at offset 0.
+        """Return the source position at offset 0. Raise NotFoundError if the source stream has no such partition.
 
         Args:
-            stream: Description of the source stream. Raises NotFoundError if it has no such partition.
+            stream: Description of the source stream.
         """
         check_partition(self.partition)
         check_count("generation", self.generation)

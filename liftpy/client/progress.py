@@ -7,14 +7,8 @@
 - R6: records that were read are still in the log.
 - R9: a stream with another uid is another stream.
 
-This module does not use NATS. It takes the bytes of an answer and returns checked slices of batches, or raises an
-error. A retryable error means that another replica may have a better answer.
-
-``RangeFacts`` are facts of a leader about a range of offsets. If a reader splits a range at its ``borders``, no batch is
-sent twice. The borders do not change which records are read.
-
-``BackwardProgress`` reads down from an offset to a lower one, or to the log start. If retention moves the log start
-during the read, the read ends there without an error.
+It takes the bytes of an answer and returns checked slices of batches, or raises an error. A retryable error means that
+another replica may have a better answer.
 """
 
 from __future__ import annotations
@@ -432,7 +426,9 @@ def bounds_of(head: client_pb2.ReadResponse) -> Bounds:
 
 @dataclass(frozen=True, slots=True)
 class RangeFacts:
-    """Facts about the committed offset range from ``start`` (inclusive) to ``end`` (exclusive).
+    """Facts about the committed offset range from ``start`` (inclusive) to ``end`` (exclusive), from the leader.
+
+    If a reader splits the range at ``borders``, no batch is sent twice.
 
     Attributes:
         size_bytes: Stored size of its batches. None: the node is too old to know.
@@ -497,7 +493,7 @@ def facts_of(head: client_pb2.ReadResponse, start: int, end: int) -> RangeFacts:
 
 @dataclass(slots=True)
 class BackwardProgress(ReadProgress):
-    """Progress of a reader that goes from higher to lower offsets.
+    """Progress of a reader that goes from higher to lower offsets. It ends without an error if retention moves the log start.
 
     ``next_offset``: exclusive. All records from this offset on are delivered. ``end_offset``: lowest offset to read,
     inclusive. None: the log start.

@@ -99,7 +99,7 @@ class CommandAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command to a service.
+    """One command to a service, as ``Services.call`` describes it.
 
     Args:
         service: Name of the service.
