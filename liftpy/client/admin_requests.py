@@ -135,7 +135,7 @@ class NodeRequests:
 
     async def node_ids(self) -> list[str]:
         """Return the ids of all registered nodes, sorted. Cheap in a large cluster."""
-        return await self._metadata.node_ids()
+        return sorted(node.nodeId for node in await self._metadata.nodes())
 
     async def watch_majority(self) -> None:
         """Return when the metadata group has a leader and a majority. Keep asking while no controller answers.
@@ -258,7 +258,8 @@ class NodeRequests:
 
     async def controller_ids(self) -> list[str]:
         """Return the ids of all controllers, the metadata leader first. Any controller answers."""
-        return await self._metadata.controller_ids()
+        cluster = await self._metadata.summary()
+        return sorted((one.nodeId for one in cluster.controllers), key=lambda node: (node != cluster.metadataLeader, node))
 
     async def cluster_events(
         self, controller: str, after: tuple[int, int], since_ns: int = 0, timeout_s: float = 2.0
@@ -304,7 +305,7 @@ class NodeRequests:
             NotFoundError: The cluster has no such node. The text names its nodes.
         """
         try:
-            nodes = await self._metadata.node_ids()
+            nodes = await self.node_ids()
         except LiftError:
             return
         if node_id not in nodes:

@@ -17,7 +17,7 @@ from typing import Any
 
 from liftpy.client.arguments import check_number, check_offset, check_partition
 from liftpy.client.encode_publish import MESSAGE_ID, Address
-from liftpy.client.in_flight import ack_reason
+from liftpy.client.in_flight import NOT_STORED_NOW, ack_reason
 from liftpy.client.retrying import retry_attempts
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.core.base.ids import check_name, is_utf8, quote
@@ -58,7 +58,6 @@ OFFSET_HEADER = "Lift-Offset"
 _COMMAND_ATTEMPT_S = 2.0
 Answering = tuple[str, asyncio.Future[Any]]
 """Inbox subject, and the future of the message that arrives there."""
-_AGAIN = frozenset({client_pb2.Ack.NOT_LEADER, client_pb2.Ack.OVERLOADED, client_pb2.Ack.BELOW_MIN_ISR, client_pb2.Ack.QUOTA})
 
 
 class MisaddressedError(UnavailableError):
@@ -482,7 +481,7 @@ def _raise_if_rejected(message: Any, subject: str, command: Command) -> None:
     text = f"{command.stream}/{command.partition} refused: {reason} {ack.detail}".rstrip()
     if ack.ackError == client_pb2.Ack.WRONG_STREAM:
         raise MisaddressedError(text)
-    if ack.ackError in _AGAIN:
+    if ack.ackError in NOT_STORED_NOW:
         raise UnavailableError(text)
     raise PublishRejectedError(text, reason)
 
