@@ -532,7 +532,10 @@ def _settling(
 
 
 class SyncQueue(_SyncContextManager[Queue]):
-    """``Queue`` without asyncio. Create it with ``client.queue``. A LeaseLostError has the jobs of the asynchronous queue."""
+    """``Queue`` without asyncio. Create it with ``client.queue``.
+
+    A LeaseLostError has the jobs of the asynchronous queue.
+    """
 
     stream = _Attribute[str]("Name of the stream.")
     name = _Attribute[str]("Name of the queue.")

@@ -22,6 +22,7 @@ ELSEWHERE = {
     "liftpy.core.backup.manifest:_from_json": "a part of decode_manifest",
     "sidecar.backup.inspect:_running_backups": "what is no answer counts as not known; tests/unit/backup/test_backup_files.py",
     "sidecar.cli.events:EventPages._stored_pages": "what nodes do not write is left to their memory; tests/unit/cli/test_events_command.py",
+    "liftpy.client.progress:decode_answer": "decode_read_response, and checks that tests/unit/client/test_forged_answers.py tries",
     "liftpy.core.metadata.controller.feature_levels:levels_answer": "reads an answer that apply has kept; tests/unit/metadata/test_feature_levels.py",
     "liftpy.core.publish.dedup_window:RecentIds.restore": "a part of a state file, tests/unit/publish/test_state_file.py",
     "liftpy.core.publish.dedup_window:_decode": "a part of a state file, tests/unit/publish/test_state_file.py",
