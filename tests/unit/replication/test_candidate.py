@@ -6,7 +6,7 @@ from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.events import Deadline
-from tests.unit.replication.stepping import KEY, S, Stepped, idle, state
+from tests.unit.replication.stepping import KEY, idle, state
 
 
 def proposed(epoch: int = 2, leader_epoch: int = 2) -> object:
@@ -45,31 +45,6 @@ def test_candidate_appends_no_publish_before_its_epoch_is_durable_and_its_log_is
     assert candidate.replica.high_watermark == 2
     candidate.fetch("c", 3)
     assert candidate.replica.high_watermark == 3
-
-
-def test_new_leader_appends_after_the_lease_of_the_previous_leader_has_ended() -> None:
-    live = {"a": 1, "b": 1, "c": 1}
-    for ends, opens_at_once in (({"b": 1, "c": 1}, True), ({**live, "a": 2}, True), (live, False)):
-        candidate = idle()
-        candidate.told(proposed())  # type: ignore[arg-type]
-        candidate.step(ev.LeaderEpochPersisted(leader_epoch=2))
-        candidate.step(ev.ReplayFinished(end_offset=3))
-        candidate.told(state("b", isr="bc", epoch=3, leader_epoch=2), ends)
-        assert candidate.has(do.OpenSubject) is opens_at_once
-        if not opens_at_once:
-            candidate.fetch("c", 2, 1)
-            assert not candidate.has(do.RaiseHighWatermark)
-            before = candidate.now_ns
-            candidate.fire(Deadline.PROMOTION)
-            assert candidate.has(do.OpenSubject)
-            assert candidate.now_ns - before <= 1.5 * S
-
-
-def test_candidate_after_a_restart_still_has_its_persisted_leader_epoch() -> None:
-    node = Stepped("b")
-    node.step(ev.LogOpened(log_start_offset=0, log_end_offset=3, high_watermark=2, epochs=((1, 0),), persisted_epoch=2))
-    node.told(state(leader_epoch=1, epoch=1))
-    assert node.replica.role == "WAITING"
 
 
 def test_candidate_answers_fetches_only_when_its_epoch_and_log_are_durable() -> None:

@@ -10,9 +10,7 @@ import pytest
 from liftpy.core.replication.events import EpochQueryAnswered
 from liftpy.core.replication.follower import LogReset, Truncation, reconcile
 from liftpy.core.replication.isr import (
-    FollowerProgress,
     isr_high_watermark,
-    wanted_isr,
 )
 from liftpy.core.replication.log_offsets import LogOffsets
 
@@ -23,17 +21,6 @@ VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "high_watermark.js
 def test_isr_high_watermark_equals_the_published_test_vectors(vector: dict) -> None:
     isr = vector["isr"]
     assert isr_high_watermark(vector["newest"], isr, len(isr), vector["min_isr"], vector["hw_before"]) == vector["hw"]
-
-
-def test_proposed_isr_excludes_fenced_and_lagging_followers() -> None:
-    followers = {
-        name: FollowerProgress(caught_up_ns=at, incarnation=1, position=9) for name, at in (("b", 100), ("c", 10), ("d", 100))
-    }
-    wanted = wanted_isr(
-        "a", frozenset("abcd"), followers, {"a": 1, "b": 1, "c": 1},
-        high_watermark=5, epoch_start_offset=0, log_end_offset=10, now_ns=120, max_lag_ns=50, max_lag_records=0,
-    )  # fmt: skip
-    assert wanted == frozenset("ab")
 
 
 def log(epochs: tuple[tuple[int, int], ...], end: int, start: int = 0) -> LogOffsets:

@@ -6,24 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from liftpy.config import CommitPolicy, ReplicationConfig
+from liftpy.config import ReplicationConfig
 from liftpy.core.replication import effects as do
-from liftpy.core.replication import events as ev
 from liftpy.core.replication.events import RefusalReason
-from liftpy.core.replication.isr import isr_high_watermark, quorum_high_watermark
-from tests.each import each
+from liftpy.core.replication.isr import quorum_high_watermark
 from tests.unit.replication.stepping import Stepped, state
-
-
-@each("min_isr", [1, 2, 3])
-@each("isr_count", [1, 2, 3])
-def test_isr_high_watermark_is_the_lowest_position_and_needs_min_isr(min_isr: int, isr_count: int) -> None:
-    members = "abc"[:isr_count]
-    positions: dict[str, int | None] = {"a": 9, "b": 7, "c": 5}
-    found = isr_high_watermark(positions, members, isr_count, min_isr, 4)
-    assert found == (4 if isr_count < min_isr else min(positions[m] or 0 for m in members))
-    assert isr_high_watermark({**positions, members[-1]: None}, members, isr_count, min_isr, 4) == 4
-    assert isr_high_watermark(positions, members, isr_count, min_isr, 20) == 20, "it never falls"
 
 
 @pytest.mark.parametrize(
@@ -36,28 +23,6 @@ def test_quorum_high_watermark_needs_a_majority_min_isr_replicas_and_a_record_of
     for epoch_start in range(12):
         found = quorum_high_watermark(positions, replicas, len(replicas), min_isr, epoch_start, 0)
         assert found == (hw if hw >= epoch_start else 0), epoch_start
-
-
-def test_leader_high_watermark_never_exceeds_its_own_flushed_end() -> None:
-    leader = Stepped("a").leads(state(leader_epoch=2))
-    leader.publish(5, flush=False)
-    for follower in "bc":
-        leader.fetch(follower, 4)
-    assert leader.replica.high_watermark == -1, "its own flush counts too"
-    leader.step(ev.LogFlushed(end_offset=3))
-    assert leader.replica.high_watermark == 2
-    leader.step(ev.LogFlushed(end_offset=5))
-    assert leader.replica.high_watermark == 4
-
-
-def test_quorum_high_watermark_never_exceeds_the_flushed_end_of_the_leader() -> None:
-    leader = Stepped("a").leads(state(leader_epoch=2, policy=CommitPolicy.QUORUM))
-    leader.publish(5, flush=False)
-    for follower in "bc":
-        leader.fetch(follower, 4)
-    assert leader.replica.high_watermark == -1
-    leader.step(ev.LogFlushed(end_offset=2))
-    assert leader.replica.high_watermark == 1
 
 
 def test_fetch_of_a_fenced_incarnation_is_answered_but_does_not_move_the_high_watermark() -> None:

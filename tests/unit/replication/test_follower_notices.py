@@ -56,15 +56,6 @@ def test_follower_repeats_its_epoch_query_at_the_first_notice_of_a_new_leader() 
     assert follower.replica.high_watermark == 5
 
 
-def test_follower_reports_a_silent_leader_to_the_controllers_repeatedly() -> None:
-    follower = idle()
-    follower.fire(Deadline.LEADER)
-    report = follower.only(do.ReportLeader)
-    assert report == do.ReportLeader(leader="a", leader_epoch=1, last_epoch=1, newest_offset=2, high_watermark=2)
-    follower.fire(Deadline.LEADER)
-    assert follower.has(do.ReportLeader)
-
-
 def test_follower_does_not_report_a_leader_that_answers() -> None:
     follower = idle(config=ReplicationConfig(idle_polls_before_quiet=3))
     follower.fire(Deadline.FETCH)

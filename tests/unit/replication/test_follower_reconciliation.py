@@ -8,16 +8,6 @@ from liftpy.core.replication.events import Deadline, RefusalReason
 from tests.unit.replication.stepping import Stepped, idle, state
 
 
-def test_follower_without_an_epoch_query_response_never_truncates() -> None:
-    follower = Stepped("b").opened(14, 5, ((1, 0),))
-    follower.told(state(leader_epoch=5))
-    for _ in range(5):
-        follower.step(ev.RequestFailed(request_id=follower.only(do.SendEpochQuery).request_id, reason="no responders"))
-        assert not follower.has(do.TruncateLog)
-        follower.fire(Deadline.FETCH)
-    assert follower.replica.log.log_end_offset == 14
-
-
 def test_follower_flushes_its_unflushed_records_before_the_first_fetch() -> None:
     node = Stepped("a").leads()
     node.publish(3, flush=False)
@@ -46,31 +36,3 @@ def test_follower_whose_fetch_is_rejected_as_diverged_sends_an_epoch_query() -> 
     )
     follower.fire(Deadline.FETCH)
     assert follower.has(do.SendEpochQuery)
-
-
-def test_follower_without_an_unclean_election_never_truncates_committed_records() -> None:
-    follower = Stepped("b").opened(14, 12, ((1, 0),))
-    follower.told(state(leader_epoch=5))
-    follower.step(
-        ev.EpochQueryAnswered(
-            request_id=follower.only(do.SendEpochQuery).request_id,
-            leader_epoch=1,
-            last_offset=11,
-            current_epoch=5,
-            log_start_offset=0,
-        )
-    )
-    assert follower.only(do.ReportLeader).leader_lacks
-    assert not follower.has(do.TruncateLog)
-    assert follower.replica.log.log_end_offset == 14
-    follower.step(ev.DeadlineReached(kind=ev.Deadline.FETCH), 2)
-    follower.step(
-        ev.EpochQueryAnswered(
-            request_id=follower.only(do.SendEpochQuery).request_id,
-            leader_epoch=1,
-            last_offset=12,
-            current_epoch=5,
-            log_start_offset=0,
-        )
-    )
-    assert follower.only(do.TruncateLog).end_offset == 13, "what lies above HW may go"

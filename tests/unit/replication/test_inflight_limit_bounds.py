@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
-import pytest
-
 from liftpy.config import ReplicationConfig
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.inflight_limits import (
@@ -45,21 +41,6 @@ def test_inflight_limits_return_to_zero_after_all_bytes_are_replicated() -> None
     for intake in intakes:
         list(intake.close())
     assert (node.held_bytes, node.unreplicated_bytes, node.full_count) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("of_node", [False, True])
-def test_inflight_limits_reject_queued_bytes_above_the_limit(of_node: bool) -> None:
-    size = size_in_memory(publishes(1, 1000))
-    bounds = {"ingest_queue_bytes": 1 << 20, "ingest_buffer_bytes": 1 << 22}
-    node = NodeInflight()
-    intake = InflightLimits(node, ReplicationConfig(**bounds))  # type: ignore[arg-type]
-    bound = bounds["ingest_queue_bytes"]
-    if of_node:
-        node.held_bytes = bounds["ingest_buffer_bytes"] // 2 - size * 3
-        bound = size * 3
-    taken = sum(1 for _ in itertools.takewhile(bool, (intake.hold(publishes(1, 1000), 0) for _ in range(5000))))
-    assert taken == bound // size
-    assert intake.held_bytes == taken * size
 
 
 def test_slow_consumer_guard_lowers_its_limit_after_a_disconnect_at_or_below_the_limit() -> None:

@@ -11,8 +11,6 @@ from liftpy.core.replication.role import all_have_lost_it, standby_successor_of
 from tests.each import each
 from tests.unit.replication.stepping import S, Stepped, state
 
-LIVE = {"a": 1, "b": 1, "c": 1}
-
 
 @each(
     ("isr", "live", "asked", "heir"),

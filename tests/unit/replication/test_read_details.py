@@ -65,18 +65,6 @@ def refused(shell: RawShell, **fields: Any) -> tuple[int, str]:
     return head.error, head.detail
 
 
-def test_read_response_contains_every_field() -> None:
-    head, offsets = RawShell(TimestampedSource()).one(offset=3, maxBytes=1)
-    assert offsets == [2]
-    assert head == E(
-        streamUid=KEY.uid, node="a", leaderEpoch=7, highWatermark=7, logStartOffset=2, nextOffset=4, compacted=True, leader="n9"
-    )
-    shell = RawShell(TimestampedSource())
-    head, _ = shell.one(offset=3, maxBytes=1, stream=KEY.stream, partition=0, requestId=77)
-    assert (head.stream, head.partition, head.requestId) == (KEY.stream, 0, 77)
-    assert head.HasField("partition")
-
-
 def test_read_by_time_returns_the_first_batch_at_or_after_the_time() -> None:
     shell = RawShell(TimestampedSource())
     for timestamp, base, at in ((0, 2, 20), (20, 2, 20), (21, 4, 30), (40, 6, 40)):

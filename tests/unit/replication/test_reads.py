@@ -108,20 +108,6 @@ def shell(source: Source) -> Shell:
     return Shell(source)
 
 
-def test_read_returns_records_up_to_the_high_watermark_or_on_request_to_the_log_end(shell: Shell, source: Source) -> None:
-    source.append(2, committed=False)
-    shell.ask(offset=1)
-    _, head, offsets = shell.take()
-    assert (offsets, head.nextOffset, head.highWatermark) == ([1, 2], 3, 2)
-    shell.ask(offset=1, isolation=UNCOMMITTED)
-    assert shell.take()[2] == [1, 2, 3, 4]
-    shell.ask(offset=4)
-    assert shell.take()[1].error == client_pb2.ReadResponse.OFFSET_OUT_OF_RANGE
-    source.leads = False
-    shell.ask(offset=1, isolation=UNCOMMITTED)
-    assert shell.take()[1].error == client_pb2.ReadResponse.NOT_LEADER
-
-
 def test_long_poll_read_is_answered_once_at_the_commit(shell: Shell, source: Source) -> None:
     shell.ask("committed", offset=3, waitMs=1000)
     shell.ask("uncommitted", offset=3, waitMs=1000, isolation=UNCOMMITTED)
