@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -15,8 +13,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.wire.batch import build_batch
 from sidecar.partition.worker import PartitionWorker
-from tests.each import each
-from tests.unit.partition.shell_parts import PARTS, executing_worker, filled
+from tests.unit.partition.shell_parts import PARTS, executing_worker
 
 
 class Recorded:
@@ -42,36 +39,6 @@ def executor(**replaced: Any) -> tuple[PartitionWorker, list[tuple[str, tuple[An
     return executing_worker(fed, parts | replaced, log), calls, fed
 
 
-def flat(value: Any) -> Iterator[Any]:
-    """All that is in it."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield value
-        yield from flat([getattr(value, field.name) for field in dataclasses.fields(value)])
-    elif isinstance(value, list | tuple | set | frozenset | dict):
-        for item in value.items() if isinstance(value, dict) else value:
-            yield from flat(item)
-    else:
-        yield value
-
-
-SAID_OTHERWISE = {do.AppendFetched, do.DropFetched, do.RoleChanged}
-
-
-@each("kind", [k for k in get_args(do.Effect) if k not in SAID_OTHERWISE])
-async def test_effect_executor_passes_each_field_of_an_effect_to_the_component_that_handles_it(kind: type[Any]) -> None:
-    runner, calls, _ = executor()
-    effect = filled(kind)
-    if kind is do.SetDeadline:
-        runner._deadlines = {effect.kind._name_: effect.kind}  # type: ignore[dict-item]
-    runner.execute(effect)
-    given = list(flat([(args, more) for _, args, more in calls]))
-    for field in dataclasses.fields(kind):
-        wanted = [value for value in flat(getattr(effect, field.name)) if value not in ("", True)]
-        missing = [value for value in wanted if value not in given and not any(callable(g) for g in given)]
-        assert not missing, f"{field.name} of {effect} is in none of {calls}"
-    assert calls, "nobody did anything"
-
-
 @pytest.mark.parametrize(("last_offset", "taken"), [(10, 3), (9, 2), (8, 2), (7, 1), (6, 1)])
 def test_effect_executor_appends_fetched_batches_only_up_to_the_given_offset(last_offset: int, taken: int) -> None:
     runner, calls, _ = executor()
@@ -88,9 +55,3 @@ def test_effect_executor_appends_fetched_batches_only_up_to_the_given_offset(las
     assert more == {"compacted": Horizon(7, 4)}, "all that the leader's compaction can have seen: up to HW, inclusive"
     assert calls[-1][0] == "flusher.appended"
     assert runner.fetched == {}
-
-
-def test_effect_executor_role_change_discards_partial_batches() -> None:
-    runner, calls, _ = executor()
-    runner.execute(do.RoleChanged(role="FOLLOWER", phase="FOLLOWER_FETCH", leader_epoch=3))
-    assert {"fetches.forget_pieces", "services.role_changed"} <= {name for name, *_ in calls}

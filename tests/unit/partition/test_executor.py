@@ -9,7 +9,7 @@ import pytest
 
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
-from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageError
+from liftpy.errors import InvariantError, StorageError
 from sidecar.partition.worker import RECENT_STEPS, PartitionWorker
 from tests.unit.partition.shell_parts import PARTS, DrivenWorker, executing_worker
 
@@ -119,15 +119,6 @@ def test_replica_driver_exception_report_contains_the_last_steps(caplog: pytest.
     assert lines[-1].endswith("bug"), "what was being taken, and was not done"
     assert "event 36 -> " in lines[1], "the last 64 steps, heartbeats that changed nothing left out"
     assert not any("LeaseChanged" in line for line in lines)
-
-
-def test_effect_executor_with_a_full_disk_reports_it_for_later_publishes_and_does_not_restart_the_node() -> None:
-    repaired: list[str] = []
-    runner, _, fed = executor({"append": NoSpaceError("full")}, repaired)
-    runner.execute(do.AppendBatch(token=7, base_offset=5, leader_epoch=1, timestamp_ns=0))
-    runner.log_failed(LogClosedError("The log is closed: full. The node opens it again, or reports the storage error."), 8)
-    assert (repaired, runner.no_space) == ([], True)
-    assert [(event.no_space, event.token) for event in fed] == [(True, 7), (True, 8)]  # type: ignore[union-attr]
 
 
 def test_effect_executor_does_not_report_a_leader_epoch_after_the_close() -> None:

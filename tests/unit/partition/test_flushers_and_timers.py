@@ -6,37 +6,12 @@ import asyncio
 import concurrent.futures
 import threading
 
-import pytest
-
-from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 from tests.unit.partition.shell_parts import Clocked, FlushedPartition, flusher_of
 from tests.until import until
-
-
-async def test_log_flusher_interval_restarts_after_each_flush(
-    pool: concurrent.futures.ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sidecar.partition.flushing.clock.now_ns", lambda: 1_000)
-    syncs: list[str] = []
-    config = StreamConfig(flush=FlushPolicy.parse("interval:50"))
-    log, _ = Log.open(MemoryStorage(fault=lambda what: syncs.append(what) if what == "sync" else None), config)
-    timers, partition = Clocked(), FlushedPartition(log)
-    flushed, flusher = partition.flushed, flusher_of(partition, pool, timers)
-    for turn in (1, 2, 3):
-        for _ in range(3):
-            log.append(build_batch([b"x"], base_offset=log.log_end_offset, leader_epoch=1))
-            flusher.appended()
-        assert flushed[-1] == log.log_end_offset, "it counts as flushed"
-        ((timer, at_ns),) = timers.armed
-        assert at_ns == 1_000 + 50_000_000
-        timers.armed.clear()
-        timer.fire()
-        await until(lambda n=turn: flusher.count == n)  # type: ignore[misc]
-        assert log.durable_end_offset == log.log_end_offset
-    await flusher.close()
 
 
 async def test_log_flusher_ignores_the_late_completion_of_a_flush_it_already_awaited(

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
-from liftpy.core.log.flush import LARGE_BYTES, LONG_S, MOST_WAITING, FlushScheduler
+from liftpy.core.log.flush import LONG_S, MOST_WAITING, FlushScheduler
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import FLUSH_FAILED_NAME
 from liftpy.core.log.storage import MemoryStorage
@@ -216,38 +216,6 @@ async def test_log_flusher_hanging_checkpoint_counts_as_stalled(
     await bench.flusher.close()
 
 
-async def test_log_flusher_runs_a_flush_that_seals_a_segment_in_a_thread(
-    pool: concurrent.futures.Executor, fast: FlushScheduler
-) -> None:
-    bench = Bench(pool, place=fast)
-    bench.threads.clear()
-    bench.append()
-    await until(lambda: bench.flushed == [1], "the first one")
-    bench.log.roll()
-    bench.append()
-    await until(lambda: bench.flushed == [1, 2], "the second one, in a new segment")
-    assert bench.threads[0]
-    assert not any(bench.threads[1:])
-    await bench.flusher.close()
-
-
-async def test_log_flusher_starts_a_large_flush_in_a_thread_at_once(
-    pool: concurrent.futures.Executor, fast: FlushScheduler
-) -> None:
-    bench = Bench(pool, place=fast)
-    bench.threads.clear()
-    bench.synced.clear()
-    bench.log.append(build_batch([b"x" * (LARGE_BYTES + 1)], base_offset=0, leader_epoch=1))
-    bench.flusher.appended()
-    assert bench.synced.wait(10), "without a turn of the loop"
-    assert bench.threads == [False]
-    await until(lambda: bench.flushed == [1], "it is told")
-    bench.append()
-    await until(lambda: bench.flushed == [1, 2], "a small one")
-    assert bench.threads == [False, True], "is of what came since"
-    await bench.flusher.close()
-
-
 async def test_log_flushers_of_many_logs_flush_in_parallel(pool: concurrent.futures.Executor, fast: FlushScheduler) -> None:
     benches = [Bench(pool, place=fast) for _ in range(3 * MOST_WAITING)]
     for bench in benches:
@@ -306,15 +274,3 @@ async def test_log_flusher_with_policy_none_or_interval_reports_records_at_once(
     await until(lambda: bench.syncs == 1, "one flush for both")
     assert bench.flushed == [1, 2]
     await bench.flusher.close()
-
-
-async def test_log_flusher_runs_checkpoints_in_the_background_one_at_a_time(pool: concurrent.futures.Executor) -> None:
-    bench = Bench(pool)
-    bench.append()
-    await until(lambda: bench.flushed == [1], "flushed")
-    bench.log.raise_high_watermark(0)
-    bench.flusher.checkpoint()
-    bench.flusher.checkpoint()
-    bench.flusher.alone(lambda: None)
-    reopened, _ = Log.open(bench.log.storage, StreamConfig())
-    assert reopened.high_watermark == 0
