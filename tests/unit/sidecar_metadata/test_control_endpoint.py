@@ -181,16 +181,6 @@ async def test_control_endpoint_answer_above_the_message_size_is_replaced_by_an_
     assert "ask in pages" in response.detail
 
 
-async def test_control_endpoint_sends_an_answer_of_exactly_the_message_size(controller: Controller) -> None:
-    controller.response = pb.ControlResponse(detail="x" * 3000)
-    await controller.receive(Message(REQUEST))
-    await controller.settled()
-    controller.max_payload = len(frames.seal(controller.replies[0][1]))
-    await controller.receive(Message(REQUEST))
-    await controller.settled()
-    assert controller.replies[1] == controller.replies[0]
-
-
 # ---- doors -------------------------------------------------------------------------------------------------------------------
 CREATE = pb.ControlRequest(createStream=pb.CreateStream(name="s", subject="x"))
 DELETE = pb.ControlRequest(deleteStream=pb.DeleteStream(name="s"))
