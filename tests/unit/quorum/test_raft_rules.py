@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from liftpy.core.log.small_files import FRAME_HEAD_BYTES, seal_frame
+from liftpy.core.wire._pb import raft_pb2 as pb
 from liftpy.errors import CorruptionError, ProtocolError
 from sidecar.quorum import codec
-from sidecar.quorum.codec import MAX_NUMBER
+from sidecar.quorum.codec import MAX_NUMBER, decode
 from sidecar.quorum.journal import _MAGIC, _RECORD, GroupJournal
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 from tests.each import each
@@ -119,3 +120,31 @@ def test_raft_journal_is_rewritten_in_bounded_pieces(tmp_path: Path, monkeypatch
     assert len(pieces) > 10
     assert max(map(len, pieces)) < 300
     made.close()
+
+
+# ---- limits of messages ----------------------------------------------------------------------------------------------------
+TOO_MUCH = [MAX_NUMBER, 2**64 - 1]
+
+
+@each("number", TOO_MUCH)
+@each(
+    "message",
+    [
+        lambda n: pb.RaftMessage(requestVote=pb.RaftRequestVote(term=n)),
+        lambda n: pb.RaftMessage(requestVote=pb.RaftRequestVote(term=1, lastLogIndex=n)),
+        lambda n: pb.RaftMessage(requestVote=pb.RaftRequestVote(term=1, lastLogTerm=n)),
+        lambda n: pb.RaftMessage(responseVote=pb.RaftResponseVote(term=n)),
+        lambda n: pb.RaftMessage(timeoutNow=pb.RaftTimeoutNow(term=n)),
+        lambda n: pb.RaftMessage(nextIndex=pb.RaftNextIndex(nextIndex=n)),
+        lambda n: pb.RaftMessage(nextIndex=pb.RaftNextIndex(nextIndex=1, appliedIndex=n)),
+        lambda n: pb.RaftMessage(snapshotChunk=pb.RaftSnapshotChunk(term=n)),
+        lambda n: pb.RaftMessage(snapshotChunk=pb.RaftSnapshotChunk(commitIndex=n)),
+        lambda n: pb.RaftMessage(appendEntries=pb.RaftAppendEntries(term=n)),
+        lambda n: pb.RaftMessage(appendEntries=pb.RaftAppendEntries(previousIndex=n, previousTerm=1)),
+        lambda n: pb.RaftMessage(appendEntries=pb.RaftAppendEntries(entries=[pb.RaftEntry(command=b"c", index=n)])),
+        lambda n: pb.RaftMessage(appendEntries=pb.RaftAppendEntries(entries=[pb.RaftEntry(command=b"c", index=1, term=n)])),
+    ],
+)
+def test_raft_message_with_a_term_or_index_above_the_limit_is_rejected(message: Any, number: int) -> None:
+    with pytest.raises(ProtocolError):
+        decode(message(number).SerializeToString())
