@@ -14,6 +14,7 @@ import pytest
 import sidecar.partition.replica_manager as set_module
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.log.epoch_promises import PromiseJournal
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.metadata.image import ClusterImage
@@ -22,7 +23,7 @@ from liftpy.core.replication import events
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire._pb import replication_pb2
-from liftpy.core.wire.batch import build_batch
+from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import InvariantError, NoSpaceError, StorageError
 from sidecar.partition import worker as driver_module
@@ -392,3 +393,25 @@ async def test_scrub_skips_failed_and_closed_logs(tmp_path: Path) -> None:
     await scrub.close()
     assert (scrub.progress.findings, counters["scrub_damage"]) == (0, 0)
     assert scrub.checked_bytes >= well.log.size_bytes
+
+
+# ---- fetched batches -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("last_offset", "taken"), [(10, 3), (9, 2), (8, 2), (7, 1), (6, 1)])
+def test_effect_executor_appends_fetched_batches_only_up_to_the_given_offset(last_offset: int, taken: int) -> None:
+    runner, calls, _ = executor()
+    given: list[Any] = []
+    log: Any = runner.log
+    log.append_batches = lambda data, batches, *, compacted: given.append((len(data), batches, compacted))
+    data = b"".join(build_batch([b"a", b"b"], base_offset=offset, leader_epoch=1) for offset in (5, 7, 9))
+    batches = split_batches(data)
+    fetched: Any = {1: SimpleNamespace(buffer=memoryview(data), batches=batches)}
+    runner.fetched = fetched
+    runner.execute(do.AppendFetched(token=1, last_offset=last_offset, leader_high_watermark=6, leader_epoch=4))
+    ((size_bytes, appended, compacted),) = given
+    assert [batch.base_offset for batch in appended] == [5, 7, 9][:taken]
+    assert size_bytes == sum(len(batch.view) for batch in batches[:taken])
+    assert compacted == Horizon(7, 4), "all that the leader's compaction can have seen: up to HW, inclusive"
+    assert calls[-1] == "flusher.appended"
+    assert runner.fetched == {}

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.replication.events import RefusalReason
@@ -21,8 +20,8 @@ from sidecar.partition import replication
 from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationHandler
 from tests.scripts.replication_bench import FakeBus
 from tests.unit.log.small_logs import a_log, add
+from tests.unit.partition.shell_parts import KEY
 
-KEY = PartitionKey("orders", "u1", 3)
 FETCH, OFFSET = "liftpy.orders.3.replicate", "liftpy.orders.3.offset"
 REPLY = "liftpy.inbox.n2.4.5"
 
