@@ -16,8 +16,8 @@ from liftpy.core.metadata.codec import encode_snapshot, image_to_bytes
 from liftpy.core.metadata.controller.record_builder import MAX_DETAIL_LENGTH, refuse
 from liftpy.core.metadata.feed import RETRY_AFTER_NS, FeedProducer, FeedSubscription
 from liftpy.core.metadata.idempotency import Operation
-from liftpy.core.metadata.image import ClusterImage, Counters
-from liftpy.core.metadata.records import CountersMoved, OperationDone
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.records import OperationDone
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.frames import MisdirectedError
 from tests.each import each
@@ -368,10 +368,6 @@ def test_metadata_feed_repeated_and_late_entries_cause_no_resync() -> None:
     feed.deliver([feed.producer.head(), *old])
     feed.check()
     assert feed.subscription.resync_count == 0
-
-
-# ---- records and bytes -----------------------------------------------------------------------------------------------------
-FIRST, LAST = (CountersMoved(Counters(number, 1, 1, 1, 1)) for number in (1, 2))
 
 
 # ---- answers -------------------------------------------------------------------------------------------------------------------

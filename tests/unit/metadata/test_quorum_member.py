@@ -344,7 +344,6 @@ def test_controller_change_step_is_proposed_once_until_it_ends() -> None:
     assert [again.request for again in steps()] == [wanted]
 
 
-# ---- limits ----------------------------------------------------------------------------------------------------------------
 # ---- the member --------------------------------------------------------------------------------------------------------------
 def test_metadata_leader_that_loses_and_regains_the_leadership_proposes_a_new_barrier_first() -> None:
     made = Member()

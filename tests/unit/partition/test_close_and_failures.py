@@ -115,7 +115,6 @@ async def test_leader_epoch_store_exception_in_the_journal_stops_the_node() -> N
     await promises.close()
 
 
-# ---- flushes and checkpoints ---------------------------------------------------------------------------------------------------
 # ---- recovered logs ------------------------------------------------------------------------------------------------------------
 async def test_log_recovery_closes_recovered_logs_that_no_partition_takes(
     tmp_path: Path, pool: concurrent.futures.ThreadPoolExecutor

@@ -22,7 +22,7 @@ from tests.scripts.replication_bench import FakeBus
 from tests.unit.log.small_logs import a_log, add
 from tests.unit.partition.shell_parts import KEY
 
-FETCH, OFFSET = "liftpy.orders.3.replicate", "liftpy.orders.3.offset"
+FETCH = "liftpy.orders.3.replicate"
 REPLY = "liftpy.inbox.n2.4.5"
 
 
@@ -53,7 +53,6 @@ class Leader:
         return self.bus.take(REPLY)  # type: ignore[no-any-return]
 
 
-# ---- what is asked -------------------------------------------------------------------------------------------------------------
 # ---- what is answered ----------------------------------------------------------------------------------------------------------
 def test_replication_server_logs_once_that_an_old_follower_cannot_get_a_large_batch(caplog: pytest.LogCaptureFixture) -> None:
     leader = Leader(max_payload=4096)

@@ -184,7 +184,6 @@ def test_raft_entry_outcome_of_each_pysyncobj_result_equals_the_expected_outcome
     assert outcome_of(answer, reason) is outcome
 
 
-# ---- consensus -------------------------------------------------------------------------------------------------------------
 # ---- 2: acknowledged loss on a perfect FIFO network with one leader crash -----------------------------------------------
 
 
@@ -330,7 +329,6 @@ async def test_raft_entry_above_the_batch_size_is_rejected(tmp_path: Path, monke
     member._log.journal.close()
 
 
-# ---- disk ------------------------------------------------------------------------------------------------------------------
 # ---- nothing is flushed ------------------------------------------------------------------------------------------------
 
 
@@ -449,7 +447,6 @@ async def test_raft_start_with_a_pickle_as_journal_or_snapshot_file_raises_corru
     assert not (tmp_path / "executed").exists()
 
 
-# ---- membership ------------------------------------------------------------------------------------------------------------
 # ---- 7: two changes of the members at once, and a member that votes twice ----------------------------------------------
 def test_raft_membership_change_by_pysyncobj_is_rejected(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:

@@ -271,6 +271,3 @@ def test_publish_with_lift_reply_to_header_keeps_ack_inbox_and_reply_inbox() -> 
     assert kept.replies == ["_INBOX.a.2", None]
     assert next(iter(kept.publishers.replies)) == b"_INBOX.ack"
     assert reader.refused_replies == 1
-
-
-# ---- the client ------------------------------------------------------------------------------------------------------------
