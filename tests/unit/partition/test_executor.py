@@ -403,7 +403,7 @@ def test_effect_executor_appends_fetched_batches_only_up_to_the_given_offset(las
     runner, calls, _ = executor()
     given: list[Any] = []
     log: Any = runner.log
-    log.append_batches = lambda data, batches, *, compacted: given.append((len(data), batches, compacted))
+    log.append_batches = lambda data, batches, _at_ns, *, compacted: given.append((len(data), batches, compacted))
     data = b"".join(build_batch([b"a", b"b"], base_offset=offset, leader_epoch=1) for offset in (5, 7, 9))
     batches = split_batches(data)
     fetched: Any = {1: SimpleNamespace(buffer=memoryview(data), batches=batches)}
