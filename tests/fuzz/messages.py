@@ -15,7 +15,7 @@ from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import cluster_pb2
 from liftpy.core.wire.envelope import MessageType
 from tests.fuzz.mutate import bytes_of, message_of, spoiled
-from tests.system.garbage.targets import Place
+from tests.fuzz.targets import Place
 
 MAX_LINE, MAX_SUBJECT = 4_000, 3_900
 """In bytes. A server cuts off who sends a longer line than 4,096 bytes."""
