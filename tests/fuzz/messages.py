@@ -1,7 +1,7 @@
-"""What garbage is made of: frames that were overheard, spoiled; frames of every class with extreme contents; and plain noise.
+"""Messages that no client sends: damaged copies of frames on the bus, frames of each class with extreme contents, and random bytes.
 
-``Overheard`` keeps the last frames of every kind of subject. ``frame`` makes one piece of garbage for a subject: a whole command of the
-NATS protocol, so that subject, reply, headers and payload can all be what no client library would send.
+``Overheard`` keeps the last frames of each kind of subject. ``Maker.frame`` makes a whole command of the NATS protocol, so that no
+client library limits its subject, reply, headers and payload.
 """
 
 from __future__ import annotations
