@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from liftpy.core.groups.commands import (
+    MAX_COMMAND_BYTES,
     GroupCommandError,
     decode_answer,
     decode_command,
@@ -18,6 +19,7 @@ from liftpy.core.groups.commands import (
 )
 from liftpy.core.wire._pb import group_pb2 as pb
 from tests.fuzz.decoder import NAMES, Decoder, messages
+from tests.fuzz.group_rules import is_valid_command, is_valid_query
 from tests.fuzz.mutate import spoiled
 from tests.unit.groups.test_group_commands import ALL
 
@@ -25,6 +27,30 @@ from tests.unit.groups.test_group_commands import ALL
 def _bytes_of(message: Any) -> bytes:
     data: bytes = message.SerializeToString()
     return data
+
+
+def _command(data: bytes) -> pb.GroupCommand:
+    """Decode by the bounds in the .proto, and compare with the rules written by hand."""
+    try:
+        command = decode_command(data)
+    except GroupCommandError:
+        with suppress(DecodeError):
+            parsed = pb.GroupCommand.FromString(data)
+            assert len(data) > MAX_COMMAND_BYTES or not is_valid_command(parsed), "a valid command is rejected"
+        raise
+    assert is_valid_command(command), "an invalid command is accepted"
+    return command
+
+
+def _query(data: bytes) -> pb.GroupQuery:
+    try:
+        query = decode_query(data)
+    except GroupCommandError:
+        with suppress(DecodeError):
+            assert not is_valid_query(pb.GroupQuery.FromString(data)), "a valid question is rejected"
+        raise
+    assert is_valid_query(query), "an invalid question is accepted"
+    return query
 
 
 _LIMITS = (1, 5, 64, 100, 128, 200, 1000, 3000, 4000, 10_000, 100_000, 1_000_000, 3_600_000, 43_200_000, 86_400_000, 2**63 - 1)
@@ -73,13 +99,13 @@ def decoders() -> list[Decoder]:
         Decoder(
             "group command",
             commands,
-            decode_command,
+            _command,
             e,
             encode_command,
             make=_spoiled_command,
             covers=(f"{where}decode_command", f"{where}_parse"),
         ),
-        Decoder("group question", [*map(_bytes_of, questions)], decode_query, e, _bytes_of, covers=(f"{where}decode_query",)),
+        Decoder("group question", [*map(_bytes_of, questions)], _query, e, _bytes_of, covers=(f"{where}decode_query",)),
         Decoder(
             "group answer",
             [_bytes_of(m) for m in messages(pb.GroupAnswer)],
