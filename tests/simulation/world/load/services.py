@@ -85,6 +85,12 @@ class _Instance:
         scheduler.trace("service starts", self._node.name)
         begin(process, self._run, lambda task: self._returned(process, task))
 
+    def stop(self) -> None:
+        """Kill the process, and start no other one."""
+        if self.process is not None and self.process.is_alive:
+            self.process.on_end.pop()
+            self.process.end(-9)
+
     async def _run(self) -> None:
         while True:
             try:
@@ -115,7 +121,7 @@ class Services:
         self.world = world
         self.model = model
         self.clients = clients
-        self._instances = [_Instance(world, model, node) for node in world.nodes]
+        self.instances = [_Instance(world, model, node) for node in world.nodes]
 
     async def create(self, client: Client) -> None:
         """Create the stream of the outputs."""
@@ -123,7 +129,7 @@ class Services:
 
     def start(self) -> None:
         """Start all instances."""
-        for instance in self._instances:
+        for instance in self.instances:
             instance.start()
         self.clients.begin("services", self._run(random.Random(f"services {self.world.seed}")))
 
@@ -132,7 +138,7 @@ class Services:
         while not self.clients.stopping:
             await asyncio.sleep(draw.random())
             if draw.random() < 0.3:
-                process = draw.choice(self._instances).process
+                process = draw.choice(self.instances).process
                 if process is not None and process.is_alive:
                     process.end(-9)
             else:

@@ -37,7 +37,7 @@ class Disk:
         self.scheduler = scheduler
         self.name = name
         self.folder = folder
-        folder.mkdir(parents=True, mode=0o750)
+        folder.mkdir(parents=True, mode=0o750, exist_ok=True)
         self._files: dict[int, bytearray] = {}
         """Inode -> what the last flush of the file has made durable."""
         self._rewritten: set[int] = set()
@@ -47,6 +47,8 @@ class Disk:
         self._lives = 0
         self.fail_one_in = 0
         """One of this number of flushes and writes fails."""
+        self.fail_next_flushes = 0
+        """This number of flushes of files fails next."""
         self.is_full = False
         self.short_one_in = 0
         """One of this number of writes is shorter than requested."""
@@ -79,6 +81,10 @@ class Disk:
             self._fail("lost flush")
             return
         found = os.fstat(descriptor)
+        if self.fail_next_flushes and not stat.S_ISDIR(found.st_mode):
+            self.fail_next_flushes -= 1
+            self._fail("flush")
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         if stat.S_ISDIR(found.st_mode):
             names = {}
             with os.scandir(descriptor) as entries:
