@@ -54,7 +54,7 @@ def in_a_fork(work: Any) -> Any:
     return SimpleNamespace(**json.loads(data), cpu_s=used.ru_utime + used.ru_stime) if data else None
 
 
-def _measured(folders: list[str], work: Any) -> Any:
+def measured(folders: list[str], work: Any) -> Any:
     """The outcome of ``work``, with the lines of the folders that it has run."""
     resource.setrlimit(resource.RLIMIT_CPU, (_MOST_CPU_S, _MOST_CPU_S))
     reached = Reached(folders)
@@ -144,7 +144,7 @@ def main() -> int:
         return in_a_fork(
             lambda: (
                 (plant and plant())
-                or _measured(
+                or measured(
                     options.reached,
                     lambda: worlds.run_world(
                         seed, options.profile, busy_s=options.busy, traced=traced, stops_early=stops_early

@@ -24,7 +24,7 @@ _SIZE_BYTES = 1 << 40
 _Usage = namedtuple("_Usage", "total used free")  # the class of shutil is private
 
 real_open, real_close, real_write, real_writev = os.open, os.close, os.write, os.writev
-real_pwrite, real_fsync, real_fdatasync, real_ftruncate = os.pwrite, os.fsync, os.fdatasync, os.ftruncate
+real_pread, real_pwrite, real_fsync, real_fdatasync, real_ftruncate = os.pread, os.pwrite, os.fsync, os.fdatasync, os.ftruncate
 real_listdir = os.listdir
 real_disk_usage = shutil.disk_usage
 real_dup = os.dup
@@ -49,6 +49,8 @@ class Disk:
         """One of this number of flushes and writes fails."""
         self.fail_next_flushes = 0
         """This number of flushes of files fails next."""
+        self.fail_next_reads = 0
+        """This number of reads of files fails next."""
         self.is_full = False
         self.short_one_in = 0
         """One of this number of writes is shorter than requested."""
@@ -104,7 +106,7 @@ class Disk:
         reading = real_open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             while len(known) < found.st_size:
-                piece = os.pread(reading, found.st_size - len(known), len(known))
+                piece = real_pread(reading, found.st_size - len(known), len(known))
                 if not piece:
                     break
                 known += piece
@@ -129,6 +131,14 @@ class Disk:
                 self.failures += 1
                 return real_write(descriptor, data[: self.scheduler.random.randrange(1, len(data))])
         return real_writev(descriptor, pieces)
+
+    def read(self, descriptor: int, size_bytes: int, offset: int) -> bytes:
+        """Simulate ``pread``."""
+        if self.fail_next_reads:
+            self.fail_next_reads -= 1
+            self._fail("read")
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real_pread(descriptor, size_bytes, offset)
 
     def usage(self) -> Any:
         """Return what ``shutil.disk_usage`` says about it."""
@@ -295,6 +305,10 @@ def interpose(running: Callable[[], Process | None]) -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real_pwrite(descriptor, data, offset)
 
+    def pread(descriptor: int, size_bytes: int, offset: int) -> bytes:
+        disk = _disk_of(running())
+        return real_pread(descriptor, size_bytes, offset) if disk is None else disk.read(descriptor, size_bytes, offset)
+
     def ftruncate(descriptor: int, size_bytes: int) -> None:
         disk = _disk_of(running())
         if disk is not None:
@@ -314,7 +328,7 @@ def interpose(running: Callable[[], Process | None]) -> None:
 
     shutil.disk_usage = disk_usage  # type: ignore[assignment]
     os.open, os.close, os.write, os.writev = opened, closed, write, writev  # type: ignore[assignment]
-    os.pwrite, os.fsync, os.fdatasync = pwrite, flush, flush  # type: ignore[assignment]
+    os.pread, os.pwrite, os.fsync, os.fdatasync = pread, pwrite, flush, flush  # type: ignore[assignment]
     os.ftruncate, os.listdir = ftruncate, listdir  # type: ignore[assignment]
 
 

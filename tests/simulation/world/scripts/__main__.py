@@ -51,13 +51,15 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="names of scripts or parts of them, default: all scripts")
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each script")
     parser.add_argument("--trace", help="name of a script: print its history line by line")
+    parser.add_argument("--reached", nargs="+", default=[], help="folders of the shells: list the lines in them that no script runs")
     parser.add_argument("--first-failure", action="store_true", help="stop at the first script that fails")
     options = parser.parse_args()
     interposition.install()
     import tests.simulation.world.world  # noqa: F401  # before the modules are adapted
 
     interposition.adapt()
-    from tests.simulation.world.__main__ import in_a_fork
+    from tests.simulation.world.__main__ import in_a_fork, measured
+    from tests.simulation.world.reached import report
 
     names = _load()
     if options.trace:
@@ -65,13 +67,16 @@ def main() -> int:
         print("\n".join([*outcome.lines, *outcome.violations]))
         return 1 if outcome.violations else 0
     failed, cpu_s = 0, 0.0
+    reached: dict[str, set[int]] = {}
     for name in names:
         if options.names and not any(part in name for part in options.names):
             continue
-        outcome = in_a_fork(_player(name))
+        outcome = in_a_fork(_player(name, measured, options.reached))
         violations = ["the simulator itself has failed"] if outcome is None else outcome.violations
         failed += bool(violations)
         cpu_s += 0 if outcome is None else outcome.cpu_s
+        for file, lines in outcome.reached.items() if outcome is not None else ():
+            reached.setdefault(file, set()).update(lines)
         if options.json:
             print(json.dumps({"script": name, "violations": violations}), flush=True)
         else:
@@ -80,13 +85,15 @@ def main() -> int:
             print(f"{'FAILED' if violations else 'ok'} {name} {took}{found}", flush=True)
         if violations and options.first_failure:
             break
+    if options.reached:
+        print(report(options.reached, reached))
     if not options.json:
         print(f"{failed} scripts fail, {cpu_s:.1f} s of CPU")
     return 1 if failed else 0
 
 
-def _player(name: str) -> Callable[[], SimpleNamespace]:
-    return lambda: _play(name)
+def _player(name: str, measured: Any, folders: list[str]) -> Callable[[], SimpleNamespace]:
+    return lambda: measured(folders, lambda: _play(name))
 
 
 if __name__ == "__main__":

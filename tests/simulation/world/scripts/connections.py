@@ -157,3 +157,31 @@ async def script_burst_of_publishes_is_stored(s: Stage) -> None:
     s.expect(ingest["most_waiting_bytes"] <= 4_000_000, True, f"bytes that waited at once {ingest}")
     s.expect(ingest["bursts"] > 0, True, f"bursts that a thread has read {ingest}")
     s.expect(s.log("n2"), [], "log lines")
+
+
+@script()
+async def script_standby_stores_what_comes_during_a_failover(s: Stage) -> None:
+    """Given a stream with ``failover_standby``, when its leader dies, the new one stores the plain publishes that nobody led.
+
+    Each message is stored once.
+    """
+    await s.create("orders", leader="n2", failover_standby=True)
+    connection = s.client.transport.connection
+    await asyncio.sleep(1)
+    s.forget_log()
+    for number in range(60):
+        if number == 20:
+            s["n2"].kill()
+        await connection.publish("orders.x", b"plain-%d" % number)
+        await asyncio.sleep(0.05)
+    await s.becomes(lambda: s.leader("orders") in ("n1", "n3"), what="another node leads")
+    await asyncio.sleep(1)
+    leader = s.leader("orders")
+    s.expect(await s.read("orders"), [b"plain-%d" % number for number in range(60)], "records")
+    s.expect_log(
+        leader, "INFO replica.standby_takeover: standby buffer replayed partition=orders/0 to_append=* already_in_log=*", about="standby"
+    )
+    row = (await s.row(leader, "orders"))["standby"]
+    s.expect((row["lost"], row["ambiguous"], row["held_bytes"]), (0, 0, 0), "figures of the standby buffer")
+    s.expect(row["appended"] > 10, True, f"records that the standby buffer has stored {row}")
+    s.expect(await s.total("publish_lost_on_disconnect_total"), 0, "lost publishes")

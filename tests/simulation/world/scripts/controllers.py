@@ -136,7 +136,21 @@ async def script_controller_loses_its_data_or_gets_an_older_copy(s: Stage) -> No
     for node in s.others("n1", old):
         await s.stop(node)
     await s.create("decided-with-n1")  # n1 is one of the two that vote
-    s["n1"].disk.heal()
+    for is_older, wanted in ((True, "went back in time, as with an older copy put back"), (False, "is new or emptied, the group is not")):
+        await s.stop("n1")
+        shutil.rmtree(folder)
+        if is_older:
+            shutil.copytree(older, folder)
+        if s[old].is_up:
+            await s.stop(old)
+        s["n2" if old != "n2" else "n3"].start()  # one of two others runs: it is no majority without n1
+        s.forget_log()
+        s["n1"].start()
+        await asyncio.sleep(8)
+        s.expect(s["n1"].is_ready, False, "n1 is ready")
+        s.expect_in(f"WARNING metadata.waiting: controller waits node=n1 reason=waits for a leader *: its raft directory {wanted} (*", "\n".join(s.log("n1")))
+    await s.start(old)
+    await s.becomes(lambda: s["n1"].is_ready, what="n1 is ready")
 
 
 @script()
