@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
@@ -192,6 +193,11 @@ class World:
 
         begin(process, work, ended)
 
+    def _warned(self, message: Warning | str, *_: Any) -> None:
+        """Python warns of a coroutine that nobody awaits. Its work is not done."""
+        if "was never awaited" in str(message) and self.scheduler.process is not None:
+            self.scheduler.violated(f"{self.scheduler.process.name}: {message}")
+
     def _ends(self) -> bool:
         return self.is_done or (self.stops_early and bool(self.scheduler.violations))
 
@@ -202,6 +208,8 @@ class World:
         root = logging.getLogger()
         root.handlers[:] = [handler]
         root.setLevel(logging.INFO)
+        warnings.simplefilter("always", RuntimeWarning)
+        setattr(warnings, "showwarning", self._warned)  # noqa: B010
 
         def ended(task: asyncio.Task[Any]) -> None:
             self.is_done = True

@@ -50,12 +50,14 @@ class Disk:
         self.fail_next_flushes = 0
         """This number of flushes of files fails next."""
         self.fail_next_reads = 0
-        """This number of reads of files fails next."""
+        """This number of reads of segment files fails next."""
         self.is_full = False
         self.short_one_in = 0
         """One of this number of writes is shorter than requested."""
         self.slow_ns = 0
         """A flush takes up to so much longer."""
+        self.hang_ns = 0
+        """Each flush takes so much longer."""
         self.delay_ns = 0
         """The next flush takes so much longer."""
         self.lies_one_in = 0
@@ -73,7 +75,7 @@ class Disk:
     def flush(self, descriptor: int) -> None:
         """Simulate ``fsync`` and ``fdatasync``."""
         took_ns = self.scheduler.draw_int(*_FLUSH_NS) + (self.scheduler.draw_int(0, self.slow_ns) if self.slow_ns else 0)
-        self.scheduler.elapsed_ns += took_ns + self.delay_ns
+        self.scheduler.elapsed_ns += took_ns + self.delay_ns + self.hang_ns
         self.delay_ns = 0
         self.scheduler.counters["flushes"] += 1
         if self._draws(self.fail_one_in):
@@ -134,7 +136,7 @@ class Disk:
 
     def read(self, descriptor: int, size_bytes: int, offset: int) -> bytes:
         """Simulate ``pread``."""
-        if self.fail_next_reads:
+        if self.fail_next_reads and os.readlink(f"/proc/self/fd/{descriptor}").endswith(".log"):
             self.fail_next_reads -= 1
             self._fail("read")
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -157,7 +159,8 @@ class Disk:
     # ---- what happens to it ----------------------------------------------------------------------------------------------
     def heal(self) -> None:
         """Make the disk fast and error-free."""
-        self.fail_one_in = self.short_one_in = self.slow_ns = self.delay_ns = self.lies_one_in = 0
+        self.fail_one_in = self.short_one_in = self.slow_ns = self.delay_ns = self.hang_ns = self.lies_one_in = 0
+        self.fail_next_flushes = self.fail_next_reads = 0
         self.is_full = False
 
     def _retire(self) -> Path:

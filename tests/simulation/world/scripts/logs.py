@@ -19,16 +19,21 @@ async def script_retention_and_compaction_delete_on_all_replicas(s: Stage) -> No
     The newest record of each key stays, and each node logs the compaction once.
     """
     await s.create("sized", leader="n2", segment_bytes=4096, retention_bytes=10_000)
-    await s.create("aged", leader="n2", segment_bytes=4096, retention_age_s=40)
+    await s.create("aged", leader="n2", segment_bytes=4096, retention_age_s=20)
     await s.create("keyed", leader="n2", segment_bytes=4096, compaction=True, delete_retention_s=0.0, dedup_window_s=1.0)
     await s.publish("sized", 80, value=_VALUE)
     await s.publish("aged", 30, value=_VALUE)
     for number in range(60):
         await s.client.publish("keyed", b"value-%d" % number, key=b"key-%d" % (number % 5))
     s.forget_log()
-    await asyncio.sleep(20)
+    await asyncio.sleep(10)
     s.expect({(await s.row(node, "aged"))["log_start_offset"] for node in s.names}, {0}, "first offsets before the age is reached")
-    await asyncio.sleep(60)
+    await s.becomes(lambda: all(s.count_log(node, "log.compacted") for node in s.names), within_s=90, what="the compaction")
+
+    async def aged() -> set[int]:
+        return {(await s.row(node, "aged"))["log_start_offset"] for node in s.names}
+
+    await s.shows(aged, {30}, within_s=60, what="first offsets of aged")
     rows = [(await s.row(node, "sized")) for node in s.names]
     starts = {row["log_start_offset"] for row in rows}
     s.expect(len(starts), 1, "number of first offsets of sized")
@@ -99,6 +104,27 @@ async def script_replica_moves_to_another_node(s: Stage) -> None:
     s.expect(
         dict(events), {"request": 2, "isr_changed": 2, "replicas_changed": 2, "stream_created": 1}, "events of the stream"
     )
+
+
+@script(nodes=4)
+async def script_replica_moves_away_while_its_node_is_down(s: Stage) -> None:
+    """Given a node that is down, when an operator moves its replica to another node, it deletes its copy after its start."""
+    await s.create("orders")
+    await s.publish("orders", 10)
+    stream = await s.client.admin.stream("orders")
+    before = stream.partitions[0]
+    target = s.others(*before.replicas)[0]
+    source = next(node for node in before.replicas if node != before.leader)
+    await s.stop(source)
+    replicas = [target, *(node for node in before.replicas if node != source)]
+    await s.client.admin.reassign(stream, 0, replicas)
+    await s.shows(lambda: s.isr("orders"), sorted(replicas))
+    s.forget_log()
+    await s.start(source)
+    await s.becomes(lambda: s.count_log(source, "partition.deleted") == 1, what=f"{source} deletes its copy")
+    s.expect_log(source, "INFO partition.deleted_moved_away: partition deleted partition=orders/0: it has left this node*", about="partition.")
+    s.expect(list((s[source].disk.folder / "streams").glob("orders-*/0")), [], f"folders of {source}")
+    s.expect(await s.unknown_streams(source), [], "unknown streams")
 
 
 @script(nodes=4)

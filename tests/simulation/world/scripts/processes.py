@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from sidecar.workers import workers
 from tests.simulation.world.scripts.stage import Stage, script
 
 
@@ -60,10 +61,11 @@ async def script_process_of_a_node_dies(s: Stage) -> None:
 @script(workers=2)
 async def script_idle_partitions_of_two_processes(s: Stage) -> None:
     """Given idle partitions in two processes, when time passes, no replica fetches alone, and a record is committed at once."""
+    workers.MOST_AT_ONCE = 4  # more than two other nodes need
     await s.create("orders", partitions=8)
     for partition in range(8):
         await s.publish("orders", 1, partition=partition)
-    await asyncio.sleep(15)
+    await asyncio.sleep(12)
     since = len(s.messages)
     await asyncio.sleep(10)
     subjects = s.subjects("liftpy.", since)

@@ -40,6 +40,7 @@ _STOP_S = 12.0
 """Maximum time from SIGTERM to the end of all nodes at once, in seconds. The last node has nobody to transfer leaderships to."""
 _WITHIN_S = 10.0
 _EVERY_S = 0.02
+_LEVELS = ("INFO", "WARNING", "ERROR", "CRITICAL")
 _VALUE = re.compile(r"0x[0-9a-f]{6,}")
 
 
@@ -242,7 +243,7 @@ class Stage:
     def log(self, node: str, *, least: str = "INFO") -> list[str]:
         """Return the lines that a node has logged since ``forget_log``, each as level and text."""
         lines = self.lines[self._seen_lines.get(node, 0) :]
-        levels = ("INFO", "WARNING", "ERROR")[("INFO", "WARNING", "ERROR").index(least) :]
+        levels = _LEVELS[_LEVELS.index(least) :]
         return [f"{level} {text}" for name, level, text in lines if name == node and level in levels]
 
     def forget_log(self, *names: str) -> None:
