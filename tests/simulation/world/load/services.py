@@ -62,6 +62,7 @@ class _Instance:
         self._model = model
         self._node = node
         self.process: Process | None = None
+        self.service: type[Service] = Sums
         self.settings = ServiceSettings(
             service=SERVICE,
             stream=INPUT,
@@ -100,7 +101,7 @@ class _Instance:
                 break
             except LiftError:
                 await asyncio.sleep(1)
-        await ServiceHost(Sums, self.settings, Transport(connection)).run()
+        await ServiceHost(self.service, self.settings, Transport(connection)).run()
 
     def _returned(self, process: Process, task: asyncio.Task[Any]) -> None:
         error = None if task.cancelled() else task.exception()

@@ -129,9 +129,9 @@ async def script_scrub_finds_a_flipped_bit_and_the_node_repairs_it(s: Stage) -> 
         """,
     )
     s.expect(node.exits, [75], "exit code")
-    scrub = (await s.status("n1"))["scrub"]
-    s.expect(scrub["findings"], 1, "findings in the status")
-    s.expect_in("orders/0: *: Damaged batch", scrub["last_finding"])
+    shown = (await s.status("n1"))["scrub"]
+    s.expect(shown["findings"], 1, "findings in the status")
+    s.expect_in("orders/0: *: Damaged batch", shown["last_finding"])
     s.expect(await s.metric("n1", "scrub_damage_total"), 1, "findings of the scrub")
     s.expect(await s.metric("n1", "damaged_segments_total"), 1, "damaged segments")
     await s.client.admin.elect_leader("orders", 0, "n1")
@@ -155,13 +155,13 @@ async def script_scrub_reads_closed_segments_at_its_rate(s: Stage) -> None:
         return await s.metric("n1", "scrub_bytes_total") >= closed_bytes
 
     await s.shows(has_read_all, True, within_s=90, what="all closed segments are read")
-    scrub = (await s.status("n1"))["scrub"]
-    s.expect((scrub["findings"], scrub["last_finding"], scrub["bytes_per_s"]), (0, "", 300), "status of the scrub")
-    s.expect(scrub["checked_bytes"], scrub["read_bytes"], "checked bytes")
+    shown = (await s.status("n1"))["scrub"]
+    s.expect((shown["findings"], shown["last_finding"], shown["bytes_per_s"]), (0, "", 300), "status of the scrub")
+    s.expect(shown["checked_bytes"], shown["read_bytes"], "checked bytes")
     s.change_settings("n1", scrub_bytes_per_s=0)
     await s.publish("orders", 40, value=_VALUE)
     await asyncio.sleep(10)
-    s.expect((await s.status("n1"))["scrub"]["read_bytes"], scrub["read_bytes"], "bytes that a scrub without rate reads")
+    s.expect((await s.status("n1"))["scrub"]["read_bytes"], shown["read_bytes"], "bytes that a scrub without rate reads")
 
 
 @script()

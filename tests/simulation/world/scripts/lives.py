@@ -53,6 +53,8 @@ async def script_follower_stops_starts_and_is_killed(s: Stage) -> None:
     s.expect_log("n1", "INFO isr.changed: ISR changed partition=orders/0 isr=n1, n3")
     await s.start("n2")
     await s.shows(lambda: s.isr("orders"), ["n1", "n2", "n3"], within_s=1)
+    changes = [(await s.metric(node, "isr_shrinks_total"), await s.metric(node, "isr_expands_total")) for node in s.names]
+    s.expect(changes, [(2, 2), (0, 0), (0, 0)], "changes of the ISR that the nodes have counted")
     s.expect(
         [
             (event["kind"], event.get("node", ""), event.get("now", "").partition(" of")[0])

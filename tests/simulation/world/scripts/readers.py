@@ -7,6 +7,7 @@ import json
 from contextlib import aclosing
 
 from liftpy.client.group import GroupOptions
+from liftpy.core.wire.batch import Record
 from tests.simulation.world.scripts.stage import Stage, script
 
 
@@ -172,5 +173,38 @@ async def script_service_runs_next_to_each_replica(s: Stage) -> None:
     services.instances[0].start()
     await s.shows(rows, wanted("n1", 65), within_s=20, what="rows of the service after its return")
     s.expect(len(await s.read(OUTPUT[0])), 65, "outputs")
+    for instance in services.instances:
+        instance.stop()
+
+
+@script()
+async def script_service_of_a_replica_computes_something_else(s: Stage) -> None:
+    """Given an instance of a service with another state than the two others, it ends, and status, metric and log say so."""
+    from tests.simulation.world.load.clients import Clients, Model
+    from tests.simulation.world.load.services import Services, Sums
+
+    class Drifting(Sums):
+        """Writes the right outputs, and a wrong snapshot."""
+
+        def take_snapshot(self) -> bytes:
+            return self.state + b"0"
+
+    model = Model(s.world.scheduler, may_lose=True)  # so that the end of an instance is no violation
+    await s.create("orders", leader="n2")
+    services = Services(s.world, model, Clients(s.world, model, []))
+    await services.create(s.client)
+    for instance in services.instances:
+        if instance.settings.node == "n3":
+            instance.service = Drifting
+        instance.start()
+    await s.publish("orders", 60)
+    await s.becomes(lambda: s.count_log("n3", "service.ended") == 1, what="the instance on n3 ends")
+    services.instances[2].stop()
+    s.expect_log("n3", "WARNING service.ended: service ended partition=orders/0 service=sums kind=diverged reason=*", about="service.ended")
+    gone = (await s.row("n3", "orders"))["gone_services"]
+    s.expect([(one["service"], one["ending"]) for one in gone], [("sums", "diverged")], "services that have ended")
+    s.expect_in("the state at position 40 differs from the state on n1, n2", gone[0]["problem"])
+    s.expect([await s.metric(node, "services_diverged") for node in s.names], [0, 0, 1], "diverged services")
+    s.expect([len((await s.row(node, "orders"))["services"]) for node in s.names], [1, 1, 0], "services that run")
     for instance in services.instances:
         instance.stop()
