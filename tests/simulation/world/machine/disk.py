@@ -48,9 +48,11 @@ class Disk:
         self.fail_one_in = 0
         """One of this number of flushes and writes fails."""
         self.fail_next_flushes = 0
-        """This number of flushes of files fails next."""
+        """This number of flushes of segment files fails next."""
         self.fail_next_reads = 0
         """This number of reads of segment files fails next."""
+        self.keeps_unflushed = True
+        """True if a power cut may keep a part of what was not flushed."""
         self.is_full = False
         self.short_one_in = 0
         """One of this number of writes is shorter than requested."""
@@ -85,7 +87,7 @@ class Disk:
             self._fail("lost flush")
             return
         found = os.fstat(descriptor)
-        if self.fail_next_flushes and not stat.S_ISDIR(found.st_mode):
+        if self.fail_next_flushes and os.readlink(f"/proc/self/fd/{descriptor}").endswith(".log"):
             self.fail_next_flushes -= 1
             self._fail("flush")
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -215,7 +217,7 @@ class Disk:
         self._rewritten.discard(inode)
         tail = data[len(durable) :] if is_appended else b""
         draw = self.scheduler.random
-        kept_bytes = draw.randrange(len(tail) + 1) if tail and draw.randrange(2) else 0
+        kept_bytes = draw.randrange(len(tail) + 1) if tail and draw.randrange(2) and self.keeps_unflushed else 0
         torn = bytearray(tail[:kept_bytes])
         if torn and draw.randrange(4) == 0:  # the last sectors of it were allocated and never written
             at = len(durable) + len(torn) - draw.randrange(1, len(torn) + 1)

@@ -51,7 +51,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="names of scripts or parts of them, default: all scripts")
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each script")
     parser.add_argument("--trace", help="name of a script: print its history line by line")
-    parser.add_argument("--reached", nargs="+", default=[], help="folders of the shells: list the lines in them that no script runs")
+    parser.add_argument(
+        "--reached", nargs="+", default=[], help="folders of the shells: list the lines in them that no script runs"
+    )
     parser.add_argument("--first-failure", action="store_true", help="stop at the first script that fails")
     options = parser.parse_args()
     interposition.install()

@@ -116,7 +116,9 @@ async def script_operator_changes_the_password_of_a_node(s: Stage) -> None:
     s.forget_log()
     s.change_settings("n2", credentials__password="wrong")
     await asyncio.sleep(3)
-    s.expect_log("n2", "ERROR node.settings_rejected: settings not reloaded error=The NATS server at * rejected the credentials.*")
+    s.expect_log(
+        "n2", "ERROR node.settings_rejected: settings not reloaded error=The NATS server at * rejected the credentials.*"
+    )
     s.forget_log()
     node.file.error = "scrub_bytes_per_s = 'x' is no number"
     node.reload()
@@ -139,7 +141,7 @@ async def script_operator_changes_the_password_of_a_node(s: Stage) -> None:
 
 @script(ingest_buffer_bytes=4_000_000)
 async def script_burst_of_publishes_is_stored(s: Stage) -> None:
-    """Given a small buffer for publishes, when a burst that is larger arrives, the node reads it piece by piece and stores all of it."""
+    """Given a small buffer for publishes, when a larger burst arrives, the node reads it piece by piece and stores all of it."""
     await s.create("orders", leader="n2", segment_bytes=1 << 20)
     connection = s.client.transport.connection
     s.forget_log()
@@ -150,7 +152,11 @@ async def script_burst_of_publishes_is_stored(s: Stage) -> None:
     sent = [s.client.publish("orders", (b"acked-%d-" % number).ljust(4_000, b"x"), timeout_s=20) for number in range(100)]
     offsets = {ack.offset for ack in await asyncio.gather(*sent)}
     values = await s.read("orders")
-    s.expect([value.partition(b"-x")[0] for value in values[:700]], [b"plain-%d" % number for number in range(700)], "plain publishes")
+    s.expect(
+        [value.partition(b"-x")[0] for value in values[:700]],
+        [b"plain-%d" % number for number in range(700)],
+        "plain publishes",
+    )
     s.expect(offsets, set(range(700, 800)), "offsets of the acknowledged ones")
     ingest = (await s.status("n2"))["connections"]["ingest"]
     s.expect((ingest["in_msgs"], ingest["waiting_bytes"], ingest["left_out"]), (800, 0, 0), "messages of the connection")
@@ -179,7 +185,9 @@ async def script_standby_stores_what_comes_during_a_failover(s: Stage) -> None:
     leader = s.leader("orders")
     s.expect(await s.read("orders"), [b"plain-%d" % number for number in range(60)], "records")
     s.expect_log(
-        leader, "INFO replica.standby_takeover: standby buffer replayed partition=orders/0 to_append=* already_in_log=*", about="standby"
+        leader,
+        "INFO replica.standby_takeover: standby buffer replayed partition=orders/0 to_append=* already_in_log=*",
+        about="standby",
     )
     row = (await s.row(leader, "orders"))["standby"]
     s.expect((row["lost"], row["ambiguous"], row["held_bytes"]), (0, 0, 0), "figures of the standby buffer")

@@ -20,7 +20,9 @@ async def script_metadata_leader_is_killed(s: Stage) -> None:
     s.forget_log()
     s[old].kill()
     others = s.others(old)
-    await s.becomes(lambda: any(s.count_log(node, "metadata.leadership_gained") for node in others), within_s=3, what="a new leader")
+    await s.becomes(
+        lambda: any(s.count_log(node, "metadata.leadership_gained") for node in others), within_s=3, what="a new leader"
+    )
     new = next(node for node in others if s.count_log(node, "metadata.leadership_gained"))
     s.expect_in(f"INFO metadata.leadership_gained: metadata leader elected node={new} term=2", "\n".join(s.log(new)))
     await asyncio.sleep(2)
@@ -70,7 +72,10 @@ async def script_majority_of_the_controllers_is_away(s: Stage) -> None:
     s["n2"].start()
     await asyncio.sleep(10)
     s.expect(s["n2"].is_ready, False, "n2 is ready")
-    s.expect_log("n2", "WARNING metadata.waiting: controller waits node=n2 reason=waits for a leader of the metadata group; not connected: n1, n3")
+    s.expect_log(
+        "n2",
+        "WARNING metadata.waiting: controller waits node=n2 reason=waits for a leader of the metadata group; not connected: n1, n3",
+    )
     await s.start("n3")
     await s.becomes(lambda: s["n2"].is_ready, within_s=5, what="n2 is ready")
     await s.shows(lambda: s.isr("orders"), ["n2", "n3"])
@@ -85,7 +90,9 @@ async def script_first_start_waits_for_all_controllers(s: Stage) -> None:
     await asyncio.sleep(15)
     for node in ("n1", "n2"):
         s.expect(s[node].is_ready, False, f"{node} is ready")
-        s.expect_in("WARNING metadata.waiting: controller waits node=* reason=waits for n3: the first start *", "\n".join(s.log(node)))
+        s.expect_in(
+            "WARNING metadata.waiting: controller waits node=* reason=waits for n3: the first start *", "\n".join(s.log(node))
+        )
         s.expect(s.count_log(node, "metadata.waiting") <= 3, True, "few log lines about the wait")
     await s.start("n3")
     await s.becomes(lambda: all(s[node].is_ready for node in s.names), within_s=5, what="all nodes are ready")
@@ -136,7 +143,10 @@ async def script_controller_loses_its_data_or_gets_an_older_copy(s: Stage) -> No
     for node in s.others("n1", old):
         await s.stop(node)
     await s.create("decided-with-n1")  # n1 is one of the two that vote
-    for is_older, wanted in ((True, "went back in time, as with an older copy put back"), (False, "is new or emptied, the group is not")):
+    for is_older, wanted in (
+        (True, "went back in time, as with an older copy put back"),
+        (False, "is new or emptied, the group is not"),
+    ):
         await s.stop("n1")
         shutil.rmtree(folder)
         if is_older:
@@ -148,7 +158,10 @@ async def script_controller_loses_its_data_or_gets_an_older_copy(s: Stage) -> No
         s["n1"].start()
         await asyncio.sleep(8)
         s.expect(s["n1"].is_ready, False, "n1 is ready")
-        s.expect_in(f"WARNING metadata.waiting: controller waits node=n1 reason=waits for a leader *: its raft directory {wanted} (*", "\n".join(s.log("n1")))
+        s.expect_in(
+            f"WARNING metadata.waiting: controller waits node=n1 reason=waits for a leader *: its raft directory {wanted} (*",
+            "\n".join(s.log("n1")),
+        )
     await s.start(old)
     await s.becomes(lambda: s["n1"].is_ready, what="n1 is ready")
 
@@ -287,5 +300,7 @@ async def script_clock_of_a_node_is_an_hour_ahead(s: Stage) -> None:
     true_ns = s.world.driver.wall_ns()
     s.expect(abs(newest.timestamp_ns - true_ns) < 5 * NS_PER_S, True, "time of the record is that of the other clocks")
     s["n2"].set_clock(wall_offset_ns=0)
-    await s.becomes(lambda: s.count_log("n2", "INFO node.clock_trusted: wall clock trusted: *") == 1, within_s=40, what="it trusts it")
+    await s.becomes(
+        lambda: s.count_log("n2", "INFO node.clock_trusted: wall clock trusted: *") == 1, within_s=40, what="it trusts it"
+    )
     s.expect(await s.metric("n2", "clock_untrusted"), 0, "untrusted clock")

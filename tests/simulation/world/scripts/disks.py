@@ -49,7 +49,9 @@ async def script_disk_is_full_and_has_room_again(s: Stage) -> None:
     await s.becomes(lambda: bool(node.exits) and node.is_ready, within_s=80, what="the node restarts")
     s.expect(node.exits, [75], "exit code")
     s.expect(s.count_log("n2", "metadata.became_controller"), 1, "log lines about the controller")
-    s.expect_in("ERROR node.restart_for_repair: * log=orders/0 and 0 more, which the full disk had stopped", "\n".join(s.log("n2")))
+    s.expect_in(
+        "ERROR node.restart_for_repair: * log=orders/0 and 0 more, which the full disk had stopped", "\n".join(s.log("n2"))
+    )
     s.expect(s.count_log("n2", "node.clock_untrusted"), 0, "log lines about the clock")
     await s.shows(lambda: s.isr("orders"), s.names)
     s.expect((await s.client.admin.node_health("n2"))["health"], {"live": True, "ready": True, "synced": True}, "health")
@@ -67,7 +69,9 @@ async def script_slow_flush_is_reported(s: Stage) -> None:
     s.expect(s.now_s - began_s < 4, True, "ack within 4 s")
     await s.shows(lambda: s.metric("n2", "incidents_total", "slow_flush"), 1)
     await asyncio.sleep(2)
-    s.expect_log("n2", "WARNING disk.slow_flush: slow flush log=orders/0 seconds=3.0 slow_flushes=1: publishers wait.*", about="flush")
+    s.expect_log(
+        "n2", "WARNING disk.slow_flush: slow flush log=orders/0 seconds=3.0 slow_flushes=1: publishers wait.*", about="flush"
+    )
     flushes = (await s.status("n2"))["flush_times"]
     s.expect(2_900 < flushes["max_ms"] < 3_300, True, f"largest flush time {flushes}")
     await s.shows(lambda: s.isr("orders"), s.names)
@@ -84,6 +88,7 @@ async def script_flush_fails_and_then_the_power_fails(s: Stage) -> None:
     s.forget_log()
     for name in s.names:
         s[name].disk.fail_next_flushes = 1
+        s[name].disk.keeps_unflushed = False
     await s.publish("orders", 1, first=5, timeout_s=20)
     for name in s.names:
         s[name].power_cut(restart_after_ns=NS_PER_S)
@@ -179,15 +184,23 @@ async def script_leader_meets_damage_while_a_follower_fetches(s: Stage) -> None:
     s["n2"].disk.flip_bit()
     s["n1"].start()
     await s.becomes(lambda: bool(s["n2"].exits), within_s=20, what="n2 restarts to repair its log")
-    s.expect(s.count_log("n2", "WARNING replica.served_wrong_bytes: replica fetched damaged bytes partition=orders/0 replica=n1 *"), 1, "log lines")
-    s.expect(s.count_log("n1", "WARNING replication.damaged: batch from the leader damaged partition=orders/0 offset=*"), 1, "log lines")
+    s.expect(
+        s.count_log("n2", "WARNING replica.served_wrong_bytes: replica fetched damaged bytes partition=orders/0 replica=n1 *"),
+        1,
+        "log lines",
+    )
+    s.expect(
+        s.count_log("n1", "WARNING replication.damaged: batch from the leader damaged partition=orders/0 offset=*"),
+        1,
+        "log lines",
+    )
     await s.shows(lambda: s.isr("orders"), s.names, within_s=30)
-    s.expect([value for value in await s.read("orders")], [_VALUE + b"-%d" % number for number in range(60)], "records")
+    s.expect(await s.read("orders"), [_VALUE + b"-%d" % number for number in range(60)], "records")
 
 
 @script()
 async def script_leader_cannot_read_for_a_follower(s: Stage) -> None:
-    """Given a leader whose disk fails one read, when a follower fetches, the leader counts it, and the follower gets all records later."""
+    """Given a leader whose disk fails one read, when a follower fetches, the leader counts it. The follower gets all records later."""
     await s.create("orders", leader="n2")
     await s.stop("n1")
     await s.publish("orders", 60, value=_VALUE)
@@ -197,6 +210,10 @@ async def script_leader_cannot_read_for_a_follower(s: Stage) -> None:
     await s.shows(lambda: s.isr("orders"), s.names, within_s=20)
     s.expect(s["n2"].disk.fail_next_reads, 0, "reads that are to fail")
     s.expect(await s.metric("n2", "incidents_total", "fetch_read_failed"), 1, "failed reads for followers")
-    s.expect_log("n2", "WARNING replication.read_failed: batch not read for a follower partition=orders/0 offset=0 error=*", about="replication.")
+    s.expect_log(
+        "n2",
+        "WARNING replication.read_failed: batch not read for a follower partition=orders/0 offset=0 error=*",
+        about="replication.",
+    )
     s.expect((await s.row("n1", "orders"))["high_watermark"], 59, "high watermark of the follower")
     s.expect(s.leader("orders"), "n2", "leader")

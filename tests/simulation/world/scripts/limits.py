@@ -28,7 +28,9 @@ async def script_queue_of_a_partition_is_full(s: Stage) -> None:
     values = await s.read("orders")
     stored = sum(value.startswith(b"plain") for value in values)
     row = await s.row("n2", "orders")
-    s.expect((row["dropped"], row["overloaded"]), ({"overloaded": 400 - stored}, 400 - stored), "dropped messages of the status")
+    s.expect(
+        (row["dropped"], row["overloaded"]), ({"overloaded": 400 - stored}, 400 - stored), "dropped messages of the status"
+    )
     s.expect(100 <= stored < 400, True, f"{stored} stored messages")
     said = [int(line.partition("counts=")[2].partition(" of orders/0: overloaded")[0]) for line in s.log("n2", least="WARNING")]
     s.expect((sum(said), len(said) <= 2), (400 - stored, True), "dropped messages of the log lines")

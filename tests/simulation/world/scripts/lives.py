@@ -88,7 +88,9 @@ async def script_node_whose_disk_hangs_ends_within_the_time_of_a_stop(s: Stage) 
     took_s = await s.becomes(lambda: not node.is_up, within_s=30, what="the process ends")
     s.expect(took_s <= _HARD_STOP_S + 0.1, True, f"end within {_HARD_STOP_S:g} s instead of {took_s:.1f} s")
     s.expect(node.exits, [1], "exit code")
-    s.expect(s.count_log("n2", "node.stop_timeout: stop not complete seconds=12: forcing exit"), 1, "log lines about the forced end")
+    s.expect(
+        s.count_log("n2", "node.stop_timeout: stop not complete seconds=12: forcing exit"), 1, "log lines about the forced end"
+    )
 
 
 @script()

@@ -27,7 +27,9 @@ async def script_retention_and_compaction_delete_on_all_replicas(s: Stage) -> No
         await s.client.publish("keyed", b"value-%d" % number, key=b"key-%d" % (number % 5))
     s.forget_log()
     await asyncio.sleep(10)
-    s.expect({(await s.row(node, "aged"))["log_start_offset"] for node in s.names}, {0}, "first offsets before the age is reached")
+    s.expect(
+        {(await s.row(node, "aged"))["log_start_offset"] for node in s.names}, {0}, "first offsets before the age is reached"
+    )
     await s.becomes(lambda: all(s.count_log(node, "log.compacted") for node in s.names), within_s=90, what="the compaction")
 
     async def aged() -> set[int]:
@@ -70,7 +72,11 @@ async def script_stream_is_deleted_while_a_replica_is_away(s: Stage) -> None:
     await s.start(away)
     unknown = await s.unknown_streams(away)
     s.expect([name.rpartition("-")[0].rpartition("-")[0] for name in unknown], ["other"], "unknown streams of the node")
-    s.expect(s.count_log(away, f"WARNING node.unknown_directory: unknown stream directory={unknown[0]}: keeping it.*"), 1, "log lines")
+    s.expect(
+        s.count_log(away, f"WARNING node.unknown_directory: unknown stream directory={unknown[0]}: keeping it.*"),
+        1,
+        "log lines",
+    )
     await s.client.admin.remove_data(away, unknown)
     s.expect(list((s[away].disk.folder / "streams").glob("other-*/0")), [], f"folders of {away}")
     s.expect(s.count_log(away, f"partition.unknown_data_removed: * directory={unknown[0]} bytes=*"), 1, "log lines")
@@ -80,12 +86,16 @@ async def script_stream_is_deleted_while_a_replica_is_away(s: Stage) -> None:
     s.expect(await s.unknown_streams(away), [], "unknown streams after a power cut")
     orders = await s.client.admin.stream("orders")
     await s.client.admin.remove_data(away, [f"orders-{orders.uid}"])
-    s.expect(len(list((s[away].disk.folder / "streams").glob("orders-*/0"))), away in orders.partitions[0].replicas, "known streams stay")
+    s.expect(
+        len(list((s[away].disk.folder / "streams").glob("orders-*/0"))),
+        away in orders.partitions[0].replicas,
+        "known streams stay",
+    )
 
 
 @script(nodes=4)
 async def script_replica_moves_to_another_node(s: Stage) -> None:
-    """Given a partition on three of four nodes, when an operator moves a replica, the new node copies it, and the old one deletes it."""
+    """Given a partition on three of four nodes, when an operator moves a replica, one node copies it and one deletes it."""
     await s.create("orders", segment_bytes=4096)
     await s.publish("orders", 100, value=_VALUE)
     stream = await s.client.admin.stream("orders")
@@ -104,9 +114,7 @@ async def script_replica_moves_to_another_node(s: Stage) -> None:
     s.expect(await s.metric(target, "replica_copy_bytes_total") >= 100 * 200, True, "copied bytes")
     s.expect(s.count_log(target, "partition.opened"), 1, "log lines of the new replica")
     events = Counter(event["kind"] for event in await s.events() if event.get("stream") == "orders")
-    s.expect(
-        dict(events), {"request": 2, "isr_changed": 2, "replicas_changed": 2, "stream_created": 1}, "events of the stream"
-    )
+    s.expect(dict(events), {"request": 2, "isr_changed": 2, "replicas_changed": 2, "stream_created": 1}, "events of the stream")
 
 
 @script(nodes=4)
@@ -125,7 +133,11 @@ async def script_replica_moves_away_while_its_node_is_down(s: Stage) -> None:
     s.forget_log()
     await s.start(source)
     await s.becomes(lambda: s.count_log(source, "partition.deleted") == 1, what=f"{source} deletes its copy")
-    s.expect_log(source, "INFO partition.deleted_moved_away: partition deleted partition=orders/0: it has left this node*", about="partition.")
+    s.expect_log(
+        source,
+        "INFO partition.deleted_moved_away: partition deleted partition=orders/0: it has left this node*",
+        about="partition.",
+    )
     s.expect(list((s[source].disk.folder / "streams").glob("orders-*/0")), [], f"folders of {source}")
     s.expect(await s.unknown_streams(source), [], "unknown streams")
 
@@ -174,7 +186,9 @@ async def script_idle_partitions_cost_few_messages(s: Stage) -> None:
     s.expect([await s.metric(node, "incidents_total", "idle_poll_timeout") for node in s.names], [0, 0, 0], "lost polls")
     began_s = s.now_s
     await s.publish("orders", 1, partition=5)
-    s.expect(s.now_s - began_s < 0.05, True, f"a record of an idle partition is committed at once, it took {s.now_s - began_s:.3f} s")
+    s.expect(
+        s.now_s - began_s < 0.05, True, f"a record of an idle partition is committed at once, it took {s.now_s - began_s:.3f} s"
+    )
 
 
 @script()

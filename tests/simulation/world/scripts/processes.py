@@ -75,4 +75,6 @@ async def script_idle_partitions_of_two_processes(s: Stage) -> None:
     began_s = s.now_s
     for partition in range(8):
         await s.publish("orders", 1, partition=partition)
-    s.expect(s.now_s - began_s < 0.2, True, f"records of idle partitions are committed at once, it took {s.now_s - began_s:.3f} s")
+    s.expect(
+        s.now_s - began_s < 0.2, True, f"records of idle partitions are committed at once, it took {s.now_s - began_s:.3f} s"
+    )

@@ -223,7 +223,9 @@ class Stage:
             await asyncio.sleep(_EVERY_S)
         return self.now_s - began_s
 
-    async def shows(self, ask: Callable[[], Awaitable[Any]], wanted: Any, *, within_s: float = _WITHIN_S, what: str = "") -> None:
+    async def shows(
+        self, ask: Callable[[], Awaitable[Any]], wanted: Any, *, within_s: float = _WITHIN_S, what: str = ""
+    ) -> None:
         """Repeat a question until its answer is ``wanted``."""
         began_s = self.now_s
         while (found := await ask()) != wanted:
@@ -284,7 +286,9 @@ class Stage:
             led_by = leader
         return led_by
 
-    async def publish(self, name: str, count: int = 1, *, value: bytes = b"record", first: int = 0, **options: Any) -> list[int]:
+    async def publish(
+        self, name: str, count: int = 1, *, value: bytes = b"record", first: int = 0, **options: Any
+    ) -> list[int]:
         """Publish records ``record-0``, ``record-1``, ... one after another. Return their offsets."""
         return [
             (await self.client.publish(name, value + b"-%d" % number, **options)).offset
