@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 
-from liftpy.errors import CorruptionError, NoMajorityError
+from liftpy.errors import CorruptionError, NoMajorityError, OutcomeUnknownError
 from tests.simulation.world.machine.scheduler import NS_PER_S
 from tests.simulation.world.scripts.stage import Stage, script
 
@@ -51,7 +51,9 @@ async def script_majority_of_the_controllers_is_away(s: Stage) -> None:
     s["n3"].kill()
     text = await s.fails(s.client.admin.create_stream("more", "more.x"), NoMajorityError)
     s.expect_in("2 of 3 controllers do not answer (n1, n3).", text)
-    await asyncio.sleep(10)
+    text = await s.fails(s.publish("orders", 1, first=5, timeout_s=5), OutcomeUnknownError)
+    s.expect_in("No ack from orders/0 on orders.x within 5.0 s. The message may be stored.", text)
+    await asyncio.sleep(5)
     s.expect((await s.status("n2"))["metadata_leader"], "", "metadata leader that n2 knows")
     s.expect(await s.metric("n2", "metadata_has_leader"), 0, "metric of the metadata leader")
     health = await s.client.admin.node_health("n2")
@@ -79,7 +81,8 @@ async def script_majority_of_the_controllers_is_away(s: Stage) -> None:
     await s.start("n3")
     await s.becomes(lambda: s["n2"].is_ready, within_s=5, what="n2 is ready")
     await s.shows(lambda: s.isr("orders"), ["n2", "n3"])
-    await s.publish("orders", 2, first=5)
+    await s.publish("orders", 2, first=6)
+    s.expect(await s.read("orders"), [b"record-%d" % number for number in range(8)], "records")
 
 
 @script(starts=False)
@@ -100,7 +103,7 @@ async def script_first_start_waits_for_all_controllers(s: Stage) -> None:
     await s.publish("orders", 1)
 
 
-@script()
+@script(long=True)
 async def script_controller_loses_its_data_or_gets_an_older_copy(s: Stage) -> None:
     """Given a controller whose raft directory is emptied or older, when it starts, it has no vote until it has caught up.
 
