@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.long import is_long
+
 ROOT = Path(__file__).resolve().parents[3]
-_SCRIPT = re.compile(r"^async def script_(\w+)\(", re.MULTILINE)
+_SCRIPT = re.compile(r"^@script\((.*)\)\nasync def script_(\w+)\(", re.MULTILINE)
 NAMES = [
-    name
+    pytest.param(name, marks=[pytest.mark.long] if "long=True" in options else [])
     for path in sorted((Path(__file__).parent / "scripts").glob("*.py"))
-    for name in _SCRIPT.findall(path.read_text(encoding="utf-8"))
+    for options, name in _SCRIPT.findall(path.read_text(encoding="utf-8"))
 ]
 
 
@@ -24,7 +26,7 @@ NAMES = [
 def results() -> dict[str, list[str]]:
     """Return script -> wrong expectations and broken rules."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.simulation.world.scripts", "--json"],
+        [sys.executable, "-m", "tests.simulation.world.scripts", "--json", *(["--long"] if is_long() else [])],
         cwd=ROOT,
         env={**os.environ, "PYTHONHASHSEED": "0"},
         capture_output=True,

@@ -1,7 +1,7 @@
 """``python -m tests.simulation.world.scripts [NAMES]``: play the scripts of shipped nodes, each in a process of its own.
 
-Prints each script with its result and its CPU time. ``--json``: one line of JSON for each. ``--trace NAME``: print its history.
-Exit code 1 if a script fails.
+It prints each script with its result and its CPU time. ``--long``: also the scripts that take long. ``--json``: one line of JSON for
+each. ``--trace NAME``: print its history. Exit code 1 if a script fails.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def _load() -> list[str]:
 def main() -> int:
     """Play the scripts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="names of scripts or parts of them, default: all scripts")
+    parser.add_argument("names", nargs="*", help="names of scripts or parts of them, default: all that do not take long")
+    parser.add_argument("--long", action="store_true", help="play also the scripts that take long")
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each script")
     parser.add_argument("--trace", help="name of a script: print its history line by line")
     parser.add_argument(
@@ -63,6 +64,8 @@ def main() -> int:
     from tests.simulation.world.__main__ import in_a_fork, measured
     from tests.simulation.world.reached import report
 
+    from tests.simulation.world.scripts.stage import SCRIPTS
+
     names = _load()
     if options.trace:
         outcome = in_a_fork(lambda: _play(options.trace, traced=True))
@@ -71,7 +74,8 @@ def main() -> int:
     failed, cpu_s = 0, 0.0
     reached: dict[str, set[int]] = {}
     for name in names:
-        if options.names and not any(part in name for part in options.names):
+        chosen = any(part in name for part in options.names) if options.names else options.long or not SCRIPTS[name][1].long
+        if not chosen:
             continue
         outcome = in_a_fork(_player(name, measured, options.reached))
         violations = ["the simulator itself has failed"] if outcome is None else outcome.violations

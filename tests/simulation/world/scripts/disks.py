@@ -144,7 +144,7 @@ async def script_scrub_finds_a_flipped_bit_and_the_node_repairs_it(s: Stage) -> 
     s.expect(await s.read("orders") == wanted, True, "the records of the repaired replica are those of the others")
 
 
-@script()
+@script(long=True)
 async def script_scrub_reads_closed_segments_at_its_rate(s: Stage) -> None:
     """Given a scrub that is allowed 300 bytes a second, when segments are closed, it reads each of them, but not all at once."""
     for name in s.names:

@@ -12,7 +12,7 @@ from tests.simulation.world.scripts.stage import Stage, script
 _VALUE = b"x" * 200
 
 
-@script()
+@script(long=True)
 async def script_retention_and_compaction_delete_on_all_replicas(s: Stage) -> None:
     """Given limits of size and age and a compacted stream, when time passes, all replicas delete the same records.
 

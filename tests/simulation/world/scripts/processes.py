@@ -58,7 +58,7 @@ async def script_process_of_a_node_dies(s: Stage) -> None:
     await s.shows(marks, {9}, within_s=1, what="high watermarks")
 
 
-@script(workers=2)
+@script(workers=2, long=True)
 async def script_idle_partitions_of_two_processes(s: Stage) -> None:
     """Given idle partitions in two processes, when time passes, no replica fetches alone, and a record is committed at once."""
     workers.MOST_AT_ONCE = 4  # more than two other nodes need

@@ -178,7 +178,7 @@ async def script_service_runs_next_to_each_replica(s: Stage) -> None:
         instance.stop()
 
 
-@script()
+@script(long=True)
 async def script_service_of_a_replica_computes_something_else(s: Stage) -> None:
     """Given an instance of a service with another state than the two others, it ends, and status, metric and log say so."""
     from tests.simulation.world.load.clients import Clients, Model

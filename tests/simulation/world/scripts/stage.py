@@ -60,6 +60,7 @@ class Cast:
         users: Whether NATS has users with permissions.
         starts: Whether the stage starts the nodes before the script.
         stops: Whether the stage stops the nodes after the script.
+        long: Whether only ``--long`` plays the script.
         settings: Settings of replication.
     """
 
@@ -70,6 +71,7 @@ class Cast:
     users: bool = True
     starts: bool = True
     stops: bool = True
+    long: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -93,14 +95,14 @@ SCRIPTS: dict[str, tuple[Script, Cast]] = {}
 
 def script(
     nodes: int = 3, controllers: int = 3, servers: int = 1, workers: int = 1, *, users: bool = True, starts: bool = True,
-    stops: bool = True, **settings: Any,
+    stops: bool = True, long: bool = False, **settings: Any,
 ) -> Callable[[Script], Script]:  # fmt: skip
     """Register a script. The arguments are those of ``Cast``. ``settings`` are settings of replication."""
 
     def register(work: Script) -> Script:
         SCRIPTS[work.__name__.removeprefix("script_")] = (  # type: ignore[attr-defined]
             work,
-            Cast(nodes, controllers, servers, workers, users, starts, stops, settings),
+            Cast(nodes, controllers, servers, workers, users, starts, stops, long, settings),
         )
         return work
 
