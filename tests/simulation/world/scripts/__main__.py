@@ -63,7 +63,6 @@ def main() -> int:
     interposition.adapt()
     from tests.simulation.world.__main__ import in_a_fork, measured
     from tests.simulation.world.reached import report
-
     from tests.simulation.world.scripts.stage import SCRIPTS
 
     names = _load()
