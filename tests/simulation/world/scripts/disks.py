@@ -157,7 +157,7 @@ async def script_scrub_reads_closed_segments_at_its_rate(s: Stage) -> None:
     s.expect(early_bytes < closed_bytes / 2, True, f"{early_bytes:g} bytes of {closed_bytes} were read within 2 s")
 
     async def has_read_all() -> bool:
-        return await s.metric("n1", "scrub_bytes_total") >= closed_bytes
+        return bool(await s.metric("n1", "scrub_bytes_total") >= closed_bytes)
 
     await s.shows(has_read_all, True, within_s=90, what="all closed segments are read")
     shown = (await s.status("n1"))["scrub"]

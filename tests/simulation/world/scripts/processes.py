@@ -15,7 +15,7 @@ async def script_partitions_of_a_node_with_two_processes(s: Stage) -> None:
     for partition in range(6):
         await s.publish("orders", 5, partition=partition)
     await asyncio.sleep(1)
-    leaders = {}
+    leaders: dict[int, str] = {}
     for node in s.names:
         status = await s.status(node)
         rows = status["partitions"]

@@ -31,6 +31,7 @@ from sidecar.runtime.settings import with_values
 from tests.simulation.world.checks.figures import Series, metrics_of, values
 from tests.simulation.world.checks.messages import MessageRules
 from tests.simulation.world.machine.nats_server import Message
+from tests.simulation.world.machine.scheduler import Process
 from tests.simulation.world.node_process import NodeProcess
 from tests.simulation.world.profiles import Profile
 from tests.simulation.world.world import World
@@ -100,7 +101,7 @@ def script(
     """Register a script. The arguments are those of ``Cast``. ``settings`` are settings of replication."""
 
     def register(work: Script) -> Script:
-        SCRIPTS[work.__name__.removeprefix("script_")] = (  # type: ignore[attr-defined]
+        SCRIPTS[work.__name__.removeprefix("script_")] = (
             work,
             Cast(nodes, controllers, servers, workers, users, starts, stops, long, settings),
         )
@@ -189,7 +190,13 @@ class Stage:
     async def start_fails(self, node: NodeProcess, *errors: type[Exception]) -> str:
         """Expect that the start of a node fails with one of ``errors``. Return the text of the error."""
         found: list[BaseException | None] = []
-        self.world.scheduler.expects = lambda process, error: process is node.process and not found.append(error)
+
+        def expects(process: Process, error: BaseException | None) -> bool:
+            if process is node.process:
+                found.append(error)
+            return process is node.process
+
+        self.world.scheduler.expects = expects
         node.wants_restart = False
         if not node.is_up:
             node.start()
