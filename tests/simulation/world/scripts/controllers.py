@@ -290,7 +290,7 @@ async def script_clock_of_a_node_is_an_hour_ahead(s: Stage) -> None:
     await asyncio.sleep(12)
     s.expect_log(
         "n2",
-        "WARNING node.clock_untrusted: wall clock not trusted reason=2 of 2 other clocks differ by more than 60 s: pausing *",
+        "WARNING node.clock_untrusted: wall clock not trusted reason=* of 2 other clocks differ by more than 60 s: pausing *",
         about="clock",
     )
     s.expect([(await s.status(node))["clock"]["skew_s"] for node in s.names], [-0.0, 3600.0, 0.0], "differences of the clocks")

@@ -33,6 +33,7 @@ async def script_disk_is_full_and_has_room_again(s: Stage) -> None:
         ERROR replica.storage_failed: * partition=orders/0 error=Cannot write *: No space left on device.*
         INFO replica.role_changed: * partition=orders/0 role=FAILED *
         WARNING replica.transfer_requested: leadership given up partition=orders/0 reason=Cannot write *
+        CRITICAL metadata.controller_failed: controller failed error=Cannot write *: No space left on device.*: stopping it
         ERROR metadata.controller_out_of_service: * node=n2 error=*: following the metadata feed, retrying every 5 s
         """,
     )
