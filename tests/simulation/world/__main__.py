@@ -31,7 +31,7 @@ _MOST_CPU_S = 1_800
 """CPU time after which the system ends the process of a seed, in seconds."""
 
 
-def _in_a_fork(work: Any) -> Any:
+def in_a_fork(work: Any) -> Any:
     """The outcome that ``work`` returns, done in a forked process; None if the simulator itself fails."""
     reading, writing = os.pipe()
     sys.stdout.flush()
@@ -57,7 +57,7 @@ def _in_a_fork(work: Any) -> Any:
     return SimpleNamespace(**json.loads(data), cpu_s=used.ru_utime + used.ru_stime) if data else None
 
 
-def _measured(folders: list[str], work: Any) -> Any:
+def measured(folders: list[str], work: Any) -> Any:
     """The outcome of ``work``, with the lines of the folders that it has run."""
     resource.setrlimit(resource.RLIMIT_CPU, (_MOST_CPU_S, _MOST_CPU_S))
     reached = Reached(folders)
@@ -118,7 +118,7 @@ def _run_large(options: argparse.Namespace) -> int:
     from tests.simulation.world.large import Size, run_large
 
     size = Size(options.nodes, options.partitions, options.minutes)
-    outcome = _in_a_fork(lambda: run_large(options.first, size))
+    outcome = in_a_fork(lambda: run_large(options.first, size))
     if outcome is not None:
         print(_report(outcome))
     return 1 if outcome is None or outcome.violations else 0
@@ -155,10 +155,10 @@ def main() -> int:
 
     def run(seed: int, *, traced: bool = False, plant: Any = None) -> Any:
         stops_early = options.stops_early or plant is not None
-        return _in_a_fork(
+        return in_a_fork(
             lambda: (
                 (plant and plant())
-                or _measured(
+                or measured(
                     options.reached,
                     lambda: worlds.run_world(
                         seed, options.profile, busy_s=options.busy, traced=traced, stops_early=stops_early

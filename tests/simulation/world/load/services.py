@@ -79,7 +79,7 @@ class ServiceProcess:
         self.wants_restart = True
         """True if its supervisor starts it again after its end."""
         self._world = world
-        self._factory = factory
+        self.factory = factory
         self._on_failure = on_failure
         self._host: ServiceHost | None = None
         if disk is not None:
@@ -118,6 +118,12 @@ class ServiceProcess:
         if self.process is not None and self.process.is_alive and self._host is not None:
             self._world.scheduler.run_as(self.process, self._host.stop)
 
+    def end(self) -> None:
+        """Kill the process, and start no other one."""
+        self.wants_restart = False
+        if self.is_up:
+            self.kill()
+
     def _lose_power(self) -> None:
         self.kill()
         assert self.disk is not None
@@ -135,7 +141,7 @@ class ServiceProcess:
                 break
             except LiftError:
                 await asyncio.sleep(1)
-        self._host = ServiceHost(self._factory(), self.settings, Transport(connection))
+        self._host = ServiceHost(self.factory(), self.settings, Transport(connection))
         await self._host.run()
 
     def _returned(self, process: Process, task: asyncio.Task[Any]) -> None:
@@ -158,7 +164,7 @@ class Services:
         self.world = world
         self.model = model
         self.clients = clients
-        self._instances = [self._instance(node) for node in world.nodes]
+        self.instances = [self._instance(node) for node in world.nodes]
 
     @property
     def streams(self) -> list[tuple[str, str, int]]:
@@ -182,14 +188,14 @@ class Services:
 
     def node_lost(self, node: NodeProcess) -> None:
         """End the instance next to a node whose machine is lost for ever."""
-        for instance in [one for one in self._instances if one.node is node]:
-            self._instances.remove(instance)
+        for instance in [one for one in self.instances if one.node is node]:
+            self.instances.remove(instance)
             instance.kill()
 
     def node_joined(self, node: NodeProcess) -> None:
         """Start an instance next to a new node."""
         instance = self._instance(node)
-        self._instances.append(instance)
+        self.instances.append(instance)
         instance.start()
 
     async def create(self, client: Client) -> None:
@@ -198,7 +204,7 @@ class Services:
 
     def start(self) -> None:
         """Start all instances."""
-        for instance in self._instances:
+        for instance in self.instances:
             instance.start()
         self.clients.begin("services", self._run(random.Random(f"services {self.world.seed}")))
 
@@ -207,7 +213,7 @@ class Services:
         while not self.clients.stopping:
             await asyncio.sleep(draw.random())
             if draw.random() < 0.3:
-                draw.choice(self._instances).kill()
+                draw.choice(self.instances).kill()
             else:
                 await self.model.call("query", client.services.query(SERVICE, b"", partition=0, timeout_s=3.0))
         await client.close()
