@@ -23,6 +23,8 @@ from liftpy.core.metadata.image import ClusterImage
 from tests.simulation.world.checks.logs import records_of, workers_of
 from tests.simulation.world.checks.messages import MessageRules
 from tests.simulation.world.load.clients import Model, Place
+from tests.simulation.world.machine import virtual_descriptors
+from tests.simulation.world.machine.interposition import running
 from tests.simulation.world.machine.nats_server import Message
 from tests.simulation.world.profiles import Profile
 from tests.simulation.world.world import Outcome, World
@@ -287,23 +289,24 @@ class _Large:
                         return
 
 
-def _require_descriptors(size: Size) -> None:
-    """Raise the soft limit of open files. Raise an error if the hard limit is too low: each replica has an open file."""
+def _require_descriptors(size: Size, most_open: int) -> None:
+    """Raise the soft limit of open files. Raise an error if the hard limit is too low. ``most_open``: 0 for all log files."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    wanted = 3 * size.partitions + 50 * size.nodes
+    wanted = (most_open or 3 * size.partitions) + 50 * size.nodes
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise SystemExit(
             f"{size.partitions} partitions on {size.nodes} nodes need {wanted} open files, and the limit is {hard}. "
-            "Raise it with ulimit -Hn, or choose fewer --partitions."
+            "Raise it with ulimit -Hn, or choose a smaller --open-files."
         )
 
 
-def run_large(seed: int, size: Size) -> Outcome:
-    """Run a large cluster in its own Python process."""
-    _require_descriptors(size)
+def run_large(seed: int, size: Size, most_open: int = 0) -> Outcome:
+    """Run a large cluster in its own Python process. ``most_open``: maximum number of open log files, 0 for no maximum."""
+    _require_descriptors(size, most_open)
     profile = Profile("large", nodes=size.nodes, controllers=3, servers=3, users=False)
     world = World(seed, profile)
+    files = virtual_descriptors.install(world.folder / "open", most_open, running) if most_open else None
     world.most_s = size.minutes * 60 + _START_S + 2 * _CREATE_S
     began = time.monotonic()
     try:
@@ -311,4 +314,6 @@ def run_large(seed: int, size: Size) -> Outcome:
     finally:
         world.clean()
     print(f"{time.monotonic() - began:.0f} s, at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
+    if files is not None:
+        print(f"{files.most_files} log files at most, {most_open} of them open, opened again {files.reopened} times")
     return outcome
