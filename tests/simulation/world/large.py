@@ -307,6 +307,8 @@ def run_large(seed: int, size: Size, most_open: int = 0) -> Outcome:
     profile = Profile("large", nodes=size.nodes, controllers=3, servers=3, users=False)
     world = World(seed, profile)
     files = virtual_descriptors.install(world.folder / "open", most_open, running) if most_open else None
+    for node in world.nodes:
+        node.disk.loses_power = False
     world.most_s = size.minutes * 60 + _START_S + 2 * _CREATE_S
     began = time.monotonic()
     try:
