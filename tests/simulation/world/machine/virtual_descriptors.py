@@ -34,7 +34,7 @@ class VirtualDescriptors:
         """Number of times that a file was opened again."""
         self.most_files = 0
         """Largest number of files that were open at once for the simulated processes."""
-        self._folder = str(folder)
+        self.folder = folder
         self._most_open = most_open
         self._numbers = itertools.count(_FIRST)
         self._flags: dict[int, int] = {}
@@ -46,7 +46,7 @@ class VirtualDescriptors:
         self._nothing = real_open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 
     def _link(self, number: int) -> str:
-        return f"{self._folder}/{number}"
+        return f"{self.folder}/{number}"
 
     def add(self, path: Any, flags: int, descriptor: int) -> int:
         """Return the number of the file ``path``, which was opened as ``descriptor``."""
