@@ -309,7 +309,7 @@ class DataDirectory:
         The node may acknowledge a record of the log only after this call [S17].
         """
         log, marks_folder = self.path / "streams" / name, self.path / "held"
-        make_folder(marks_folder)
+        self._folders.make(marks_folder)
         mark = marks_folder / _mark_of(name)
         with storage_errors("write", mark):
             # first the log, because a mark without a log means that the log was lost
