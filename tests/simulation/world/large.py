@@ -34,6 +34,9 @@ _LOADED = 8
 """Number of partitions that publishers use."""
 _PUBLISH_EVERY_S = 0.5
 _SAMPLE_S = 15.0
+_TIMERS_S = 2.0
+_TIMER_COUNTS = 41
+"""Number of counts of the timers in ``_TIMERS_S``, at the end of each sample."""
 _START_S = 120.0
 _CREATE_S = 300.0
 _FAILOVER_S = 30.0
@@ -132,18 +135,21 @@ class _Large:
 
     async def _sample(self, for_s: float) -> _Sample:
         scheduler, before, before_bytes = self.world.scheduler, self.traffic.messages.total(), self.traffic.size_bytes.total()
-        await asyncio.sleep(for_s)
+        began_s = scheduler.passed_s
+        await asyncio.sleep(max(for_s - _TIMERS_S, 0.0))
+        timers = await self._most_timers()
         scheduler.after(0, lambda: cast(None, gc.collect()))  # outside of the turn of this loop, whose CPU time has a limit
         await asyncio.sleep(0.01)
+        took_s = scheduler.passed_s - began_s
         used = os.times()
         sample = _Sample(
             scheduler.passed_s,
             used.user + used.system,
             _resident_mib(),
-            sum(loop.timer_count for loop in scheduler.loops),
+            timers,
             scheduler.event_count,
-            (self.traffic.messages.total() - before) / for_s,
-            (self.traffic.size_bytes.total() - before_bytes) / for_s,
+            (self.traffic.messages.total() - before) / took_s,
+            (self.traffic.size_bytes.total() - before_bytes) / took_s,
         )
         self.samples.append(sample)
         self.say(
@@ -151,6 +157,14 @@ class _Large:
             f"{sample.messages_per_s:.0f} messages/s, {sample.bytes_per_s / 1024:.0f} KiB/s"
         )
         return sample
+
+    async def _most_timers(self) -> int:
+        """Return the largest number of timers in ``_TIMERS_S``. At one moment there are more or fewer: requests have timers."""
+        most = 0
+        for _ in range(_TIMER_COUNTS):
+            most = max(most, sum(loop.timer_count for loop in self.world.scheduler.loops))
+            await asyncio.sleep(_TIMERS_S / _TIMER_COUNTS)
+        return most
 
     def _say_traffic(self, what: str) -> None:
         kinds = sorted(self.traffic.size_bytes, key=lambda kind: -self.traffic.size_bytes[kind])[:8]
