@@ -75,7 +75,7 @@ def test_data_directory_marks_of_logs_flush_no_directory_above_it(tmp_path: Path
         folder.mark_log(key.folder)
     data = str(folder.path)
     assert paths[f"{data}/held"] == PARTITIONS, "each mark is durable before its log is used"
-    assert paths[data] == 1, "the name of the directory of the marks, once for each process"
+    assert paths[data] == PARTITIONS, "another process of the node may have created the directory of the marks"
     assert [path for path in paths if not path.startswith(data)] == []
     folder.close()
 
