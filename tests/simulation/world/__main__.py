@@ -135,7 +135,9 @@ def main() -> int:
     parser.add_argument("--partitions", type=int, default=0, help="a large cluster with this number of partitions loses a node")
     parser.add_argument("--nodes", type=int, default=100, help="nodes of the large cluster")
     parser.add_argument("--minutes", type=float, default=5.0, help="virtual minutes of the large cluster")
-    parser.add_argument("--open-files", type=int, default=4_000, help="log files that the large cluster has open at once; 0: all")
+    parser.add_argument(
+        "--open-files", type=int, default=4_000, help="log files that the large cluster has open at once; 0: all"
+    )
     options = parser.parse_args()
     interposition.install()
     import tests.simulation.world.world as worlds
