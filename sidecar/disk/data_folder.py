@@ -309,7 +309,9 @@ class DataDirectory:
         The node may acknowledge a record of the log only after this call [S17].
         """
         log, marks_folder = self.path / "streams" / name, self.path / "held"
-        make_folder(marks_folder)
+        with storage_errors("create", marks_folder):
+            marks_folder.mkdir(exist_ok=True, mode=0o750)
+            sync_folder(self.path)  # always, because another process of the node may have created it and not flushed it yet
         mark = marks_folder / _mark_of(name)
         with storage_errors("write", mark):
             # first the log, because a mark without a log means that the log was lost

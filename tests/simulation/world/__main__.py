@@ -118,9 +118,11 @@ def _run_large(options: argparse.Namespace) -> int:
     from tests.simulation.world.large import Size, run_large
 
     size = Size(options.nodes, options.partitions, options.minutes)
-    outcome = in_a_fork(lambda: run_large(options.first, size))
+    outcome = in_a_fork(lambda: run_large(options.first, size, options.open_files))
     if outcome is not None:
         print(_report(outcome))
+        if options.digests:
+            print(options.first, outcome.digest)
     return 1 if outcome is None or outcome.violations else 0
 
 
@@ -147,6 +149,9 @@ def main() -> int:
     parser.add_argument("--partitions", type=int, default=0, help="a large cluster with this number of partitions loses a node")
     parser.add_argument("--nodes", type=int, default=100, help="nodes of the large cluster")
     parser.add_argument("--minutes", type=float, default=5.0, help="virtual minutes of the large cluster")
+    parser.add_argument(
+        "--open-files", type=int, default=4_000, help="log files that the large cluster has open at once; 0: all"
+    )
     options = parser.parse_args()
     interposition.install()
     import tests.simulation.world.world as worlds

@@ -23,6 +23,8 @@ from liftpy.core.metadata.image import ClusterImage
 from tests.simulation.world.checks.logs import records_of, workers_of
 from tests.simulation.world.checks.messages import MessageRules
 from tests.simulation.world.load.clients import Model, Place
+from tests.simulation.world.machine import virtual_descriptors
+from tests.simulation.world.machine.interposition import running
 from tests.simulation.world.machine.nats_server import Message
 from tests.simulation.world.profiles import Profile
 from tests.simulation.world.world import Outcome, World
@@ -32,6 +34,9 @@ _LOADED = 8
 """Number of partitions that publishers use."""
 _PUBLISH_EVERY_S = 0.5
 _SAMPLE_S = 15.0
+_TIMERS_S = 2.0
+_TIMER_COUNTS = 41
+"""Number of counts of the timers in ``_TIMERS_S``, at the end of each sample."""
 _START_S = 120.0
 _CREATE_S = 300.0
 _FAILOVER_S = 30.0
@@ -130,18 +135,21 @@ class _Large:
 
     async def _sample(self, for_s: float) -> _Sample:
         scheduler, before, before_bytes = self.world.scheduler, self.traffic.messages.total(), self.traffic.size_bytes.total()
-        await asyncio.sleep(for_s)
+        began_s = scheduler.passed_s
+        await asyncio.sleep(max(for_s - _TIMERS_S, 0.0))
+        timers = await self._most_timers()
         scheduler.after(0, lambda: cast(None, gc.collect()))  # outside of the turn of this loop, whose CPU time has a limit
         await asyncio.sleep(0.01)
+        took_s = scheduler.passed_s - began_s
         used = os.times()
         sample = _Sample(
             scheduler.passed_s,
             used.user + used.system,
             _resident_mib(),
-            sum(loop.timer_count for loop in scheduler.loops),
+            timers,
             scheduler.event_count,
-            (self.traffic.messages.total() - before) / for_s,
-            (self.traffic.size_bytes.total() - before_bytes) / for_s,
+            (self.traffic.messages.total() - before) / took_s,
+            (self.traffic.size_bytes.total() - before_bytes) / took_s,
         )
         self.samples.append(sample)
         self.say(
@@ -149,6 +157,14 @@ class _Large:
             f"{sample.messages_per_s:.0f} messages/s, {sample.bytes_per_s / 1024:.0f} KiB/s"
         )
         return sample
+
+    async def _most_timers(self) -> int:
+        """Return the largest number of timers in ``_TIMERS_S``. At one moment there are more or fewer: requests have timers."""
+        most = 0
+        for _ in range(_TIMER_COUNTS):
+            most = max(most, sum(loop.timer_count for loop in self.world.scheduler.loops))
+            await asyncio.sleep(_TIMERS_S / _TIMER_COUNTS)
+        return most
 
     def _say_traffic(self, what: str) -> None:
         kinds = sorted(self.traffic.size_bytes, key=lambda kind: -self.traffic.size_bytes[kind])[:8]
@@ -287,23 +303,26 @@ class _Large:
                         return
 
 
-def _require_descriptors(size: Size) -> None:
-    """Raise the soft limit of open files. Raise an error if the hard limit is too low: each replica has an open file."""
+def _require_descriptors(size: Size, most_open: int) -> None:
+    """Raise the soft limit of open files. Raise an error if the hard limit is too low. ``most_open``: 0 for all log files."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    wanted = 3 * size.partitions + 50 * size.nodes
+    wanted = (most_open or 3 * size.partitions) + 50 * size.nodes
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise SystemExit(
             f"{size.partitions} partitions on {size.nodes} nodes need {wanted} open files, and the limit is {hard}. "
-            "Raise it with ulimit -Hn, or choose fewer --partitions."
+            "Raise it with ulimit -Hn, or choose a smaller --open-files."
         )
 
 
-def run_large(seed: int, size: Size) -> Outcome:
-    """Run a large cluster in its own Python process."""
-    _require_descriptors(size)
+def run_large(seed: int, size: Size, most_open: int = 0) -> Outcome:
+    """Run a large cluster in its own Python process. ``most_open``: maximum number of open log files, 0 for no maximum."""
+    _require_descriptors(size, most_open)
     profile = Profile("large", nodes=size.nodes, controllers=3, servers=3, users=False)
     world = World(seed, profile)
+    files = virtual_descriptors.install(world.folder / "open", most_open, running) if most_open else None
+    for node in world.nodes:
+        node.disk.loses_power = False
     world.most_s = size.minutes * 60 + _START_S + 2 * _CREATE_S
     began = time.monotonic()
     try:
@@ -311,4 +330,6 @@ def run_large(seed: int, size: Size) -> Outcome:
     finally:
         world.clean()
     print(f"{time.monotonic() - began:.0f} s, at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
+    if files is not None:
+        print(f"{files.most_files} log files at most, {most_open} of them open, opened again {files.reopened} times")
     return outcome

@@ -58,6 +58,28 @@ def test_data_directory_flushes_once_per_new_partition(tmp_path: Path, flushed: 
     folder.close()
 
 
+def test_data_directory_marks_of_logs_flush_no_directory_above_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = DataDirectory(tmp_path / "node" / "data")
+    keys = [PartitionKey("s", "uid", number) for number in range(PARTITIONS)]
+    for key in keys:
+        folder.partition_storage(key)
+    paths: Counter[str] = Counter()
+    really = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        paths[os.readlink(f"/proc/self/fd/{descriptor}")] += 1
+        really(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for key in keys:
+        folder.mark_log(key.folder)
+    data = str(folder.path)
+    assert paths[f"{data}/held"] == PARTITIONS, "each mark is durable before its log is used"
+    assert paths[data] == PARTITIONS, "another process of the node may have created the directory of the marks"
+    assert [path for path in paths if not path.startswith(data)] == []
+    folder.close()
+
+
 def test_empty_log_flushes_its_directory_with_its_first_records(tmp_path: Path, flushed: Counter[str]) -> None:
     folder = DataDirectory(tmp_path)
     key = PartitionKey("s", "uid", 0)

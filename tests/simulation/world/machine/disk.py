@@ -38,6 +38,9 @@ class Disk:
         self.name = name
         self.folder = folder
         folder.mkdir(parents=True, mode=0o750, exist_ok=True)
+        self._device = folder.stat().st_dev
+        self.loses_power = True
+        """False if the history has no power cut: the disk then records nothing of what is durable."""
         self._files: dict[int, bytearray] = {}
         """Inode -> what the last flush of the file has made durable."""
         self._rewritten: set[int] = set()
@@ -91,15 +94,20 @@ class Disk:
             self.fail_next_flushes -= 1
             self._fail("flush")
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        if stat.S_ISDIR(found.st_mode):
-            names = {}
-            with os.scandir(descriptor) as entries:
-                for entry in entries:
-                    names[entry.name] = entry.inode()
-            self._folders[found.st_ino] = dict(sorted(names.items()))
-        else:
-            self._keep(descriptor, found)
-        self.scheduler.trace("flush", self.name, found.st_size if not stat.S_ISDIR(found.st_mode) else "names")
+        is_folder = stat.S_ISDIR(found.st_mode)
+        if self.loses_power and found.st_dev == self._device:
+            if is_folder:
+                self._keep_names(descriptor, found.st_ino)
+            else:
+                self._keep(descriptor, found)
+        self.scheduler.trace("flush", self.name, "names" if is_folder else found.st_size)
+
+    def _keep_names(self, descriptor: int, inode: int) -> None:
+        names = {}
+        with os.scandir(descriptor) as entries:
+            for entry in entries:
+                names[entry.name] = entry.inode()
+        self._folders[inode] = dict(sorted(names.items()))
 
     def _keep(self, descriptor: int, found: os.stat_result) -> None:
         inode = found.st_ino
@@ -174,6 +182,7 @@ class Disk:
 
     def power_cut(self) -> None:
         """Keep only flushed data and random parts of the rest. No process uses the disk."""
+        assert self.loses_power
         self.scheduler.trace("power cut", self.name)
         old = self._retire()
         self.folder.mkdir(mode=0o750)

@@ -6,6 +6,7 @@ several servers with routes between them that can be cut, restarts with loss of 
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
 from collections.abc import Callable
@@ -57,6 +58,11 @@ def matches(tokens: list[str], subject: list[str]) -> bool:
         if number >= len(subject) or (token != "*" and token != subject[number]):
             return False
     return len(tokens) == len(subject)
+
+
+def _prefix_of(pattern: str) -> str:
+    """Return the tokens of a pattern before its first wildcard, each with a dot."""
+    return "".join(f"{token}." for token in itertools.takewhile(lambda token: token not in ("*", ">"), pattern.split(".")))
 
 
 class Client:
@@ -250,8 +256,8 @@ class Interest:
         """Subject -> its subscriptions."""
         self._wild: dict[str, dict[Subscription, None]] = {}
         """Pattern with wildcards -> its subscriptions."""
-        self._prefixes: dict[str, tuple[str, list[str]]] = {}
-        """Pattern of ``_wild`` -> its text before the first wildcard, and its tokens."""
+        self._prefixes: dict[str, dict[str, list[str]]] = {}
+        """Text before the first wildcard -> patterns of ``_wild`` with this text -> their tokens."""
         self._matching: dict[str, list[str]] = {}
         """Subject -> patterns of ``_wild`` that match it."""
         self._found: dict[str, list[Subscription]] = {}
@@ -272,7 +278,7 @@ class Interest:
             return
         if pattern not in self._wild:
             self._wild[pattern] = {}
-            self._prefixes[pattern] = (pattern.partition("*")[0].partition(">")[0], pattern.split("."))
+            self._prefixes.setdefault(_prefix_of(pattern), {})[pattern] = pattern.split(".")
             self._matching.clear()
         self._wild[pattern][subscription] = None
         self._found.clear()
@@ -286,7 +292,7 @@ class Interest:
         of_pattern.pop(subscription, None)
         if not of_pattern:
             index.pop(pattern, None)
-            self._prefixes.pop(pattern, None)
+            self._prefixes.get(_prefix_of(pattern), {}).pop(pattern, None)
         if is_exact:
             self._found.pop(pattern, None)
         else:
@@ -301,8 +307,9 @@ class Interest:
                 tokens = subject.split(".")
                 patterns = [
                     pattern
-                    for pattern, (prefix, split) in self._prefixes.items()
-                    if subject.startswith(prefix) and matches(split, tokens)
+                    for prefix in itertools.accumulate(tokens, "{}{}.".format, initial="")
+                    for pattern, split in self._prefixes.get(prefix, {}).items()
+                    if matches(split, tokens)
                 ]
                 if len(self._matching) >= _MOST_CACHED:
                     self._matching.clear()
