@@ -294,6 +294,11 @@ class StateCheckpoints:
         asyncio.get_running_loop().call_soon(self.checkpoint)  # not while retention has the files for itself
         return False
 
+    def store_after_deletion(self) -> None:
+        """Write a state file if no file covers the deleted records, because a full disk had no room for it before."""
+        if self.writer.want(self._log.log_start_offset):
+            asyncio.get_running_loop().call_soon(self.checkpoint)  # not while retention has the files for itself
+
     def checkpoint(self, stored: Callable[[], None] = lambda: None) -> bool:
         """Store the HW durably. From time to time, then also write a state file.
 
@@ -313,7 +318,7 @@ class StateCheckpoints:
     def _write(self) -> None:
         unwritten, self._unwritten = self._unwritten, None
         self._waited = self.writer.is_wanted
-        if unwritten is not None and not self._log.closed:
+        if unwritten is not None and (not self._log.closed or self._log.is_full):
             self._writing = asyncio.get_running_loop().run_in_executor(self._pool, self.writer.write, unwritten)
             self._writing.add_done_callback(self._write_ended)
 

@@ -624,7 +624,7 @@ class PartitionWorker(PartitionShell):
                 hold_bytes = self._node.settings.replication.service_log_retention_bytes
                 self.log.apply_retention(now_wall_ns, retain_from, hold_bytes, self.states.may_drop)
             except LiftError as error:
-                logger.warning("retention failed partition=%s error=%s: retrying", self.key, error)
+                _seldom.warning(logger, "retention failed partition=%s error=%s: retrying", self.key, error)
                 return
             if self.log.log_start_offset == before:
                 return
@@ -640,6 +640,13 @@ class PartitionWorker(PartitionShell):
                     retain_from,
                 )
             self.feed(events.LogStartMoved(log_start_offset=self.log.log_start_offset))
+            if self.log.is_full:
+                logger.warning(
+                    "old records deleted on a full disk partition=%s log_start=%d: restarting when enough space is free",
+                    self.key,
+                    self.log.log_start_offset,
+                )
+                self.states.store_after_deletion()
 
         self.flusher.alone(retain)
         return self.log.log_start_offset > start_before

@@ -74,6 +74,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.node", "log directory missing log=%s: records that this node acknowl"): "log.directory_lost",
     ("liftpy.node", "all segments missing log=%s: records that this node acknowle"): "log.segments_lost",
     ("liftpy.partition", "log recovered partition=%s report=%s"): "log.recovered",
+    ("liftpy.partition", "old records deleted on a full disk partition=%s log_start=%d"): "log.deleted_on_full_disk",
     ("liftpy.partition", "retention failed partition=%s error=%s: retrying"): "log.retention_failed",
     ("liftpy.node", "log suspect log=%s reason=%s rewritten_bytes=%d: these bytes"): "log.suspect",
     ("liftpy.membership", "transferring leaderships result=%s"): "node.transferring_leaderships",

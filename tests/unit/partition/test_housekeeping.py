@@ -48,6 +48,8 @@ class FakeWorker:
             kept=self,
             log_start_offset=0,
             asked_start=0,
+            closed="",
+            is_full=False,
             cleaning=SimpleNamespace(purges=()),
             begin_compaction=lambda now, min_dirty_ratio: self.compaction,
             complete_compaction=lambda compaction: self.done.append("complete") or 1,
@@ -214,6 +216,13 @@ async def test_housekeeping_repeats_retention_of_a_partition_while_it_deletes_se
     one.apply_retention = lambda now: moves.pop(0)  # type: ignore[method-assign, assignment]
     await Housekeeping(FakeWorkers([one]), 1.0, tmp_path, pytest.fail)._retention()  # type: ignore[arg-type]
     assert moves == []
+
+
+async def test_housekeeping_of_a_log_that_a_full_disk_has_closed_runs_only_retention(tmp_path: Path) -> None:
+    full, broken = FakeWorker("a"), FakeWorker("b")
+    full.log.closed, full.log.is_full, broken.log.closed = "no space left on device", True, "I/O error"
+    await Housekeeping(FakeWorkers([full, broken]), 1.0, tmp_path, pytest.fail)._retention()  # type: ignore[arg-type]
+    assert (full.done, broken.done) == (["retention"], [])
 
 
 async def test_housekeeping_runs_retention_periodically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

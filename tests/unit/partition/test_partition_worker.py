@@ -57,7 +57,7 @@ def test_partition_close_is_clean_only_if_storage_is_healthy_and_the_log_close_s
 
 @pytest.mark.parametrize(("before", "after", "told"), [(3, 3, []), (3, 7, [events.LogStartMoved(log_start_offset=7)])])
 def test_partition_retention_reports_a_moved_log_start_to_the_replica(before: int, after: int, told: list[Any]) -> None:
-    log = SimpleNamespace(log_start_offset=before)
+    log = SimpleNamespace(log_start_offset=before, is_full=False)
     held: list[Any] = []
     log.apply_retention = lambda now, *hold: (held.append(hold), setattr(log, "log_start_offset", after))
     services, counters = SimpleNamespace(retain_from=lambda: 5), Counter[str]()
