@@ -99,7 +99,10 @@ class StateWriter:
         return False
 
     def want(self, log_start_offset: int) -> bool:
-        """Let the next ``begin`` write the state, unless a file covers the records before ``log_start_offset``. Return whether it will."""
+        """Let the next ``begin`` write the state.
+
+        Return False, and write nothing, if a file covers the records before ``log_start_offset``.
+        """
         if self._is_covered(log_start_offset):
             return False
         if self._wanted < 0:

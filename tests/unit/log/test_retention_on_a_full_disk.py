@@ -104,7 +104,7 @@ def test_log_start_that_cannot_be_stored_stays_and_moves_later() -> None:
 
 def test_log_on_a_full_disk_keeps_the_segment_whose_epoch_is_not_stored() -> None:
     """The epoch before the log start would be unknown, or an older one [C9, R6]."""
-    log, storage = full_log()
+    _, storage = full_log()
     storage.remove(EPOCHS_NAME)
     storage.sync_folder()
     closed = Log.open(storage, SETTINGS)[0]
