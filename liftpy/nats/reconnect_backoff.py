@@ -46,7 +46,7 @@ class ReconnectBackoff:
         self.closes, self._connected_s = 0, None
 
     def pause_s(self) -> float:
-        """Return the pause before the next connect: it doubles from ``FIRST_PAUSE_S`` to ``MAX_PAUSE_S``, less up to a half at random."""
+        """Return the pause before the next connect: from ``FIRST_PAUSE_S`` to ``MAX_PAUSE_S``, less up to a half at random."""
         doublings = self.closes - FREE_CLOSES - 1
         if doublings < 0:
             return 0.0

@@ -171,6 +171,8 @@ class PartitionWorker(PartitionShell):
 
     Its closed log is then not a failure, and another worker may have opened the directory.
     """
+    has_flushed_all = False
+    """True if all records were on the disk when the log was closed."""
 
     def __init__(
         self,
@@ -704,6 +706,8 @@ class PartitionWorker(PartitionShell):
 
     def _close(self, healthy: bool, delete: bool, store_state: Callable[[], None] = lambda: None) -> bool:
         try:
+            if self.no_space and not delete:
+                self.has_flushed_all = self.log.flush_before_close()
             self.log.close(clean=healthy and not delete)
             if healthy and not delete:
                 store_state()

@@ -34,7 +34,7 @@ from liftpy.core.log.reading import (
     segment_at,
     without_earlier_offsets,
 )
-from liftpy.core.log.recovery import OpenReport, RecoveryResult, recover
+from liftpy.core.log.recovery import OpenReport, RecoveryResult, mark_failed_flush, recover
 from liftpy.core.log.segment import Segment, index_name, log_name
 from liftpy.core.log.small_files import EPOCHS_NAME, STATE_PREFIX, Checkpoint, Checkpoints, encode_index
 from liftpy.core.log.storage import Bytes, Storage
@@ -156,6 +156,7 @@ class Log:
         self.cleaning = CompactionSchedule()
         self._unsynced: list[SealJob] = []
         self._flush: Flush | None = None
+        self._has_failed_flush = False
         self._new_names = False
         self.closed: str = ""
         """Reason why the log is closed. '': it is open."""
@@ -342,6 +343,7 @@ class Log:
         check(flush is self._flush, "S4", "a flush completes that was not begun")
         self._flush = None
         if error is not None:
+            self._has_failed_flush = True
             self._close_after(error, f"flush failed: {error}")
             kind = NoSpaceError if isinstance(error, NoSpaceError) else StorageError
             raise kind(self.closed) from error
@@ -802,6 +804,24 @@ class Log:
         for segment in self.segments:
             segment.file.close()
         self.closed, self.is_full = self.closed or "closed", False
+
+    def flush_before_close(self) -> bool:
+        """Flush all records of a log that has failed because of a full disk. Return True if all of them are on the disk.
+
+        Call it when nothing more is appended. The log stays closed. False: a flush failed, now or before. Then the kernel may have
+        dropped data, and a later flush does not show it [S4].
+        """
+        if self._has_failed_flush or (self.closed and not self.is_full) or self._flush is not None:
+            return False
+        try:
+            for job in self._unsynced:
+                job.file.sync()
+            self.segments[-1].file.sync()
+            self.storage.sync_folder()
+        except StorageError as error:
+            mark_failed_flush(self.storage, error)
+            return False
+        return True
 
     def _close_after(self, error: Exception, reason: str) -> None:
         """Close the log because of ``error``. ``reason``: text for ``closed``."""

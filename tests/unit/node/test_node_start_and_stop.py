@@ -119,6 +119,7 @@ class Held:
     def __init__(self, world: World) -> None:
         self._world = world
         self.heard: list[int] = []
+        self.all_flushed = False
         self.counts = SimpleNamespace(labels=SimpleNamespace(patterns=()))
         self.copy_limit = SimpleNamespace(change=lambda replication: None)
 

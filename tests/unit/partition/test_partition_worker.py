@@ -55,6 +55,23 @@ def test_partition_close_is_clean_only_if_storage_is_healthy_and_the_log_close_s
     assert ended.told == ([KEY, KEY.folder] if delete and fails is None else []), "the promise goes with the folder"
 
 
+@each("no_space", [True, False])
+@each("delete", [True, False])
+@each("flushed", [True, False])
+def test_partition_close_after_a_full_disk_flushes_the_log_first(no_space: bool, delete: bool, flushed: bool) -> None:
+    order: list[str] = []
+
+    def flush() -> bool:
+        order.append("flushed")
+        return flushed
+
+    log = SimpleNamespace(flush_before_close=flush, close=lambda *, clean: order.append("closed"))
+    ended = worker(log=log, no_space=no_space, has_flushed_all=False)
+    assert not PartitionWorker._close(ended, False, delete)
+    assert order == (["flushed", "closed"] if no_space and not delete else ["closed"])
+    assert ended.has_flushed_all is (no_space and not delete and flushed)
+
+
 @pytest.mark.parametrize(("before", "after", "told"), [(3, 3, []), (3, 7, [events.LogStartMoved(log_start_offset=7)])])
 def test_partition_retention_reports_a_moved_log_start_to_the_replica(before: int, after: int, told: list[Any]) -> None:
     log = SimpleNamespace(log_start_offset=before, is_full=False)

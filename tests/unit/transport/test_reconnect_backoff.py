@@ -66,7 +66,9 @@ async def connected(server: LimitedServer) -> AsyncIterator[BusConnection]:
 
 
 @pytest.mark.parametrize(("error", "in_handshake"), [(LIMIT, False), (REJECTED, False), (REJECTED, True)])
-async def test_connection_that_the_server_closes_at_once_reconnects_with_growing_pauses(error: bytes, in_handshake: bool) -> None:
+async def test_connection_that_the_server_closes_at_once_reconnects_with_growing_pauses(
+    error: bytes, in_handshake: bool
+) -> None:
     server = LimitedServer(in_handshake=in_handshake)
     async with connected(server) as connection:
         await until(lambda: server.open)

@@ -138,17 +138,18 @@ async def test_worker_process_reports_closed_subjects_only_after_closing_the_sub
     assert said == [(FrameKind.CLOSED, 0)]
 
 
-@pytest.mark.parametrize("clean", [True, False])
-async def test_worker_process_reports_whether_its_stop_was_clean(clean: bool) -> None:
+@pytest.mark.parametrize(("clean", "flushed", "token"), [(True, True, 3), (False, True, 2), (False, False, 0)])
+async def test_worker_process_reports_whether_its_stop_was_clean(clean: bool, flushed: bool, token: int) -> None:
     async def nothing() -> None: ...
 
     told = asyncio.Event()
     told.set()
     worker, said = _worker(
-        start=nothing, stop=nothing, _start_ended=lambda task: None, _stop_requested=told, _health_task=None, was_clean=clean
-    )
+        start=nothing, stop=nothing, _start_ended=lambda task: None, _stop_requested=told, _health_task=None, was_clean=clean,
+        all_flushed=flushed,
+    )  # fmt: skip
     assert await WorkerNode.run(worker) == 0
-    assert said == [(FrameKind.STOPPED, int(clean))]
+    assert said == [(FrameKind.STOPPED, token)]
 
 
 def test_worker_process_reports_its_failure_once(monkeypatch: pytest.MonkeyPatch) -> None:
