@@ -389,9 +389,10 @@ class Log:
         """Store HW, log start and epochs durably, if they changed. The stored HW is never ahead of the flushed records.
 
         This method may run in another thread during appends and a flush. It must not run during a truncation, retention or
-        another checkpoint. It also works in a log that a full disk has closed.
+        another checkpoint. It also works in a log that a full disk has closed at an append.
         """
-        self._must_allow_deletion()
+        if not self.is_full or self._has_failed_flush:
+            self._must_be_open()
         self._store_checkpoint()
         self._checkpoints.store_epochs(self.epochs, self.log_start_offset)
 
