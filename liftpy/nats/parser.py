@@ -334,6 +334,8 @@ class StrictConnection(Client):
         self._closed_in_handshake = False
         """True if the server closed the last connection during the handshake. nats-py reports this again when it cleans up."""
         self._rejection_log = LogRateLimit(_LOG_PERIOD_S, _LOG_LINES)
+        self.denial_is_raised = False
+        """True if a request raises an error for the denial that is being processed. Then the denial is not logged."""
         self.on_subscription_limit: list[Callable[[], None]] = []
         """Callbacks of the subscriptions that wait for the server's confirmation. A lost connection removes all of them."""
         self._last_subject: tuple[str | None, bytes] = None, b""
@@ -607,10 +609,11 @@ class StrictConnection(Client):
             await super()._process_err(err_msg)
             return
         text = err_msg.strip("'\" ")
+        is_raised, self.denial_is_raised = self.denial_is_raised, False
         self.errors[f"server: {text.split(' for ')[0]}"] += 1
         error = Error(f"NATS server error: {text}")
         limit_callbacks = list(self.on_subscription_limit) if _TOO_MANY_SUBSCRIPTIONS in text.lower() else []
-        unlogged = self._rejection_log.admit(time.monotonic())
+        unlogged = None if is_raised else self._rejection_log.admit(time.monotonic())
         if unlogged is not None:
             logger.warning("NATS server error text=%s unlogged=%d", text, unlogged)
         if not limit_callbacks and "permissions violation" not in text.lower():
