@@ -29,10 +29,12 @@ from liftpy.core.publish.state_writer import StateWriter, pace_of
 from liftpy.errors import LiftError, StorageError
 from sidecar.disk.flush_thread import FlushThread, FlushTimes, NodeFlushTimes
 from sidecar.runtime import clock
+from sidecar.runtime.logs import WarningLogRateLimit
 from sidecar.runtime.timers import Timer, Timers
 
 logger = logging.getLogger("liftpy.disk")
 partition_logger = logging.getLogger("liftpy.partition")
+_seldom = WarningLogRateLimit()
 
 STALLED_S = 0.5
 """Time after which a disk operation no longer delays other work, in seconds."""
@@ -220,7 +222,8 @@ class Flusher:
         if error is not None and not isinstance(error, (LiftError, OSError)):
             raise error
         if error is not None and not self._log.closed:
-            logger.warning("HW checkpoint failed error=%s: retrying", error)  # HW is found again by replication
+            text = "HW checkpoint failed partition=%s error=%s: retrying at the next checkpoint"
+            _seldom.warning(logger, text, self._partition.key, error)  # HW is found again by replication
 
     async def close(self) -> None:
         """Wait for the running flush and checkpoint, and start no others. Call it before the log is closed."""

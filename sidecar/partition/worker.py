@@ -626,7 +626,7 @@ class PartitionWorker(PartitionShell):
                 hold_bytes = self._node.settings.replication.service_log_retention_bytes
                 self.log.apply_retention(now_wall_ns, retain_from, hold_bytes, self.states.may_drop)
             except LiftError as error:
-                _seldom.warning(logger, "retention failed partition=%s error=%s: retrying", self.key, error)
+                _seldom.warning(logger, "retention failed partition=%s error=%s: retrying in the next round", self.key, error)
                 return
             if self.log.log_start_offset == before:
                 return
