@@ -335,6 +335,7 @@ class Node(RunningNode):
         )
         identity.begin(self.incarnation)
         membership.start()  # now, because opening the logs may take longer than a session
+        await recovered.forget_failed_flushes(folder, self._pool)
 
     async def _open_partitions(self) -> None:
         folder, group, promises = require_started(self._folder), require_started(self.group), require_started(self._promises)

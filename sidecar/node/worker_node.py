@@ -317,6 +317,7 @@ class WorkerNode(Node):
     async def _wait_for_registration(self) -> None:
         self.incarnation = await self._registration
         LOGS.facts["incarnation"] = self.incarnation
+        await self._recovered.forget_failed_flushes(require_started(self._folder), self._pool)
 
     async def _open_promises(self) -> None:
         folder, has_log = require_started(self._folder), self._recovered.names.__contains__

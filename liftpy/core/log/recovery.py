@@ -136,7 +136,7 @@ class OpenReport:
     """Number of bytes that were written again, because they were not proven to be on the disk."""
 
     flush_failed: str = ""
-    """Error of a flush that failed since the log was last opened. '': no flush failed, or the disk did not store the mark."""
+    """Error of a flush that failed before, until ``forget_failed_flush``. '': no flush failed, or the disk did not store the mark."""
 
     @property
     def must_leave_isr(self) -> bool:
@@ -207,9 +207,6 @@ def recover(storage: Storage, *, clean: bool = False, before_loss: Callable[[], 
     for segment in segments[:-1]:
         if not segment.sealed:
             seal(storage, segment)
-    if flush_failed:
-        storage.remove(FLUSH_FAILED_NAME)
-        storage.sync_folder()
     log_end_offset = segments[-1].next_offset if segments else checkpoint.log_start_offset
     report = OpenReport(
         cut_bytes=cut,
@@ -422,6 +419,15 @@ def failed_flush(storage: Storage) -> str:
     """Return the error text of a flush that failed before this start. '': no flush failed."""
     mark = storage.load(FLUSH_FAILED_NAME)
     return "" if mark is None else mark.decode(errors="replace") or "a flush failed"
+
+
+def forget_failed_flush(storage: Storage) -> None:
+    """Remove the mark of a failed flush. The metadata group must know by then which replicas may lack records.
+
+    Until then, each start must find the mark: with it, damage in any log makes all replicas incomplete. Raises StorageError.
+    """
+    storage.remove(FLUSH_FAILED_NAME)
+    storage.sync_folder()
 
 
 def finish_splits(storage: Storage, names: Iterable[str]) -> None:
