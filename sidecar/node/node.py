@@ -180,9 +180,9 @@ class Node(RunningNode):
         self._recovered_elsewhere: dict[str, list[str]] = {"damaged": [], "confined": [], "suspect": []}
         """Numbers of logs that the worker processes have recovered."""
         self._logs_are_clean = False
+        """During the stop: True if all acknowledged data of the closed components is on the disk."""
         self.all_flushed = False
         """True if all records were on the disk when the logs were closed, also those of logs that a full disk has stopped."""
-        """During the stop: True if all acknowledged data of the closed components is on the disk."""
 
     def _make_coordinators(self, coordinators: type[GroupCoordinators]) -> GroupCoordinators:
         return coordinators(
