@@ -48,7 +48,8 @@ _VALID_PART = ".valid"
 FLUSH_FAILED_NAME = "flush-failed"
 """Name of the small file that marks a failed flush. Its text is the error, for operators.
 
-No code relies on the file, because the disk may not have stored it.
+The rewriting of data does not rely on it, because the disk may not have stored it. With it, a start distrusts all logs if it
+also finds damage.
 """
 _TAIL = re.compile(r"(\d{20}\.log)\.(\d+)-(\d{20})\.tail")
 
