@@ -16,6 +16,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.observe.cluster_health import DISK_LOW, QUEUED_HIGH
 from liftpy.core.observe.node_events import Damage, NodeEvents, NodeSample, NodeWatch
 from liftpy.nats.urls import without_secrets
+from sidecar.runtime.timers import until_next_s
 from sidecar.status.figures import disk_space
 from sidecar.status.report import Reporter
 
@@ -73,7 +74,7 @@ class NodeWatcher:
     async def run(self) -> None:
         while True:
             self.sample(time.monotonic())
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(until_next_s(EVERY_S))
 
     def sample(self, now_s: float) -> None:
         reporter = self._reporter
