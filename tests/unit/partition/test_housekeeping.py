@@ -218,11 +218,18 @@ async def test_housekeeping_repeats_retention_of_a_partition_while_it_deletes_se
     assert moves == []
 
 
-async def test_housekeeping_of_a_log_that_a_full_disk_has_closed_runs_only_retention(tmp_path: Path) -> None:
+async def test_housekeeping_of_a_log_that_a_full_disk_has_closed_runs_only_retention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.002)
     full, broken = FakeWorker("a"), FakeWorker("b")
+    full.storage_failed = broken.storage_failed = True
     full.log.closed, full.log.is_full, broken.log.closed = "no space left on device", True, "I/O error"
-    await Housekeeping(FakeWorkers([full, broken]), 1.0, tmp_path, pytest.fail)._retention()  # type: ignore[arg-type]
-    assert (full.done, broken.done) == (["retention"], [])
+    keeping = Housekeeping(FakeWorkers([full, broken]), 0.001, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    keeping.start()
+    await until(lambda: len(full.done) >= 2)
+    await keeping.close()
+    assert (set(full.done), broken.done) == ({"retention"}, [])
 
 
 async def test_housekeeping_runs_retention_periodically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

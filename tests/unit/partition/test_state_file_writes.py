@@ -102,7 +102,7 @@ async def test_state_of_records_deleted_on_a_full_disk_is_stored_in_the_space_th
     assert log.apply_retention(0)
     assert log.is_full
     bench.states.store_after_deletion()
-    await until(lambda: bench.states.writer.written and bench.states._writing is None)
+    await until(lambda: bench.states.writer.written and not bench.states.writer.is_wanted)
     bench.states.store_after_deletion()
     assert not bench.states.writer.is_wanted, "the file covers the deleted records"
     again = Log.open(storage.crash(), StreamConfig())[0]
