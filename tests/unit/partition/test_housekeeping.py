@@ -232,18 +232,6 @@ async def test_housekeeping_of_a_log_that_a_full_disk_has_closed_runs_only_reten
     assert (set(full.done), broken.done) == ({"retention"}, [])
 
 
-async def test_housekeeping_runs_retention_periodically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.002)
-    one = FakeWorker("a")
-    one.config, one.quarantined_files = StreamConfig(retention_bytes=1), ()
-    keeping = Housekeeping(FakeWorkers([one]), 0.001, tmp_path, pytest.fail)  # type: ignore[arg-type]
-    keeping.start()
-    await until(lambda: one.done.count("retention") >= 4)
-    assert keeping._partitions.clocks.runs
-    await keeping.close()
-    assert not keeping._partitions.clocks.runs
-
-
 MIB = 1 << 20
 
 

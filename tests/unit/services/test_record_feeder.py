@@ -479,18 +479,6 @@ async def test_service_record_feeder_with_a_slow_service_start_does_not_block_th
     assert [machine.position for machine in started] == [0]
 
 
-async def test_service_record_feeder_reports_a_read_error_until_a_read_succeeds(node: Node) -> None:
-    log = node.log
-    log.truncated = NotServedError("nobody in sync")  # type: ignore[assignment]
-    await node.start()
-    await node.until(lambda: "nobody in sync" in node.feeder.problem)
-    assert node.feeder.problem.startswith("reading: ")
-    log.truncated = None
-    log.append(3)
-    await node.at(3)
-    assert node.feeder.problem == ""
-
-
 async def test_service_record_feeder_truncation_at_a_snapshot_position_keeps_the_snapshot(node: Node) -> None:
     node.log.append(25)
     await node.start()

@@ -125,15 +125,6 @@ def test_service_snapshot_store_after_a_truncation_deletes_snapshots_above_it(tm
         found.save(Snapshot(WHO, 40, 1, 0, 0, (), b"x" * 20_000), 0)
 
 
-def test_service_snapshot_store_ignores_the_file_of_an_interrupted_write(tmp_path: Path) -> None:
-    found = store(tmp_path)
-    found.save(snapshot(10), 0)
-    (found.folder / f"{20:020d}.tmp").write_bytes(b"half")
-    assert found.newest() == snapshot(10)
-    found.save(snapshot(20), 0)
-    assert found.newest() == snapshot(20)
-
-
 def test_service_snapshot_store_deletes_files_of_interrupted_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = store(tmp_path)
     for name in ("20.tmp", "30.incoming"):

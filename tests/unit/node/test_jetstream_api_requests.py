@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftpy.client.jetstream_api import (
+from sidecar.node.jetstream_reads import (
     JsRefusal,
     JsRequest,
     Kind,

@@ -1,93 +1,21 @@
-"""Test how a node builds, connects and closes its parts, and how a process runs one node."""
+"""Test how a node ends, and how a process runs one node."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import sidecar.disk.files
 import sidecar.node.node
 from liftpy.errors import ConfigError, CorruptionError, LiftError
-from sidecar.disk.files import OpenMaps
 from sidecar.node.node import Node, run_node
 from sidecar.runtime.restarts import EXIT_NO_RESTART
 from sidecar.runtime.settings import NodeSettings
-
-KINDS = (
-    "Proposals", "Probes", "ClockWatch", "AnswerRouter", "FetchCombiner", "FetchSender", "Notifications", "NotifyHandler", "NodeTools",
-    "ReadTools", "Deletions", "Partitions", "ServiceHandler", "Scrub", "Reporter", "Housekeeping",
-)  # fmt: skip
-
-
-class _Soon:
-    def __init__(self, result: Any) -> None:
-        self._result = result
-
-    def __await__(self) -> Iterator[Any]:
-        return self._result
-        yield
-
-
-class Part:
-    """In the place of a part: ``given`` and ``named`` is what it was made of; what it is asked goes to ``told``."""
-
-    def __init__(self, name: str, told: list[Any], given: tuple[Any, ...] = (), named: dict[str, Any] | None = None) -> None:
-        self.name, self.told, self.given, self.named = name, told, given, named or {}
-        self.results: dict[str, Any] = {}
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(["one", "two"])
-
-    def __getattr__(self, method: str) -> Any:
-        def called(*given: Any) -> Any:
-            self.told.append((f"{self.name}.{method}", *given))
-            return _Soon(self.results[method]) if method == "stop" else self.results.get(method, _Soon(None))
-
-        setattr(self, method, called)  # the same one each time, so that it can be compared
-        return called
-
-
-class Built:
-    """A node whose parts are ``Part``s, by their class's name."""
-
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.told: list[Any] = []
-        self.made: dict[str, Part] = {}
-        for kind in KINDS:
-            patch.setattr(sidecar.node.node, kind, self._maker(kind))
-        self.node = node = Node(NodeSettings("n1", folder))
-        node.incarnation = 7
-        for name in ("status", "_timers", "_drops", "_flush_times", "_flush_runner", "_recovered"):
-            setattr(node, name, part := Part(name, self.told))
-            part.place = Part("place", self.told)  # of the flush thread
-        self.bus, self.reads = Part("bus", self.told), Part("reads", self.told)
-        self.links: Any = Part("links", self.told)
-        self.links.replication, self.links.reads = self.bus, self.reads
-        self.group: Any = Part("group", self.told)
-        self.group.decides = "whatever the group says"
-        self.folder: Any = Part("folder", self.told)
-        self.folder.path = folder
-        self.identity: Any = Part("identity", self.told)
-        self.promises: Any = Part("promises", self.told)
-        node._build(self.links, self.group, self.folder, self.identity, self.promises)
-
-    def _maker(self, kind: str) -> Callable[..., Part]:
-        def make(*given: Any, **named: Any) -> Part:
-            self.made[kind] = Part(kind, self.told, given, named)
-            return self.made[kind]
-
-        return make
-
-
-@pytest.fixture
-async def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
-    return Built(tmp_path, monkeypatch)
 
 
 # ---- how it ends ---------------------------------------------------------------------------------------------------------
@@ -152,71 +80,6 @@ async def test_node_with_a_hung_stop_after_a_failure_ends_with_the_exit_code_of_
 async def test_node_exit_code_is_75_after_a_disk_error_and_1_after_a_bug(ending: Ending, failure: Exception, code: int) -> None:
     ending.node.fatal(failure)
     assert await ending.node.stop() == code
-
-
-# ---- its surroundings ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("asks", "said", "warned"), [(True, False, 0), (False, True, 0), (False, False, 1)])
-async def test_node_on_a_nats_server_without_authentication_logs_one_warning(
-    built: Built, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asks: bool, said: bool, warned: int
-) -> None:
-    one, other = Part("one", built.told), Part("other", built.told)
-    built.bus.requires_credentials = asks
-    monkeypatch.setattr(sidecar.node.node, "was_open_nats_reported", lambda: said)
-    built.links.all = lambda: [one, other]
-    built.told.clear()
-    built.node._watch_permissions(built.links)
-    assert built.told == [
-        ("one.on_denial", built.node._rights.record_denial),
-        ("other.on_denial", built.node._rights.record_denial),
-    ]
-    assert built.links.standby.on_denial == built.node._rights.record_denial, "of a connection that may be opened later"
-    assert sum("accepts clients without credentials" in text for text in caplog.messages) == warned
-
-
-async def test_node_start_measures_the_flush_time_in_the_background(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[Path] = []
-    monkeypatch.setattr(sidecar.node.node, "probe_flushes", lambda path: tried.append(path) or [0.001, 0.002])
-    built.told.clear()
-    built.node._try_out_flushes(built.folder.path)
-    async with asyncio.timeout(30):
-        while not built.told:
-            await asyncio.sleep(0.001)
-    assert (tried, built.told) == ([built.folder.path], [("place.tried_out", [0.001, 0.002])])
-
-
-async def test_node_flush_time_measurement_cancelled_by_a_stop_logs_nothing(
-    built: Built, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
-    probing: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", lambda pool, work, path: probing)
-    built.told.clear()
-    built.node._try_out_flushes(built.folder)
-    probing.cancel()
-    for _ in range(3):
-        await asyncio.sleep(0)
-    asyncio.get_running_loop().set_exception_handler(None)
-    assert (built.told, told) == ([], [])
-
-
-async def test_node_status_contains_open_and_maximum_file_descriptors(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = built.node
-    monkeypatch.setattr(sidecar.disk.files, "open_count", lambda: 33)
-    node._budget = SimpleNamespace(limit=1024, partitions=400, maps=17)  # type: ignore[assignment]
-    bound = OpenMaps().bound
-    shown = {"limit": 1024, "open": 33, "partition_budget": 400, "maps": 0, "maps_bound": bound, "maps_opened": 0}
-    assert node._descriptors() == shown
-
-    class Maps:
-        bound, opened = 17, 99
-
-        def __len__(self) -> int:
-            return 5
-
-    built.folder.maps = Maps()
-    node._folder = built.folder
-    assert node._descriptors() == {**shown, "maps": 5, "maps_bound": 17, "maps_opened": 99}
 
 
 # ---- one process ---------------------------------------------------------------------------------------------------------

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import Client, jetstream_api
-from liftpy.client.jetstream_api import JsAnswer, StatelessReads
+from liftpy.client import Client
 from liftpy.config import StreamConfig
 from liftpy.testing.memory import memory_cluster
+from sidecar.node import jetstream_reads
+from sidecar.node.jetstream_reads import JsAnswer, StatelessReads
 
 NOW_NS = 1_795_460_166_626_926_151
 
@@ -227,11 +228,11 @@ async def test_jetstream_direct_get_below_the_log_start_returns_not_found(client
 async def test_jetstream_direct_get_beyond_a_limit_returns_an_error_status(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jetstream_api, "MAX_BYTES", 3)
+    monkeypatch.setattr(jetstream_reads, "MAX_BYTES", 3)
     found = [direct(part)[0] for part in await parts(client, "DIRECT.GET.orders", multi_last=["orders.*"])]
     assert found == ["413 Too Many Results"]
     assert [direct(part)[0] for part in await parts(client, "DIRECT.GET.orders", seq=1, batch=9)] == [b"v0", b"v1", "204 EOB"]
-    monkeypatch.setattr(jetstream_api, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(jetstream_reads, "PATIENCE_S", 0.0)
     (late,) = await parts(client, "DIRECT.GET.orders", seq=1)
     assert direct(late)[0] == "408 Request Timeout"
     assert (await said(client, "STREAM.MSG.GET.orders", seq=1))["error"]["code"] == 503

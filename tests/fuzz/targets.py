@@ -1,4 +1,4 @@
-"""Where garbage goes: subjects for every row of the table of subjects, and for whatever else nodes turn out to listen to."""
+"""Subjects for each row of the table of permissions, and the match of patterns."""
 
 from __future__ import annotations
 

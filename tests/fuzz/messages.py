@@ -1,7 +1,7 @@
-"""What garbage is made of: frames that were overheard, spoiled; frames of every class with extreme contents; and plain noise.
+"""Messages that no client sends: damaged copies of frames on the bus, frames of each class with extreme contents, and random bytes.
 
-``Overheard`` keeps the last frames of every kind of subject. ``frame`` makes one piece of garbage for a subject: a whole command of the
-NATS protocol, so that subject, reply, headers and payload can all be what no client library would send.
+``Overheard`` keeps the last frames of each kind of subject. ``Maker.frame`` makes a whole command of the NATS protocol, so that no
+client library limits its subject, reply, headers and payload.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import cluster_pb2
 from liftpy.core.wire.envelope import MessageType
 from tests.fuzz.mutate import bytes_of, message_of, spoiled
-from tests.system.garbage.targets import Place
+from tests.fuzz.targets import Place
 
 MAX_LINE, MAX_SUBJECT = 4_000, 3_900
 """In bytes. A server cuts off who sends a longer line than 4,096 bytes."""

@@ -1,4 +1,4 @@
-"""The publisher process: ``python -m tests.system.flood.publisher PORT SUBJECT COUNT SIZE PER_SECOND``; it needs nothing but sockets.
+"""Publish at full speed: ``python -m tests.unit.transport.flooding_publisher PORT SUBJECT COUNT SIZE PER_SECOND``.
 
 Message i begins with its number (8 bytes, big endian), so that a reader can tell which ones are missing. PER_SECOND 0: as fast as
 it goes. The end is confirmed by the server (PONG): everything sent is in its hands.
