@@ -26,6 +26,8 @@ UNREFERENCED = {
     "liftpy.nats.parser.StrictConnection._connect_command": _NATS,
     "liftpy.nats.parser.StrictConnection._process_connect_init": _NATS,
     "liftpy.nats.parser.StrictConnection._process_info": _NATS,
+    "liftpy.nats.parser.StrictConnection._select_next_server": _NATS,
+    "sidecar.runtime.logs.TextFormatter.formatMessage": "the logging module calls it",
     "liftpy.client.batch_view.BatchSlice.to_pandas": "for applications",
     "liftpy.core.log.storage.MemoryStorage.fail_after": "for tests",
     "sidecar.tracing.exporting._SpanCollector.on_end": "OpenTelemetry's SDK calls it",

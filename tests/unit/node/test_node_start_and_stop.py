@@ -119,6 +119,7 @@ class Held:
     def __init__(self, world: World) -> None:
         self._world = world
         self.heard: list[int] = []
+        self.all_flushed = False
         self.counts = SimpleNamespace(labels=SimpleNamespace(patterns=()))
         self.copy_limit = SimpleNamespace(change=lambda replication: None)
 
@@ -223,6 +224,25 @@ async def test_node_stop_for_a_repair_transfers_leadership_and_writes_no_clean_m
     assert await node.stop() == EXIT_TO_REPAIR
     assert {"drain", "leave"} <= set(world.told)
     assert not world.marker().clean_stop
+
+
+@pytest.mark.parametrize(
+    ("flushed", "failure", "complete"),
+    [(True, None, True), (False, None, False), (True, NoSpaceError("full"), True), (True, LiftError("a bug"), False)],
+)
+async def test_node_stop_after_a_full_disk_removes_the_lazy_flush_mark_if_all_logs_are_flushed(
+    world: World, flushed: bool, failure: Exception | None, complete: bool
+) -> None:
+    node = await started(world)
+    mark = world.folder / "lazy-flush"
+    mark.touch()
+    world.logs_are_clean, node.partitions.all_flushed = False, flushed  # type: ignore[union-attr]
+    if failure is None:
+        node.repair("s/0: 300 MiB are free now")
+    else:
+        node.fatal(failure)
+    await node.stop()
+    assert (mark.exists(), world.marker().clean_stop) == (not complete, False)
 
 
 @pytest.mark.parametrize("is_late", [False, True])
