@@ -25,7 +25,6 @@ from liftpy.client.stream_info import StreamInfo
 from liftpy.config import NO_QUOTA, DefaultQuota, StreamConfig
 from liftpy.core.base.partition import PartitionState, Purge
 from liftpy.core.base.purge import waits_for
-from liftpy.core.metadata.controller.reassignment import movements
 from liftpy.core.metadata.controller.streams import why_it_waits
 from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.metadata.placement import DEFAULT_POLICY
@@ -375,14 +374,7 @@ def alter(
             _show(before, decided, factor, settings, dry_run)
         if dry_run or not wait or factor is None:
             return before, decided, decided
-        uid = decided.uid
-        await follow(
-            client,
-            lambda movement: movement.uid == uid,
-            lambda image: not any(movement.uid == uid for movement in movements(image)),
-            timeout_s,
-            quiet=as_json,
-        )
+        await follow(client, lambda movement: movement.uid == decided.uid, timeout_s, quiet=as_json)
         now = await same_stream(client, decided)
         if now.replica_count != factor:
             raise StaleRequestError(
