@@ -21,13 +21,6 @@ from typing import Any, Protocol, TypeVar
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.strict_json import is_count
-from liftpy.core.observe.app_rows import (
-    names_question,
-    shown_group,
-    shown_groups,
-    shown_service,
-    shown_services,
-)
 from liftpy.core.observe.cluster_health import FIRST, MOST_ROWS, Place, partitions_question, states, streams_question
 from liftpy.core.observe.cluster_model import ClusterMonitor
 from liftpy.core.observe.history import (
@@ -49,8 +42,13 @@ from liftpy.core.observe.page_model import (
     checked_row,
     checked_streams,
     cluster_object,
+    names_question,
     newest_of,
     node_row,
+    shown_group,
+    shown_groups,
+    shown_service,
+    shown_services,
     stream_about,
     stream_rows,
 )

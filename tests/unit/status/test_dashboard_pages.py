@@ -15,10 +15,9 @@ from urllib.parse import quote
 import pytest
 
 from liftpy.config import NS_PER_S
-from liftpy.core.observe.app_rows import NO_MEMBERS, instance_row, joined_services
 from liftpy.core.observe.history import NAMES, History, select_rows
 from liftpy.core.observe.node_summary import ASKED, NodeSummary
-from liftpy.core.observe.page_model import figure, value_at
+from liftpy.core.observe.page_model import NO_MEMBERS, figure, instance_row, joined_services, value_at
 from liftpy.core.observe.timeline import MARKS, MOST_MARKS, fits, marks, marks_of
 from liftpy.errors import UnavailableError
 from sidecar.cli.dashboard import together
