@@ -19,7 +19,6 @@ from liftpy.client import Client
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from sidecar.cli import consume, controllers, output, session
 from sidecar.cli.main import main
-from sidecar.cli.stream_settings import SETTINGS
 from sidecar.runtime.settings import Target
 from tests.flat_client import FlatClient
 
@@ -225,18 +224,3 @@ def test_consume_command_ends_when_its_pipe_closes_or_the_last_record_is_printed
     assert (code, cancelled) == (1 if ends == "failure" else 0, ["printing" if ends == "reader" else "watching"])
     assert err.startswith("a: 1\nb: 2\n")
     assert ("gone" in err) is (ends == "failure")
-
-
-# ---- liftpy service ------------------------------------------------------------------------------------------------------------------
-
-
-def test_stream_create_help_shows_the_default_value_of_each_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    """A setting whose help says its default in words shows it once; every other shows it."""
-    _, out, _ = run(capsys, "stream", "create", "--help")
-    text = " ".join(out.split())
-    for setting in SETTINGS:
-        own = text[text.index(f" {setting.flag}") :]
-        ends = [own.index(f" {other.flag}") for other in SETTINGS if f" {other.flag}" in own[len(setting.flag) + 1 :]]
-        own = own[: min((end for end in ends if end), default=len(own))]
-        assert "[default:" in own, setting.flag
-    assert text.count("[default: 2, or 1 with one replica]") == 1
