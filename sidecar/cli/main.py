@@ -303,7 +303,7 @@ def _show(error: LiftError, *, as_json: bool) -> None:
     word = next((word for kind, word in _ERROR_KINDS.items() if isinstance(error, kind)), "")
     runbook = ""
     if word:
-        from liftpy.core.observe.verdicts import RUNBOOKS, VERDICTS  # only errors need it
+        from liftpy.core.observe.cluster_health import RUNBOOKS, VERDICTS  # only errors need it
 
         runbook = f"{RUNBOOKS}/{VERDICTS[word].runbook}.md"
     if as_json:

@@ -16,8 +16,7 @@ import nats.errors
 from liftpy.client.admin_requests import NodeRequests, connect_for_requests
 from liftpy.core.base.ids import PROBE_STREAM as PROBE
 from liftpy.core.base.strict_json import load_json
-from liftpy.core.observe.cluster_health import ClusterVerdict, judge, verdict_of
-from liftpy.core.observe.verdicts import VERDICTS, Reason, reason
+from liftpy.core.observe.cluster_health import VERDICTS, ClusterVerdict, Reason, judge, reason, verdict_of
 from liftpy.errors import (
     LiftError,
     NatsUnreachableError,

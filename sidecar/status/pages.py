@@ -24,9 +24,9 @@ from liftpy.core.base.ids import check_name
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.metadata.controller.cluster_events import KINDS, event_text
 from liftpy.core.observe import node_events
-from liftpy.core.observe.cluster_health import DEGRADED, FIRST, MOST_MATCH, OK, Place, match_in, place_of
+from liftpy.core.observe.cluster_health import DEGRADED, OK
 from liftpy.core.observe.history import LENGTHS
-from liftpy.core.observe.page_model import figure, value_at
+from liftpy.core.observe.page_model import FIRST, MOST_MATCH, Place, figure, match_in, place_of, value_at
 from liftpy.core.observe.timeline import FILTERS, group_events, summarize_group
 from liftpy.errors import ConfigError
 from sidecar.status.cluster_poller import ClusterPoller, place_before

@@ -4,20 +4,36 @@ Numbers are plain, in the unit that their name ends with. None means that a numb
 ``static/format.js`` formats it in the browser in the same way, and a test compares the two. Both round halves up.
 
 Each node makes rows of its partitions, streams, groups, queues and services. The node that serves the page checks and combines the
-rows of all nodes. A node answers ``{"groups": {...}}`` for the groups whose coordinators lead on it, and ``{"services": {...}}`` for
-the services that are connected to it. The parameter ``answers`` has the answer of each node, by node.
+rows of all nodes. Lists of partitions begin with the most urgent one. A node answers ``{"groups": {...}}`` for the groups whose
+coordinators lead on it, and ``{"services": {...}}`` for the services that are connected to it. The parameter ``answers`` has the
+answer of each node, by node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from math import floor, isnan
 from typing import Any
 
-from liftpy.core.observe.cluster_health import FINE, MOST_ROWS, PROBLEMS, checked_fields, limit_of, newest_summary
+from liftpy.config import StreamConfig
+from liftpy.core.base.partition import PartitionState, PartitionStatus, Pause
+from liftpy.core.base.strict_json import is_count
+from liftpy.core.observe.cluster_health import newest_summary
 from liftpy.core.observe.cluster_model import RATES, Model, NodeRow
 from liftpy.core.observe.history import NAMES, HistoryRows
-from liftpy.core.observe.node_summary import NodeSummary
+from liftpy.core.observe.node_summary import MOST_TEXT_CHARS, NodeSummary
+
+PROBLEMS = ("damaged", "offline", "electing", "under min_isr", "under-replicated", "moving", "paused", "")
+"""Problems of a partition, the most urgent first. The last one means that the partition has no problem."""
+FINE = len(PROBLEMS) - 1
+MOST_ROWS = 500
+"""Maximum number of rows in one answer, and on one page."""
+MOST_MATCH = 200
+"""Maximum number of characters of a search text."""
+Place = tuple[int, str, int]
+"""(urgency, stream, partition). Lists of partitions are sorted by it."""
+FIRST: Place = (-1, "", -1)
+"""The place before all partitions."""
 
 
 def newest_of(rows: HistoryRows) -> dict[str, float | None]:
@@ -465,3 +481,96 @@ def _age(value: float) -> str:
         return f"{minutes} min"
     hours = minutes // 60
     return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} days"
+
+
+def urgency(state: PartitionState | None, config: StreamConfig, *, failed: bool = False) -> int:
+    """Return the urgency of a partition: the index of its problem in ``PROBLEMS``, 0 for the most urgent one.
+
+    ``state`` None: the metadata of the partition is not known. ``failed``: the log on this node is unusable.
+    """
+    if failed:
+        return 0
+    if state is None:
+        return FINE
+    if state.status is not PartitionStatus.ONLINE:
+        return 1 if state.status is PartitionStatus.OFFLINE else 2
+    members = len(state.isr)
+    if members < state.min_isr(config):
+        return 3
+    if members < len(state.replicas):
+        return 4
+    if state.target or state.joining:
+        return 5
+    return FINE if state.pause is Pause.NOT_PAUSED else 6
+
+
+def partitions_question(stream: str = "", after: Place = FIRST, limit: int = MOST_ROWS) -> dict[str, Any]:
+    """Return a request to a node, as JSON object, for the next page of its partitions, most urgent first.
+
+    ``stream``: only the partitions of this stream, '' for all. ``after``: place of the last partition of the page before.
+    ``limit``: maximum number of rows.
+    """
+    return {"partitions": {"stream": stream, "after": list(after), "limit": limit}}
+
+
+def streams_question(after: tuple[int, str] = (-1, ""), limit: int = MOST_ROWS, match: str = "") -> dict[str, Any]:
+    """Return a request to a node, as JSON object, for the next page of the streams of the cluster, most urgent first.
+
+    ``after``: (urgency, name) of the last stream of the page before. ``limit``: maximum number of rows. ``match``: only streams
+    with this text in their name or subject.
+    """
+    return {"streams": {"after": list(after), "limit": limit, **({"match": match} if match else {})}}
+
+
+def place_of(value: object) -> Place:
+    """Return the start of the page in a request: (urgency, stream, partition) of the last partition of the page before.
+
+    Raises ValueError if it is invalid.
+    """
+    match value:
+        case [int(rank), str(stream), int(partition)] if -1 <= rank <= FINE and -1 <= partition < 1 << 31:
+            return rank, stream, partition
+    raise ValueError("Invalid parameter 'after'. Use [urgency, stream, partition].")
+
+
+def match_in(query: Mapping[str, Any]) -> str:
+    """Return the search text that the request ``query`` contains, in lower case. Raises ValueError if it is invalid."""
+    match = query.get("match", "")
+    if not isinstance(match, str) or len(match) > MOST_MATCH:
+        raise ValueError(f"Invalid parameter match. Use a text of at most {MOST_MATCH} characters.")
+    return match.lower()
+
+
+def checked_fields(
+    row: object, wanted: Mapping[str, type], *, optional: Container[str] = (), most_chars: int | None = MOST_TEXT_CHARS
+) -> dict[str, Any] | None:
+    """Check ``row``, a table row from another node. Return it with only the known fields, or None if a type is wrong.
+
+    ``wanted``: type of each value (text, count or number from 0 on), by name. ``optional``: names that may be missing or None.
+    ``most_chars``: length to which texts are cut. None: they are not cut.
+    """
+    if not isinstance(row, dict):
+        return None
+    kept: dict[str, Any] = {}
+    for name, kind in wanted.items():
+        value = row.get(name)
+        if value is None and name in optional:
+            kept[name] = None
+        elif kind is str and isinstance(value, str):
+            kept[name] = value[:most_chars]
+        elif is_count(value) if kind is int else kind is float and _is_measure(value):
+            kept[name] = value
+        else:
+            return None
+    return kept
+
+
+def _is_measure(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12
+
+
+def limit_of(value: object) -> int:
+    """Return ``value``, the maximum number of rows in a request, if it is in range. Otherwise raise ValueError."""
+    if type(value) is int and 1 <= value <= MOST_ROWS:
+        return value
+    raise ValueError(f"Invalid parameter limit. Use 1 to {MOST_ROWS}.")

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from liftpy.client import sync
+from liftpy.core.observe.cluster_health import RUNBOOKS, VERDICTS
 from liftpy.core.observe.node_events import STUCK_S
-from liftpy.core.observe.verdicts import RUNBOOKS, VERDICTS
 from liftpy.errors import AlreadyExistsError, NotFoundError
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer

@@ -9,9 +9,8 @@ import yaml
 from liftpy.core.metadata.controller import cluster_events
 from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.observe import node_events
-from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, judge, verdict_of
+from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, VERDICTS, judge, reason, verdict_of
 from liftpy.core.observe.node_summary import NodeSummary
-from liftpy.core.observe.verdicts import VERDICTS, reason
 from tests.each import each
 
 ROOT = Path(__file__).resolve().parents[3]
