@@ -27,6 +27,7 @@ from sidecar.status.cluster_poller import UNUSED_DATA_S, ClusterPoller
 from sidecar.status.http import EventStreamResponse, HttpServer
 from sidecar.status.pages import Site, as_html, names, runbook, static
 from tests.each import each
+from tests.until import until
 
 ROOT = Path(__file__).resolve().parents[3]
 HOSTILE = '<img src=x onerror="alert(1)">'
@@ -607,9 +608,7 @@ async def test_dashboard_number_of_live_connections_is_bounded(monkeypatch: pyte
         visitors.append(writer)
     for writer in visitors:
         writer.close()
-    async with asyncio.timeout(10):
-        while made.connections:
-            await asyncio.sleep(0.01)
+    await until(lambda: not made.connections)
     assert (made.live_count, len(ended)) == (0, 2)
     await made.close()
 
