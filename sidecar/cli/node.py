@@ -23,7 +23,7 @@ from liftpy.core.metadata.placement.facts import facts_of
 from liftpy.errors import ConfigError, NotFoundError, StaleRequestError
 from sidecar.cli.completion import node_argument
 from sidecar.cli.help import HelpCommand, HelpGroup
-from sidecar.cli.options import Duration, connection_options, json_option, timeout_option, yes_option
+from sidecar.cli.options import Duration, ask_consent, connection_options, json_option, timeout_option, yes_option
 from sidecar.cli.output import count_of
 from sidecar.cli.reassignment import follow, move_timeout_option
 from sidecar.cli.session import with_client
@@ -189,8 +189,8 @@ def remove_data(node_id: str, directories: tuple[str, ...], yes: bool, as_json: 
             raise ConfigError(f"{node_id}: {result['error']}")
         return {"node": node_id, **result}
 
-    if directories and not yes:
-        click.confirm(f"remove {', '.join(directories)} from node {node_id} permanently?", abort=True, err=True)
+    if directories:
+        ask_consent(yes, f"remove {', '.join(directories)} from node {node_id} permanently?")
     result = with_client(target, work)
     if as_json:
         click.echo(json.dumps(result))

@@ -13,7 +13,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -193,9 +193,16 @@ def may_act(dry_run: bool, yes: bool, question: str) -> bool:
     if dry_run:
         click.echo(NOTHING_DONE)
         return False
-    if not yes:
-        click.confirm(question, abort=True, err=True)
+    ask_consent(yes, question)
     return True
+
+
+def ask_consent(yes: bool, question: str, lines: Iterable[str] = ()) -> None:
+    """Print ``lines`` and ask ``question`` on standard error, unless ``yes`` is set. Abort the command if the user disagrees."""
+    if not yes:
+        for line in lines:
+            click.echo(line, err=True)
+        click.confirm(question, abort=True, err=True)
 
 
 def internal_option(function: F) -> F:

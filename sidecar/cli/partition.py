@@ -19,7 +19,7 @@ from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import ConfigError, NotFoundError, StaleRequestError, UnavailableError
 from sidecar.cli.completion import NODE, STREAM
 from sidecar.cli.help import HelpGroup
-from sidecar.cli.options import connection_options, json_option, timeout_option
+from sidecar.cli.options import ask_consent, connection_options, json_option, timeout_option
 from sidecar.cli.output import count_of
 from sidecar.cli.reassignment import follow, move_timeout_option, same_stream, wait_option
 from sidecar.cli.session import with_client
@@ -171,7 +171,7 @@ def elect(
     confirmed = None
     if unclean and not confirm:
         confirmed = with_client(target, load_stream)
-        click.confirm(f"committed records of {stream}/{number} may be LOST permanently: continue?", abort=True, err=True)
+        ask_consent(False, f"committed records of {stream}/{number} may be LOST permanently: continue?")
 
     _print_result(stream, *with_client(target, work), as_json)
 
