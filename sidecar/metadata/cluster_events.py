@@ -33,6 +33,7 @@ from liftpy.errors import LiftError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.runtime.tasks import spawn
+from sidecar.runtime.timers import until_next_s
 from sidecar.transport.connection import PublishQueue, unsubscribe
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ MOST_AT_ONCE = 500
 MOST_ANSWERED = 500
 LOST = "events lost before they were in their stream"
 BEYOND = "entries without events, too many at once"
-CHECK_PERIOD_S = 0.2
+CHECK_PERIOD_S = 1.0
+"""Interval at which the metadata leader looks for new events to store, in seconds."""
 MOST_WRITTEN_AT_ONCE = 64
 """Maximum number of events that are published to the stream at a time."""
 _AGAIN_S, _LONGEST_AGAIN_S = 0.5, 10.0
@@ -207,23 +209,23 @@ class EventWriter:
             await stream.close()
 
     async def _run(self) -> None:
-        wait_s = CHECK_PERIOD_S
+        again_s = 0.0
+        """Pause after a failure, 0 without one."""
         while True:
-            await asyncio.sleep(wait_s)
-            wait_s = max(CHECK_PERIOD_S, min(wait_s, _LONGEST_AGAIN_S))
+            await asyncio.sleep(again_s or until_next_s(CHECK_PERIOD_S))
             if not self._leads():
                 self._events.resign()
-                wait_s = CHECK_PERIOD_S
+                again_s = 0.0
                 continue
             try:
                 while self._leads() and self._events.has_events_to_write and self._image().nodes:
                     await self._write()
-                wait_s = CHECK_PERIOD_S
+                again_s = 0.0
             except (LiftError, nats.errors.Error, OSError, TimeoutError, ValueError, ImportError) as error:
                 self._events.forget_tail()
                 self.counters[FAILED] += 1
                 logger.debug("events not written to their stream error=%s: retrying", error)
-                wait_s = min(max(_AGAIN_S, 2 * wait_s), _LONGEST_AGAIN_S)
+                again_s = min(max(_AGAIN_S, 2 * again_s), _LONGEST_AGAIN_S)
 
     async def _write(self) -> None:
         stream = self._image().streams.get(EVENTS_STREAM) or await self._event_stream()

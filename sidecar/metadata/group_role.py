@@ -44,6 +44,7 @@ from sidecar.metadata.member_log import MemberDirectory
 from sidecar.runtime.restarts import momentary
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import spawn
+from sidecar.runtime.timers import until_next_s
 from sidecar.transport.connection import BusConnection, check_nats_py
 from sidecar.transport.credentials import Keys, PermissionWatch
 
@@ -51,7 +52,7 @@ logger = logging.getLogger("liftpy.metadata")
 
 _CHECK_INTERVAL_S = 0.1
 """Time between a change of the image and the check of the role, in seconds."""
-_CHECK_WITHOUT_CHANGE_S = 0.5
+_CHECK_WITHOUT_CHANGE_S = 1.0
 """Time between two checks of the role without a change of the image, in seconds."""
 _ASK_TIMEOUT_S = 0.3
 _ASK_LOG_AFTER_S = 3.0
@@ -231,8 +232,8 @@ class GroupRole:
                 await self._become_a_member(current)
 
     async def _is_image_changed(self, wait_s: float) -> bool:
-        """Wait at most ``wait_s`` seconds for a change of the image. Return whether there was one."""
-        timer = asyncio.get_running_loop().call_later(wait_s, self._check_due.set)
+        """Wait for a change of the image, at most until the next multiple of ``wait_s``. Return whether there was one."""
+        timer = asyncio.get_running_loop().call_later(until_next_s(wait_s), self._check_due.set)
         try:
             await self._check_due.wait()
         finally:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -54,7 +55,7 @@ Answered = Callable[[int, pb.ControlResponse], None]
 _EARLY_SHARE = 0.75
 """Share of the heartbeat interval after which a heartbeat leaves with the messages of a Raft tick."""
 _WAIT_FOR_TICK = 1.2
-"""Time until a heartbeat leaves without a tick, as a multiple of the interval, if the last one left with a tick."""
+"""Time until a heartbeat leaves without a tick, as a multiple of the interval, on a member that has ticks."""
 _ID_BYTES = 16
 _REGISTER_TIMEOUT_S = 5.0
 _REGISTER_RETRY_S = 0.2
@@ -89,6 +90,8 @@ class Heartbeats:
         self._timer: asyncio.TimerHandle | None = None
         self._sent_s = 0.0
         """Time of the last heartbeat."""
+        self._ticked_s = -math.inf
+        """Time of the last Raft tick."""
         self._leader = ""
         """Metadata leader to which it was sent."""
 
@@ -103,15 +106,20 @@ class Heartbeats:
                 self._timer.cancel()
 
     def _beat(self) -> None:
-        """Send a heartbeat, without a tick of the metadata group, and set the timer for the next one."""
+        """Send a heartbeat, without a tick of the metadata group, and set the timer for the next one.
+
+        While there are ticks, the timer leaves time for the next tick. After a few heartbeats, all of them leave with ticks.
+        """
         self._role.current.ticked = self._ticked
-        self._one_beat(self.pace.every_s)
+        has_ticks = time.monotonic() - self._ticked_s < _WAIT_FOR_TICK * self.pace.every_s
+        self._one_beat(self.pace.every_s * (_WAIT_FOR_TICK if has_ticks else 1))
 
     def _ticked(self) -> None:
         """Send a heartbeat with the messages of a tick if it is almost due, or at once to a new metadata leader."""
         leader = self._role.current.leader
         is_new = bool(leader) and leader != self._leader
-        if is_new or time.monotonic() - self._sent_s >= _EARLY_SHARE * self.pace.every_s:
+        self._ticked_s = time.monotonic()
+        if is_new or self._ticked_s - self._sent_s >= _EARLY_SHARE * self.pace.every_s:
             self._one_beat(self.pace.every_s * _WAIT_FOR_TICK)
 
     def _one_beat(self, next_s: float) -> None:

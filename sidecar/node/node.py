@@ -563,6 +563,7 @@ class Node(RunningNode):
 
     def _lease_granted(self, sent_ns: int, lease_ns: int) -> None:
         self._metadata_contact.now()
+        self._loop_watch.heartbeat_answered()
         if self.partitions is not None:
             self.partitions.heartbeat_answered(sent_ns, lease_ns)
         self._workers.heartbeat_answered(sent_ns, lease_ns)

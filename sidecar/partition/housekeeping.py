@@ -20,6 +20,7 @@ from liftpy.errors import CorruptionError, LiftError, StorageError
 from sidecar.partition.replica_manager import Partitions
 from sidecar.partition.worker import PartitionWorker
 from sidecar.runtime.tasks import spawn
+from sidecar.runtime.timers import until_next_s
 
 logger = logging.getLogger("liftpy.housekeeping")
 
@@ -55,7 +56,7 @@ class Housekeeping:
     async def _run(self) -> None:
         next_retention = time.monotonic() + RETENTION_EVERY_S
         while True:
-            await asyncio.sleep(self._checkpoint_every_s)
+            await asyncio.sleep(until_next_s(self._checkpoint_every_s))
             await self._checkpoints()
             if time.monotonic() >= next_retention:
                 next_retention = time.monotonic() + RETENTION_EVERY_S

@@ -27,6 +27,7 @@ from liftpy.errors import CorruptionError, LiftError, StorageError
 from sidecar.disk.files import replace_file
 from sidecar.partition.worker import PartitionWorker
 from sidecar.runtime.tasks import spawn
+from sidecar.runtime.timers import until_next_s
 
 logger = logging.getLogger("liftpy.scrub")
 
@@ -124,11 +125,11 @@ class Scrub:
         while True:
             try:
                 if not self._bytes_per_s or not (await self._one_that_was_sealed() or await self._one_in_order()):
-                    await asyncio.sleep(_CHECK_EVERY_S)
+                    await asyncio.sleep(until_next_s(_CHECK_EVERY_S))
             except LiftError as error:  # a segment or a whole partition is gone, or the disk has no room for the progress
                 self._counters["scrub_interrupted"] += 1
                 logger.debug("scrub interrupted error=%s: continuing", error)
-                await asyncio.sleep(_CHECK_EVERY_S)
+                await asyncio.sleep(until_next_s(_CHECK_EVERY_S))
 
     async def _one_that_was_sealed(self) -> bool:
         for worker in self._workers:  # every second, so it does not sort them

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,15 @@ Deadlines of idle partitions then fire together, and one write can serve many of
 
 SLICE_NS = 8 * NS_PER_MS
 """Maximum time for deadlines in one wake-up, in nanoseconds. The others run in the next turn of the loop."""
+
+
+def until_next_s(period_s: float) -> float:
+    """Return the time until the next multiple of ``period_s`` on the wall clock, in seconds. It is at least a tenth of the period.
+
+    Tasks that run at such times wake the process together.
+    """
+    rest_s = period_s - time.time() % period_s
+    return rest_s if rest_s >= period_s / 10 else rest_s + period_s
 
 
 class Timer:

@@ -14,11 +14,12 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.observe.node_health import Check, HealthInput, ReplicaSyncCheck, live, ready
 from sidecar.runtime.logs import LOGS
+from sidecar.runtime.timers import until_next_s
 
 ASKED = b'{"health": true}'
 """Payload of a health question on ``<ns>.status.<node>``."""
 EVERY_S = 0.1
-IDLE_EVERY_S = 0.25
+IDLE_EVERY_S = 1.0
 """Interval of the measurements while the node holds no publishes and no reads, in seconds."""
 
 
@@ -87,8 +88,8 @@ class LoopWatch:
 
     The timer also counts changes of the metadata leader, and logs the numbers of suppressed log lines.
 
-    ``leader``: returns the id of the metadata leader, '' for none. ``on_tick``: called at each measurement. It returns
-    whether the node is idle.
+    ``leader``: returns the id of the metadata leader, '' for none. ``on_tick``: called at each measurement and at each
+    ``heartbeat_answered``. It returns whether the node is idle.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class LoopWatch:
         self._leader = ""
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
+        self._is_idle = False
 
     def start(self) -> None:
         self._wait(asyncio.get_running_loop(), EVERY_S)
@@ -111,12 +113,19 @@ class LoopWatch:
     def _measure_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         self._instruments.loop_lag.observe(max(0.0, loop.time() - self._due))
         LOGS.suppression.write_counts()
-        is_idle = self._on_tick()
+        self._is_idle = self._on_tick()
         leader = self._leader_now()
         if leader and leader != self._leader:
             self._instruments.leader_changes += bool(self._leader)
             self._leader = leader
-        self._wait(loop, IDLE_EVERY_S if is_idle else EVERY_S)
+        self._wait(loop, until_next_s(IDLE_EVERY_S) if self._is_idle else EVERY_S)
+
+    def heartbeat_answered(self) -> None:
+        """Measure at the shorter interval from now on if the node is no longer idle. The node calls it, because it is awake then."""
+        if self._is_idle and self._timer is not None and not self._on_tick():
+            self._is_idle = False
+            self._timer.cancel()
+            self._wait(asyncio.get_running_loop(), EVERY_S)
 
     def close(self) -> None:
         if self._timer is not None:

@@ -26,6 +26,7 @@ from liftpy.core.observe.node_summary import percentile
 from liftpy.nats.urls import without_secrets
 from sidecar.partition.figures import BY_STREAM
 from sidecar.runtime import clock
+from sidecar.runtime.timers import until_next_s
 from sidecar.status.figures import disk_space
 from sidecar.status.report import Reporter
 
@@ -244,7 +245,7 @@ class NodeWatcher:
     async def run(self) -> None:
         while True:
             self.sample(time.monotonic())
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(until_next_s(EVERY_S))
 
     def sample(self, now_s: float) -> None:
         reporter = self._reporter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import PartitionStatus
@@ -29,6 +30,8 @@ _ELECTION_S = 5.0
 """Time for the elections after a restart, in seconds. Then a partition without a leader waits for an operator."""
 _QUIET_S = 3.0
 _QUIET_MESSAGES_PER_S = 400
+_QUIET_WAKES_PER_S = 100
+"""Maximum number of wake-ups of a node per second in a cluster without load, for each of its processes."""
 
 
 class Story:
@@ -146,7 +149,15 @@ class Story:
         """Check that a cluster without load is quiet, and that its supervisors are satisfied."""
         world = self.world
         before = world.scheduler.counters["messages"]
+        loops = {loop: loop.wakes for loop in world.scheduler.loops if loop.process.name in {node.name for node in world.nodes}}
         await asyncio.sleep(_QUIET_S)
+        wakes = Counter[str]()
+        for loop, seen in loops.items():
+            wakes[loop.process.name] += loop.wakes - seen
+        world.scheduler.counters["wake-ups of nodes per s when quiet, sum"] += int(wakes.total() / _QUIET_S)
+        for name, count in wakes.items():
+            if count / _QUIET_S > _QUIET_WAKES_PER_S:
+                world.scheduler.violated(f"{name} wakes up {count / _QUIET_S:.0f} times per s in a quiet cluster")
         per_s = (world.scheduler.counters["messages"] - before) / _QUIET_S
         world.scheduler.counters["messages per s when quiet, sum"] += int(per_s)
         if per_s > _QUIET_MESSAGES_PER_S:

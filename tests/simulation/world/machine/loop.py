@@ -102,6 +102,9 @@ class VirtualLoop(_Base):  # type: ignore[misc]
         """The scheduler looks at it then."""
         self._in_turn = False
         self.last_count = 0
+        self.wakes = 0
+        """Number of turns before which the process slept."""
+        self._has_slept = True
         self.number = self.scheduler.next_number()
         self.stopped: Callable[[], None] | None = None
         """The thread that waits in ``run_forever``."""
@@ -166,6 +169,7 @@ class VirtualLoop(_Base):  # type: ignore[misc]
             else:
                 ready.append(timer)
         self.last_count = count = len(ready)
+        self.wakes += self._has_slept
         if count > MOST_CALLBACKS:
             self.scheduler.violated(f"{self.process.name}: {count} callbacks in one turn of the loop")
         before = events._get_running_loop()
@@ -181,6 +185,7 @@ class VirtualLoop(_Base):  # type: ignore[misc]
                         return
         finally:
             self._in_turn = False
+            self._has_slept = not ready
             events._set_running_loop(before)
         if self._stopping:
             self._stopping = False
