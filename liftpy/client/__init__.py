@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from liftpy.client.admin import Admin
-    from liftpy.client.batch_view import BatchSlice
+    from liftpy.client.batch_view import BatchSlice, ConsumedBatch, ConsumedRecord, GroupBatch
     from liftpy.client.client import Client, connect
-    from liftpy.client.consumed import ConsumedBatch, ConsumedRecord, GroupBatch
     from liftpy.client.consumer import Consumer, EventKind, ReadEvent, ReadOptions
     from liftpy.client.cursor import Cursor
     from liftpy.client.group import Group, GroupOptions
@@ -120,7 +119,7 @@ _NAMES = {
     "liftpy.client.cursor": ("Cursor",),
     "liftpy.client.group": ("Group", "GroupOptions"),
     "liftpy.client.group_admin": ("Cursors", "GroupRejectedError", "Groups", "Queues"),
-    "liftpy.client.consumed": ("ConsumedBatch", "ConsumedRecord", "GroupBatch"),
+    "liftpy.client.batch_view": ("BatchSlice", "ConsumedBatch", "ConsumedRecord", "GroupBatch"),
     "liftpy.client.services": (
         "CommandAnswer",
         "CommandFailedError",
@@ -141,7 +140,6 @@ _NAMES = {
     "liftpy.core.wire.batch": ("ByteArray", "HeaderArray", "Record", "RecordColumns"),
     "liftpy.core.services.queries": ("QueryFailedError",),
     "liftpy.client.queue": ("Job", "LeaseLostError", "Queue", "QueueOptions"),
-    "liftpy.client.batch_view": ("BatchSlice",),
 }
 """Module -> names that it defines. A name is imported when it is used, so that short commands start fast."""
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}

@@ -117,6 +117,9 @@ class Admin(NodeRequests):
     - Cluster: ``describe_cluster``, ``set_node``, ``change_controllers``, ``set_default_quota``, ``set_feature_level``.
     - Single nodes: ``node_status``, ``node_health``, ``node_settings``, ``reload_settings``.
 
+    Each method raises UnavailableError if the metadata group or the node did not answer in time. It raises NotAllowedError
+    if this user lacks the permission, and ProtocolError if the answer cannot be read.
+
     Example:
         await client.admin.alter_stream("orders", retention_age_s=86_400)
         print(await client.admin.node_ids())
@@ -235,23 +238,9 @@ class Admin(NodeRequests):
         config: StreamConfig | None = None,
         placement: PlacementOptions | None = None,
     ) -> PlacementPlan:
-        """Show where ``create_stream`` would place the replicas. Create nothing.
+        """Return where ``create_stream`` would place the replicas, and the load of each node. Create nothing.
 
-        Args:
-            name: Name of the stream.
-            subject: NATS subject of the stream.
-            partitions: Number of partitions. Default 1.
-            replicas: Replicas per partition. Default 0: 3, or the number of live nodes if there are fewer.
-            config: Settings of the stream. Default None: ``StreamConfig()``.
-            placement: Placement policy, or an assignment by hand. Default None: the default policy.
-
-        Returns:
-            The planned replicas, and the load of each node.
-
-        Raises:
-            AlreadyExistsError: The name is taken.
-            ConfigError: A setting is not allowed, or no node has room.
-            UnavailableError: The metadata group did not answer in time.
+        The arguments and errors are those of ``create_stream``.
         """
         create = self._create(name, subject, partitions, replicas, config, placement or PlacementOptions())
         create.dryRun = True
@@ -289,11 +278,6 @@ class Admin(NodeRequests):
 
         Raises:
             NotFoundError: No such stream.
-            UnavailableError: The metadata group did not answer in time.
-
-        Example:
-            stream = await client.stream("orders")
-            print(stream.partitions[0].leader)
         """
         return StreamInfo.of(await self._streams.stream(name))
 
@@ -302,13 +286,6 @@ class Admin(NodeRequests):
 
         Args:
             internal: If True, include the internal streams of the cluster. Default False.
-
-        Raises:
-            UnavailableError: The metadata group did not answer in time.
-
-        Example:
-            for stream in await client.admin.list_streams():
-                print(stream.name, len(stream.partitions))
         """
         streams = (await self._metadata.describe()).streams()
         return [StreamInfo.of(stream) for stream in streams if internal or not is_internal(stream.name)]
@@ -344,7 +321,6 @@ class Admin(NodeRequests):
             NotFoundError: No such stream.
             ConfigError: Not enough nodes, or a setting is wrong or cannot be changed.
             StaleRequestError: The stream has another config version.
-            UnavailableError: The metadata group did not answer in time.
 
         Example:
             await client.admin.alter_stream("orders", retention_age_s=86_400, read_only=True)
@@ -398,9 +374,6 @@ class Admin(NodeRequests):
             NotFoundError: No such stream.
             ConfigError: Fewer partitions than before, or not enough nodes.
             UnavailableError: No answer in time, or the new leaders were not ready.
-
-        Example:
-            await client.admin.add_partitions("orders", 6)
         """
         check_number("ready_s", ready_s, 0, _MAX_READY_S)
         more = self._add_partitions_request(name, partitions, uid, placement or PlacementOptions())
@@ -412,21 +385,9 @@ class Admin(NodeRequests):
     async def plan_partitions(
         self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementOptions | None = None
     ) -> PlacementPlan:
-        """Show where ``add_partitions`` would place new partitions. Add nothing.
+        """Return where ``add_partitions`` would place the replicas, and the load of each node. Add nothing.
 
-        Args:
-            name: Name of the stream.
-            partitions: New total number of partitions. Default 0: as many as the assignment in ``placement`` makes.
-            uid: Only if the stream has this uid. Default '': whatever stream has the name.
-            placement: Placement policy, or an assignment by hand. Default None: the policy of the stream.
-
-        Returns:
-            The planned replicas, and the load of each node.
-
-        Raises:
-            NotFoundError: No such stream.
-            ConfigError: Fewer partitions than before, or not enough nodes.
-            UnavailableError: The metadata group did not answer in time.
+        The arguments and errors are those of ``add_partitions``.
         """
         more = self._add_partitions_request(name, partitions, uid, placement or PlacementOptions())
         more.dryRun = True
@@ -475,8 +436,6 @@ class Admin(NodeRequests):
 
         Raises:
             NotFoundError: No such stream, or another uid.
-            NotAllowedError: This user may not change streams.
-            UnavailableError: The metadata group did not answer in time.
 
         Example:
             await client.admin.delete_stream("orders")
@@ -492,9 +451,8 @@ class Admin(NodeRequests):
     ) -> int:
         """Delete the committed records below an offset or before a time.
 
-        Readers stop seeing the records at once. The disk space is freed segment by segment. The deletion applies to
-        every replica, also to replicas that are offline now. It cannot be undone. The batch that contains ``before``
-        stays whole. The caller needs permission to read the stream.
+        Readers stop seeing the records at once. The deletion cannot be undone, and also applies to replicas that are
+        offline now. The batch that contains ``before`` stays whole. The caller needs permission to read the stream.
 
         Args:
             stream: Name of the stream.
@@ -646,7 +604,6 @@ class Admin(NodeRequests):
             NotFoundError: No such stream or partition. No partition is paused then.
             ConfigError: ``partitions`` is empty or not valid.
             StaleRequestError: The stream has another config version.
-            UnavailableError: The metadata group did not answer in time.
 
         Example:
             await client.admin.pause("orders")
@@ -672,10 +629,6 @@ class Admin(NodeRequests):
         Raises:
             NotFoundError: No such stream or partition.
             ConfigError: ``partitions`` is empty or not valid.
-            UnavailableError: The metadata group did not answer in time.
-
-        Example:
-            await client.admin.resume("orders", [0, 1])
         """
         return await self._pause(stream, partitions, Pause.NOT_PAUSED, uid, None)
 
@@ -719,7 +672,6 @@ class Admin(NodeRequests):
             NotFoundError: No such stream, partition or node.
             ConfigError: The election is not possible now. The text says why.
             StaleRequestError: The partition changed at the same time.
-            UnavailableError: The metadata group did not answer in time.
 
         Example:
             await client.admin.elect_leader("orders", 0, "n2")
@@ -750,7 +702,6 @@ class Admin(NodeRequests):
         Raises:
             NotFoundError: No such stream, partition or node.
             ConfigError: The targets are not possible.
-            UnavailableError: The metadata group did not answer in time.
 
         Example:
             stream = await client.stream("orders")
@@ -775,9 +726,6 @@ class Admin(NodeRequests):
 
         Returns:
             One text for each rejected request: partition and reason.
-
-        Raises:
-            UnavailableError: The metadata group did not answer in time.
         """
         refused: list[str] = []
         for batch in _batches(wishes):
@@ -815,10 +763,6 @@ class Admin(NodeRequests):
         Raises:
             NotFoundError: No such node.
             ConfigError: A value is not allowed.
-            UnavailableError: The metadata group did not answer in time.
-
-        Example:
-            await client.admin.set_node("n3", leaving=True)
         """
         check_name(node_id, "node")
         request = cluster_pb2.SetNode(nodeId=node_id)
@@ -848,7 +792,6 @@ class Admin(NodeRequests):
 
         Raises:
             NotFoundError: No such node.
-            UnavailableError: The metadata group did not answer in time.
         """
         check_name(node_id, "node")
         request = cluster_pb2.SetNode(nodeId=node_id, weightAsItSays=weight, rackAsItSays=rack)
@@ -866,7 +809,6 @@ class Admin(NodeRequests):
         Raises:
             NotFoundError: No such node.
             ConfigError: The node still runs or holds replicas.
-            UnavailableError: The metadata group did not answer in time.
         """
         check_name(node_id, "node")
         await self._metadata.command(cluster_pb2.ControlRequest(removeNode=cluster_pb2.RemoveNode(nodeId=node_id)))
@@ -888,7 +830,6 @@ class Admin(NodeRequests):
             NotFoundError: No such node or controller.
             AlreadyExistsError: The node is a controller already, or another change is in progress.
             ConfigError: The change would leave no live majority, or too many or no controllers.
-            UnavailableError: The metadata group did not answer in time.
 
         Example:
             print(await client.admin.change_controllers(add="n4", remove="n1"))
@@ -909,9 +850,6 @@ class Admin(NodeRequests):
 
         Returns:
             The levels. ``reasons`` says why ``level`` cannot be finalized now.
-
-        Raises:
-            UnavailableError: The metadata group did not answer in time.
         """
         check_count("level", level, 0, MAX_INT32)
         request = cluster_pb2.SetFeatureLevel(level=level, dryRun=True)
@@ -931,7 +869,6 @@ class Admin(NodeRequests):
         Raises:
             ConfigError: A node does not support the level. The text names it.
             StaleRequestError: A node registered at the same time. Retry.
-            UnavailableError: The metadata group did not answer in time.
         """
         check_count("level", level, 0, MAX_INT32)
         request = cluster_pb2.SetFeatureLevel(level=level)
@@ -940,11 +877,7 @@ class Admin(NodeRequests):
     async def default_quota(self) -> DefaultQuota:
         """Return the quota of streams that have no quota of their own.
 
-        Returns:
-            The default quota of the cluster. All rates are 0 if there is none.
-
-        Raises:
-            UnavailableError: The metadata group did not answer in time.
+        All rates are 0 if there is none.
         """
         return QUOTA.from_pb((await self._metadata.summary()).image.defaultQuota)
 
@@ -964,10 +897,6 @@ class Admin(NodeRequests):
 
         Raises:
             ConfigError: A value is out of range, or the feature level of the cluster is below 4.
-            UnavailableError: The metadata group did not answer in time.
-
-        Example:
-            await client.admin.set_default_quota(records_per_s=10_000)
         """
         for name, value in (("records_per_s", records_per_s), ("bytes_per_s", bytes_per_s), ("by_token", by_token)):
             check_count(name, value or 0)
@@ -982,11 +911,7 @@ class Admin(NodeRequests):
     async def session_times(self) -> SessionTimes | None:
         """Return the session and lease times of the cluster.
 
-        Returns:
-            The times. None below feature level 5: then each node uses its own settings.
-
-        Raises:
-            UnavailableError: The metadata group did not answer in time.
+        None below feature level 5: then each node uses its own settings.
         """
         image = (await self._metadata.summary()).image
         return TIMES.from_pb(image.sessionTimes) if image.HasField("sessionTimes") else None
@@ -1006,10 +931,6 @@ class Admin(NodeRequests):
         Raises:
             ConfigError: The times are not allowed, or the feature level of the cluster is below 5.
             StaleRequestError: Another change is not settled, or came first.
-            UnavailableError: The metadata group did not answer in time.
-
-        Example:
-            await client.admin.set_session_times(session_s=5.0, lease_s=2.0)
         """
         for name, value, low_ms in (("session_s", session_s, MIN_SESSION_MS), ("lease_s", lease_s, MIN_LEASE_MS)):
             if value is not None:
@@ -1027,9 +948,6 @@ class Admin(NodeRequests):
 
         Internal streams belong to the cluster. Their names begin with ``_``. Without this call, requests to change them
         are rejected. Clients never publish to them. Every client may read them by name.
-
-        Example:
-            client.admin.allow_internal()
         """
         self._metadata.internal = True
 
@@ -1051,10 +969,7 @@ class Admin(NodeRequests):
             await asyncio.sleep(0 if are_live else _LIVE_AGAIN_S)
 
     async def _wait_for_leader(self, stream: StreamImage, partition: int, ready_s: float) -> None:
-        """Wait at most ``ready_s`` seconds until the leader of a partition accepts messages.
-
-        The leader itself is asked for its bounds. A client without read permissions asks the node of the leader for its status.
-        """
+        """Ask the leader for its bounds. A client without read permissions asks the node of the leader for its status."""
         try:
             options = ReadOptions(patience_s=max(ready_s, 0.01), answer_timeout_s=1.0)
             await self._streams.reader(stream.name, partition, options).bounds(stream.uid)

@@ -47,7 +47,7 @@ def object_of(node_id: str, answer: bytes) -> dict[str, Any]:
 
 
 class NodeRequests:
-    """Requests to single nodes and controllers. ``client.admin`` has these methods.
+    """Requests to single nodes and controllers. ``client.admin`` has these methods, and its class says which errors they raise.
 
     ``metadata``: the way to the metadata group. None: created at the first request that needs it.
     """
@@ -72,9 +72,6 @@ class NodeRequests:
             linearizable: If True, the answer contains every change that was committed before this call. Default False:
                 the state that the metadata leader last applied.
 
-        Raises:
-            UnavailableError: The metadata group did not answer in time.
-
         Example:
             state = await client.admin.describe_cluster()
             print(state.metadata_leader, sorted(state.image.nodes))
@@ -87,13 +84,6 @@ class NodeRequests:
         Args:
             node_id: Id of the node.
             timeout_s: Time limit per page, in seconds. Default 2.
-
-        Raises:
-            UnavailableError: The node did not answer in time, or rejected the request because of load.
-
-        Example:
-            status = await client.admin.node_status("n1")
-            print(len(status["partitions"]))
         """
         status = page = await self.ask_node(node_id, envelope.encode(MessageType.STATUS_REQUEST, b""), timeout_s)
         after: list[Any] = []
@@ -115,9 +105,6 @@ class NodeRequests:
         Args:
             node_id: Id of the node.
             timeout_s: Time limit, in seconds. Default 2.
-
-        Raises:
-            UnavailableError: The node did not answer in time.
         """
         return await self.ask_node(node_id, b'{"health": true}', timeout_s)
 
@@ -127,10 +114,6 @@ class NodeRequests:
         Args:
             node_id: Id of the node.
             timeout_s: Time limit, in seconds. Default 2.
-
-        Raises:
-            UnavailableError: The node did not answer in time.
-            ProtocolError: The answer cannot be read.
         """
         return summary_from_json((await self.ask_node(node_id, ASKED, timeout_s)).get("glance"))
 
@@ -141,10 +124,6 @@ class NodeRequests:
             node_id: Id of the node.
             question: The request, as JSON. The page on operating nodes lists the requests.
             timeout_s: Time limit, in seconds. Default 2.
-
-        Raises:
-            UnavailableError: The node did not answer in time, or rejected the request because of load.
-            ProtocolError: The answer cannot be read.
         """
         subject = self._subjects.status(check_name(node_id, "node"))
         return _accepted(node_id, await self._request(node_id, subject, question, timeout_s))
@@ -155,12 +134,8 @@ class NodeRequests:
         return self._transport.connection.is_connected
 
     async def node_ids(self) -> list[str]:
-        """Return the ids of all registered nodes, sorted. Cheap in a large cluster.
-
-        Raises:
-            UnavailableError: The metadata group did not answer in time.
-        """
-        return await self._metadata.node_ids()
+        """Return the ids of all registered nodes, sorted. Cheap in a large cluster."""
+        return sorted(node.nodeId for node in await self._metadata.nodes())
 
     async def watch_majority(self) -> None:
         """Return when the metadata group has a leader and a majority. Keep asking while no controller answers.
@@ -189,13 +164,6 @@ class NodeRequests:
 
         Returns:
             The answer of the node. It has ``error`` if the node rejected the request.
-
-        Raises:
-            UnavailableError: The node did not answer in time.
-            NotAllowedError: This user has no operator permissions.
-
-        Example:
-            await client.admin.node_log_level("n1", "debug", for_s=60)
         """
         check_number("for_s", for_s)
         question = json.dumps({"level": level, "for_s": for_s}).encode()
@@ -213,7 +181,6 @@ class NodeRequests:
             timeout_s: Time limit, in seconds. Default 2.
 
         Raises:
-            UnavailableError: The node did not answer in time.
             ProtocolError: The node's version is too old, or the node is still starting.
         """
         subject = self._subjects.status(check_name(node_id, "node"))
@@ -235,10 +202,6 @@ class NodeRequests:
         Returns:
             ``applied``: names of settings that changed. ``wait``: names that need a restart. Or ``error``: nothing
             changed.
-
-        Raises:
-            UnavailableError: The node did not answer in time.
-            ProtocolError: The answer cannot be read.
         """
         subject = self._subjects.control_settings(check_name(node_id, "node"))
         return await self._ask_node(node_id, subject, RELOAD, timeout_s)
@@ -253,10 +216,6 @@ class NodeRequests:
 
         Returns:
             ``removed`` and ``bytes``, or ``error``: then nothing was removed.
-
-        Raises:
-            UnavailableError: The node did not answer in time.
-            ProtocolError: The answer cannot be read.
         """
         subject = self._subjects.control_settings(check_name(node_id, "node"))
         question = json.dumps({"remove_data": directories}).encode()
@@ -273,10 +232,6 @@ class NodeRequests:
 
         Returns:
             The answer of the node: ``node_events`` with ``events`` and ``more``. An older node returns ``error``.
-
-        Raises:
-            UnavailableError: The node did not answer in time.
-            NotAllowedError: This user has no operator permissions.
         """
         subject = self._subjects.control_settings(check_name(node_id, "node"))
         question = json.dumps({"node_events": {"after": after, "since_ns": since_ns}}).encode()
@@ -294,7 +249,6 @@ class NodeRequests:
 
         Raises:
             UnavailableError: The node did not answer in time, or its version does not know the request.
-            NotAllowedError: This user has no operator permissions.
         """
         subject = self._subjects.control_settings(check_name(node_id, "node"))
         details = {"stream": stream, "partition": partition, "sender": self._subjects.principal, "query": query}
@@ -303,12 +257,9 @@ class NodeRequests:
             raise UnavailableError(f"Node {node_id} cannot keep the audit event: {answer.get('error')}. Upgrade the node.")
 
     async def controller_ids(self) -> list[str]:
-        """Return the ids of all controllers, the metadata leader first. Any controller answers.
-
-        Raises:
-            UnavailableError: No controller answered in time.
-        """
-        return await self._metadata.controller_ids()
+        """Return the ids of all controllers, the metadata leader first. Any controller answers."""
+        cluster = await self._metadata.summary()
+        return sorted((one.nodeId for one in cluster.controllers), key=lambda node: (node != cluster.metadataLeader, node))
 
     async def cluster_events(
         self, controller: str, after: tuple[int, int], since_ns: int = 0, timeout_s: float = 2.0
@@ -324,10 +275,6 @@ class NodeRequests:
         Returns:
             ``events``, and ``more`` if there are others. The controller does not have all events before ``begins``
             (index) and ``begins_ns`` (time).
-
-        Raises:
-            UnavailableError: The controller did not answer in time.
-            ProtocolError: The answer cannot be read.
         """
         subject = self._subjects.control_events(check_name(controller, "node"))
         question = json.dumps({"after": list(after), "since_ns": since_ns}).encode()
@@ -358,7 +305,7 @@ class NodeRequests:
             NotFoundError: The cluster has no such node. The text names its nodes.
         """
         try:
-            nodes = await self._metadata.node_ids()
+            nodes = await self.node_ids()
         except LiftError:
             return
         if node_id not in nodes:

@@ -141,12 +141,6 @@ class Client:
 
     Use a Client only in the event loop that created it. Scripts without asyncio use ``liftpy.client.sync``.
 
-    Args:
-        transport: The NATS connection.
-        subjects: The subjects of the namespace.
-        owns_connection: True if ``close`` also closes the NATS connection.
-        factories: Factories that add traces. Default None: no traces.
-
     Example:
         async with liftpy.connect("nats://127.0.0.1:4222") as client:
             async for record in client.consume("orders", until="end"):
@@ -158,6 +152,7 @@ class Client:
     ) -> None:
         self._transport = transport
         self._owns_connection = owns_connection
+        """True if ``close`` also closes the NATS connection."""
         self._factories = factories or ClientFactories()
         self._streams = StreamDirectory(MetadataRequests(transport, subjects), self._factories)
         self._closing: asyncio.Task[None] | None = None
@@ -269,7 +264,7 @@ class Client:
         if start == "":  # not `if not start`: the offset 0 is a start
             start = "new" if backwards else "earliest"
         reader = self._streams.reader(stream, partition, options)
-        return self._factories.consumer(reader, start, until, after_epoch, wanted=wanted, backwards=backwards)
+        return Consumer(reader, start, until, after_epoch, wanted=wanted, backwards=backwards)
 
     def consume_many(
         self,

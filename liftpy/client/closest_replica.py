@@ -1,13 +1,8 @@
 """Chooses the in-sync replica that is closest to a reader: first on the reader's host, then in its rack, then any.
 
-If no replica on the host answers correctly, the reader asks one in the rack, and then any other. A failed replica is
-not chosen for ``AWAY_S`` seconds.
-
 The choice affects only speed. Every replica answers up to its own high watermark (HW). A replica that lacks records
-that the reader already has counts as failed.
-
-``this_host`` returns an id of this machine. A reader and a node on the same machine have the same id, so they can open
-each other's files.
+that the reader already has counts as failed. A reader and a node on the same machine have the same ``this_host``, so
+they can open each other's files.
 """
 
 from __future__ import annotations
@@ -34,10 +29,8 @@ AWAY_S = 10.0
 class ReplicaSelector:
     """Chooses the closest replica for a reader.
 
-    Args:
-        rack: Rack of the reader. '': unknown.
-        partition: Function that returns the current state of the partition.
-        nodes_near: Function of a rack. It returns the nodes on the reader's host, and the nodes in the rack.
+    ``rack``: rack of the reader, '' if unknown. ``partition``: returns the current state of the partition. ``nodes_near``:
+    function of a rack that returns the nodes on the reader's host, and the nodes in the rack.
     """
 
     def __init__(

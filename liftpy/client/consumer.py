@@ -34,9 +34,9 @@ from liftpy.client.progress import (
     ReadProgress,
     bounds_of,
     check_head,
+    decode_answer,
     facts_of,
     files_of,
-    must_agree,
 )
 from liftpy.client.retrying import retry_attempts
 from liftpy.core.base.ids import check_uid, quote
@@ -44,7 +44,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.filters import NOTHING_LEFT_OUT, Filter
-from liftpy.core.wire.frames import MisdirectedError, check_partition_address
+from liftpy.core.wire.frames import MisdirectedError
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     ConfigError,
@@ -226,6 +226,9 @@ class PartitionReader:
     ``node`` is the replica that answered last. The next request goes to it. '': any replica.
     """
 
+    on_delivery: Callable[[BatchSlice], None] | None = None
+    """Callback for each slice that an iteration delivers, for traces. None: no callback."""
+
     def __init__(
         self,
         transport: Transport,
@@ -259,12 +262,27 @@ class PartitionReader:
         """Raise ClientClosedError if the client is closed, or ConfigError in another event loop than the client's."""
         self._transport.must_be_usable()
 
-    def ahead(self, begin: Callable[[], Awaitable[Fetch]]) -> ReadAhead:
-        """Return a queue that fetches up to ``options.read_ahead`` answers in the background.
+    def iterate(
+        self,
+        begin: Callable[[], Awaitable[Fetch]],
+        unfold: Callable[[BatchSlice], Iterator[Item]],
+        handed_on: LastItem | None = None,
+    ) -> Iteration[Item]:
+        """Return an iterator that fetches up to ``options.read_ahead`` answers in the background.
 
-        ``begin``: function that starts the read and returns its fetch function.
+        ``begin``: function that starts the read and returns its fetch function. The others are the arguments of ``Iteration``.
         """
-        return ReadAhead(f"{self.stream}/{self.partition}", self._transport, self.options.read_ahead, begin)
+        ahead = ReadAhead(f"{self.stream}/{self.partition}", self._transport, self.options.read_ahead, begin)
+        on_delivery = self.on_delivery
+        if on_delivery is None:
+            return Iteration(ahead, unfold, handed_on)
+
+        def deliver(piece: BatchSlice) -> Iterator[Item]:
+            items = unfold(piece)
+            on_delivery(piece)
+            return items
+
+        return Iteration(ahead, deliver, handed_on)
 
     def fetching(self, progress: ReadProgress, until_ns: int | None = None) -> Fetch:
         """Return a function that fetches the next slices of the read ``progress``. It returns None at the end.
@@ -341,8 +359,9 @@ class PartitionReader:
                 "tombstones missed partition=%s/%s offset=%d: compaction dropped them before this reader came to them, so that deleted "
                 "keys may look alive; continuing", self.stream, self.partition, progress.next_offset,
             )  # fmt: skip
+        arrived_ns = time.time_ns()
         for piece in slices:
-            piece.batch.on_damage = self._report_bad_batch
+            piece.batch.on_damage, piece.batch.arrived_ns = self._report_bad_batch, arrived_ns
         self.node = self.options.node or progress.node
         if self._nearest is not None and progress.node != node:  # the asked replica was silent, and another one answered
             self._nearest.note_failure(node)
@@ -367,20 +386,11 @@ class PartitionReader:
     async def bounds(
         self, uid: str = "", at_ns: int | None = None, last: tuple[int, int] = (-1, 0), *, beyond: int = 0, wait_s: float = 0.0
     ) -> tuple[Bounds, int]:
-        """Ask the leader for the bounds of the partition, and for the first offset at or after a time.
+        """Ask the leader for the bounds of the partition, and for the first offset at or after ``at_ns`` (ns since 1970).
 
-        Args:
-            uid: Expected uid of the stream. Default '': any.
-            at_ns: Time to look up, in nanoseconds since 1970. Default None: none.
-            last: Offset and LeaderEpoch of a record that was read. Epoch 0: no check.
-            beyond: With ``wait_s``: wait until this offset is committed. Default 0.
-            wait_s: Time that the leader may wait, in seconds. Default 0.
-
-        Returns:
-            The bounds, and the offset for ``at_ns`` or the high watermark + 1.
-
-        Raises:
-            LogTruncatedError: The record ``last`` is no longer in the log.
+        Returns (bounds, the offset for ``at_ns`` or the high watermark + 1). ``uid``: expected uid of the stream, '' for any. ``last``:
+        offset and LeaderEpoch of a record that was read, epoch 0: no check. LogTruncatedError is raised if the record is no longer in
+        the log. The leader may wait ``wait_s`` seconds until the offset ``beyond`` is committed.
         """
         request = client_pb2.ReadRequest(boundsOnly=True, lastOffset=last[0], lastEpoch=last[1])
         request.offset, request.waitMs = beyond, round(wait_s * 1000)
@@ -399,18 +409,10 @@ class PartitionReader:
         every_records: int = 0,
         last: tuple[int, int] = (-1, 0),
     ) -> RangeFacts:
-        """Return the size in bytes and the LeaderEpochs of a committed range, as the leader reports them.
+        """Ask the leader for the size and the LeaderEpochs of a committed range, ``start`` to ``end`` (exclusive).
 
-        Args:
-            start: First offset, inclusive.
-            end: End offset, exclusive.
-            uid: Expected uid of the stream. Default '': any.
-            every_bytes: Distance of batch boundaries to return, in bytes. Default 0: none.
-            every_records: Distance of batch boundaries to return, in records. Default 0: none.
-            last: Offset and LeaderEpoch of a record that must still be in the log. Epoch 0: no check.
-
-        Returns:
-            The facts, with up to 128 batch boundaries. To get more, send a request that starts at the last boundary.
+        The facts have up to 128 batch boundaries, ``every_bytes`` bytes or ``every_records`` records apart. 0: none. To get more, send
+        a request that starts at the last boundary. ``uid``, ``last``: as in ``bounds``.
         """
         request = client_pb2.ReadRequest(boundsOnly=True, offset=start, rangeEnd=end, lastOffset=last[0], lastEpoch=last[1])
         request.borderBytes, request.borderRecords = every_bytes, every_records
@@ -436,9 +438,8 @@ class PartitionReader:
             with attempt:
                 target, node = node, self.options.node
                 request.stream, request.partition, request.requestId = self.stream, self.partition, secrets.randbits(_ID_BITS)
-                head, _ = frames.decode_read_response(await self._answer(target, request, request.waitMs / 1000))
-                check_partition_address(head, self.partition, stream=self.stream, requestId=request.requestId)
-                must_agree(head, uid, *last)
+                answer = await self._answer(target, request, request.waitMs / 1000)
+                head, _ = decode_answer(answer, (self.stream, self.partition), request.requestId, uid, last)
                 begins_at = head.node if self.options.committed else head.leader
                 self.node = self.node or begins_at  # start the read at a replica that answers
                 if not self.options.node and head.leader != head.node:
@@ -798,7 +799,7 @@ class Consumer:
             async for piece in client.consume("orders", until="end").batches():
                 print(piece.first_offset, piece.record_count)
         """
-        return self._begin(Iteration(self._ahead(), self._unfolding(whole), self._handed_on))
+        return self._begin(self._reader.iterate(self._start_fetch, whole, self._handed_on))
 
     def records(self) -> Iteration[Record]:
         """Iterate record by record.
@@ -810,10 +811,7 @@ class Consumer:
             ConfigError: Another iteration of this Consumer is running.
         """
         unfold = _newest_first if self.backwards else BatchSlice.records
-        return self._begin(Iteration(self._ahead(), self._unfolding(unfold), self._handed_on))
-
-    def _unfolding(self, unfold: Callable[[BatchSlice], Iterator[Item]]) -> Callable[[BatchSlice], Iterator[Item]]:
-        return unfold
+        return self._begin(self._reader.iterate(self._start_fetch, unfold, self._handed_on))
 
     def __aiter__(self) -> Iteration[Record]:
         return self.records()
@@ -831,20 +829,17 @@ class Consumer:
         self._iteration = weakref.ref(iteration)
         return iteration
 
-    def _ahead(self) -> ReadAhead:
-        async def begin() -> Fetch:
-            await self.begin()
-            by_time = isinstance(self._until, datetime) and not self.backwards
-            until_ns = positions.timestamp_ns(self._until) if by_time else None  # type: ignore[arg-type]
-            earlier, self._fetched = self._fetched, self._position()
-            if earlier is not None:
-                self._fetched.learn_compacted(earlier.compacted_end)
-                if self._handed_on.last is not None:
-                    self._fetched.tombstones = earlier.tombstones
-                    self._fetched.missed_tombstones = earlier.missed_tombstones
-            return self._reader.fetching(self._fetched, until_ns)
-
-        return self._reader.ahead(begin)
+    async def _start_fetch(self) -> Fetch:
+        await self.begin()
+        by_time = isinstance(self._until, datetime) and not self.backwards
+        until_ns = positions.timestamp_ns(self._until) if by_time else None  # type: ignore[arg-type]
+        earlier, self._fetched = self._fetched, self._position()
+        if earlier is not None:
+            self._fetched.learn_compacted(earlier.compacted_end)
+            if self._handed_on.last is not None:
+                self._fetched.tombstones = earlier.tombstones
+                self._fetched.missed_tombstones = earlier.missed_tombstones
+        return self._reader.fetching(self._fetched, until_ns)
 
     def _position(self) -> ReadProgress:
         """Return the state of the read directly after the last record that the application received."""
@@ -859,18 +854,13 @@ class Consumer:
         return replace(self._origin, next_offset=offset + 1, last_offset=offset, leader_epoch=last.leader_epoch)
 
 
-def read_range(
-    reader: PartitionReader, progress: ReadProgress, unfold: Callable[[BatchSlice], Iterator[BatchSlice]] = whole
-) -> Iteration[BatchSlice]:
-    """Return an iterator over the records of ``reader`` from the start to the end of ``progress``.
-
-    ``unfold``: function that turns a fetched slice into the slices to return.
-    """
+def read_range(reader: PartitionReader, progress: ReadProgress) -> Iteration[BatchSlice]:
+    """Return an iterator over the records of ``reader`` from the start to the end of ``progress``."""
 
     async def begin() -> Fetch:
         return reader.fetching(progress)
 
-    return Iteration(reader.ahead(begin), unfold)
+    return reader.iterate(begin, whole)
 
 
 def _newest_first(piece: BatchSlice) -> Iterator[Record]:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from liftpy.client.arguments import check_offset, check_partition
-from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumer import Consumer, ReadOptions
-from liftpy.client.group_admin import GroupRejectedError, ask_coordinator, name_of
+from liftpy.client.group_admin import ClientMethods, GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.positions import Position, Start, Until
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups.commands import decode_query_answer, partition_of
@@ -48,13 +47,7 @@ class Cursor:
         """Partition -> its last Consumer. It knows the LeaderEpoch of the position that the application commits."""
 
     async def open(self) -> Cursor:
-        """Open the cursor, and create it if there is none. ``client.cursor`` calls it.
-
-        Raises:
-            NotFoundError: No such stream.
-            GroupRejectedError: The name belongs to a consumer group.
-            UnavailableError: The coordinator did not answer in time.
-        """
+        """Open the cursor, and create it if there is none. ``client.cursor`` calls it."""
         home = await self._client.groups.stream()
         stream = await self._client.stream(self.stream)
         self._uid = stream.uid
@@ -146,14 +139,11 @@ class Cursor:
         Args:
             partition: Number of the partition. Default 0.
             start: Where to start if nothing is committed. Default ``earliest``.
-            until: Where to stop, as in ``client.consume``. Default None: follow new records forever.
-            subjects: Only records of these subjects. Default: all.
-            keys: Only records with these keys. Default: all.
-            backwards: If True, newest record first. Default False.
-            options: Timeouts, read-ahead and choice of replica. Default: ``ReadOptions()``.
-
-        Returns:
-            A Consumer.
+            until: As in ``client.consume``. Default None: follow new records forever.
+            subjects: As in ``client.consume``. Default: all.
+            keys: As in ``client.consume``. Default: all.
+            backwards: As in ``client.consume``. Default False.
+            options: As in ``client.consume``. Default: ``ReadOptions()``.
 
         Raises:
             OffsetOutOfRangeError: On reading: retention has deleted the records at the position.

@@ -153,11 +153,8 @@ _LONGEST_WAIT_S = 10.0
 class Addressing:
     """Current address of a partition. It is requested again if it may be out of date.
 
-    Args:
-        address: The address at the start.
-        find: Requests the address from the metadata group. None: the address never changes.
-        moved: Called after the address has changed.
-        lost: Called if the stream or partition does not exist.
+    ``find``: requests the address from the metadata group. None: the address never changes. ``moved``: called after the address has
+    changed. ``lost``: called if the stream or partition does not exist.
     """
 
     def __init__(

@@ -7,12 +7,16 @@ and commands to the group coordinator.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from liftpy import renamed
+from liftpy.client.admin import Admin
 from liftpy.client.arguments import check_offset, check_partition
+from liftpy.client.awaitable_context import AwaitableContext
+from liftpy.client.consumer import Consumer
+from liftpy.client.producer import Producer
 from liftpy.client.services import Services
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.client.stream_info import StreamInfo
@@ -55,13 +59,10 @@ async def ask_coordinator(services: Services, partition: int, command: pb.GroupC
 
 
 def name_of(code: int) -> str:
-    """Return the name of an error code of the coordinator.
+    """Return the name of an error code of the coordinator. For an unknown code, return the number as text.
 
     Args:
         code: Number of the error code.
-
-    Returns:
-        The name. For an unknown code, the number as text.
     """
     return pb.GroupCode.Name(code) if code in pb.GroupCode.values() else str(code)
 
@@ -324,6 +325,8 @@ class GroupCoordinator:
 class Groups:
     """Consumer groups of the cluster. ``client.groups`` is one. ``client.group`` joins a group.
 
+    Each method raises UnavailableError if the coordinator did not answer in time.
+
     Example:
         for summary in await client.groups.list():
             print(summary.name, summary.members)
@@ -347,15 +350,7 @@ class Groups:
         return StreamInfo.of(await self._coordinator.stream())
 
     async def list(self) -> list[GroupSummary]:
-        """Return all groups, sorted by name. Work queues are among them.
-
-        Raises:
-            UnavailableError: The coordinator did not answer in time.
-
-        Example:
-            for summary in await client.groups.list():
-                print(summary.name, summary.members)
-        """
+        """Return all groups, sorted by name. Work queues are among them."""
         return [
             _SUMMARY.from_pb(group, partition=partition)
             for group, partition in await self._coordinator.names()
@@ -370,11 +365,6 @@ class Groups:
 
         Raises:
             NotFoundError: No such group.
-            UnavailableError: The coordinator did not answer in time.
-
-        Example:
-            description = await client.groups.describe("billing")
-            print(description.positions)
         """
         return (await self._coordinator.describe(name, "group"))[0]
 
@@ -387,7 +377,6 @@ class Groups:
 
         Raises:
             GroupRejectedError: The group has members.
-            UnavailableError: The coordinator did not answer in time.
 
         Example:
             stream = await client.stream("orders")
@@ -404,7 +393,6 @@ class Groups:
         Raises:
             NotFoundError: No such group.
             GroupRejectedError: The group has members.
-            UnavailableError: The coordinator did not answer in time.
         """
         await self._coordinator.delete(name)
 
@@ -412,7 +400,8 @@ class Groups:
 class Queues:
     """Work queues of the cluster. ``client.queues`` is one. ``client.queue`` joins a queue as a worker.
 
-    A queue and a consumer group with the same name are one entry of the coordinator.
+    A queue and a consumer group with the same name are one entry of the coordinator. Each method raises UnavailableError
+    if the coordinator did not answer in time.
 
     Example:
         for figures in await client.queues.describe("workers"):
@@ -423,15 +412,7 @@ class Queues:
         self._coordinator = coordinator
 
     async def list(self) -> list[GroupSummary]:
-        """Return all queues, sorted by name.
-
-        Raises:
-            UnavailableError: The coordinator did not answer in time.
-
-        Example:
-            for summary in await client.queues.list():
-                print(summary.name, summary.queues)
-        """
+        """Return all queues, sorted by name."""
         return [
             _SUMMARY.from_pb(group, partition=partition) for group, partition in await self._coordinator.names() if group.queues
         ]
@@ -444,11 +425,6 @@ class Queues:
 
         Raises:
             NotFoundError: No such queue.
-            UnavailableError: The coordinator did not answer in time.
-
-        Example:
-            for figures in await client.queues.describe("workers"):
-                print(figures.key, figures.out, figures.dead)
         """
         queues = (await self._coordinator.describe(name, "group"))[0].queues
         if not queues:
@@ -466,7 +442,6 @@ class Queues:
         Raises:
             NotFoundError: No such queue.
             GroupRejectedError: A consumer group with the same name has members.
-            UnavailableError: The coordinator did not answer in time.
         """
         await self.describe(name)
         await self._coordinator.delete(name)
@@ -474,6 +449,8 @@ class Queues:
 
 class Cursors:
     """Cursors of the cluster. ``client.cursors`` is one. ``client.cursor`` opens a cursor.
+
+    Each method raises UnavailableError if the coordinator did not answer in time.
 
     Example:
         for name in await client.cursors.list():
@@ -484,11 +461,7 @@ class Cursors:
         self._coordinator = coordinator
 
     async def list(self) -> list[str]:
-        """Return the names of all cursors, sorted.
-
-        Raises:
-            UnavailableError: The coordinator did not answer in time.
-        """
+        """Return the names of all cursors, sorted."""
         return [group.group for group, _ in await self._coordinator.names() if group.cursor]
 
     async def describe(self, name: str) -> dict[PartitionKey, int]:
@@ -502,7 +475,6 @@ class Cursors:
 
         Raises:
             NotFoundError: No such cursor, or the name belongs to a group.
-            UnavailableError: The coordinator did not answer in time.
         """
         described, cursor = await self._coordinator.describe(name, "cursor")
         if not cursor:
@@ -520,11 +492,6 @@ class Cursors:
 
         Raises:
             GroupRejectedError: The name belongs to a group.
-            UnavailableError: The coordinator did not answer in time.
-
-        Example:
-            stream = await client.stream("orders")
-            await client.cursors.set("nightly", {stream.key(0): 100})
         """
         await self._coordinator.send_command(pb.GroupCommand(group=check_name(name, "cursor"), open=pb.OpenCursor()))
         await self._coordinator.reset(name, positions)
@@ -537,10 +504,29 @@ class Cursors:
 
         Raises:
             NotFoundError: No such cursor, or the name belongs to a group.
-            UnavailableError: The coordinator did not answer in time.
         """
         await self.describe(name)
         await self._coordinator.delete(name)
+
+
+class ClientMethods(Protocol):
+    """Methods of ``Client`` that a ManyConsumer, a group member, a queue worker and a cursor use."""
+
+    admin: Admin
+    groups: Groups
+    services: Services
+    _streams: StreamDirectory
+
+    async def stream(self, name: str) -> StreamInfo: ...
+
+    @property
+    def consume(self) -> Callable[..., Consumer]: ...
+
+    @property
+    def publish(self) -> Callable[..., Coroutine[Any, Any, Any]]: ...
+
+    @property
+    def producer(self) -> Callable[..., AwaitableContext[Producer]]: ...
 
 
 def _check(code: int, detail: str) -> None:

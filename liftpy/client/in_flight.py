@@ -151,9 +151,20 @@ class MessageIds:
         return self._form % next(self._numbers)
 
 
-def ack_reason(ack: client_pb2.Ack) -> str:
+_Ack = client_pb2.Ack
+NOT_STORED_NOW = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.QUOTA, _Ack.BELOW_MIN_ISR})
+"""Errors of negative acks after which the client sends the message again. The leader has certainly not stored it."""
+
+
+def ack_reason(ack: _Ack) -> str:
     """Return the name of the error in a negative ack. For an error that this version does not know, return its number."""
-    return client_pb2.Ack.Error.Name(ack.ackError) if ack.ackError in client_pb2.Ack.Error.values() else str(ack.ackError)
+    return _Ack.Error.Name(ack.ackError) if ack.ackError in _Ack.Error.values() else str(ack.ackError)
+
+
+def rejection(ack: _Ack, what: str) -> PublishRejectedError:
+    """Return the error for a negative ack of a partition. ``what``: what the partition rejected, for the text."""
+    reason = ack_reason(ack)
+    return PublishRejectedError(f"{ack.stream}/{ack.partition} rejected the {what}: {reason} {ack.detail}".rstrip(), reason)
 
 
 def is_final(error: LiftError) -> bool:

@@ -218,15 +218,6 @@ class MetadataRequests:
         here = {node.nodeId for node in nodes if host and node.host == host}
         return here, {node.nodeId for node in nodes if rack and node.rack == rack}
 
-    async def node_ids(self) -> list[str]:
-        """Return the ids of all registered nodes, sorted."""
-        return sorted(node.nodeId for node in await self.nodes())
-
-    async def controller_ids(self) -> list[str]:
-        """Return the ids of all controllers, the metadata leader first."""
-        cluster = await self.summary()
-        return sorted((one.nodeId for one in cluster.controllers), key=lambda node: (node != cluster.metadataLeader, node))
-
     async def summary(self) -> cluster_pb2.ClusterDescription:
         """Return the controllers and the settings of the cluster, without most of its nodes and streams."""
         request = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))

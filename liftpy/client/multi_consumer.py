@@ -15,10 +15,9 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
-from liftpy.client.batch_view import BatchSlice
-from liftpy.client.client_home import ClientMethods
-from liftpy.client.consumed import ConsumedBatch, ConsumedRecord, records_of
+from liftpy.client.batch_view import BatchSlice, ConsumedBatch, ConsumedRecord, records_of
 from liftpy.client.consumer import Consumer, ReadOptions, filter_of
+from liftpy.client.group_admin import ClientMethods
 from liftpy.client.iteration import Iteration, ResultIterator
 from liftpy.client.positions import Position, Start, Until, checked_until, resolve_start
 from liftpy.core.base.ids import check_name, is_internal, quote

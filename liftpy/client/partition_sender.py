@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from liftpy.client.arguments import check_bounds, check_count, check_partition
 from liftpy.client.encode_publish import Address, Addressing
-from liftpy.client.in_flight import PublishAck, Window, ack_reason
+from liftpy.client.in_flight import NOT_STORED_NOW, PublishAck, Window, rejection
 from liftpy.client.partition_queue import BatchRejection, BatchResult, PartitionQueue, ProducerBatch
 from liftpy.client.retrying import retry_attempts
 from liftpy.client.write_epoch import PlanChangedError, Repeat, Round, offset_in, partitions_in
@@ -37,12 +37,7 @@ from liftpy.nats.transport import Transport, is_no_responders
 
 _Ack = client_pb2.Ack
 _REFUSALS = {
-    _Ack.NOT_LEADER: BatchRejection.AGAIN,
-    _Ack.OVERLOADED: BatchRejection.AGAIN,
-    _Ack.QUOTA: BatchRejection.AGAIN,
-    _Ack.BELOW_MIN_ISR: BatchRejection.AGAIN,
-    _Ack.NO_SPACE: BatchRejection.AGAIN,
-    _Ack.WRONG_STREAM: BatchRejection.AGAIN,
+    **dict.fromkeys((*NOT_STORED_NOW, _Ack.NO_SPACE), BatchRejection.AGAIN),
     _Ack.OUT_OF_ORDER: BatchRejection.OUT_OF_ORDER,
     _Ack.UNKNOWN_PRODUCER: BatchRejection.UNKNOWN,
 }
@@ -128,10 +123,10 @@ class Source(NamedTuple):
     generation: int = 0
 
     def position_in(self, stream: StreamImage) -> SourcePosition:
-        """Return the source position at offset 0.
+        """Return the source position at offset 0. Raise NotFoundError if the source stream has no such partition.
 
         Args:
-            stream: Description of the source stream. Raises NotFoundError if it has no such partition.
+            stream: Description of the source stream.
         """
         check_partition(self.partition)
         check_count("generation", self.generation)
@@ -408,10 +403,10 @@ class PartitionSender:
             raise UnavailableError(
                 f"{self._stream}/{self.partition} rejected the request for now: {ack.detail or ack.ackError}. Retry it later."
             )
-        rejection = self._rejection(ack)
-        if self._context.round is not None and rejection.reason == "DIVERGED_PRODUCER":
-            raise PlanChangedError(str(rejection))
-        raise rejection
+        error = rejection(ack, "records")
+        if self._context.round is not None and error.reason == "DIVERGED_PRODUCER":
+            raise PlanChangedError(str(error))
+        raise error
 
     def _add_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
         source = self._context.source
@@ -524,7 +519,7 @@ class PartitionSender:
             self.addressing.doubt()
         refusal = _REFUSALS.get(ack.ackError, BatchRejection.FINAL)
         after_s = ack.retryAfterMs / 1000 if ack.ackError == _Ack.QUOTA else 0.0
-        self._batch_rejected(sequence, attempt, refusal, self._rejection(ack), now, ack.producer.nextSequence, after_s)
+        self._batch_rejected(sequence, attempt, refusal, rejection(ack, "records"), now, ack.producer.nextSequence, after_s)
 
     def _batch_acked(self, sequence: int, ack: _Ack) -> None:
         offset = ack.offset
@@ -573,12 +568,6 @@ class PartitionSender:
             self.addressing.doubt()
             return None
         return ack
-
-    def _rejection(self, ack: _Ack) -> PublishRejectedError:
-        reason = ack_reason(ack)
-        return PublishRejectedError(
-            f"{self._stream}/{self.partition} rejected the records: {reason} {ack.detail}".rstrip(), reason
-        )
 
     def _leader_moved(self) -> None:
         self._failed(NotFoundError(f"Stream {self._stream} was deleted and created again. Open the producer again."))

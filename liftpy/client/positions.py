@@ -1,26 +1,8 @@
 """Start and end of a read: words, offsets, times and positions.
 
-A start is one of these:
-
-- ``earliest``: the log start, the oldest offset that is kept.
-- ``latest``: the last committed record. On an empty stream, the first record that will be stored.
-- ``new``: records that are committed after this moment (high watermark + 1).
-- An offset: that record, inclusive. An offset outside log start .. high watermark + 1 is an error, never a silent
-  reset.
-- A time: the first record that the leader stamped at or after it. A time without a time zone is UTC. ``-10m``, or a
-  timedelta, is relative to now.
-- ``-1000``: number of offsets before the high watermark + 1, at least the log start.
-- A Position: the position of an earlier Consumer, on the same stream.
-
-An end (``until``) is one of these:
-
-- ``end``: the high watermark at the start of the read.
-- An offset: the last record, inclusive. The reader waits for an offset in the future.
-- A time: exclusive. The reader waits for a time in the future.
-- None: no end. The reader follows new records.
-
-With ``backwards`` the reader goes down from ``start`` to ``until``. A time as ``start`` means the last record before
-it. ``until="end"`` or None means the log start.
+``Client.consume`` lists the values of ``start`` and ``until``. ``latest`` on an empty stream is the first record that
+will be stored. An offset outside log start .. high watermark + 1 is an error, never a silent reset. With ``backwards`` a
+time as ``start`` means the last record before it, and ``until="end"`` or None means the log start.
 """
 
 from __future__ import annotations

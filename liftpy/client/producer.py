@@ -90,16 +90,6 @@ class Producer:
     The first error ends the producer: every later call raises it. Open the producer again to continue. The error
     ``RECORDS_LOST`` means that the log lost stored records, after an unclean election or the loss of a data directory.
 
-    Args:
-        transport: The NATS connection.
-        stream: Name of the stream.
-        name: Id of the producer.
-        addresses: Subject and uid of each partition.
-        options: Batch sizes, buffer and timeouts.
-        partitioner: How to choose the partition of a record.
-        find: Asks the metadata group for the current address of a partition.
-        source: Source position, or the round that this producer writes. Default None.
-
     Example:
         async with client.producer("orders", id="till-7") as producer:
             receipt = await producer.send(b"one", key=b"k")
@@ -286,12 +276,7 @@ class Producer:
 
     # ---- opening and closing ---------------------------------------------------------------------------------------------
     async def open(self) -> None:
-        """Ask the leader of every partition where to continue. ``client.producer`` calls it.
-
-        Raises:
-            UnavailableError: A leader did not answer within ``patience_s``.
-            PublishRejectedError: A leader rejected the producer.
-        """
+        """Ask the leader of every partition where to continue. ``client.producer`` calls it."""
         try:
             self._subscription = await self._transport.listen(f"{self._inbox}.*", self._on_answer, self._options.attempt_s)
             async with asyncio.TaskGroup() as group:

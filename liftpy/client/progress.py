@@ -7,14 +7,8 @@
 - R6: records that were read are still in the log.
 - R9: a stream with another uid is another stream.
 
-This module does not use NATS. It takes the bytes of an answer and returns checked slices of batches, or raises an
-error. A retryable error means that another replica may have a better answer.
-
-``RangeFacts`` are facts of a leader about a range of offsets. If a reader splits a range at its ``borders``, no batch is
-sent twice. The borders do not change which records are read.
-
-``BackwardProgress`` reads down from an offset to a lower one, or to the log start. If retention moves the log start
-during the read, the read ends there without an error.
+It takes the bytes of an answer and returns checked slices of batches, or raises an error. A retryable error means that
+another replica may have a better answer.
 """
 
 from __future__ import annotations
@@ -198,19 +192,15 @@ class ReadProgress:
         self._learn_compaction(head)
         if not head.compacted:
             self.compacted = False
-        piece = frames.piece_in(head, body)
-        if piece is not None:
-            whole = self.assembly.add_piece(piece)
-            if whole is None:
-                self._answered_by(head)
-                return []
-            body = whole
-        self.assembly.forget()
+        batches = whole_batches(self.assembly, head, body)
+        if batches is None:
+            self._answered_by(head)
+            return []
         slices: list[BatchSlice] = []
         position, epoch, last_offset = self.next_offset, self.leader_epoch, self.last_offset
         size_bytes = 0
         is_complete = True
-        for batch in self._split(body, head.node):
+        for batch in self._split(batches, head.node):
             if batch.next_offset <= position:
                 continue
             size_bytes += batch.header.body_size_bytes
@@ -222,7 +212,7 @@ class ReadProgress:
             if wanted:
                 slices.append(wanted)
             position, epoch, last_offset = batch.next_offset, batch.leader_epoch, batch.last_offset
-        scanned_offset = head.nextOffset - 1 if self.wanted and is_complete and piece is None else -1
+        scanned_offset = head.nextOffset - 1 if self.wanted and is_complete and not head.pieceTotal else -1
         if (
             scanned_offset > last_offset
             and head.lookedEpoch >= epoch
@@ -235,9 +225,8 @@ class ReadProgress:
 
     def _checked(self, answer: bytes | memoryview) -> tuple[client_pb2.ReadResponse, memoryview]:
         """Return (header, body) of an answer to the newest request. Raise ProtocolError if it contradicts the request."""
-        head, body = frames.decode_read_response(answer)
-        check_partition_address(head, self.partition, stream=self.stream, requestId=self._request_id)
-        must_agree(head, self.uid, self.last_offset, self.leader_epoch)
+        place, last = (self.stream, self.partition), (self.last_offset, self.leader_epoch)
+        head, body = decode_answer(answer, place, self._request_id, self.uid, last)
         self.leader = head.leader
         return head, body
 
@@ -343,11 +332,26 @@ class ReadProgress:
         self.high_watermark = max(self.high_watermark, head.highWatermark)
 
 
-def must_agree(head: client_pb2.ReadResponse, uid: str, last_offset: int, last_epoch: int) -> None:
-    """Raise ProtocolError if the header ``head`` of an answer contradicts itself or the request. The client then asks another node.
+def whole_batches(assembly: Assembly, head: client_pb2.ReadResponse, body: memoryview) -> memoryview | None:
+    """Return the batches in the body of an answer. None: it is a piece of a large batch, and ``assembly`` waits for the next one."""
+    piece = frames.piece_in(head, body)
+    batches = body if piece is None else assembly.add_piece(piece)
+    if batches is not None:
+        assembly.forget()
+    return batches
 
-    ``uid``: requested stream, '' for any. ``last_offset``, ``last_epoch``: last record that the reader has, epoch 0: none.
+
+def decode_answer(
+    answer: bytes | memoryview, place: tuple[str, int], request_id: int, uid: str, last: tuple[int, int] = (-1, 0)
+) -> tuple[client_pb2.ReadResponse, memoryview]:
+    """Return (header, body) of an answer. Raise ProtocolError if it contradicts itself or the request.
+
+    ``place``: requested stream and partition. ``uid``: uid of the stream, '' for any. ``last``: offset and LeaderEpoch of the last
+    record that the reader has, epoch 0: none.
     """
+    head, body = frames.decode_read_response(answer)
+    check_partition_address(head, place[1], stream=place[0], requestId=request_id)
+    last_offset, last_epoch = last
     wrong = ""
     if not (is_name(head.node) or not head.node) or not (is_name(head.leader) or not head.leader):
         wrong = "the names of its nodes are none"  # they become part of a subject
@@ -361,6 +365,7 @@ def must_agree(head: client_pb2.ReadResponse, uid: str, last_offset: int, last_e
         wrong = f"HW {head.highWatermark}, log start {head.logStartOffset}"
     if wrong:
         raise ProtocolError(f"The answer of a node is invalid: {wrong}. The client asks another node.")
+    return head, body
 
 
 def check_head(head: client_pb2.ReadResponse, uid: str, stream: str, partition: int, offset: int) -> None:
@@ -421,7 +426,9 @@ def bounds_of(head: client_pb2.ReadResponse) -> Bounds:
 
 @dataclass(frozen=True, slots=True)
 class RangeFacts:
-    """Facts about the committed offset range from ``start`` (inclusive) to ``end`` (exclusive).
+    """Facts about the committed offset range from ``start`` (inclusive) to ``end`` (exclusive), from the leader.
+
+    If a reader splits the range at ``borders``, no batch is sent twice.
 
     Attributes:
         size_bytes: Stored size of its batches. None: the node is too old to know.
@@ -486,7 +493,7 @@ def facts_of(head: client_pb2.ReadResponse, start: int, end: int) -> RangeFacts:
 
 @dataclass(slots=True)
 class BackwardProgress(ReadProgress):
-    """Progress of a reader that goes from higher to lower offsets.
+    """Progress of a reader that goes from higher to lower offsets. It ends without an error if retention moves the log start.
 
     ``next_offset``: exclusive. All records from this offset on are delivered. ``end_offset``: lowest offset to read,
     inclusive. None: the log start.
@@ -522,22 +529,15 @@ class BackwardProgress(ReadProgress):
         self._answered_by(head)
         if is_deleted:
             return []
-        piece = frames.piece_in(head, body)
-        if piece is not None:
-            whole = self.assembly.add_piece(piece)
-            if whole is None:
-                return []
-            body = whole
-        self.assembly.forget()
-        return self._slice_batches(head, self._split(body, head.node), whole_answer=piece is None)
+        batches = whole_batches(self.assembly, head, body)
+        return [] if batches is None else self._slice_batches(head, batches)
 
-    def _slice_batches(
-        self, head: client_pb2.ReadResponse, batches: list[RecordBatch], *, whole_answer: bool
-    ) -> list[BatchSlice]:
+    def _slice_batches(self, head: client_pb2.ReadResponse, batches: memoryview) -> list[BatchSlice]:
         slices: list[BatchSlice] = []
         position, epoch = self.next_offset, self.leader_epoch
         size_bytes = 0
-        for batch in reversed(batches):
+        whole_answer = not head.pieceTotal
+        for batch in reversed(self._split(batches, head.node)):
             size_bytes += batch.header.body_size_bytes
             if size_bytes > MAX_DECOMPRESSED_BYTES and position < self.next_offset:
                 whole_answer = False  # the next request asks for the rest

@@ -23,6 +23,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 from liftpy.client.arguments import check_number
 from liftpy.client.encode_publish import Address, Addressing, envelope_of, headers_with_conditions, plain, with_new_uid
 from liftpy.client.in_flight import (
+    NOT_STORED_NOW,
     PROBE_S,
     PROBING_S,
     InFlight,
@@ -30,9 +31,9 @@ from liftpy.client.in_flight import (
     PublishAck,
     PublishOptions,
     Window,
-    ack_reason,
     is_final,
     now_ns,
+    rejection,
 )
 from liftpy.config import AckPolicy
 from liftpy.core.wire import frames
@@ -53,7 +54,6 @@ from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import SILENT_S, Transport, is_no_responders, unsubscribe
 
 _Ack = client_pb2.Ack
-_AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.QUOTA, _Ack.BELOW_MIN_ISR})
 _SWEEP_S = 0.05
 _TICKS_PER_DEADLINE_CHECK = 10
 _EXTEND_EVERY_S = 0.2
@@ -321,30 +321,11 @@ class Publisher:
     ) -> PublishAck | None:
         """Send one message and wait for its ack.
 
-        Args:
-            value: Payload. None is a tombstone: compaction deletes ``key``.
-            key: Key of the record. Default None: no key.
-            headers: A mapping, or pairs of name and value. Names may repeat. ``Lift-*`` names are reserved. Default
-                None.
-            ack: ALL (default): flushed on all in-sync replicas. LEADER: flushed on the leader. NONE: no ack, the result
-                is None.
-            msg_id: Id for deduplication within the stream's ``dedup_window_s``. Default '': none, or a random one with
-                ``PublishOptions(message_ids=True)``.
-            expected_last: Store the record only directly after this offset. -1: only as the first record. Default None:
-                no condition.
-            timeout_s: Total time for all attempts, in seconds. Default None: ``options.patience_s``.
+        The arguments and errors are those of ``send``, and the errors of its future. With ``ack=AckPolicy.NONE`` the
+        message has no ack, as with ``post``.
 
         Returns:
             Partition, offset and LeaderEpoch of the record. None with ``ack=AckPolicy.NONE``.
-
-        Raises:
-            PublishRejectedError: Not stored. ``reason`` says why.
-            NotFoundError: Not stored: no such stream or partition.
-            NotAllowedError: Not stored: NATS denies publishing.
-            UnavailableError: Not stored: no leader accepted the message in time.
-            OutcomeUnknownError: No ack in time. The record may be stored.
-            ConfigError: The message is not valid.
-            ClientClosedError: The publisher or its client is closed.
 
         Example:
             ack = await publisher.publish(b"one", key=b"k")
@@ -565,13 +546,10 @@ class Publisher:
             other.resend_at = max(now, other.not_before)
 
     def _refusal(self, number: int, waiting: InFlight, ack: _Ack, other: bool) -> None:
-        reason = ack_reason(ack)
-        refusal = PublishRejectedError(
-            f"{self._stream}/{self._partition} rejected the message: {reason} {ack.detail}".rstrip(), reason
-        )
+        refusal = rejection(ack, "message")
         if other or not ack.streamUid:
             self._addressing.doubt()
-        if ack.ackError in _AGAIN:
+        if ack.ackError in NOT_STORED_NOW:
             if ack.ackError == _Ack.OVERLOADED and self._options.overload_patience_s:
                 self._leader_overloaded(self._loop.time())
             self._send_again(number, waiting, refusal, ack.retryAfterMs / 1000 if ack.ackError == _Ack.QUOTA else 0.0)

@@ -4,12 +4,6 @@ The coordinator decides which worker gets which record (``liftpy.core.groups.que
 it was granted, and sends many acks in one command. When ``ack`` returns, the ack is committed, and the record is never
 delivered again. A worker returns a record to the application only while the ack wait of the record is valid by the
 worker's own clock.
-
-``PrefetchLimit`` decides how many records a worker prefetches: as many as it processed per 0.25 s in the last takes, at most
-``ahead``. The first takes, and the first after a pause, prefetch nothing. Example: if a record takes 5 ms, the rate is
-200 per second and the worker prefetches 50. If a record takes 2 s, it prefetches none.
-
-``KeyDigests`` holds the key digests of the next records of an ordered queue.
 """
 
 from __future__ import annotations
@@ -25,9 +19,8 @@ from hashlib import sha256
 from typing import Any, Literal
 
 from liftpy.client.arguments import check_bounds, check_count, check_number, check_wait
-from liftpy.client.client_home import ClientMethods
 from liftpy.client.consumer import ReadOptions
-from liftpy.client.group_admin import GroupRejectedError, ask_coordinator
+from liftpy.client.group_admin import ClientMethods, GroupRejectedError, ask_coordinator
 from liftpy.client.in_flight import now_ns as _now_ns
 from liftpy.client.job_acks import MAX_RANGES, LostRange, Settlements, gaps, is_in, ranges_of, settlement
 from liftpy.client.positions import Bounds
@@ -62,9 +55,10 @@ _NS_PER_S = 1_000_000_000
 
 
 class PrefetchLimit:
-    """Decides how many records a worker prefetches, from the rate at which the application takes records.
+    """Decides how many records a worker prefetches: as many as the application took per 0.25 s in the last takes.
 
-    ``most``: maximum number of records. Times are monotonic, in nanoseconds.
+    The first takes, and the first after a pause, prefetch nothing. ``most``: maximum number of records. Times are
+    monotonic, in nanoseconds. Example: if a record takes 5 ms, the worker prefetches 50. If it takes 2 s, it prefetches none.
     """
 
     def __init__(self, most: int) -> None:
@@ -276,9 +270,8 @@ class Job:
             delay_s: Delay before the next delivery, in seconds (0 to 86,400). Default 0.
 
         Raises:
-            LeaseLostError: The ack wait has expired. Another worker may have the record.
-            UnavailableError: The coordinator did not answer. Nothing changed.
             ConfigError: The delay is out of range.
+            LiftError: Every error of ``ack``.
 
         Example:
             await job.nack(delay_s=10)
@@ -289,11 +282,7 @@ class Job:
         """Restart the ack wait of this record.
 
         Call it before ``ack_wait_s`` expires if the work takes longer. No other worker receives the record until the
-        new ack wait expires.
-
-        Raises:
-            LeaseLostError: The ack wait has already expired. Another worker may have the record.
-            UnavailableError: The coordinator did not answer. Nothing changed.
+        new ack wait expires. The errors are those of ``ack``.
 
         Example:
             await job.extend()
@@ -307,9 +296,8 @@ class Job:
             reason: Reason to store with the dead letter, 1 to 200 bytes.
 
         Raises:
-            LeaseLostError: The ack wait has expired. Another worker may have the record.
-            UnavailableError: The coordinator did not answer. Nothing changed.
             ConfigError: The queue has no stream for dead letters, or the reason is too long.
+            LiftError: Every error of ``ack``.
 
         Example:
             await job.reject("unknown customer")
@@ -384,13 +372,7 @@ class Queue:
 
     # ---- life --------------------------------------------------------------------------------------------------------
     async def open(self) -> Queue:
-        """Find the stream and the coordinator. ``client.queue`` calls it.
-
-        Raises:
-            NotFoundError: No such stream, or no such stream for dead letters.
-            LogTruncatedError: An unclean election lost records that the queue has delivered.
-            UnavailableError: The coordinator did not answer in time.
-        """
+        """Find the stream and the coordinator. ``client.queue`` calls it."""
         home = await self._client.groups.stream()
         self._partition = partition_of(self.name, len(home.partitions))
         if self._options.dead_letters:
@@ -809,56 +791,49 @@ class Queue:
 
     # ---- settling ----------------------------------------------------------------------------------------------------
     async def ack(self, jobs: Iterable[Job]) -> None:
-        """Acknowledge several jobs: they are done and never delivered again.
+        """Acknowledge several jobs, as ``Job.ack`` does.
 
         Args:
             jobs: The jobs.
 
         Raises:
             LeaseLostError: The ack wait of some jobs has expired. ``jobs`` lists them. The others are acked.
-            UnavailableError: The coordinator did not answer. Nothing changed.
-            OutcomeUnknownError: No answer in time. Ack again: that does no harm.
         """
         await self._settle(pb.SETTLE_ACK, list(jobs))
 
     async def nack(self, jobs: Iterable[Job], delay_s: float = 0.0) -> None:
-        """Return several jobs to the queue. They are delivered again.
+        """Return several jobs to the queue, as ``Job.nack`` does.
 
         Args:
             jobs: The jobs.
             delay_s: Delay before the next delivery, in seconds (0 to 86,400). Default 0.
 
         Raises:
-            ConfigError: The delay is out of range.
-            LeaseLostError: The ack wait of some jobs has expired. ``jobs`` lists them.
-            UnavailableError: The coordinator did not answer. Nothing changed.
+            LeaseLostError: The ack wait of some jobs has expired. ``jobs`` lists them. The others are returned.
         """
         check_number("delay_s", delay_s, 0, commands.MAX_DELAY_MS / 1000)
         await self._settle(pb.SETTLE_NACK, list(jobs), delay_s=delay_s)
 
     async def extend(self, jobs: Iterable[Job]) -> None:
-        """Restart the ack wait of several jobs. ``Job.until_ns`` does not change.
+        """Restart the ack wait of several jobs, as ``Job.extend`` does. ``Job.until_ns`` does not change.
 
         Args:
             jobs: The jobs.
 
         Raises:
-            LeaseLostError: The ack wait of some jobs has expired. ``jobs`` lists them.
-            UnavailableError: The coordinator did not answer. Nothing changed.
+            LeaseLostError: The ack wait of some jobs has expired. ``jobs`` lists them. The others are extended.
         """
         await self._settle(pb.SETTLE_EXTEND, list(jobs))
 
     async def reject(self, jobs: Iterable[Job], reason: str) -> None:
-        """Send several jobs to the dead letters. They are not delivered again.
+        """Send several jobs to the dead letters, as ``Job.reject`` does.
 
         Args:
             jobs: The jobs.
             reason: Reason to store with the dead letters, 1 to 200 bytes.
 
         Raises:
-            ConfigError: The queue has no stream for dead letters, or the reason is too long.
-            LeaseLostError: The ack wait of some jobs has expired. ``jobs`` lists them.
-            UnavailableError: The coordinator did not answer. Nothing changed.
+            LeaseLostError: The ack wait of some jobs has expired. ``jobs`` lists them. The others are rejected.
         """
         if not self._options.dead_letters:
             raise ConfigError('reject() needs a dead-letter stream. Set QueueOptions(dead_letters="STREAM").')

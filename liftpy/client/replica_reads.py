@@ -16,14 +16,13 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from liftpy.client.positions import Bounds
-from liftpy.client.progress import bounds_of, check_head, must_agree
+from liftpy.client.progress import bounds_of, check_head, decode_answer, whole_batches
 from liftpy.client.retrying import retry_attempts
 from liftpy.core.publish.state_file import MAX_STATE_BYTES, is_whole_state
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.chunking import Assembly
-from liftpy.core.wire.frames import check_partition_address
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError, DamagedBatchError, LiftError, NotFoundError
 from liftpy.nats.transport import Transport
@@ -183,13 +182,9 @@ class ReplicaReads:
             self.compacted = self.compacted or head.compacted
             self.compacted_end = max(self.compacted_end, head.compactedEnd)
             self.deletes_end = head.deletesEnd
-            piece = frames.piece_in(head, body)
-            if piece is not None:
-                whole = assembly.add_piece(piece)
-                if whole is None:
-                    continue
-                body = whole
-            return await self._check_answer(head, body, offset)
+            batches = whole_batches(assembly, head, body)
+            if batches is not None:
+                return await self._check_answer(head, batches, offset)
 
     async def _check_answer(
         self, head: client_pb2.ReadResponse, body: memoryview, offset: int
@@ -227,9 +222,7 @@ class ReplicaReads:
         request.stream, request.partition, request.streamUid = replica.stream, replica.partition, replica.uid
         request.requestId = secrets.randbits(_ID_BITS)
         answer = await self._transport.request(self._subject, frames.seal(request), min(_ANSWER_TIMEOUT_S, replica.patience_s))
-        head, body = frames.decode_read_response(answer)
-        check_partition_address(head, replica.partition, stream=replica.stream, requestId=request.requestId)
-        must_agree(head, replica.uid, -1, 0)
+        head, body = decode_answer(answer, (replica.stream, replica.partition), request.requestId, replica.uid)
         if head.error == client_pb2.ReadResponse.UNKNOWN and head.detail.startswith(_CORRUPTION):
             named = _AT_OFFSET.search(head.detail)  # the node names the damaged offset
             raise DamagedRecordsError(head.detail, max(int(named[1]), offset) if named else offset)

@@ -17,7 +17,7 @@ from typing import Any
 
 from liftpy.client.arguments import check_number, check_offset, check_partition
 from liftpy.client.encode_publish import MESSAGE_ID, Address
-from liftpy.client.in_flight import ack_reason
+from liftpy.client.in_flight import NOT_STORED_NOW, ack_reason
 from liftpy.client.retrying import retry_attempts
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.core.base.ids import check_name, is_utf8, quote
@@ -34,7 +34,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.headers import HeadersLike, Pairs, pairs_of
 from liftpy.core.wire.partitioner import partition_of
-from liftpy.core.wire.subjects import Subjects, data_subject
+from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import (
     ConfigError,
     LiftError,
@@ -58,7 +58,6 @@ OFFSET_HEADER = "Lift-Offset"
 _COMMAND_ATTEMPT_S = 2.0
 Answering = tuple[str, asyncio.Future[Any]]
 """Inbox subject, and the future of the message that arrives there."""
-_AGAIN = frozenset({client_pb2.Ack.NOT_LEADER, client_pb2.Ack.OVERLOADED, client_pb2.Ack.BELOW_MIN_ISR, client_pb2.Ack.QUOTA})
 
 
 class MisaddressedError(UnavailableError):
@@ -99,7 +98,7 @@ class CommandAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command to a service.
+    """One command to a service, as ``Services.call`` describes it.
 
     Args:
         service: Name of the service.
@@ -239,8 +238,45 @@ class Services:
             return error
 
     async def _ask(self, service: str, query: bytes, partition: int, at_least: int | None, timeout_s: float) -> QueryAnswer:
+        """Send a query to the instance of one partition, again and again for ``timeout_s`` seconds, and return the answer."""
+        headers = None if at_least is None else {AT_LEAST_HEADER: str(at_least)}
+
+        async def attempt() -> QueryAnswer:
+            try:
+                return await self._ask_once(service, query, partition, min(_QUERY_ATTEMPT_S, timeout_s), headers)
+            except NoRespondersError:
+                await self._check_partition(service, query, partition)
+                raise NoRespondersError(
+                    f"No process of service {service} answers queries of partition {partition}. Check the name, the partition "
+                    "and --namespace, and that the service runs (`liftpy status`) and its class defines on_query."
+                ) from None
+
+        return await retry_attempts(timeout_s)(attempt)
+
+    async def _ask_once(
+        self, service: str, query: bytes, partition: int, timeout_s: float, headers: dict[str, str] | None
+    ) -> QueryAnswer:
         requests = self._streams.requests
-        return await ask(requests.transport, requests.subjects, service, query, partition, at_least, timeout_s)
+        subject = data_subject(requests.subjects.service_query(check_name(service, "service")), partition)
+        answer = await requests.transport.exchange(subject, query, timeout_s, headers)
+        return _read_answer(subject, partition, bytes(answer.data), dict(answer.headers or {}))
+
+    async def _check_partition(self, service: str, query: bytes, partition: int) -> None:
+        """Raise NotFoundError if the service has no partition with this number.
+
+        The instance of partition 0 is asked for the number of partitions. If it does not answer, no error is raised.
+        """
+        if partition == 0:
+            return
+        try:
+            partitions = (await self._ask_once(service, query, 0, _QUERY_ATTEMPT_S, {AT_LEAST_HEADER: "0"})).partitions
+        except QueryFailedError as error:
+            partitions = error.partitions
+        except (UnavailableError, OutcomeUnknownError, ProtocolError, QueryRejectedError):
+            return  # the number of partitions is unknown
+        if 0 < partitions <= partition:
+            which = "the partition 0" if partitions == 1 else f"the partitions 0 to {partitions - 1}"
+            raise NotFoundError(f"Service {service} has no partition {partition}. It has {which}.")
 
     async def call(
         self,
@@ -303,57 +339,6 @@ class Services:
         return await send_command(self._streams.requests.transport, find, sent, timeout_s)
 
 
-async def ask(
-    transport: Transport, subjects: Subjects, service: str, query: bytes, partition: int, at_least: int | None, timeout_s: float
-) -> QueryAnswer:
-    """Send a query to the instance of one partition and return the answer.
-
-    Args:
-        transport: The NATS connection.
-        subjects: The subjects of the namespace.
-        service: Name of the service.
-        query: Bytes for ``Service.on_query``.
-        partition: Number of the partition.
-        at_least: Offset below which the state must contain all records. None: linearizable.
-        timeout_s: Total time of all attempts, in seconds.
-    """
-    subject = data_subject(subjects.service_query(check_name(service, "service")), partition)
-    headers = None if at_least is None else {AT_LEAST_HEADER: str(at_least)}
-
-    async def attempt() -> QueryAnswer:
-        try:
-            answer = await transport.exchange(subject, query, min(_QUERY_ATTEMPT_S, timeout_s), headers)
-        except NoRespondersError:
-            await _check_partition(transport, subjects, service, query, partition)
-            raise NoRespondersError(
-                f"No process of service {service} answers queries of partition {partition}. Check the name, the partition and "
-                "--namespace, and that the service runs (`liftpy status`) and its class defines on_query."
-            ) from None
-        return _read_answer(subject, partition, bytes(answer.data), dict(answer.headers or {}))
-
-    return await retry_attempts(timeout_s)(attempt)
-
-
-async def _check_partition(transport: Transport, subjects: Subjects, service: str, query: bytes, partition: int) -> None:
-    """Raise NotFoundError if the service has no partition with this number.
-
-    The instance of partition 0 is asked for the number of partitions. If it does not answer, no error is raised.
-    """
-    if partition == 0:
-        return
-    subject = data_subject(subjects.service_query(service), 0)
-    try:
-        answer = await transport.exchange(subject, query, _QUERY_ATTEMPT_S, {AT_LEAST_HEADER: "0"})
-        partitions = _read_answer(subject, 0, bytes(answer.data), dict(answer.headers or {})).partitions
-    except QueryFailedError as error:
-        partitions = error.partitions
-    except (UnavailableError, OutcomeUnknownError, ProtocolError, QueryRejectedError):
-        return  # the number of partitions is unknown
-    if 0 < partitions <= partition:
-        which = "the partition 0" if partitions == 1 else f"the partitions 0 to {partitions - 1}"
-        raise NotFoundError(f"Service {service} has no partition {partition}. It has {which}.")
-
-
 def _read_answer(subject: str, partition: int, data: bytes, headers: dict[str, str]) -> QueryAnswer:
     code, position = headers.get(ERROR_HEADER), headers.get(POSITION_HEADER, "")
     count = headers.get(PARTITIONS_HEADER, "")
@@ -386,8 +371,6 @@ async def send_command(
     transport: Transport, find: Callable[[bool], Awaitable[Address]], command: Command, timeout_s: float
 ) -> CommandAnswer:
     """Send a command, again and again until the service replies or the time is over. Return the reply.
-
-    ``Services.call`` describes the errors.
 
     Args:
         transport: Connection to NATS.
@@ -498,7 +481,7 @@ def _raise_if_rejected(message: Any, subject: str, command: Command) -> None:
     text = f"{command.stream}/{command.partition} refused: {reason} {ack.detail}".rstrip()
     if ack.ackError == client_pb2.Ack.WRONG_STREAM:
         raise MisaddressedError(text)
-    if ack.ackError in _AGAIN:
+    if ack.ackError in NOT_STORED_NOW:
         raise UnavailableError(text)
     raise PublishRejectedError(text, reason)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,9 +16,9 @@ from liftpy.client.arguments import check_partition
 from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.closest_replica import ReplicaSelector
-from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_range
+from liftpy.client.consumer import PartitionReader, ReadOptions, read_range
 from liftpy.client.encode_publish import Address
-from liftpy.client.iteration import Iteration, whole
+from liftpy.client.iteration import Iteration
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.partition_sender import ProducerOptions, Source, check_answers, name_for
 from liftpy.client.producer import Partitioner, Producer
@@ -35,22 +35,16 @@ from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 
 
 class ClientFactories:
-    """Creates publishers, producers, readers and consumers without traces."""
+    """Creates publishers and producers without traces."""
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
         """Counters of dropped trace spans, by kind. Always empty without traces."""
         self.publisher: Callable[..., Publisher] = Publisher
         self.producer: Callable[..., Producer] = Producer
-        self.reader: Callable[..., PartitionReader] = PartitionReader
-        self.consumer: Callable[..., Consumer] = Consumer
 
-    def handing_on(self, stream: str, partition: int) -> Callable[[BatchSlice], Iterator[BatchSlice]]:
-        """Return a function that yields the slices for the application from a fetched slice.
-
-        Without traces, it yields the fetched slice itself.
-        """
-        return whole
+    def trace_reads(self, reader: PartitionReader) -> None:
+        """Let ``reader`` record the slices that it delivers. Without traces, do nothing."""
 
     def around(self, stream: str, what: Record | BatchSlice, partition: int) -> AbstractContextManager[Any]:
         """Return the context manager of ``Client.processing``, which without traces does nothing. ``what``: record or slice."""
@@ -119,7 +113,9 @@ class StreamDirectory:
             return partition_state(await self.current_stream(stream), partition)
 
         nearest = ReplicaSelector(chosen.near, now, self.requests.nodes_near) if chosen.near or chosen.nearest else None
-        return self.factories.reader(self.requests.transport, self.requests.subjects, stream, partition, chosen, now, nearest)
+        reader = PartitionReader(self.requests.transport, self.requests.subjects, stream, partition, chosen, now, nearest)
+        self.factories.trace_reads(reader)
+        return reader
 
     def open_producer(
         self,
@@ -156,8 +152,7 @@ class StreamDirectory:
         return AwaitableContext(opened())
 
     def read(self, progress: ReadProgress, options: ReadOptions | None = None) -> Iteration[BatchSlice]:
-        place = progress.stream, progress.partition
-        return read_range(self.reader(*place, options), progress, self.factories.handing_on(*place))
+        return read_range(self.reader(progress.stream, progress.partition, options), progress)
 
 
 def partition_state(stream: StreamImage, partition: int) -> PartitionState:

@@ -35,9 +35,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 from liftpy import renamed
 from liftpy.client.admin import Admin
 from liftpy.client.arguments import check_wait
+from liftpy.client.batch_view import ConsumedRecord
 from liftpy.client.client import Client
 from liftpy.client.client import connect as _connect
-from liftpy.client.consumed import ConsumedRecord
 from liftpy.client.consumer import Consumer
 from liftpy.client.cursor import Cursor
 from liftpy.client.group import Group
@@ -343,15 +343,7 @@ async def _shielded(coming: Awaitable[_T]) -> _T:
 
 
 class SyncPublisher(_SyncContextManager[Publisher]):
-    """Publishes messages to one partition and keeps many in flight.
-
-    Create it with ``client.publisher``. Leaving the ``with`` block waits for all acks and raises the first error.
-
-    Example:
-        with client.publisher("orders") as publisher:
-            for number in range(1000):
-                publisher.send(b"%d" % number)
-    """
+    """``Publisher`` without asyncio. Create it with ``client.publisher``."""
 
     in_flight = _Attribute[int](Publisher.in_flight)
     in_flight_bytes = _Attribute[int](Publisher.in_flight_bytes)
@@ -375,14 +367,9 @@ class SyncPublisher(_SyncContextManager[Publisher]):
 
 
 class SyncProducer(_SyncContextManager[Producer]):
-    """Stores each record of one stream once and in order per partition.
+    """``Producer`` without asyncio. Create it with ``client.producer``.
 
-    Create it with ``client.producer``. Leaving the ``with`` block waits for all acks and raises the first error. Use
-    ``send_many`` for many records: each call switches to another thread.
-
-    Example:
-        with client.producer("orders", id="till-7") as producer:
-            producer.send_many([b"one", b"two"])
+    Use ``send_many`` for many records: each call switches to another thread.
     """
 
     name = _Attribute[str]("Id of the producer.")
@@ -406,14 +393,7 @@ class SyncProducer(_SyncContextManager[Producer]):
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 class SyncConsumer(_Synchronous[Consumer]):
-    """Reads the committed records of one partition. Iterate over it for records, or over ``batches()``.
-
-    Create it with ``client.consume``.
-
-    Example:
-        for record in client.consume("orders", until="end"):
-            print(record.offset, record.value)
-    """
+    """``Consumer`` without asyncio. Create it with ``client.consume``."""
 
     def __init__(self, loop: _SharedLoop, wrapped: Consumer) -> None:
         super().__init__(loop, wrapped)
@@ -464,15 +444,7 @@ class SyncConsumer(_Synchronous[Consumer]):
 
 
 class SyncManyConsumer(_SyncContextManager[ManyConsumer]):
-    """Reads many partitions as one. Iterate over it for records, or over ``batches()``.
-
-    Create it with ``client.consume_many`` and use it with ``with``. Only one thread may read at a time.
-
-    Example:
-        with client.consume_many("orders", "pay-*", until="end") as many:
-            for record in many:
-                print(record.stream, record.partition, record.value)
-    """
+    """``ManyConsumer`` without asyncio. Create it with ``client.consume_many``."""
 
     places = _Attribute[list[Place]](ManyConsumer.places)
     pause = _calling(ManyConsumer.pause)
@@ -495,15 +467,7 @@ class SyncManyConsumer(_SyncContextManager[ManyConsumer]):
 
 
 class SyncCursor(_SyncContextManager[Cursor]):
-    """A named position in a stream. The process that opened it last holds it.
-
-    Create it with ``client.cursor``.
-
-    Example:
-        with client.cursor("nightly", "orders") as cursor:
-            for record in cursor.consume(until="end"):
-                cursor.commit(record.offset + 1)
-    """
+    """``Cursor`` without asyncio. Create it with ``client.cursor``."""
 
     name = _Attribute[str]("Name of the cursor.")
     stream = _Attribute[str]("Name of the stream.")
@@ -515,15 +479,7 @@ class SyncCursor(_SyncContextManager[Cursor]):
 
 # ---- groups and queues -----------------------------------------------------------------------------------------------
 class SyncGroup(_SyncContextManager[Group]):
-    """One member of a consumer group. Iterate over it for records, or over ``batches()``.
-
-    Create it with ``client.group``. Asking for the next record finishes the one before.
-
-    Example:
-        with client.group("billing", ["orders"]) as group:
-            for record in group:
-                print(record.stream, record.partition, record.value)
-    """
+    """``Group`` without asyncio. Create it with ``client.group``."""
 
     name = _Attribute[str]("Name of the group.")
     owned = _Attribute[list[PartitionKey]](Group.owned)
@@ -548,7 +504,7 @@ class SyncGroup(_SyncContextManager[Group]):
 
 
 class SyncJob(_Synchronous[Job]):
-    """One record that this worker has until its ack wait expires. ``SyncQueue.take`` returns it in a list."""
+    """``Job`` without asyncio. ``SyncQueue.take`` returns it in a list."""
 
     __slots__ = ("_loop", "_wrapped")
 
@@ -576,15 +532,9 @@ def _settling(
 
 
 class SyncQueue(_SyncContextManager[Queue]):
-    """One worker of a work queue. Iterate over it to get jobs. The loop ends when the queue is closed.
+    """``Queue`` without asyncio. Create it with ``client.queue``.
 
-    Create it with ``client.queue``. A LeaseLostError has the jobs of the asynchronous queue.
-
-    Example:
-        with client.queue("jobs", "workers") as queue:
-            for job in queue:
-                print(job.record.value)
-                job.ack()
+    A LeaseLostError has the jobs of the asynchronous queue.
     """
 
     stream = _Attribute[str]("Name of the stream.")
@@ -605,11 +555,7 @@ class SyncQueue(_SyncContextManager[Queue]):
 
 # ---- administration --------------------------------------------------------------------------------------------------
 class SyncAdmin(_Synchronous[Admin]):
-    """``client.admin`` without asyncio. Its methods are those of ``liftpy.client.admin.Admin``.
-
-    Example:
-        client.admin.alter_stream("orders", retention_age_s=86_400)
-    """
+    """``Admin`` without asyncio. ``client.admin`` is one."""
 
     create_stream = _sync_method(Admin.create_stream)
     until_ready = _sync_method(Admin.until_ready)
@@ -659,11 +605,7 @@ class SyncAdmin(_Synchronous[Admin]):
 
 
 class SyncGroups(_Synchronous[Groups]):
-    """``client.groups`` without asyncio. Its methods are those of ``liftpy.client.group_admin.Groups``.
-
-    Example:
-        print(client.groups.list())
-    """
+    """``Groups`` without asyncio. ``client.groups`` is one."""
 
     stream = _sync_method(Groups.stream)
     list = _sync_method(Groups.list)
@@ -673,11 +615,7 @@ class SyncGroups(_Synchronous[Groups]):
 
 
 class SyncQueues(_Synchronous[Queues]):
-    """``client.queues`` without asyncio. Its methods are those of ``liftpy.client.group_admin.Queues``.
-
-    Example:
-        print(client.queues.list())
-    """
+    """``Queues`` without asyncio. ``client.queues`` is one."""
 
     list = _sync_method(Queues.list)
     describe = _sync_method(Queues.describe)
@@ -685,11 +623,7 @@ class SyncQueues(_Synchronous[Queues]):
 
 
 class SyncCursors(_Synchronous[Cursors]):
-    """``client.cursors`` without asyncio. Its methods are those of ``liftpy.client.group_admin.Cursors``.
-
-    Example:
-        print(client.cursors.list())
-    """
+    """``Cursors`` without asyncio. ``client.cursors`` is one."""
 
     list = _sync_method(Cursors.list)
     describe = _sync_method(Cursors.describe)
@@ -698,11 +632,7 @@ class SyncCursors(_Synchronous[Cursors]):
 
 
 class SyncServices(_Synchronous[Services]):
-    """``client.services`` without asyncio. Its methods are those of ``liftpy.client.services.Services``.
-
-    Example:
-        print(client.services.query("bank", b'{"account": "a"}').value)
-    """
+    """``Services`` without asyncio. ``client.services`` is one."""
 
     query = _sync_method(Services.query)
     call = _sync_method(Services.call)

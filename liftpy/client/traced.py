@@ -1,4 +1,4 @@
-"""Publishers, producers and readers with OpenTelemetry spans. They change only the trace header.
+"""Publishers, producers and reads with OpenTelemetry spans. They change only the trace header.
 
 The spans are ``send``, ``receive`` and ``process``. The tracer provider of the application chooses the exporter.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -23,13 +23,11 @@ from opentelemetry.trace import Span, TracerProvider
 from opentelemetry.util.types import AttributeValue
 
 from liftpy.client.batch_view import BatchSlice
-from liftpy.client.consumer import Consumer, PartitionReader
+from liftpy.client.consumer import PartitionReader
 from liftpy.client.in_flight import PublishAck
-from liftpy.client.iteration import Item, whole
 from liftpy.client.partition_queue import BatchResult, PartitionQueue
 from liftpy.client.partition_sender import ANONYMOUS, BatchFuture
 from liftpy.client.producer import Producer
-from liftpy.client.progress import ErrorConfirmation, ReadProgress
 from liftpy.client.publisher import Publisher
 from liftpy.client.stream_directory import ClientFactories
 from liftpy.core.observe.trace_context import SpanBudget, TraceContext, has_traceparent, sampled_context_in, with_context
@@ -43,28 +41,17 @@ DROPPED = "spans dropped"
 """Name of the counter of spans that the client did not make because of its limit."""
 
 
-class SendSpan:
-    """Span for sending one message or batch. It ends when the ack or the error arrives."""
+def end_span(span: Span, error: BaseException | None = None, **attributes: AttributeValue) -> None:
+    """End the span of a message or batch, when its ack has arrived, or with the ``error`` because of which it was not stored.
 
-    __slots__ = ("_span",)
-
-    def __init__(self, span: trace.Span) -> None:
-        self._span = span
-
-    def end_span(self, error: BaseException | None = None, **attributes: AttributeValue) -> None:
-        """End the span, with ``error`` if the message was not stored.
-
-        ``attributes``: attributes of the span, by name without the prefix ``liftpy.``.
-        """
-        for name, value in attributes.items():
-            self._span.set_attribute(f"liftpy.{name}", value)
-        if error is not None:
-            self._span.set_attribute("error.type", error.code if isinstance(error, LiftError) else type(error).__name__)
-            self._span.set_status(trace.StatusCode.ERROR, str(error))
-        self._span.end()
-
-    def set_record_count(self, records: int) -> None:
-        self._span.set_attribute("messaging.batch.message_count", records)
+    ``attributes``: attributes of the span, by name without the prefix ``liftpy.``.
+    """
+    for name, value in attributes.items():
+        span.set_attribute(f"liftpy.{name}", value)
+    if error is not None:
+        span.set_attribute("error.type", error.code if isinstance(error, LiftError) else type(error).__name__)
+        span.set_status(trace.StatusCode.ERROR, str(error))
+    span.end()
 
 
 class ClientSpans:
@@ -88,15 +75,7 @@ class ClientSpans:
         self._counters[DROPPED] += 1
         return False
 
-    def can_receive(self) -> bool:
-        """Return whether the client may create a span for received records now. It has a limit of spans per second."""
-        return self._read.has(1, time.monotonic_ns())
-
-    def not_received(self) -> None:
-        """Count a span for received records as dropped, because the client has reached its limit."""
-        self._counters[DROPPED] += 1
-
-    def sending(self, stream: str, partition: int, pairs: Pairs) -> tuple[Pairs, SendSpan | None]:
+    def sending(self, stream: str, partition: int, pairs: Pairs) -> tuple[Pairs, Span | None]:
         """Start a span for a message to a partition. Return (headers to send, span). The span is None if the message is not traced.
 
         ``pairs``: headers of the message.
@@ -115,19 +94,25 @@ class ClientSpans:
                 TraceContext(context.trace_id, context.span_id, int(context.trace_flags)),
                 context.trace_state.to_header(),
             )
-        return pairs, None if span is None else SendSpan(span)
+        return pairs, span
 
-    def record_delivery(
-        self, stream: str, partition: int, created: Sequence[TraceContext], arrived_ns: int, offset: int, count: int
-    ) -> None:
-        """Record a span for received records."""
-        if created:
+    def record_delivery(self, stream: str, partition: int, piece: BatchSlice) -> None:
+        """Record a span ``receive`` for a delivered slice, if it has a traced record.
+
+        The client has a limit of spans per second. Beyond the limit, the span is counted as dropped.
+        """
+        if not self._read.has(1, time.monotonic_ns()):
+            headers = _headers_of(piece)
+            self._counters[DROPPED] += headers is not None and has_trace_context(headers)
+            return
+        if created := contexts_of(piece):
             attributes = {
                 **_span_attributes("receive", stream, partition),
-                "messaging.batch.message_count": count,
-                "liftpy.offset": offset,
+                "messaging.batch.message_count": piece.record_count,
+                "liftpy.offset": piece.first_offset,
             }
-            span = self._span(self._read, f"receive {stream}", trace.SpanKind.CONSUMER, attributes, created, arrived_ns or None)
+            arrived_ns = piece.batch.arrived_ns or None
+            span = self._span(self._read, f"receive {stream}", trace.SpanKind.CONSUMER, attributes, created, arrived_ns)
             if span is not None:
                 span.end()
 
@@ -215,7 +200,7 @@ class TracedPublisher(Publisher):
         try:
             coming = await sending
         except BaseException as error:
-            span.end_span(error)
+            end_span(span, error)
             raise
         coming.add_done_callback(partial(_end_with_ack, span))
         return coming
@@ -226,22 +211,22 @@ class TracedPublisher(Publisher):
             await super().post(value, headers=pairs, **arguments)
         except BaseException as error:
             if span is not None:
-                span.end_span(error)
+                end_span(span, error)
             raise
         if span is not None:
-            span.end_span()
+            end_span(span)
 
 
-def _end_with_ack(span: SendSpan, coming: asyncio.Future[PublishAck]) -> None:
+def _end_with_ack(span: Span, coming: asyncio.Future[PublishAck]) -> None:
     if coming.cancelled():
-        span.end_span(asyncio.CancelledError("the application canceled the wait for the ack"))
+        end_span(span, asyncio.CancelledError("the application canceled the wait for the ack"))
         return
     error = getattr(coming, "_exception", None)  # `exception()` would count as reading the error
     if error is not None:
-        span.end_span(error)
+        end_span(span, error)
     else:
         ack = coming.result()
-        span.end_span(offset=ack.offset, leader_epoch=ack.leader_epoch)
+        end_span(span, offset=ack.offset, leader_epoch=ack.leader_epoch)
 
 
 class TracedProducer(Producer):
@@ -267,58 +252,16 @@ class TracedProducer(Producer):
         return marked if may_mark else pairs
 
 
-def _end_with_batch(span: SendSpan, ticket: BatchFuture, coming: asyncio.Future[BatchResult]) -> None:
+def _end_with_batch(span: Span, ticket: BatchFuture, coming: asyncio.Future[BatchResult]) -> None:
     if ticket.record_count:
-        span.set_record_count(ticket.record_count)
+        span.set_attribute("messaging.batch.message_count", ticket.record_count)
     if coming.cancelled():
-        span.end_span(asyncio.CancelledError("the application canceled the wait for the ack"))
+        end_span(span, asyncio.CancelledError("the application canceled the wait for the ack"))
     elif (error := coming.exception()) is not None:
-        span.end_span(error)
+        end_span(span, error)
     else:
         placed = coming.result()
-        span.end_span(offset=placed.offset, leader_epoch=placed.leader_epoch)
-
-
-class TracedReader(PartitionReader):
-    """Reader that stores in each batch when it arrived, for spans."""
-
-    async def _fetch_from(
-        self, node: str, progress: ReadProgress, opinion: ErrorConfirmation, max_bytes: int
-    ) -> list[BatchSlice]:
-        slices = await super()._fetch_from(node, progress, opinion, max_bytes)
-        now_ns = time.time_ns()
-        for piece in slices:
-            piece.batch.arrived_ns = now_ns
-        return slices
-
-
-class TracedConsumer(Consumer):
-    """Consumer that creates a span ``receive`` for each delivered slice with a traced record."""
-
-    def __init__(self, spans: ClientSpans, *arguments: Any, **named: Any) -> None:
-        self._spans = spans
-        super().__init__(*arguments, **named)
-
-    def _unfolding(self, unfold: Callable[[BatchSlice], Iterator[Item]]) -> Callable[[BatchSlice], Iterator[Item]]:
-        return _record_deliveries(self._spans, self._reader.stream, self._reader.partition, unfold)
-
-
-def _record_deliveries(
-    spans: ClientSpans, stream: str, partition: int, unfold: Callable[[BatchSlice], Iterator[Item]]
-) -> Callable[[BatchSlice], Iterator[Item]]:
-    def noted(piece: BatchSlice) -> Iterator[Item]:
-        items = unfold(piece)
-        if not spans.can_receive():
-            headers = _headers_of(piece)
-            if headers is not None and has_trace_context(headers):
-                spans.not_received()
-            return items
-        created = contexts_of(piece)
-        if created:
-            spans.record_delivery(stream, partition, created, piece.batch.arrived_ns, piece.first_offset, piece.record_count)
-        return items
-
-    return noted
+        end_span(span, offset=placed.offset, leader_epoch=placed.leader_epoch)
 
 
 def contexts_of(what: Record | BatchSlice) -> tuple[TraceContext, ...]:
@@ -340,7 +283,7 @@ def _headers_of(piece: BatchSlice) -> HeadersColumn | None:
 
 
 class TracedFactories(ClientFactories):
-    """Creates publishers, producers, readers and consumers with traces.
+    """Creates publishers and producers with traces, and records delivered slices.
 
     ``provider``: tracer provider. None: the global one.
     """
@@ -350,11 +293,9 @@ class TracedFactories(ClientFactories):
         self._spans = spans = ClientSpans(provider, self.counters)
         self.publisher = partial(TracedPublisher, spans)
         self.producer = partial(TracedProducer, spans)
-        self.reader = TracedReader
-        self.consumer = partial(TracedConsumer, spans)
 
-    def handing_on(self, stream: str, partition: int) -> Callable[[BatchSlice], Iterator[BatchSlice]]:
-        return _record_deliveries(self._spans, stream, partition, whole)
+    def trace_reads(self, reader: PartitionReader) -> None:
+        reader.on_delivery = partial(self._spans.record_delivery, reader.stream, reader.partition)
 
     def around(self, stream: str, what: Record | BatchSlice, partition: int) -> AbstractContextManager[Span | None]:
         offset, count = (what.offset, 1) if isinstance(what, Record) else (what.first_offset, what.record_count)

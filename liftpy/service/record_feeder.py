@@ -160,20 +160,24 @@ class Feeder:
         log_start_offset: int,
         wanted: Callable[[Snapshot], bool] = lambda _: True,
         *,
+        needed: Callable[[], bool] = lambda: True,
         replay_end: int = 0,
         rewind_epoch: int = 0,
     ) -> None:
         """Restore the machine from the newest suitable snapshot on disk, or from another node's snapshot.
 
         ``log_start_offset``: first offset of the log. A snapshot below it cannot be used. ``wanted``: returns whether a snapshot
-        is suitable. ``replay_end``, ``rewind_epoch``: values of the new machine. Raises DataLossError if there is no usable
-        snapshot.
+        is suitable. ``needed``: returns False when any snapshot is suitable. ``replay_end``, ``rewind_epoch``: values of the new
+        machine. Raises DataLossError if there is no usable snapshot.
         """
         self._log_start_offset = max(self._log_start_offset, log_start_offset)
         snapshot = await self._keeper.newest(wanted)
         if _position(snapshot) < self._log_start_offset:
             own = f"at snapshot {snapshot.position}" if snapshot is not None else "without a snapshot"
-            snapshot, tried = await self._keeper.later(self._log_start_offset, wanted)
+            snapshot, tried = await self._keeper.later(self._log_start_offset, wanted, needed)
+            if _position(snapshot) < self._log_start_offset and not needed():
+                await self.restart(0, replay_end=replay_end)
+                return
             if _position(snapshot) < self._log_start_offset:
                 raise DataLossError(
                     f"{self._identity}: the log starts at offset {self._log_start_offset}, but the state {own} needs "
@@ -243,20 +247,28 @@ class Feeder:
             emitted_end = outbox.emitted_end
             logger.info("outputs not in memory service=%s from=%d: replaying from a snapshot", self._identity, emitted_end)
             epoch = self._machine.leader_epoch
-            await self._replay(lambda snapshot: snapshot.output_count <= emitted_end, rewind_epoch=epoch)
+            await self._replay(
+                lambda snapshot: snapshot.output_count <= emitted_end,
+                needed=lambda: outbox.must_rewind and self._machine.role is Role.LEADER,
+                rewind_epoch=epoch,
+            )
             return True
         return False
 
-    async def _replay(self, wanted: Callable[[Snapshot], bool], *, rewind_epoch: int = 0) -> None:
+    async def _replay(
+        self, wanted: Callable[[Snapshot], bool], *, needed: Callable[[], bool] = lambda: True, rewind_epoch: int = 0
+    ) -> None:
         """Restore the newest snapshot for which ``wanted`` is true, to apply records of the same log again.
 
-        The new machine knows the skip decisions that the earlier one knew.
+        ``needed``: returns False when any snapshot is suitable, because another LEADER writes the outputs. The new
+        machine knows the skip decisions that the earlier one knew.
         """
         earlier = self._machine
         if not earlier.is_replaying:
             self._replay_epoch = earlier.leader_epoch
         self._decided.update(earlier.skipped_units)
-        await self.restart(0, wanted, replay_end=max(earlier.position, earlier.replay_end), rewind_epoch=rewind_epoch)
+        replay_end = max(earlier.position, earlier.replay_end)
+        await self.restart(0, wanted, needed=needed, replay_end=replay_end, rewind_epoch=rewind_epoch)
 
     def _truncate_replay(self, end_offset: int) -> None:
         if self._machine.truncate_replay(end_offset):

@@ -1,6 +1,6 @@
 """Answers the stateless read requests of the JetStream API on ``$JS.<domain>.API.>``. The nodes share the requests.
 
-``liftpy.client.jetstream_api`` makes the answers. It uses a normal client with its own connection, so it works on any node.
+``sidecar.node.jetstream_reads`` makes the answers. It uses a normal client with its own connection, so it works on any node.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections import Counter
 from contextlib import aclosing
 
 from liftpy.client import Client, connect
-from liftpy.client.jetstream_api import JsAnswer, JsRefusal, StatelessReads, kind_of, rejection_answer, status
 from liftpy.core.wire.subjects import JETSTREAM_INBOX, InboxRule, jetstream_api, reply_to
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.parser import StrictConnection
 from liftpy.nats.request_guard import RequestGuard
+from sidecar.node.jetstream_reads import JsAnswer, JsRefusal, StatelessReads, kind_of, rejection_answer, status
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import spawn
 from sidecar.transport.connection import BusConnection, Listener, send_answer

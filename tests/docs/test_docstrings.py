@@ -24,7 +24,7 @@ MODULES = (
 )  # fmt: skip
 OF_THE_FRAMEWORK = {"Outbox"}
 """Classes that ``liftpy.service`` exports for its own processes."""
-NOT_FOR_USERS = {"GroupCoordinator", "without_await", "check_min_isr", "control_error", "ServiceMachine"}
+NOT_FOR_USERS = {"ClientMethods", "GroupCoordinator", "without_await", "check_min_isr", "control_error", "ServiceMachine"}
 BY_FIELD = {"ReplicationConfig"}
 """Settings that are described field by field, for the reference."""
 ENTRY_POINTS = (
@@ -107,10 +107,15 @@ def _parameters(value: Any) -> list[str]:
     return [name for name in inspect.signature(value).parameters if name not in ("self", "cls")]
 
 
+_ARGUMENTS_ELSEWHERE = re.compile(r"^The arguments and errors are those of ``(\w+)``", re.MULTILINE)
+
+
 def undocumented(value: Any) -> list[str]:
-    """The parameters that the docstring does not explain."""
+    """The parameters that neither the docstring explains, nor that of the method to which it refers."""
     found = sections(_text(value))
     texts = found.get("Args", "") + found.get("Attributes", "")
+    if elsewhere := _ARGUMENTS_ELSEWHERE.search(_text(value)):
+        texts += sections(_text(ALL[value.__qualname__.rpartition(".")[0] + "." + elsewhere[1]]))["Args"]
     return [name for name in _parameters(value) if not re.search(rf"^ +\**{name}: \S", texts, re.MULTILINE)]
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 
 from liftpy import config
-from liftpy.client import jetstream_api, metadata_requests, multi_consumer
+from liftpy.client import metadata_requests, multi_consumer
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.in_flight import PublishOptions
 from liftpy.client.partition_sender import ProducerOptions
@@ -30,6 +30,7 @@ from liftpy.spark import options, range_reader
 from sidecar.cli import publish
 from sidecar.disk import files
 from sidecar.node import jetstream_api as jetstream_node
+from sidecar.node import jetstream_reads
 from sidecar.partition import figures, housekeeping
 from sidecar.runtime.settings import defaults
 from sidecar.status import answers, http, metric_names
@@ -137,7 +138,7 @@ LIMITS: dict[str, Iterable[str]] = {
     "partitions of one `consume_many`": [f"{multi_consumer.MAX_PARTITIONS:,}"],
     "memory of one `consume_many`": [size(multi_consumer.AHEAD_BYTES)],
     "JetStream reads that a node answers at a time": [f"{jetstream_node.AT_ONCE}"],
-    "size of an answer of the JetStream read API": [size(jetstream_api.MAX_BYTES)],
+    "size of an answer of the JetStream read API": [size(jetstream_reads.MAX_BYTES)],
     "groups of a coordinator": [f"{groups.MAX_GROUPS:,}"],
     "coordinators of a cluster": [f"{R.groups_partitions}"],
     "members of a group": [f"{groups.MAX_MEMBERS:,}"],

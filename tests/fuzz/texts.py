@@ -11,7 +11,6 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from liftpy.client.jetstream_api import JsRefusal, parse_question
 from liftpy.client.multi_consumer import positions_from
 from liftpy.client.placement_plans import assignment_from_json, plan_from_pb
 from liftpy.client.positions import parse_start, parse_until
@@ -30,6 +29,7 @@ from liftpy.errors import ConfigError
 from liftpy.spark.offsets import StreamOffsets, parse_spec, parse_times
 from liftpy.spark.options import OPTIONS, SINK_OPTIONS, SinkOptions, SourceOptions
 from sidecar.metadata import cluster_events as events_desk
+from sidecar.node.jetstream_reads import JsRefusal, parse_question
 from sidecar.partition.deletions import MOST_UNKNOWN, is_directory
 from sidecar.runtime import contexts
 from sidecar.status import answers
@@ -401,7 +401,7 @@ def decoders() -> list[Decoder]:
             lambda d: parse_question("DIRECT.GET.orders", d),
             (JsRefusal,),
             make=damaged_json,
-            covers=("liftpy.client.jetstream_api:parse_question", "liftpy.client.jetstream_api:_fields"),
+            covers=("sidecar.node.jetstream_reads:parse_question", "sidecar.node.jetstream_reads:_fields"),
         ),
         Decoder(
             "positions",

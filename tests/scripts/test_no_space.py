@@ -21,13 +21,6 @@ from liftpy.errors import StorageError
 from sidecar.quorum.journal import GroupJournal
 from tests.scripts.stage import Stage
 
-KILLS = (
-    "stored though there is no space",
-    "silent when there is no space",
-    "flush error forgotten",
-    "the journal ignores errors",
-)
-
 
 def test_no_space_on_the_leader_rejects_publishes_and_moves_the_leadership() -> None:
     with Stage() as s:

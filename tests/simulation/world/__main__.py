@@ -2,14 +2,16 @@
 
 Each seed runs in a process of its own, forked from one that has imported everything. Prints what happened how often, and each
 violation. ``--profile swarm`` draws a profile for each seed (``profiles.py``). ``--trace SEED`` prints one history line by line.
-``--digests`` prints the digest of each trace. ``--results FILE`` appends a line for each seed to a file. ``--planted`` puts known
-faults back, one after another, until a seed finds each. ``--partitions N`` runs a large cluster that loses a node (``large.py``).
+``--digests`` prints the digest of each trace. ``--results FILE`` appends a line for each seed to a file. ``--with FEATURE`` runs only
+seeds of ``swarm`` whose profile has this feature. ``--planted`` puts known faults back, one after another, until a seed finds each.
+``--partitions N`` runs a large cluster that loses a node (``large.py``).
 Exit code 1 on a violation, or for a planted fault that no seed finds.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -22,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.simulation.world.machine import interposition
+from tests.simulation.world.profiles import FEATURES, draw_profile
 from tests.simulation.world.reached import Reached, report
 
 _MOST_CPU_S = 1_800
@@ -84,17 +87,25 @@ def _append_result(path: Path, seed: int, outcome: Any) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def _find_planted(run: Any, seeds: range, names: list[str]) -> int:
+def _chosen_seeds(first: int, count: int, feature: str) -> list[int]:
+    """The first seeds of the profile ``swarm`` that have a feature. '': any seeds."""
+    if not feature:
+        return list(range(first, first + count))
+    drawn = (seed for seed in itertools.count(first) if getattr(draw_profile(seed), feature))
+    return list(itertools.islice(drawn, count))
+
+
+def _find_planted(run: Any, seeds: list[int], names: list[str]) -> int:
     """Exit code 1 if a known fault is found by no seed."""
     from tests.simulation.world.planted import PLANTED
 
     missed = 0
     for name in names or PLANTED:
-        for seed in seeds:
+        for number, seed in enumerate(seeds, 1):
             outcome = run(seed, plant=PLANTED[name])
             if outcome is None or outcome.violations:
                 found = "the simulator fails" if outcome is None else outcome.violations[0][:150]
-                print(f"{name}: found by seed {seed}, the {seed - seeds.start + 1}. one: {found}", flush=True)
+                print(f"{name}: found by seed {seed}, the {number}. one: {found}", flush=True)
                 break
         else:
             missed += 1
@@ -121,6 +132,9 @@ def main() -> int:
     parser.add_argument("--profile", default="all")
     parser.add_argument("--busy", type=float, default=0.0, help="virtual seconds of load and faults; default: of the profile")
     parser.add_argument("--trace", type=int)
+    parser.add_argument(
+        "--with", dest="feature", choices=FEATURES, default="", help="run only seeds of swarm with this feature"
+    )
     parser.add_argument(
         "--planted", nargs="*", help="put each known fault, or those with these names, back; say which seed finds it"
     )
@@ -160,12 +174,13 @@ def main() -> int:
         return 1 if outcome.violations else 0
     if options.partitions:
         return _run_large(options)
+    seeds = _chosen_seeds(options.first, options.seeds, options.feature)
     if options.planted is not None:
-        return _find_planted(run, range(options.first, options.first + options.seeds), options.planted)
+        return _find_planted(run, seeds, options.planted)
     seen: Counter[str] = Counter()
     reached: dict[str, set[int]] = {}
     failed, virtual_s, node_s, began, began_cpu = [], 0.0, 0.0, time.monotonic(), os.times()
-    for seed in range(options.first, options.first + options.seeds):
+    for seed in seeds:
         outcome = run(seed)
         if options.results:
             _append_result(options.results, seed, outcome)

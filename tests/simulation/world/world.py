@@ -91,7 +91,10 @@ class World:
         self.folder = Path(f"/proc/self/fd/{_FOLDER_DESCRIPTOR}")
         """Folder of the data directories. Its name is the same in all runs, because nodes put paths into messages."""
         names = tuple(f"n{number + 1}" for number in range(profile.nodes))
-        self.nodes = [self._make_node(name, names[: profile.controllers]) for name in names]
+        self._first_controllers = names[: profile.controllers]
+        self.nodes = [self._make_node(name, self._first_controllers) for name in names]
+        """Nodes that are not lost."""
+        self._nodes_made = len(names)
         self.driver = Process(self.scheduler, "driver")
         self.is_done = False
         self.most_s = _MOST_S
@@ -154,6 +157,13 @@ class World:
         node = NodeProcess(self.scheduler, self.network, Disk(self.scheduler, name, self.folder / name / "data"), settings)
         if self.has_users:
             node.passwords = (_PASSWORD, _OTHER_PASSWORD)
+        return node
+
+    def add_node(self) -> NodeProcess:
+        """Add a node with an empty disk and a new name. The caller starts it."""
+        self._nodes_made += 1
+        node = self._make_node(f"n{self._nodes_made}", self._first_controllers)
+        self.nodes.append(node)
         return node
 
     def _expects(self, process: Process, error: BaseException | None) -> bool:

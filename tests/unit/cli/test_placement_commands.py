@@ -108,6 +108,13 @@ def test_stream_create_with_several_errors_in_the_assignment_file_prints_all_err
         ('[{"id": 0, "replicas": [1.5]}, {"id": 1, "replicas": [], "x": 1}]', "entry 1: unknown x"),
         ('[{"id": 99999999999, "replicas": []}]', "entry 0: id is not a partition number (0 to 2147483647)"),
         ('[{"id": 0, "replicas": ["n1"], "replicas": ["n2"]}]', "'replicas' occurs twice"),
+        ('[{"id": 0, "replicas": [], "y": 1, "x": 2}]', "entry 0: unknown x, y"),
+        ('[{"replicas": []}]', "entry 0: id is not a partition number"),
+        ('[{"id": 2147483648, "replicas": []}]', "entry 0: id is not a partition number"),
+        ('[{"id": -1, "replicas": []}]', "entry 0: id is not a partition number"),
+        ('[{"id": 0}]', "entry 0: replicas is no list of node ids"),
+        ('[{"id": 0, "replicas": ["n1", true]}]', "entry 0: replicas is no list of node ids"),
+        ('[{"id": 0, "replicas": ["n1", "\\u00e4"]}]', "entry 0: replicas is no list of node ids"),
     ],
 )
 def test_assignment_file_with_wrong_format_is_rejected(text: str, says: str) -> None:
@@ -117,7 +124,8 @@ def test_assignment_file_with_wrong_format_is_rejected(text: str, says: str) -> 
 
 
 def test_assignment_file_accepts_numeric_node_ids() -> None:
-    assert assignment_from_json('[{"id": 0, "replicas": [5001, "a"]}]') == ((0, ("5001", "a")),)
+    text = '[{"id": 0, "replicas": [5001, "a"]}, {"id": 2147483647, "replicas": ["b"]}]'
+    assert assignment_from_json(text) == ((0, ("5001", "a")), (2147483647, ("b",)))
 
 
 def test_stream_without_enough_nodes_is_shown_with_the_reason_in_each_command(run: Placements) -> None:

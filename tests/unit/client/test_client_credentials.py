@@ -10,7 +10,7 @@ from typing import Any
 import nkeys
 import pytest
 
-from liftpy.errors import ConfigError
+from liftpy.errors import ConfigError, LiftError
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.urls import check_urls, shown_address, wants_tls, without_secrets
 from tests.each import each
@@ -108,6 +108,17 @@ def test_credentials_with_an_encrypted_tls_key_raise_without_a_password_prompt(m
     assert "tls_cert_file c with tls_key_file k: the private key is encrypted, use one without a passphrase" in str(
         caught.value
     )
+
+
+@each(
+    "wrong",
+    [{"creds_file": "a", "token": "b"}, {"user": "a", "password": "b", "token": "c"}, {"user": "a"}, {"password": "b"},
+     {"tls_cert_file": "a"}, {"tls_key_file": "a"}, {"creds_file": "a", "nkey_seed_file": "b"}, {"inbox_prefix": "a b"},
+     {"principal": "read"}],
+)  # fmt: skip
+def test_credentials_with_contradictory_fields_are_rejected(wrong: dict[str, str]) -> None:
+    with pytest.raises(LiftError):
+        Credentials(**wrong)
 
 
 # ---- where we go ---------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Test rare answers to readers, message lines, failed connects, and the limits of publish options."""
+"""Test rare answers to readers, and failed connects."""
 
 from __future__ import annotations
 
@@ -8,24 +8,15 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.client.progress import _MOST_BEHIND, NotServedError, ReadProgress, check_head, must_agree
-from liftpy.core.wire._pb import client_pb2
+from liftpy.client.progress import _MOST_BEHIND, NotServedError, ReadProgress
 from liftpy.errors import (
     ConfigError,
-    LogTruncatedError,
     NotAllowedError,
-    NotFoundError,
-    OffsetOutOfRangeError,
-    ProtocolError,
     UnavailableError,
 )
 from liftpy.nats import transport as transport_module
-from liftpy.nats.parser import message_fields
 from liftpy.nats.transport import open_connection
-from tests.each import each
 from tests.unit.client.test_read_progress import answer, batch, offsets
-
-_Error = client_pb2.ReadResponse.Error
 
 
 # ---- what a reader asks and believes -----------------------------------------------------------------------------------------
@@ -52,91 +43,6 @@ def test_partition_reader_answer_with_records_resets_the_count_of_lagging_answer
     for _ in range(_MOST_BEHIND - 1):
         with pytest.raises(NotServedError):
             progress.accept(answer(hw=4))
-
-
-@each(
-    ("fields", "last", "right"),
-    [
-        ({"node": "n1", "leader": "n2", "streamUid": "u"}, (5, 1), True),
-        ({"streamUid": "u"}, (5, 1), True),
-        ({"node": "n1.x", "streamUid": "u"}, (5, 1), False),
-        ({"leader": ">", "streamUid": "u"}, (5, 1), False),
-        ({"streamUid": "other"}, (5, 1), False),
-        ({"streamUid": "other", "error": _Error.NOT_READY}, (5, 1), True),
-        ({"streamUid": "u", "error": _Error.WRONG_STREAM}, (5, 1), False),
-        ({"streamUid": "other", "error": _Error.WRONG_STREAM}, (5, 1), True),
-        ({"error": _Error.CUT, "cutEndOffset": 5}, (5, 1), True),
-        ({"error": _Error.CUT, "cutEndOffset": 0}, (5, 1), True),
-        ({"error": _Error.CUT, "cutEndOffset": 6}, (5, 1), False),
-        ({"error": _Error.CUT, "cutEndOffset": -1}, (5, 1), False),
-        ({"error": _Error.CUT, "cutEndOffset": 5}, (5, 0), False),
-        ({"streamUid": "u", "highWatermark": -1}, (5, 1), True),
-        ({"streamUid": "u", "highWatermark": -2}, (5, 1), False),
-        ({"streamUid": "u", "logStartOffset": -1}, (5, 1), False),
-    ],
-)
-def test_read_answer_with_contradictory_fields_raises_protocol_error(
-    fields: dict[str, Any], last: tuple[int, int], right: bool
-) -> None:
-    head = client_pb2.ReadResponse(**fields)
-    if right:
-        must_agree(head, "u", *last)
-    else:
-        with pytest.raises(ProtocolError, match="The answer of a node is invalid"):
-            must_agree(head, "u", *last)
-
-
-@pytest.mark.parametrize(
-    ("error", "offset", "kind", "text"),
-    [
-        (
-            _Error.WRONG_STREAM,
-            5,
-            NotFoundError,
-            "was deleted and created again",
-        ),
-        (_Error.OFFSET_OUT_OF_RANGE, 5, OffsetOutOfRangeError, r"Offset 5 is outside 6\.\.10"),
-        (_Error.OFFSET_OUT_OF_RANGE, 6, NotServedError, "OFFSET_OUT_OF_RANGE"),
-        (_Error.CUT, 5, LogTruncatedError, "records before offset 5 that"),
-        (_Error.BAD_REQUEST, 5, ProtocolError, "the read request as malformed"),
-        (_Error.NOT_READY, 5, NotServedError, "NOT_READY"),
-        (999, 5, NotServedError, "999"),
-    ],
-)
-def test_read_answer_with_an_error_code_raises_the_matching_exception(
-    error: Any, offset: int, kind: type[Exception], text: str
-) -> None:
-    head = client_pb2.ReadResponse(node="n1", error=error, logStartOffset=6, highWatermark=9, cutEndOffset=3, leader="n2")
-    with pytest.raises(kind, match=text) as raised:
-        check_head(head, "u", "s", 2, offset)
-    assert type(raised.value) is kind
-    if isinstance(raised.value, LogTruncatedError):
-        assert raised.value.args
-    if isinstance(raised.value, NotServedError):
-        assert raised.value.leader == "n2"
-
-
-# ---- the parser ---------------------------------------------------------------------------------------------------------------
-
-
-@each(
-    ("line", "fields"),
-    [
-        (b"MSG s 1 5", (b"s", b"1", b"", 0)),
-        (b"MSG s 1 r 5", (b"s", b"1", b"r", 0)),
-        (b"HMSG s 1 5 5", (b"s", b"1", b"", 5)),
-        (b"HMSG s 1 r 4 5", (b"s", b"1", b"r", 4)),
-        (b"HMSG s 1 6 5", None),
-        (b"HMSG s 1 5", None),
-        (b"MSG s 5", None),
-        (b"MSG s 1 r x 5", None),
-        (b"MSG s  5", None),
-        (b"MSG s 1 -5", None),
-        (b"PUB s 1 5", None),
-    ],
-)
-def test_nats_parser_accepts_only_well_formed_message_lines(line: bytes, fields: Any) -> None:
-    assert message_fields(line.split(b" ")) == fields
 
 
 # ---- connecting -----------------------------------------------------------------------------------------------------------------

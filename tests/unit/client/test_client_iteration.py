@@ -14,7 +14,7 @@ from liftpy.client.iteration import Iteration
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
 from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
-from liftpy.errors import ConfigError, LiftError, UnavailableError
+from liftpy.errors import ClientClosedError, ConfigError, LiftError, UnavailableError
 from tests.each import each
 
 RECORDS, PER_BATCH, PER_ANSWER = 18, 2, 2
@@ -29,6 +29,7 @@ class Reader(PartitionReader):
         self.loop = asyncio.get_running_loop()
         self.fetches = 0
         self.failing: dict[int, BaseException] = {}
+        self.close_callbacks: set[Callable[[], None]] = set()
         self.batches: list[RecordBatch] = []
         for base in range(0, RECORDS, PER_BATCH):
             values = [b"%d" % i for i in range(base, base + PER_BATCH)]
@@ -38,7 +39,8 @@ class Reader(PartitionReader):
         assert asyncio.get_running_loop() is self.loop
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
-        return lambda: None
+        self.close_callbacks.add(callback)
+        return lambda: self.close_callbacks.discard(callback)
 
     async def bounds(self, *_: Any, **__: Any) -> tuple[Bounds, int]:
         for _ in range(3):
@@ -268,6 +270,29 @@ async def test_read_range_resumes_after_a_fetch_error() -> None:
         except StopAsyncIteration:
             break
     assert got == list(range(4, RECORDS))
+
+
+async def test_client_close_with_a_full_read_ahead_buffer_ends_the_consumer() -> None:
+    reader = Reader()
+    items = aiter(Consumer(reader, "earliest", "end"))
+    await anext(items)
+    for _ in range(50):  # turns of the loop, until the buffer is full
+        await asyncio.sleep(0)
+    assert reader.fetches * PER_BATCH * PER_ANSWER < RECORDS
+    for close in list(reader.close_callbacks):
+        close()
+    with pytest.raises(ClientClosedError):
+        async for _ in items:
+            pass
+    await nothing_left()
+
+
+async def test_consumer_iteration_closed_within_a_batch_slice_returns_no_more_records() -> None:
+    items = aiter(Consumer(Reader(), "earliest", "end"))
+    await anext(items)
+    await items.aclose()
+    with pytest.raises(StopAsyncIteration):
+        await anext(items)
 
 
 async def test_consumer_iterator_deleted_before_its_first_record_leaves_no_task() -> None:

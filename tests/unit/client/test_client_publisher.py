@@ -225,15 +225,6 @@ async def test_publish_of_a_message_above_max_payload_raises_publish_rejected_er
         assert caught.value.reason == "TOO_LARGE"
 
 
-async def test_publisher_close_fails_messages_in_flight_with_outcome_unknown(transport: Transport, leader: Leader) -> None:
-    leader.script = [None]
-    p = publisher(transport, leader)
-    future = await p.send(b"x")
-    await p.close()
-    with pytest.raises(OutcomeUnknownError, match="closed"):
-        await future
-
-
 async def test_publisher_rejects_an_invalid_message_without_using_the_window(transport: Transport, leader: Leader) -> None:
     async with publisher(transport, leader, window=1) as p:
         bad: list[dict[str, Any]] = [

@@ -10,8 +10,9 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.client import services
-from liftpy.client.services import QueryAnswer, QueryRejectedError
+from liftpy.client import QueryAnswer, QueryRejectedError, Services
+from liftpy.client.metadata_requests import MetadataRequests
+from liftpy.client.stream_directory import StreamDirectory
 from liftpy.core.services.queries import QueryFailedError
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
@@ -48,7 +49,8 @@ REFUSED = (b"it is behind", {"Lift-Error": "QUERY_REJECTED"})
 
 
 async def ask(transport: Any, at_least: int | None = None, timeout_s: float = 30.0, partition: int = 0) -> QueryAnswer:
-    return await services.ask(transport, Subjects("ns"), "bank", b"query", partition, at_least, timeout_s)
+    services = Services(StreamDirectory(MetadataRequests(transport, Subjects("ns"))))
+    return await services.query("bank", b"query", partition=partition, at_least=at_least, timeout_s=timeout_s)
 
 
 async def test_service_query_is_retried_until_a_service_answers() -> None:

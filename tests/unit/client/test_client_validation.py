@@ -35,10 +35,8 @@ from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import (
     ConfigError,
     InvalidNameError,
-    LiftError,
     NotFoundError,
 )
-from liftpy.nats.credentials import Credentials
 from liftpy.testing.memory import memory_cluster
 from tests.each import each
 
@@ -67,15 +65,6 @@ def test_message_envelope_encodes_a_missing_key_or_value_differently_from_empty(
 
 
 # ---- the edge ------------------------------------------------------------------------------------------------------------------
-@each(
-    "wrong",
-    [{"creds_file": "a", "token": "b"}, {"user": "a", "password": "b", "token": "c"}, {"user": "a"}, {"password": "b"},
-     {"tls_cert_file": "a"}, {"tls_key_file": "a"}, {"creds_file": "a", "nkey_seed_file": "b"}, {"inbox_prefix": "a b"},
-     {"principal": "read"}],
-)  # fmt: skip
-def test_credentials_with_contradictory_fields_are_rejected(wrong: dict[str, str]) -> None:
-    with pytest.raises(LiftError):
-        Credentials(**wrong)
 
 
 # ---- range and encoding: checked at the entry --------------------------------------------------------------------------------
@@ -132,16 +121,6 @@ async def test_consumer_with_an_invalid_filter_raises_config_error(wanted: Any) 
             await client.admin.purge("orders", 0, **wanted)
 
 
-@pytest.mark.parametrize("partition", [-1, 1 << 31, 1 << 70, True, "0", 0.5])
-async def test_client_methods_with_an_invalid_partition_number_raise_config_error(partition: Any) -> None:
-    async with memory_cluster(1) as cluster, cluster.client() as client:
-        await client.create_stream("orders", "shop.orders")
-        with pytest.raises(ConfigError):
-            await client.bounds("orders", partition)
-        with pytest.raises(ConfigError):
-            await client.publish("orders", b"v", partition=partition)
-
-
 async def test_consumer_with_a_negative_start_begins_that_many_records_before_the_end() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders")
@@ -172,6 +151,8 @@ ODD_VALUES: dict[str, Callable[[Client, str], Any]] = {
     "name of a stream with more partitions": lambda client, uid: client.admin.add_partitions(NO_TEXT, 4),
     "first LeaderEpoch": lambda client, uid: client.create_stream("more", "shop.more", first_leader_epoch=-1),
     "partition to elect for": lambda client, uid: client.admin.elect_leader("orders", TOO_LARGE),
+    "partition to publish to": lambda client, uid: client.publish("orders", b"v", partition=1 << 31),
+    "partition of bounds": lambda client, uid: client.bounds("orders", 1 << 31),
     "feature level to check": lambda client, uid: client.admin.feature_levels(TOO_LARGE),
     "feature level": lambda client, uid: client.admin.set_feature_level(-1),
     "rack": lambda client, uid: client.admin.set_node("n1", rack=NO_TEXT),
@@ -198,6 +179,11 @@ NUMBERS: dict[str, Callable[[Client, Any], Any]] = {
     "partition of a query": lambda client, wrong: client.services.query("bank", b"", partition=wrong),
     "position of a query": lambda client, wrong: client.services.query("bank", b"", at_least=wrong),
     "command": lambda client, wrong: client.services.call("bank", "orders", b"", timeout_s=wrong),
+    "partition of a command": lambda client, wrong: client.services.call("bank", "orders", b"", partition=wrong),
+    "partition to publish to": lambda client, wrong: client.publish("orders", b"v", partition=wrong),
+    "partition of a publisher": lambda client, wrong: client.publisher("orders", wrong),
+    "partition at a subject": lambda client, wrong: client.publisher("orders", wrong, subject="shop.orders"),
+    "partition of bounds": lambda client, wrong: client.bounds("orders", wrong),
     "count of records": lambda client, wrong: client.consume("orders").getmany(wrong),
     "leaders": lambda client, wrong: client.create_stream("more", "shop.more", ready_s=wrong),
     "new leaders": lambda client, wrong: client.admin.add_partitions("orders", 2, ready_s=wrong),

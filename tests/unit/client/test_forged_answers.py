@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from liftpy.client.client import Client
-from liftpy.client.progress import _MOST_BEHIND, ErrorConfirmation, NotServedError, ReadProgress
+from liftpy.client.progress import ErrorConfirmation, NotServedError, ReadProgress
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.subjects import Subjects
@@ -137,18 +137,3 @@ def test_partition_reader_raises_a_fatal_error_only_after_the_second_equal_error
     assert all(isinstance(error, NotServedError) and error.leader == "n2" for error in said)
     with pytest.raises(LogTruncatedError):
         opinion.ask_again(cut, "n2")
-
-
-def test_partition_reader_drops_an_answer_with_an_impossible_high_watermark() -> None:
-    progress = ReadProgress("s", 0, 0, uid="u1")
-    progress.accept(answer(batch(0, 2), hw=1 << 60))
-    for _ in range(_MOST_BEHIND - 1):
-        with pytest.raises(NotServedError):
-            progress.accept(answer(hw=1))
-    assert progress.accept(answer(hw=1)) == []
-    assert progress.high_watermark == 1
-    with pytest.raises(NotServedError):
-        progress.accept(answer(hw=5))  # what it says itself: that it has records, and sends none
-    for _ in range(20):
-        with pytest.raises(NotServedError):
-            progress.accept(answer(hw=5))

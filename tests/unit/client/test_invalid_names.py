@@ -80,20 +80,6 @@ async def test_consume_and_read_range_with_an_invalid_name_or_range_raise_config
     client.read_range("orders", 0, 4, 4)
 
 
-@pytest.mark.parametrize("call", ["publish", "publisher", "publisher at a subject", "bounds", "call_service"])
-async def test_client_method_with_a_negative_partition_raises_before_a_request(call: str) -> None:
-    transport: Any = Silent()
-    client = Client(transport, Subjects(), owns_connection=False)
-    with pytest.raises(ConfigError, match="partition = -1"):
-        await {
-            "publish": lambda: client.publish("orders", b"x", partition=-1),
-            "publisher": lambda: client.publisher("orders", -1),
-            "publisher at a subject": lambda: client.publisher("orders", -1, subject="shop.orders"),
-            "bounds": lambda: client.bounds("orders", -1),
-            "call_service": lambda: client.services.call("bank", "orders", b"!", partition=-1),
-        }[call]()
-
-
 @pytest.mark.parametrize("name", ["-rf", "-", "--yes"])
 async def test_create_stream_with_a_name_like_a_command_line_option_raises_invalid_name_error(name: str) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:

@@ -83,7 +83,10 @@ async def test_nats_parser_raises_an_error_of_a_callback_as_a_connection_error(e
         assert "ValueError('odd'). Check" in caught.value.args[0]
 
 
-@pytest.mark.parametrize("line", [b"MSG a.b 1x 2", b"HMSG a.b 1 3 2", b"MSG a.b  2", b"MSG a.b 1 r x 2"])
+@pytest.mark.parametrize(
+    "line",
+    [b"MSG a.b 1x 2", b"MSG a.b 2", b"MSG a.b  2", b"MSG a.b 1 r x 2", b"HMSG a.b 1 3 2", b"HMSG a.b 1 2"],
+)
 async def test_nats_parser_skips_a_message_with_a_malformed_line(line: bytes) -> None:
     made, connection = parser("a.b")
     await made.parse(line + b"\r\nhi\r\nPING\r\n")

@@ -12,22 +12,18 @@ from liftpy.client.admin import Admin
 from liftpy.client.client import Client
 from liftpy.client.encode_publish import Address
 from liftpy.client.placement_plans import (
-    PlacementOptions,
     ReplicaCounts,
-    assignment_from_json,
     plan_from_pb,
     tally_rows,
 )
 from liftpy.client.stream_directory import address_of, subject_address
 from liftpy.client.stream_info import StreamInfo
-from liftpy.config import AckPolicy, StreamConfig
-from liftpy.core.metadata.codec import CONFIG
+from liftpy.config import StreamConfig
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import ConfigError, InvalidNameError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.errors import ConfigError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.nats.transport import Transport
-from tests.each import each
 from tests.unit.client.admins import admin_over
 
 PLAN = pb.PlacementPlan(
@@ -58,67 +54,12 @@ def test_placement_plan_with_inconsistent_counts_is_rejected(places: list[int], 
             plan_from_pb(plan)
 
 
-def test_placement_plan_counts_replicas_and_leaders_per_node_and_rack() -> None:
-    plan = plan_from_pb(PLAN)
-    assert list(plan.by_node().items()) == [
-        ("n1", ReplicaCounts(leaders=3, new_leaders=1, replicas=5, new_replicas=1)),
-        ("n2", ReplicaCounts(leaders=1, new_leaders=0, replicas=4, new_replicas=1)),
-        ("n3", ReplicaCounts(leaders=6, new_leaders=1, replicas=9, new_replicas=2)),
-    ]
-    assert list(plan.by_rack().items()) == [
-        ("a", ReplicaCounts(leaders=7, new_leaders=1, replicas=13, new_replicas=3)),
-        ("b", ReplicaCounts(leaders=3, new_leaders=1, replicas=5, new_replicas=1)),
-    ]
-    bare = pb.PlacementPlan()
-    bare.CopyFrom(PLAN)
-    for node in bare.nodes:
-        node.rack = ""
-    assert plan_from_pb(bare).by_rack() == {}
-    bare.nodes[1].rack = "r"
-    assert list(plan_from_pb(bare).by_rack()) == ["", "r"]
-
-
 def test_placement_table_rows_show_total_and_new_replicas_per_node() -> None:
     one, two = (
         ReplicaCounts(leaders=3, new_leaders=1, replicas=5, new_replicas=2),
         ReplicaCounts(leaders=0, new_leaders=0, replicas=0, new_replicas=0),
     )
     assert list(tally_rows({"n1": one, "": two})) == [("n1", "3 (+1)", "5 (+2)"), ("(none)", "0 (+0)", "0 (+0)")]
-
-
-def test_assignment_file_parser_returns_the_replicas_of_each_partition() -> None:
-    text = '[{"id": 7, "replicas": [1, "n2"]}, {"id": 2147483647, "replicas": ["a"]}]'
-    assert assignment_from_json(text) == ((7, ("1", "n2")), (2147483647, ("a",)))
-    lists = PlacementOptions(assignment=assignment_from_json(text)).lists()
-    assert [(one.partition, list(one.replicas)) for one in lists] == [(7, ["1", "n2"]), (2147483647, ["a"])]
-
-
-@each(
-    ("text", "error"),
-    [
-        ("{", "Cannot read the replica assignment: Expecting property name enclosed in double quotes: line 1 column 2"),
-        ("{}", 'Cannot read the replica assignment: it is not a list of {"id": ..., "replicas": [...]}'),
-        ("[1]", "Cannot read the replica assignment: entry 0: no object"),
-        ('[{"id": 0, "replicas": [], "y": 1, "x": 2}]', "Cannot read the replica assignment: entry 0: unknown x, y"),
-        ('[{"replicas": []}]', "entry 0: id is not a partition number (0 to 2147483647)"),
-        ('[{"id": true, "replicas": []}]', "entry 0: id is not a partition number (0 to 2147483647)"),
-        ('[{"id": 2147483648, "replicas": []}]', "entry 0: id is not a partition number (0 to 2147483647)"),
-        ('[{"id": -1, "replicas": []}]', "entry 0: id is not a partition number (0 to 2147483647)"),
-        ('[{"id": 0}]', "entry 0: replicas is no list of node ids"),
-        ('[{"id": 0, "replicas": "n1"}]', "entry 0: replicas is no list of node ids"),
-        ('[{"id": 0, "replicas": ["n1", true]}]', "entry 0: replicas is no list of node ids"),
-        ('[{"id": 0, "replicas": ["n1", "\\u00e4"]}]', "entry 0: replicas is no list of node ids"),
-        (
-            '[{"id": 0, "replicas": []}, 1, [], {"id": 1, "replicas": ["a"]}]',
-            "assignment: entry 1: no object; entry 2: no object",
-        ),
-    ],
-)
-def test_assignment_file_with_an_invalid_entry_raises_with_the_entry_number(text: str, error: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        assignment_from_json(text)
-    assert error in str(caught.value)
-    assert "entry 3" not in str(caught.value)
 
 
 # ---- what is asked of the metadata group -----------------------------------------------------------------------------------------
@@ -145,69 +86,6 @@ class Group:
         return admin_over(self, Subjects("ns", principal="me"), deadline_s=30.0)
 
 
-def stream_pb(**fields: Any) -> pb.Stream:
-    partition = pb.Partition(partition=0, replicas=["n1"], isr=["n1"], leader="n1", leaderEpoch=1, epoch=1, status=pb.ONLINE)
-    return pb.Stream(**{"name": "s", "uid": "u1", "subject": "shop.s", "partitions": [partition]} | fields)
-
-
-WISH = PlacementOptions(policy="rack", assignment=((1, ("n1", "n2")),), allow_offline=True)
-MANUAL = [pb.ReplicaList(partition=1, replicas=["n1", "n2"])]
-
-
-@pytest.mark.parametrize("dry", [False, True])
-async def test_admin_create_stream_request_contains_every_argument(dry: bool) -> None:
-    group = Group(pb.ControlResponse(plan=PLAN) if dry else pb.ControlResponse(stream=stream_pb()))
-    config = StreamConfig(ack_policy=AckPolicy.LEADER)
-    ask: Any = group.admin.plan_stream if dry else group.admin.create_stream
-    more: Any = {} if dry else {"ready_s": 0}
-    found = await ask("s", "shop.s", partitions=4, replicas=2, config=config, placement=WISH, **more)
-    assert group.asked == [
-        pb.ControlRequest(
-            createStream=pb.CreateStream(
-                name="s",
-                subject="shop.s",
-                partitions=4,
-                replicationFactor=2,
-                config=CONFIG.to_pb(config),
-                placement="rack",
-                manual=MANUAL,
-                allowOffline=True,
-                dryRun=dry,
-            )
-        )
-    ]
-    assert group.subjects == [Subjects("ns", principal="me").control_admin()]
-    assert found == plan_from_pb(PLAN) if dry else found.uid == "u1"
-    plain = Group(pb.ControlResponse(plan=PLAN) if dry else pb.ControlResponse(stream=stream_pb()))
-    ask = plain.admin.plan_stream if dry else plain.admin.create_stream
-    await ask("s", "shop.s", **more)
-    made = pb.CreateStream(name="s", subject="shop.s", partitions=1, config=CONFIG.to_pb(StreamConfig()), dryRun=dry)
-    assert plain.asked == [pb.ControlRequest(createStream=made)]
-
-
-@pytest.mark.parametrize("dry", [False, True])
-async def test_admin_add_partitions_request_contains_every_argument(dry: bool) -> None:
-    group = Group(*[pb.ControlResponse(plan=PLAN) if dry else pb.ControlResponse(stream=stream_pb())] * 2)
-    ask: Any = group.admin.plan_partitions if dry else group.admin.add_partitions
-    more: Any = {} if dry else {"ready_s": 0}
-    found = await ask("s", 6, uid="u1", placement=WISH, **more)
-    assert found == plan_from_pb(PLAN) if dry else found.uid == "u1"
-    await ask("s", **more)
-    assert group.asked == [
-        pb.ControlRequest(
-            addPartitions=pb.AddPartitions(
-                name="s", uid="u1", partitions=6, placement="rack", manual=MANUAL, allowOffline=True, dryRun=dry
-            )
-        ),
-        pb.ControlRequest(addPartitions=pb.AddPartitions(name="s", dryRun=dry)),
-    ]
-    with pytest.raises(InvalidNameError):
-        await ask("a b")
-    with pytest.raises(InvalidNameError):
-        await group.admin.plan_stream("a b", "x")
-    assert len(group.asked) == 2
-
-
 async def test_admin_plan_partitions_rejects_an_answer_without_a_consistent_plan() -> None:
     wrong = pb.PlacementPlan(nodes=PLAN.nodes, replicationFactor=2, replicas=[0])
     group = Group(pb.ControlResponse(), pb.ControlResponse(detail="nothing to do"), pb.ControlResponse(plan=wrong))
@@ -220,45 +98,6 @@ async def test_admin_plan_partitions_rejects_an_answer_without_a_consistent_plan
         match=r"^Cannot decode the plan .*: the plan is inconsistent: 1 replicas, replication factor 2, 3 nodes\.",
     ):
         await group.admin.plan_partitions("s", 2)
-
-
-async def test_admin_set_node_request_contains_only_the_given_fields() -> None:
-    group = Group(*(pb.ControlResponse(node=pb.Node(nodeId="n1", weight=2.0)) for _ in range(7)))
-    admin = group.admin
-    assert (await admin.set_node("n1", weight=2.0)).weight == 2.0
-    await admin.set_node("n1", rack="")
-    await admin.set_node("n1", weight=0.0, rack="r")
-    assert (await admin.reset_node("n1")).node_id == "n1"
-    await admin.reset_node("n1", weight=True)
-    await admin.reset_node("n1", rack=True)
-    await admin.set_node("n1", leaving=False)
-    assert [asked.setNode for asked in group.asked] == [
-        pb.SetNode(nodeId="n1", weight=2.0),
-        pb.SetNode(nodeId="n1", rack=""),
-        pb.SetNode(nodeId="n1", weight=0.0, rack="r"),
-        pb.SetNode(nodeId="n1"),
-        pb.SetNode(nodeId="n1", weightAsItSays=True),
-        pb.SetNode(nodeId="n1", rackAsItSays=True),
-        pb.SetNode(nodeId="n1", leaving=False),
-    ]
-    for asks in (admin.set_node, admin.reset_node, admin.remove_node):
-        with pytest.raises(InvalidNameError):
-            await asks("a b")
-    assert len(group.asked) == 7
-
-
-async def test_admin_reassign_request_contains_the_replicas_or_the_cancellation() -> None:
-    group = Group(*(pb.ControlResponse(partition=pb.Partition(partition=1, target=["a", "d"])) for _ in range(2)))
-    stream = image()
-    assert (await group.admin.reassign(stream, 1, ["a", "d"])).target == ("a", "d")
-    await group.admin.reassign(stream, 1)
-    assert [asked.reassign for asked in group.asked] == [
-        pb.Reassign(stream="s", uid="u1", partition=1, replicas=["a", "d"]),
-        pb.Reassign(stream="s", uid="u1", partition=1, cancel=True),
-    ]
-    with pytest.raises(InvalidNameError):
-        await group.admin.reassign(stream, 1, ["a b"])
-    assert len(group.asked) == 2
 
 
 # ---- a client and its streams ----------------------------------------------------------------------------------------------------

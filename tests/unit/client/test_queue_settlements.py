@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from liftpy.client.job_acks import Settlements, combine_settlements, gaps, is_in, ranges_of, settlement
+from liftpy.client.job_acks import Settlements, combine_settlements, is_in, ranges_of, settlement
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups import commands
 from liftpy.core.wire._pb import group_pb2 as pb
@@ -28,12 +28,6 @@ def told(kind: int, *parts: tuple[int, int, int], key: PartitionKey = KEY) -> pb
 def test_queue_settlement_of_adjacent_ranges_is_one_range_with_the_newest_lease() -> None:
     assert ranges(ranges_of([(3, 1), (1, 1), (2, 1), (5, 1), (6, 2)])) == [(1, 4, 1), (5, 6, 1), (6, 7, 2)]
     assert ranges(ranges_of([(1, 2), (1, 4), (1, 3), (2, 4)])) == [(1, 3, 4)]
-
-
-def test_queue_settlement_gaps_are_granted_offsets_without_a_record() -> None:
-    part = pb.GrantedRange(start=2, end=8, lease=3)
-    assert ranges(gaps(part, [3, 4, 6])) == [(2, 3, 3), (5, 6, 3), (7, 8, 3)]
-    assert ranges(gaps(part, list(range(2, 8)))) == []
 
 
 def test_queue_settlement_joins_only_acks_of_the_same_partition() -> None:

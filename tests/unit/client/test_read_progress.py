@@ -68,9 +68,12 @@ def test_partition_reader_with_an_empty_answer_below_the_high_watermark_tries_an
         (answer(batch(5, 2)[:-3], hw=9), CorruptionError, "bytes"),
         (b"garbage", ProtocolError, "envelope"),
         (answer(batch(5, 2), hw=9, uid="u2"), ProtocolError, "stream with uid 'u2"),
-        (answer(hw=9, error=_Error.WRONG_STREAM), ProtocolError, "refuses the stream that it has"),
         (answer(hw=9, error=_Error.WRONG_STREAM, uid="u2"), NotFoundError, "created again"),
-        (answer(hw=9, error=_Error.CUT, cutEndOffset=6), ProtocolError, "cut at 6, behind what was read"),
+        (answer(hw=9, error=_Error.WRONG_STREAM, uid="u1"), ProtocolError, "refuses the stream that it has"),
+        (answer(hw=9, error=_Error.NOT_READY, uid="u2"), NotServedError, "NOT_READY"),
+        (answer(hw=9, error=_Error.CUT, cutEndOffset=5), ProtocolError, "cut at 5, behind what was read"),
+        (answer(hw=9, error=_Error.CUT, cutEndOffset=4), LogTruncatedError, "records before offset 5 that"),
+        (answer(hw=9, error=_Error.CUT, cutEndOffset=0), LogTruncatedError, "Records below 0"),
         (answer(hw=9, error=_Error.CUT, cutEndOffset=-1), ProtocolError, "cut at -1"),
         (answer(hw=9, node="n1 x\r\nPUB a"), ProtocolError, "names of its nodes"),
         (answer(hw=9, leader="n2.>"), ProtocolError, "names of its nodes"),
@@ -83,6 +86,7 @@ def test_partition_reader_with_an_empty_answer_below_the_high_watermark_tries_an
         (answer(hw=3, error=_Error.OFFSET_OUT_OF_RANGE), NotServedError, "OFFSET_OUT_OF_RANGE"),
         (answer(hw=3, error=_Error.NOT_READY, detail="promoting", leader="n2"), NotServedError, r"NOT_READY\. The"),
         (answer(hw=3, error=_Error.BAD_REQUEST), ProtocolError, "malformed"),
+        (answer(hw=3, error=999), NotServedError, "999"),
     ],
 )
 def test_partition_reader_rejects_an_invalid_answer_and_keeps_its_offset(
@@ -196,6 +200,8 @@ def test_start_and_until_texts_are_parsed_to_words_offsets_or_times() -> None:
 def test_partition_reader_after_a_truncation_of_its_last_record_raises_log_truncated() -> None:
     progress = ReadProgress("s", 0, 0)
     assert progress.request(1000, 0).lastEpoch == 0, "nothing has been read yet"
+    with pytest.raises(ProtocolError, match="behind what was read"):
+        progress.accept(answer(hw=2, error=_Error.CUT, cutEndOffset=0))
     progress.accept(answer(batch(0, 3, epoch=4), batch(3, 2, epoch=6), hw=4))
     request = progress.request(1000, 0)
     assert (request.lastOffset, request.lastEpoch) == (4, 6)

@@ -9,9 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from liftpy.client import Client, GroupOptions, Source
-from liftpy.client.consumed import GroupBatch
-from liftpy.client.group import Group
-from liftpy.client.stream_copy import MOST_IN_HAND, GroupCopy
+from liftpy.client.batch_view import GroupBatch
+from liftpy.client.group import MOST_IN_HAND, Group, GroupCopy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.partitioner import partition_of
@@ -183,7 +182,7 @@ async def test_group_into_a_paused_or_readonly_target_waits_and_copies_each_reco
 async def test_group_into_a_target_paused_too_long_raises_and_commits_only_copied_records(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liftpy.client.stream_copy._FAREWELLS", 0.2)
+    monkeypatch.setattr("liftpy.client.group._FAREWELLS", 0.2)
     async with cluster.client() as client:
         await feed(client, 0, 20)
         group, task = await copying(client)

@@ -9,7 +9,7 @@ from liftpy.core.log import small_files
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import FLUSH_FAILED_NAME
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageError
+from liftpy.errors import LogClosedError, NoSpaceError, StorageError
 from tests.unit.log.small_logs import a_log, add, filled, stored
 
 
@@ -62,20 +62,6 @@ def test_checkpoint_stores_a_high_watermark_of_durable_records_only() -> None:
     log.flush()
     log.checkpoint()
     assert stored(log).high_watermark == 4
-
-
-def test_log_calls_on_advance_only_after_append_high_watermark_rise_and_truncation() -> None:
-    log, woken = a_log(), []
-    log.on_advance = lambda: woken.append(1)
-    for step, wakes in (
-        (lambda: add(log, 3), 1), (log.flush, 0), (lambda: log.raise_high_watermark(1), 1), (lambda: log.raise_high_watermark(1), 0),
-        (lambda: log.raise_high_watermark(0), 0), (log.checkpoint, 0), (lambda: log.truncate_to(2), 1),
-    ):  # fmt: skip
-        woken.clear()
-        step()
-        assert len(woken) == wakes
-    with pytest.raises(InvariantError):
-        log.raise_high_watermark(99)
 
 
 def test_log_close_flushes_the_log_and_stores_checkpoint_and_epochs() -> None:

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from liftpy.config import StreamConfig
 from liftpy.core.log import arrow
 from liftpy.core.log.leader_epochs import EpochCache
+from liftpy.core.log.log import Log
 from liftpy.core.log.reading import first_offset_at
 from liftpy.core.log.segment import INDEX_INTERVAL_BYTES
 from liftpy.core.log.storage import MemoryFile, MemoryStorage
-from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch, split_batches
+from liftpy.core.wire.batch import build_batch, split_batches
 from tests.each import each
 from tests.unit.log.small_logs import S, a_log, add, filled
 
@@ -101,25 +103,6 @@ def test_epoch_cache_returns_the_epoch_of_an_offset_and_the_end_offset_of_an_epo
         assert len(cache.entries) == left
 
 
-def three() -> list[RecordBatch]:
-    made = [
-        build_batch([b"a", b"b"], base_offset=0, leader_epoch=1, subjects=["x", "y"]),
-        build_batch([b"-"], base_offset=2, leader_epoch=1, control=True),
-        build_batch([b"c", b"d", b"e"], base_offset=3, leader_epoch=2, subjects=["y", "z", "z"]),
-        build_batch([b"f"], base_offset=6, leader_epoch=2, subjects=["w"]),
-    ]
-    return [parse_batch(data) for data in made]
-
-
-@each("start", [None, *range(8)])
-@each("end", [None, *range(8)])
-def test_to_arrow_range_includes_its_first_and_excludes_its_end_offset(start: int | None, end: int | None) -> None:
-    rows = [(0, b"a", "x"), (1, b"b", "y"), (3, b"c", "y"), (4, b"d", "z"), (5, b"e", "z"), (6, b"f", "w")]
-    table = arrow.to_arrow(three(), columns=("offset", "value", "subject"), from_offset=start, end_offset=end)
-    wanted = [row for row in rows if row[0] >= (start or 0) and (end is None or row[0] < end)]
-    assert list(zip(*(column.to_pylist() for column in table.columns), strict=True)) == wanted
-
-
 def test_to_arrow_with_a_column_above_2_gib_raises_value_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Column:
         ends = np.array([1 << 30], dtype=np.uint32)
@@ -129,3 +112,31 @@ def test_to_arrow_with_a_column_above_2_gib_raises_value_error(monkeypatch: pyte
     part: Any = arrow._ColumnPart(Column(), 0, 1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="2 GiB"):
         arrow._bytes_array([part, part], arrow.pa.binary())
+
+
+# ---- across segments -------------------------------------------------------------------------------------------------------
+def test_log_read_with_any_size_limit_returns_contiguous_batches_across_segments() -> None:
+    log, _ = Log.open(MemoryStorage(), StreamConfig(segment_bytes=4096))
+    for offset in range(200):
+        log.append(build_batch([b"x" * (10 if offset % 7 else 900)], base_offset=offset, leader_epoch=1))
+    log.flush()
+    assert len(log.segments) > 3
+    for max_bytes in (1, 500, 1000, 4000, 5000, 9000):
+        for start in range(0, 200, 3):
+            result = log.read(start, max_bytes, end_offset=200)
+            offsets = [batch.base_offset for chunk in result.chunks for batch in split_batches(chunk)]
+            assert offsets == list(range(start, result.next_offset)), (start, max_bytes)
+
+
+def test_segment_locate_with_cached_positions_equals_a_scan() -> None:
+    log, _ = Log.open(MemoryStorage(), StreamConfig())
+    offset = 0
+    for number in range(100):
+        count = 1 + number % 5
+        log.append(build_batch([b"x" * (number % 11)] * count, base_offset=offset, leader_epoch=1))
+        offset += count
+    (segment,) = log.segments
+    quick = [segment.locate(wanted) for wanted in range(offset + 2)]
+    segment.recent.clear()
+    assert quick == [segment.locate(wanted) for wanted in range(offset + 2)]
+    assert quick[-2:] == [segment.size_bytes] * 2

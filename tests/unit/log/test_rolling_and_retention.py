@@ -8,7 +8,7 @@ import pytest
 
 from liftpy.config import StreamConfig
 from liftpy.core.log.compaction_point import NEVER
-from liftpy.core.log.log import AT_ONCE, Log, asked_start, is_below, limit_retention_start, retained_start
+from liftpy.core.log.log import AT_ONCE, Log, retained_start
 from liftpy.core.log.segment import index_name, log_name
 from liftpy.core.log.small_files import Checkpoint
 from liftpy.core.log.storage import MemoryStorage
@@ -169,20 +169,6 @@ def test_retained_start_is_the_lowest_offset_allowed_by_size_count_and_age_limit
         assert retained_start(segments, StreamConfig(**config), hw, 100 * S) == min(start, (hw + 1) // 10 * 10)
 
 
-@each(
-    ("retain_from", "most_bytes", "start"),
-    [(None, 1000, 30), (30, 1000, 30), (35, 1000, 30), (29, 1000, 20), (12, 1000, 10), (0, 1000, 0),
-     (12, 200, 10), (12, 199, 20), (0, 200, 10), (0, 99, 30), (0, 0, 30)],
-)  # fmt: skip
-def test_retention_deletes_records_held_back_by_a_service_above_a_byte_limit(
-    retain_from: int | None, most_bytes: int, start: int
-) -> None:
-    """Retention would leave only the last of the four segments."""
-    segments = [Held(10 * n) for n in range(4)]
-    assert limit_retention_start(segments, 30, retain_from, most_bytes) == start
-    assert limit_retention_start(segments, 0, retain_from, most_bytes) == 0
-
-
 @pytest.mark.parametrize(
     ("asked", "start", "bases"), [(0, 0, [0, 6, 12]), (6, 6, [6, 12]), (9, 8, [6, 12]), (17, 16, [12]), (18, 18, [18])]
 )
@@ -221,12 +207,3 @@ def test_log_with_a_requested_start_deletes_a_bounded_number_of_segments_per_cal
     assert (log.log_start_offset, len(log.segments)) == (2 * AT_ONCE, 10)  # the last one was rolled
     assert log.apply_retention(0)
     assert (log.log_start_offset, len(log.segments)) == (log.log_end_offset, 1)
-
-
-def test_log_with_a_requested_start_rolls_the_active_segment_only_if_all_its_records_are_below() -> None:
-    log = filled()
-    active = log.segments[-1]
-    assert [is_below(active, asked, hw) for asked, hw in ((18, 17), (17, 17), (18, 16), (19, 17))] == [True, False, False, True]
-    empty = a_log().segments[-1]
-    assert not is_below(empty, 9, 9)
-    assert asked_start([active], 4) == 4

@@ -28,23 +28,6 @@ def timers(cluster: Cluster) -> ElectionTimers:
     return made
 
 
-def test_candidate_timer_restarts_with_new_promotion_progress_but_not_with_a_repeated_report(
-    cluster: Cluster, timers: ElectionTimers
-) -> None:
-    cluster.fence("a")
-    cluster.conclude()
-    timers.image_changed(cluster.fsm.image, 0)
-    now = 0
-    for step in range(20):
-        now += TIMEOUT - 1
-        assert timers.take_due(now) == []
-        assert timers.progress(cluster.promotion(replayedEndOffset=step, finished=False), now)
-    assert not timers.progress(cluster.promotion(replayedEndOffset=19, finished=False), now + 1)
-    assert not timers.progress(cluster.promotion(replayedEndOffset=99, leaderEpoch=1), now + 1)
-    assert not timers.progress(cluster.promotion(replayedEndOffset=99, candidate="c"), now + 1)
-    assert len(timers.take_due(now + TIMEOUT)) == 1
-
-
 def test_election_timers_retry_an_offline_partition_when_an_isr_member_is_live(
     cluster: Cluster, timers: ElectionTimers
 ) -> None:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import crc32c
 import pytest
 from cluster_driver import Driver
+from immutables import Map
 
+from liftpy.core.metadata import codec
 from liftpy.core.metadata import feed as feed_module
 from liftpy.core.metadata.codec import encode_snapshot, image_to_bytes
+from liftpy.core.metadata.controller.record_builder import MAX_DETAIL_LENGTH, refuse
 from liftpy.core.metadata.feed import RETRY_AFTER_NS, FeedProducer, FeedSubscription
+from liftpy.core.metadata.idempotency import Operation
 from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.records import OperationDone
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.frames import MisdirectedError
 from tests.each import each
+from tests.unit.metadata.small_images import a_partition, a_stream, an_image
+from tests.unit.metadata.test_feed_limits import created
 
 
 class Feed:
@@ -77,18 +85,6 @@ def feed() -> Feed:
     made.register("a", "b", "c")
     made.settle()
     return made
-
-
-def test_metadata_feed_of_a_controller_without_entries_offers_no_snapshot() -> None:
-    feed = Feed()
-    for _ in range(3):  # asked before the cluster's first entry, also by way of a snapshot
-        assert feed.exchange()
-        assert not feed.subscription.synced
-    empty = encode_snapshot(ClusterImage(), operations=False)
-    feed.producer.snapshot_is_ready(0, empty)
-    feed.register("a", "b", "c")
-    feed.settle()
-    assert set(feed.subscription.image.nodes) == {"a", "b", "c"}
 
 
 def test_metadata_feed_snapshot_of_index_0_is_rejected() -> None:
@@ -172,21 +168,6 @@ def test_metadata_feed_snapshot_chunks_are_received_by_several_subscribers_at_on
         feed.register(f"n{exchanges}-{feed.driver.index}")
         feed.deliver([feed.producer.head()])
         feed.settle()
-
-
-def test_metadata_feed_snapshot_replaced_during_a_transfer_restarts_the_transfer(
-    feed: Feed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(feed_module, "CHUNK_SIZE_BYTES", 100)
-    feed.do("create", partitions=50)
-    feed.producer.snapshot_loaded(feed.driver.index)
-    feed.subscription = FeedSubscription("late")
-    feed.exchange()
-    feed.exchange()
-    assert not feed.subscription.synced
-    feed.producer.snapshot_loaded(feed.driver.index)
-    feed.register("d")
-    feed.settle()
 
 
 def test_metadata_feed_snapshot_requests_may_be_answered_by_different_controllers(
@@ -387,3 +368,38 @@ def test_metadata_feed_repeated_and_late_entries_cause_no_resync() -> None:
     feed.deliver([feed.producer.head(), *old])
     feed.check()
     assert feed.subscription.resync_count == 0
+
+
+# ---- answers -------------------------------------------------------------------------------------------------------------------
+def test_control_request_rejection_detail_above_the_limit_is_shortened() -> None:
+    fits = "é" * MAX_DETAIL_LENGTH
+    decision = refuse(pb.ControlResponse.INVALID, fits)
+    assert (decision.records, decision.response) == ((), pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=fits))
+    longer = refuse(pb.ControlResponse.STALE, fits + "x", a_partition())
+    assert longer.response.detail == f"{fits}…({MAX_DETAIL_LENGTH + 1} characters)"
+    assert codec.PARTITION.from_pb(longer.response.partition) == a_partition()
+
+
+# ---- the feed ------------------------------------------------------------------------------------------------------------------
+def test_metadata_feed_omits_records_of_finished_operations() -> None:
+    producer = FeedProducer()
+    producer.entry_applied(1, (created(1), OperationDone(Operation(b"o" * 16, 1, b"secret"))))
+    (entry,) = producer.take_entries()
+    assert [record.WhichOneof("record") for record in entry.records] == ["streamCreated"]
+    assert producer._waiting_record_count == 1
+    assert producer.index == 1
+
+
+# ---- bytes ---------------------------------------------------------------------------------------------------------------------
+def test_metadata_image_snapshot_bytes_do_not_depend_on_the_order_of_changes() -> None:
+    streams = [replace(a_stream(), name=f"s{number}", uid=f"u{number}", subject=f"x.{number}") for number in range(5)]
+    first, second = (an_image().with_streams(order) for order in (streams, streams[::-1]))
+    nodes = Map(dict(reversed(list(first.nodes.items()))))
+    second = replace(second, nodes=nodes)
+    assert codec.image_to_bytes(first) == codec.image_to_bytes(second)
+    found = pb.Image.FromString(codec.image_to_bytes(first))
+    assert [stream.name for stream in found.streams] == [f"s{number}" for number in range(5)]
+    assert [node.nodeId for node in found.nodes] == ["a", "b", "c"]
+    done = replace(first, operations=first.operations.with_operation(Operation(b"o" * 16, 1, b"answer")))
+    assert codec.image_to_bytes(done) != codec.image_to_bytes(first)
+    assert codec.image_to_bytes(done, operations=False) == codec.image_to_bytes(first, operations=False)

@@ -12,14 +12,18 @@ from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.codec import image_from_bytes, image_to_bytes
 from liftpy.core.metadata.controller.nodes import MAX_NODES
 from liftpy.core.metadata.features import DAMAGED_LOGS
+from liftpy.core.metadata.image import NodeImage
 from liftpy.core.metadata.node_identity import (
     MAX_DAMAGED_LOGS,
     MAX_EARLIER_NONCES,
     DirectoryIdentity,
+    ProcessRelation,
+    compare_processes,
     damaged_logs_to_name,
 )
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import registration
+from tests.each import each
 from tests.unit.metadata.image_checks import check_image
 
 
@@ -35,52 +39,11 @@ def test_restarted_complete_replica_stays_in_the_isr_and_leads_with_a_new_leader
     assert driver.partition(number=1) is followed
 
 
-@pytest.mark.parametrize("how", [{"flushed": False}, {"emptied": True}, {"emptied": True, "clean": True}])
-def test_replica_that_may_have_lost_data_leaves_every_isr(how: dict[str, bool]) -> None:
-    driver = Driver(("a", "b", "c"))
-    driver.create(partitions=3)
-    driver.restart("b", **how)
-    for number in range(3):
-        assert "b" not in driver.partition(number=number).isr
-        assert "b" in driver.partition(number=number).replicas
-    was_its_own = driver.partition(number=1)
-    assert (was_its_own.leader, was_its_own.status) == ("c", PartitionStatus.ONLINE)
-
-
 def restart_with_damage(driver: Driver, node: str, *partitions: int, **fields: Any) -> pb.ControlResponse:
     """Register a new process of ``node``, whose logs of these partitions are damaged."""
     uid = driver.fsm.image.streams["orders"].uid
     logs = [pb.DamagedLog(streamUid=uid, partition=number) for number in partitions]
     return driver.register(node, **{"previousIncarnation": driver.incarnation(node), "damagedLogs": logs} | fields)
-
-
-def test_replica_with_damaged_logs_leaves_only_the_isrs_of_their_partitions() -> None:
-    driver = Driver(("a", "b", "c"))
-    driver.create(partitions=4)
-    led = driver.partition(number=1)
-    assert led.leader == "b"
-    answer = restart_with_damage(driver, "b", 0, 3)
-    assert ["b" in driver.partition(number=number).isr for number in range(4)] == [False, True, True, False]
-    now = driver.partition(number=1)
-    assert (now.leader, now.leader_epoch > led.leader_epoch) == ("b", True)
-    assert answer.detail == "may have lost acknowledged data: out of 2 partitions until it has caught up, 0 are offline"
-
-
-def test_partition_of_a_sole_isr_member_with_damage_in_another_log_stays_online() -> None:
-    driver = Driver(("a", "b"))
-    driver.create(partitions=2)
-    for number in range(2):
-        driver.change_isr([driver.partition(number=number).leader], number=number)
-    first, second = driver.partition(number=0).leader, driver.partition(number=1).leader
-    assert first != second
-    restart_with_damage(driver, first, 1)
-    restart_with_damage(driver, second, 1)
-    assert (driver.partition(number=0).status, driver.partition(number=0).leader) == (PartitionStatus.ONLINE, first)
-    assert (driver.partition(number=1).status, driver.partition(number=1).incomplete) == (PartitionStatus.OFFLINE, (second,))
-    driver.restart(second)
-    assert driver.partition(number=1).status is PartitionStatus.OFFLINE, (
-        "the next process finds no damage, and lacks the records"
-    )
 
 
 @pytest.mark.parametrize(
@@ -246,21 +209,6 @@ def test_node_restarted_repeatedly_with_its_data_directory_stays_in_the_isr() ->
         history = history.after_registration()
 
 
-@pytest.mark.parametrize("how", [{}, {"cleanStop": True}])
-@pytest.mark.parametrize("starts_since", [1, 2, 5])
-def test_data_directory_restored_from_a_copy_is_incomplete(how: dict[str, bool], starts_since: int) -> None:
-    driver, history = cluster_with_folder()
-    copy, copied_incarnation = history, driver.incarnation("b")
-    for number in range(starts_since):
-        history = history.next(200 + number).after_registration()
-        start(driver, history, driver.incarnation("b"))
-    assert in_isr(driver)
-    response = start(driver, copy.next(301), copied_incarnation, **how)
-    assert response.error == Error.OK, "it is let in, to catch up"
-    assert "older copy" in response.detail
-    assert not in_isr(driver)
-
-
 def test_data_directory_copy_is_detected_despite_unregistered_starts() -> None:
     driver, history = cluster_with_folder()
     copy, copied_incarnation = history, driver.incarnation("b")
@@ -361,3 +309,22 @@ def test_registration_beyond_the_node_limit_is_rejected_except_for_known_nodes()
     driver.fence("ghost6")  # a controller: it goes for nobody
     assert driver.register("newest").error == Error.INVALID
     check_image(driver.fsm.image)
+
+
+# ---- rules -----------------------------------------------------------------------------------------------------------------
+@each(
+    ("request_", "how"),
+    [
+        ({"start": 6, "nonce": 60, "earlierNonces": [40, 50]}, ProcessRelation.FOLLOWS),
+        ({"start": 5, "nonce": 50}, ProcessRelation.SAME),
+        ({"start": 4, "nonce": 40}, ProcessRelation.OUTDATED),
+        ({"start": 4, "nonce": 41}, ProcessRelation.OLDER_COPY),
+        ({"start": 6, "nonce": 60, "earlierNonces": [40]}, ProcessRelation.OLDER_COPY),
+        ({"start": 5, "nonce": 51}, ProcessRelation.OLDER_COPY),
+        ({"start": 6, "nonce": 60, "earlierNonces": [50], "folderId": "g"}, ProcessRelation.OLDER_COPY),
+        ({"folderId": ""}, ProcessRelation.FOLLOWS),
+    ],
+)
+def test_registration_is_classified_by_directory_start_count_and_nonce(request_: dict[str, Any], how: ProcessRelation) -> None:
+    known = NodeImage(node_id="a", incarnation=3, folder_id="f", start=5, nonce=50, earlier_nonces=(30, 40))
+    assert compare_processes(known, pb.RegisterNode(**({"nodeId": "a", "folderId": "f"} | request_))) is how

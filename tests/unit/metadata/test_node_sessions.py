@@ -86,25 +86,6 @@ def test_heartbeat_of_another_incarnation_or_an_unknown_node_gets_no_lease(drive
     assert "a" not in [p.nodeId for p in sessions.take_due(START + 2 * SESSION - 1)], "a new incarnation begins a session"
 
 
-def test_metadata_leader_without_a_recent_majority_grants_no_leases(driver: Driver, sessions: NodeSessions) -> None:
-    refused = sessions.heartbeat("a", driver.incarnation("a"), START + 401 * MS, START)
-    assert (refused.granted, refused.error) == (False, Error.UNAVAILABLE)
-
-
-def test_new_metadata_leader_restarts_all_node_sessions_and_the_old_leader_fences_no_node(
-    driver: Driver, sessions: NodeSessions
-) -> None:
-    later = START + 100 * SESSION
-    sessions.resign()
-    assert sessions.take_due(later) == []
-    assert sessions.next_deadline_ns() is None
-    assert sessions.heartbeat("a", driver.incarnation("a"), later, later).error == Error.NOT_METADATA_LEADER
-    sessions.lead(driver.fsm.image, later)
-    beat(sessions, driver, "a", later)
-    assert sessions.take_due(later + SESSION - 1) == []
-    assert [p.nodeId for p in sessions.take_due(later + SESSION)] == ["a", "b"]
-
-
 def test_node_sessions_after_a_restart_of_all_nodes_fence_no_node_before_the_first_heartbeat(driver: Driver) -> None:
     sessions = NodeSessions(ReplicationConfig())
     sessions.lead(driver.fsm.image, START)
@@ -148,35 +129,12 @@ def test_node_that_announced_its_stop_is_not_unfenced_by_a_late_heartbeat(driver
     assert [type(p) for p in sessions.take_due(START + 50 * MS)] == [pb.UnfenceNode]
 
 
-def test_node_without_responders_on_nats_is_fenced_when_its_lease_ends(driver: Driver, sessions: NodeSessions) -> None:
-    heard = START + 1000 * MS
-    beat(sessions, driver, "a", heard)
-    beat(sessions, driver, "b", heard)
-    assert sessions.overdue(heard + 500 * MS) == []
-    assert sorted(sessions.overdue(heard + 501 * MS)) == ["a", "b"]
-    sessions.record_no_responders("b")
-    assert sessions.next_deadline_ns() <= heard + 918 * MS
-    assert sessions.take_due(heard + 918 * MS - 1) == [], "the lease, and what two clocks may drift apart"
-    assert [p.nodeId for p in sessions.take_due(heard + 918 * MS)] == ["b"]
-    assert sessions.overdue(heard + 1600 * MS) == ["a"], "b is being fenced"
-
-
 def test_heartbeat_after_a_no_responders_report_restores_the_full_session(driver: Driver, sessions: NodeSessions) -> None:
     beat(sessions, driver, "b", START)
     sessions.record_no_responders("b")
     beat(sessions, driver, "b", START + 700 * MS)
     beat(sessions, driver, "a", START + 700 * MS)
     assert sessions.take_due(START + 700 * MS + SESSION - 1) == []
-
-
-def test_node_without_responders_is_not_fenced_before_leases_of_the_previous_metadata_leader_end(
-    driver: Driver, sessions: NodeSessions
-) -> None:
-    sessions.record_no_responders("b")
-    beat(sessions, driver, "a", START + 100 * MS)
-    assert sessions.take_due(START + 918 * MS - 1) == []
-    assert [p.nodeId for p in sessions.take_due(START + 918 * MS)] == ["b"]
-    sessions.record_no_responders("stranger")
 
 
 def test_node_that_sends_heartbeats_counts_as_running(driver: Driver, sessions: NodeSessions) -> None:

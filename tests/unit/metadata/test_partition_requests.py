@@ -48,21 +48,6 @@ def answers_to(batch: pb.ControlRequest | None, *errors: tuple[int, pb.ControlRe
     return pb.ControlResponse(batch=pb.BatchAnswers(answers=[pb.BatchedAnswer(number=n, error=e) for n, e in errors]))
 
 
-def test_partition_request_counters_contain_batches_sent_requests_and_replaced_requests() -> None:
-    asked = Asked()
-    wishes = asked.wishes
-    assert wishes.next_batch() is None
-    for number in range(SENT_TOGETHER + 1):
-        asked.put(number, promotion(number))
-    asked.put(0, promotion(0, newest_offset=5))
-    counts = []
-    while wishes.next_batch() is not None:
-        assert wishes.next_batch() is None, "one that is out counts once"
-        counts.append((wishes.batch_count, wishes.sent_count, wishes.replaced_count))
-        wishes.batch_answered(None)
-    assert counts == [(1, SENT_TOGETHER, 1), (2, SENT_TOGETHER + 1, 1)]
-
-
 def test_partition_requests_of_thousands_of_partitions_are_sent_in_few_batches_one_at_a_time() -> None:
     asked = Asked()
     for number in range(3000):

@@ -40,27 +40,6 @@ def held(driver: Driver, node: str) -> int:
     return driver.fsm.image.replica_counts.get(node, 0)
 
 
-def test_reassign_of_one_replica_adds_the_new_replica_and_then_evicts_the_old(driver: Driver) -> None:
-    assert to(driver, "d", "b", "a").error == Error.OK
-    assert (driver.partition().next_learner, driver.partition().leaving) == ("d", "")
-    assert copy(driver, "d").error == Error.OK
-    learner = driver.partition()
-    assert (learner.replicas, learner.joining, learner.holders) == (("a", "b", "c"), "d", ("a", "b", "c", "d"))
-    assert learner.next_learner == ""
-    assert held(driver, "d") == 1
-    assert list(driver.fsm.image.partitions_of("d"))
-    assert join(driver, "a", "b", "c", "d").error == Error.OK
-    both = driver.partition()
-    assert (both.replicas, both.isr, both.joining) == (("d", "b", "a", "c"), ("d", "b", "a", "c"), "")
-    assert both.leaving == "c"
-    assert join(driver, "a", "b", "d", evicted="c").error == Error.OK
-    done = driver.partition()
-    assert (done.replicas, done.isr, done.target) == (("d", "b", "a"), ("d", "b", "a"), ())
-    assert done.leader == "a"
-    assert (held(driver, "c"), held(driver, "d")) == (0, 1)
-    assert not list(driver.fsm.image.partitions_of("c"))
-
-
 def test_reassign_evicts_replicas_outside_the_isr_first_and_the_leader_last(driver: Driver) -> None:
     driver.change_isr(["a", "c"])
     to(driver, "d")

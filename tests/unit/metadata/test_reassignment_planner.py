@@ -29,40 +29,6 @@ def reassign(moved: Moved, *replicas: str, partition: int = 0, reason: pb.MoveRe
     assert moved.driver.ask(reassign=wish).error == pb.ControlResponse.OK
 
 
-def test_reassignment_planner_moves_first_leaderships_then_replicas_of_a_drained_node() -> None:
-    moved = Moved("abcde")
-    moved.driver.create(partitions=20, replicationFactor=3)
-    before = {p.partition: p.replicas for _, p in moved.partitions()}
-    drain(moved, "b")
-    first = moved.look()
-    assert first.count("electLeader") == 4
-    assert all(p.target == () for _, p in moved.partitions() if p.last_leader == "b")
-    moved.until(lambda: not moved.held("b") and settled(moved))
-    for _, p in moved.partitions():
-        assert set(before[p.partition]) - {"b"} <= set(p.replicas), "who stays stays"
-        assert len(p.replicas) == 3
-        assert p.leader in p.isr
-    assert {moved.held(n) for n in "acde"} == {15}
-    assert moved.look() == []
-    drain(moved, "b", leaving=False)
-    assert moved.look() == []
-
-
-def test_reassignment_planner_replaces_a_dead_node_after_the_grace_period() -> None:
-    moved = Moved("abcde")
-    moved.driver.create(partitions=10, replicationFactor=3)
-    moved.down("c")
-    moved.look()
-    assert moved.moving.next_deadline_ns() == pytest.approx(GRACE_S * NS_PER_S, rel=0.01)
-    moved.pass_time(GRACE_S - 2)
-    assert moved.look() == []
-    moved.pass_time(2)
-    assert "reassign" in moved.look()
-    assert all(p.moved_for is MoveReason.REPLACED for _, p in moved.partitions() if p.target)
-    moved.until(lambda: not moved.held("c") and settled(moved))
-    assert moved.driver.ask(removeNode=pb.RemoveNode(nodeId="c")).error == pb.ControlResponse.OK
-
-
 def test_reassignment_planner_of_a_new_metadata_leader_restarts_the_grace_period_of_dead_nodes() -> None:
     moved = Moved("abcd", max_copies=1)
     moved.driver.create(partitions=8, replicationFactor=3)
@@ -125,26 +91,6 @@ def test_reassignment_planner_after_a_cancelled_drain_starts_no_further_moves() 
     drain(moved, "b", leaving=False)
     moved.until(lambda: settled(moved))
     assert moved.held("b") in (2, 3)
-
-
-def test_reassignment_planner_aborts_a_copy_to_a_dead_node_and_chooses_another_node() -> None:
-    moved = Moved("abcde")
-    moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
-    moved.copies = False
-    drain(moved, "c")
-    moved.until(lambda: moved.driver.partition().joining != "")
-    chosen = moved.driver.partition().joining
-    moved.driver.fence(chosen)
-    moved.look()
-    moved.pass_time(GRACE_S - 5)
-    assert moved.look() == [], "it may come back"
-    moved.pass_time(10)
-    moved.look()
-    assert moved.driver.partition().joining == ""
-    moved.copies = True
-    moved.until(lambda: settled(moved))
-    assert set(moved.driver.partition().replicas) == {"a", "b", "d", "e"} - {chosen}
-    assert moved.moving.counters["copies_cancelled_node_unavailable"] == 1
 
 
 @pytest.mark.parametrize(("reason", "goes_on"), [(pb.BY_HAND, False), (pb.REBALANCED, False), (pb.FACTOR, True)])

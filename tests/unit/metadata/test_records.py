@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from liftpy.config import NO_QUOTA, DefaultQuota, SessionTimes, StreamConfig
@@ -29,7 +27,6 @@ from liftpy.core.metadata.records import (
     record_from_pb,
     record_to_pb,
     replay,
-    replay_all,
 )
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import InvariantError, ProtocolError
@@ -85,52 +82,6 @@ def test_metadata_record_with_unknown_fields_is_rejected(record: Record) -> None
     inner.MergeFromString(inner.SerializeToString() + UNKNOWN_FIELD)
     with pytest.raises(ProtocolError, match="has fields that this version of liftpy does not support"):
         record_from_pb(message)
-
-
-def test_metadata_record_replayed_changes_only_its_part_of_the_image() -> None:
-    image = an_image(a_stream())
-    stream = image.streams["s"]
-    (
-        created,
-        deleted,
-        added,
-        altered,
-        set_anew,
-        changed,
-        _,
-        state,
-        done,
-        counters,
-        reported,
-        led,
-        level,
-        _,
-        quota,
-        _,
-        timed,
-        times,
-    ) = RECORDS
-    assert set(replay(image, created).streams) == {"s", "t"}
-    assert not replay(image, deleted).streams
-    assert replay(image, added).streams["s"].partitions == (*stream.partitions, *MORE)
-    assert replay(image, altered).streams["s"] == replace(stream, replication_factor=5)
-    settings = StreamConfig(read_only=True, min_isr=1)
-    assert replay(image, set_anew).streams["s"] == replace(stream, replication_factor=5, config=settings, config_version=9)
-    assert replay(image, changed).nodes["d"] == NODE
-    assert set(replay_all(image, (changed, NodeRemoved("d"))).nodes) == set("abc")
-    assert replay(image, state).streams["s"].partitions[0].isr == ("a", "b")
-    assert replay(image, done).operations.get(b"o" * 16) == Operation(b"o" * 16, 12, b"answer")
-    assert replay(image, counters).counters == Counters(21, 22, 23, 24, 25)
-    assert replay(image, reported).reports["u1", 0] == (REPORT,)
-    assert replay(image, led).controllers == ControllerList(("a", "b"), "d", "b", 3)
-    assert replay(image, level).feature_level == 8
-    assert replay(image, level).rules == ClusterRules("shop", True)
-    assert replay(image, quota).default_quota == DefaultQuota(records_per_s=5, bytes_per_s=6, by_token=7)
-    assert replay(image, timed).session_times == SessionTimes(2000, 900)
-    assert replay_all(image, (timed, times)).session_times == SessionTimes(5000, 3000, 2000, 900, 7)
-    newer, other = replace(REPORT, newest_offset=10), replace(REPORT, witness="c")
-    following = (reported, LeaderReported("u1", 0, other), LeaderReported("u1", 0, newer))
-    assert replay_all(image, following).reports["u1", 0] == (other, newer), "the newest of each witness"
 
 
 @each(

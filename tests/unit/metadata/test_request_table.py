@@ -9,7 +9,17 @@ from collections.abc import Callable
 import pytest
 
 from liftpy.client import admin
-from liftpy.core.metadata.controller.admission import RequestAcl, refusal
+from liftpy.config import NS_PER_S
+from liftpy.core.metadata.controller import admission
+from liftpy.core.metadata.controller.admission import (
+    ALL_AT_ONCE,
+    IN_ALL,
+    PER_PRINCIPAL,
+    PRINCIPAL_AT_ONCE,
+    RequestAcl,
+    RequestRates,
+    refusal,
+)
 from liftpy.core.metadata.controller.requests import (
     REQUESTS,
     RequesterKind,
@@ -18,6 +28,7 @@ from liftpy.core.metadata.controller.requests import (
     kind_of,
     may_be_logged,
 )
+from liftpy.core.metadata.request_limits import MAX_LIST_LENGTH, MAX_TEXT_BYTES, fit
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.each import each
 
@@ -84,15 +95,6 @@ def test_read_only_control_requests_are_logged_only_if_linearizable(name: str) -
     assert not changes_nothing(pb.ControlRequest()), "a kind of a later version"
 
 
-def test_request_table_decision_function_takes_the_request_type_of_its_row() -> None:
-    for name, kind in REQUESTS.items():
-        message = KINDS[name].message_type.name
-        said = list(inspect.signature(kind.decide).parameters.values())[1].annotation
-        assert said in ("Any", f"pb.{message}"), f"{name} is decided by {kind.decide}"
-    decided = [kind.decide for kind in REQUESTS.values()]
-    assert len(set(decided)) == len(decided)
-
-
 def test_request_table_sender_field_exists_in_the_request() -> None:
     for name, kind in REQUESTS.items():
         assert not kind.asker or kind.asker in KINDS[name].message_type.fields_by_name, name
@@ -152,3 +154,56 @@ def test_create_stream_with_a_name_that_starts_with_a_dash_is_rejected(name: str
         RequestAcl.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name=name, subject="x.s"), internal=True)
     )
     assert "begins with -" in said
+
+
+# ---- size of maps ----------------------------------------------------------------------------------------------------------
+def change(incarnations: dict[str, int]) -> pb.ControlRequest:
+    request = pb.ControlRequest()
+    field = next(
+        field
+        for field in request.DESCRIPTOR.fields
+        if field.message_type and "incarnations" in field.message_type.fields_by_name
+    )
+    asked = getattr(request, field.name)
+    asked.SetInParent()
+    for node, incarnation in incarnations.items():
+        asked.incarnations[node] = incarnation
+    return request
+
+
+def test_control_request_with_a_too_large_map_field_is_rejected() -> None:
+    assert fit(change({"n1": 3, "n2": 7}), 100) == ""
+    assert "longer than" in fit(change({"n1": 3, "x" * (MAX_TEXT_BYTES + 1): 1}), 2000)
+    assert "items" in fit(change({f"n{number}": 1 for number in range(MAX_LIST_LENGTH + 1)}), 2000)
+
+
+# ---- rates -----------------------------------------------------------------------------------------------------------------
+def taken(rates: RequestRates, principal: str, count: int, now_ns: int) -> int:
+    return sum(rates.wait_ms(principal, now_ns) == 0 for _ in range(count))
+
+
+def test_request_rate_limit_of_one_principal_does_not_affect_other_principals() -> None:
+    rates = RequestRates()
+    assert taken(rates, "alice", 400, 0) == PRINCIPAL_AT_ONCE
+    assert rates.wait_ms("alice", 0) == 21
+    assert rates.wait_ms("alice", 20_000_001) == 0
+    assert taken(rates, "bob", 400, 0) == PRINCIPAL_AT_ONCE
+    assert taken(rates, "alice", 400, 2 * NS_PER_S) == 2 * PER_PRINCIPAL - 1
+
+
+def test_request_rate_of_all_principals_is_bounded_and_not_used_by_rejected_requests() -> None:
+    rates = RequestRates()
+    assert sum(taken(rates, f"p{number}", 400, 0) for number in range(8)) == ALL_AT_ONCE
+    assert taken(rates, "late", 100, 0) == 0
+    assert sum(taken(rates, f"p{number}", 400, NS_PER_S) for number in range(8)) == IN_ALL
+    assert rates.wait_ms("late", NS_PER_S) == 6
+
+
+def test_request_rate_memory_holds_a_bounded_number_of_principals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MAX_PRINCIPALS", 2)
+    rates = RequestRates()
+    for principal in ("a", "b", "a", "c"):
+        taken(rates, principal, PRINCIPAL_AT_ONCE, 0)
+    assert len(rates) == 2
+    assert rates.wait_ms("a", 0) > 0, "it asked after b"
+    assert rates.wait_ms("b", 0) == 0, "it was forgotten"

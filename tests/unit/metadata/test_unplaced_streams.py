@@ -144,17 +144,6 @@ def test_metadata_leader_places_unplaced_streams_a_few_at_a_time() -> None:
     assert leading.due() == [f"s{number:02}" for number in range(AT_ONCE + 1, AT_ONCE + 3)]
 
 
-def test_metadata_leader_after_resigning_places_no_stream() -> None:
-    driver = Driver(("a",))
-    driver.create(replicationFactor=2)
-    leading = Leading(driver)
-    driver.register("b")
-    leading.duties.resign()
-    assert leading.due() == []
-    leading.duties.lead(driver.fsm.image, leading.now_ns, 2)
-    assert leading.due() == ["orders"]
-
-
 def test_create_stream_with_manual_placement_on_dead_nodes_is_led_by_the_first_returning_node() -> None:
     cluster = Cluster(("a", "b", "c"))
     for node in "bc":

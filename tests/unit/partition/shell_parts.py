@@ -1,8 +1,7 @@
-"""What tests of the shell share: a partition key, and effects and events with every field filled."""
+"""What tests of the shell of a partition share."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,14 +9,10 @@ from typing import Any
 
 import pytest
 
-from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
-from liftpy.core.base.partition import Pause
 from liftpy.core.log.log import Log
 from liftpy.core.replication import events
-from liftpy.core.replication.effects import RejectReason, TransferCause
-from liftpy.core.replication.events import RefusalReason
 from liftpy.errors import StorageError
 from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes
 from sidecar.partition.flushing import Flusher
@@ -27,27 +22,6 @@ from sidecar.partition.worker import METHODS, PartitionWorker, ReplicaDriver
 from sidecar.runtime.timers import Timer, Timers
 
 KEY = PartitionKey("orders", "u1", 3)
-
-
-def filled(kind: type[Any]) -> Any:
-    """One of ``kind`` whose numbers and texts all differ."""
-    number = iter(range(101, 200))
-
-    def value(text: str) -> Any:
-        for word, made in {
-            "frozenset[str]": lambda: frozenset({f"n{next(number)}"}),
-            "tuple[tuple[str, int]": lambda: ((f"n{next(number)}", next(number)),),
-            "tuple[str": lambda: (f"n{next(number)}",), "AckPolicy": lambda: AckPolicy.LEADER,
-            "RefusalReason": lambda: RefusalReason.DIVERGED, "Pause": lambda: Pause.UNTIL_PUBLISH,
-            "RejectReason": lambda: RejectReason.BELOW_MIN_ISR, "Deadline": lambda: events.Deadline.LAG,
-            "TransferCause": lambda: TransferCause.MOVE, "bool": lambda: True,
-            "int": lambda: next(number), "str": lambda: f"n{next(number)}",
-        }.items():  # fmt: skip
-            if text.startswith(word):
-                return made()
-        raise AssertionError(text)
-
-    return kind(**{field.name: value(str(field.type)) for field in dataclasses.fields(kind)})
 
 
 class Clocked(Timers):

@@ -15,17 +15,14 @@ import pytest
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import FLUSH_FAILED_NAME
-from liftpy.core.log.storage import MemoryStorage
-from liftpy.errors import LiftError, StorageError
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import DirectoryStorage
 from sidecar.partition import leadership
 from sidecar.partition.promises import Promises
 from sidecar.partition.recovery import RecoveredLogs
-from sidecar.partition.scrub import Scrub
 from tests.open_files import open_files
 from tests.unit.log.small_logs import add
-from tests.unit.partition.shell_parts import KEY, Clocked, FlushedPartition, flusher_of
+from tests.unit.partition.shell_parts import KEY
 from tests.unit.partition.test_replica_manager import RecordingWorker, partitions
 from tests.unit.partition.test_scrub import flip, partition, scrub_of
 from tests.until import until
@@ -118,38 +115,6 @@ async def test_leader_epoch_store_exception_in_the_journal_stops_the_node() -> N
     await promises.close()
 
 
-# ---- flushes and checkpoints ---------------------------------------------------------------------------------------------------
-class Bench:
-    """A flusher whose work waits for the test."""
-
-    def __init__(self) -> None:
-        self.storage, self.pool = MemoryStorage(), Pool()
-        self.log, _ = Log.open(self.storage, StreamConfig())
-        self.flusher = flusher_of(FlushedPartition(self.log, lambda _: None), self.pool, Clocked())
-        self.raised: list[Any] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: self.raised.append(context.get("exception")))
-
-    async def checkpointed(self, error: Exception | None) -> None:
-        self.flusher.checkpoint()
-        future, work = self.pool.work.pop()
-        future.set_running_or_notify_cancel()
-        if error is None:
-            future.set_result(work())
-        else:
-            future.set_exception(error)
-        for _ in range(3):
-            await asyncio.sleep(0)
-
-
-async def test_log_flusher_disk_error_in_a_checkpoint_raises_nothing() -> None:
-    bench = Bench()
-    for error in (None, StorageError("no"), LiftError("none"), OSError("bad"), None):
-        await bench.checkpointed(error)
-    assert bench.raised == []
-    await bench.checkpointed(ZeroDivisionError("a bug"))
-    assert [type(error) for error in bench.raised] == [ZeroDivisionError]
-
-
 # ---- recovered logs ------------------------------------------------------------------------------------------------------------
 async def test_log_recovery_closes_recovered_logs_that_no_partition_takes(
     tmp_path: Path, pool: concurrent.futures.ThreadPoolExecutor
@@ -192,21 +157,6 @@ async def test_scrub_closes_its_file_after_success_damage_and_errors(tmp_path: P
         assert (len(one.told), scrub.progress.findings) == (damaged, damaged)
         await scrub.close()
         one.log.close(clean=False)
-
-
-async def test_scrub_between_two_passes_reads_nothing(tmp_path: Path) -> None:
-    one = partition(tmp_path, "a")
-    scrub, _ = scrub_of(tmp_path, one)
-    did = [await scrub._one_in_order() for _ in range(5)]
-    assert did == [True, True, True, True, False], "three segments, the end of the pass, and then not before it is time"
-    assert (scrub.progress.partition, scrub.progress.base_offset, scrub.progress.position) == ("", -1, 0)
-    again = Scrub([one], tmp_path, 1 << 30, Counter(), pass_every_s=0.0)  # type: ignore[list-item]
-    assert again.progress == scrub.progress
-    assert await again._one_in_order()
-    assert again.progress.partition == "a"
-    for each in (scrub, again):
-        await each.close()
-    one.log.close()
 
 
 # ---- stepping aside ------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ from sidecar.partition.replication import AnswerRouter
 from sidecar.runtime.timers import Timers
 
 QUICK = ReplicationConfig(max_idle_wait_s=0.02, max_lag_time_s=1.0)
-NO_RESPONDERS = b"NATS/1.0 503\r\n\r\n"
 
 
 class Bus:
@@ -138,24 +137,6 @@ async def test_combined_fetch_of_a_follower_is_confirmed_by_its_leader(follower:
     assert event == ev.QuiescentFetchReceived(token=event.token, replica="n2", incarnation=7, leader_epoch=3, request_id=104)
     await follower.asked_for({0, 1, 3, 4, 5}, leader)
     assert set(follower.ended()) == {2}
-
-
-async def test_combined_fetch_request_excludes_a_stopped_partition(follower: Side, leader: Side) -> None:
-    keys = [follower.wait(partition) for partition in range(3)]
-    leader.waits = {0, 1, 2}
-    follower.talk.stop(keys[1])
-    await follower.asked_for({0, 2}, leader)
-    await follower.asked_for({0, 2}, leader)
-    assert {partition for _, partition, _ in leader.events} == {0, 2}
-    assert set(follower.talk._feeds) == {keys[0], keys[2]}, "nothing of it is kept"
-
-
-async def test_combined_fetch_without_responders_ends_the_wait_of_its_partitions(follower: Side) -> None:
-    follower.wait(0)
-    _, _, reply = await follower.question()
-    follower.bus.answer(reply, b"", NO_RESPONDERS)
-    assert set(follower.ended()) == {0}
-    assert follower.ended()[0] is not None
 
 
 async def test_combined_fetch_on_a_lost_connection_ends_the_wait_of_its_partitions_at_once(follower: Side) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import PartitionState, Purge
 from liftpy.core.replication import effects as do
 from liftpy.core.replication.events import Event, IsrChangeAnswered
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.partition.proposals import Proposals
+from tests.unit.scripted_group import ScriptedGroup
 from tests.until import until
 
 KEY = PartitionKey("orders", "u1", 2)
@@ -115,3 +117,15 @@ async def test_controller_requests_after_close_are_not_sent() -> None:
     for _ in range(20):
         await asyncio.sleep(0.001)
     assert (group.asked, fed) == ([], [])
+
+
+async def test_controller_request_reports_a_finished_purge_once() -> None:
+    wish = Purge(number=4, subjects=("x",), end_offset=9)
+    state = PartitionState(partition=2, replicas=("n1",), isr=("n1",), leader="n1", leader_epoch=1, epoch=1, purges=(wish,))
+    group = ScriptedGroup()
+    proposals = Proposals(group, "n1", 7)
+    proposals.report_purged(KEY, state, {3})
+    proposals.report_purged(KEY, state, {4})
+    await until(lambda: group.asked)
+    said = pb.ReportPurged(stream="orders", uid="u1", partition=2, node="n1", incarnation=7, number=4)
+    assert [request.reportPurged for request, _ in group.asked] == [said]

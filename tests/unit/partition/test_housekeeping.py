@@ -16,7 +16,6 @@ from liftpy.errors import CorruptionError, LiftError, LogClosedError, NoSpaceErr
 from sidecar.partition import housekeeping
 from sidecar.partition.housekeeping import SPACE_AGAIN_BYTES, Housekeeping
 from tests.only_in import only_in
-from tests.until import until
 
 
 class FakeWorkerLog(SimpleNamespace):
@@ -214,18 +213,6 @@ async def test_housekeeping_repeats_retention_of_a_partition_while_it_deletes_se
     one.apply_retention = lambda now: moves.pop(0)  # type: ignore[method-assign, assignment]
     await Housekeeping(FakeWorkers([one]), 1.0, tmp_path, pytest.fail)._retention()  # type: ignore[arg-type]
     assert moves == []
-
-
-async def test_housekeeping_runs_retention_periodically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.002)
-    one = FakeWorker("a")
-    one.config, one.quarantined_files = StreamConfig(retention_bytes=1), ()
-    keeping = Housekeeping(FakeWorkers([one]), 0.001, tmp_path, pytest.fail)  # type: ignore[arg-type]
-    keeping.start()
-    await until(lambda: one.done.count("retention") >= 4)
-    assert keeping._partitions.clocks.runs
-    await keeping.close()
-    assert not keeping._partitions.clocks.runs
 
 
 MIB = 1 << 20

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
-from liftpy.core.log.flush import LARGE_BYTES, LONG_S, MOST_WAITING, FlushScheduler
+from liftpy.core.log.flush import LONG_S, MOST_WAITING, FlushScheduler
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import FLUSH_FAILED_NAME
 from liftpy.core.log.storage import MemoryStorage
@@ -20,7 +20,7 @@ from liftpy.errors import StorageError
 from sidecar.disk.flush_thread import THREAD_NAME, FlushThread
 from sidecar.partition.flushing import STALLED_S
 from sidecar.runtime.timers import Timers
-from tests.unit.partition.shell_parts import FlushedPartition, flusher_of
+from tests.unit.partition.shell_parts import Clocked, FlushedPartition, flusher_of
 from tests.until import until
 
 
@@ -216,38 +216,6 @@ async def test_log_flusher_hanging_checkpoint_counts_as_stalled(
     await bench.flusher.close()
 
 
-async def test_log_flusher_runs_a_flush_that_seals_a_segment_in_a_thread(
-    pool: concurrent.futures.Executor, fast: FlushScheduler
-) -> None:
-    bench = Bench(pool, place=fast)
-    bench.threads.clear()
-    bench.append()
-    await until(lambda: bench.flushed == [1], "the first one")
-    bench.log.roll()
-    bench.append()
-    await until(lambda: bench.flushed == [1, 2], "the second one, in a new segment")
-    assert bench.threads[0]
-    assert not any(bench.threads[1:])
-    await bench.flusher.close()
-
-
-async def test_log_flusher_starts_a_large_flush_in_a_thread_at_once(
-    pool: concurrent.futures.Executor, fast: FlushScheduler
-) -> None:
-    bench = Bench(pool, place=fast)
-    bench.threads.clear()
-    bench.synced.clear()
-    bench.log.append(build_batch([b"x" * (LARGE_BYTES + 1)], base_offset=0, leader_epoch=1))
-    bench.flusher.appended()
-    assert bench.synced.wait(10), "without a turn of the loop"
-    assert bench.threads == [False]
-    await until(lambda: bench.flushed == [1], "it is told")
-    bench.append()
-    await until(lambda: bench.flushed == [1, 2], "a small one")
-    assert bench.threads == [False, True], "is of what came since"
-    await bench.flusher.close()
-
-
 async def test_log_flushers_of_many_logs_flush_in_parallel(pool: concurrent.futures.Executor, fast: FlushScheduler) -> None:
     benches = [Bench(pool, place=fast) for _ in range(3 * MOST_WAITING)]
     for bench in benches:
@@ -308,13 +276,43 @@ async def test_log_flusher_with_policy_none_or_interval_reports_records_at_once(
     await bench.flusher.close()
 
 
-async def test_log_flusher_runs_checkpoints_in_the_background_one_at_a_time(pool: concurrent.futures.Executor) -> None:
-    bench = Bench(pool)
-    bench.append()
-    await until(lambda: bench.flushed == [1], "flushed")
-    bench.log.raise_high_watermark(0)
-    bench.flusher.checkpoint()
-    bench.flusher.checkpoint()
-    bench.flusher.alone(lambda: None)
-    reopened, _ = Log.open(bench.log.storage, StreamConfig())
-    assert reopened.high_watermark == 0
+# ---- late ends and the close -----------------------------------------------------------------------------------------------
+async def test_log_flusher_ignores_the_late_completion_of_a_flush_it_already_awaited(
+    pool: concurrent.futures.ThreadPoolExecutor,
+) -> None:
+    gate, config = threading.Event(), StreamConfig()
+    gate.set()
+    log, _ = Log.open(MemoryStorage(fault=lambda what: gate.wait(10) and None if what == "sync" else None), config)
+    partition = FlushedPartition(log)
+    flushed, flusher = partition.flushed, flusher_of(partition, pool, Clocked())
+    log.append(build_batch([b"x"], base_offset=0, leader_epoch=1))
+    flusher.appended()
+    flusher.alone(lambda: None)  # the end of its thread is still on its way to the loop
+    gate.clear()
+    log.append(build_batch([b"y"], base_offset=1, leader_epoch=1))
+    flusher.appended()
+    began = asyncio.get_running_loop().time()
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert asyncio.get_running_loop().time() - began < 5, "the loop stood still"
+    assert flushed == [1]
+    gate.set()
+    await until(lambda: flushed == [1, 2])
+    await flusher.close()
+
+
+async def test_log_flusher_close_waits_for_the_running_flush(pool: concurrent.futures.ThreadPoolExecutor) -> None:
+    gate, config = threading.Event(), StreamConfig()
+    log, _ = Log.open(MemoryStorage(fault=lambda what: gate.wait(10) and None if what == "sync" else None), config)
+    flusher = flusher_of(FlushedPartition(log), pool, Clocked())
+    log.append(build_batch([b"x"], base_offset=0, leader_epoch=1))
+    flusher.appended()
+    closing = asyncio.create_task(flusher.close())
+    turned = asyncio.get_running_loop().time()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    assert asyncio.get_running_loop().time() - turned < 5, "the loop turns while it waits"
+    gate.set()
+    await closing
+    assert log.durable_end_offset == 1

@@ -343,21 +343,6 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waits
 
 
-async def test_partition_deletion_on_the_metadata_leader_sends_no_request() -> None:
-    group = Scripted(UNAVAILABLE, decides=True)
-    assert await group.deletions.is_allowed(KEYS[0])
-    assert group.asked == []
-
-
-async def test_partition_deletion_request_is_repeated_every_200_ms_for_half_a_minute(slept: list[float]) -> None:
-    group = Scripted(UNAVAILABLE)
-    assert not await group.deletions.is_allowed(KEYS[0])
-    assert slept == [0.2] * len(group.asked)
-    assert 149 <= len(slept) <= 151
-    assert set(group.asked) == {("u0", 2.0)}
-    assert (group.distrusted, group.deletions._asking) == (0, {})
-
-
 async def test_partition_deletion_request_ends_when_the_node_stops(slept: list[float]) -> None:
     group = Scripted(UNAVAILABLE)
     group.before_answer = lambda: len(group.asked) == 3 and group.deletions.close()

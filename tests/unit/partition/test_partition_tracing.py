@@ -10,18 +10,16 @@ from typing import Any
 import pytest
 
 from liftpy.config import AckPolicy
-from liftpy.core.base.ids import PartitionKey
 from liftpy.core.observe.trace_context import SpanTree, TraceContext, traceparent
-from liftpy.core.observe.tracing import SWITCHED, NodeTraces, PartitionTraces
+from liftpy.core.observe.tracing import NodeTraces, PartitionTraces
 from liftpy.core.replication import effects as do
-from liftpy.core.replication.events import FetchReceived, LogFlushed, StopRequested
+from liftpy.core.replication.events import FetchReceived, LogFlushed
 from liftpy.core.replication.phases import LeaderPhase, RoleName
 from liftpy.core.wire.batch import build_batch
-from sidecar.partition.worker import METHODS, TRACED_METHODS, PartitionWorker, TracedReplica
+from sidecar.partition.worker import TRACED_METHODS, TracedReplica
 
 SENDER = TraceContext(7, 8, 1)
 BATCH = build_batch([b"a", b"b"], headers=[[("traceparent", traceparent(SENDER))], None])
-LATER_NS = 3_000_000_000
 
 
 class Executing:
@@ -121,23 +119,6 @@ def test_tracing_of_a_batch_creates_spans_from_append_to_ack(partition: Partitio
     assert [now_ns for _, now_ns in partition.stepped] == [1100, 1200]
 
 
-def test_tracing_of_acks_without_a_waiting_publisher_creates_no_span(partition: Partition) -> None:
-    partition.do(append())
-    partition.traced.step(LogFlushed(end_offset=12), 1)
-    partition.do(do.RaiseHighWatermark(high_watermark=11))
-    partition.executing.send_acks = lambda effect: None  # type: ignore[method-assign]
-    partition.do(do.SendAcks(policy=AckPolicy.LEADER, through_offset=11, leader_epoch=4))
-    partition.now_ns += LATER_NS
-    partition.node.export_due()
-    assert not partition.trees, "it still waits for its ack"
-
-
-def test_tracing_of_a_failed_log_starts_no_batch_span(partition: Partition) -> None:
-    partition.executing.batch = b""
-    partition.do(append())
-    assert not partition.traces.follows
-
-
 def test_tracing_of_a_leadership_end_and_an_election_creates_spans(partition: Partition) -> None:
     partition.do(append())
     partition.do(do.DropPendingAcks())
@@ -149,25 +130,3 @@ def test_tracing_of_a_leadership_end_and_an_election_creates_spans(partition: Pa
     election = partition.trees[-1].root
     assert (election.name, election.end_ns - election.start_ns, election.error) == ("election orders/3", 70, "")
     assert partition.executing.done == {"append": 1, "drop_pending_acks": 1, "role_changed": 2}
-
-
-def test_tracing_passes_other_events_to_the_replica(partition: Partition) -> None:
-    stepped = partition.traced.step(StopRequested(), 7)
-    assert (stepped, partition.stepped) == (["an effect"], [(StopRequested(), 7)])
-
-
-def test_tracing_switched_at_runtime_ends_open_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    partition, told = Partition(), list[Any]()
-    worker: Any = PartitionWorker.__new__(PartitionWorker)
-    driver, answers = SimpleNamespace(replica=None), [None, partition.traces, None]
-    node = SimpleNamespace(tracing=SimpleNamespace(of=lambda key: answers.pop(0)))
-    vars(worker).update(key=PartitionKey("orders", "u1", 3), replica=partition.replica, _driver=driver, _node=node)
-    monkeypatch.setattr(partition.traces, "end_all", told.append)
-    worker.trace()
-    assert (driver.replica, vars(worker)["_do"]) == (partition.replica, METHODS)
-    worker.trace()
-    assert (worker.traces, told, vars(worker)["_do"]) == (partition.traces, [], TRACED_METHODS)
-    assert isinstance(driver.replica, TracedReplica)
-    worker.trace()
-    assert (told, vars(worker)["_do"]) == ([SWITCHED], METHODS)
-    assert driver.replica is partition.replica

@@ -12,28 +12,13 @@ import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.replication import effects as do
-from liftpy.core.replication import events
-from liftpy.errors import CorruptionError, LiftError, StorageError
+from liftpy.errors import StorageError
 from sidecar.disk.data_folder import LAZY_FLUSH
 from sidecar.partition import worker as worker_module
 from sidecar.partition.worker import PartitionWorker
 from sidecar.status.metric_names import INCIDENTS
 from tests.each import each
 from tests.unit.partition.shell_parts import KEY, worker
-
-
-@pytest.mark.parametrize("already", [False, True])
-def test_partition_that_reads_damage_writes_a_checkpoint_before_its_replica_fails(already: bool) -> None:
-    order: list[str] = []
-    broken = worker(
-        log=SimpleNamespace(checkpoint=lambda: order.append("checkpoint")),
-        flusher=SimpleNamespace(alone=lambda work: order.append("settle") or work()),
-        storage_failed=already,
-        log_failed=lambda error: order.append("failed"),
-    )
-    PartitionWorker._restart_for_repair(broken, CorruptionError("a flip"))
-    assert order == ([] if already else ["settle", "checkpoint", "failed"])
-    assert broken._node.counters["damage_met"] == (0 if already else 1)
 
 
 @each("healthy", [True, False])
@@ -55,30 +40,6 @@ def test_partition_close_is_clean_only_if_storage_is_healthy_and_the_log_close_s
     assert ended.told == ([KEY, KEY.folder] if delete and fails is None else []), "the promise goes with the folder"
 
 
-@pytest.mark.parametrize(("before", "after", "told"), [(3, 3, []), (3, 7, [events.LogStartMoved(log_start_offset=7)])])
-def test_partition_retention_reports_a_moved_log_start_to_the_replica(before: int, after: int, told: list[Any]) -> None:
-    log = SimpleNamespace(log_start_offset=before)
-    held: list[Any] = []
-    log.apply_retention = lambda now, *hold: (held.append(hold), setattr(log, "log_start_offset", after))
-    services, counters = SimpleNamespace(retain_from=lambda: 5), Counter[str]()
-    node = SimpleNamespace(
-        settings=SimpleNamespace(replication=SimpleNamespace(service_log_retention_bytes=99)), counters=counters
-    )
-    states = SimpleNamespace(may_drop=lambda offset: True)
-    kept = worker(log=log, services=services, _node=node, states=states)
-    PartitionWorker.apply_retention(kept, 1)
-    assert kept.told == ["settled", *told]
-    assert held == [(5, 99, states.may_drop)]
-    assert sum(counters.values()) == (after > 5), "what a service needed is gone: said and counted"
-    log.apply_retention = lambda now, *hold: (_ for _ in ()).throw(LiftError("closed"))
-    PartitionWorker.apply_retention(kept, 1)
-    assert kept.told[-1] == "settled", "an error ends it, and no more"
-    kept.told.clear()
-    kept.flusher.stalls = True
-    PartitionWorker.apply_retention(kept, 1)
-    assert kept.told == [], "it would wait for the disk, and the loop with it"
-
-
 @pytest.mark.parametrize("cause", do.TransferCause)
 def test_partition_worker_counts_a_requested_transfer_by_its_cause(cause: do.TransferCause) -> None:
     leader: Any = SimpleNamespace(key=KEY, counters=Counter[str](), prepare_transfer=lambda *_: None)
@@ -87,15 +48,6 @@ def test_partition_worker_counts_a_requested_transfer_by_its_cause(cause: do.Tra
     (label,) = leader.counters
     assert label == f"transfer_{cause.value}"
     assert label in INCIDENTS
-
-
-@pytest.mark.parametrize("in_isr", [True, False])
-@pytest.mark.parametrize("agrees", [True, False])
-def test_partition_is_in_sync_only_inside_the_isr_and_after_reconciliation(in_isr: bool, agrees: bool) -> None:
-    replica = SimpleNamespace(may_serve_committed=lambda: agrees)
-    state = SimpleNamespace(isr=frozenset({"n1", "n2"} if in_isr else {"n2"}))
-    assert PartitionWorker.is_in_sync.fget(worker(state=state, replica=replica)) is (in_isr and agrees)  # type: ignore[attr-defined]
-    assert not PartitionWorker.is_in_sync.fget(worker(state=None, replica=replica))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("policy", "marked"), [("always", 0), ("interval:50", 1), ("none", 1)])

@@ -13,7 +13,7 @@ import pytest
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import events
-from liftpy.core.replication.events import DataPathChanged, LeaseChanged
+from liftpy.core.replication.events import LeaseChanged
 from liftpy.core.replication.lease import Lease
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.errors import StorageError
@@ -235,18 +235,6 @@ async def test_resign_request_completes_when_ingest_is_idle(wrong: dict[str, Any
     one.ingest.idle = True
     await until(lambda: order == ["leave", "done", "back"])
     await node.stop()
-
-
-OTHER = PartitionKey("orders", "u1", 4)
-
-
-async def test_replica_manager_reports_a_data_path_change_to_each_replica() -> None:
-    """A follower must not accuse a leader when its own data path is down."""
-    one, other = RecordingWorker(KEY), RecordingWorker(OTHER)
-    node = partitions(one, other)
-    for is_up in (False, True):
-        node.data_path_changed(is_up)
-    assert one.events == other.events == [DataPathChanged(is_up=False), DataPathChanged(is_up=True)]
 
 
 async def test_leadership_transfer_requested_after_the_stop_starts_no_task() -> None:

@@ -8,23 +8,21 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.replication.events import RefusalReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.batch import build_batch, parse_header
-from liftpy.core.wire.chunking import PartialBatch, Piece
-from liftpy.core.wire.frames import address
+from liftpy.core.wire.chunking import Piece
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.partition import replication
 from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationHandler
 from tests.scripts.replication_bench import FakeBus
 from tests.unit.log.small_logs import a_log, add
+from tests.unit.partition.shell_parts import KEY
 
-KEY = PartitionKey("orders", "u1", 3)
-FETCH, OFFSET = "liftpy.orders.3.replicate", "liftpy.orders.3.offset"
+FETCH = "liftpy.orders.3.replicate"
 REPLY = "liftpy.inbox.n2.4.5"
 
 
@@ -55,59 +53,7 @@ class Leader:
         return self.bus.take(REPLY)  # type: ignore[no-any-return]
 
 
-# ---- what is asked -------------------------------------------------------------------------------------------------------------
-def test_replication_server_passes_a_fetch_on_as_event_with_all_fields() -> None:
-    leader = Leader()
-    request = pb.ReplicationRequest(
-        replicaID="n2", offset=11, leaderEpoch=12, offsetEpoch=13, incarnation=14, requestId=15, maxBytes=16, streamUid="u1",
-        awaitsMore=True, badOffset=17, position=18, batchCrc=19, flushMicros=20, partition=3, copyEpoch=24,
-    )  # fmt: skip
-    expected = events.FetchReceived(
-        token=1, replica="n2", offset=11, leader_epoch=12, offset_epoch=13, incarnation=14, request_id=15, max_bytes=16,
-        stream_uid="u1", awaits_more=True, bad_offset=17, flush_ns=20_000, copy_epoch=24,
-    )  # fmt: skip
-    assert leader.ask(request) == expected
-    assert leader.bench._tokens[1] == replication.ReplyDestination("liftpy.inbox.n2.4.15", PartialBatch(18, 19), 15)
-    older = leader.ask(pb.ReplicationRequest(replicaID="n2", offset=11))
-    assert (older.token, older.bad_offset, older.awaits_more, older.flush_ns) == (2, None, False, 0)
-    assert leader.bench._tokens[2].request_id is None
-
-
-def test_replication_server_passes_an_epoch_query_on_as_event_with_all_fields() -> None:
-    leader = Leader()
-    request = pb.LeaderEpochOffsetRequest(
-        leaderEpoch=21, currentEpoch=22, replicaID="n2", streamUid="u1", partition=3, requestId=23
-    )
-    assert leader.ask(request, OFFSET) == events.EpochQueryReceived(
-        token=1, replica="n2", requested_epoch=21, current_epoch=22, stream_uid="u1"
-    )
-    assert leader.bench._tokens[1] == replication.ReplyDestination("liftpy.inbox.n2.4.23", None, 23)
-
-
-def test_replication_server_subscribes_once_until_it_stops() -> None:
-    leader = Leader()
-    listeners = leader.bench._listeners
-    leader.bench.start()
-    assert leader.bench._listeners is listeners
-    assert set(leader.bus.sinks) == {FETCH, OFFSET}
-    token = leader.fetch()
-    leader.bench.stop()
-    assert leader.bus.sinks == {}
-    assert leader.answer(token) == []
-    leader.bench.start()
-    assert set(leader.bus.sinks) == {FETCH, OFFSET}
-
-
 # ---- what is answered ----------------------------------------------------------------------------------------------------------
-def test_replication_server_empty_response_has_epoch_high_watermark_and_partition() -> None:
-    leader = Leader()
-    (answer,) = leader.answer(leader.fetch())
-    assert answer == frames.replication_response_header(7, 9, (), address("u1", 3, 5))
-    assert leader.answer(1) == [], "one answer for one token"
-    token = leader.ask(pb.ReplicationRequest(replicaID="n2")).token
-    assert leader.answer(token) == [frames.replication_response_header(7, 9, ())]
-
-
 def test_replication_server_logs_once_that_an_old_follower_cannot_get_a_large_batch(caplog: pytest.LogCaptureFixture) -> None:
     leader = Leader(max_payload=4096)
     for _ in range(2):
@@ -125,56 +71,6 @@ def test_replication_server_with_an_unreadable_log_counts_the_failed_read_and_se
     leader.log.close()
     assert leader.answer(leader.fetch()) == []
     assert leader.counters == {"fetch_read_failed": 1}
-
-
-def test_replication_server_answers_a_waiting_fetch_once_per_replica() -> None:
-    leader = Leader()
-    leader.bench.keep(do.ParkFetch(token=leader.fetch(), replica="n2"))
-    assert leader.bus.take(REPLY) == []
-    add(leader.log, 2)
-    again = do.AnswerParkedFetch(replica="n2", from_offset=0, max_bytes=1 << 20, leader_epoch=8)
-    leader.bench.send_high_watermark(do.SendHighWatermark(replica="n2", leader_epoch=8), 33)
-    assert leader.bus.take(REPLY) == [frames.replication_response_header(8, 33, (), address("u1", 3, 5))]
-    leader.bench.answer_parked_fetch(again, leader.log, 44)
-    (answer,) = leader.bus.take(REPLY)
-    found = frames.decode_replication_response(answer)
-    assert (found.leader_epoch, found.high_watermark, len(found.batches) > 0) == (8, 44, True)
-    leader.bench.answer_parked_fetch(again, leader.log, 44)
-    assert leader.bus.take(REPLY) == []
-
-
-@pytest.mark.parametrize(
-    ("reason", "counted"),
-    [
-        (RefusalReason.UNKNOWN, "refused: implausible request id"),
-        (RefusalReason.DIVERGED, "refused: fetch, diverged"),
-        (RefusalReason.BEFORE_LOG_START, "refused: fetch, before log start"),
-    ],
-)
-def test_replication_server_rejection_has_reason_and_log_start(reason: RefusalReason, counted: str) -> None:
-    leader = Leader()
-    for request_id, token in ((5, leader.fetch()), (0, leader.ask(pb.ReplicationRequest(replicaID="n2")).token)):
-        leader.bench.send_refusal(do.SendFetchRefusal(token=token, reason=reason, leader_epoch=7, log_start_offset=21))
-        (answer,) = leader.bus.take(REPLY)
-        named = {"streamUid": "u1", "partition": 3, "requestId": 5} if request_id else {}
-        assert frames.decode(answer, pb.ReplicationRefusal) == pb.ReplicationRefusal(
-            reason=reason.value, leaderEpoch=7, logStartOffset=21, **named
-        )
-    leader.bench.send_refusal(do.SendFetchRefusal(token=99, reason=reason, leader_epoch=7, log_start_offset=21))
-    assert leader.bus.sent == []
-    assert leader.counters == {counted: 3}
-
-
-def test_replication_server_epoch_query_response_has_the_end_offset_of_the_epoch() -> None:
-    leader = Leader()
-    token = leader.ask(pb.LeaderEpochOffsetRequest(replicaID="n2", partition=3, requestId=5), OFFSET).token
-    leader.bench.send_epoch_answer(
-        do.SendEpochAnswer(token=token, leader_epoch=6, last_offset=31, current_epoch=7, log_start_offset=21)
-    )
-    (answer,) = leader.bus.take(REPLY)
-    assert frames.decode(answer, pb.LeaderEpochOffsetResponse) == pb.LeaderEpochOffsetResponse(
-        endOffset=31, leaderEpoch=6, currentEpoch=7, logStartOffset=21, streamUid="u1", partition=3, requestId=5
-    )
 
 
 def test_replication_server_drops_the_oldest_unanswered_requests_above_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,43 +114,6 @@ class Follower:
     def answered(self, frame: bytes, request_id: int = 41) -> Any:
         self.sink(f"liftpy.inbox.n2.1.{request_id}".encode(), b"", frame, b"")
         return self.heard.pop()
-
-
-def test_fetch_client_request_has_all_fields_of_its_effect() -> None:
-    follower = Follower()
-    assert follower.fetch() == pb.ReplicationRequest(
-        replicaID="n2", offset=42, leaderEpoch=44, offsetEpoch=43, incarnation=46, requestId=41, maxBytes=45, streamUid="u1",
-        awaitsMore=True, position=0, batchCrc=0, flushMicros=0, partition=3, copyEpoch=47, deletesEnd=48,
-    )  # fmt: skip
-    more = follower.fetch(bad_offset=0, flush_ns=1001, max_bytes=1 << 30)
-    assert more.HasField("badOffset")
-    assert (more.badOffset, more.flushMicros, more.maxBytes) == (0, 2, 1 << 20), "a flush is told rounded up"
-    assert follower.fetch(flush_ns=1 << 62).flushMicros == (1 << 32) - 1
-    follower.client.send_epoch_query(do.SendEpochQuery(request_id=51, leader="n1", requested_epoch=52, current_epoch=53))
-    subject, frame, reply = follower.sent.pop()
-    assert (subject, reply) == (OFFSET, "liftpy.inbox.n2.1.51")
-    assert frames.decode(frame, pb.LeaderEpochOffsetRequest) == pb.LeaderEpochOffsetRequest(
-        leaderEpoch=52, currentEpoch=53, replicaID="n2", streamUid="u1", partition=3, requestId=51
-    )
-
-
-def test_fetch_client_response_becomes_an_event_with_all_fields() -> None:
-    follower = Follower()
-    batches = (
-        build_batch([b"a", b"b"], base_offset=43, leader_epoch=5), build_batch([b"c"], base_offset=45, leader_epoch=6)
-    )  # fmt: skip
-    frame = frames.replication_response_header(44, 40, batches, address("u1", 3, 41)) + b"".join(batches)
-    spans = (
-        events.BatchSpan(base_offset=43, last_offset=44, leader_epoch=5),
-        events.BatchSpan(base_offset=45, last_offset=45, leader_epoch=6),
-    )
-    assert follower.answered(frame) == events.FetchAnswered(
-        token=1, request_id=41, leader_epoch=44, high_watermark=40, spans=spans, size_bytes=sum(map(len, batches))
-    )
-    assert bytes(follower.client.fetched[1].buffer) == b"".join(batches)
-    assert [batch.base_offset for batch in follower.client.fetched[1].batches] == [43, 45]
-    assert follower.answered(frames.replication_response_header(44, 40, ())).token == 2
-    assert set(follower.client.fetched) == {1}, "nothing is kept of an empty one"
 
 
 def test_fetch_client_rejection_with_an_unknown_reason_becomes_an_event() -> None:

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from liftpy.config import NS_PER_S, StreamConfig
+from liftpy.config import StreamConfig
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.services.sessions import REPORT_EVERY_S
 from liftpy.core.services.snapshot import DIGEST_SIZE_BYTES, StateComparison
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2, service_pb2
@@ -19,7 +18,6 @@ from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.services import PartitionServices
-from sidecar.runtime import clock
 from tests.scripts.replication_bench import FakeBus
 from tests.unit.partition.shell_parts import KEY, Clocked
 from tests.unit.partition.test_housekeeping import FakeWorker, FakeWorkers
@@ -71,52 +69,6 @@ async def test_long_poll_read_is_answered_when_the_partition_closes() -> None:
 
 
 # ---- services ------------------------------------------------------------------------------------------------------------------
-def test_partition_service_report_is_sent_to_each_other_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
-    world.say(hello(position=4, version=6))
-    world.sent.clear()
-    world.services._broadcast_states()
-    assert [subject for subject, _ in world.sent] == ["liftpy.notify.n2", "liftpy.notify.n3"]
-    first, second = (frames.decode(frame, service_pb2.ServiceReport) for _, frame in world.sent)
-    assert first == second
-    assert (first.node, first.stream, first.partition, first.streamUid) == ("n1", "s", 0, "u1")
-    (told,) = first.services
-    assert (told.service, told.position, told.failing, told.version) == ("bank", 4, False, 6)
-    world.services.close()
-
-
-def test_partition_service_report_is_sent_half_as_often_while_unchanged_and_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_ns = 100 * NS_PER_S
-    monkeypatch.setattr(clock, "now_ns", lambda: now_ns)
-    world = World()
-    services = world.services
-
-    def waits() -> list[float]:
-        found = [(at_ns - now_ns) / NS_PER_S for at_ns, timer in world.timers if timer is services._report]
-        world.timers.clear()
-        return found
-
-    def told() -> list[float]:
-        services._broadcast_states()
-        return waits()
-
-    world.say(hello(position=4))
-    assert waits() == [REPORT_EVERY_S]
-    assert (told(), told(), told()) == ([REPORT_EVERY_S], [2 * REPORT_EVERY_S], [2 * REPORT_EVERY_S])
-    services.record_states(service_pb2.ServiceReport(node="n2", streamUid="u1"))
-    world.say(hello(position=5))
-    assert waits() == [], "a state that goes on waits for the next"
-    assert told() == [REPORT_EVERY_S]
-    assert told() == [2 * REPORT_EVERY_S]
-    world.say(hello(position=5, failing=True))
-    assert waits() == [REPORT_EVERY_S], "one that fails does not"
-    assert (told(), told(), told()) == ([REPORT_EVERY_S],) * 3, "nor is anything looked at less often then"
-    world.say(hello(position=5))
-    assert (told(), told()) == ([REPORT_EVERY_S], [2 * REPORT_EVERY_S])
-    world.say(hello(leaving=True))
-    assert waits() == [REPORT_EVERY_S], "nor one that goes"
-
-
 def test_partition_services_ignore_messages_of_other_partitions_and_unknown_nodes() -> None:
     world = World()
     world.say(hello())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,44 +20,6 @@ from tests.unit.partition.test_scrub import FAST, partition, scrub_of
 
 
 # ---- the scrub -----------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("in_order", [True, False])
-async def test_scrub_stores_its_position_every_ten_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_order: bool
-) -> None:
-    """A restart rereads at most ten seconds of work."""
-    monkeypatch.setattr(scrub_module, "PIECE_BYTES", 9000)
-    now_s = [1000.0]
-    monkeypatch.setattr(scrub_module, "time", SimpleNamespace(monotonic=lambda: now_s[0], time=time.time))
-    one = partition(tmp_path, "a")
-    scrub, _ = scrub_of(tmp_path, one)
-    segment = one.log.segments[0]
-    scrub.progress.partition, scrub.progress.base_offset = "a", segment.base_offset
-    scrub._store()
-    seen: list[tuple[float, int]] = []
-    rested: list[float] = []
-    loop_of = asyncio.get_running_loop
-
-    async def rest(seconds: float) -> None:
-        rested.append(seconds)
-        seen.append((now_s[0], scrub_of(tmp_path)[0].progress.position))
-        now_s[0] += 6.0
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr(scrub_module, "asyncio", SimpleNamespace(sleep=rest, get_running_loop=loop_of))  # of nobody else
-    await scrub._scan(one, segment, 0, 1000, 5, **({"in_order": True} if in_order else {}))
-    monkeypatch.undo()
-    await scrub.close()
-    assert [at for at, _ in seen] == [1000.0, 1006.0, 1012.0]
-    stored = [position for _, position in seen]
-    if in_order:
-        assert stored[:2] == [0, 0]
-        assert 0 < stored[2] == scrub.progress.position == segment.size_bytes
-    else:
-        assert (stored, scrub.progress.position) == ([0, 0, 0], 0)
-    assert scrub.read_bytes >= segment.size_bytes
-    assert sum(rested) == pytest.approx(scrub.read_bytes / 1000), "the rate, in bytes read a second"
-
-
 async def test_scrub_pauses_in_proportion_to_its_read_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000, 2000, 3))
     monkeypatch.setattr(scrub_module, "time", SimpleNamespace(monotonic=lambda: float(next(clock)), time=time.time))

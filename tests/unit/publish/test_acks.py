@@ -73,15 +73,6 @@ def test_rejection_of_each_reason_has_a_jetstream_err_code() -> None:
     assert all(json.loads(body)["error"]["err_code"] > 10_000 for _, body in bus.take())
 
 
-def test_pending_acks_that_were_dropped_are_not_sent_at_the_commit() -> None:
-    acks, bus = pending()
-    acks.add(0, Publishers(AckPolicy.ALL, [b"_INBOX.a"]))
-    acks.drop()
-    acks.release(AckPolicy.ALL, 10, 1, 0)
-    assert bus.take() == []
-    assert acks.count == 0
-
-
 def test_ack_resend_buffer_returns_acks_of_the_last_interval_once() -> None:
     unsure = AckResendBuffer(age_ns=100)
     for at_ns, lines in ((0, b"a"), (50, b"bb"), (100, b"c"), (150, b"d")):

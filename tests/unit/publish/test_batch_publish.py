@@ -86,14 +86,6 @@ def test_batch_publishes_and_single_messages_are_stored_in_arrival_order() -> No
     assert [(ack.offset, ack.recordCount) for ack in bench.commit()] == [(1, 3), (4, 0), (5, 3)]
 
 
-def test_batch_publish_gets_one_ack_when_all_its_records_are_committed() -> None:
-    bench = Bench()
-    bench.arrive((REPLY, published(THREE), b""))
-    bench.acks.release(AckPolicy.ALL, 1, 3, 0)
-    assert bench.answers() == []
-    assert len(bench.commit()) == 1
-
-
 @pytest.mark.parametrize(("expected", "taken"), [(0, True), (1, False), (-1, False), (1 << 62, False)])
 def test_batch_publish_with_an_expected_offset_is_stored_at_that_offset_or_rejected(expected: int, taken: bool) -> None:
     bench = Bench()
@@ -167,7 +159,6 @@ def _longer(batch: bytes) -> bytes:
 
 
 NULLS = build_batch([b"ab", b"c"], keys=[b"k", b"l"])
-_VALUES = 64 + 8  # ends of two records, then their bytes
 
 
 @each(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -167,12 +165,6 @@ def test_compaction_leaves_no_control_batch_for_an_expired_producer() -> None:
         compacted(log)
         assert (P in [batch.header.producer_id for batch in batches_of(log)]) is stays
         assert (state_of(log).producers.state_of(P) is not None) is stays
-
-
-def test_log_uses_the_producer_expiry_of_the_stream_settings() -> None:
-    log = a_log()
-    state_of(log, replace(NODE, producer_expiry_s=7.0))
-    assert log.producer_expiry_ns == 7 * NS_PER_S
 
 
 def test_compaction_control_batch_does_not_change_the_last_message_id() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,14 +152,6 @@ async def test_publish_with_a_wrong_expected_last_message_id_is_rejected_with_er
     assert bench.answers() == [6, (400, 10070, "wrong last msg ID: z")], "what stands before it in its batch counts"
 
 
-async def test_conditional_publish_repeated_with_its_message_id_is_a_duplicate() -> None:
-    bench = Bench()
-    race = (("Nats-Msg-Id", "race"), (OF, 0))
-    assert await bench.says("ev.a", *race) == 1
-    assert await bench.says("ev.a", *race) == 1
-    assert bench.end == 1
-
-
 async def test_publish_with_several_failing_conditions_gets_the_error_jetstream_checks_first() -> None:
     bench = Bench()
     await bench.says("ev.a", ("Nats-Msg-Id", "m"))
@@ -288,15 +279,6 @@ def unmet(derived: Any, subjects: list[str], of_others: dict[int, PublishConditi
     publishers = Publishers(AckPolicy.ALL, [b""] * count)
     columns = MessageColumns(values=[b""] * count, publishers=publishers, subjects=subjects, of_others=of_others)
     return conditions.unmet_conditions(columns, derived, end_offset)
-
-
-def test_condition_check_during_indexing_uses_subjects_of_the_same_batch() -> None:
-    derived: Any = SimpleNamespace(
-        last_of=lambda subject: None, subjects=SimpleNamespace(is_full=False), ids=SimpleNamespace(last_id=b"")
-    )
-    for index, sequence, reason in ((1, 6, None), (1, 5, RejectReason.INCORRECT_OFFSET), (2, 6, RejectReason.OVERLOADED)):
-        unfit = unmet(derived, ["a", "a", "b"], {index: PublishConditions(sequence, "", b"")}, 5).get(index)
-        assert (unfit and unfit.reason) == reason
 
 
 def test_condition_check_with_a_wildcard_filter_covers_at_most_ten_thousand_subjects() -> None:

@@ -106,22 +106,6 @@ def test_dedup_window_record_with_an_older_timestamp_counts_as_stored_at_the_new
     assert made.find(b"a", 1119) == StoredId(1, 1), "it counts as stored at 1000"
 
 
-def test_dedup_window_truncation_removes_truncated_ids_and_restores_the_earlier_ones() -> None:
-    made = ids()
-    take(made, 0, 1, 5, {0: b"a", 1: b"b"})
-    take(made, 2, 3, 6, {2: b"b", 3: b"c"})
-    take(made, 4, 4, 7, {4: b"b"})
-    assert (made.find(b"b", 0), made.last_id) == (StoredId(4, 4), b"b")
-    made.cut(4)
-    assert (made.find(b"b", 0), made.find(b"c", 0), made.last_id) == (StoredId(2, 3), StoredId(3, 3), b"c")
-    made.cut(2)
-    assert (made.find(b"a", 0), made.find(b"b", 0), made.find(b"c", 0)) == (StoredId(0, 1), StoredId(1, 1), None)
-    made.cut(2)
-    made.cut(0)
-    assert len(made) == 0
-    assert made.size_bytes == 0
-
-
 def test_log_state_truncated_below_the_high_watermark_is_incomplete_until_replayed() -> None:
     log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
     state = LogState(log, WINDOW, ROOM, long_ago)
@@ -155,20 +139,6 @@ def test_dedup_window_with_a_high_watermark_above_its_records_expires_ids_as_the
     assert made.find(b"a", 0) is not None
     made.committed(6)
     assert made.find(b"a", 0) is None
-
-
-def test_dedup_window_last_id_is_the_message_id_of_the_newest_record() -> None:
-    made = ids(window_ns=0)
-    take(made, 0, 1, 5, {0: b"a"})
-    assert made.last_id == b""
-    take(made, 2, 3, 5, {3: b"b"})
-    assert made.last_id == b"b"
-    take(made, 4, 9, 5, {}, empty=True)
-    assert made.last_id == b"b", "compaction has left nothing there"
-    made.committed(9)
-    assert made.last_id == b"b"
-    assert made.find(b"b", 0) is None, "without a window nothing is a duplicate"
-    assert made.size_bytes == 0
 
 
 def test_dedup_window_above_its_memory_limit_drops_and_counts_the_oldest_ids() -> None:
@@ -394,17 +364,6 @@ def test_dedup_window_truncation_restores_no_id_that_expired_or_was_evicted() ->
         assert (made.find(b"a", 0), made.size_bytes) == (StoredId(2, 2), one.size_bytes), why
         made.cut(2)
         assert (made.find(b"a", 0), len(made), made.size_bytes) == (None, 0, 0), why
-
-
-def test_dedup_window_high_watermark_advance_drops_expired_ids() -> None:
-    log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
-    state = LogState(log, WINDOW, ROOM, long_ago)
-    state.appended(0, 1, 1000, {0: b"a"}, b"")
-    state.appended(1, 1, 1000 + WINDOW, {1: b"b"}, b"")
-    state.committed(0)
-    assert (state.ids.find(b"a", 0), len(state.ids)) == (StoredId(0, 0), 2)
-    state.committed(1)
-    assert (state.ids.find(b"a", 0), state.ids.find(b"b", 0), len(state.ids)) == (None, StoredId(1, 1), 1)
 
 
 def test_log_state_replay_starts_one_dedup_window_before_the_committed_end() -> None:

@@ -93,19 +93,6 @@ async def test_supported_jetstream_headers_are_stored_unchanged() -> None:
     }
 
 
-async def test_message_with_an_unsupported_header_is_rejected_and_its_neighbors_are_stored() -> None:
-    bench = Bench()
-    bench.publish(b"a", b"_INBOX.a")
-    bench.publish(b"b", b"_INBOX.b", block("Nats-TTL"))
-    bench.publish(b"c", b"", block("Nats-Rollup"))
-    bench.publish(b"d", b"", b"")
-    bench.publish(b"e", b"_INBOX.e.1.$FI")
-    await turn()
-    assert [value for batch in bench.batches for value in parse_batch(batch).values()] == [b"a", b"d"]
-    assert bench.ingest.counters.dropped == {"unsupported": 1}
-    assert sorted(line.split(b" ")[1] for line in bench.bus.lines) == [b"_INBOX.b", b"_INBOX.e.1.$FI"]
-
-
 async def test_jetstream_fast_batch_publish_gets_an_error_on_its_reply_subject() -> None:
     bench = Bench()
     answer = await answered(bench, b"", b"_INBOX.p.1.2.$FI")

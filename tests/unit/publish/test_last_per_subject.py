@@ -76,33 +76,6 @@ def test_subject_index_of_the_documented_example_returns_the_documented_offsets(
     assert [state.last_of(f"s.{name}") for name in "abc"] == [0, 1, -1]
 
 
-def test_subject_index_answers_for_older_subjects_only_after_its_backward_read() -> None:
-    log = a_log()
-    state = a_state(log)
-    told = []
-    state.on_lacking = lambda: told.append(1)
-    for number in range(1000):
-        append(log, state, [f"s.{number}"])
-    commit(log, state, 999)
-    assert state.last_of("s.999") == 999
-    assert told == [1]
-    assert state.last_of("s.0") is None
-    assert state.last_of("s.new") is None
-    assert state.last_of_matching(">") is None
-    assert (state.subjects.state, state.subjects.lacks) == ("reading", True)
-    append(log, state, ["s.0"])
-    assert state.last_of("s.0") == 1000, "it came meanwhile"
-    slices = 1
-    while not state.index_backwards(20_000):
-        slices += 1
-    assert slices > 5
-    assert (state.subjects.state, told) == ("ready", [1])
-    assert [state.last_of(f"s.{n}") for n in (0, 1, 998, "new")] == [1000, 1, 998, -1]
-    assert state.last_of_matching("*.*") == 1000
-    assert state.last_of_matching("s.*.*") == -1
-    assert state.index_backwards()
-
-
 def test_subject_index_of_a_follower_starts_at_the_first_conditional_record() -> None:
     log = a_log()
     state = a_state(log)
@@ -129,26 +102,6 @@ def test_subject_index_of_a_stream_with_one_subject_stays_off() -> None:
     log.start_afresh(9)
     state.cut()
     assert state.last_of("s") == -1, "the log is empty"
-
-
-def test_subject_index_ignores_records_deleted_by_retention() -> None:
-    log = a_log()
-    state = a_state(log)
-    for number in range(100):
-        append(log, state, [f"s.{number % 50}" if number else "s.old"])
-    commit(log, state, 99)
-    while state.last_of("s.old") is None:
-        state.index_backwards()
-    assert state.last_of("s.old") == 0
-    log.drop_prefix(60)
-    assert [state.last_of(f"s.{n}") for n in ("old", 0, 49, 20)] == [-1, -1, 99, 70]
-    assert (state.last_of_matching("*.old"), state.last_of_matching("*.49")) == (-1, 99)
-    fresh = a_state(log)
-    while not fresh.replay():
-        pass
-    while fresh.last_of("s.0") is None:
-        fresh.index_backwards(1000)
-    assert [fresh.last_of(f"s.{n}") for n in ("old", 0, 49, 20)] == [-1, -1, 99, 70]
 
 
 def test_subject_index_above_its_limit_is_full_until_retention_deletes_subjects() -> None:

@@ -11,11 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
-from liftpy.core.log.log import Log
-from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish.digest import DIGEST_BYTES, RollingDigest
-from liftpy.core.publish.log_state import derived_state
 from liftpy.core.publish.log_state_part import NewBatch, ProducerSequences
 from liftpy.core.publish.producer_state import (
     STATE_BYTES,
@@ -404,22 +400,6 @@ def test_producer_state_after_random_operations_equals_a_rebuild_from_the_log(
             assert list(bench.producers._states) == list(anew._states)
             epochs = [b.header.producer_epoch for b in log if b.header.producer_id == known]
             assert epochs == sorted(epochs)
-
-
-def test_log_state_takes_its_limits_from_the_stream_and_node_settings() -> None:
-    log = Log.open(MemoryStorage(), StreamConfig(), now_wall_ns=0)[0]
-    stream = StreamConfig(dedup_window_s=7.0)
-    node = ReplicationConfig(
-        partition_message_id_bytes=4096,
-        partition_subject_index_bytes=8192,
-        partition_producer_bytes=STATE_BYTES * 9,
-        producer_expiry_s=3,
-    )
-    made = derived_state(log, "s.*", stream, node, lambda: 5)
-    assert (made.ids.window_ns, made.ids.share.bound_bytes, made.ids._now_ns()) == (7 * NS_PER_S, 4096, 5)
-    assert (made.subjects.share.bound_bytes, made.subjects._literal) == (8192, False)
-    assert (made.producers.max_count, made.producers._expiry_ns, made.producers.reach_ns) == (9, 3 * NS_PER_S, 3 * NS_PER_S)
-    assert derived_state(log, "s", stream, ReplicationConfig(), int).producers.reach_ns == 86_400 * NS_PER_S
 
 
 def test_producer_state_size_bytes_match_the_memory_used() -> None:

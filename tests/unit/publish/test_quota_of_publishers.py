@@ -9,11 +9,8 @@ import pytest
 
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.publish import acks
-from liftpy.core.publish.acks import Publishers
-from liftpy.core.publish.jetstream_headers import Rejection
-from liftpy.core.publish.memory_budget import LEAST_WAIT_MS, MemoryBudget
+from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.publish.standby import FailoverBacklog
-from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from tests.unit.publish import test_producer_batches as producers
@@ -199,14 +196,6 @@ def test_quota_per_subject_token_counts_each_token_separately() -> None:
     bench.ingest._drain()
     assert values(bench) == [b"ev.a", b"ev.a", b"ev.b"]
     assert dict(bench.ingest.counters.throttled) == {"token": 2}
-
-
-def test_overloaded_rejection_has_a_retry_delay() -> None:
-    bench = Bench()
-    bench.acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.a"]), Rejection(RejectReason.OVERLOADED, ""))
-    assert json_of(bench)[b"_INBOX.a"]["retry_after_ms"] == LEAST_WAIT_MS
-    bench.acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.a"]), Rejection(RejectReason.READ_ONLY, ""))
-    assert "retry_after_ms" not in json_of(bench)[b"_INBOX.a"]
 
 
 def test_overloaded_node_rejects_publishes_with_reply_and_stores_those_without() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
 from liftpy.core.log.small_files import seal_small_file
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.publish import state_file
+from liftpy.core.publish import log_state_part, state_file
 from liftpy.core.publish.dedup_window import StoredId
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.producer_state import Producers
@@ -664,3 +666,59 @@ def test_state_transfer_from_an_incomplete_copy_that_an_unclean_election_made_le
     assert found is not None
     assert found.end_offset == 3
     assert copy.covered == -1
+
+
+# ---- in slices -------------------------------------------------------------------------------------------------------------
+class Watched:
+    """numpy, and how many values were given to it, or asked of it, at once."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def array(self, values: Any, kind: Any) -> Any:
+        self.sizes.append(len(values))
+        return np.array(values, kind)
+
+    def cumsum(self, values: Any, **more: Any) -> Any:
+        self.sizes.append(len(values))
+        return np.cumsum(values, **more)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    made = Watched()
+    monkeypatch.setattr(log_state_part, "SLICE", 4)
+    monkeypatch.setattr(log_state_part, "np", made)
+    return made
+
+
+def test_state_column_packed_in_chunks_equals_one_array(watched: Watched) -> None:
+    numbers, texts = list(range(11)), [b"%d" % n for n in range(11)]
+    assert b"".join(log_state_part.pack_numbers(numbers, np.uint32)) == np.array(numbers, np.uint32).tobytes()
+    assert log_state_part.pack_numbers([], np.int64) == log_state_part.join_texts([]) == []
+    assert log_state_part.join_texts(texts) == [b"0123", b"4567", b"8910"]
+    assert watched.sizes == [4, 4, 3]
+    watched.sizes.clear()
+    assert list(log_state_part.numbers(np.array(numbers))) == numbers
+    assert list(log_state_part.cut_up(b"xx012345678910", 2, np.array([len(text) for text in texts]))) == texts
+    assert watched.sizes == [4, 4, 3]
+    assert list(log_state_part.cut_up(b"", 0, np.array([], np.uint32))) == []
+
+
+def test_state_file_is_written_in_chunks_without_a_joined_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    storage: Any = SimpleNamespace(
+        replace=lambda name, data: given.append((name, data)), names=list, load=lambda name: b"".join(given[-1][1])
+    )
+    pieces = [b"x" * 5, b"y" * 7]
+    unwritten = StateCapture("s-u1/0", 9, 3, {"ids": (1, lambda: pieces), "subjects": (2, list)})
+    size_bytes = unwritten.write(storage)
+    [(name, data)] = given
+    assert (name, size_bytes) == (state_name(9), sum(map(len, data)))
+    assert all(any(piece is one for one in data) for piece in pieces), "not copied into one"
+    assert decode_state(b"".join(data)) == State("s-u1/0", 9, 3, {"ids": (1, b"x" * 5 + b"y" * 7), "subjects": (2, b"")})
+    monkeypatch.setattr(state_file, "MAX_STATE_BYTES", size_bytes - 1)
+    assert (unwritten.write(storage), len(given)) == (0, 1)

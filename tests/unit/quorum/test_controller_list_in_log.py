@@ -8,15 +8,11 @@ import pytest
 
 from liftpy.core.metadata.controller_list import ControllerList, first_list
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.errors import CorruptionError
 from sidecar.quorum.journal import CHANGE, GroupJournal, LogControllers, change_in
-from sidecar.quorum.library import FAIL_REASON
 from sidecar.quorum.peer_sessions import PeerSessions
-from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 from tests.unit.quorum.raft_network import OurNet, our_net
 
 ABC = ("a", "b", "c")
-DENIED = FAIL_REASON.REQUEST_DENIED
 
 
 def a_change(*voters: str, after: int, learner: str = "", leaving: str = "", name: bytes = b"o") -> bytes:
@@ -76,64 +72,6 @@ def test_controller_list_after_a_restart_is_read_from_the_raft_journal(tmp_path:
         assert net.run(lambda: set(net.up[lead].transport.sessions.peers) == {one}), "it is committed: the third one is gone"
 
 
-def test_controller_changes_are_appended_one_at_a_time_after_a_committed_entry_of_the_term(tmp_path: Path) -> None:
-    with our_net(tmp_path) as net:
-        lead, one, other = elected(net)
-        core = net.up[lead].core
-        for wrong in (
-            a_change("d", *sorted((lead, one)), after=0),  # two at once
-            a_change(*sorted((one, other)), after=0),  # without the leader
-            a_change(*ABC, learner="d", after=1),  # after another one than the newest
-            b"\x80 a pickle",
-        ):
-            assert propose(net, lead, wrong) == [DENIED]
-        net.split(lead, one + other)
-        assert propose(net, lead, a_change(*ABC, learner="d", after=0)) == []
-        first = core.controllers
-        assert first.learner == "d"
-        assert "not committed" in core.blocked
-        assert propose(net, lead, a_change(*ABC, after=first.index, name=b"p")) == [DENIED], "the one before is not committed"
-        net.split()
-        assert net.run(lambda: core.raftCommitIndex >= first.index)
-        assert core.blocked == ""
-        assert propose(net, lead, a_change(*ABC, after=first.index, name=b"p")) == []
-        assert net.run(lambda: core.raftCommitIndex >= core.controllers.index)
-    with our_net(tmp_path / "second", seed=2) as net:
-        net.split("a", "bc")
-        net.forbid_elections("b", "c")
-        assert not net.run(net.leaders, 3)
-        net.split()
-        lead, *_ = elected(net)
-        core = net.up[lead].core
-        assert core.blocked == ""
-        core._SyncObj__noopIDx = core.log.last_index + 1  # as right after an election
-        assert "nothing in its term" in core.blocked
-        assert propose(net, lead, a_change(*ABC, learner="d", after=0)) == [DENIED]
-
-
-def test_controller_learner_receives_the_log_without_a_vote(tmp_path: Path) -> None:
-    with our_net(tmp_path) as net:
-        lead, one, other = elected(net)
-        core = net.up[lead].core
-        remaining = tuple(sorted((lead, one)))
-        propose(net, lead, a_change(*remaining, after=0))
-        assert net.run(lambda: core.raftCommitIndex >= core.controllers.index)
-        propose(net, lead, a_change(*remaining, learner=other, after=core.controllers.index, name=b"p"))
-        assert net.run(lambda: core.raftCommitIndex >= core.controllers.index)
-        net.crash(other)
-        net.start(other)
-        assert net.run(lambda: core.match_index(other) >= core.raftCommitIndex), "it has all that there is"
-        assert not net.up[other].core.votes
-        net.split(lead + other, one)
-        net.put(lead, b"with the learner alone")
-        assert not net.run(lambda: b"with the learner alone" in net.acknowledged(), 3)
-        assert not net.leaders(), "it alone does not keep the leader either"
-        net.up[other].core._SyncObj__raftElectionDeadline = 0
-        net.run(lambda: False, 2)
-        assert not net.up[other].core.leads
-        assert net.up[other].core._SyncObj__raftState == 0, "nor does it campaign"
-
-
 def test_controller_list_after_a_restart_is_the_newest_of_snapshot_and_journal() -> None:
     entry = CHANGE + a_change("a", "b", after=0)
     by_log = LogControllers(first_list("cba"), ControllerList(("a", "b", "c"), "d", "", 4))
@@ -168,18 +106,6 @@ def test_controller_list_of_the_raft_journal_is_restored_after_a_truncation(tmp_
     assert again.changes == [], "a snapshot holds it"
     again.clear()
     again.abandon()
-
-
-def test_controller_list_in_a_snapshot_is_the_list_at_its_last_entry() -> None:
-    last, previous = (b"\0x", 9, 2), (b"\0y", 8, 2)
-    held = ControllerList(("a", "b"), "d", "b", 7)
-    made = SnapshotFile(last, previous, held.voters, b"image", held)
-    assert decode_snapshot_file(encode_snapshot_file(made)) == made
-    old = SnapshotFile(last, previous, ABC, b"image")
-    assert decode_snapshot_file(encode_snapshot_file(old)).controllers is None
-    for wrong in (ControllerList(("a",), index=10), ControllerList(("a",), "a", index=7), ControllerList((), index=7)):
-        with pytest.raises(CorruptionError, match="list of controllers is invalid"):
-            decode_snapshot_file(encode_snapshot_file(SnapshotFile(last, previous, wrong.voters, b"image", wrong)))
 
 
 @pytest.mark.parametrize(("own", "said", "refused"), [(0, 0, True), (5, 0, False), (0, 5, False), (5, 5, False)])

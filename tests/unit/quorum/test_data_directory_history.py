@@ -12,7 +12,6 @@ from liftpy.errors import CorruptionError, ProtocolError, UnknownFormatError
 from sidecar.quorum.peer_sessions import _FRAME, _HELLO
 from sidecar.quorum.probation import FILE, MAX_EARLIER, DirectoryLineage, Probation
 from tests.unit.quorum.raft_network import OurNet, our_net
-from tests.unit.quorum.test_probation import campaigns_for
 
 OPERATIONS = [b"%d" % number for number in range(40)]
 
@@ -34,37 +33,6 @@ def restored_behind_and_leader(net: OurNet) -> tuple[str, str, str]:
     assert net.run(lambda: len(net.acknowledged()) == 1 + len(OPERATIONS))
     net.put_back(restored)
     return leader, restored, behind
-
-
-def test_controller_with_a_restored_directory_elects_no_leader_without_its_lost_entries(tmp_path: Path) -> None:
-    with our_net(tmp_path) as net:
-        leader, restored, behind = restored_behind_and_leader(net)
-        net.crash(leader)
-        member = net.start(restored)
-        net.split()
-        assert net.run(lambda: net.up[behind].transport.sessions.peers[restored].up)
-        campaigns_for(net, behind, 3)
-        campaigns_for(net, restored, 3)
-        assert net.leaders() == []
-        assert not member.probation.over
-        assert "went back in time" in member.probation.waits_for()
-        net.start(leader)
-        assert net.run(lambda: net.values(behind)[1:41] == OPERATIONS)
-        assert net.run(lambda: net.values(restored)[1:41] == OPERATIONS)
-
-
-def test_controller_with_a_restored_directory_is_not_counted_for_commits_and_leader_confirmation(tmp_path: Path) -> None:
-    """The controller may have voted for another leader, and does not know that its directory is older."""
-    with our_net(tmp_path) as net:
-        leader, restored, _ = restored_behind_and_leader(net)
-        member = net.start(restored)
-        member.probation.process_hello = lambda *_, **__: True  # type: ignore[method-assign]
-        net.put(leader, b"on its word alone")
-        assert net.run(lambda: member.journal.last_index == net.up[leader].journal.last_index)
-        assert net.run(lambda: net.leaders() == [], 5), "with nobody who confirms it, a leader steps down"
-        assert b"on its word alone" not in net.acknowledged()
-        net.split()
-        assert net.run(lambda: net.values(restored)[1:42] == [*OPERATIONS, b"on its word alone"])
 
 
 @pytest.mark.parametrize("compact_after", [15, 100_000])

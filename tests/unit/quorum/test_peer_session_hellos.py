@@ -14,7 +14,7 @@ from sidecar.quorum.peer_sessions import PeerSessions
 from tests.each import each
 
 MEMBERS, HELLO, DATA = 3, 1, 2
-FIRST, LAST, NEW = 1, 2, 4
+FIRST, LAST = 1, 2
 LIST = b"a, b, c"
 
 

@@ -113,3 +113,32 @@ def test_leadership_transfer_starts_an_election_without_a_pre_vote(tmp_path: Pat
         assert net.run(lambda: {core.match_index(near), core.match_index(far)} == {core.log.last_index})
         core.transferLeadership()
         assert net.run(lambda: net.leaders() in ([near], [far]), 0.4), "nobody was asked first: they all hear the leader"
+
+
+# ---- controllers that stop -------------------------------------------------------------------------------------------------
+def test_stopping_controller_starts_no_election(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, near, far = net.elected()
+        term = net.up[lead].core.raftCurrentTerm
+        for name in (near, far):
+            net.up[name].core.retired = True
+        leader = net.up[lead].core
+        assert net.run(lambda: {leader.match_index(name) for name in (near, far)} == {leader.log.last_index})
+        leader.transferLeadership()
+        for _ in range(100):
+            net.step()
+        assert net.leaders() == [lead]
+        assert {member.core.raftCurrentTerm for member in net.up.values()} == {term}
+        net.crash(lead)
+        for _ in range(300):
+            net.step()
+        assert net.leaders() == []
+        assert {member.core.raftCurrentTerm for member in net.up.values()} == {term}
+
+
+def test_stopping_controller_votes_for_a_running_controller(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, near, far = net.elected()
+        net.up[near].core.retired = True
+        net.crash(lead)
+        assert net.run(lambda: net.leaders() == [far])

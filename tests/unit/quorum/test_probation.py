@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from sidecar.quorum.codec import decode
 from sidecar.quorum.peer_sessions import _DATA, _FIRST, _FRAME, _LAST, Peer
-from sidecar.quorum.probation import MARKER, waits_for
+from sidecar.quorum.probation import waits_for
 from tests.unit.quorum.plain_member import Member
 from tests.unit.quorum.raft_network import OurNet, our_net
 
@@ -84,25 +82,6 @@ def test_acknowledgment_of_a_controller_with_a_lost_directory_does_not_count_for
         assert b"on its word alone" not in net.acknowledged()
         net.split()
         assert net.run(lambda: b"on its word alone" in net.acknowledged())
-
-
-@pytest.mark.parametrize("compact_after", [15, 100_000])
-def test_controller_with_a_lost_directory_votes_again_after_catching_up_and_a_barrier(
-    tmp_path: Path, compact_after: int
-) -> None:
-    with our_net(tmp_path, compact_after=compact_after) as net:
-        leader, emptied, behind = behind_emptied_and_leader(net)
-        net.split()
-        member = net.start(emptied)
-        assert net.run(lambda: len(net.values(emptied)) == 40)
-        assert not member.probation.over, "what it has applied may be old"
-        assert net.up[leader].core.match_index(emptied) == 0
-        net.ask_for_barrier(emptied, leader)
-        assert net.run(lambda: member.probation.over)
-        assert (tmp_path / emptied / MARKER).exists()
-        net.put(leader, b"with its voice")
-        net.crash(behind)
-        assert net.run(lambda: b"with its voice" in net.acknowledged())
 
 
 def test_controller_on_probation_without_a_leader_starts_no_election_and_keeps_its_term(tmp_path: Path) -> None:

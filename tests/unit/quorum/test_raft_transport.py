@@ -6,9 +6,13 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.wire.decode_errors import REFUSED
+from liftpy.errors import ProtocolError
 from sidecar.quorum import codec
+from sidecar.quorum.codec import seal, unseal
 from sidecar.quorum.transport import SessionTransport
 
 APPEND = {
@@ -106,3 +110,35 @@ def test_raft_forwarded_command_is_rejected_with_the_next_tick() -> None:
     assert [(node, message["request_id"], message["type"]) for node, message in answers] == [
         ("b", 17, "apply_command_response")
     ]
+
+
+# ---- checksums of frames ---------------------------------------------------------------------------------------------------
+FRAME = bytes(range(100))
+
+
+def test_raft_frame_with_a_valid_checksum_is_returned_unchanged() -> None:
+    for to, sender in (("n1", "n2"), ("x" * 64, "y" * 64), ("n1", "n")):
+        assert unseal(to, sender, seal(to, sender, FRAME)) == FRAME
+
+
+def test_raft_frame_with_any_flipped_bit_is_rejected() -> None:
+    sealed = seal("n1", "n2", FRAME)
+    for at in range(len(sealed)):
+        for bit in range(8):
+            changed = sealed[:at] + bytes([sealed[at] ^ 1 << bit]) + sealed[at + 1 :]
+            if at == 6 and bit:
+                continue  # flags without a meaning
+            with pytest.raises(ProtocolError):
+                unseal("n1", "n2", changed)
+    for end in range(len(sealed)):
+        with pytest.raises(ProtocolError):
+            unseal("n1", "n2", sealed[:end])
+
+
+@pytest.mark.parametrize(
+    ("to", "sender"), [("n2", "n1"), ("n1", "n3"), ("n3", "n2"), ("n1", "n22"), ("n", "n2"), ("n1.n2", "")]
+)
+def test_raft_frame_received_on_another_subject_is_rejected(to: str, sender: str) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        unseal(to, sender, seal("n1", "n2", FRAME))
+    assert caught.value.reason == "subject"

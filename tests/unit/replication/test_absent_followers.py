@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from liftpy.config import CommitPolicy, ReplicationConfig
 from liftpy.core.replication import effects as do
-from liftpy.core.replication import events as ev
 from liftpy.core.replication.events import Deadline
 from tests.unit.replication.stepping import S, Stepped, state
 
@@ -23,41 +22,6 @@ def leads(**partition: object) -> Stepped:
 
 def probed(leader: Stepped) -> list[str]:
     return [effect.replica for effect in leader.out if isinstance(effect, do.ProbeReplica)]
-
-
-def absent(leader: Stepped, replica: str) -> list[str]:
-    """The ISR that is asked for after nobody listened for ``replica``; [] if none is."""
-    leader.step(ev.ReplicaAbsent(replica=replica))
-    proposals = [effect for effect in leader.out if isinstance(effect, do.ProposeIsr)]
-    return sorted(proposals[0].isr) if proposals else []
-
-
-def test_silent_follower_reported_absent_by_two_probes_leaves_the_isr() -> None:
-    leader = leads()
-    leader.publish()
-    leader.fetch("b", 1)
-    leader.fire(PROBE)
-    assert probed(leader) == ["c"]
-    assert absent(leader, "c") == [], "a connection that was reset"
-    leader.fire(PROBE)
-    assert probed(leader) == ["c"]
-    assert absent(leader, "c") == ["a", "b"]
-
-
-def test_follower_that_fetches_between_two_absence_probes_stays_in_the_isr() -> None:
-    leader = leads()
-    leader.publish()
-    leader.fetch("b", 1)
-    leader.fire(PROBE)
-    absent(leader, "c")
-    leader.fetch("c", 0)
-    assert absent(leader, "c") == [], "it was not asked for since"
-    leader.now_ns += S
-    leader.heard()
-    leader.fire(PROBE)
-    assert probed(leader) == ["c"]
-    assert absent(leader, "c") == []
-    assert absent(leader, "c") == ["a", "b"]
 
 
 def test_leader_probes_only_followers_that_hold_back_the_high_watermark() -> None:
@@ -100,11 +64,6 @@ def test_leader_with_disabled_probes_probes_no_silent_follower() -> None:
     leader = Stepped("a", ReplicationConfig(follower_ping_delay_s=0)).leads()
     leader.publish()
     assert not leader.replica._shared.deadlines.is_set(PROBE)
-
-
-def test_absence_report_at_a_follower_is_ignored() -> None:
-    follower = Stepped("b").follows()
-    assert follower.step(ev.ReplicaAbsent(replica="c")) == []
 
 
 def test_absent_follower_that_left_the_isr_rejoins_only_after_a_new_fetch() -> None:

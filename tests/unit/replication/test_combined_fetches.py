@@ -36,15 +36,6 @@ def deadlines(stepped: Stepped) -> set[Deadline]:
     return set(stepped.replica._shared.deadlines._at_ns)
 
 
-def test_idle_follower_joins_combined_fetches_and_sets_no_timer() -> None:
-    follower = quiet_follower()
-    asked = follower.only(do.Quiesce)
-    assert asked == do.Quiesce(request_id=follower.replica._role._idle_request_id, leader="a", leader_epoch=1)
-    assert follower.replica.phase == "FOLLOWER_QUIET"
-    assert deadlines(follower) == set()
-    assert follower.replica.may_serve_committed()
-
-
 @pytest.mark.parametrize("isr", ["ab", "ac"])
 def test_idle_follower_outside_the_isr_does_not_join_combined_fetches(isr: str) -> None:
     assert (quiet_follower(isr=isr).replica.phase == "FOLLOWER_QUIET") == ("b" in isr)
@@ -146,14 +137,6 @@ def confirms(leader: Stepped, question: ev.QuiescentFetchReceived, after_s: floa
     leader.step(question, after_s)
     assert leader.sent() in ([do.ConfirmQuiescence(token=question.token)], [])
     return leader.has(do.ConfirmQuiescence)
-
-
-def test_combined_fetch_confirmed_by_the_leader_counts_as_a_fetch() -> None:
-    leader = leader_with_a_quiet_follower()
-    progress = leader.replica._role.handler.followers["b"]
-    assert confirms(leader, asked(), after_s=3)
-    assert progress.caught_up_ns == progress.last_fetch_ns == progress.last_contact_ns == leader.now_ns
-    assert (progress.position, progress.last_request_id) == (2, 80)
 
 
 @each(
@@ -399,9 +382,3 @@ def test_combined_fetches_response_does_not_end_a_partition_whose_fetch_was_repl
     assert ended is not None
     assert ended.fetches == ()
     assert len(node.quiet) == 6
-
-
-def test_combined_fetch_interval_is_shorter_than_the_lag_timeout_and_the_leader_timeout() -> None:
-    quick = CombinedFetches(ReplicationConfig(max_lag_time_s=1.2, max_idle_wait_s=1.0, max_leader_timeout_s=2.0))
-    assert quick.interval_ns == 0.3 * S
-    assert CombinedFetches(ReplicationConfig(max_leader_timeout_s=1.1)).interval_ns == 0.55 * S

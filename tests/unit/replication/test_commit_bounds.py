@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from liftpy.config import CommitPolicy, ReplicationConfig
+from liftpy.config import ReplicationConfig
 from liftpy.core.replication import effects as do
-from liftpy.core.replication import events as ev
-from liftpy.core.replication.events import RefusalReason
-from liftpy.core.replication.isr import isr_high_watermark, quorum_high_watermark
-from tests.each import each
+from liftpy.core.replication.events import EpochQueryAnswered, RefusalReason
+from liftpy.core.replication.follower import LogReset, Truncation, reconcile
+from liftpy.core.replication.isr import (
+    isr_high_watermark,
+    quorum_high_watermark,
+)
+from liftpy.core.replication.log_offsets import LogOffsets
 from tests.unit.replication.stepping import Stepped, state
-
-
-@each("min_isr", [1, 2, 3])
-@each("isr_count", [1, 2, 3])
-def test_isr_high_watermark_is_the_lowest_position_and_needs_min_isr(min_isr: int, isr_count: int) -> None:
-    members = "abc"[:isr_count]
-    positions: dict[str, int | None] = {"a": 9, "b": 7, "c": 5}
-    found = isr_high_watermark(positions, members, isr_count, min_isr, 4)
-    assert found == (4 if isr_count < min_isr else min(positions[m] or 0 for m in members))
-    assert isr_high_watermark({**positions, members[-1]: None}, members, isr_count, min_isr, 4) == 4
-    assert isr_high_watermark(positions, members, isr_count, min_isr, 20) == 20, "it never falls"
 
 
 @pytest.mark.parametrize(
@@ -36,28 +30,6 @@ def test_quorum_high_watermark_needs_a_majority_min_isr_replicas_and_a_record_of
     for epoch_start in range(12):
         found = quorum_high_watermark(positions, replicas, len(replicas), min_isr, epoch_start, 0)
         assert found == (hw if hw >= epoch_start else 0), epoch_start
-
-
-def test_leader_high_watermark_never_exceeds_its_own_flushed_end() -> None:
-    leader = Stepped("a").leads(state(leader_epoch=2))
-    leader.publish(5, flush=False)
-    for follower in "bc":
-        leader.fetch(follower, 4)
-    assert leader.replica.high_watermark == -1, "its own flush counts too"
-    leader.step(ev.LogFlushed(end_offset=3))
-    assert leader.replica.high_watermark == 2
-    leader.step(ev.LogFlushed(end_offset=5))
-    assert leader.replica.high_watermark == 4
-
-
-def test_quorum_high_watermark_never_exceeds_the_flushed_end_of_the_leader() -> None:
-    leader = Stepped("a").leads(state(leader_epoch=2, policy=CommitPolicy.QUORUM))
-    leader.publish(5, flush=False)
-    for follower in "bc":
-        leader.fetch(follower, 4)
-    assert leader.replica.high_watermark == -1
-    leader.step(ev.LogFlushed(end_offset=2))
-    assert leader.replica.high_watermark == 1
 
 
 def test_fetch_of_a_fenced_incarnation_is_answered_but_does_not_move_the_high_watermark() -> None:
@@ -114,3 +86,41 @@ def test_damage_report_of_a_live_follower_makes_the_leader_recheck_its_log(incar
     assert leader.has(do.RecheckLog) is heard
     if heard:
         assert (leader.only(do.RecheckLog).offset, leader.only(do.RecheckLog).replica) == (1, "b")
+
+
+# ---- vectors and reconciliation --------------------------------------------------------------------------------------------
+VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "high_watermark.json").read_text())["vectors"]
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=[v["name"] for v in VECTORS])
+def test_isr_high_watermark_equals_the_published_test_vectors(vector: dict) -> None:
+    isr = vector["isr"]
+    assert isr_high_watermark(vector["newest"], isr, len(isr), vector["min_isr"], vector["hw_before"]) == vector["hw"]
+
+
+def log(epochs: tuple[tuple[int, int], ...], end: int, start: int = 0) -> LogOffsets:
+    opened = LogOffsets()
+    opened.set_recovered(start, end, -1, epochs)
+    return opened
+
+
+def answer(epoch: int, last: int, start: int = 0) -> EpochQueryAnswered:
+    return EpochQueryAnswered(request_id=1, leader_epoch=epoch, last_offset=last, current_epoch=9, log_start_offset=start)
+
+
+def test_reconciliation_with_another_epoch_truncates_the_log_and_needs_a_second_epoch_query() -> None:
+    own = log(((1, 0), (3, 10)), 14)
+    assert reconcile(own, answer(2, 11)) == Truncation(10, agreed=False)
+    own.cut(10)
+    assert reconcile(own, answer(1, 7)) == Truncation(8, agreed=True)
+
+
+def test_reconciliation_with_the_same_epoch_completes_after_one_epoch_query() -> None:
+    assert reconcile(log(((1, 0),), 14), answer(1, 19)) == Truncation(14, agreed=True)
+    assert reconcile(log(((1, 0),), 14), answer(1, 9)) == Truncation(10, agreed=True)
+
+
+def test_reconciliation_with_an_epoch_unknown_to_the_leader_resets_the_log() -> None:
+    assert reconcile(log(((1, 0),), 14), answer(0, -1)) == LogReset(0)
+    assert reconcile(log(((1, 0),), 14), answer(0, -1, start=40)) == LogReset(40)
+    assert reconcile(log(((3, 5),), 14, start=5), answer(2, 4)) == LogReset(0)

@@ -38,11 +38,3 @@ def test_data_path_is_up_only_with_the_replication_and_the_ingest_connection() -
     assert path.check_timeout(INGEST_GRACE_NS) is None
     assert path.link_changed(REPLICATION, True, INGEST_GRACE_NS) is None
     assert path.link_changed(INGEST, True, INGEST_GRACE_NS) is True
-
-
-def test_data_path_grace_time_restarts_with_each_connection_loss() -> None:
-    path = DataPath()
-    path.link_changed(INGEST, False, 0)
-    path.link_changed(INGEST, True, 1)
-    path.link_changed(INGEST, False, 2)
-    assert path.next_ns(2) == 2 + INGEST_GRACE_NS

@@ -12,27 +12,6 @@ from liftpy.core.replication.events import Deadline
 from tests.unit.replication.stepping import S, Stepped, idle, state
 
 
-def test_follower_fetch_offset_covers_fetched_records_only_after_their_flush() -> None:
-    follower = Stepped("b").follows()
-    assert follower.only(do.SendFetch).offset == -1
-    follower.answered([(0, 2, 1), (3, 4, 1)], 1)
-    assert follower.sent() == [do.AppendFetched(token=1, last_offset=4, leader_high_watermark=1, leader_epoch=1)]
-    assert follower.replica.high_watermark == -1, "HW waits for the flush"
-    follower.step(ev.LogFlushed(end_offset=3))
-    assert not follower.has(do.SendFetch)
-    follower.step(ev.LogFlushed(end_offset=5))
-    assert follower.replica.high_watermark == 1
-    fetch = follower.only(do.SendFetch)
-    assert (fetch.offset, fetch.offset_epoch) == (4, 1)
-
-
-def test_follower_high_watermark_never_exceeds_its_log_end() -> None:
-    follower = Stepped("b").follows()
-    follower.answered([(0, 2, 1)], 100)
-    follower.step(ev.LogFlushed(end_offset=3))
-    assert follower.replica.high_watermark == 2
-
-
 @pytest.mark.parametrize(
     "spans",
     [
@@ -51,17 +30,6 @@ def test_follower_drops_an_invalid_fetch_response_and_retries_after_a_backoff(sp
     assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
     follower.fire(Deadline.FETCH)
     assert follower.has(do.SendFetch)
-
-
-def test_follower_drops_a_response_to_another_request() -> None:
-    follower = Stepped("b").follows()
-    request = follower.only(do.SendFetch).request_id
-    follower.answered([(0, 2, 1)], 5, request=request + 1)
-    assert follower.only(do.DropFetched).why == "stale request"
-    follower.answered([(0, 2, 1)], 5, request=request)
-    assert follower.has(do.AppendFetched)
-    follower.answered([(0, 2, 1)], 5, request=request)
-    assert follower.only(do.DropFetched).why == "stale request", "a duplicate"
 
 
 def test_follower_after_a_batch_fragment_sends_the_next_fetch_with_its_own_timeout() -> None:
@@ -136,19 +104,6 @@ def test_follower_woken_during_a_flush_sends_a_fetch() -> None:
     follower.step(ev.NotificationReceived())
     follower.step(ev.LogFlushed(end_offset=3))
     assert follower.has(do.SendFetch)
-
-
-def test_follower_after_errors_backs_off_and_does_not_become_idle() -> None:
-    follower = Stepped("b").follows()
-    waits = []
-    for _ in range(6):
-        follower.step(ev.RequestFailed(request_id=follower.only(do.SendFetch).request_id, reason="no responders"))
-        before = follower.now_ns
-        follower.fire(Deadline.FETCH)
-        waits.append((follower.now_ns - before) / S)
-    assert waits[0] <= 0.05
-    assert waits == sorted(waits) or waits[-1] > waits[0]
-    assert max(waits) <= 1.0
 
 
 @pytest.mark.parametrize("waits", [True, False])

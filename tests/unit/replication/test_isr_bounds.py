@@ -72,19 +72,6 @@ def test_isr_that_counts_as_unchanged_is_the_wanted_isr_and_no_member_has_lost_r
     assert min(found[True], found[False]) > 1000
 
 
-@pytest.mark.parametrize(
-    ("position", "hw", "start", "joins"), [(5, 5, 0, True), (4, 5, 0, False), (5, 5, 6, True), (5, 5, 7, False)]
-)
-def test_follower_may_join_the_isr_with_all_committed_records_and_the_epoch_start(
-    position: int, hw: int, start: int, joins: bool
-) -> None:
-    progress = FollowerProgress(caught_up_ns=0, incarnation=3, position=position)
-    assert isr.may_join(progress, 3, hw, start) is joins
-    assert not isr.may_join(progress, 4, hw, start), "of the process before"
-    assert not isr.may_join(progress, 0, hw, start), "fenced"
-    assert not isr.may_join(FollowerProgress(caught_up_ns=0, incarnation=3), 3, hw, start)
-
-
 def test_isr_change_with_an_unknown_outcome_counts_the_members_of_all_attempts() -> None:
     change = IsrChange()
     change.record_attempt(frozenset("abc"))
@@ -128,17 +115,6 @@ def test_follower_fetch_or_wait_resets_its_absence_count() -> None:
         progress = FollowerProgress(caught_up_ns=0, absences=1, probed=True)
         sign(progress)
         assert (progress.absences, progress.probed) == (0, False)
-
-
-def test_follower_progress_is_reset_by_a_new_incarnation() -> None:
-    progress = fetched(5, 6)
-    progress.set_live(1, 0)
-    assert progress.position is None
-    progress.fetched(9, 7, 10, 0)
-    progress.set_live(1, 1)
-    assert (progress.position, progress.was_caught_up) == (9, True), "the same"
-    progress.set_live(2, 1)
-    assert (progress.position, progress.was_caught_up, progress.last_request_id) == (None, False, 0)
 
 
 def test_lease_end_counts_from_the_heartbeat_request_and_never_falls() -> None:

@@ -12,11 +12,9 @@ from liftpy.core.base.partition import PartitionMetadata, PartitionState, Partit
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.isr import new_high_watermark
-from liftpy.core.replication.replica import FollowerSnapshot, ReplicaSnapshot
+from liftpy.core.replication.replica import ReplicaSnapshot
 from tests.each import each
 from tests.unit.replication.stepping import S, Stepped, state
-
-MS = 1_000_000
 
 
 def leader(end: int = 5, hw: int = 2, *, start: int = 1, partition: PartitionMetadata | None = None, **config: Any) -> Stepped:
@@ -31,12 +29,6 @@ def leader(end: int = 5, hw: int = 2, *, start: int = 1, partition: PartitionMet
 
 
 # ---- notices -----------------------------------------------------------------------------------------------------------------
-def test_new_leader_notice_contains_epoch_start_and_log_start() -> None:
-    assert leader().only(do.SendNotice) == do.SendNotice(
-        replicas=("b", "c"), leader_epoch=4, epoch=9, epoch_start_offset=5, high_watermark=2, log_start_offset=1
-    )
-
-
 def test_new_leader_notice_is_repeated_to_followers_that_have_not_fetched() -> None:
     stepped = leader()
     stepped.fetch("b", 4, 2, awaits_more=True)
@@ -77,21 +69,6 @@ def test_leader_sends_a_higher_high_watermark_to_each_idle_follower_once() -> No
         do.SendHighWatermark(replica="b", leader_epoch=4),
         do.SendNotice(replicas=("c",), leader_epoch=4, epoch=9, epoch_start_offset=5, high_watermark=6, log_start_offset=1),
     ]
-
-
-def test_new_leader_notice_is_not_repeated_to_followers_that_fetched() -> None:
-    stepped = leader(partition=state(epoch=9, leader_epoch=4, replicas="abcd"))
-    stepped.told(state(epoch=9, leader_epoch=4, replicas="abcd"), {"a": 1, "b": 1, "c": 1, "d": 1})
-    for replica in "bc":
-        stepped.fetch(replica, 4, 2)
-    stepped.publish()
-    for replica in "bc":
-        stepped.fetch(replica, 5, 4)
-    told = []
-    for _ in range(3):
-        stepped.fire(ev.Deadline.NOTICE)
-        told.append(stepped.only(do.SendNotice).replicas)
-    assert told == [("b", "d"), ("d",), ("d",)]
 
 
 def test_leader_sends_the_high_watermark_with_the_next_records_or_shortly_after() -> None:
@@ -142,13 +119,6 @@ def test_quorum_high_watermark_is_the_highest_offset_on_a_majority_of_known_posi
     assert found == wanted
 
 
-@pytest.mark.parametrize(("maximal", "wanted"), [("ab", 7), ("abc", 5), ("abcd", 3)])
-def test_isr_high_watermark_is_the_lowest_position_of_all_possible_isr_members(maximal: str, wanted: int) -> None:
-    positions = {"a": 9, "b": 7, "c": 5, "d": None}
-    known: dict[str, Any] = {"replicas": "abcd", "isr": "ab", "min_isr": 2, "may_lead": "abcd", "epoch_start_offset": 9}
-    assert new_high_watermark(CommitPolicy.ISR, positions, maximal_isr=maximal, high_watermark=3, **known) == wanted
-
-
 @pytest.mark.parametrize(("isr", "high_watermark"), [("ab", 5), ("a", 2)])
 def test_quorum_leader_below_min_isr_commits_no_record(isr: str, high_watermark: int) -> None:
     """All three may be elected, and a majority holds it; but too few count as members."""
@@ -187,25 +157,3 @@ def held(**changes: Any) -> PartitionMetadata:
     return PartitionMetadata(
         key=PartitionKey("orders", "uid-1", 3), config=StreamConfig(min_isr=2, commit_policy=CommitPolicy.ISR), state=partition
     )
-
-
-def test_leader_snapshot_contains_offsets_epochs_isr_and_follower_states() -> None:
-    stepped = leader(partition=held(), lease_s=1.5)
-    stepped.fetch("c", 4, 2, flush_ns=2_500_000)
-    stepped.step(ev.LogFlushed(end_offset=5, took_ns=7 * MS))
-    stepped.publish(2)
-    stepped.publish(4, flush=False)
-    stepped.now_ns += 1_400 * MS
-    found = shown(stepped)
-    assert found == ReplicaSnapshot(
-        stream="orders", partition=3, role="LEADER", phase="LEADER_READY", leader="a", leader_epoch=4, epoch=9,
-        replicas=("c", "a", "b"), isr=("c", "a"), log_start_offset=1, log_end_offset=11, flushed_end_offset=7, high_watermark=4,
-        lease_is_current=True,
-        followers=(
-            FollowerSnapshot("c", 4, 2, True, 1.4, 2.5, False),
-            FollowerSnapshot("b", None, None, False, 1.4, 0.0, False),
-        ),
-        has_slow_disk=False,
-    )  # fmt: skip
-    stepped.now_ns += 100 * MS
-    assert not shown(stepped).lease_is_current

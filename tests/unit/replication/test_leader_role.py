@@ -15,58 +15,6 @@ def acks(leader: Stepped) -> list[tuple[AckPolicy, int]]:
     return [(e.policy, e.through_offset) for e in leader.out if isinstance(e, do.SendAcks)]
 
 
-def test_leader_answers_fetches_during_its_replay_and_accepts_publishes_afterwards() -> None:
-    leader = Stepped("a").opened(5, 3, ((1, 0),))
-    leader.heard()
-    leader.told(state(leader_epoch=2))
-    assert leader.has(do.StartServing)
-    assert leader.only(do.ReplayLog).end_offset == 5
-    assert not leader.has(do.OpenSubject)
-    leader.step(ev.ReplayFinished(end_offset=5))
-    assert leader.has(do.OpenSubject)
-    assert leader.replica.phase == "LEADER_READY"
-
-
-def test_replica_becomes_leader_only_if_the_metadata_shows_its_own_incarnation() -> None:
-    node = Stepped("a").opened()
-    for live in ({}, {"a": 2}, {"b": 1}):
-        node.told(state(), live)
-        assert node.replica.role == "WAITING", live
-    node.told(state())
-    assert node.replica.role == "LEADER"
-
-
-def test_leader_assigns_offsets_and_acknowledges_after_flush_and_commit() -> None:
-    leader = Stepped("a").leads()
-    leader.publish(3, flush=False)
-    assert leader.only(do.AppendBatch) == do.AppendBatch(token=1, base_offset=0, leader_epoch=2, timestamp_ns=0)
-    assert not leader.has(do.SendAcks)
-    leader.step(ev.LogFlushed(end_offset=3))
-    assert acks(leader) == [(AckPolicy.LEADER, 2)]
-    leader.fetch("b", 2)
-    assert leader.replica.high_watermark == -1
-    leader.fetch("c", 2)
-    assert leader.replica.high_watermark == 2
-    assert acks(leader) == [(AckPolicy.ALL, 2)]
-    kinds = [type(effect) for effect in leader.sent()]
-    assert kinds.index(do.RaiseHighWatermark) < kinds.index(do.SendFetchResponse), "the answer carries the new HW"
-
-
-def test_leader_without_a_lease_appends_and_sends_acks_when_the_lease_returns() -> None:
-    leader = Stepped("a").leads()
-    leader.lease_ends()
-    assert leader.replica.phase == "LEADER_NO_LEASE"
-    leader.publish(2)
-    leader.fetch("b", 1)
-    leader.fetch("c", 1)
-    assert leader.replica.high_watermark == 1
-    assert not leader.has(do.SendAcks)
-    assert not leader.replica.may_answer_latest(leader.now_ns)
-    leader.heard()
-    assert acks(leader) == [(AckPolicy.LEADER, 1), (AckPolicy.ALL, 1)]
-    assert leader.replica.phase == "LEADER_READY"
-
-
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
@@ -86,17 +34,6 @@ def test_invalid_fetch_is_rejected_and_changes_no_follower_position(other: dict,
     leader.fetch("b", 1)
     leader.fetch(**{"replica": "b", "offset": 4, **other})
     assert leader.only(do.SendFetchRefusal).reason is reason
-    assert leader.replica.high_watermark == 1
-
-
-def test_leader_accepts_a_lower_fetch_position_and_rejects_an_older_fetch() -> None:
-    leader = Stepped("a").leads()
-    leader.publish(5)
-    leader.fetch("b", 4, request_id=10)
-    leader.fetch("b", 1, request_id=11)
-    leader.fetch("b", 4, request_id=9)
-    assert leader.only(do.SendFetchRefusal).reason is RefusalReason.UNKNOWN
-    leader.fetch("c", 4)
     assert leader.replica.high_watermark == 1
 
 
@@ -187,21 +124,6 @@ def test_waiting_fetch_of_a_fenced_follower_is_dropped() -> None:
     assert not leader.has(do.AnswerParkedFetch)
 
 
-def test_silent_follower_counts_for_commits_until_the_metadata_shows_the_smaller_isr() -> None:
-    leader = Stepped("a", ReplicationConfig(lease_s=1.5)).leads()  # whose lag is looked at once in a second
-    leader.publish(1)
-    while not leader.has(do.ProposeIsr):
-        leader.heard()
-        leader.fetch("b", 0)
-        leader.fire(Deadline.LAG)
-    proposed = leader.only(do.ProposeIsr)
-    assert proposed == do.ProposeIsr(isr=frozenset("ab"), leader_epoch=2, epoch=1, incarnations=(("a", 1), ("b", 1)))
-    leader.step(ev.IsrChangeAnswered(epoch=1, accepted=True))
-    assert leader.replica.high_watermark == -1, "accepted, but the image does not show it yet"
-    leader.told(state(isr="ab", epoch=2, leader_epoch=2))
-    assert leader.replica.high_watermark == 0
-
-
 def test_fenced_follower_leaves_the_isr_at_once() -> None:
     leader = Stepped("a").leads()
     leader.told(state(leader_epoch=2, epoch=2), {"a": 1, "b": 1})
@@ -225,37 +147,6 @@ def test_quorum_follower_below_the_high_watermark_stays_in_the_isr() -> None:
     leader.fetch("c", 1)
     assert leader.replica.high_watermark == 2
     assert not leader.has(do.ProposeIsr)
-
-
-def test_follower_joins_the_isr_by_a_fetch_of_the_current_leader_epoch() -> None:
-    leader = Stepped("a").leads(state(isr="ab", leader_epoch=2), end=5, hw=3)
-    leader.publish(1)
-    leader.fetch("b", 5)
-    leader.fetch("c", 3, 1)
-    assert not leader.has(do.ProposeIsr)
-    leader.fetch("c", 5)
-    assert leader.only(do.ProposeIsr).isr == frozenset("abc")
-    leader.publish(1)
-    leader.fetch("b", 6)
-    assert leader.replica.high_watermark == 5, "c is in flight: it counts"
-
-
-def test_isr_change_with_an_unknown_outcome_counts_both_isrs_until_the_metadata_decides() -> None:
-    leader = Stepped("a").leads(state(isr="ab", leader_epoch=2))
-    leader.fetch("b", -1)
-    leader.fetch("c", -1)
-    leader.step(ev.IsrChangeAnswered(epoch=1, accepted=None))
-    leader.publish(1)
-    leader.fetch("b", 0)
-    assert leader.replica.high_watermark == -1
-    leader.now_ns += S
-    leader.heard()
-    leader.fetch("c", -1)
-    assert leader.has(do.ProposeIsr), "settle it by another attempt"
-    leader.step(ev.IsrChangeAnswered(epoch=1, accepted=False))
-    assert leader.replica.high_watermark == -1
-    leader.told(state(isr="ab", epoch=2, leader_epoch=2))
-    assert leader.replica.high_watermark == 0
 
 
 def test_isr_changes_are_proposed_one_at_a_time_with_a_delay_after_a_rejection() -> None:

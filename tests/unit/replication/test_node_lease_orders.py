@@ -15,6 +15,8 @@ import pytest
 from liftpy.config import AckPolicy, ReplicationConfig
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
+from liftpy.core.replication.lease import Lease
+from liftpy.core.replication.replica import Replica
 from tests.long import examples
 from tests.unit.replication.stepping import Stepped, state
 
@@ -161,3 +163,14 @@ def test_leader_acks_only_with_its_lease_and_sends_all_acks_when_it_has_one_in_a
     node.beat()
     node.drain()
     assert node.has_all
+
+
+def test_metadata_change_of_one_replica_does_not_hold_the_lease_of_another_replica_of_the_node() -> None:
+    lease = Lease(LEASE_NS)
+    one, other = (Replica("a", 1, ReplicationConfig(), lease=lease) for _ in range(2))
+    now_ns = 10 * LEASE_NS
+    lease.extend(now_ns, 0, now_ns)
+    one.announce_change(now_ns)
+    later_ns = now_ns + LEASE_NS - 1
+    lease.extend(later_ns, 0, later_ns)
+    assert [replica.snapshot(later_ns + 1).lease_is_current for replica in (one, other)] == [False, True]

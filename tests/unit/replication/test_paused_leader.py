@@ -60,16 +60,6 @@ def test_paused_leader_rejects_or_drops_publishes(conditional: bool) -> None:
     )
 
 
-def test_paused_leader_commits_and_acknowledges_earlier_publishes() -> None:
-    leader = Stepped("a").leads()
-    leader.publish(2)
-    leader.told(paused(Pause.UNTIL_RESUMED))
-    leader.fetch("b", 1)
-    leader.fetch("c", 1)
-    assert leader.replica.log.high_watermark == 1
-    assert leader.only(do.SendAcks).through_offset == 1
-
-
 def test_paused_leader_appends_publishes_queued_before_the_pause() -> None:
     leader = Stepped("a").leads(state(isr="a", leader_epoch=2))
     token = publish(leader, plain=True)

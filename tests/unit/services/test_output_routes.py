@@ -32,7 +32,7 @@ from liftpy.core.wire.partitioner import murmur2
 from liftpy.errors import ConfigError, LiftError
 from liftpy.nats.transport import RequestTimeoutError
 from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
-from liftpy.service.output_writer import OutputNotWrittenError, Router
+from liftpy.service.output_writer import Router
 from liftpy.service.settings import ServiceSettings
 from tests.until import until
 
@@ -312,25 +312,6 @@ def test_service_settings_with_invalid_routes_are_rejected(routes: tuple[Route, 
 def test_service_settings_with_a_route_but_no_output_stream_raise_config_error() -> None:
     with pytest.raises(ConfigError, match="--output-stream"):
         ServiceSettings("s", "in", "n1", Path("/x"), routes=(ALERTS,))
-
-
-async def test_service_output_router_reports_a_failure_until_a_copy_succeeds() -> None:
-    world = World()
-    copier: Any = Copier(world)
-    world.logs["out", 0] = [output(0)]
-    errors: list[Exception] = [OutputNotWrittenError("refused"), ConfigError("enough")]
-    seen: list[tuple[str, dict[int, Any]]] = []
-
-    async def turn() -> None:
-        seen.append((copier.router.problem, copier.router._places))
-        copier.router._places = {0: RouteTarget(7)}
-        if len(seen) % 2:
-            raise errors.pop(0)
-
-    copier.router._turn = turn
-    await copier.router.run()
-    assert seen == [("", {}), ("route alerts: OUTPUT_NOT_WRITTEN: refused", {}), ("", {0: RouteTarget(7)})]
-    assert [str(error) for error in copier.failed] == ["enough"]
 
 
 @pytest.mark.parametrize("wrong", [{"answers": False}, {"config": SimpleNamespace(compaction=True)}])

@@ -310,63 +310,6 @@ async def test_service_output_writer_after_a_truncation_of_the_output_stream_wri
     assert not sender.failed
 
 
-async def test_service_output_writer_retries_rejected_outputs_with_growing_delays(
-    start: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    partition = Partition()
-    refusing = True
-    ours = partition.append
-
-    def append(frame: bytes) -> bytes:
-        return (
-            frames.encode(client_pb2.Ack(stream="out", ackError=client_pb2.Ack.INCORRECT_OFFSET)) if refusing else ours(frame)
-        )
-
-    monkeypatch.setattr(partition, "append", append)
-    sender = Sender(partition)
-    waits: list[float] = []
-    real = asyncio.sleep
-
-    async def sleep(delay_s: float) -> None:
-        waits.append(delay_s)
-        await real(0)
-
-    monkeypatch.setattr("liftpy.service.output_writer.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
-    start(sender)
-    sender.produce(3)
-    await until(lambda: len(waits) >= 4)
-    assert waits[:4] == [0.002, 0.004, 0.008, 0.01]  # up to emit_poll_interval_s
-    refusing = False
-    await until(lambda: len(partition.log) == 3)
-    waits.clear()
-    refusing = True
-    sender.produce(4)
-    await until(lambda: waits)
-    assert waits[0] == 0.002
-
-
-async def test_service_output_writer_rejects_a_compacted_output_stream(start: Any) -> None:
-    partition = Partition()
-    partition.config.compaction = True
-    sender = start(Sender(partition))
-    sender.produce(3)
-    await until(lambda: sender.failed)
-    assert isinstance(sender.failed[0], ConfigError), "it ends, with a code that says that a new start does not help"
-    assert "compacted" in str(sender.failed[0])
-    assert partition.writes == 0
-
-
-async def test_service_output_writer_notifies_routes_after_each_written_batch(start: Any) -> None:
-    partition = Partition()
-    leader, follower = Sender(partition), Sender(partition, leads=False)
-    start(leader).produce(10)
-    await until(lambda: leader.outbox.emitted_end == 10)
-    assert leader.ends == [4, 8, 10]
-    start(follower).produce(10)
-    await until(lambda: follower.outbox.emitted_end == 10)
-    assert follower.ends == [10]
-
-
 @pytest.mark.parametrize("purged", [range(5, 8), range(6, 10), range(10)])
 async def test_service_output_writer_resumes_after_purged_outputs(start: Any, purged: range) -> None:
     partition = Partition()

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.services.outbox import EXPECTED_HEADER
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import ConfigError, ProtocolError, PublishRejectedError, UnavailableError
@@ -31,26 +30,6 @@ class Log:
     async def _request(self, *given: Any) -> bytes:
         self.asked.append(given)
         return frames.encode(self.ack)
-
-
-async def test_service_record_writer_sends_value_key_headers_and_stream_uid() -> None:
-    log: Any = Log()
-    writer = RecordWriter(log, 2.5)
-    assert await writer.append("s", 1, b"v", b"", [("h", b"1")], "u9") == 33
-    subject, payload, timeout_s, headers = log.asked.pop()
-    assert (subject, timeout_s, headers) == ("a.service.b.service.1", 2.5, None)
-    sent = frames.decode(payload, client_pb2.Message)
-    wanted = client_pb2.Message(
-        offset=-1, value=b"v", key=b"", keyed=True, stream="s", streamUid="u9", partition=1,
-        headers=[client_pb2.Header(name="h", value=b"1")], ackPolicy=client_pb2.ALL,
-    )  # fmt: skip
-    assert sent == wanted
-    await writer.append("s", 1, b"v", None, [], first=True)
-    assert log.asked[-1][3] == {EXPECTED_HEADER: "0"}
-    assert not frames.decode(log.asked[-1][1], client_pb2.Message).keyed
-    log.ack.partition = 0
-    await writer.append("s", 2, b"v", None, [])
-    assert log.asked[-1][0] == "a.service.b.service", "a partition that is not there is the first"
 
 
 @pytest.mark.parametrize(

@@ -33,11 +33,9 @@ from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, 
 from liftpy.service.bad_record_writer import DecisionWriter
 from liftpy.testing.memory import memory_cluster
 from tests.each import each
-from tests.examples.bank import Bank
 from tests.unit.services.test_record_feeder import Node as FeederNode
 
 WHO = Identity("brittle", "in", "u1", 0)
-NS = 1_000_000_000
 
 
 class Brittle(Service):
@@ -130,12 +128,6 @@ def test_service_skip_decision_that_is_invalid_is_ignored(header: bytes) -> None
     assert (service.seen, machine.position) == (["x"], 2)
 
 
-def test_service_skip_decision_of_another_leader_epoch_is_ignored() -> None:
-    headers = SkipDecision("brittle", Unit(3, "a/b"), 5).headers()
-    assert decided_unit(record(9, b"", epoch=5, headers=headers), "brittle") == Unit(3, "a/b")
-    assert decided_unit(record(9, b"", epoch=6, headers=headers), "brittle") is None
-
-
 def test_service_snapshot_contains_the_applied_skip_decisions() -> None:
     machine = machine_of(Brittle())
     machine.skip(Unit(1))
@@ -156,17 +148,6 @@ def test_service_skip_decisions_are_bounded_in_number() -> None:
     assert len(list(skips)) == MAX_SKIPS
     assert Unit(4) not in skips
     assert Unit(5) in skips
-
-
-def test_bank_example_version_2_applies_the_record_that_fails_in_version_1() -> None:
-    values = [json.dumps({"id": str(n), "do": do, "account": "a"}).encode() for n, do in enumerate(("open", "audit"))]
-    records = [record(offset, value, offset * NS) for offset, value in enumerate(values)]
-    with pytest.raises(BadRecordError, match="ZeroDivisionError"):
-        machine_of(Bank()).apply(records)
-    machine = machine_of(Bank())
-    machine.active_version = 2
-    machine.apply(records)
-    assert json.loads(outputs(machine)[-1]) == {"id": "1", "ok": True, "balance": 0, "percent": 0}
 
 
 # ---- what is done about it ---------------------------------------------------------------------------------------------------
@@ -408,23 +389,6 @@ async def test_service_failing_record_retry_starts_at_the_last_snapshot_before_t
     await node.at(len(BEFORE) + 2 + len(AFTER) + 2)
     assert 25 in node.store.positions()
     assert node.services[-1].seen == expected()
-
-
-def test_service_failing_record_retries_wait_1_to_60_seconds_with_exponential_backoff() -> None:
-    failing = FailedUnit(BadRecordError(Unit(1), record(1), "it raised"))
-    assert failing.next(OnError.SKIP, leads=False, now_s=0.0) is NextStep.TRY
-    failing.record_failure(failing.error, 100.0)
-    waits = []
-    for _ in range(9):
-        waits.append(failing.again_s - 100.0)
-        failing.record_failure(failing.error, 100.0)
-    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert failing.next(OnError.SKIP, leads=False, now_s=159.9) is NextStep.WAIT
-    assert failing.next(OnError.SKIP, leads=False, now_s=160.0) is NextStep.TRY
-    assert failing.next(OnError.SKIP, leads=True, now_s=0.0) is NextStep.DECIDE
-    failing.decided_s = 200.0
-    assert failing.next(OnError.SKIP, leads=True, now_s=209.9) is NextStep.WAIT
-    assert failing.next(OnError.SKIP, leads=True, now_s=210.0) is NextStep.DECIDE
 
 
 @pytest.mark.parametrize("kind", [Skipping, Brittle])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,28 +14,10 @@ import pytest
 from liftpy.errors import ConfigError, DataLossError, InvalidNameError, LiftError, NotFoundError, UnavailableError
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli import main, service
-from sidecar.cli.service import load_service, partitions_in
+from sidecar.cli.service import partitions_in
 from sidecar.runtime.settings import Target
 from tests.each import each
 from tests.examples.bank import Bank
-
-
-def test_load_service_with_module_and_name_returns_the_class() -> None:
-    before = list(sys.path)
-    assert load_service("tests.examples.bank:Bank") is Bank
-    sys.path[:] = before
-
-
-class Later(Bank):
-    """A service with an async callback."""
-
-    async def on_record(self, record: object) -> None:  # type: ignore[override]
-        raise NotImplementedError
-
-
-def test_load_service_with_an_async_callback_raises_with_the_callback_name() -> None:
-    with pytest.raises(ConfigError, match=r"Later\.on_record is an async"):
-        load_service(f"{__name__}:Later")
 
 
 @each(

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from liftpy.core.services import effects as bounds
-from liftpy.core.services.effects import Effect, PendingEffects, result_headers, tick_headers
+from liftpy.core.services.effects import Effect, result_headers, tick_headers
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.errors import CorruptionError, UnavailableError
+from liftpy.errors import UnavailableError
 from liftpy.service import Identity, Outbox, Record, Service, ServiceFailedError, ServiceMachine
 from liftpy.service.bad_record_writer import RecordWriter
 from liftpy.service.effect_runner import EffectRunner
@@ -145,25 +145,6 @@ def test_service_effect_above_a_limit_or_without_on_effect_fails_the_service(mon
     test = ServiceTest(Shop).send(b"a").send(b"b")
     with pytest.raises(ServiceFailedError, match="Too many pending effects"):
         test.send(b"remind")
-
-
-def test_service_pending_effects_after_encode_and_decode_are_equal() -> None:
-    waiting = PendingEffects("u/0/shop")
-    assert waiting.encode() == b""
-    waiting.add("charge", b"payload", None, is_offer=False, output_count=7)
-    waiting.add("", b"offered", b"", is_offer=True, output_count=8)
-    waiting.end(0)
-    waiting.end(0)
-    data = waiting.encode()
-    again = PendingEffects("u/0/shop")
-    again.load(data)
-    assert (list(again), again.count, again.encode()) == (list(waiting), 2, data)
-    for end in range(1, len(data)):
-        if end != 8:  # only the count is a whole one
-            with pytest.raises(CorruptionError):
-                PendingEffects("u/0/shop").load(data[:end])
-    with pytest.raises(CorruptionError):
-        PendingEffects("u/0/shop").load(data + data[8:])
 
 
 def test_service_machine_rejects_effects_from_another_thread() -> None:

@@ -131,34 +131,6 @@ def test_service_endpoint_reports_replay_progress_to_the_replica(world: World) -
     assert (report["service"], report["position"], report["lag"]) == ("bank", 10, 0)
 
 
-def test_service_endpoint_with_a_slow_service_delays_a_promotion_by_one_candidate_timeout(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_ns = 1_000_000_000
-    monkeypatch.setattr("sidecar.runtime.clock.now_ns", lambda: now_ns)
-    world.say(hello(position=10))
-    world.say(hello(position=2))
-    world.become("CANDIDATE", "LEADER_REPLAY", 2)
-    world.services.replay(12)
-    at_ns, patience = world.timers[-1]
-    assert at_ns == now_ns + round(ReplicationConfig().candidate_timeout_s * 1e9)
-    world.say(hello(position=4))
-    patience.fire()
-    assert events.ReplayFinished(end_offset=12) not in world.fed
-    now_ns = at_ns
-    patience.fire()
-    assert world.fed[-1] == events.ReplayFinished(end_offset=12)
-
-
-@pytest.mark.parametrize("role", ["CANDIDATE", "LEADER"])
-def test_service_endpoint_without_services_finishes_a_promotion_immediately(world: World, role: str) -> None:
-    if role == "LEADER":
-        world.say(hello())
-    world.become(role, "LEADER_REPLAY", 2)
-    world.services.replay(12)
-    assert world.fed == [events.ReplayFinished(end_offset=12)]
-
-
 def test_service_endpoint_counts_invalid_frames_and_sends_no_answer(world: World) -> None:
     bad = [
         b"",

@@ -172,16 +172,6 @@ async def test_service_host_registers_again_after_its_node_was_unreachable(runni
     await bus.until(lambda: len(bus.hellos) > count)
 
 
-async def test_service_host_with_a_permanent_refusal_raises_and_releases_its_resources(running: Any, tmp_path: Path) -> None:
-    bus, _, task, _ = running
-    refusal = pb.ServiceRefusal(instance=bus.hellos[0].instance, reason=pb.ServiceRefusal.WRONG_STREAM, node="n1")
-    await bus.tell(refusal)
-    with pytest.raises(NotFoundError):
-        await task
-    assert bus.subscribed == {}
-    ServiceLock(tmp_path, "sum", "in", 0).close()
-
-
 async def test_service_host_ignores_an_order_for_another_instance_and_an_older_order(running: Any) -> None:
     bus, made, task, log = running
     log.append(3)
@@ -203,12 +193,13 @@ async def test_service_host_ignores_an_order_for_another_instance_and_an_older_o
     [
         (pb.ServiceRefusal.MALFORMED, ConfigError),
         (pb.ServiceRefusal.COMPACTED, ConfigError),
+        (pb.ServiceRefusal.WRONG_STREAM, NotFoundError),
         (pb.ServiceRefusal.TOO_MANY, None),
         (pb.ServiceRefusal.NO_SUCH_PARTITION, None),
     ],
 )
 async def test_service_host_ends_only_after_a_permanent_refusal(
-    running: Any, reason: Any, error: type[Exception] | None
+    running: Any, tmp_path: Path, reason: Any, error: type[Exception] | None
 ) -> None:
     bus, made, task, _ = running
     await bus.tell(pb.ServiceRefusal(instance=bus.hellos[0].instance + 1, reason=reason, node="n1", detail="for another"))
@@ -219,6 +210,8 @@ async def test_service_host_ends_only_after_a_permanent_refusal(
     else:
         with pytest.raises(error):
             await task
+        assert bus.subscribed == {}
+        ServiceLock(tmp_path, "sum", "in", 0).close()
 
 
 async def test_service_host_replaced_by_another_instance_loses_leadership_and_registers_again(running: Any) -> None:
@@ -307,25 +300,6 @@ class SilentEmitter:
 
     async def run(self) -> None:
         await asyncio.Event().wait()
-
-
-async def test_service_host_reports_the_time_since_its_last_written_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bus, log = Bus(), FakeLog()
-    monkeypatch.setattr(host, "PartitionReader", lambda *_: log)
-    monkeypatch.setattr(host, "Emitter", SilentEmitter)
-    settings = ServiceSettings("sum", "in", "n1", tmp_path, output_stream="out", heartbeat_interval_s=0.01)
-    made = ServiceHost(Sum, settings, bus, "ns")  # type: ignore[arg-type]
-    task = asyncio.create_task(made.run())
-    await bus.until(lambda: bus.said)
-    await bus.tell(order(bus, 1))
-    machine = await bus.until(lambda: made.machine)
-    assert bus.hellos[-1].figures.sinceOutputMs == -1, "it does not know what is written"
-    machine.outbox.known = True
-    await bus.until(lambda: bus.hellos[-1].figures.sinceOutputMs >= 20)
-    made.stop()
-    await task
 
 
 async def test_service_host_that_failed_stores_no_snapshot(running: Any, tmp_path: Path) -> None:

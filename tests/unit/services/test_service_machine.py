@@ -127,28 +127,11 @@ def test_service_machine_calls_the_role_callback_once_per_role_change() -> None:
     assert service.roles == [(Role.LEADER, 3), (Role.FOLLOWER, 4)]
 
 
-def test_service_machine_callback_error_raises_with_the_record_offset() -> None:
-    _, machine = started()
-    with pytest.raises(ServiceFailedError, match="offset 1: KeyError"):
-        machine.apply([record(0), record(1, b"raise:no")])
-
-
 def test_service_machine_rejects_emit_and_timers_outside_callbacks() -> None:
     service, _ = started()
     for call in (lambda: service.emit(b"x"), lambda: service.set_timer("a", 1), lambda: service.cancel_timer("a")):
         with pytest.raises(ServiceFailedError, match="on_record"):
             call()
-
-
-def test_service_machine_rejects_emit_without_an_output_stream_or_above_the_size_limit() -> None:
-    service = Journal()
-    machine = ServiceMachine(service, WHO, snapshot_interval_records=10)
-    machine.start(None)
-    with pytest.raises(ServiceFailedError, match="output stream"):
-        machine.apply([record(0, b"e:x")])
-    _, machine = started()
-    with pytest.raises(ServiceFailedError, match="at most"):
-        machine.apply([record(0, b"e:" + b"x" * 300_000)])
 
 
 def test_service_machine_with_a_full_outbox_waits_as_leader_and_drops_oldest_as_follower() -> None:

@@ -24,7 +24,6 @@ from liftpy.service.query_server import QueryServer
 from liftpy.service.settings import ServiceSettings
 from liftpy.testing import ServiceTest
 from liftpy.testing.memory import memory_cluster
-from tests.examples.bank import Bank
 
 
 def query(body: bytes = b"q", position: int | None = None, at_s: float = 0.0) -> Query:
@@ -108,17 +107,6 @@ def test_service_test_harness_query_that_changes_the_state_raises_diverged() -> 
     assert test.query(b"?") == b"5"
     with pytest.raises(DivergedError, match="on_query changes the state"):
         test.query(b"more")
-
-
-def test_bank_example_query_returns_the_balance() -> None:
-    test = (
-        ServiceTest(Bank)
-        .send(b'{"id": "1", "do": "open", "account": "a"}')
-        .send(b'{"id": "2", "do": "deposit", "account": "a", "amount": 7}')
-    )
-    assert test.query(b'{"account": "a"}') == b'{"account": "a", "balance": 7, "locked": false}'
-    with pytest.raises(ServiceFailedError, match="there is no account b"):
-        test.query(b'{"account": "b"}')
 
 
 # ---- the server ------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +17,6 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.message_decoder import MessageDecoder
 from liftpy.core.services.bad_records import SkipDecision, Unit
 from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyBuffer, decode_answers, message_id_of
-from liftpy.core.wire import frames
-from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule
 from liftpy.errors import CorruptionError, ProtocolError, UnavailableError
 from liftpy.service import DivergedError, Identity, Outbox, Record, Service, ServiceFailedError, ServiceMachine
@@ -274,37 +271,3 @@ def test_publish_with_lift_reply_to_header_keeps_ack_inbox_and_reply_inbox() -> 
     assert kept.replies == ["_INBOX.a.2", None]
     assert next(iter(kept.publishers.replies)) == b"_INBOX.ack"
     assert reader.refused_replies == 1
-
-
-# ---- the client ------------------------------------------------------------------------------------------------------------
-class Asking:
-    """The transport of a client. ``script`` has the outcome of each sent message."""
-
-    def __init__(self, *script: Any) -> None:
-        self.script = list(script)
-        self.sent: list[client_pb2.Message] = []
-        self.futures: dict[str, asyncio.Future[Any]] = {}
-        self.reconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def check_server(self) -> None:
-        pass
-
-    @contextlib.asynccontextmanager
-    async def expect_answer(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
-        name = f"_INBOX.c.{len(self.futures)}"
-        self.futures[name] = asyncio.get_running_loop().create_future()
-        yield name, self.futures[name]
-
-    async def publish(self, subject: str, payload: bytes, reply: str) -> None:
-        message = frames.decode(payload, client_pb2.Message)
-        self.sent.append(message)
-        for act in self.script.pop(0):
-            act(self, message, reply)
-
-
-def acked(error: int = 0, **more: Any) -> Any:
-    def act(bus: Asking, message: client_pb2.Message, reply: str) -> None:
-        ack = client_pb2.Ack(stream=message.stream, partition=message.partition, ackError=error, **more)  # type: ignore[arg-type]
-        bus.futures[reply].set_result(SimpleNamespace(data=frames.encode(ack), headers=None))
-
-    return act

@@ -341,30 +341,6 @@ def test_service_sessions_report_an_ended_service_until_its_restart_or_expiry() 
     assert [one.service for one in s.recently_ended(10_000)] == ["killed"], "the older one has been shown for long enough"
 
 
-def test_service_sessions_report_an_ended_service_with_its_end_reason() -> None:
-    s, at_ns = sessions(), 5_000_000_000
-    s.hello(hello("a", position=4, problem="on_record failed at offset 4: ValueError", failing=True), "_INBOX.a", FOLLOWS, 0)
-    s.hello(hello("b", position=10, snapshotPosition=8), "_INBOX.b", FOLLOWS, at_ns)
-    s.hello(hello("b", position=10, leaving=True), "_INBOX.b", FOLLOWS, at_ns)
-    assert [(one.service, one.ending) for one in s.expire(at_ns)] == [("a", "silent")]
-    b, a = s.missing_services(9, at_ns + 1_500_000_000)
-    assert a == {
-        "service": "a",
-        "role": "GONE",
-        "position": 4,
-        "lag": 6,
-        "failing": True,
-        "snapshot": 0,
-        "gone_s": 1.5,
-        "ending": "silent",
-        "problem": "on_record failed at offset 4: ValueError",
-    }
-    assert (b["service"], b["position"], b["lag"], b["failing"], b["snapshot"]) == ("b", 10, 0, False, 8)
-    assert b["problem"] == "it was stopped"
-    s.hello(hello("a", instance=2), "_INBOX.a", FOLLOWS, at_ns)
-    assert [row["service"] for row in s.missing_services(9, at_ns)] == ["b"], "it is back"
-
-
 def test_service_sessions_ignore_a_replay_ack_of_an_earlier_promotion() -> None:
     s = sessions()
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)

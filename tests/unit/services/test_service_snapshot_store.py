@@ -54,6 +54,17 @@ def test_service_snapshot_store_keeps_the_newest_snapshot_before_unwritten_outpu
     assert found.positions() == [90, 100]
 
 
+def test_service_snapshot_store_keeps_the_oldest_snapshot_until_outputs_are_compared(tmp_path: Path) -> None:
+    found = store(tmp_path)
+    for position in range(10, 60, 10):
+        found.save(snapshot(position, outputs=position), compared_end=0)
+    assert found.positions() == [10, 40, 50]
+    found.save(snapshot(60, outputs=60), compared_end=15)
+    assert found.positions() == [10, 50, 60]
+    found.save(snapshot(70, outputs=70), compared_end=65)
+    assert found.positions() == [60, 70]
+
+
 @pytest.mark.parametrize("damage", [b"", b"LIFTSNAP", b"x" * 200])
 def test_service_snapshot_store_quarantines_a_damaged_snapshot_and_returns_the_older_snapshot(
     tmp_path: Path, damage: bytes
@@ -123,15 +134,6 @@ def test_service_snapshot_store_after_a_truncation_deletes_snapshots_above_it(tm
     assert found.positions() == [10, 20]
     with pytest.raises(StorageError, match="max_snapshot_bytes"):
         found.save(Snapshot(WHO, 40, 1, 0, 0, (), b"x" * 20_000), 0)
-
-
-def test_service_snapshot_store_ignores_the_file_of_an_interrupted_write(tmp_path: Path) -> None:
-    found = store(tmp_path)
-    found.save(snapshot(10), 0)
-    (found.folder / f"{20:020d}.tmp").write_bytes(b"half")
-    assert found.newest() == snapshot(10)
-    found.save(snapshot(20), 0)
-    assert found.newest() == snapshot(20)
 
 
 def test_service_snapshot_store_deletes_files_of_interrupted_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

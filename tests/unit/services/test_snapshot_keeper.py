@@ -66,14 +66,6 @@ async def test_service_snapshot_keeper_called_twice_at_one_position_stores_one_s
     assert newest.state == b"7"
 
 
-async def test_service_snapshot_keeper_of_a_failed_service_stores_no_snapshot(world: World) -> None:
-    world.apply(3)
-    with pytest.raises(Exception, match="can't be applied"):
-        world.machine.apply([Record(3, 0, None, b"bad", (), "", None, 1)])
-    await world.keeper.keep(world.machine)
-    assert world.store.positions() == []
-
-
 async def test_service_snapshot_keeper_retains_the_log_from_the_newest_compared_snapshot(world: World) -> None:
     assert world.keeper.retain_from() == 0
     for _ in range(3):

@@ -12,9 +12,7 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.client.closest_replica import this_host
 from liftpy.config import SessionTimes
-from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage, NodeImage
 from liftpy.core.wire import frames
@@ -52,12 +50,6 @@ class Group(ScriptedGroup):
         self.show(index=index, nodes=self.image.nodes.set("n4", NodeImage(**given)))
 
 
-def taken_in(incarnation: int = 7, index: int = 5) -> pb.ControlResponse:
-    response = pb.ControlResponse(error=OK, index=index)
-    response.node.incarnation = incarnation
-    return response
-
-
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_REGISTER_RETRY_S", "_CONFLICT_RETRY_S", "_IMAGE_WAIT_S"):
@@ -76,20 +68,6 @@ STARTS: Any = SimpleNamespace(write_to=lambda registration: setattr(registration
 async def register(made: Membership) -> int:
     async with asyncio.timeout(30):
         return await made.register(3, True, False, "http://x", STARTS, 64)
-
-
-async def test_node_membership_registration_is_sent_again_with_equal_fields_until_it_is_accepted(
-    quick: None, tmp_path: Path
-) -> None:
-    silent = pb.ControlResponse(error=UNAVAILABLE)
-    made, group, _, _ = a_member(tmp_path, silent, pb.ControlResponse(error=EXISTS), silent, taken_in())
-    assert (await register(made), made.incarnation) == (7, 7)
-    wanted = pb.RegisterNode(
-        nodeId="n4", previousIncarnation=3, cleanStop=True, flushedAlways=False, rack="r1", weight=2.0,
-        version=membership_module.__version__, statusAddress="http://x", partitionBudget=64, start=9, host=this_host(),
-        minLevel=SUPPORTED_LEVELS.least, maxLevel=SUPPORTED_LEVELS.most,
-    )  # fmt: skip
-    assert [request.registerNode for request, _ in group.asked] == [wanted] * 4
 
 
 @pytest.mark.parametrize("error", [INVALID, STALE])
@@ -149,34 +127,6 @@ async def test_node_membership_lease_length_comes_from_the_heartbeat_answer(tmp_
     group.show(index=6, session_times=SessionTimes(60_000, 8000))
     await asyncio.sleep(0)
     assert heard == [(11, 400_000_000), (12, 300_000_000)]
-
-
-async def test_node_membership_heartbeat_interval_and_session_come_from_the_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    made, group, _, _ = a_member(tmp_path)
-    group.role = group.loop = None
-
-    def not_run(loop: Any, running: Any, *_: Any, **__: Any) -> None:
-        running.close()
-
-    monkeypatch.setattr(membership_module, "spawn_in", not_run)
-    made.start()
-    assert (made._beats.pace, made.session_s) == ((0.25, 2.0), 2.0)  # type: ignore[union-attr]
-    assert caplog.messages == []
-    group.show(session_times=SessionTimes(700, 300, 2000, 900, 1))
-    assert (made._beats.pace, made.session_s) == ((pytest.approx(0.1), 0.7), 0.7)  # type: ignore[union-attr]
-    (line,) = said = caplog.messages.copy()
-    assert "settings=session 2 s, lease 0.9 s cluster=session 0.7 s, lease 0.3 s" in line
-    assert "using those of the cluster" in line
-    group.show(session_times=SessionTimes(700, 300, change=1))
-    assert caplog.messages == said, "once"
-    group.show(session_times=SessionTimes(2000, 900, 700, 300, 2))
-    assert caplog.messages == said
-    made.start()
-    group.show(session_times=SessionTimes(5000, 900, change=3))
-    made.start()
-    assert len(caplog.messages) == 3, "when it changes, and at the start"
 
 
 class Leading(Group):
@@ -272,48 +222,6 @@ def a_feed() -> tuple[Driver, FeedProducer]:
     producer = FeedProducer()
     producer.lead()
     return driver, producer
-
-
-async def test_metadata_feed_subscriber_applies_a_snapshot_and_calls_watchers_for_each_entry() -> None:
-    driver, _ = a_feed()
-    producer = FeedProducer(driver.index)
-    bus, shown = Bus(), []
-    publisher = FeedPublisher(bus, Subjects("ns"), None, lambda _: True, producer, lambda: driver.fsm.image)  # type: ignore[arg-type]
-    await publisher.start()
-    assert bus.queues == {"ns.feed.snapshot": "ns.feed.snapshot"}, "one of the controllers answers, not each"
-    answers: list[bytes] = []
-
-    async def reply(request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse:
-        bus.published.clear()
-        await bus.listening["ns.feed.snapshot"](SimpleNamespace(reply="_INBOX.x", data=frames.seal(request)))
-        ((subject, payload),) = bus.published
-        assert subject == "_INBOX.x"
-        answers.append(payload)
-        return frames.decode(payload, pb.FeedSnapshotResponse)
-
-    class Asking(Bus):
-        async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
-            assert subject == "ns.feed.snapshot"
-            return SimpleNamespace(data=frames.seal(await reply(frames.decode(payload, pb.FeedSnapshotRequest))))
-
-    follower = Asking()
-    node = FeedSubscriber("n9", follower, Subjects("ns"))  # type: ignore[arg-type]
-    node.watch(lambda before, after: shown.append((before.index, after.index)))
-    async with asyncio.timeout(30):
-        await node.start()
-    assert node.image.index == driver.fsm.image.index
-    assert set(node.image.nodes) == {"n1", "n2"}
-    assert shown == [(0, driver.index)]
-    arrived = follower.listening["ns.feed"]
-    driver.register("n3")
-    producer.entry_applied(driver.index, driver.fsm.last_records)
-    for entry in producer.take_entries():
-        await arrived(SimpleNamespace(data=frames.seal(entry)))
-    assert set(node.image.nodes) == {"n1", "n2", "n3"}
-    assert shown[1:] == [(driver.index - 1, driver.index)]
-    await arrived(SimpleNamespace(data=b"garbage"))
-    assert sum(node.counters.values()) == 1
-    await node.stop()
 
 
 async def test_metadata_feed_publisher_answers_only_on_inbox_subjects() -> None:

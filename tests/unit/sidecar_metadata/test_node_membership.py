@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
+from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.features import DAMAGED_LOGS, NO_LEVEL, UNSUPPORTED
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.metadata import membership
 from sidecar.metadata.membership import Membership
-from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
+from tests.unit.scripted_group import ScriptedGroup
 from tests.until import until
 
 Response = pb.ControlResponse
@@ -186,24 +187,6 @@ async def test_node_membership_after_its_last_heartbeat_extends_no_lease(beating
     assert beating.heard == []
 
 
-async def test_node_membership_lease_begins_at_the_send_time_of_the_heartbeat(driven: Driven) -> None:
-    driven.group.show(10)
-    arrived_ns: list[int] = []
-
-    def answer(request: pb.ControlRequest) -> Response | None:
-        arrived_ns.append(clock.now_ns())
-        return Response(index=10) if len(arrived_ns) > 1 else None
-
-    began_ns = clock.now_ns()
-    driven.group.answer = answer
-    driven.member.incarnation = 7
-    driven.member.start()
-    await until(lambda: bool(driven.heard))
-    assert began_ns <= driven.heard[0] <= arrived_ns[0], "the answer came later"
-    assert {request.heartbeat.incarnation for request in driven.group.asked} == {7}
-    await driven.member.close()
-
-
 async def test_node_membership_undecided_heartbeat_is_repeated_at_once(driven: Driven) -> None:
     sent_s: list[float] = []
 
@@ -229,3 +212,46 @@ async def test_node_membership_leaves_after_its_last_heartbeat(beating: Driven) 
     for _ in range(20):
         await asyncio.sleep(0.001)
     assert beating.group.kinds() == kinds, "who beats on is unfenced again"
+
+
+# ---- end of a membership ---------------------------------------------------------------------------------------------------
+def a_membership(group: Any, told: list[Any]) -> membership.Membership:
+    settings: Any = SimpleNamespace(node_id="n1", replication=ReplicationConfig(), rack="r", weight=2.0)
+    return membership.Membership(settings, group, told.append, told.append)
+
+
+@pytest.mark.parametrize(
+    ("node", "seen", "incarnation", "ends"),
+    [(None, 9, 3, True), (None, 8, 3, False), (None, 9, 0, False), ("n1", 9, 3, False)],
+)
+async def test_node_membership_of_a_removed_node_ends_when_the_image_confirms_the_removal(
+    node: str | None, seen: int, incarnation: int, ends: bool
+) -> None:
+    group, told = ScriptedGroup(), list[Any]()
+    made = a_membership(group, told)
+    made._end_heartbeats = lambda: asyncio.sleep(0)  # type: ignore[assignment,return-value]
+    made.incarnation = incarnation
+    group.shown = replace(ClusterImage(), index=seen, nodes={node: None} if node else {})  # type: ignore[dict-item]
+    made._image_changed(ClusterImage(), group.shown)
+    assert told == [], "an image alone may be forged"
+    made._heartbeat_answered(1, pb.ControlResponse(error=pb.ControlResponse.NOT_FOUND, index=9))
+    assert len(told) == ends
+    if ends:
+        for words in ("Node 'n1' was removed from the cluster", "Its data directory was not deleted", "start it: it joins"):
+            assert words in str(told[0])
+
+
+@pytest.mark.parametrize(("own", "ends"), [(4, True), (3, False), (2, False), (None, False)])
+async def test_node_membership_ends_when_a_newer_process_registers_the_node_id(own: int | None, ends: bool) -> None:
+    group, told = ScriptedGroup(), list[Any]()
+    made = a_membership(group, told)
+    made._end_heartbeats = lambda: asyncio.sleep(0)  # type: ignore[assignment,return-value]
+    made.incarnation = 3
+    group.shown = replace(ClusterImage(), nodes={"n1": SimpleNamespace(incarnation=own)} if own else {})  # type: ignore[dict-item]
+    made._heartbeat_answered(1, pb.ControlResponse(error=pb.ControlResponse.FENCED))
+    assert len(told) == ends
+    if ends:
+        assert "another process has registered as n1" in str(told[0])
+    made._end_heartbeats = None
+    made._heartbeat_answered(1, pb.ControlResponse(error=pb.ControlResponse.FENCED))
+    assert len(told) == ends, "after the last heartbeat nothing is heard any more"
