@@ -62,7 +62,6 @@ UNREFERENCED = {
     "sidecar.cli.help.HelpCommand.format_options": _CLICK,
     "sidecar.cli.help.HelpGroup.format_options": _CLICK,
     "sidecar.cli.help.HelpGroup.resolve_command": _CLICK,
-    "sidecar.cli.main.LazyGroup.resolve_command": _CLICK,
     "sidecar.cli.main.LazyGroup.invoke": _CLICK,
     "sidecar.cli.main.LazyGroup.make_context": _CLICK,
     "sidecar.cli.completion.ClusterName.shell_complete": _CLICK,

@@ -449,7 +449,7 @@ class GroupCoordinators:
 
     # ---- the status page --------------------------------------------------------------------------------------------------
     def group_rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row for each group whose coordinator leads on this node (``liftpy/core/observe/app_rows.py``)."""
+        """Yield a row for each group whose coordinator leads on this node (``liftpy/core/observe/page_model.py``)."""
         for state, leads in self._states():
             for name in list(state.groups) if leads else ():
                 if (group := state.groups.get(name)) is not None:
