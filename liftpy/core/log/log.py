@@ -134,7 +134,7 @@ class Log:
         """Called when a read finds other bytes than were written."""
         # number of records, since the log was opened, that were truncated because the leader does not have them
         self.truncated_records = 0
-        self.log_start_offset = max(checkpoint.log_start_offset, segments[0].base_offset)
+        self.log_start_offset = max(recovered.log_start_offset, segments[0].base_offset)
         """Inclusive. Equal to ``log_end_offset`` when the log is empty. It only grows [D26]."""
         self.asked_start = 0  # newest known ``PartitionState.asked_start``
         for segment in segments:
@@ -192,10 +192,12 @@ class Log:
             UnknownFormatError: Data has the format of another version.
         """
         recovered = recovered or recover(storage, clean=clean)
-        segments, start = recovered.segments, recovered.checkpoint.log_start_offset
+        segments, start = recovered.segments, recovered.log_start_offset
         if not segments or segments[-1].sealed:
             base = segments[-1].next_offset if segments else start
             segments.append(Segment(base, storage.create(log_name(base)), base, checked=True))
+            if start > recovered.checkpoint.log_start_offset:
+                storage.sync_folder()  # no other file proves the log start
         log = cls(config, recovered)
         log.note_promise(promised_epoch)
         log.segments[-1].created_wall_ns = now_wall_ns
@@ -590,6 +592,20 @@ class Log:
             index = max(bisect_right(self.segments, wanted, key=lambda s: s.base_offset) - 1, 0)
             wanted = self._batch_start(self.segments[index], wanted)
         before = self.log_start_offset
+        try:
+            self._raise_log_start(wanted)
+            if self.log_start_offset > before:
+                self._join_flush()
+                while len(self.segments) > 1 and self.segments[0].next_offset <= self.log_start_offset:
+                    self._remove(self.segments.pop(0))
+        finally:
+            if self.log_start_offset > before:
+                self._forget_flushes(self.log_end_offset)
+                self._notify_advance()
+
+    def _raise_log_start(self, wanted: int) -> None:
+        """Raise the log start to ``wanted`` durably, or on a full disk as far as whole segments can be deleted."""
+        before = self.log_start_offset
         while wanted > self.log_start_offset:
             try:
                 self._store_log_start(wanted)  # first the log start becomes durable, then the files are removed
@@ -599,13 +615,6 @@ class Log:
                 if self.log_start_offset == before:
                     raise
                 break
-        if self.log_start_offset == before:
-            return
-        self._join_flush()
-        while len(self.segments) > 1 and self.segments[0].next_offset <= self.log_start_offset:
-            self._remove(self.segments.pop(0))
-        self._forget_flushes(self.log_end_offset)
-        self._notify_advance()
 
     def _store_log_start(self, log_start_offset: int) -> None:
         """Store the new log start durably, then move it. If that fails, the log start stays where it is [D26]."""
@@ -621,12 +630,14 @@ class Log:
 
         A log begins at its first segment, even if its checkpoint names an earlier log start. So the removal itself stores the
         log start, and it is durable before the log start moves [D26]. The segment stays if it has records at ``wanted`` or
-        above, or if the file ``leader-epochs`` does not have the epoch of its last record.
+        above. It also stays if no later record is flushed, and the file ``leader-epochs`` does not have the epoch of its last
+        record: after a crash, an empty log would not know this epoch.
         """
         if len(self.segments) == 1 or self.segments[0].next_offset > wanted:
             return False
         start = self.segments[1].base_offset
-        if self._checkpoints.epoch_below(start) != (self.epochs.epoch_at(start - 1) or self.epochs.before_start):
+        epoch = self.epochs.epoch_at(start - 1) or self.epochs.before_start
+        if start >= self._durable_end_offset and self._checkpoints.epoch_below(start) != epoch:
             return False
         self._join_flush()
         self.storage.sync_folder()  # the removal must not become durable before the names of the segments that stay
@@ -732,6 +743,9 @@ class Log:
         The method changes nothing if the log was truncated during the run. It raises NoSpaceError and changes nothing if the disk
         has no room for the horizon. A later error closes the log. The next start repairs the directory.
         """
+        if self.is_full:
+            with suppress(StorageError):  # the next start removes the files
+                compaction.abandon()  # they use space
         self._must_be_open()
         known = {id(s) for s in self.segments}
         if not all(id(s) in known for s in compaction.inputs):
@@ -822,6 +836,7 @@ class Log:
         except StorageError as error:
             mark_failed_flush(self.storage, error)
             return False
+        self._durable_end_offset = self.log_end_offset
         return True
 
     def _close_after(self, error: Exception, reason: str) -> None:

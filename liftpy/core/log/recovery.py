@@ -22,7 +22,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from liftpy.core.log.compaction_point import HORIZON_NAME
 from liftpy.core.log.segment import Segment, SegmentContents, base_offsets, index_name, log_name, walk
@@ -33,6 +33,7 @@ from liftpy.core.log.small_files import (
     Checkpoint,
     decode_checkpoint,
     decode_index,
+    encode_checkpoint,
     encode_index,
 )
 from liftpy.core.log.storage import LogFile, Storage
@@ -158,6 +159,9 @@ class RecoveryResult:
     checkpoint: Checkpoint
     report: OpenReport
     storage: Storage
+    log_start_offset: int = 0
+    """Inclusive lower bound of the log start. It is above the checkpoint's if a full disk had no room for the new checkpoint."""
+
     small_files: dict[str, bytes] = field(default_factory=dict)
     """Small files that exist and that a log also reads: ``leader-epochs`` and ``compaction-horizon``."""
 
@@ -195,6 +199,12 @@ def recover(storage: Storage, *, clean: bool = False, before_loss: Callable[[], 
     stored_checkpoint = decode_checkpoint(storage.load(CHECKPOINT_NAME)) if CHECKPOINT_NAME in names else None
     checkpoint = stored_checkpoint or Checkpoint()
     bases = base_offsets(names)
+    log_start_offset = max(checkpoint.log_start_offset, bases[0] if bases else 0)
+    if log_start_offset > checkpoint.log_start_offset:  # only the first file proves it, and the file may be damaged [D26]
+        raised = replace(checkpoint, log_start_offset=log_start_offset)
+        with suppress(NoSpaceError):
+            storage.replace(CHECKPOINT_NAME, encode_checkpoint(raised))
+            checkpoint = raised
     _remove_stray_indexes(storage, names, bases)
     segments, walked, rebuilt, cut, damage = _segments(storage, bases, checkpoint.log_start_offset, clean, before_loss)
     if segments and segments[-1].next_offset < checkpoint.log_start_offset:
@@ -208,7 +218,7 @@ def recover(storage: Storage, *, clean: bool = False, before_loss: Callable[[], 
     for segment in segments[:-1]:
         if not segment.sealed:
             seal(storage, segment)
-    log_end_offset = segments[-1].next_offset if segments else checkpoint.log_start_offset
+    log_end_offset = segments[-1].next_offset if segments else log_start_offset
     report = OpenReport(
         cut_bytes=cut,
         walked_bytes=walked,
@@ -224,7 +234,13 @@ def recover(storage: Storage, *, clean: bool = False, before_loss: Callable[[], 
     has_states = any(name.startswith(STATE_PREFIX) for name in names)
     small_files = {name: storage.load(name) for name in (EPOCHS_NAME, HORIZON_NAME) if name in names}
     return RecoveryResult(
-        segments, checkpoint, report, storage, {name: data for name, data in small_files.items() if data}, has_states
+        segments,
+        checkpoint,
+        report,
+        storage,
+        log_start_offset,
+        {name: data for name, data in small_files.items() if data},
+        has_states,
     )
 
 

@@ -119,6 +119,22 @@ def test_compaction_on_a_full_disk_leaves_no_temporary_files() -> None:
     assert (_records(log), storage.names()) == (before, names)
 
 
+def test_compaction_of_a_log_that_a_full_disk_closes_during_the_run_leaves_no_temporary_files() -> None:
+    storage = MemoryStorage()
+    log = _keyed(storage)
+    compaction = log.begin_compaction(NOW_NS)
+    assert compaction is not None
+    compaction.run()
+    output_files = {output.temporary for output in compaction.outputs}
+    assert output_files <= set(storage.names())
+    storage.capacity_bytes = storage.used_bytes()
+    with pytest.raises(NoSpaceError):
+        _append(log, [(b"k", b"v")], epoch=3)
+    with pytest.raises(LogClosedError):
+        log.complete_compaction(compaction)
+    assert output_files.isdisjoint(storage.names())
+
+
 def test_compaction_error_during_the_file_exchange_closes_the_log() -> None:
     storage = MemoryStorage()
     log = _keyed(storage)

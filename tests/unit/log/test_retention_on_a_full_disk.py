@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
+from liftpy.core.log.segment import index_name, log_name
 from liftpy.core.log.small_files import CHECKPOINT_NAME, EPOCHS_NAME, decode_checkpoint
 from liftpy.core.log.storage import MemoryStorage
+from liftpy.core.wire.batch import HEADER_SIZE_BYTES
 from liftpy.errors import LogClosedError, NoSpaceError, StorageError
 from tests.each import each
 from tests.unit.log.log_model import batch, content, fill, reopened
@@ -102,18 +106,93 @@ def test_log_start_that_cannot_be_stored_stays_and_moves_later() -> None:
     assert (log.log_start_offset, stored_start(storage)) == (5, 5)
 
 
-def test_log_on_a_full_disk_keeps_the_segment_whose_epoch_is_not_stored() -> None:
-    """The epoch before the log start would be unknown, or an older one [C9, R6]."""
-    _, storage = full_log()
-    storage.remove(EPOCHS_NAME)
-    storage.sync_folder()
-    closed = Log.open(storage, SETTINGS)[0]
-    closed.raise_high_watermark(99)
+@each("flushed", [True, False])
+def test_log_on_a_full_disk_keeps_the_segment_whose_epoch_is_not_stored_before_unflushed_records(flushed: bool) -> None:
+    """After a power cut, an empty log would not know the epoch before its start [C9, R6]. Flushed records name it."""
+    storage = MemoryStorage()
+    log = Log.open(storage, StreamConfig(retention_records=10))[0]
+    fill(log, 2, count=5)
+    log.flush()
+    log.roll()
+    fill(log, 2, count=5, epoch=2)
+    if flushed:
+        log.flush()
+    log.raise_high_watermark(19)
+    assert EPOCHS_NAME not in storage.names()
+    storage.capacity_bytes = storage.used_bytes()
     with pytest.raises(NoSpaceError):
-        closed.append(batch(100))
-    with pytest.raises(NoSpaceError):
-        closed.apply_retention(0)
-    assert closed.log_start_offset == 0
+        log.append(batch(20, epoch=2))
+
+    def fault(what: str) -> None:
+        if what == "replace":
+            raise NoSpaceError("full")
+
+    storage.fault = fault
+    if flushed:
+        assert log.apply_retention(0)
+    else:
+        with pytest.raises(NoSpaceError):
+            log.apply_retention(0)
+    assert log.log_start_offset == (10 if flushed else 0)
+
+
+@each("full", [True, False])
+@each("power", [True, False])
+def test_log_start_that_only_the_first_file_proves_stays_after_damage_of_this_file(full: bool, power: bool) -> None:
+    """[D26] Recovery quarantines the file with all later ones, so no segment is left."""
+    log, storage = full_log()
+
+    def fault(what: str) -> None:
+        if what == "replace":
+            raise NoSpaceError("full")
+
+    storage.fault = fault
+    assert log.apply_retention(0)
+    assert (log.log_start_offset, stored_start(storage)) == (70, 0)
+    damaged = storage.crash(power=power)
+    damaged.remove(index_name(70))
+    damaged.sync_folder()
+    damaged.files[log_name(70)].data[HEADER_SIZE_BYTES] ^= 1
+    damaged.fault = fault if full else None
+    opened, report = Log.open(damaged, SETTINGS)
+    assert report.must_leave_isr
+    for again in (opened, reopened(damaged.crash(power=power), SETTINGS)):
+        assert (again.log_start_offset, again.log_end_offset, again.high_watermark) == (70, 70, 69)
+
+
+@each("calls", range(30))
+def test_log_whose_opening_is_interrupted_after_damage_of_its_first_file_keeps_its_start(calls: int) -> None:
+    log, storage = full_log()
+
+    def fault(what: str) -> None:
+        if what == "replace":
+            raise NoSpaceError("full")
+
+    storage.fault = fault
+    assert log.apply_retention(0)
+    damaged = storage.crash()
+    damaged.remove(index_name(70))
+    damaged.sync_folder()
+    damaged.files[log_name(70)].data[HEADER_SIZE_BYTES] ^= 1
+    damaged.fail_after(calls)
+    with suppress(StorageError):
+        Log.open(damaged, SETTINGS)
+    assert reopened(damaged.crash(), SETTINGS).log_start_offset == 70
+
+
+def test_log_start_that_moved_before_an_error_reaches_the_readers() -> None:
+    log, storage = full_log(append=False)
+    attempts, starts = [NoSpaceError("full"), StorageError("I/O error")], []
+    log.on_advance = lambda: starts.append(log.log_start_offset)
+
+    def fault(what: str) -> None:
+        if what == "replace":
+            raise attempts.pop(0)
+
+    storage.fault = fault
+    with pytest.raises(StorageError, match="I/O error"):
+        log.apply_retention(0)
+    assert (log.log_start_offset, starts) == (10, [10])
 
 
 def test_log_that_another_error_has_closed_deletes_nothing() -> None:
