@@ -95,7 +95,8 @@ class StateWriter:
             self.failed += 1
             self._stop_at_limit()
             return True
-        derived.catch_up()
+        if not self._log.closed:
+            derived.catch_up()
         return False
 
     def want(self, log_start_offset: int) -> bool:

@@ -34,7 +34,7 @@ from liftpy.core.publish.state_file import (
 from liftpy.core.publish.state_transfer import StatePieceRequest, StateServer
 from liftpy.core.publish.state_writer import StateFileSchedule, StateWriter, pace_of, restore_state
 from liftpy.core.wire.batch import build_batch, parse_batch
-from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
+from liftpy.errors import CorruptionError, NoSpaceError, StorageError, UnknownFormatError
 from tests.each import each
 from tests.long import examples
 
@@ -722,3 +722,18 @@ def test_state_file_is_written_in_chunks_without_a_joined_copy(monkeypatch: pyte
     assert decode_state(b"".join(data)) == State("s-u1/0", 9, 3, {"ids": (1, b"x" * 5 + b"y" * 7), "subjects": (2, b"")})
     monkeypatch.setattr(state_file, "MAX_STATE_BYTES", size_bytes - 1)
     assert (unwritten.write(storage), len(given)) == (0, 1)
+
+
+def test_state_writer_of_a_log_that_a_full_disk_has_closed_requests_no_replay() -> None:
+    """The log rejects reads, and the replica would report another storage error."""
+    log = a_log()
+    append(log, a_state(log), NAMES)
+    state, requests = a_state(log), []
+    state.on_lacking = lambda: requests.append("replay")
+    writer = StateWriter(state, log, OF, StateFileSchedule(60, 100_000, 1000), lambda: 0)
+    assert isinstance(log.storage, MemoryStorage)
+    log.storage.capacity_bytes = log.storage.used_bytes()
+    with pytest.raises(NoSpaceError):
+        append(log, state, NAMES)
+    assert not writer.may_drop(1)
+    assert (requests, state.lacks) == ([], False)
