@@ -335,7 +335,7 @@ class StateCheckpoints:
     async def close(self) -> Callable[[], None]:
         """Wait for the running write of a state file. Return a function that writes the last state file.
 
-        The caller runs it in any thread after the log was closed cleanly.
+        The caller runs it in any thread after the high watermark was stored.
         """
         if self._writing is not None:
             await asyncio.wait([self._writing])

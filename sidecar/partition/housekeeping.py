@@ -60,23 +60,28 @@ class Housekeeping:
             await self._checkpoints()
             if time.monotonic() >= next_retention:
                 next_retention = time.monotonic() + RETENTION_EVERY_S
-                self._check_space()  # before retention, so that state files of deleted records are written before a restart
-                await self._retention()
+                if not self._check_space():  # the restart may come before the state of deleted records is stored
+                    await self._retention()
 
-    def _check_space(self) -> None:
-        """Check the free space of the disk. If a full disk has stopped partitions and now has space, restart the node."""
+    def _check_space(self) -> bool:
+        """Check the free space of the disk. If a full disk has stopped partitions and now has space, restart the node.
+
+        Return True if the node restarts.
+        """
         stopped = [worker.key for worker in self._partitions if worker.no_space]
         if not stopped or time.monotonic() - self._started < _TRIES_AGAIN_EVERY_S:
-            return
+            return False
         try:
             usage = shutil.disk_usage(self._folder)
         except OSError as error:
             logger.warning("free space not known directory=%s error=%s: retrying", self._folder, error)
-            return
-        if usage.free >= min(SPACE_AGAIN_BYTES, SPACE_AGAIN_SHARE * usage.total):
-            self._repair(
-                f"{stopped[0]} and {len(stopped) - 1} more, which the full disk had stopped: {usage.free >> 20} MiB are free now"
-            )
+            return False
+        if usage.free < min(SPACE_AGAIN_BYTES, SPACE_AGAIN_SHARE * usage.total):
+            return False
+        self._repair(
+            f"{stopped[0]} and {len(stopped) - 1} more, which the full disk had stopped: {usage.free >> 20} MiB are free now"
+        )
+        return True
 
     async def _checkpoints(self) -> None:
         done = 0
@@ -104,7 +109,7 @@ class Housekeeping:
                         break
                 if worker.has_ended:
                     continue
-            if worker.log.closed:
+            if worker.log.closed or worker.storage_failed:
                 continue
             if worker.log.may_be_cleaned:
                 await self._compact(worker)

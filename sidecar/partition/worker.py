@@ -10,6 +10,7 @@ worker whose batches are traced carries out some effects by ``TRACED_METHODS``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -172,7 +173,7 @@ class PartitionWorker(PartitionShell):
     Its closed log is then not a failure, and another worker may have opened the directory.
     """
     has_flushed_all = False
-    """True if all records were on the disk when the log was closed."""
+    """True if all records were on the disk when the log was closed, or if the log was deleted."""
 
     def __init__(
         self,
@@ -627,7 +628,6 @@ class PartitionWorker(PartitionShell):
                 self.log.apply_retention(now_wall_ns, retain_from, hold_bytes, self.states.may_drop)
             except LiftError as error:
                 _seldom.warning(logger, "retention failed partition=%s error=%s: retrying in the next round", self.key, error)
-                return
             if self.log.log_start_offset == before:
                 return
             if retain_from is not None and self.log.log_start_offset > retain_from:
@@ -642,7 +642,7 @@ class PartitionWorker(PartitionShell):
                     retain_from,
                 )
             self.feed(events.LogStartMoved(log_start_offset=self.log.log_start_offset))
-            if self.log.is_full:
+            if self.no_space:
                 logger.warning(
                     "old records deleted on a full disk partition=%s log_start=%d: restarting when enough space is free",
                     self.key,
@@ -700,20 +700,32 @@ class PartitionWorker(PartitionShell):
             self._traces.end_all()
         self._node.notifications.forget(self.key)
         await self.flusher.close()
+        loop, pool, healthy = asyncio.get_running_loop(), self._node.pool, not self.storage_failed
+        if self.no_space and not delete:
+            await loop.run_in_executor(pool, self._flush_full_log)  # only the state of flushed records can be stored
         store_state = await self.states.close()
-        healthy = not self.storage_failed
-        return await asyncio.get_running_loop().run_in_executor(self._node.pool, self._close, healthy, delete, store_state)
+        return await loop.run_in_executor(pool, self._close, healthy, delete, store_state)
+
+    def _flush_full_log(self) -> None:
+        """Flush the log that a full disk has stopped."""
+        try:
+            self.has_flushed_all = self.log.flush_before_close()
+        except (LiftError, OSError) as error:
+            logger.error("log not closed partition=%s error=%s: continuing", self.key, error)
 
     def _close(self, healthy: bool, delete: bool, store_state: Callable[[], None] = lambda: None) -> bool:
         try:
-            if self.no_space and not delete:
-                self.has_flushed_all = self.log.flush_before_close()
+            if self.has_flushed_all and not delete:
+                with contextlib.suppress(StorageError):  # the next start then replays more
+                    self.log.checkpoint()
+                    store_state()
             self.log.close(clean=healthy and not delete)
             if healthy and not delete:
                 store_state()
             if delete:
                 self._node.folder.delete_partition(self.key)
                 self._node.promises.forget(self.key.folder)
+                self.has_flushed_all = True
         except (LiftError, OSError) as error:
             logger.error("log not closed partition=%s error=%s: continuing", self.key, error)
             return False

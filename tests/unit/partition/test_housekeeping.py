@@ -222,14 +222,31 @@ async def test_housekeeping_of_a_log_that_a_full_disk_has_closed_runs_only_reten
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.002)
-    full, broken = FakeWorker("a"), FakeWorker("b")
-    full.storage_failed = broken.storage_failed = True
+    full, broken, rolling = FakeWorker("a"), FakeWorker("b"), FakeWorker("c")
+    full.storage_failed = broken.storage_failed = rolling.storage_failed = True
     full.log.closed, full.log.is_full, broken.log.closed = "no space left on device", True, "I/O error"
-    keeping = Housekeeping(FakeWorkers([full, broken]), 0.001, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    keeping = Housekeeping(FakeWorkers([full, broken, rolling]), 0.001, tmp_path, pytest.fail)  # type: ignore[arg-type]
     keeping.start()
     await until(lambda: len(full.done) >= 2)
     await keeping.close()
     assert (set(full.done), broken.done) == ({"retention"}, [])
+    assert set(rolling.done) == {"retention"}, "a full disk at a roll stops the partition, and leaves the log open"
+
+
+async def test_housekeeping_deletes_nothing_in_the_round_that_restarts_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The restart may come before the state of the deleted records is stored [A16]."""
+    monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.002)
+    monkeypatch.setattr(housekeeping, "_TRIES_AGAIN_EVERY_S", 0.0)
+    full, reasons = FakeWorker("a"), []
+    full.no_space = full.storage_failed = True
+    keeping = Housekeeping(FakeWorkers([full]), 0.001, tmp_path, reasons.append)  # type: ignore[arg-type]
+    monkeypatch.setattr(housekeeping.shutil, "disk_usage", lambda _: SimpleNamespace(total=LARGE, free=LARGE))
+    keeping.start()
+    await until(lambda: len(reasons) >= 2)
+    await keeping.close()
+    assert full.done == []
 
 
 MIB = 1 << 20

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.config import FlushPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.replication import effects as do
-from liftpy.errors import StorageError
+from liftpy.core.replication import events
+from liftpy.errors import NoSpaceError, StorageError
 from sidecar.disk.data_folder import LAZY_FLUSH
 from sidecar.partition import worker as worker_module
 from sidecar.partition.worker import PartitionWorker
@@ -42,21 +43,62 @@ def test_partition_close_is_clean_only_if_storage_is_healthy_and_the_log_close_s
     assert ended.told == ([KEY, KEY.folder] if delete and fails is None else []), "the promise goes with the folder"
 
 
-@each("no_space", [True, False])
-@each("delete", [True, False])
 @each("flushed", [True, False])
-def test_partition_close_after_a_full_disk_flushes_the_log_first(no_space: bool, delete: bool, flushed: bool) -> None:
+@each("fails", [None, NoSpaceError("full"), StorageError("I/O error")])
+def test_partition_close_after_a_full_disk_stores_the_state_only_after_the_flushed_high_watermark(
+    flushed: bool, fails: Exception | None
+) -> None:
     order: list[str] = []
 
-    def flush() -> bool:
-        order.append("flushed")
-        return flushed
+    def checkpoint() -> None:
+        order.append("checkpoint")
+        if fails is not None:
+            raise fails
 
-    log = SimpleNamespace(flush_before_close=flush, close=lambda *, clean: order.append("closed"))
-    ended = worker(log=log, no_space=no_space, has_flushed_all=False)
-    assert not close_partition(ended, False, delete)
-    assert order == (["flushed", "closed"] if no_space and not delete else ["closed"])
-    assert ended.has_flushed_all is (no_space and not delete and flushed)
+    log = SimpleNamespace(
+        flush_before_close=lambda: flushed, checkpoint=checkpoint, close=lambda *, clean: order.append(f"closed {clean}")
+    )
+    ended = worker(log=log, no_space=True, storage_failed=True)
+    PartitionWorker._flush_full_log(ended)
+    assert not close_partition(ended, False, False, lambda: order.append("state"))
+    stored = ["checkpoint"] + ["state"] * (fails is None)
+    assert order == [*(stored if flushed else []), "closed False"]
+    assert ended.has_flushed_all is flushed
+
+
+@each("fails", [None, StorageError("no")])
+def test_partition_deleted_after_a_full_disk_lacks_no_flush(fails: Exception | None) -> None:
+    """Otherwise the node would count as incomplete for a log that it does not have any more."""
+
+    def delete(key: Any) -> None:
+        if fails is not None:
+            raise fails
+
+    ended = worker(log=SimpleNamespace(close=lambda *, clean: None), no_space=True, storage_failed=True)
+    ended._node.folder.delete_partition = delete
+    assert not close_partition(ended, False, True)
+    assert ended.has_flushed_all is (fails is None)
+
+
+@each("error", [None, StorageError("I/O error")])
+@each("no_space", [True, False])
+def test_partition_retention_that_moved_the_log_start_reports_it_also_after_an_error(
+    error: Exception | None, no_space: bool
+) -> None:
+    """A full disk at a roll stops the partition, and leaves its log open. The state of deleted records is stored there, too."""
+    log: Any = SimpleNamespace(log_start_offset=3, closed="", is_full=False)
+
+    def retain(*_: Any) -> None:
+        log.log_start_offset = 7
+        if error is not None:
+            raise error
+
+    log.apply_retention = retain
+    one = worker(log=log, no_space=no_space, services=SimpleNamespace(retain_from=lambda: None))
+    one.states = SimpleNamespace(may_drop=None, store_after_deletion=lambda: one.told.append("state"))
+    one._node.settings.replication = ReplicationConfig()
+    assert PartitionWorker.apply_retention(one, 0)
+    assert one.told == ["settled", events.LogStartMoved(log_start_offset=7), *(["state"] if no_space else [])]
 
 
 @pytest.mark.parametrize("cause", do.TransferCause)

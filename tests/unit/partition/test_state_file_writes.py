@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
+from liftpy.config import NS_PER_S, FlushMode, FlushPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
@@ -108,6 +108,36 @@ async def test_state_of_records_deleted_on_a_full_disk_is_stored_in_the_space_th
     again = Log.open(storage.crash(), StreamConfig())[0]
     state = load_state_file(again, KEY).state
     assert (again.log_start_offset, state is not None and state.end_offset) == (2, 3)
+
+
+async def test_state_of_unflushed_records_is_stored_after_the_flush_before_the_close(bench: Bench) -> None:
+    """[A16] The state of a log with the flush policy ``none`` waits for the flush that a full disk has prevented."""
+    log, storage = bench.log, bench.log.storage
+    assert isinstance(storage, MemoryStorage)
+    log.config = StreamConfig(flush=FlushPolicy(FlushMode.NONE))
+    bench.append(b"a")
+    log.roll()
+    log.flush()
+    log.checkpoint()
+    flush, log.flush = log.flush, lambda: 0  # type: ignore[method-assign]
+    bench.append(b"b")
+    log.flush = flush  # type: ignore[method-assign]
+    storage.capacity_bytes = storage.used_bytes()
+    with pytest.raises(NoSpaceError):
+        bench.append(b"c")
+    log.asked_start = 1
+    assert log.apply_retention(0)
+    bench.states.store_after_deletion()
+    await until(lambda: bench.flusher._checkpoint is None and not bench.states._unwritten)
+    assert bench.states.writer.is_wanted
+    assert log.flush_before_close()
+    store_state = await bench.states.close()
+    log.checkpoint()
+    store_state()
+    log.close(clean=False)
+    again = Log.open(storage.crash(), StreamConfig())[0]
+    state = load_state_file(again, KEY).state
+    assert (again.log_start_offset, state is not None and state.end_offset) == (1, 2)
 
 
 async def test_records_are_deleted_without_a_state_file_after_a_time_and_a_warning(
