@@ -702,11 +702,11 @@ class PartitionWorker(PartitionShell):
         await self.flusher.close()
         loop, pool, healthy = asyncio.get_running_loop(), self._node.pool, not self.storage_failed
         if self.no_space and not delete:
-            await loop.run_in_executor(pool, self._flush_full_log)  # only the state of flushed records can be stored
+            await loop.run_in_executor(pool, self.flush_full_log)  # only the state of flushed records can be stored
         store_state = await self.states.close()
         return await loop.run_in_executor(pool, self._close, healthy, delete, store_state)
 
-    def _flush_full_log(self) -> None:
+    def flush_full_log(self) -> None:
         """Flush the log that a full disk has stopped."""
         try:
             self.has_flushed_all = self.log.flush_before_close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -237,8 +238,8 @@ async def test_housekeeping_deletes_nothing_in_the_round_that_restarts_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The restart may come before the state of the deleted records is stored [A16]."""
-    monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.002)
-    monkeypatch.setattr(housekeeping, "_TRIES_AGAIN_EVERY_S", 0.0)
+    now_s = itertools.count(0.0, 100.0)
+    only_in(monkeypatch, housekeeping, "time", monotonic=lambda: next(now_s))
     full, reasons = FakeWorker("a"), []
     full.no_space = full.storage_failed = True
     keeping = Housekeeping(FakeWorkers([full]), 0.001, tmp_path, reasons.append)  # type: ignore[arg-type]

@@ -59,7 +59,7 @@ def test_partition_close_after_a_full_disk_stores_the_state_only_after_the_flush
         flush_before_close=lambda: flushed, checkpoint=checkpoint, close=lambda *, clean: order.append(f"closed {clean}")
     )
     ended = worker(log=log, no_space=True, storage_failed=True)
-    PartitionWorker._flush_full_log(ended)
+    PartitionWorker.flush_full_log(ended)
     assert not close_partition(ended, False, False, lambda: order.append("state"))
     stored = ["checkpoint"] + ["state"] * (fails is None)
     assert order == [*(stored if flushed else []), "closed False"]
@@ -74,8 +74,10 @@ def test_partition_deleted_after_a_full_disk_lacks_no_flush(fails: Exception | N
         if fails is not None:
             raise fails
 
-    ended = worker(log=SimpleNamespace(close=lambda *, clean: None), no_space=True, storage_failed=True)
-    ended._node.folder.delete_partition = delete
+    node = SimpleNamespace(
+        folder=SimpleNamespace(delete_partition=delete), promises=SimpleNamespace(forget=lambda folder: None)
+    )
+    ended = worker(log=SimpleNamespace(close=lambda *, clean: None), no_space=True, storage_failed=True, _node=node)
     assert not close_partition(ended, False, True)
     assert ended.has_flushed_all is (fails is None)
 
@@ -94,9 +96,9 @@ def test_partition_retention_that_moved_the_log_start_reports_it_also_after_an_e
             raise error
 
     log.apply_retention = retain
-    one = worker(log=log, no_space=no_space, services=SimpleNamespace(retain_from=lambda: None))
+    node = SimpleNamespace(settings=SimpleNamespace(replication=ReplicationConfig()))
+    one = worker(log=log, no_space=no_space, services=SimpleNamespace(retain_from=lambda: None), _node=node)
     one.states = SimpleNamespace(may_drop=None, store_after_deletion=lambda: one.told.append("state"))
-    one._node.settings.replication = ReplicationConfig()
     assert PartitionWorker.apply_retention(one, 0)
     assert one.told == ["settled", events.LogStartMoved(log_start_offset=7), *(["state"] if no_space else [])]
 

@@ -127,8 +127,10 @@ async def test_state_of_unflushed_records_is_stored_after_the_flush_before_the_c
         bench.append(b"c")
     log.asked_start = 1
     assert log.apply_retention(0)
-    bench.states.store_after_deletion()
-    await until(lambda: bench.flusher._checkpoint is None and not bench.states._unwritten)
+    assert bench.states.writer.want(log.log_start_offset)
+    stored: list[bool] = []
+    bench.states.checkpoint(lambda: stored.append(True))
+    await until(lambda: stored)
     assert bench.states.writer.is_wanted
     assert log.flush_before_close()
     store_state = await bench.states.close()
