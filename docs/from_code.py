@@ -24,7 +24,7 @@ from liftpy.config import ALTERABLE, REPLICATION_BOUNDS, STREAM_BOUNDS, Replicat
 from liftpy.core.metadata.controller.cluster_events import TEXTS, ClusterEvent
 from liftpy.core.metadata.features import FEATURES
 from liftpy.core.observe import node_events
-from liftpy.core.observe.verdicts import VERDICTS
+from liftpy.core.observe.cluster_health import VERDICTS
 from liftpy.core.publish.acks import JETSTREAM_ERRORS
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire.envelope import MessageType

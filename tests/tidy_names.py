@@ -24,8 +24,9 @@ _FAULTS = "for tests of applications"
 UNREFERENCED = {
     "liftpy.client.awaitable_context.AwaitableContext.throw": "coroutines have it: asyncio cancels by it",
     "liftpy.nats.parser.StrictConnection._connect_command": _NATS,
-    "liftpy.nats.parser.StrictConnection._process_connect_init": _NATS,
     "liftpy.nats.parser.StrictConnection._process_info": _NATS,
+    "liftpy.nats.parser.StrictConnection._select_next_server": _NATS,
+    "sidecar.runtime.logs.TextFormatter.formatMessage": "the logging module calls it",
     "liftpy.client.batch_view.BatchSlice.to_pandas": "for applications",
     "liftpy.core.log.storage.MemoryStorage.fail_after": "for tests",
     "sidecar.tracing.exporting._SpanCollector.on_end": "OpenTelemetry's SDK calls it",
@@ -60,7 +61,6 @@ UNREFERENCED = {
     "sidecar.cli.help.HelpCommand.format_options": _CLICK,
     "sidecar.cli.help.HelpGroup.format_options": _CLICK,
     "sidecar.cli.help.HelpGroup.resolve_command": _CLICK,
-    "sidecar.cli.main.LazyGroup.resolve_command": _CLICK,
     "sidecar.cli.main.LazyGroup.invoke": _CLICK,
     "sidecar.cli.main.LazyGroup.make_context": _CLICK,
     "sidecar.cli.completion.ClusterName.shell_complete": _CLICK,

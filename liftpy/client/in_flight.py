@@ -108,6 +108,8 @@ class InFlight:
     overload_give_up: float = 0.0
     """Latest ``give_up`` while the leader rejects messages with OVERLOADED. 0: that does not extend ``give_up``."""
     deadline: float = 0.0
+    began: float = 0.0
+    """Time when the application published it."""
     maybe_stored: bool = False
     """True if an attempt got no answer, so that the message may be stored."""
     resend_at: float = 0.0

@@ -238,6 +238,7 @@ class Publisher:
             msg_id.encode() or new_id,
             now_ns() + round(window_s * _OF_THE_WINDOW * 1e9) if window_s else 0,
             overload_give_up=now + options.overload_patience_s if timeout_s is None and options.overload_patience_s else 0.0,
+            began=now,
         )
         message.deadline = min(now + message.attempt_s, message.give_up) if window_s else now + message.attempt_s
         number = self._next_id
@@ -667,12 +668,12 @@ class Publisher:
             elif now < self._probing_until and self._is_probe_unanswered(now):
                 first = self._in_flight[self._first]
                 if first.known_until_ns:  # the leader stores its message id once, so that the probe can be sent again
-                    self._may_be_stored([self._first], now, self._no_ack_text(), growth=1)
+                    self._may_be_stored([self._first], now, growth=1)
                 self._addressing.doubt()
             await self._send_refused(now)
             if tick % _TICKS_PER_DEADLINE_CHECK == 0:
                 late = [n for n, message in self._in_flight.items() if not message.resend_at and now >= message.deadline]
-                self._may_be_stored(late, now, self._no_ack_text())
+                self._may_be_stored(late, now)
                 if late:
                     self._addressing.doubt()
 
@@ -719,10 +720,10 @@ class Publisher:
             elif number in self._in_flight and not self._is_accepted:
                 self._first, self._first_sent_at, waits = number, now, True
 
-    def _may_be_stored(self, numbers: Iterable[int], now: float, why: str, growth: int = 2) -> None:
+    def _may_be_stored(self, numbers: Iterable[int], now: float, reason: str = "", growth: int = 2) -> None:
         """Resend messages without an ack whose message ids the leader still knows. Fail the others with OutcomeUnknownError.
 
-        ``growth``: factor by which the timeout of the next attempt grows.
+        ``reason``: cause that the error names. '': no ack has come. ``growth``: factor by which the timeout of the next attempt grows.
         """
         for number in numbers:
             message = self._in_flight[number]
@@ -730,15 +731,16 @@ class Publisher:
                 continue  # another attempt is already scheduled
             message.maybe_stored = True
             message.attempt_s = min(message.attempt_s * growth, self._options.timeout_s)
+            why = reason or self._no_ack_text(now - message.began)
             if now >= message.give_up or now_ns() >= message.known_until_ns:
                 self._fail(number, OutcomeUnknownError(why))
             else:
                 self._send_again(number, message, UnavailableError(why))
                 message.resend_at = now
 
-    def _no_ack_text(self) -> str:
+    def _no_ack_text(self, waited_s: float) -> str:
         where = f"{self._stream}/{self._partition} on {self._addressing.address.subject}"
-        return f"No ack from {where} within {self._options.timeout_s:g} s{self._last_foreign}. The message may be stored."
+        return f"No ack from {where} within {waited_s:.1f} s{self._last_foreign}. The message may be stored."
 
     async def _try_again(self, number: int, message: InFlight, now: float) -> None:
         if now >= message.give_up or (message.maybe_stored and now_ns() >= message.known_until_ns):

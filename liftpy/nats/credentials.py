@@ -81,7 +81,7 @@ class Credentials:
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise ConfigError("tls_cert_file and tls_key_file belong together. Set both, or neither.")
         if self.inbox_prefix:
-            check_inbox_prefixes((f"{self.inbox_prefix}.",))
+            _check_inbox_prefix(self.inbox_prefix)
         if self.principal:
             check_node_or_principal(self.principal, "principal")
 
@@ -148,6 +148,17 @@ def _proof(name: str, value: str) -> bytes:
         except ConfigError as error:
             digest.update(str(error).encode())
     return digest.digest()
+
+
+def _check_inbox_prefix(prefix: str) -> None:
+    """Raise ConfigError if ``prefix`` is not the prefix of the subjects for answers to an application."""
+    try:
+        check_inbox_prefixes((f"{prefix}.",))
+    except ConfigError:
+        raise ConfigError(
+            f"inbox_prefix = {prefix!r} is not a prefix of subjects. Use tokens without spaces, '*' and '>', separated by dots, "
+            "such as _INBOX_alice (--inbox-prefix, LIFTPY_INBOX_PREFIX or the context)."
+        ) from None
 
 
 def _check_creds(path: str) -> None:

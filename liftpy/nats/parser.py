@@ -33,6 +33,7 @@ from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
 
 from liftpy.core.base.rate_limits import LogRateLimit
 from liftpy.errors import ConfigError
+from liftpy.nats.reconnect_backoff import ReconnectBackoff
 from liftpy.nats.urls import wants_tls
 
 logger = logging.getLogger("liftpy.nats")
@@ -325,9 +326,16 @@ class StrictConnection(Client):
         """Stream of the connection whose handshake is complete. None: there is none."""
         self._renewals = 0
         """Number of changes of the credentials."""
+        self.reconnect_backoff = ReconnectBackoff()
+        self._pause_over = asyncio.Event()
+        """Set to end the pause before the next connect."""
+        self._has_info = False
+        """True if the server of the last connect has sent its INFO line."""
         self._closed_in_handshake = False
         """True if the server closed the last connection during the handshake. nats-py reports this again when it cleans up."""
         self._rejection_log = LogRateLimit(_LOG_PERIOD_S, _LOG_LINES)
+        self.denial_is_raised = False
+        """True if a request raises an error for the denial that is being processed. Then the denial is not logged."""
         self.on_subscription_limit: list[Callable[[], None]] = []
         """Callbacks of the subscriptions that wait for the server's confirmation. A lost connection removes all of them."""
         self._last_subject: tuple[str | None, bytes] = None, b""
@@ -380,6 +388,8 @@ class StrictConnection(Client):
         self._renewals += 1
         if self.is_connected:
             await self._process_op_err(Error(_RENEWED))
+        self.reconnect_backoff.reset()
+        self._pause_over.set()
 
     def try_write(self, subject: str, reply: str, payload: bytes, room_bytes: int) -> bool:
         """Queue a message for writing as ``publish`` does, at half the cost. Return False if it was not queued.
@@ -411,6 +421,16 @@ class StrictConnection(Client):
         In these, ``writelines`` ignores the limit of the write buffer.
         """
         self._close_old_connection()
+        self._has_info = False
+        try:
+            await self._shake_hands()
+        except Error as error:
+            if self._has_info and not isinstance(error, TimeoutError):
+                self.reconnect_backoff.note_rejected()
+            raise
+        self.reconnect_backoff.note_connected(time.monotonic())
+
+    async def _shake_hands(self) -> None:
         self._closed_in_handshake, renewals = False, self._renewals
         transport: Any = self._transport
         transport.writelines = lambda messages: transport.write(b"".join(messages))
@@ -433,6 +453,14 @@ class StrictConnection(Client):
         if renewals != self._renewals:
             raise Error(_RENEWED)
 
+    async def _select_next_server(self) -> None:
+        """Connect to the next server as nats-py does, after a pause if servers close each connection at once."""
+        if pause_s := self.reconnect_backoff.pause_s():
+            self._pause_over.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._pause_over.wait(), pause_s)
+        await super()._select_next_server()
+
     def _closed_early(self, how: str) -> Error:
         """Note that the server closed the connection during the handshake, and return the error.
 
@@ -447,6 +475,7 @@ class StrictConnection(Client):
         old_connection, self._made = self._made, None
         if old_connection is None:
             return
+        self.reconnect_backoff.note_lost(time.monotonic())
         self._ps.reset()
         for task in (self._reading_task, self._ping_interval_task, self._flusher_task):
             if task is not None:
@@ -457,6 +486,7 @@ class StrictConnection(Client):
         self.on_subscription_limit.clear()
         if not (self.is_closed or self.is_reconnecting):
             self._made = None  # the connection is closed first
+            self.reconnect_backoff.note_lost(time.monotonic())
         await super()._process_op_err(e)
 
     async def flush(self, timeout: int = 10) -> None:
@@ -508,6 +538,7 @@ class StrictConnection(Client):
                 )
             info["tls_required"] = True  # nats-py would continue without encryption
         await super()._process_info(info, initial_connection=initial_connection)
+        self._has_info = True
         if info.get("connect_urls"):
             self._update_discovered_servers(set(info["connect_urls"]))
 
@@ -578,10 +609,11 @@ class StrictConnection(Client):
             await super()._process_err(err_msg)
             return
         text = err_msg.strip("'\" ")
+        is_raised, self.denial_is_raised = self.denial_is_raised, False
         self.errors[f"server: {text.split(' for ')[0]}"] += 1
         error = Error(f"NATS server error: {text}")
         limit_callbacks = list(self.on_subscription_limit) if _TOO_MANY_SUBSCRIPTIONS in text.lower() else []
-        unlogged = self._rejection_log.admit(time.monotonic())
+        unlogged = None if is_raised else self._rejection_log.admit(time.monotonic())
         if unlogged is not None:
             logger.warning("NATS server error text=%s unlogged=%d", text, unlogged)
         if not limit_callbacks and "permissions violation" not in text.lower():

@@ -217,7 +217,9 @@ class Transport:
         return lambda: self._on_denial.pop(callback, None)
 
     def _publish_or_subscribe_denied(self, is_publish: bool, subject: str) -> None:
-        self._answers.note_denial(is_publish, subject)
+        is_raised = self._answers.note_denial(is_publish, subject)
+        if is_raised and self._strict_connection is not None:
+            self._strict_connection.denial_is_raised = True
         for callback in list(self._on_denial):
             callback(is_publish, subject)
 
@@ -619,11 +621,12 @@ class Answers:
         if answer is not None and not answer.done():
             answer.set_result(message)
 
-    def note_denial(self, is_publish: bool, subject: str) -> None:
+    def note_denial(self, is_publish: bool, subject: str) -> bool:
         """Fail the requests that cannot be sent or answered, because NATS permissions deny ``subject``.
 
-        ``is_publish``: True if NATS denied a publish, False for a subscription.
+        Return whether there is such a request. ``is_publish``: True if NATS denied a publish, False for a subscription.
         """
+        is_raised = False
         is_inbox = subject == f"{self._inbox}.*"
         if not is_publish and is_inbox:
             self.is_open = False  # the next request tries again, because permissions may change
@@ -637,6 +640,8 @@ class Answers:
                         "`liftpy permissions` prints them."
                     )
                 )
+                is_raised = True
+        return is_raised
 
     def end(self, error: LiftError) -> None:
         """Fail all waiting requests with ``error``."""

@@ -19,7 +19,15 @@ from typing import Protocol
 from liftpy.client.batch_view import BatchSlice, one_by_one
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.progress import ReadProgress
-from liftpy.core.services.bad_records import BadRecordError, DecisionMissedError, FailedUnit, NextStep, Unit, decided_unit
+from liftpy.core.services.bad_records import (
+    MAX_SKIPS,
+    BadRecordError,
+    DecisionMissedError,
+    FailedUnit,
+    NextStep,
+    Unit,
+    decided_unit,
+)
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.outbox import Outbox
 from liftpy.core.services.service import Role, Service, ServiceFailedError
@@ -85,6 +93,8 @@ class Feeder:
         self._machine: ServiceMachine
         self._progress: ReadProgress
         self._log_start_offset = 0
+        self._decision_ends: dict[Unit, int] = {}
+        """Unit to skip -> offset after the record that decides it, for decisions that the machine had not read when it skipped."""
         self._stop_position: int | None = None
         """Exclusive: the feeder applies records up to this offset. None: up to the high watermark."""
         self._told = False
@@ -160,20 +170,24 @@ class Feeder:
         log_start_offset: int,
         wanted: Callable[[Snapshot], bool] = lambda _: True,
         *,
+        needed: Callable[[], bool] = lambda: True,
         replay_end: int = 0,
         rewind_epoch: int = 0,
     ) -> None:
         """Restore the machine from the newest suitable snapshot on disk, or from another node's snapshot.
 
         ``log_start_offset``: first offset of the log. A snapshot below it cannot be used. ``wanted``: returns whether a snapshot
-        is suitable. ``replay_end``, ``rewind_epoch``: values of the new machine. Raises DataLossError if there is no usable
-        snapshot.
+        is suitable. ``needed``: returns False when any snapshot is suitable. ``replay_end``, ``rewind_epoch``: values of the new
+        machine. Raises DataLossError if there is no usable snapshot.
         """
         self._log_start_offset = max(self._log_start_offset, log_start_offset)
         snapshot = await self._keeper.newest(wanted)
         if _position(snapshot) < self._log_start_offset:
             own = f"at snapshot {snapshot.position}" if snapshot is not None else "without a snapshot"
-            snapshot, tried = await self._keeper.later(self._log_start_offset, wanted)
+            snapshot, tried = await self._keeper.later(self._log_start_offset, wanted, needed)
+            if _position(snapshot) < self._log_start_offset and not needed():
+                await self.restart(0, replay_end=replay_end)
+                return
             if _position(snapshot) < self._log_start_offset:
                 raise DataLossError(
                     f"{self._identity}: the log starts at offset {self._log_start_offset}, but the state {own} needs "
@@ -216,6 +230,7 @@ class Feeder:
         if cut is not None:
             self._truncated_at = self._failing = None
             self._decided.clear()  # the records of these decisions may be lost
+            cut = min([cut, *self._forget_decisions(cut)])
             logger.warning(
                 "log truncated below the state service=%s end_offset=%d position=%d: restoring a snapshot",
                 self._identity,
@@ -243,24 +258,53 @@ class Feeder:
             emitted_end = outbox.emitted_end
             logger.info("outputs not in memory service=%s from=%d: replaying from a snapshot", self._identity, emitted_end)
             epoch = self._machine.leader_epoch
-            await self._replay(lambda snapshot: snapshot.output_count <= emitted_end, rewind_epoch=epoch)
+            await self._replay(
+                lambda snapshot: snapshot.output_count <= emitted_end,
+                needed=lambda: outbox.must_rewind and self._machine.role is Role.LEADER,
+                rewind_epoch=epoch,
+            )
             return True
         return False
 
-    async def _replay(self, wanted: Callable[[Snapshot], bool], *, rewind_epoch: int = 0) -> None:
+    async def _replay(
+        self,
+        wanted: Callable[[Snapshot], bool],
+        *,
+        needed: Callable[[], bool] = lambda: True,
+        rewind_epoch: int = 0,
+        known_end: int = 0,
+    ) -> None:
         """Restore the newest snapshot for which ``wanted`` is true, to apply records of the same log again.
 
         The new machine knows the skip decisions that the earlier one knew.
+
+        Args:
+            wanted: Says whether a snapshot is suitable.
+            needed: Returns False when any snapshot is suitable, because another LEADER writes the outputs.
+            rewind_epoch: LeaderEpoch in which this LEADER writes its outputs again. 0: it does not.
+            known_end: Offset (exclusive) up to which the feeder has read the log, if that is after the position of the
+                earlier machine.
         """
         earlier = self._machine
         if not earlier.is_replaying:
             self._replay_epoch = earlier.leader_epoch
         self._decided.update(earlier.skipped_units)
-        await self.restart(0, wanted, replay_end=max(earlier.position, earlier.replay_end), rewind_epoch=rewind_epoch)
+        replay_end = max(earlier.position, earlier.replay_end, known_end)
+        await self.restart(0, wanted, needed=needed, replay_end=replay_end, rewind_epoch=rewind_epoch)
+
+    def _forget_decisions(self, end_offset: int) -> list[int]:
+        """Forget the decisions at or above ``end_offset``, which the log has lost. Return the offsets of their units."""
+        lost = [unit for unit, end in self._decision_ends.items() if end > end_offset]
+        for unit in lost:
+            del self._decision_ends[unit]
+        return [unit.offset for unit in lost]
 
     def _truncate_replay(self, end_offset: int) -> None:
         if self._machine.truncate_replay(end_offset):
             self._decided.clear()
+            units = [offset for offset in self._forget_decisions(end_offset) if offset < self._machine.position]
+            if units:  # the state lacks records that the log no longer decides to skip
+                self.cut_at(min(units))
             logger.warning(
                 "log truncated during a replay service=%s end_offset=%d position=%d: continuing",
                 self._identity,
@@ -392,17 +436,17 @@ class Feeder:
         except DecisionMissedError as missed:
             logger.warning("decision missed service=%s unit=%s: restoring a snapshot", self._identity, missed)
             await self._keeper.drop_above(missed.unit.offset)
-            await self._skip_unit(missed.unit)
+            await self._skip_unit(missed.unit, self._machine.position + 1)
 
     async def _handle_failure(self) -> None:
         """Process a unit (record or timer) on which the service failed: skip it if the log decides so, else retry or decide."""
         failing = self._failing
         assert failing is not None
-        has_decision = await self._scan(failing)
-        if has_decision:
+        decision_end = await self._scan(failing)
+        if decision_end:
             logger.warning("record skipped service=%s unit=%s: the log has the decision", self._identity, failing.unit)
-            await self._skip_unit(failing.unit)
-        elif has_decision is not None:
+            await self._skip_unit(failing.unit, decision_end)
+        elif decision_end is not None:
             leads = self._host.is_beside_leader()
             await self._do(failing.next(self._machine.on_error, leads=leads, now_s=time.monotonic()), failing)
 
@@ -427,23 +471,27 @@ class Feeder:
             f"liftpy service skip {who.service} --stream {who.stream} --partition {who.partition} --offset {unit.offset}{timer}"
         )
 
-    async def _skip_unit(self, unit: Unit) -> None:
+    async def _skip_unit(self, unit: Unit, decision_end: int) -> None:
+        """Rebuild the state without ``unit``. ``decision_end``: offset after the record that decides to skip it."""
         self._decided.add(unit)
-        await self._rebuild(unit)
+        self._decision_ends[unit] = decision_end
+        if len(self._decision_ends) > MAX_SKIPS:
+            del self._decision_ends[min(self._decision_ends)]
+        await self._rebuild(unit, decision_end)
 
-    async def _rebuild(self, unit: Unit) -> None:
+    async def _rebuild(self, unit: Unit, known_end: int = 0) -> None:
         """Restore the newest snapshot at or below the failed ``unit``, so that the state has no part of the unit."""
-        await self._replay(lambda snapshot: snapshot.position <= unit.offset)
+        await self._replay(lambda snapshot: snapshot.position <= unit.offset, known_end=known_end)
         self._reread_outputs()
 
     def _reread_outputs(self) -> None:
         if self._emitter is not None:
             self._emitter.reread_end()
 
-    async def _scan(self, failing: FailedUnit) -> bool | None:
+    async def _scan(self, failing: FailedUnit) -> int | None:
         """Search the committed records for a decision to skip the unit of ``failing``, which the service cannot apply.
 
-        Return whether there is one. None: the search is not complete.
+        Return the offset after the decision. 0: there is none. None: the search is not complete.
         """
         identity = self._identity
         progress = ReadProgress(identity.stream, identity.partition, next_offset=failing.scanned, uid=identity.uid)
@@ -459,12 +507,13 @@ class Feeder:
             failing.scan_end = progress.high_watermark + 1
         at_the_end = not slices or 0 < failing.scan_end <= progress.next_offset
         records = (record for piece in one_by_one(slices) for record in piece.records() if record.headers)
-        has_decision = any(decided_unit(record, identity.service) == failing.unit for record in records)
+        ends = (record.offset + 1 for record in records if decided_unit(record, identity.service) == failing.unit)
+        decision_end = next(ends, 0)
         failing.scanned = progress.next_offset
-        if has_decision or at_the_end:
+        if decision_end or at_the_end:
             failing.scan_end = None
         self.problem = str(failing.error)
-        return True if has_decision else False if at_the_end else None
+        return decision_end if decision_end or at_the_end else None
 
     async def _keep_below_failing(self) -> bool:
         """Store a snapshot directly before the failing record, so that retries and replays begin there. This happens once.

@@ -276,7 +276,7 @@ class SnapshotStore:
         """Store a snapshot durably and read it back, then delete old ones.
 
         The newest few snapshots stay. The newest one at or below ``compared_end`` outputs also stays. A LEADER replays from it if
-        outputs must be produced again.
+        outputs must be produced again. If there is none, the oldest one stays: a new process has not compared its outputs yet.
 
         Returns:
             The file of the snapshot. Its digest is the same on all nodes.
@@ -337,8 +337,9 @@ class SnapshotStore:
         if not old:
             return
         needed = stored if stored.output_count <= compared_end else self.newest(lambda s: s.output_count <= compared_end)
+        needed_position = needed.position if needed is not None else old[0]
         for position in old:
-            if needed is None or position != needed.position:
+            if position != needed_position:
                 self._path(position).unlink(missing_ok=True)  # the file may have been quarantined a moment ago
 
     def drop_above(self, position: int) -> None:
@@ -447,14 +448,17 @@ class SnapshotKeeper:
             self.digests = [(self._began.position, self._began.digest), *self.digests]
             self._began = None
 
-    async def later(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot | None, str]:
+    async def later(
+        self, lowest: int, wanted: Callable[[Snapshot], bool], needed: Callable[[], bool]
+    ) -> tuple[Snapshot | None, str]:
         """Search on other nodes for a snapshot at the offset ``lowest`` or above, for which ``wanted`` is true. Download it.
 
-        Return (snapshot, text about failed attempts). The snapshot is None if there is none.
+        ``needed``: returns False when the search must end, because no snapshot is needed any more. Return
+        (snapshot, text about failed attempts). The snapshot is None if there is none.
         """
         if self._fetcher is None:
             return None, "nobody was asked"
-        await self._fetcher.fetch(lowest, wanted)
+        await self._fetcher.fetch(lowest, wanted, needed)
         return await self.newest(wanted), self._fetcher.tried
 
     async def drop_above(self, position: int) -> None:
@@ -699,10 +703,11 @@ class SnapshotFetcher:
         self.tried = ""
         """Text about the attempts of the last ``fetch`` without a result."""
 
-    async def fetch(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> bool:
+    async def fetch(self, lowest: int, wanted: Callable[[Snapshot], bool], needed: Callable[[], bool] = lambda: True) -> bool:
         """Search the other nodes for a snapshot at the offset ``lowest`` or above, and store the first valid one.
 
-        ``wanted``: returns whether a snapshot is suitable. Return whether one was found within ``snapshot_fetch_timeout_s``.
+        ``wanted``: returns whether a snapshot is suitable. ``needed``: returns False when the search must end without one. Return
+        whether one was found within ``snapshot_fetch_timeout_s``.
         """
         give_up_s, pause_s = time.monotonic() + self._settings.snapshot_fetch_timeout_s, _FIRST_PAUSE_S
         logger.warning(
@@ -718,7 +723,7 @@ class SnapshotFetcher:
                 while (offer := self._next(lowest, wanted)) is not None:
                     if await self._download(offer):
                         return True
-                if time.monotonic() >= give_up_s:
+                if time.monotonic() >= give_up_s or not needed():
                     self.tried = self._search.explain(self._reach(lowest))
                     return False
                 await asyncio.sleep(pause_s)

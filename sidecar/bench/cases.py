@@ -10,9 +10,9 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import nats
 
 from liftpy.errors import UnavailableError
-from sidecar.bench.systems import OURS, STREAM, System
+from sidecar.bench.systems import OURS, STREAM, System, process
 from sidecar.dev.nats_server import NatsServer
 
 _WARM_S = 1.0
@@ -76,7 +76,7 @@ def _publishers(system: System, options: BenchOptions, size_bytes: int, window: 
     """
     share = max(window // options.publishers, 1)
     commands = [system.publisher(number, options.seconds, size_bytes, share, each) for number in range(options.publishers)]
-    return _rate(measured_together(commands, None, system.pids))
+    return _rate(measured_together(commands, system.pids))
 
 
 def publish_with_acks(system: System, options: BenchOptions) -> Iterator[Row]:
@@ -92,22 +92,24 @@ def load_alone(options: BenchOptions) -> dict[int, Figures]:
     The values show that the publisher is not the bottleneck of the other cases.
     """
     figures_by_size = {}
-    with NatsServer() as server:
-        words = [sys.executable, "-m", "sidecar.bench.answerer", str(server.port), STREAM]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as answering:
-            try:
-                assert answering.stdout is not None
-                if answering.stdout.readline().strip() != "go":
-                    raise SystemExit("The process that answers did not start in time. Run the benchmark again.")
-                for size_bytes in options.sizes:
-                    publishing = [sys.executable, "-m", "sidecar.bench.publisher", str(server.port), STREAM]
-                    arguments = map(str, (options.seconds, size_bytes, PEAK_WINDOW))
-                    figures_by_size[size_bytes] = _rate(
-                        [measure_process([*publishing, *arguments], None, [server.pid, answering.pid])]
-                    )
-            finally:
-                answering.kill()
+    with NatsServer() as server, _ready(process("load", "answer", server.port, STREAM)) as answering:
+        for size_bytes in options.sizes:
+            publishing = process("load", "publish", server.port, STREAM, options.seconds, size_bytes, PEAK_WINDOW)
+            figures_by_size[size_bytes] = _rate([measure_process(publishing, [server.pid, answering.pid])])
     return figures_by_size
+
+
+@contextmanager
+def _ready(words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """Start a process, wait until it prints ``go``, and kill it at the end of the block."""
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
+        try:
+            assert started.stdout is not None
+            if started.stdout.readline().strip() != "go":
+                raise SystemExit(f"The process {' '.join(words[2:4])} did not start in time. Run the benchmark again.")
+            yield started
+        finally:
+            started.kill()
 
 
 def plain(system: System, options: BenchOptions) -> Iterator[Row]:
@@ -122,8 +124,8 @@ def producer(system: System, options: BenchOptions) -> Iterator[Row]:
     for size_bytes in options.sizes:
         case = _PRODUCER_PEER.format(size_bytes=size_bytes)
         if system.kind == OURS:
-            words = [sys.executable, "-m", "sidecar.bench.producer", str(system.ports[0]), STREAM, str(options.seconds)]
-            yield _row(case, _rate([measure_process([*words, str(size_bytes), "many"], None, system.pids)]))
+            words = process("client", "produce", system.ports[0], STREAM, options.seconds, size_bytes)
+            yield _row(case, _rate([measure_process(words, system.pids)]))
         else:
             yield _row(case, _publishers(system, options, size_bytes, PEAK_WINDOW))
 
@@ -131,7 +133,7 @@ def producer(system: System, options: BenchOptions) -> Iterator[Row]:
 def consume(system: System, options: BenchOptions) -> Iterator[Row]:
     """Read the published messages from the first one on, with the Python client of each system."""
     for name, words in system.readers(options.seconds).items():
-        yield _row(f"consume, {name}", _rate([measure_process(words, None, system.pids)]))
+        yield _row(f"consume, {name}", _rate([measure_process(words, system.pids)]))
 
 
 def latency(system: System, options: BenchOptions) -> Iterator[Row]:
@@ -143,13 +145,9 @@ def latency(system: System, options: BenchOptions) -> Iterator[Row]:
 
 
 def _at_rate(system: System, options: BenchOptions, size_bytes: int, rate: float) -> Figures:
-    reading = [sys.executable, "-m", "sidecar.bench.arrivals", str(system.ports[-1]), STREAM, system.kind]
-    with subprocess.Popen(reading, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
-        assert reader.stdout is not None
-        if reader.stdout.readline().strip() != "go":
-            raise SystemExit("The process that reads the records did not start in time. Run the benchmark again.")
-        writing = [sys.executable, "-m", "sidecar.bench.open_loop", str(system.ports[0]), STREAM]
-        run = measure_process([*writing, *map(str, (options.seconds, size_bytes, rate))], None, [*system.pids, reader.pid])
+    with _ready(process("client", "arrivals", system.ports[-1], STREAM, system.kind)) as reader:
+        writing = process("load", "open-loop", system.ports[0], STREAM, options.seconds, size_bytes, rate)
+        run = measure_process(writing, [*system.pids, reader.pid])
         output, _ = reader.communicate("end\n")
     arrived = json.loads(output)
     figures = _rate([run]) | {name: value for name, value in arrived.items() if name.endswith("_ms")}
@@ -245,39 +243,39 @@ def all_cpu_s(pids: Iterable[int]) -> float:
     return total
 
 
-def measure_process(words: Sequence[str], folder: Path | None, pids: Sequence[int]) -> Figures:
-    """Run the command ``words`` in ``folder``, and return the JSON of its last output line as a dict.
+def measure_process(words: Sequence[str], pids: Sequence[int]) -> Figures:
+    """Run the command ``words``, and return the JSON of its last output line as a dict.
 
     ``all_cpu_s`` is added: the CPU time of this process and of ``pids`` after the line ``go``, in seconds.
     """
-    (figures,) = measured_together([words], folder, pids)
+    (figures,) = measured_together([words], pids)
     return figures
 
 
-def measured_together(commands: Sequence[Sequence[str]], folder: Path | None, pids: Sequence[int]) -> list[Figures]:
+def measured_together(commands: Sequence[Sequence[str]], pids: Sequence[int]) -> list[Figures]:
     """Run several commands at the same time, and return the JSON of the last output line of each.
 
     ``all_cpu_s`` is added to the first result: the CPU time of the commands and of the processes ``pids``, in seconds.
     """
     before = all_cpu_s(pids)
-    processes = [subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True) for words in commands]
+    processes = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for words in commands]
     figures: list[Figures] = []
     try:
-        for words, process in zip(commands, processes, strict=True):
-            assert process.stdout is not None
+        for words, one in zip(commands, processes, strict=True):
+            assert one.stdout is not None
             last = ""
-            for last in process.stdout:
+            for last in one.stdout:
                 if last.strip() == "go":
                     before = all_cpu_s(pids)
-            if process.wait():
-                raise SystemExit(f"The command {' '.join(words[:3])} failed with exit code {process.returncode}.")
+            if one.wait():
+                raise SystemExit(f"The command {' '.join(words[:3])} failed with exit code {one.returncode}.")
             figures.append(json.loads(last))
     finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-    figures[0]["all_cpu_s"] = sum(one["cpu_s"] for one in figures) + all_cpu_s(pids) - before
+        for one in processes:
+            if one.poll() is None:
+                one.kill()
+            one.wait()
+            if one.stdout is not None:
+                one.stdout.close()
+    figures[0]["all_cpu_s"] = sum(run["cpu_s"] for run in figures) + all_cpu_s(pids) - before
     return figures

@@ -33,7 +33,7 @@ from nats.aio.client import Client
 
 from liftpy.client import connect
 from liftpy.errors import ConfigError, UnavailableError
-from sidecar.bench.dialects import LIFTBRIDGE, envelope_of, field, number_field
+from sidecar.bench.load import LIFTBRIDGE, envelope_of, field, number_field
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer, free_ports, spawn
 from sidecar.runtime.settings import search_path
@@ -57,6 +57,12 @@ _HEAP = "-Xmx512m"
 _KAFKA_READY_S = 60.0
 _KAFKA_STOP_S = 15.0
 _FORMAT_S = 60.0
+_BROKERS = 3
+
+
+def process(module: str, *arguments: object) -> list[str]:
+    """Return the command line that runs a module of this package as a process."""
+    return [sys.executable, "-m", f"sidecar.bench.{module}", *map(str, arguments)]
 
 
 class System(ABC):
@@ -91,7 +97,7 @@ class System(ABC):
 
     @abstractmethod
     def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
-        """Return the command line that starts a publisher process (``publisher.py``).
+        """Return the command line that starts a publisher process (``load.py``).
 
         ``number``: number of the publisher, from 0. ``seconds``: duration. ``size_bytes``: message size. ``window``: maximum number of
         messages without an ack. ``each``: only every ``each``-th message requests an ack.
@@ -115,15 +121,14 @@ class _NatsSystem(System):
 
     dialect_name = "plain"
     reads: tuple[tuple[str, str], ...] = ()
-    """(case, argument HOW of ``consumer.py``)."""
+    """(case, argument HOW of ``client.py``)."""
 
     def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
         arguments = (self.ports[number % len(self.ports)], STREAM, seconds, size_bytes, window, each, self.dialect_name)
-        return [sys.executable, "-m", "sidecar.bench.publisher", *map(str, arguments)]
+        return process("load", "publish", *arguments)
 
     def readers(self, seconds: float) -> dict[str, list[str]]:
-        words = [sys.executable, "-m", "sidecar.bench.consumer", str(self.ports[0]), STREAM, str(seconds)]
-        return {name: [*words, how] for name, how in self.reads}
+        return {name: process("client", "consume", self.ports[0], STREAM, seconds, how) for name, how in self.reads}
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
         try:
@@ -168,12 +173,11 @@ class DelayRelay:
         """Start a process that relays to the ports ``targets``. Return a port of this process for each of them."""
         if self._network.is_loopback:
             return [*targets]
-        limits = str(self._network.delay_s * 1000), str(self._network.bytes_per_s)
-        words = [sys.executable, "-m", "sidecar.bench.delay_relay", *limits, *map(str, targets)]
-        process = spawn(words, signal.SIGKILL, stdout=subprocess.PIPE, text=True)
-        self._processes.append(process)
-        assert process.stdout is not None
-        relay_ports: list[int] = json.loads(process.stdout.readline() or "[]")
+        words = process("delay_relay", self._network.delay_s * 1000, self._network.bytes_per_s, *targets)
+        relay = spawn(words, signal.SIGKILL, stdout=subprocess.PIPE, text=True)
+        self._processes.append(relay)
+        assert relay.stdout is not None
+        relay_ports: list[int] = json.loads(relay.stdout.readline() or "[]")
         if len(relay_ports) != len(targets):
             raise UnavailableError("The process that delays the network did not start. Run the benchmark again.")
         return relay_ports
@@ -181,9 +185,9 @@ class DelayRelay:
     def stop(self) -> None:
         """End the processes."""
         while self._processes:
-            process = self._processes.pop()
-            process.kill()
-            process.communicate()
+            relay = self._processes.pop()
+            relay.kill()
+            relay.communicate()
 
 
 class NatsCluster:
@@ -257,14 +261,71 @@ class NatsCluster:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+# ---- liftpy ----------------------------------------------------------------------------------------------------------
+
+
+class Liftpy(_NatsSystem):
+    """Three liftpy nodes.
+
+    ``nats_servers``: 1 for all, or 3 that form a cluster, one per node.
+    """
+
+    kind = "liftpy"
+    reads = (("batches", "liftpy-values"), ("one by one", "liftpy-record"))
+
+    def __init__(self, nats_servers: int = 1, *, network: HostNetwork = LOOPBACK) -> None:
+        self._nats = NatsCluster(nats_servers, network=network)
+        self._stack = ExitStack()
+        self._cluster: DevCluster | None = None
+
+    @property
+    def ports(self) -> list[int]:
+        return self._nats.ports
+
+    @property
+    def pids(self) -> list[int]:
+        nodes = self._cluster.nodes.values() if self._cluster is not None else ()
+        return [*self._nats.pids, *(node.pid for node in nodes if node.running)]
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            urls = stack.enter_context(self._nats).node_urls
+            beside = {f"n{number + 1}": urls[number % len(urls)] for number in range(3)}
+            self._cluster = stack.enter_context(DevCluster(3, nats_url=urls[0], node_nats_urls=beside))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.close()
+
+    def prepare(self) -> None:
+        async def ask() -> None:
+            async with connect(f"nats://127.0.0.1:{self.ports[0]}") as client:
+                await client.create_stream(STREAM, STREAM)
+
+        asyncio.run(ask())
+
+    def kill_leader(self) -> int:
+        async def leader() -> str:
+            async with connect(f"nats://127.0.0.1:{self.ports[0]}") as client:
+                return str((await client.stream(STREAM)).partitions[0].leader)
+
+        assert self._cluster is not None
+        self._cluster.nodes[asyncio.run(leader())].kill()
+        return self.ports[0]
+
+
 # ---- JetStream -------------------------------------------------------------------------------------------------------
 
 
-class JetStreamCluster(NatsCluster):
-    """nats-servers with JetStream on loopback. One stream is stored in files on all servers.
+class JetStream(NatsCluster, _NatsSystem):
+    """nats-servers with JetStream on loopback: one or three. One stream is stored in files on all servers.
 
     ``sync_always``: True to flush every write before its ack. Otherwise nats-server flushes every two minutes.
     """
+
+    kind = "jetstream"
+    reads = (("batches", "py-pull"), ("one by one", "py-ordered"))
 
     def __init__(self, *, sync_always: bool, servers: int = 3, network: HostNetwork = LOOPBACK) -> None:
         super().__init__(servers, storing="sync_interval: always" if sync_always else "", network=network)
@@ -293,6 +354,25 @@ class JetStreamCluster(NatsCluster):
                     break
                 await asyncio.sleep(0.2)
         await connection.close()
+
+    def prepare(self) -> None:
+        asyncio.run(self.create(STREAM, STREAM))
+
+    def kill_leader(self) -> int:
+        async def leader() -> str:
+            connection = await nats.connect(self.servers[0].url)
+            cluster = (await connection.jetstream().stream_info(STREAM)).cluster
+            await connection.close()
+            return str(cluster.leader) if cluster is not None else ""
+
+        name = asyncio.run(leader())
+        if not name.startswith("peer") or len(self.servers) == 1:
+            raise UnavailableError(
+                "A stream on one server has no other replica, so the case failover is not possible. Choose another --case."
+            )
+        number = int(name.removeprefix("peer"))
+        self.servers[number].kill()
+        return next(port for other, port in enumerate(self.ports) if other != number)
 
 
 # ---- Liftbridge ------------------------------------------------------------------------------------------------------
@@ -353,25 +433,29 @@ class Liftbridge(_NatsSystem):
         self._stack.close()
 
     def _stop(self) -> None:
-        for process in self._processes.values():
-            process.kill()
-        for process in self._processes.values():
-            process.wait(_STOP_S)
+        for server in self._processes.values():
+            server.kill()
+        for server in self._processes.values():
+            server.wait(_STOP_S)
         self._processes.clear()
 
-    async def _create(self, name: str, subject: str) -> None:
-        """Create a stream with one partition on all servers, and wait until a first message is acknowledged.
+    def prepare(self) -> None:
+        asyncio.run(self._create())
+
+    async def _create(self) -> None:
+        """Create the stream with one partition on all servers, and wait until a first message is acknowledged.
 
         Raises UnavailableError if no ack arrives.
         """
-        partition = field(1, subject.encode()) + field(2, name.encode()) + number_field(5, len(self._names))
-        stream = field(1, name.encode()) + field(2, subject.encode()) + field(3, partition) + field(4, b"")
+        name = STREAM.encode()
+        partition = field(1, name) + field(2, name) + number_field(5, len(self._names))
+        stream = field(1, name) + field(2, name) + field(3, partition) + field(4, b"")
         request, said = envelope_of(_PROPAGATED, field(2, field(1, stream))), b""
         connection = await nats.connect(self._nats.servers[0].url)
         try:
             async with asyncio.timeout(_LIFTBRIDGE_READY_S):
                 made = False
-                while not (made and await self._publish_one(connection, subject, b"ready?", _ASK_S)):
+                while not (made and await self.ask(connection, b"ready?", _ASK_S)):
                     with contextlib.suppress(nats.errors.Error):
                         said = (await connection.request(f"{_CONTROL}.propagate", request, timeout=_ASK_S)).data
                         made = b"\x12" not in said or b"exists" in said
@@ -383,42 +467,35 @@ class Liftbridge(_NatsSystem):
         finally:
             await connection.close()
 
-    async def _publish_one(self, connection: Client, subject: str, value: bytes, timeout_s: float) -> bool:
-        """Publish ``value`` on ``subject``. Return whether the ack arrived within ``timeout_s`` seconds."""
+    async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
         inbox = connection.new_inbox()
         subscription = await connection.subscribe(inbox, max_msgs=1)
-        await connection.publish(subject, LIFTBRIDGE.message(value, inbox.encode()))
+        await connection.publish(STREAM, LIFTBRIDGE.message(value, inbox.encode()))
         try:
             return not LIFTBRIDGE.refused((await subscription.next_msg(timeout_s)).data + b"\r\n")
         except nats.errors.TimeoutError:
             await subscription.unsubscribe()
             return False
 
-    async def _leader(self, name: str) -> str:
-        """Return the name of the server that leads the partition of the stream ``name``. Raises UnavailableError if none does."""
+    def kill_leader(self) -> int:
+        leader = self._processes[asyncio.run(self._leader())]
+        leader.kill()
+        leader.wait(_STOP_S)
+        return self.ports[0]
+
+    async def _leader(self) -> str:
+        """Return the name of the server that leads the partition of the stream. Raises UnavailableError if none does."""
         connection = await nats.connect(self._nats.servers[0].url)
         try:
             for server in self._names:
                 with contextlib.suppress(nats.errors.Error):
-                    request = envelope_of(_STATUS, field(1, name.encode()))
+                    request = envelope_of(_STATUS, field(1, STREAM.encode()))
                     answer = await connection.request(f"{_CONTROL}.status.{server}", request, timeout=_ASK_S)
                     if answer.data.endswith(_IS_LEADER):
                         return server
         finally:
             await connection.close()
         raise UnavailableError("The Liftbridge stream has no leader. Run the benchmark again.")
-
-    def prepare(self) -> None:
-        asyncio.run(self._create(STREAM, STREAM))
-
-    async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        return await self._publish_one(connection, STREAM, value, timeout_s)
-
-    def kill_leader(self) -> int:
-        leader = self._processes[asyncio.run(self._leader(STREAM))]
-        leader.kill()
-        leader.wait(_STOP_S)
-        return self.ports[0]
 
 
 def _settings(name: str, port: int, url: str, folder: Path, everybody: list[str]) -> str:
@@ -455,20 +532,29 @@ def require_kafka(jars: Path) -> None:
         )
 
 
-class KafkaCluster:
-    """Kafka brokers on loopback. Each broker is also a controller (KRaft).
+class Kafka(System):
+    """Three Kafka brokers on loopback. Each broker is also a controller (KRaft).
 
-    Use it as a context manager: ``with KafkaCluster(jars) as kafka``. ``jars``: directory ``libs`` of Kafka's distribution.
-    Raises UnavailableError with Kafka's own text if it does not start. All child processes end with the context.
+    Publishers do not use NATS, and Kafka's producer has its own window. ``jars``: directory ``libs`` of Kafka's distribution.
+    ``flushed``: True if each broker flushes a record before the ack. The start raises UnavailableError with Kafka's own text if it
+    fails. All child processes end with the context.
     """
 
-    def __init__(self, jars: Path, brokers: int = 3) -> None:
-        self.jars = jars
-        self._count = brokers
+    kind = "kafka"
+    lacks = frozenset({"acked", "plain", "latency", "failover"})
+
+    def __init__(self, jars: Path, *, flushed: bool) -> None:
+        self._jars = jars
+        self._flushed = flushed
         self._folder = Path()
         self._brokers: list[subprocess.Popen[Any]] = []
         self.servers = ""
         """Value of Kafka's setting ``bootstrap.servers``."""
+
+    @property
+    def ports(self) -> list[int]:
+        """Empty, because there is no nats-server."""
+        return []
 
     @property
     def pids(self) -> list[int]:
@@ -484,17 +570,15 @@ class KafkaCluster:
         return self
 
     def _start(self) -> None:
-        ports = free_ports(2 * self._count)
-        talk, vote = ports[: self._count], ports[self._count :]
+        ports = free_ports(2 * _BROKERS)
+        talk, vote = ports[:_BROKERS], ports[_BROKERS:]
         self.servers = ",".join(f"127.0.0.1:{port}" for port in talk)
         voters = ",".join(f"{number + 1}@127.0.0.1:{port}" for number, port in enumerate(vote))
         cluster = "k" + base64.urlsafe_b64encode(secrets.token_bytes(16)).decode()[1:22]
-        words = [find_java(), _HEAP, *self._jars()]
-        for number in range(self._count):
+        words = [find_java(), _HEAP, *self._class_path]
+        for number in range(_BROKERS):
             settings = self._folder / f"{number}.properties"
-            settings.write_text(
-                _kafka_settings(number, (talk[number], vote[number]), voters, self._folder / str(number), self._count)
-            )
+            settings.write_text(_kafka_settings(number, (talk[number], vote[number]), voters, self._folder / str(number)))
             formatted = [*words, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
             done = subprocess.run(formatted, capture_output=True, text=True, timeout=_FORMAT_S, check=False)
             if done.returncode:
@@ -530,22 +614,36 @@ class KafkaCluster:
                 broker.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _jars(self) -> list[str]:
-        return ["-cp", str(self.jars / "*")]
+    @property
+    def _class_path(self) -> list[str]:
+        return ["-cp", str(self._jars / "*")]
 
-    def client(self) -> list[str]:
-        """Return the command of Kafka's clients (``KafkaPeer.java``), without its arguments."""
-        return [find_java(), *self._jars(), str(_CLIENT)]
+    def _client(self, command: str) -> list[str]:
+        """Return the command line of Kafka's client ``KafkaPeer.java`` for this cluster, without the last arguments of ``command``."""
+        return [find_java(), *self._class_path, str(_CLIENT), command, self.servers, STREAM]
 
-    def create(self, topic: str, *, flushed: bool) -> None:
+    def prepare(self) -> None:
         """Create a topic with one partition on all brokers and min.insync.replicas 2."""
-        words = [*self.client(), "create", self.servers, topic, "1" if flushed else str((1 << 63) - 1)]
+        words = [*self._client("create"), "1" if self._flushed else str((1 << 63) - 1)]
         done = subprocess.run(words, capture_output=True, text=True, timeout=_KAFKA_READY_S, check=False)
         if done.returncode:
             raise UnavailableError(f"Cannot create a Kafka topic. Check --kafka-jars. Output: {done.stderr[-300:]}")
 
+    def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
+        """Return the command line of Kafka's producer: acks=all, idempotent, batches of up to 1 MB. ``window`` is not used."""
+        return [*self._client("produce"), str(seconds), str(size_bytes), _JAVA_WARM_S]
 
-def _kafka_settings(number: int, ports: tuple[int, int], voters: str, folder: Path, replicas: int) -> str:
+    def readers(self, seconds: float) -> dict[str, list[str]]:
+        return {"batches": [*self._client("consume"), str(seconds), _JAVA_WARM_S]}
+
+    async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
+        raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
+
+    def kill_leader(self) -> int:
+        raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
+
+
+def _kafka_settings(number: int, ports: tuple[int, int], voters: str, folder: Path) -> str:
     talk, vote = ports
     return f"""
 process.roles=broker,controller
@@ -556,8 +654,8 @@ advertised.listeners=PLAINTEXT://127.0.0.1:{talk}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 log.dirs={folder}
-offsets.topic.replication.factor={replicas}
-transaction.state.log.replication.factor={replicas}
+offsets.topic.replication.factor={_BROKERS}
+transaction.state.log.replication.factor={_BROKERS}
 transaction.state.log.min.isr=1
 message.max.bytes=2097152
 replica.fetch.max.bytes=2097152
@@ -565,119 +663,7 @@ log.cleaner.enable=false
 """
 
 
-# ---- systems ---------------------------------------------------------------------------------------------------------
-
-
-class Liftpy(_NatsSystem):
-    """Three liftpy nodes.
-
-    ``nats_servers``: 1 for all, or 3 that form a cluster, one per node.
-    """
-
-    kind = "liftpy"
-    reads = (("batches", "liftpy-values"), ("one by one", "liftpy-record"))
-
-    def __init__(self, nats_servers: int = 1, *, network: HostNetwork = LOOPBACK) -> None:
-        self._nats = NatsCluster(nats_servers, network=network)
-        self._stack = ExitStack()
-        self._cluster: DevCluster | None = None
-
-    @property
-    def ports(self) -> list[int]:
-        return self._nats.ports
-
-    @property
-    def pids(self) -> list[int]:
-        nodes = self._cluster.nodes.values() if self._cluster is not None else ()
-        return [*self._nats.pids, *(node.pid for node in nodes if node.running)]
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            urls = stack.enter_context(self._nats).node_urls
-            beside = {f"n{number + 1}": urls[number % len(urls)] for number in range(3)}
-            self._cluster = stack.enter_context(DevCluster(3, nats_url=urls[0], node_nats_urls=beside))
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._stack.close()
-
-    def prepare(self) -> None:
-        async def ask() -> None:
-            async with connect(f"nats://127.0.0.1:{self.ports[0]}") as client:
-                await client.create_stream(STREAM, STREAM)
-
-        asyncio.run(ask())
-
-    def kill_leader(self) -> int:
-        async def leader() -> str:
-            async with connect(f"nats://127.0.0.1:{self.ports[0]}") as client:
-                return str((await client.stream(STREAM)).partitions[0].leader)
-
-        assert self._cluster is not None
-        self._cluster.nodes[asyncio.run(leader())].kill()
-        return self.ports[0]
-
-
-class JetStream(JetStreamCluster, _NatsSystem):
-    """JetStream as a system under test, with one server or three."""
-
-    kind = "jetstream"
-    reads = (("batches", "py-pull"), ("one by one", "py-ordered"))
-
-    def prepare(self) -> None:
-        asyncio.run(self.create(STREAM, STREAM))
-
-    def kill_leader(self) -> int:
-        async def leader() -> str:
-            connection = await nats.connect(self.servers[0].url)
-            cluster = (await connection.jetstream().stream_info(STREAM)).cluster
-            await connection.close()
-            return str(cluster.leader) if cluster is not None else ""
-
-        name = asyncio.run(leader())
-        if not name.startswith("peer") or len(self.servers) == 1:
-            raise UnavailableError(
-                "A stream on one server has no other replica, so the case failover is not possible. Choose another --case."
-            )
-        number = int(name.removeprefix("peer"))
-        self.servers[number].kill()
-        return next(port for other, port in enumerate(self.ports) if other != number)
-
-
-class Kafka(KafkaCluster, System):
-    """Three Kafka brokers. Publishers do not use NATS, and Kafka's producer has its own window.
-
-    ``flushed``: True if each broker flushes a record before the ack.
-    """
-
-    kind = "kafka"
-    lacks = frozenset({"acked", "plain", "latency", "failover"})
-
-    def __init__(self, jars: Path, *, flushed: bool) -> None:
-        super().__init__(jars)
-        self._flushed = flushed
-
-    @property
-    def ports(self) -> list[int]:
-        """Empty, because there is no nats-server."""
-        return []
-
-    def prepare(self) -> None:
-        self.create(STREAM, flushed=self._flushed)
-
-    def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
-        """Return the command line of Kafka's producer: acks=all, idempotent, batches of up to 1 MB. ``window`` is not used."""
-        return [*self.client(), "produce", self.servers, STREAM, str(seconds), str(size_bytes), _JAVA_WARM_S]
-
-    def readers(self, seconds: float) -> dict[str, list[str]]:
-        return {"batches": [*self.client(), "consume", self.servers, STREAM, str(seconds), _JAVA_WARM_S]}
-
-    async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
-
-    def kill_leader(self) -> int:
-        raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
+# ---- choice of systems -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ from sidecar.cli.options import Duration, Size, connection_options, json_option
 from sidecar.cli.output import Progress, count_of, print_table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
+from sidecar.tracing.node_tracing import check_packages
 
 if TYPE_CHECKING:
     from sidecar.tracing.exporting import Exporter
@@ -123,12 +124,9 @@ def trace_steps(
     if trace == "off":
         yield spans
         return
-    try:
-        from sidecar.tracing.exporting import SpanThread, otlp_exporter
-    except ImportError as error:
-        raise ConfigError(
-            f"--trace {trace} needs OpenTelemetry: {error}. Install it with `pip install 'liftpy[otlp]'`."
-        ) from None
+    check_packages(f"--trace {trace}")
+    from sidecar.tracing.exporting import SpanThread, otlp_exporter
+
     span_exporter = exporter() if exporter is not None else otlp_exporter(endpoint)
     thread = SpanThread(span_exporter, f"{name}-{os.getpid()}", target.namespace, SpanBudget(SPANS_PER_S))
     error_text = ""

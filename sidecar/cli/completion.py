@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from liftpy import __version__
 from liftpy.client import Client, connect
-from liftpy.core.base.ids import is_internal
+from liftpy.core.base.ids import check_name, is_internal
 from sidecar.cli.help import SHARED_OPTIONS, HelpCommand, options_before
 from sidecar.cli.main import TextType
 from sidecar.cli.node_reports import ask_nodes
@@ -107,6 +107,18 @@ class ClusterName(TextType):
         return names_of_cluster(ctx, self._kind, incomplete)
 
 
+class NodeId(ClusterName):
+    """Type of an argument that is the id of one node. An id that is not valid is rejected before the command runs."""
+
+    def __init__(self) -> None:
+        super().__init__("node")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return check_name(str(super().convert(value, param, ctx)), "node")
+
+
+NODE_ID = NodeId()
+node_argument = click.argument("node_id", metavar="NODE", type=NODE_ID)
 STREAM, GROUP, CURSOR, NODE = ClusterName("stream"), ClusterName("group"), ClusterName("cursor"), ClusterName("node")
 SERVICE = ClusterName("service")
 

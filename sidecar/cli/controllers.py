@@ -16,10 +16,9 @@ from typing import Any, TypeVar
 import click
 
 from liftpy.client import Client, ClusterState
-from liftpy.core.base.ids import check_name
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.errors import ConfigError, StaleRequestError, UnavailableError
-from sidecar.cli.completion import NODE
+from sidecar.cli.completion import NODE_ID, node_argument
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option, timeout_option
 from sidecar.cli.output import print_table
@@ -132,7 +131,7 @@ def _add_change_options(function: F) -> F:
 
 
 @controllers.command(example="liftpy controllers add n4")
-@click.argument("node_id", metavar="NODE", type=NODE)
+@node_argument
 @_add_change_options
 def add(node_id: str, wait: bool, timeout_s: float, as_json: bool, target: Target) -> None:
     """Make the running node NODE a controller. NODE first receives the log, and gets its vote when it has caught up.
@@ -143,7 +142,7 @@ def add(node_id: str, wait: bool, timeout_s: float, as_json: bool, target: Targe
 
 
 @controllers.command(example="liftpy controllers remove n1")
-@click.argument("node_id", metavar="NODE", type=NODE)
+@node_argument
 @_add_change_options
 def remove(node_id: str, wait: bool, timeout_s: float, as_json: bool, target: Target) -> None:
     """Remove NODE from the controllers. It remains a node.
@@ -154,8 +153,8 @@ def remove(node_id: str, wait: bool, timeout_s: float, as_json: bool, target: Ta
 
 
 @controllers.command(example="liftpy controllers replace n1 n4")
-@click.argument("old_id", metavar="OLD", type=NODE)
-@click.argument("new_id", metavar="NEW", type=NODE)
+@click.argument("old_id", metavar="OLD", type=NODE_ID)
+@click.argument("new_id", metavar="NEW", type=NODE_ID)
 @_add_change_options
 def replace(old_id: str, new_id: str, wait: bool, timeout_s: float, as_json: bool, target: Target) -> None:
     """Replace controller OLD, which may be down, with the running node NEW. The cluster first adds NEW and then removes OLD.
@@ -166,9 +165,6 @@ def replace(old_id: str, new_id: str, wait: bool, timeout_s: float, as_json: boo
 
 
 def _change(target: Target, as_json: bool, timeout_s: float | None, *, add: str = "", remove: str = "") -> None:
-    for node_id in filter(None, (add, remove)):
-        check_name(node_id, "node")
-
     async def work(client: Client) -> dict[str, Any]:
         decided = await client.admin.change_controllers(add=add, remove=remove)
         if not as_json:

@@ -1,59 +1,68 @@
 """``liftpy health``: check a node or the whole cluster over NATS, or the node on this machine over its status port.
 
-A supervisor may start the command every few seconds. So only ``--probe`` loads a ``Client`` with numpy and uvloop. With
-``--status-port``, ``main.py`` runs the command of ``health_port.py``, which does not load NATS.
+A supervisor may start the command every few seconds. So ``--status-port`` loads no NATS.
 """
 
 from __future__ import annotations
 
-import asyncio
+import json
+import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-import nats
-import nats.errors
 
-from liftpy.client.admin_requests import NodeRequests, connect_for_requests
 from liftpy.core.base.ids import PROBE_STREAM as PROBE
-from liftpy.core.base.strict_json import load_json
-from liftpy.core.observe.cluster_health import ClusterVerdict, verdict_of
-from liftpy.core.observe.verdicts import VERDICTS, Reason, reason
-from liftpy.errors import (
-    LiftError,
-    NatsUnreachableError,
-    NotAllowedError,
-    NotFoundError,
-    OutcomeUnknownError,
-    UnavailableError,
-)
-from sidecar.cli.health_port import by_port, levels, show, status_port_option
-from sidecar.cli.help import HelpCommand
-from sidecar.cli.node_reports import answer_of, judge_cluster, unknown_data
-from sidecar.cli.options import connection_options, json_option
-from sidecar.runtime.settings import Target
+from sidecar.cli.help import HelpCommand, options_before
+from sidecar.cli.options import add_shared_options, json_option, selected_target
 
-if TYPE_CHECKING:
-    from liftpy.client import Client
-
+EXIT_UNHEALTHY = 1
+"""A check of ``liftpy health`` has failed."""
+EXIT_SILENT = 3
+"""No node has answered ``liftpy health``."""
 _TIMEOUT_S = 3.0
-_LIVE_PROBLEMS = ("fenced", "silent", "no-majority")
-"""Problems that ``--live`` checks."""
-_PROBE_SUBJECT = "liftpy-probe"
+_MAX_BYTES = 1 << 16
+_PATHS = {"live": "/livez?verbose", "ready": "/readyz?verbose", "synced": "/readyz?synced&verbose"}
 
 
 @click.command(cls=HelpCommand, example="liftpy health --cluster\nliftpy health --status-port 8222 --live")
-@levels
-@status_port_option
+@click.option(
+    "--live",
+    "level",
+    flag_value="live",
+    help="Check that the process works. It does not need to be restarted. Problems of other nodes do not count.",
+)
+@click.option("--ready", "level", flag_value="ready", help="Check that the node takes part in the cluster. (default)")
+@click.option(
+    "--synced",
+    "level",
+    flag_value="synced",
+    help="Check that the node is ready, and that all its replicas have been in sync since its start.",
+)
+@click.option(
+    "--status-port",
+    "port",
+    type=click.IntRange(1, 65_535),
+    help="Query the node on this machine with this status port, without NATS.",
+)
 @click.option("--node", "node_id", metavar="NODE", help="Check this node, over NATS.")
 @click.option("--cluster", is_flag=True, help="Check each node, and check that the metadata group can commit. (default)")
 @click.option(
     "--probe", is_flag=True, help=f"Publish a record to stream {PROBE}, read it back, and print the time of each step."
 )
 @json_option
-@connection_options
+@add_shared_options
+@click.pass_context
 def health(
-    level: str | None, port: int | None, node_id: str | None, cluster: bool, probe: bool, as_json: bool, target: Target
+    ctx: click.Context,
+    /,
+    level: str | None,
+    port: int | None,
+    node_id: str | None,
+    cluster: bool,
+    probe: bool,
+    as_json: bool,
+    **connection: str | None,
 ) -> int:
     """Check the health of a node or of the cluster. Exit code 0: healthy, 1: not healthy, 3: no answer.
 
@@ -69,138 +78,44 @@ def health(
     if node_id is not None and cluster:
         raise click.UsageError("--node and --cluster cannot be combined. Remove one of them.")
     if port is not None:
-        return show(by_port(port, level or "ready"), as_json)
-    return show(_by_nats(target, level or "ready", node_id, probe), as_json)
+        if node_id is not None or cluster or probe or any(connection.values()) or options_before(ctx):
+            raise click.UsageError("--status-port queries the node without NATS. Remove the options for NATS.")
+        result = by_port(port, level or "ready")
+    else:
+        from sidecar.cli.node_reports import check_health
+
+        with selected_target(connection) as target:
+            result = check_health(target, level or "ready", node_id, probe)
+    click.echo(json.dumps(result) if as_json else "\n".join(result["checks"]))
+    return 0 if result["healthy"] else EXIT_SILENT if result["silent"] else EXIT_UNHEALTHY
 
 
-def _by_nats(target: Target, level: str, node_id: str | None, probe: bool) -> dict[str, Any]:
-    try:
-        return asyncio.run(_collect_health(target, level, node_id, probe))
-    except NatsUnreachableError as error:
-        lost = reason("nats-lost", who="This command", why=f": {error}")
-        return _result([f"[-] {lost.line}"], silent=True, verdict=verdict_of([lost]))
-    except (UnavailableError, OutcomeUnknownError) as error:
-        return _result([f"[-] no answer: {error}"], silent=True)
+def by_port(port: int, level: str) -> dict[str, Any]:
+    """Ask the node on this machine for its checks over HTTP.
 
-
-def _result(lines: list[str], *, silent: bool, verdict: ClusterVerdict | None = None) -> dict[str, Any]:
-    result = {"healthy": not any(line.startswith("[-]") for line in lines), "silent": silent, "checks": lines}
-    return result if verdict is None else {**result, "verdict": verdict.as_object()}
-
-
-async def _collect_health(target: Target, level: str, node_id: str | None, probe: bool) -> dict[str, Any]:
-    who: dict[str, Any] = {"credentials": target.credentials, "name": "liftpy-cli", "timeout_s": _TIMEOUT_S}
-    async with connect_for_requests(target.nats, target.namespace, **who) as cluster:
-        return await (_of_node(cluster, level, node_id) if node_id is not None else _of_cluster(cluster, target, level, probe))
-
-
-async def _of_node(cluster: NodeRequests, level: str, node_id: str) -> dict[str, Any]:
-    document = await fetch_health(cluster, node_id)
-    return _result(_node_lines(node_id, document, level), silent=document is None)
-
-
-def _node_lines(name: str, document: dict[str, Any] | None, level: str) -> list[str]:
-    if document is None:
-        return [f"[-] {name}: does not answer"]
-    why = "; ".join(f"{check}: {text}" for check, text in document["checks"].items() if text)
-    lines = [f"[+] {name}: {level}" if document["health"][level] else f"[-] {name}: not {level}: {why}"]
-    if unknown := document.get("unknown_streams"):
-        lines.append(f"[+] {unknown_data(name, unknown)}")
-    return lines
-
-
-async def _of_cluster(cluster: NodeRequests, target: Target, level: str, probe: bool) -> dict[str, Any]:
-    """Return the result of all checks of the cluster, and its verdict.
-
-    ``level``: ``live``, ``ready`` or ``synced``. ``probe``: True to also publish and read a record. If the metadata group has no
-    majority, each node still answers for itself.
+    Return ``healthy``, ``silent`` (True without an answer) and ``checks``, one text line for each check.
     """
-    lines: list[str] = []
-    began = time.monotonic()
     try:
-        state = await cluster.describe_cluster(linearizable=True)
-    except (UnavailableError, OutcomeUnknownError) as error:
-        lines.append(f"[-] metadata group: {error}")
-        try:
-            names = await cluster.node_ids()
-        except (UnavailableError, OutcomeUnknownError):
-            return _result(lines, silent=True)
-        verdict = await judge_cluster(cluster, names)
-        return _result([*lines, *map(_reason_line, verdict.reasons)], silent=True, verdict=verdict)
-    lines.append(f"[+] metadata group: committed a barrier in {(time.monotonic() - began) * 1000:.1f} ms")
-    for name in state.image.live_nodes():
-        lines += _node_lines(name, await fetch_health(cluster, name), level)
-    verdict = await judge_cluster(cluster, sorted(state.image.nodes))
-    lines += [_reason_line(one) for one in verdict.reasons if level != "live" or one.word in _LIVE_PROBLEMS]
-    if probe:
-        lines += await _probe_stream(target)
-    return _result(lines, silent=False, verdict=verdict)
+        answer = _ask_local_node(port, _PATHS[level])
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        return {"healthy": False, "silent": True, "checks": [f"[-] no node answers on port {port}: {why}"]}
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return {"healthy": head.split()[1] == b"200", "silent": False, "checks": body.decode("utf-8", "replace").splitlines()}
 
 
-def _reason_line(one: Reason) -> str:
-    return f"[{'-' if VERDICTS[one.word].makes_unhealthy else '!'}] {one.line}"
+def _ask_local_node(port: int, path: str) -> bytes:
+    """Send an HTTP request for ``path`` to ``port`` of this machine, and return the raw answer.
 
-
-async def fetch_health(client: NodeRequests, node_id: str) -> dict[str, Any] | None:
-    """Return the health that a node reports. None: the node does not answer, or its answer is not usable."""
-    document = await answer_of(client.node_health(node_id, _TIMEOUT_S))
-    return document if document is not None and "health" in document and "checks" in document else None
-
-
-async def publish_probe(target: Target, value: bytes) -> int:
-    """Publish ``value`` as any NATS client does, and return its offset. Raises NotAllowedError, UnavailableError."""
-    errors: list[str] = []
-
-    async def note_error(error: Exception) -> None:
-        errors.append(str(error))
-
-    options = {**target.credentials.nats_options(), "error_cb": note_error}
-    try:
-        connection = await nats.connect(list(target.nats), connect_timeout=_TIMEOUT_S, **options)
-        try:
-            answer = load_json((await connection.request(_PROBE_SUBJECT, value, timeout=_TIMEOUT_S)).data)
-        finally:
-            await connection.close()
-    except (nats.errors.Error, OSError, TimeoutError, ValueError) as error:
-        if denied := next((one for one in errors if "permissions violation" in one), None):
-            raise NotAllowedError(
-                f"NATS rejected the probe: {denied}. Give this user the permission to publish on {_PROBE_SUBJECT}."
-            ) from None
-        raise UnavailableError(f"The probe got no ack: {error!r}. Check that a leader is up: `liftpy status`.") from None
-    if answer.get("error"):
-        raise UnavailableError(f"The probe was rejected: {answer['error'].get('description')}. Check `liftpy status`.")
-    return int(answer["seq"]) - 1
-
-
-async def _probe_stream(target: Target) -> list[str]:
-    from liftpy.client import connect
-
-    async with await connect(
-        target.nats, target.namespace, credentials=target.credentials, name="liftpy-cli", timeout_s=_TIMEOUT_S
-    ) as client:
-        return await _check_round_trip(client, target)
-
-
-async def _check_round_trip(client: Client, target: Target) -> list[str]:
-    lines: list[str] = []
-    began = time.monotonic()
-    try:
-        try:
-            await client.stream(PROBE)
-        except NotFoundError:
-            client.admin.allow_internal()
-            nodes = (await client.admin.describe_cluster()).image.live_nodes()
-            await client.create_stream(PROBE, _PROBE_SUBJECT, replicas=min(3, len(nodes)))
-            lines.append(f"[+] probe: stream made in {(time.monotonic() - began) * 1000:.1f} ms")
-        began, mark = time.monotonic(), f"{time.time_ns()}".encode()
-        offset = await publish_probe(target, mark)
-        lines.append(f"[+] probe: published and committed in {(time.monotonic() - began) * 1000:.1f} ms")
-        began = time.monotonic()
-        async for record in client.consume(PROBE, start=offset, until="end"):
-            if record.value == mark:
-                lines.append(f"[+] probe: read back in {(time.monotonic() - began) * 1000:.1f} ms")
-                return lines
-        lines.append("[-] probe: what was acknowledged is not there")
-    except LiftError as error:
-        lines.append(f"[-] probe: {error.code}: {error}")
-    return lines
+    Raise OSError, or ValueError if the answer is not HTTP. Python's HTTP client is not used, because its import takes 20 ms.
+    """
+    deadline = time.monotonic() + _TIMEOUT_S
+    with socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_S) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        answer = b""
+        while len(answer) < _MAX_BYTES and (more := connection.recv(_MAX_BYTES)):
+            answer += more
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+    if not answer.startswith(b"HTTP/1.") or len(answer.split(None, 2)) < 3:
+        raise ValueError("the answer is not HTTP. Check that the port is the status port of the node")
+    return answer

@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from liftpy.errors import LiftError
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ConnectionOption(click.Option):
@@ -44,17 +46,13 @@ SHARED_OPTIONS = {
 """Name -> option, kind of its value, help. An environment variable LIFTPY_<NAME> gives the value, too."""
 
 
-def shared_option(name: str) -> click.Option:
-    """Return a new click option for the row ``name`` of SHARED_OPTIONS."""
+def shared_option(name: str) -> Callable[[F], F]:
+    """Return the click option for the row ``name`` of SHARED_OPTIONS, as a decorator of a command or group."""
     flag, metavar, text = SHARED_OPTIONS[name]
     head, mark, default = text.partition("  [")
     text = f"{head}  [{default.removesuffix(']') + '; ' if mark else ''}env: LIFTPY_{name.upper()}]"
-    return SharedOption([flag, name], default=None, metavar=metavar, help=text, shell_complete=completer_of(name))
-
-
-def completer_of(name: str) -> Callable[[click.Context, click.Parameter, str], list[str]] | None:
-    """Return the function that completes the value of the shared option ``name`` in a shell. None: there is none."""
-    return complete_context if name == "context" else None
+    complete = complete_context if name == "context" else None
+    return click.option(flag, name, cls=SharedOption, default=None, metavar=metavar, help=text, shell_complete=complete)
 
 
 def complete_context(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

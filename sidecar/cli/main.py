@@ -34,7 +34,8 @@ from liftpy.errors import (
     StorageError,
     UnavailableError,
 )
-from sidecar.cli.help import SHARED_OPTIONS, HelpGroup, SharedOption, shared_option
+from sidecar.cli.help import HelpGroup
+from sidecar.cli.options import add_shared_options
 from sidecar.cli.output import discard_stdout
 
 NO_ANSWER = (
@@ -86,9 +87,6 @@ COMMANDS = {
     "bench": ("sidecar.cli.bench", "Measure liftpy, JetStream and other systems on this machine."),
 }
 """Command -> module that holds a click command of the same name, and its line in ``liftpy --help``."""
-
-VARIANTS = {("health", "--status-port"): "sidecar.cli.health_port"}
-"""(command, option) -> module of the command with this option. It imports less than the module in COMMANDS."""
 
 SECTIONS = {
     "Start here": ("dev", "demo"),
@@ -151,19 +149,9 @@ class LazyGroup(HelpGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return self._load(COMMANDS[cmd_name][0], cmd_name) if cmd_name in COMMANDS else None
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the first word of ``args`` names. An option among the words may select a variant."""
-        options = {word.partition("=")[0] for word in args[1:]}
-        for (name, option), module in VARIANTS.items():
-            if args[0] == name and option in options:
-                return name, self._load(module, name), args[1:]
-        return super().resolve_command(ctx, args)
-
-    @staticmethod
-    def _load(module: str, name: str) -> click.Command:
-        command = getattr(importlib.import_module(module), name.replace("-", "_"))
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return check_texts(command)
 
@@ -191,15 +179,14 @@ class LazyGroup(HelpGroup):
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="liftpy", message="%(prog)s %(version)s")
+@add_shared_options
 @click.pass_context
 def liftpy(ctx: click.Context, /, **connection: str | None) -> None:
     """Store what is published on plain NATS in durable, replicated, replayable streams."""
     ctx.obj = {name: value for name, value in connection.items() if value is not None}
 
 
-liftpy.params += [shared_option(name) for name in SHARED_OPTIONS]
-for each in liftpy.params:
-    each.type = TEXT if isinstance(each, SharedOption) else each.type
+check_texts(liftpy)
 
 
 def exit_code(error: LiftError) -> int:
@@ -316,7 +303,7 @@ def _show(error: LiftError, *, as_json: bool) -> None:
     word = next((word for kind, word in _ERROR_KINDS.items() if isinstance(error, kind)), "")
     runbook = ""
     if word:
-        from liftpy.core.observe.verdicts import RUNBOOKS, VERDICTS  # only errors need it
+        from liftpy.core.observe.cluster_health import RUNBOOKS, VERDICTS  # only errors need it
 
         runbook = f"{RUNBOOKS}/{VERDICTS[word].runbook}.md"
     if as_json:

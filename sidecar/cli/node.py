@@ -15,16 +15,15 @@ from typing import Any
 import click
 
 from liftpy.client import Client
-from liftpy.core.base.ids import check_name
 from liftpy.core.metadata.controller.nodes import still_a_controller, why_still_controller
 from liftpy.core.metadata.controller.reassignment import Movement, offline_partitions_of
 from liftpy.core.metadata.describe import reasons_to_keep_running
 from liftpy.core.metadata.image import ClusterImage, NodeImage
 from liftpy.core.metadata.placement.facts import facts_of
 from liftpy.errors import ConfigError, NotFoundError, StaleRequestError
-from sidecar.cli.completion import NODE
+from sidecar.cli.completion import node_argument
 from sidecar.cli.help import HelpCommand, HelpGroup
-from sidecar.cli.options import Duration, connection_options, json_option, timeout_option, yes_option
+from sidecar.cli.options import Duration, ask_consent, connection_options, json_option, timeout_option, yes_option
 from sidecar.cli.output import count_of
 from sidecar.cli.reassignment import follow, move_timeout_option
 from sidecar.cli.session import with_client
@@ -42,7 +41,7 @@ def node() -> None:
 
 
 @node.command(example="liftpy node drain n3 --wait")
-@click.argument("node_id", metavar="NODE", type=NODE)
+@node_argument
 @click.option("--wait/--no-wait", default=False, show_default=True, help="Show the progress until NODE holds no replicas.")
 @click.option("--cancel", is_flag=True, help="Cancel the drain. Replicas that have already moved do not return.")
 @move_timeout_option
@@ -54,7 +53,6 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
     NODE receives no new replicas. Leaderships move first. The cluster continues the work if you stop this command. If NODE is down,
     the cluster replaces its replicas at once, without the delay replacement_grace_s.
     """
-    check_name(node_id, "node")
     if cancel and wait:
         raise click.UsageError("--cancel and --wait cannot be combined. Remove one of them.")
 
@@ -73,9 +71,9 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
             await follow(
                 client,
                 concerns,
-                lambda now: not (now.replica_counts.get(node_id) and _is_leaving(now, node_id)),
                 timeout_s,
                 quiet=as_json,
+                is_done=lambda now: not (now.replica_counts.get(node_id) and _is_leaving(now, node_id)),
                 stays=lambda now: _reasons_that_replicas_stay(now, node_id),
             )
             image = (await client.admin.describe_cluster(linearizable=True)).image
@@ -133,7 +131,7 @@ def _some(names: list[str]) -> str:
 
 
 @node.command(name="can-stop", example="liftpy node can-stop n3")
-@click.argument("node_id", metavar="NODE", type=NODE)
+@node_argument
 @json_option
 @connection_options
 def can_stop(node_id: str, as_json: bool, target: Target) -> int:
@@ -141,7 +139,6 @@ def can_stop(node_id: str, as_json: bool, target: Target) -> int:
 
     The answer is no if a partition would fall below min_isr, or if the metadata group would lose its majority.
     """
-    check_name(node_id, "node")
     state = with_client(target, lambda client: client.admin.describe_cluster(linearizable=True))
     voters = {member.node_id: member.connected for member in state.controllers if not member.learner}
     reasons = reasons_to_keep_running(state.image, node_id, voters)
@@ -153,7 +150,7 @@ def can_stop(node_id: str, as_json: bool, target: Target) -> int:
 
 
 @node.command(example="liftpy node remove n3")
-@click.argument("node_id", metavar="NODE", type=NODE)
+@node_argument
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
 @timeout_option("5s", "Maximum time for NODE to stop.", low=0)
 @json_option
@@ -163,7 +160,6 @@ def remove(node_id: str, dry_run: bool, timeout_s: float, as_json: bool, target:
 
     The data directory is not deleted. If the node starts again, it registers again.
     """
-    check_name(node_id, "node")
     with_client(target, lambda client: _remove_node(client, node_id, dry_run, timeout_s))
     if as_json:
         click.echo(json.dumps({"node": node_id, "removed": not dry_run, "dry_run": dry_run, "controller": False}))
@@ -172,7 +168,7 @@ def remove(node_id: str, dry_run: bool, timeout_s: float, as_json: bool, target:
 
 
 @node.command(name="remove-data", example="liftpy node remove-data n3 orders-00000c-1a21ed6eb59")
-@click.argument("node_id", metavar="NODE", type=NODE)
+@node_argument
 @click.argument("directories", metavar="[DIRECTORY]...", nargs=-1)
 @yes_option
 @json_option
@@ -182,7 +178,6 @@ def remove_data(node_id: str, directories: tuple[str, ...], yes: bool, as_json: 
 
     A node keeps the data of a stream that was deleted while the node was down. A stream may also be missing because the metadata group
     was restored from a backup. Then remove a directory only if the stream is not needed."""
-    check_name(node_id, "node")
 
     async def work(client: Client) -> dict[str, Any]:
         if not directories:
@@ -194,8 +189,8 @@ def remove_data(node_id: str, directories: tuple[str, ...], yes: bool, as_json: 
             raise ConfigError(f"{node_id}: {result['error']}")
         return {"node": node_id, **result}
 
-    if directories and not yes:
-        click.confirm(f"remove {', '.join(directories)} from node {node_id} permanently?", abort=True, err=True)
+    if directories:
+        ask_consent(yes, f"remove {', '.join(directories)} from node {node_id} permanently?")
     result = with_client(target, work)
     if as_json:
         click.echo(json.dumps(result))
@@ -206,7 +201,7 @@ def remove_data(node_id: str, directories: tuple[str, ...], yes: bool, as_json: 
 
 
 @node.command(name="set-weight", example="liftpy node set-weight n3 2.0")
-@click.argument("node_id", metavar="NODE", type=NODE)
+@node_argument
 @click.argument("weight", metavar="WEIGHT|auto")
 @json_option
 @connection_options
@@ -216,7 +211,7 @@ def set_weight(node_id: str, weight: str, as_json: bool, target: Target) -> None
 
 
 @node.command(name="set-rack", example="liftpy node set-rack n3 zone-b")
-@click.argument("node_id", metavar="NODE", type=NODE)
+@node_argument
 @click.argument("rack", metavar="RACK|auto")
 @json_option
 @connection_options
@@ -288,7 +283,7 @@ async def _remove_node(client: Client, node_id: str, dry_run: bool, timeout_s: f
 
 
 @click.command(name="log-level", cls=HelpCommand, example="liftpy log-level n1 debug --duration 10m")
-@click.argument("node_id", metavar="NODE", type=NODE)
+@node_argument
 @click.argument("level", type=click.Choice(LEVELS))
 @click.option(
     "--duration",
@@ -302,7 +297,6 @@ async def _remove_node(client: Client, node_id: str, dry_run: bool, timeout_s: f
 @connection_options
 def log_level(node_id: str, level: str, duration_s: float, as_json: bool, target: Target) -> None:
     """Set the log level of NODE for a limited time. Needs operator permissions."""
-    check_name(node_id, "node")
     result = with_client(target, lambda client: client.admin.node_log_level(node_id, level, duration_s), needs_majority=False)
     if "error" in result:
         raise ConfigError(str(result["error"]))

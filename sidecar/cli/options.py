@@ -2,6 +2,8 @@
 
 ``@connection_options`` gives a command the keyword argument ``target``, ``@json_option`` gives ``as_json``. A flag wins over
 the environment (LIFTPY_NATS, LIFTPY_NAMESPACE, LIFTPY_CREDS_FILE...), which wins over the selected context and the default.
+
+A supervisor may start ``liftpy health --status-port`` every few seconds. So this module imports the settings late.
 """
 
 from __future__ import annotations
@@ -11,18 +13,19 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from liftpy.config import FlushMode, FlushPolicy
 from liftpy.errors import ConfigError
-from sidecar.cli.help import SHARED_OPTIONS, ConnectionOption, SharedOption, completer_of, options_before
-from sidecar.runtime.settings import Target, context_values, credentials_from, target_from
+from sidecar.cli.help import SHARED_OPTIONS, ConnectionOption, options_before, shared_option
+
+if TYPE_CHECKING:
+    from sidecar.runtime.settings import Target
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,6 +44,8 @@ def _name_credential_sources(options: Mapping[str, str | None], *, has_file: boo
         if options.get(name) is None and (has_file or os.environ.get(variable)):
             return variable if os.environ.get(variable) else name
         if options.get(name) is None:
+            from sidecar.runtime.settings import context_values
+
             used, values = context_values(options.get("nats"), context=options.get("context"))
             if name in values:
                 return f"{name} of context {used}"
@@ -138,28 +143,6 @@ class Bandwidth(_UnitType):
     units_text = "BANDWIDTH: a number with kbit, Mbit or Gbit (per second), such as 1Gbit."
 
 
-class FlushType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """Flush policy of a stream on the command line: ``always``, ``interval:100ms`` or ``none``. The interval needs a unit."""
-
-    name = "policy"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> FlushPolicy:
-        try:
-            return value if isinstance(value, FlushPolicy) else self.policy(str(value))
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
-
-    @staticmethod
-    def policy(text: str) -> FlushPolicy:
-        if re.fullmatch(r"interval:[0-9.]*", text):
-            raise ConfigError(f"flush policy {text!r}: the interval needs a unit. Use for example interval:100ms.")
-        return FlushPolicy.parse(text)
-
-    @staticmethod
-    def text(policy: FlushPolicy) -> str:
-        return f"{policy}ms" if policy.mode is FlushMode.INTERVAL else str(policy)
-
-
 class OutputFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """Type of an option that names a file for output.
 
@@ -210,9 +193,16 @@ def may_act(dry_run: bool, yes: bool, question: str) -> bool:
     if dry_run:
         click.echo(NOTHING_DONE)
         return False
-    if not yes:
-        click.confirm(question, abort=True, err=True)
+    ask_consent(yes, question)
     return True
+
+
+def ask_consent(yes: bool, question: str, lines: Iterable[str] = ()) -> None:
+    """Print ``lines`` and ask ``question`` on standard error, unless ``yes`` is set. Abort the command if the user disagrees."""
+    if not yes:
+        for line in lines:
+            click.echo(line, err=True)
+        click.confirm(question, abort=True, err=True)
 
 
 def internal_option(function: F) -> F:
@@ -231,6 +221,8 @@ def credential_options(function: F) -> F:
 
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
+        from sidecar.runtime.settings import credentials_from
+
         credential_values = {name: kwargs.pop(name) for name in _NODE_CREDENTIALS}
         with _name_credential_sources(credential_values, has_file=True):
             return function(*args, credentials=credentials_from(credential_values), **kwargs)
@@ -247,19 +239,12 @@ def add_credential_options(function: F) -> F:
 
 
 def connection_options(function: F) -> F:
-    """Add the connection options to a command. The command gets ``target: sidecar.runtime.settings.Target``.
-
-    If the user gives an option before and after the command, the value after the command counts.
-    """
+    """Add the connection options to a command. The command gets ``target: sidecar.runtime.settings.Target``."""
 
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
-        before = options_before(click.get_current_context(silent=True))
-        option_values = {
-            name: value if (value := kwargs.pop(name)) is not None else before.get(name) for name in SHARED_OPTIONS
-        }
-        with _name_credential_sources(option_values):
-            return function(*args, target=target_of(option_values), **kwargs)
+        with selected_target({name: kwargs.pop(name) for name in SHARED_OPTIONS}) as target:
+            return function(*args, target=target, **kwargs)
 
     return add_shared_options(command)  # type: ignore[return-value]
 
@@ -267,21 +252,29 @@ def connection_options(function: F) -> F:
 def add_shared_options(function: F) -> F:
     """Add the connection options to a command. The command gets each value by name, None if the user did not give it."""
     for name in reversed(SHARED_OPTIONS):
-        flag, metavar, text = SHARED_OPTIONS[name]
-        complete = completer_of(name)
-        option = click.option(flag, name, cls=SharedOption, metavar=metavar, help=text, shell_complete=complete)
-        function = option(function)
+        function = shared_option(name)(function)
     return function
 
 
-def target_of(options: Mapping[str, str | None]) -> Target:
-    """Return the cluster that the connection options select.
+@contextlib.contextmanager
+def selected_target(given: Mapping[str, str | None]) -> Iterator[Target]:
+    """Yield the cluster that the connection options of the command select. An option before the command counts if it is not ``given``.
 
-    ``options``: values of the options, by the names in SHARED_OPTIONS. None: not given.
+    ``given``: values of the options after the command, by the names in SHARED_OPTIONS. None: not given.
 
     Raises:
         ConfigError: A value is not valid.
         NotFoundError: There is no such context.
     """
+    before = options_before(click.get_current_context(silent=True))
+    values = {name: value if value is not None else before.get(name) for name, value in given.items()}
+    with _name_credential_sources(values):
+        yield target_of(values)
+
+
+def target_of(options: Mapping[str, str | None]) -> Target:
+    """Return the cluster that ``options`` select: values of the connection options, by the names in SHARED_OPTIONS."""
+    from sidecar.runtime.settings import target_from
+
     flags = {name: options.get(name) for name in _CREDENTIALS}
     return target_from(options.get("nats"), options.get("namespace"), flags, context=options.get("context"))

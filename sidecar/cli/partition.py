@@ -19,8 +19,9 @@ from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import ConfigError, NotFoundError, StaleRequestError, UnavailableError
 from sidecar.cli.completion import NODE, STREAM
 from sidecar.cli.help import HelpGroup
-from sidecar.cli.options import connection_options, json_option, timeout_option
-from sidecar.cli.reassignment import follow, has_no_move, move_timeout_option, same_stream, wait_option
+from sidecar.cli.options import ask_consent, connection_options, json_option, timeout_option
+from sidecar.cli.output import count_of
+from sidecar.cli.reassignment import follow, move_timeout_option, same_stream, wait_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -71,19 +72,12 @@ def move(
 
     async def work(client: Client) -> PartitionInfo:
         image = await client.stream(stream)
-        if number >= len(image.partitions):
-            raise NotFoundError(f"Stream {stream} has no such partition. Its partitions are 0 to {len(image.partitions) - 1}.")
+        _find(image.image, number)
         decided = await client.admin.reassign(image, number, wanted)
         if not wait:
             return decided
-        uid = image.uid
-        await follow(
-            client,
-            lambda movement: (movement.uid, movement.partition) == (uid, number),
-            lambda now: has_no_move(now.streams.get(stream), uid, number),
-            timeout_s,
-            quiet=as_json,
-        )
+        key = image.uid, number
+        await follow(client, lambda movement: (movement.uid, movement.partition) == key, timeout_s, quiet=as_json)
         moved = await same_stream(client, image)
         now = moved.partitions[number]
         if not cancel and set(now.replicas) != set(wanted):
@@ -95,17 +89,8 @@ def move(
 
     now = with_client(target, work)
     if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "stream": stream,
-                    "partition": number,
-                    "replicas": list(now.replicas),
-                    "target": list(now.target),
-                    "leader": now.leader,
-                }
-            )
-        )
+        place = {"replicas": list(now.replicas), "target": list(now.target), "leader": now.leader}
+        click.echo(json.dumps({"stream": stream, "partition": number, **place}))
         return
     click.echo(
         f"{stream}/{number} is on {' '.join(now.replicas)}" + (f", moving to {' '.join(now.target)}" if now.target else "")
@@ -186,7 +171,7 @@ def elect(
     confirmed = None
     if unclean and not confirm:
         confirmed = with_client(target, load_stream)
-        click.confirm(f"committed records of {stream}/{number} may be LOST permanently: continue?", abort=True, err=True)
+        ask_consent(False, f"committed records of {stream}/{number} may be LOST permanently: continue?")
 
     _print_result(stream, *with_client(target, work), as_json)
 
@@ -219,11 +204,8 @@ def elect_preferred(only: str | None, timeout_s: float, as_json: bool, target: T
         return
     for stream, image in moved:
         click.echo(f"{stream}/{image.partition} is led by {image.leader}")
-    click.echo(
-        f"{len(moved)} leadership{'' if len(moved) == 1 else 's'} moved"
-        if moved
-        else "every partition with a preferred leader in the ISR is led by it"
-    )
+    every = "every partition with a preferred leader in the ISR is led by it"
+    click.echo(f"{count_of(len(moved), 'leadership')} moved" if moved else every)
 
 
 def _find(image: StreamImage, number: int) -> PartitionState:

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from liftpy.client import Client
 from liftpy.client.stream_info import StreamInfo
-from liftpy.core.metadata.controller.reassignment import Movement, Phase, movement_of, movements
-from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.metadata.controller.reassignment import Movement, Phase, movements
+from liftpy.core.metadata.image import ClusterImage
 from liftpy.errors import NotFoundError, UnavailableError
 from sidecar.cli.node_reports import NodeReports, ask_nodes
 from sidecar.cli.options import timeout_option
 
 POLL_S = 1.0
 _MEGABYTE = 1_000_000.0
-Concerns = Callable[[Movement], bool]
 
 wait_option = click.option(
     "--wait/--no-wait", default=True, show_default=True, help="Show the progress until the move is complete."
@@ -31,17 +29,6 @@ wait_option = click.option(
 move_timeout_option = timeout_option(
     "1d", "Maximum time to wait. After that the move continues in the background.", high=30 * 86_400.0
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoveProgress:
-    """Total progress of several moves of replicas."""
-
-    partitions: int
-    """Number of partitions that still move."""
-    copying: int
-    remaining_bytes: int
-    """Bytes still to be copied, as far as nodes have reported the size of logs."""
 
 
 class Estimate:
@@ -71,16 +58,6 @@ def remaining_bytes(movement: Movement, reports: NodeReports) -> int:
     return sum(max(0, whole - held(node_id)) if node_id == movement.into else whole for node_id in to_come)
 
 
-def progress_of(moves: Iterable[Movement], reports: NodeReports) -> MoveProgress:
-    """Return the total progress of the moves ``moves``. ``reports``: partitions of each node with their log sizes."""
-    moving = list(moves)
-    return MoveProgress(
-        partitions=len(moving),
-        copying=sum(movement.phase is Phase.COPIES for movement in moving),
-        remaining_bytes=sum(remaining_bytes(movement, reports) for movement in moving),
-    )
-
-
 def movement_json(movement: Movement, reports: NodeReports) -> dict[str, Any]:
     """Return one move of replicas as a JSON object, with the bytes that are still to be copied."""
     return {
@@ -99,28 +76,29 @@ def movement_json(movement: Movement, reports: NodeReports) -> dict[str, Any]:
 
 async def follow(
     client: Client,
-    concerns: Concerns,
-    is_done: Callable[[ClusterImage], bool],
+    concerns: Callable[[Movement], bool],
     timeout_s: float,
     *,
     quiet: bool,
+    is_done: Callable[[ClusterImage], bool] | None = None,
     stays: Callable[[ClusterImage], list[str]] = lambda image: [],
 ) -> None:
     """Wait until the moves are done, and print each change of their progress.
 
-    ``concerns``: selects the moves to show. ``is_done``: returns True at the end. ``stays``: returns texts about replicas that
-    cannot move, which are printed too. ``quiet``: True to print nothing. Raises UnavailableError after ``timeout_s`` seconds. The
-    moves then continue.
+    ``concerns``: selects the moves. ``is_done``: returns True at the end. Default: none of the moves is left. ``stays``: returns texts
+    about replicas that cannot move, which are printed too. ``quiet``: True to print nothing. Raises UnavailableError after
+    ``timeout_s`` seconds. The moves then continue.
     """
     give_up_at, last_line, reasons, estimate = time.monotonic() + timeout_s, "", list[str](), Estimate()
     while True:
         image = (await client.admin.describe_cluster()).image
-        if is_done(image):
-            return
         moves = [movement for movement in movements(image) if concerns(movement)]
+        if not moves if is_done is None else is_done(image):
+            return
         nodes = {node_id for movement in moves for node_id in (*movement.replicas, movement.into)}
-        now = progress_of(moves, await ask_nodes(client, sorted(nodes & set(image.nodes))))
-        line = sentence(now, estimate.seconds(time.monotonic(), now.remaining_bytes))
+        reports = await ask_nodes(client, sorted(nodes & set(image.nodes)))
+        left_bytes = sum(remaining_bytes(movement, reports) for movement in moves)
+        line = sentence(moves, left_bytes, estimate.seconds(time.monotonic(), left_bytes))
         if line != last_line and not quiet:
             click.echo(line)
         last_line, before, reasons = line, reasons, stays(image)
@@ -134,14 +112,6 @@ async def follow(
                 "background: `liftpy status` shows the progress."
             )
         await asyncio.sleep(min(POLL_S, max(0.01, give_up_at - time.monotonic())))
-
-
-def has_no_move(image: StreamImage | None, uid: str, number: int) -> bool:
-    """Return whether partition ``number`` of the stream with this ``uid`` has no move of replicas in progress.
-
-    The result is also True if ``image`` is None or has another uid.
-    """
-    return image is None or image.uid != uid or movement_of(image, image.partitions[number]) is None
 
 
 async def same_stream(client: Client, before: StreamInfo) -> StreamInfo:
@@ -159,12 +129,16 @@ async def same_stream(client: Client, before: StreamInfo) -> StreamInfo:
     return now
 
 
-def sentence(now: MoveProgress, left_s: float | None) -> str:
-    """Return the progress of moves as text for people. ``left_s``: estimated remaining time in seconds, None: unknown."""
-    if not now.partitions:
+def sentence(moves: Sequence[Movement], left_bytes: int, left_s: float | None) -> str:
+    """Return the progress of ``moves`` as text for people.
+
+    ``left_bytes``: bytes still to be copied, as far as nodes have reported the size of logs. ``left_s``: estimated remaining time in
+    seconds, None: unknown.
+    """
+    if not moves:
         return "nothing moves yet: the move waits for nodes that can take the replicas"
-    size = f"{now.remaining_bytes / _MEGABYTE:.1f} MB left"
+    copying = sum(movement.phase is Phase.COPIES for movement in moves)
+    size = f"{left_bytes / _MEGABYTE:.1f} MB left"
     time_left = "" if left_s is None else f", about {left_s:.0f} s"
-    move = "partition moves" if now.partitions == 1 else "partitions move"
-    copied = "is" if now.copying == 1 else "are"
-    return f"{now.partitions} {move}, {now.copying} {copied} being copied, {size}{time_left}"
+    move = "partition moves" if len(moves) == 1 else "partitions move"
+    return f"{len(moves)} {move}, {copying} {'is' if copying == 1 else 'are'} being copied, {size}{time_left}"

@@ -218,7 +218,8 @@ async def _do(client: Client, image: ClusterImage, plan: RebalancePlan, wait: bo
     ]
     refused = await client.admin.reassign_all(moves)
     if wait and moves:
-        await _wait_until_done(client, moves, timeout_s, quiet)
+        keys = {(move.uid, move.partition) for move in moves}
+        await follow(client, lambda movement: (movement.uid, movement.partition) in keys, timeout_s, quiet=quiet)
     return refused
 
 
@@ -232,17 +233,6 @@ async def _replaced_moves(client: Client, before: ClusterImage, plan: RebalanceP
         if place is not None and set(place[1].replicas) != set(target) and f"{stream}/{number}" not in refused_places:
             replaced.append(f"{stream}/{number}")
     return replaced
-
-
-async def _wait_until_done(client: Client, moves: Sequence[ReplicaMove], timeout_s: float, quiet: bool) -> None:
-    keys = {(move.uid, move.partition) for move in moves}
-
-    def is_done(image: ClusterImage) -> bool:
-        places = (image.find(move.stream, move.uid, move.partition) for move in moves)
-        states = [place[1] for place in places if place is not None]
-        return not any(p.target or p.joining or p.leader_to_elect for p in states)
-
-    await follow(client, lambda movement: (movement.uid, movement.partition) in keys, is_done, timeout_s, quiet=quiet)
 
 
 async def _cancel(client: Client, image: ClusterImage, as_json: bool) -> int:

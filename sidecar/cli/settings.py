@@ -11,9 +11,8 @@ import click
 
 from liftpy.client import Client
 from liftpy.config import MAX_SESSION_MS, MIN_LEASE_MS, MIN_SESSION_MS, NS_PER_S, DefaultQuota, SessionTimes
-from liftpy.core.base.ids import check_name
 from liftpy.errors import ConfigError, UnavailableError
-from sidecar.cli.completion import NODE
+from sidecar.cli.completion import node_argument
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import Duration, Size, connection_options, json_option
 from sidecar.cli.output import print_table
@@ -30,14 +29,12 @@ def settings() -> None:
 
 
 @settings.command(example="liftpy settings show n1 --diff")
-@click.argument("node_id", metavar="NODE", type=NODE)
+@node_argument
 @click.option("--diff", is_flag=True, help="Show only settings that differ from their default or that wait for a restart.")
 @json_option
 @connection_options
 def show(node_id: str, diff: bool, as_json: bool, target: Target) -> None:
     """Show the settings of NODE: value, source, default, and whether a reload can change it. Secrets are not shown."""
-    check_name(node_id, "node")
-
     found = with_client(target, lambda client: client.admin.node_settings(node_id))
     rows = [row for row in found if not diff or "read" in row or row["value"] != row["default"]]
     if as_json:
@@ -49,13 +46,11 @@ def show(node_id: str, diff: bool, as_json: bool, target: Target) -> None:
 
 
 @settings.command(example="liftpy settings reload n1")
-@click.argument("node_id", metavar="NODE", type=NODE)
+@node_argument
 @json_option
 @connection_options
 def reload(node_id: str, as_json: bool, target: Target) -> None:
     """Reload the settings of NODE without a restart. If one setting is invalid, nothing changes. Needs operator permissions."""
-    check_name(node_id, "node")
-
     result = with_client(target, lambda client: client.admin.reload_settings(node_id))
     if "error" in result:
         raise ConfigError(

@@ -73,13 +73,10 @@ class SparkTarget:
     master: str
     settings: dict[str, str]
 
-    def session(self, name: str) -> SparkSession:
-        return local_session(name, self.master, fast_start=False, settings=self.settings)
-
     @contextmanager
     def open_session(self, name: str, *, is_shown: bool) -> Iterator[SparkSession]:
         """Open a Spark session, and stop it at the end of the block. ``is_shown``: True to show the tasks of the running stages."""
-        session = self.session(name)
+        session = local_session(name, self.master, fast_start=False, settings=self.settings)
         try:
             with _task_progress(name, session) if is_shown else nullcontext():
                 yield session
@@ -192,13 +189,9 @@ table_format_option = click.option(
 @contextmanager
 def open_target(target: Target, place: SparkTarget | None, name: str) -> Iterator[tuple[Access, SparkSession | None]]:
     """Yield (access to the cluster ``target``, Spark session or None). The session stops at the end of the block."""
-    with source_options(target, place or SparkTarget("local", {})) as options:
-        session = None if place is None else place.session(name)
-        try:
-            yield access_of(options), session
-        finally:
-            if session is not None:
-                session.stop()
+    running = nullcontext() if place is None else place.open_session(name, is_shown=False)
+    with source_options(target, place or SparkTarget("local", {})) as options, running as session:
+        yield access_of(options), session
 
 
 # ---- archive ---------------------------------------------------------------------------------------------------------

@@ -15,8 +15,7 @@ from liftpy.client import Client, ClusterState
 from liftpy.core.metadata.controller.reassignment import movements
 from liftpy.core.metadata.controller.streams import why_it_waits
 from liftpy.core.metadata.image import INSUFFICIENT_NODES
-from liftpy.core.observe.cluster_health import why_offline
-from liftpy.core.observe.verdicts import Reason
+from liftpy.core.observe.cluster_health import Reason, why_offline
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.node_reports import NodeReports, ask_nodes, judge_cluster, unknown_data, unknown_streams

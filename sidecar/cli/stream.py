@@ -25,7 +25,6 @@ from liftpy.client.stream_info import StreamInfo
 from liftpy.config import NO_QUOTA, DefaultQuota, StreamConfig
 from liftpy.core.base.partition import PartitionState, Purge
 from liftpy.core.base.purge import waits_for
-from liftpy.core.metadata.controller.reassignment import movements
 from liftpy.core.metadata.controller.streams import why_it_waits
 from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.metadata.placement import DEFAULT_POLICY
@@ -36,6 +35,7 @@ from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import (
     BYTES,
     NOTHING_DONE,
+    ask_consent,
     connection_options,
     dry_run_option,
     internal_option,
@@ -133,19 +133,11 @@ def purge(
 
     purged = with_client(target, plan)
     if not dry_run:
-        if not yes:
-            for one in purged:
-                click.echo(f"{name}/{one.partition}: {one.words} below offset {one.end_offset} match", err=True)
-            click.confirm(f"delete these records of stream {name} permanently?", abort=True, err=True)
+        found = (f"{name}/{one.partition}: {one.words} below offset {one.end_offset} match" for one in purged)
+        ask_consent(yes, f"delete these records of stream {name} permanently?", found)
         with_client(target, lambda client: carry_out(client, purged))
     if as_json:
-        counts = [
-            {
-                "partition": one.partition, "end_offset": one.end_offset, "records": one.records, "of_records": one.of_records,
-                "at_least": bool(one.bound),
-            }
-            for one in purged
-        ]  # fmt: skip
+        counts = [one.as_object("end_offset", "at_least") for one in purged]
         click.echo(json.dumps({"stream": name, "dry_run": dry_run, "waited": wait and not dry_run, "purged": counts}))
         return
     how = "would be deleted" if dry_run else "are deleted on every replica" if wait else "will be deleted"
@@ -170,6 +162,11 @@ class _Deletion:
     @property
     def words(self) -> str:
         return f"{self.bound}{self.records} of {self.of_records} records"
+
+    def as_object(self, place: str, bound: str) -> dict[str, int]:
+        """Return the numbers as a JSON object. ``place``, ``bound``: keys of ``end_offset`` and of whether the number is a bound."""
+        counts = {"records": self.records, "of_records": self.of_records}
+        return {"partition": self.partition, place: self.end_offset, **counts, bound: bool(self.bound)}
 
 
 async def _deleted_from(
@@ -273,19 +270,11 @@ def delete_records(
 
     deletions = with_client(target, plan)
     if not dry_run:
-        if not yes:
-            for one in deletions:
-                click.echo(shown(one, "would begin", "would be deleted"), err=True)
-            click.confirm(f"delete {_sum(deletions)} of stream {name} permanently?", abort=True, err=True)
+        found = (shown(one, "would begin", "would be deleted") for one in deletions)
+        ask_consent(yes, f"delete {_sum(deletions)} of stream {name} permanently?", found)
         with_client(target, lambda client: carry_out(client, deletions))
     if as_json:
-        rows = [
-            {
-                "partition": one.partition, "offset": one.end_offset, "records": one.records, "of_records": one.of_records,
-                "at_most": bool(one.bound),
-            }
-            for one in deletions
-        ]  # fmt: skip
+        rows = [one.as_object("offset", "at_most") for one in deletions]
         click.echo(json.dumps({"stream": name, "dry_run": dry_run, "begins": rows}))
         return
     for one in deletions:
@@ -375,14 +364,7 @@ def alter(
             _show(before, decided, factor, settings, dry_run)
         if dry_run or not wait or factor is None:
             return before, decided, decided
-        uid = decided.uid
-        await follow(
-            client,
-            lambda movement: movement.uid == uid,
-            lambda image: not any(movement.uid == uid for movement in movements(image)),
-            timeout_s,
-            quiet=as_json,
-        )
+        await follow(client, lambda movement: movement.uid == decided.uid, timeout_s, quiet=as_json)
         now = await same_stream(client, decided)
         if now.replica_count != factor:
             raise StaleRequestError(
@@ -661,8 +643,7 @@ def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -
     info, records = with_client(target, look)
     what = f"{'all' if records is None else f'its {records}'} records in {count_of(len(info.partitions), 'partition')}"
     if not dry_run:
-        if not yes:
-            click.confirm(f"delete stream {name} and {what} permanently?", abort=True, err=True)
+        ask_consent(yes, f"delete stream {name} and {what} permanently?")
         with_client(target, lambda client: carry_out(client, info.uid))
     if as_json:
         click.echo(json.dumps({"deleted": name, "uid": info.uid, "records": records, "dry_run": dry_run}))

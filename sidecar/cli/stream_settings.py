@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -14,15 +15,37 @@ from typing import Any, TypeVar
 import click
 
 from liftpy.client.placement_plans import PlacementOptions, PlacementPlan, assignment_from_json, tally_rows
-from liftpy.config import ALTERABLE, Codec, FlushPolicy, StreamConfig
+from liftpy.config import ALTERABLE, Codec, FlushMode, FlushPolicy, StreamConfig
 from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.metadata.placement import MANUAL, POLICIES
 from liftpy.errors import ConfigError
-from sidecar.cli.options import NOTHING_DONE, Duration, FlushType, Size
+from sidecar.cli.options import NOTHING_DONE, Duration, Size
 from sidecar.cli.output import print_table
 
 F = TypeVar("F", bound=Callable[..., Any])
 MAX_FILE_BYTES = 1 << 20
+
+
+class FlushType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """Flush policy of a stream on the command line: ``always``, ``interval:100ms`` or ``none``. The interval needs a unit."""
+
+    name = "policy"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> FlushPolicy:
+        try:
+            return value if isinstance(value, FlushPolicy) else self.policy(str(value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+    @staticmethod
+    def policy(text: str) -> FlushPolicy:
+        if re.fullmatch(r"interval:[0-9.]*", text):
+            raise ConfigError(f"flush policy {text!r}: the interval needs a unit. Use for example interval:100ms.")
+        return FlushPolicy.parse(text)
+
+    @staticmethod
+    def text(policy: FlushPolicy) -> str:
+        return f"{policy}ms" if policy.mode is FlushMode.INTERVAL else str(policy)
 
 
 @dataclass(frozen=True, slots=True)

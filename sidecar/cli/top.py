@@ -26,12 +26,17 @@ from rich.live import Live
 from rich.text import Text
 
 from liftpy.client import Client
-from liftpy.core.observe.app_rows import names_question, shown_groups, shown_services
-from liftpy.core.observe.cluster_health import DEGRADED, OK, streams_question
+from liftpy.core.observe.cluster_health import DEGRADED, OK, Reason, reason
 from liftpy.core.observe.cluster_model import HISTORY, ClusterMonitor, Model, NodeRow
 from liftpy.core.observe.node_summary import NodeSummary
-from liftpy.core.observe.page_model import checked_streams, figure
-from liftpy.core.observe.verdicts import Reason, reason
+from liftpy.core.observe.page_model import (
+    checked_streams,
+    figure,
+    names_question,
+    shown_groups,
+    shown_services,
+    streams_question,
+)
 from liftpy.errors import LiftError, UnavailableError
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option

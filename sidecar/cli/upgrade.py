@@ -11,16 +11,16 @@ also needs a row in ``features.py``. A cache (an index, a state) is rebuilt if i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from liftpy.client import Client
 from liftpy.core.metadata.features import FEATURES, FIRST, FeatureLevels
-from sidecar.cli.health import fetch_health
 from sidecar.cli.help import HelpGroup
+from sidecar.cli.node_reports import fetch_health
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import print_table
 from sidecar.cli.session import with_client
@@ -79,9 +79,6 @@ read.
 """
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
 @click.group(cls=HelpGroup, example="liftpy upgrade check")
 def upgrade() -> None:
     """Check, finalize, revert and report a rolling upgrade.
@@ -98,12 +95,11 @@ def upgrade() -> None:
     """
 
 
-def _level(function: F) -> F:
-    return click.option(
-        "--level",
-        type=click.IntRange(1),
-        help="Feature level to check or finalize.  [default: the highest level that all nodes support]",
-    )(function)
+_level_option = click.option(
+    "--level",
+    type=click.IntRange(1),
+    help="Feature level to check or finalize.  [default: the highest level that all nodes support]",
+)
 
 
 def _highest_common_level(levels: FeatureLevels) -> int:
@@ -119,7 +115,7 @@ async def _requested_level(client: Client, level: int | None) -> tuple[int, Feat
 
 
 @upgrade.command(example="liftpy upgrade check")
-@_level
+@_level_option
 @json_option
 @connection_options
 def check(level: int | None, as_json: bool, target: Target) -> int:
@@ -159,7 +155,7 @@ def _unwell(health: dict[str, Any]) -> str:
 
 
 @upgrade.command(example="liftpy upgrade finalize --dry-run")
-@_level
+@_level_option
 @click.option("--dry-run", is_flag=True, help="Check only, and change nothing.")
 @json_option
 @connection_options

@@ -84,7 +84,7 @@ async def publish_and_watch(client: Client, nats_url: str, flights: range, folde
     the duration in seconds.
     """
     arguments = ["--nats", nats_url, "--subject", SUBJECT, "--first", str(flights.start), "--records", str(len(flights))]
-    async with await LineProcess.start("sidecar.dev.demo_publisher", arguments, folder) as publisher:
+    async with await LineProcess.start("sidecar.dev.demo_flights", arguments, folder) as publisher:
         return await _watch(client, publisher, flights, nodes, show)
 
 

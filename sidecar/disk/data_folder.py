@@ -11,7 +11,7 @@
 | ``streams/<stream>-<uid>/<partition>/`` | log of one partition |
 | ``held/<stream>-<uid>.<partition>`` | mark that the node has created this log. If the log is missing, it was lost |
 | ``unreported-damage`` | mark that recovery has quarantined or truncated damage, and the metadata group does not know it yet |
-| ``lazy-flush`` | mark that a log acks records before they are flushed, and that no clean stop followed |
+| ``lazy-flush`` | mark that a log acks records before they are flushed, and that no flush of all logs at a stop followed |
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -90,6 +91,8 @@ No message gets lost inside a process, so two heartbeats per session are enough.
 """
 _AGAIN_S, _LONGEST_AGAIN_S = 0.5, 30.0
 _STOP_S = 2.0
+RESTART_SPREAD_S = 10.0
+"""Time in seconds over which coordinators restart after a change of the feature level. A failure restarts one at once."""
 
 
 class GroupLags:
@@ -258,6 +261,8 @@ class _HostedCoordinator:
 
     task: asyncio.Task[None] | None = None
     host: ServiceHost | None = None
+    version: type[GroupCoordinator] | None = None
+    """Version that runs, or that ran last. None: it has not started."""
     restarts: int = 0
     in_a_row: int = 0
     """Number of failures in a row, without a minute of work in between."""
@@ -326,13 +331,14 @@ class GroupCoordinators:
     def follow(self, _: ClusterImage, image: ClusterImage) -> None:
         """Start and stop coordinators so that they match the replicas of this node in the new ``image``.
 
-        If its feature level allows another version of the coordinator, all of them start again.
+        If its feature level allows another version of the coordinator, all of them start again within ``RESTART_SPREAD_S``. The
+        replicas of a coordinator get the level at the same time, and its groups would have no leader while all of them restart.
         """
         version = GroupCoordinator if image.feature_level >= QUEUE_EPOCHS else EarlierGroupCoordinator
         if not self._closed and version is not self._coordinator:
             self._coordinator = version
             for one in self._running.values():
-                one.restart()
+                asyncio.get_running_loop().call_later(random.uniform(0, RESTART_SPREAD_S), self._change_version, one)
         wanted = frozenset() if self._closed else hosted_partitions(image, self._settings.node_id, self._share)
         if wanted and not self._may_coordinate:
             if not self._logged:
@@ -355,6 +361,11 @@ class GroupCoordinators:
             one.end()
             self._track_stopping(key, one)
 
+    def _change_version(self, one: _HostedCoordinator) -> None:
+        """Restart a coordinator if it runs another version than the feature level of the cluster allows."""
+        if one.version is not self._coordinator:
+            one.restart()
+
     def _track_stopping(self, key: PartitionKey, one: _HostedCoordinator) -> None:
         if one.task is not None and not one.task.done():
             self._stopping_tasks[one.task] = key
@@ -370,7 +381,7 @@ class GroupCoordinators:
             one.wake.clear()
             try:
                 transport, namespace = await self._transport(), self._settings.namespace
-                version = self._coordinator
+                version = one.version = self._coordinator
                 read = partial(self._reader, transport, key)
                 one.host = ServiceHost(version, self._of(key), transport, namespace, read, self._services.process_local)
                 one.problem = ""
@@ -438,7 +449,7 @@ class GroupCoordinators:
 
     # ---- the status page --------------------------------------------------------------------------------------------------
     def group_rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row for each group whose coordinator leads on this node (``liftpy/core/observe/app_rows.py``)."""
+        """Yield a row for each group whose coordinator leads on this node (``liftpy/core/observe/page_model.py``)."""
         for state, leads in self._states():
             for name in list(state.groups) if leads else ():
                 if (group := state.groups.get(name)) is not None:

@@ -523,7 +523,9 @@ class MetadataConnection:
             except (OSError, TimeoutError, nats.errors.Error):
                 with contextlib.suppress(Exception):
                     await self._connection.close()
+                backoff = self._connection.reconnect_backoff
                 self._connection = BusConnection("group", errors=self._connection.errors)
+                self._connection.reconnect_backoff = backoff
                 await asyncio.sleep(_RECONNECT_WAIT_S)
 
     async def _error(self, error: Exception) -> None:

@@ -2,8 +2,8 @@
 
 In two cases the node leaves ISRs (C7). The first case is damage in a log (``recovery.py``). From the first damage to the
 registration, the file ``unreported-damage`` stands for it, because the next recovery finds nothing. The second case is the
-file ``lazy-flush`` in the data directory. It means that a log was open with a flush policy other than ``always``, and that no
-clean stop followed.
+file ``lazy-flush`` in the data directory. It means that a log was open with a flush policy other than ``always``, and that the
+process did not flush all its logs at its end.
 """
 
 from __future__ import annotations
@@ -75,6 +75,13 @@ class NodeFile:
         self._stored = replace(self._stored, incarnation=incarnation, starts=self._stored.starts.after_registration())
         self._folder.store_identity(self._stored)
         self._folder.remove_mark(UNREPORTED_DAMAGE)
+
+    def end_flushed(self) -> None:
+        """Note that all records are on the disk at the end of this process, although the stop is not clean.
+
+        Call it only in a process that has registered. Until then, the metadata group may not know what an earlier process lost.
+        """
+        self._folder.remove_mark(LAZY_FLUSH)
 
     def end_cleanly(self) -> None:
         """Store the clean-stop marker. All acknowledged data is on disk, and no more data will be written [S9]."""

@@ -181,6 +181,8 @@ class Node(RunningNode):
         """Numbers of logs that the worker processes have recovered."""
         self._logs_are_clean = False
         """During the stop: True if all acknowledged data of the closed components is on the disk."""
+        self.all_flushed = False
+        """True if all records were on the disk when the logs were closed, also those of logs that a full disk has stopped."""
 
     def _make_coordinators(self, coordinators: type[GroupCoordinators]) -> GroupCoordinators:
         return coordinators(
@@ -333,6 +335,7 @@ class Node(RunningNode):
         )
         identity.begin(self.incarnation)
         membership.start()  # now, because opening the logs may take longer than a session
+        await recovered.forget_failed_flushes(folder, self._pool)
 
     async def _open_partitions(self) -> None:
         folder, group, promises = require_started(self._folder), require_started(self.group), require_started(self._promises)
@@ -608,11 +611,12 @@ class Node(RunningNode):
         began = time.monotonic()
         self.supervisor.stopping()
         self._logs_are_clean = self._failure is None and self.partitions is not None
+        self.all_flushed = self.partitions is not None
         errors: list[Exception] = []
 
         def failed(error: Exception) -> None:
             errors.append(error)
-            self._logs_are_clean = False
+            self._logs_are_clean = self.all_flushed = False
 
         await close_all(self._components(), failed)
         took_s = time.monotonic() - began
@@ -653,9 +657,11 @@ class Node(RunningNode):
         try:
             if self.partitions is not None:
                 self._logs_are_clean = await self.partitions.stop() and self._logs_are_clean
+                self.all_flushed = self.partitions.all_flushed and self.all_flushed
         finally:
             self._recovered.close()
             self._logs_are_clean = await workers and self._logs_are_clean
+            self.all_flushed = self.all_flushed and self._workers.all_flushed
 
     async def _report_stop(self) -> None:
         registered = self._registered
@@ -667,7 +673,10 @@ class Node(RunningNode):
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
     def _end_cleanly(self) -> None:
-        """Write the clean-stop marker at the end of a stop, unless some data is not on disk [S9]."""
+        """Write the clean-stop marker at the end of a stop, unless some data is not on disk [S9].
+
+        After a full disk, only note that no acknowledged record can be lost, if all records are on the disk.
+        """
         self.was_clean = stopped_cleanly(
             failed=self._failure is not None,
             opened=self.partitions is not None,
@@ -676,6 +685,8 @@ class Node(RunningNode):
         )
         if self._identity is not None and self.was_clean:
             self._identity.end_cleanly()
+        elif self._identity is not None and self.all_flushed and (self._failure is None or momentary(self._failure)):
+            self._identity.end_flushed()
 
 
 class PublishMemory:

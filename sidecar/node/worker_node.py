@@ -53,7 +53,7 @@ from sidecar.runtime.tasks import run_loop, spawn, start_attended
 from sidecar.status.merged_status import WorkerStatus
 from sidecar.status.sampler import ProcessSample, Sampler
 from sidecar.status.status_api import StatusHandler
-from sidecar.workers.workers import SIGNALS_FOR_THE_NODE, settings_from_json
+from sidecar.workers.workers import SIGNALS_FOR_THE_NODE, settings_from_json, stop_token
 
 MOST_UNSENT_BYTES = 64 * 1024 * 1024
 """Maximum size of messages that the node has not read, in bytes. Above it, the worker treats the node as lost."""
@@ -317,6 +317,7 @@ class WorkerNode(Node):
     async def _wait_for_registration(self) -> None:
         self.incarnation = await self._registration
         LOGS.facts["incarnation"] = self.incarnation
+        await self._recovered.forget_failed_flushes(require_started(self._folder), self._pool)
 
     async def _open_promises(self) -> None:
         folder, has_log = require_started(self._folder), self._recovered.names.__contains__
@@ -442,7 +443,7 @@ class WorkerNode(Node):
         await self._stop_requested.wait()
         await end_tasks([starting, self._health_task])
         await self.stop()
-        self._channel.send(FrameKind.STOPPED, int(self.was_clean))
+        self._channel.send(FrameKind.STOPPED, stop_token(clean=self.was_clean, flushed=self.all_flushed))
         self._channel.finish(_FINISH_S)
         return 0
 

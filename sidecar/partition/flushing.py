@@ -29,10 +29,12 @@ from liftpy.core.publish.state_writer import StateWriter, pace_of
 from liftpy.errors import LiftError, StorageError
 from sidecar.disk.flush_thread import FlushThread, FlushTimes, NodeFlushTimes
 from sidecar.runtime import clock
+from sidecar.runtime.logs import WarningLogRateLimit
 from sidecar.runtime.timers import Timer, Timers
 
 logger = logging.getLogger("liftpy.disk")
 partition_logger = logging.getLogger("liftpy.partition")
+_seldom = WarningLogRateLimit()
 
 STALLED_S = 0.5
 """Time after which a disk operation no longer delays other work, in seconds."""
@@ -220,7 +222,8 @@ class Flusher:
         if error is not None and not isinstance(error, (LiftError, OSError)):
             raise error
         if error is not None and not self._log.closed:
-            logger.warning("HW checkpoint failed error=%s: retrying", error)  # HW is found again by replication
+            text = "HW checkpoint failed partition=%s error=%s: retrying at the next checkpoint"
+            _seldom.warning(logger, text, self._partition.key, error)  # HW is found again by replication
 
     async def close(self) -> None:
         """Wait for the running flush and checkpoint, and start no others. Call it before the log is closed."""
@@ -294,6 +297,11 @@ class StateCheckpoints:
         asyncio.get_running_loop().call_soon(self.checkpoint)  # not while retention has the files for itself
         return False
 
+    def store_after_deletion(self) -> None:
+        """Write a state file if no file covers the deleted records, because a full disk had no room for it before."""
+        if self.writer.want(self._log.log_start_offset):
+            asyncio.get_running_loop().call_soon(self.checkpoint)  # not while retention has the files for itself
+
     def checkpoint(self, stored: Callable[[], None] = lambda: None) -> bool:
         """Store the HW durably. From time to time, then also write a state file.
 
@@ -313,7 +321,7 @@ class StateCheckpoints:
     def _write(self) -> None:
         unwritten, self._unwritten = self._unwritten, None
         self._waited = self.writer.is_wanted
-        if unwritten is not None and not self._log.closed:
+        if unwritten is not None and (not self._log.closed or self._log.is_full):
             self._writing = asyncio.get_running_loop().run_in_executor(self._pool, self.writer.write, unwritten)
             self._writing.add_done_callback(self._write_ended)
 

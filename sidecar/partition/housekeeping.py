@@ -60,8 +60,8 @@ class Housekeeping:
             await self._checkpoints()
             if time.monotonic() >= next_retention:
                 next_retention = time.monotonic() + RETENTION_EVERY_S
+                self._check_space()  # before retention, so that state files of deleted records are written before a restart
                 await self._retention()
-                self._check_space()
 
     def _check_space(self) -> None:
         """Check the free space of the disk. If a full disk has stopped partitions and now has space, restart the node."""
@@ -95,7 +95,7 @@ class Housekeeping:
 
     async def _retention(self) -> None:
         for number, worker in enumerate(self._partitions):
-            if worker.has_ended or worker.flusher.stalls:
+            if worker.has_ended or worker.flusher.stalls or (worker.log.closed and not worker.log.is_full):
                 continue
             if worker.log.may_give_up:
                 while worker.apply_retention(self._partitions.clocks.time_of_age_ns()):
@@ -104,6 +104,8 @@ class Housekeeping:
                         break
                 if worker.has_ended:
                     continue
+            if worker.log.closed:
+                continue
             if worker.log.may_be_cleaned:
                 await self._compact(worker)
                 if worker.has_ended:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
-from liftpy.core.log.recovery import RecoveryResult, recover
+from liftpy.core.log.recovery import RecoveryResult, forget_failed_flush, recover
 from liftpy.core.partition.shell import PartitionShell
 from liftpy.core.replication import events
 from liftpy.errors import LiftError, StorageError
@@ -182,6 +182,22 @@ class RecoveredLogs:
             self.damaged.append(name)
             if recovery.report.is_confined:
                 self.confined.append(name)
+
+    async def forget_failed_flushes(self, folder: DataDirectory, pool: Pool) -> None:
+        """Remove the marks of failed flushes that ``run`` found, because the process has registered.
+
+        Call it before the partitions open. A mark that cannot be removed stays: the next start is then only more careful.
+        """
+        if self.suspect:
+            await asyncio.get_running_loop().run_in_executor(pool, self._forget_marks, folder)
+
+    def _forget_marks(self, folder: DataDirectory) -> None:
+        for name in self.suspect:
+            path = folder.path / "streams" / name
+            try:
+                forget_failed_flush(folder.storage(path))
+            except StorageError as error:
+                logger.warning("mark of a failed flush not removed log=%s error=%s: continuing", path, error)
 
     @property
     def progress(self) -> tuple[int, int]:

@@ -89,6 +89,8 @@ class Partitions:
         self.counts = counts or NoNodeCounts()
         self._stopping = False
         self._all_clean = True
+        self.all_flushed = True
+        """True if all records of the logs that were closed so far were on the disk."""
         self.failed: dict[PartitionKey, str] = {}
         """Partition -> reason why its log cannot be opened. The node retries."""
 
@@ -325,6 +327,7 @@ class Partitions:
         clean = await worker.stop(delete=is_removed and not self._stopping)
         self.counts.has_ended(worker)
         self._all_clean = self._all_clean and clean
+        self.all_flushed = self.all_flushed and (clean or worker.has_flushed_all)
         if not self._stopping:
             self._garbage.count_closed()
         if later and not self._stopping:
@@ -459,7 +462,9 @@ class Partitions:
         for start in range(0, len(workers), _STOPS_AT_ONCE):
             await asyncio.gather(*(self._stop(worker) for worker in workers[start : start + _STOPS_AT_ONCE]))
         has_unread_logs = bool(self.failed or self._node.recovered.unrecovered)
-        return self._all_clean and (not has_unread_logs or self._node.previous.clean_stop)
+        is_read = not has_unread_logs or self._node.previous.clean_stop
+        self.all_flushed = self.all_flushed and is_read
+        return self._all_clean and is_read
 
 
 class NotifyHandler:

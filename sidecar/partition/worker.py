@@ -171,6 +171,8 @@ class PartitionWorker(PartitionShell):
 
     Its closed log is then not a failure, and another worker may have opened the directory.
     """
+    has_flushed_all = False
+    """True if all records were on the disk when the log was closed."""
 
     def __init__(
         self,
@@ -624,7 +626,7 @@ class PartitionWorker(PartitionShell):
                 hold_bytes = self._node.settings.replication.service_log_retention_bytes
                 self.log.apply_retention(now_wall_ns, retain_from, hold_bytes, self.states.may_drop)
             except LiftError as error:
-                logger.warning("retention failed partition=%s error=%s: retrying", self.key, error)
+                _seldom.warning(logger, "retention failed partition=%s error=%s: retrying in the next round", self.key, error)
                 return
             if self.log.log_start_offset == before:
                 return
@@ -640,6 +642,13 @@ class PartitionWorker(PartitionShell):
                     retain_from,
                 )
             self.feed(events.LogStartMoved(log_start_offset=self.log.log_start_offset))
+            if self.log.is_full:
+                logger.warning(
+                    "old records deleted on a full disk partition=%s log_start=%d: restarting when enough space is free",
+                    self.key,
+                    self.log.log_start_offset,
+                )
+                self.states.store_after_deletion()
 
         self.flusher.alone(retain)
         return self.log.log_start_offset > start_before
@@ -697,6 +706,8 @@ class PartitionWorker(PartitionShell):
 
     def _close(self, healthy: bool, delete: bool, store_state: Callable[[], None] = lambda: None) -> bool:
         try:
+            if self.no_space and not delete:
+                self.has_flushed_all = self.log.flush_before_close()
             self.log.close(clean=healthy and not delete)
             if healthy and not delete:
                 store_state()

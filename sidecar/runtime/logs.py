@@ -38,7 +38,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.nats", "standby connection cannot connect to NATS error=%s: retrying"): "nats.standby_connect_failed",
     ("liftpy.nats", "NATS permission denied error=%s"): "nats.permission_denied",
     ("liftpy.nats", "NATS data cannot be decoded: reconnecting"): "nats.unreadable",
-    ("liftpy.disk", "HW checkpoint failed error=%s: retrying"): "disk.checkpoint_failed",
+    ("liftpy.disk", "HW checkpoint failed partition=%s error=%s: retrying at the "): "disk.checkpoint_failed",
     ("liftpy.disk", "slow flush log=%s seconds=%.1f slow_flushes=%d: publishers w"): "disk.slow_flush",
     ("liftpy.housekeeping", "free space not known directory=%s error=%s: retrying"): "disk.space_unknown",
     ("liftpy.metadata", "controller starting node=%s reason=%s"): "metadata.controller_starting",
@@ -59,6 +59,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.node", "component failed to close component=%s, closing the others"): "node.close_failed",
     ("liftpy.node", "settings reloaded applied=%s waiting_for_restart=%s"): "node.settings_reloaded",
     ("liftpy.node", "unknown environment variable, ignoring variable=%s nearest=%"): "node.unknown_variable",
+    ("liftpy.node", "mark of a failed flush not removed log=%s error=%s: continui"): "log.mark_not_removed",
     ("liftpy.node", "settings not reloaded error=%s: keeping the current ones"): "node.settings_rejected",
     ("liftpy.proposals", "ISR changed partition=%s isr=%s"): "isr.changed",
     ("liftpy.proposals", "replica removed from the ISR partition=%s reason=%s"): "isr.left",
@@ -74,7 +75,8 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.node", "log directory missing log=%s: records that this node acknowl"): "log.directory_lost",
     ("liftpy.node", "all segments missing log=%s: records that this node acknowle"): "log.segments_lost",
     ("liftpy.partition", "log recovered partition=%s report=%s"): "log.recovered",
-    ("liftpy.partition", "retention failed partition=%s error=%s: retrying"): "log.retention_failed",
+    ("liftpy.partition", "old records deleted on a full disk partition=%s log_start=%d"): "log.deleted_on_full_disk",
+    ("liftpy.partition", "retention failed partition=%s error=%s: retrying in the next"): "log.retention_failed",
     ("liftpy.node", "log suspect log=%s reason=%s rewritten_bytes=%d: these bytes"): "log.suspect",
     ("liftpy.membership", "transferring leaderships result=%s"): "node.transferring_leaderships",
     ("liftpy.membership", "heartbeat not answered reason=%s: retrying"): "node.heartbeat_unanswered",
@@ -253,6 +255,22 @@ class Suppression(logging.Filter):
         self._say(record)
 
 
+def message_of(record: logging.LogRecord) -> str:
+    """Return the message. An error text ends with a period, so the period is left out before ``: retrying`` and similar words."""
+    return record.getMessage().replace(".: ", ": ")
+
+
+class TextFormatter(logging.Formatter):
+    """Formats log lines as text, with the local time."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = message_of(record)
+        return super().formatMessage(record)
+
+
 class JsonFormatter(logging.Formatter):
     """Formats log lines as JSON objects. ``facts``: returns fields about the node that each line has."""
 
@@ -271,7 +289,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": event,
-            "msg": record.getMessage(),
+            "msg": message_of(record),
             **self._facts(),
         }
         if key is not None:
@@ -308,8 +326,7 @@ class NodeLogs:
             logging.getLogger(noisy).setLevel(logging.WARNING)
 
     def _formatter(self, form: str) -> logging.Formatter:
-        text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
-        return JsonFormatter(lambda: self.facts) if form == "json" else text
+        return JsonFormatter(lambda: self.facts) if form == "json" else TextFormatter()
 
     def reconfigure(self, level: str, form: str) -> None:
         """Apply another ``level`` and another format ``form``. A temporary level stays in effect until its end."""

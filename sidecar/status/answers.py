@@ -28,10 +28,21 @@ from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.base.worker_assignment import WHOLE
 from liftpy.core.log.log import Log
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.observe.app_rows import instance_row, joined_groups, joined_services, name_and_limit_in
-from liftpy.core.observe.cluster_health import FINE, MOST_ROWS, Place, limit_of, match_in, place_of, urgency
 from liftpy.core.observe.history import History, select_rows
 from liftpy.core.observe.node_events import NodeEvents
+from liftpy.core.observe.page_model import (
+    FINE,
+    MOST_ROWS,
+    Place,
+    instance_row,
+    joined_groups,
+    joined_services,
+    limit_of,
+    match_in,
+    name_and_limit_in,
+    place_of,
+    urgency,
+)
 from liftpy.core.observe.timeline import FILTERS, fits
 from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.subjects import EVENTS_STREAM

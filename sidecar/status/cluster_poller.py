@@ -21,14 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.strict_json import is_count
-from liftpy.core.observe.app_rows import (
-    names_question,
-    shown_group,
-    shown_groups,
-    shown_service,
-    shown_services,
-)
-from liftpy.core.observe.cluster_health import FIRST, MOST_ROWS, Place, partitions_question, states, streams_question
+from liftpy.core.observe.cluster_health import states
 from liftpy.core.observe.cluster_model import ClusterMonitor
 from liftpy.core.observe.history import (
     LENGTHS,
@@ -46,13 +39,23 @@ from liftpy.core.observe.history import (
 from liftpy.core.observe.node_events import checked_events
 from liftpy.core.observe.node_summary import ASKED, MOST_NODES, NodeSummary, summary_from_json
 from liftpy.core.observe.page_model import (
+    FIRST,
+    MOST_ROWS,
+    Place,
     checked_row,
     checked_streams,
     cluster_object,
+    names_question,
     newest_of,
     node_row,
+    partitions_question,
+    shown_group,
+    shown_groups,
+    shown_service,
+    shown_services,
     stream_about,
     stream_rows,
+    streams_question,
 )
 from liftpy.core.observe.timeline import FILTERS, fits, marks
 from liftpy.errors import LiftError

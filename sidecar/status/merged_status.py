@@ -17,13 +17,11 @@ from operator import itemgetter
 from typing import Any
 
 from liftpy.core.base.instruments import Histogram
-from liftpy.core.observe.app_rows import joined_groups, joined_services
-from liftpy.core.observe.cluster_health import MOST_ROWS, limit_of
+from liftpy.core.observe.page_model import MOST_ROWS, joined_groups, joined_services, limit_of
 from sidecar.status.answers import PageAnswers
 from sidecar.status.figures import MOST_ENDED, Figures, NodeFigures
-from sidecar.status.node_watch import Parts
 from sidecar.status.report import Reporter
-from sidecar.status.sampler import ProcessSample
+from sidecar.status.sampler import Parts, ProcessSample
 from sidecar.workers.workers import WorkerHandle
 
 OWN = frozenset({

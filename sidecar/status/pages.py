@@ -24,9 +24,9 @@ from liftpy.core.base.ids import check_name
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.metadata.controller.cluster_events import KINDS, event_text
 from liftpy.core.observe import node_events
-from liftpy.core.observe.cluster_health import DEGRADED, FIRST, MOST_MATCH, OK, Place, match_in, place_of
+from liftpy.core.observe.cluster_health import DEGRADED, OK
 from liftpy.core.observe.history import LENGTHS
-from liftpy.core.observe.page_model import figure, value_at
+from liftpy.core.observe.page_model import FIRST, MOST_MATCH, Place, figure, match_in, place_of, value_at
 from liftpy.core.observe.timeline import FILTERS, group_events, summarize_group
 from liftpy.errors import ConfigError
 from sidecar.status.cluster_poller import ClusterPoller, place_before
@@ -130,13 +130,7 @@ def node_page(shown: dict[str, Any], node: str) -> str:
         ("ack_p99_s", "Ack p99", "span"), ("lag_s", "Slowest replica", "span"), ("disk_free", "Disk free", "share"),
         ("queued", "Publish memory used", "share"), ("uptime_s", "Up", "age"), ("version", "Version", "text"),
     )  # fmt: skip
-    body = (
-        f"<h1>{html.escape(node)}</h1>{_tiles([(f'page.node.{name}', title, kind, '') for name, title, kind in facts], shown)}{_plots(node)}"
-        + _section(
-            "Partitions, worst first", _table("partitions", "page.partitions.rows", PARTITION_COLUMNS, shown) + _further(shown)
-        )
-    )
-    return _page(node, f"node/{quote(node, safe='')}", body, shown)
+    return _page_of_one("node", node, facts, shown, _plots(node) + _partitions(shown))
 
 
 def stream_page(shown: dict[str, Any], stream: str, *, has_records: bool = False) -> str:
@@ -147,14 +141,8 @@ def stream_page(shown: dict[str, Any], stream: str, *, has_records: bool = False
         ("records_in_s", "Records in /s, of those shown", "rate"), ("size_bytes", "Size of one replica, of those shown", "bytes"),
         ("shown", "Partitions shown", "int"), ("problems", "With problems", "int"),
     )  # fmt: skip
-    body = (
-        f"<h1>{html.escape(stream)}{records}</h1>{_tiles([(f'page.stream.{name}', title, kind, '') for name, title, kind in facts], shown)}"
-        + _section(
-            "Partitions, worst first", _table("partitions", "page.partitions.rows", PARTITION_COLUMNS, shown) + _further(shown)
-        )
-        + _section("Settings that differ from the default", _table("settings", "page.settings", SETTING_COLUMNS, shown))
-    )
-    return _page(stream, f"stream/{quote(stream, safe='')}", body, shown)
+    settings = _section("Settings that differ from the default", _table("settings", "page.settings", SETTING_COLUMNS, shown))
+    return _page_of_one("stream", stream, facts, shown, _partitions(shown) + settings, aside=records)
 
 
 def groups_page(shown: dict[str, Any]) -> str:
@@ -170,16 +158,14 @@ def group_page(shown: dict[str, Any], group: str) -> str:
         ("members", "Members", "int"), ("lag_records", "Lag", "int"), ("lag_s", "Lag, time", "span"), ("in_flight", "Without ack", "int"),
         ("unknown", "Unknown ends", "int"), ("problem", "Problem", "text"), ("coordinator", "Coordinator", "text"),
     )  # fmt: skip
-    note = "" if shown["page"]["group"] else '<p class="note">No node coordinates a group with this name.</p>'
+    note = "" if shown["page"]["group"] else "No node coordinates a group with this name."
+    positions = _table("positions", "page.positions", POSITION_COLUMNS, shown) + _not_all(shown)
     body = (
-        f"<h1>{html.escape(group)}</h1>{note}{_tiles([(f'page.group.{name}', title, kind, '') for name, title, kind in facts], shown)}"
-        + f'<section class="plots script-only" data-rows="history"><h2>At most four hours</h2>{_figures(LAG_PLOTS)}</section>'
+        f'<section class="plots script-only" data-rows="history"><h2>At most four hours</h2>{_figures(LAG_PLOTS)}</section>'
         + _section("Members", _table("members", "page.members", MEMBER_COLUMNS, shown))
-        + _section(
-            "Partitions, largest lag first", _table("positions", "page.positions", POSITION_COLUMNS, shown) + _not_all(shown)
-        )
+        + _section("Partitions, largest lag first", positions)
     )
-    return _page(group, f"group/{quote(group, safe='')}", body, shown)
+    return _page_of_one("group", group, facts, shown, body, note=note)
 
 
 def services_page(shown: dict[str, Any]) -> str:
@@ -195,16 +181,8 @@ def service_page(shown: dict[str, Any], service: str) -> str:
         ("lag", "Largest lag", "int"), ("output_backlog", "Outputs waiting", "int"),
     )  # fmt: skip
     table = _table("instances", "page.instances", INSTANCE_COLUMNS, shown) + _not_all(shown)
-    note = (
-        ""
-        if shown["page"]["instances"]
-        else '<p class="note">No instance of a service with this name is connected to a node.</p>'
-    )
-    body = (
-        f"<h1>{html.escape(service)}</h1>{note}{_tiles([(f'page.service.{name}', title, kind, '') for name, title, kind in facts], shown)}"
-        + _section("Instances, problems first", table)
-    )
-    return _page(service, f"service/{quote(service, safe='')}", body, shown)
+    note = "" if shown["page"]["instances"] else "No instance of a service with this name is connected to a node."
+    return _page_of_one("service", service, facts, shown, _section("Instances, problems first", table), note=note)
 
 
 def records_page(shown: dict[str, Any], query: RecordsQuery) -> str:
@@ -216,7 +194,7 @@ def records_page(shown: dict[str, Any], query: RecordsQuery) -> str:
             ("key", "Key", "all"), ("limit", "Limit", "20"),
         )
     )  # fmt: skip
-    note = f'<p class="note">{html.escape(shown["page"]["note"])}</p>' if shown["page"]["note"] else ""
+    note = _note(html.escape(shown["page"]["note"]))
     title = "From the start" if query.start else "Newest first"
     body = (
         f'<h1>Records of <a href="/stream/{quote(query.stream, safe="")}">{html.escape(query.stream)}</a></h1>'
@@ -233,7 +211,7 @@ def search_page(shown: dict[str, Any]) -> str:
     sections = "".join(
         _section(name.capitalize(), _table(name, f"page.{name}", columns, shown)) for name, columns in tables if page[name]
     )
-    note = "" if sections else '<p class="note">No node, stream, group or service has this text in its name.</p>'
+    note = _note("" if sections else "No node, stream, group or service has this text in its name.")
     return _page("Search", "search", f"<h1>Search: {html.escape(page['text'])}</h1>{sections}{note}", shown)
 
 
@@ -245,7 +223,7 @@ def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
         for one in ("", *KINDS, *node_events.KINDS)
         if one != "request"
     )
-    note = "" if page["told"] else '<p class="note">No controller tells what happened.</p>'
+    note = _note("" if page["told"] else "No controller tells what happened.")
     each, groups = "each" in fields, group_events(page["events"])
     shown_so = [[event] for event in page["events"]] if each else groups
     rows = {"page": {"rows": [event_row(group) for group in shown_so]}}
@@ -273,6 +251,34 @@ def event_row(group: list[dict[str, Any]]) -> dict[str, Any]:
     text = summarize_group(group) if len(group) > 1 else event_text(event, named=False)
     at = event["time_ns"] // NS_PER_S
     return {"time": moment.strftime("%Y-%m-%d %H:%M:%S"), "at": at, "place": place, "kind": kind, "text": text}
+
+
+def _page_of_one(
+    kind: str,
+    name: str,
+    facts: Sequence[tuple[str, str, str]],
+    shown: dict[str, Any],
+    body: str,
+    *,
+    note: str = "",
+    aside: str = "",
+) -> str:
+    """Return the HTML page of one node, stream, group or service: its name, its facts, and ``body`` below them.
+
+    ``facts``: (field of ``page.<kind>``, title, format). ``aside``: HTML next to the name.
+    """
+    tiles = _tiles([(f"page.{kind}.{field}", title, form, "") for field, title, form in facts], shown)
+    body = f"<h1>{html.escape(name)}{aside}</h1>{_note(note)}{tiles}{body}"
+    return _page(name, f"{kind}/{quote(name, safe='')}", body, shown)
+
+
+def _note(text: str) -> str:
+    return f'<p class="note">{text}</p>' if text else ""
+
+
+def _partitions(shown: dict[str, Any]) -> str:
+    table = _table("partitions", "page.partitions.rows", PARTITION_COLUMNS, shown)
+    return _section("Partitions, worst first", table + _further(shown))
 
 
 def _page(title: str, view: str, body: str, shown: dict[str, Any]) -> str:
@@ -404,7 +410,7 @@ def _further(shown: dict[str, Any], path: str = "page.partitions.after") -> str:
 
 
 def _not_all(shown: dict[str, Any]) -> str:
-    return '<p class="note">There are more rows than this page shows.</p>' if shown["page"].get("more") else ""
+    return _note("There are more rows than this page shows." if shown["page"].get("more") else "")
 
 
 def _timeline() -> str:
@@ -590,15 +596,10 @@ class Site:
         kind, _, what = name.partition("/")
         if kind == "events":
             content = events_page(shown, fields)
+        elif kind == "stream":
+            content = stream_page(shown, unquote(what), has_records=self._records is not None)
         elif what:
-            with_records = partial(stream_page, has_records=self._records is not None)
-            of_one: dict[str, Callable[[dict[str, Any], str], str]] = {
-                "node": node_page,
-                "stream": with_records,
-                "group": group_page,
-                "service": service_page,
-            }
-            content = of_one[kind](shown, unquote(what))
+            content = {"node": node_page, "group": group_page, "service": service_page}[kind](shown, unquote(what))
         else:
             of_all = {"cluster": cluster_page, "groups": groups_page, "services": services_page, "search": search_page}
             content = of_all[kind](shown)

@@ -76,9 +76,8 @@ from sidecar.status.health import ASKED, Health
 from sidecar.status.http import JSON, LOOPBACK, TEXT, EventStreamResponse, HttpServer, host_of, http
 from sidecar.status.merged_status import NodeStatus
 from sidecar.status.metric_names import MOST_PARTITIONS
-from sidecar.status.node_watch import NodeWatcher, nats_problem
 from sidecar.status.report import Reporter
-from sidecar.status.sampler import Sampler
+from sidecar.status.sampler import NodeWatcher, Sampler, nats_problem
 from sidecar.transport.connection import BusConnection, send_answer
 from sidecar.transport.liveness import QUESTION
 from sidecar.workers.workers import WorkerHandle

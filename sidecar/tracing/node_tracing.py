@@ -25,6 +25,14 @@ DROPPED = "spans dropped"
 """Name of the counter of spans above the limits, or not delivered."""
 
 
+def check_packages(setting: str) -> None:
+    """Raise ConfigError if the packages that ``setting`` needs are not installed."""
+    try:
+        import sidecar.tracing.exporting  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"{setting} needs OpenTelemetry: {error}. Install it with `pip install 'liftpy[otlp]'`.") from None
+
+
 class Tracing:
     """Tracing of a node, as its settings say. No span is made before ``start``.
 
@@ -50,12 +58,7 @@ class Tracing:
     def check(self, settings: NodeSettings) -> None:
         """Raise ConfigError if ``settings`` switch tracing on and its packages are not installed."""
         if settings.trace != "off":
-            try:
-                import sidecar.tracing.exporting  # noqa: F401
-            except ImportError as error:
-                raise ConfigError(
-                    f"trace = {settings.trace!r} needs OpenTelemetry: {error}. Install it with `pip install 'liftpy[otlp]'`."
-                ) from None
+            check_packages(f"trace = {settings.trace!r}")
 
     def start(self) -> None:
         """Load the SDK and start the thread if the settings switch tracing on. Raises ConfigError if the packages are missing."""

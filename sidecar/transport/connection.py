@@ -31,6 +31,7 @@ from liftpy.errors import ConfigError
 from liftpy.nats.cancellation import end_tasks, with_cancellation
 from liftpy.nats.connection import ClientConnection, Receiver
 from liftpy.nats.parser import Denied
+from liftpy.nats.reconnect_backoff import ReconnectBackoff
 from liftpy.nats.urls import shown_address, without_secrets
 from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
@@ -567,6 +568,7 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
     problems = Problems()
     problems.logged = set()
     is_first, announced_files = True, False
+    backoff = ReconnectBackoff()
     inbox = Subjects(settings.namespace).inbox(settings.node_id)
     while True:
         try:
@@ -580,6 +582,7 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
             await asyncio.sleep(_RECONNECT_WAIT_S)
             continue
         connection = make()
+        connection.reconnect_backoff = backoff
         connection.inbox = f"{inbox}.{secrets.token_hex(11)}"
         try:
             connecting = connection.connect(

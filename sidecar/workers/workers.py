@@ -52,6 +52,8 @@ STOP_S = 6.0
 """Time in seconds after which a worker that has not stopped is killed. The node's stop is then not clean."""
 SIGNALS_FOR_THE_NODE = (signal.SIGINT, signal.SIGTERM)
 """Signals that a supervisor may send to all processes of a node. They are meant for the first process, which stops the workers."""
+_CLEAN, _FLUSHED = 1, 2
+"""Bits of the token of STOPPED."""
 _PROPOSAL = struct.Struct(">I")
 MOST_UNSENT_BYTES = 640 * 1024 * 1024
 """Maximum size of frames that a worker has not read, in bytes: a metadata image, and the changes since."""
@@ -239,12 +241,22 @@ class Workers:
         if self.handles:
             await asyncio.wait([handle.event(FrameKind.CLOSED) for handle in self.handles], timeout=2 * timeout_s)
 
+    @property
+    def all_flushed(self) -> bool:
+        """True if all workers have stopped, and all records of their logs were on the disk."""
+        return all(handle.all_flushed for handle in self.handles)
+
     async def stop(self) -> bool:
         """Stop the workers. Return whether all of them stopped cleanly. A worker that hangs is killed."""
         stopped = await asyncio.gather(*(handle.stop(STOP_S) for handle in self.handles))
         await end_tasks([self._beating])
         await self._requests.end()
         return all(stopped)
+
+
+def stop_token(*, clean: bool, flushed: bool) -> int:
+    """Return the token of STOPPED. ``clean``: the stop was clean. ``flushed``: all records are on the disk."""
+    return _CLEAN * clean + _FLUSHED * flushed
 
 
 def _merge_health_report(own: HealthInput, health_report: dict[str, Any]) -> HealthInput:
@@ -307,6 +319,8 @@ class WorkerHandle(asyncio.Protocol):
         self._has_answered = False
         self._is_stopping = False
         self._has_failed = False
+        self.all_flushed = False
+        """True if the worker has stopped, and all records of its logs were on the disk."""
         self._token = 0
         self._requests: dict[int, asyncio.Future[bytes]] = {}
         self._events: dict[FrameKind, asyncio.Future[Frame]] = {}
@@ -399,7 +413,8 @@ class WorkerHandle(asyncio.Protocol):
         if self._transport is not None and not self._has_failed:
             self.send(FrameKind.STOP)
             with contextlib.suppress(TimeoutError, WorkerError):
-                clean = bool((await asyncio.wait_for(self.wait_for_event(FrameKind.STOPPED), timeout_s)).token)
+                token = (await asyncio.wait_for(self.wait_for_event(FrameKind.STOPPED), timeout_s)).token
+                clean, self.all_flushed = bool(token & _CLEAN), bool(token & _FLUSHED)
         if self._spawning is not None:
             await asyncio.wait([self._spawning])
         process = self._process

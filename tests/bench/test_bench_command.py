@@ -14,10 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from liftpy.errors import ConfigError
-from sidecar.bench import arrivals, cases, running, systems
+from sidecar.bench import cases, client, running, systems
 from sidecar.bench.cases import measure_process
-from sidecar.bench.open_loop import Acks
-from sidecar.bench.publisher import CountedAnswers
+from sidecar.bench.load import AckCounter, StampedAcks
 from sidecar.bench.running import bars
 from sidecar.bench.running import rows as rows_of
 from sidecar.cli.bench import bench
@@ -26,10 +25,10 @@ _PRINTS = 'print(\'go\', flush=True); print(\'{"acked": 200, "took_s": 4.0, "cpu
 
 
 def test_bench_process_is_measured_after_its_warm_up() -> None:
-    run = measure_process([sys.executable, "-c", _PRINTS], None, [])
+    run = measure_process([sys.executable, "-c", _PRINTS], [])
     assert run == {"acked": 200, "took_s": 4.0, "cpu_s": 0.5, "all_cpu_s": 0.5}
     with pytest.raises(SystemExit, match="failed with exit code 3"):
-        measure_process([sys.executable, "-c", "raise SystemExit(3)"], None, [])
+        measure_process([sys.executable, "-c", "raise SystemExit(3)"], [])
 
 
 def test_bench_ack_counter_counts_each_ack_once_for_any_split_of_the_bytes() -> None:
@@ -38,13 +37,13 @@ def test_bench_ack_counter_counts_each_ack_once_for_any_split_of_the_bytes() -> 
     other = b'MSG _INBOX.open.x 1 26\r\n{"stream":"bench","seq":2}\r\n'
     whole = answer + other + answer
     for cut in range(len(whole) + 1):
-        acks, answers = Acks(), CountedAnswers()
+        acks, stamped = AckCounter(), StampedAcks()
         for piece in (whole[:cut], whole[cut:]):
-            acks.add(piece, stamp + 2_000_000)
-            answers.add(piece)
-        assert (acks.count, acks.times_ns, answers.acked) == (3, [2_000_000, 2_000_000], 3), cut
+            acks.add(piece)
+            stamped.add(piece, stamp + 2_000_000)
+        assert (acks.acked, stamped.times_ns) == (3, [2_000_000, 2_000_000]), cut
     with pytest.raises(SystemExit, match="rejected"):
-        Acks().add(b'MSG _INBOX.open.x 1 12\r\n{"error":{}}\r\n', 0)
+        AckCounter().add(b'MSG _INBOX.open.x 1 12\r\n{"error":{}}\r\n')
 
 
 def test_bench_of_a_missing_system_is_skipped_by_default_and_fails_when_the_system_is_named(
@@ -155,7 +154,7 @@ def test_bench_that_is_interrupted_reports_the_results_so_far(monkeypatch: pytes
 
 
 def test_bench_reader_stopped_during_a_slow_close_returns_its_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def reads_and_closes_slowly(port: int, stream: str, found: arrivals.Arrivals) -> None:
+    async def reads_and_closes_slowly(port: int, stream: str, found: client.Arrivals) -> None:
         found.count = 3
         try:
             await asyncio.Event().wait()
@@ -163,13 +162,13 @@ def test_bench_reader_stopped_during_a_slow_close_returns_its_measurements(monke
             for _ in range(20):  # turns of the loop in which the input is still readable
                 await asyncio.sleep(0)
 
-    monkeypatch.setattr(arrivals, "read_liftpy", reads_and_closes_slowly)
+    monkeypatch.setattr(client, "read_liftpy", reads_and_closes_slowly)
     read_end, write_end = os.pipe()
     errors: list[dict[str, object]] = []
 
     async def run() -> dict[str, float]:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
-        return await arrivals.run(0, "bench", "liftpy")
+        return await client.measure_arrivals(0, "bench", "liftpy")
 
     with open(read_end) as given, open(write_end, "w") as asking:
         monkeypatch.setattr(sys, "stdin", given)

@@ -84,6 +84,7 @@ def test_memory_bench_short_form_shows_that_an_idle_replica_needs_less_than_35_k
     assert int(size_bytes.replace(",", "")) < 35_000, "25,000 in November 2026, 28,000 on a busy machine"
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_settings_bench_reports_all_figures_of_a_changed_setting() -> None:
     case = next(case for case in SETTINGS if case.name == "workers = 2")

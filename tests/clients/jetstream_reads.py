@@ -12,7 +12,7 @@ from typing import Any
 import nats
 
 from liftpy.client import connect
-from sidecar.bench.systems import JetStreamCluster
+from sidecar.bench.systems import JetStream
 from sidecar.dev.cluster import DevCluster
 from tests.clients.build import PROGRAMS, READS, MissingError, Program
 
@@ -102,7 +102,7 @@ async def ours(dev: DevCluster) -> dict[str, dict[str, Any]]:
 
 async def theirs() -> dict[str, dict[str, Any]]:
     """Of three servers with JetStream."""
-    with JetStreamCluster(sync_always=False) as cluster:
+    with JetStream(sync_always=False) as cluster:
         url = f"nats://127.0.0.1:{cluster.port}"
         nc = await nats.connect(url)
         async with asyncio.timeout(_LIMIT_S):

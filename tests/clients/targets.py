@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import nats
 
 from liftpy.client import Client, connect
-from sidecar.bench.systems import JetStreamCluster
+from sidecar.bench.systems import JetStream as JetStreamServers
 from sidecar.dev.cluster import DevCluster
 
 
@@ -59,7 +59,7 @@ class Ours:
 class JetStream:
     """Real JetStream."""
 
-    def __init__(self, cluster: JetStreamCluster, connection: Any) -> None:
+    def __init__(self, cluster: JetStreamServers, connection: Any) -> None:
         self.url = f"nats://127.0.0.1:{cluster.port}"
         self._cluster = cluster
         self._js = connection.jetstream()
@@ -85,7 +85,7 @@ async def ours() -> AsyncIterator[Ours]:
 @asynccontextmanager
 async def jetstream() -> AsyncIterator[JetStream]:
     """Three servers, while they are used."""
-    with JetStreamCluster(sync_always=False) as cluster:
+    with JetStreamServers(sync_always=False) as cluster:
         connection = await nats.connect(f"nats://127.0.0.1:{cluster.port}")
         yield JetStream(cluster, connection)
         await connection.close()

@@ -1,8 +1,7 @@
-"""Both shells keep the ordering contract of ``liftpy/core/replication/effects.py``, and a shell that breaks a claim is caught
-by its number.
+"""Both shells keep the ordering contract of ``liftpy/core/replication/effects.py``.
 
 The asyncio shell is the shipped worker (driver, executor, flusher, ingest, acks, replication, reads) on two nodes; the simulator's
-plays a script and a seed. Both are looked at by the same audit. ``BREAKS_*`` take one rule out of a shell each.
+plays a script and a seed. The same audit checks both.
 """
 
 from __future__ import annotations
@@ -18,29 +17,19 @@ from typing import Any
 import pytest
 
 from liftpy.config import AckPolicy
-from liftpy.core.log.log import Log
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.wire import frames
 from liftpy.errors import LiftError, StorageError
-from sidecar.partition import worker as worker_module
-from sidecar.partition.flushing import Flusher
-from sidecar.partition.promises import Promises
-from sidecar.partition.replication import ReplicationHandler
-from sidecar.partition.worker import PartitionWorker, ReplicaDriver
-from sidecar.runtime import clock
 from tests.conformance.contract_audit import Audit, ContractBroken
 from tests.conformance.two_workers import TwoWorkers, WorkerNode
 from tests.scripts.stage import Stage
-from tests.simulation.replica.checkers import Checkers
 from tests.simulation.replica.messages import AckFrame, FetchRequest, FetchResponse
 from tests.simulation.replica.network import Network
 from tests.simulation.replica.plan import draw_plan
 from tests.simulation.replica.run import run_plan
-from tests.simulation.replica.sim_replica import SimFlusher, SimReplica
+from tests.simulation.replica.sim_replica import SimReplica
 
 CLAIMS = {"1", "2", "3", "4", "5", "6", "7", "8"}
-Break = Callable[[pytest.MonkeyPatch], None]
 
 
 def test_ordering_contract_docstring_lists_the_checked_claims() -> None:
@@ -170,105 +159,6 @@ async def test_truncation_still_waiting_at_the_close_is_not_executed() -> None:
         assert n1.log.log_end_offset == 1, "as a process that dies then would leave it"
 
 
-def _steps_at_once(patch: pytest.MonkeyPatch) -> None:
-    def feed(self: ReplicaDriver, event: ev.Event) -> None:
-        for effect in self.replica.step(event, clock.now_ns()):
-            self._execute(effect)
-
-    patch.setattr(ReplicaDriver, "feed", feed)
-
-
-def _writes_later(patch: pytest.MonkeyPatch) -> None:
-    real = PartitionWorker.append_batch
-
-    def late(self: PartitionWorker, effect: do.AppendBatch) -> None:
-        self.flusher._loop.call_soon(real, self, effect)
-
-    patch.setitem(worker_module.METHODS, do.AppendBatch, late)
-
-
-def _says_flushed_when_appended(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Flusher, "begin", lambda self: self.log_flushed(self._log.log_end_offset, 0))
-
-
-def _acknowledges_when_appended(patch: pytest.MonkeyPatch) -> None:
-    real = PartitionWorker.append_batch
-
-    def append(self: PartitionWorker, effect: do.AppendBatch) -> None:
-        real(self, effect)
-        self.acks.release(AckPolicy.ALL, effect.base_offset, effect.leader_epoch, 0)
-
-    patch.setitem(worker_module.METHODS, do.AppendBatch, append)
-
-
-def _tells_the_log_end_as_hw(patch: pytest.MonkeyPatch) -> None:
-    real = ReplicationHandler._send_batches
-
-    def send(self: ReplicationHandler, effect: Any, asker: Any, log: Log, high_watermark: int) -> None:
-        real(self, effect, asker, log, log.newest_offset)
-
-    patch.setattr(ReplicationHandler, "_send_batches", send)
-
-
-def _answers_a_failed_read(patch: pytest.MonkeyPatch) -> None:
-    real = ReplicationHandler._send_batches
-
-    def send(self: ReplicationHandler, effect: Any, asker: Any, log: Log, high_watermark: int) -> None:
-        before = self._counters["fetch_read_failed"]
-        real(self, effect, asker, log, high_watermark)
-        if self._counters["fetch_read_failed"] > before:
-            self._bus.send(asker.reply, (frames.replication_response_header(effect.leader_epoch, high_watermark),))
-
-    patch.setattr(ReplicationHandler, "_send_batches", send)
-
-
-def _says_cut_first(patch: pytest.MonkeyPatch) -> None:
-    def cut(self: PartitionWorker, act: Callable[[], object]) -> None:
-        self.flusher._loop.call_soon(act)
-        self.feed(ev.LogTruncated(end_offset=self.log.log_end_offset - 1))
-
-    patch.setattr(PartitionWorker, "_cut", cut)
-
-
-def _says_stored_first(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Promises, "store", lambda self, key, leader_epoch, told: told(None))
-
-
-def _keeps_hw_from_the_log(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(worker_module.METHODS, do.RaiseHighWatermark, lambda self, effect: self.reads.advanced())
-
-
-def _raises(patch: pytest.MonkeyPatch) -> None:
-    def failed(self: Any, error: StorageError, token: int = 0) -> None:
-        raise error
-
-    patch.setattr(PartitionWorker, "log_failed", failed)
-
-
-BREAKS_ASYNCIO: list[tuple[str, Break]] = [
-    ("1", _steps_at_once),
-    ("2", _writes_later),
-    ("3", _says_flushed_when_appended),
-    ("3", _acknowledges_when_appended),
-    ("4", _tells_the_log_end_as_hw),
-    ("4", _answers_a_failed_read),
-    ("5", _says_cut_first),
-    ("6", _says_stored_first),
-    ("7", _keeps_hw_from_the_log),
-    ("8", _raises),
-]
-
-
-@pytest.mark.parametrize(("claim", "broken"), BREAKS_ASYNCIO, ids=lambda value: getattr(value, "__name__", value))
-async def test_asyncio_shell_with_a_planted_ordering_bug_fails_the_ordering_check(
-    claim: str, broken: Break, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken(monkeypatch)
-    with pytest.raises(ContractBroken, match=f"^claim {claim}:"):
-        async with TwoWorkers() as t:
-            await a_story(t)
-
-
 # ---- the simulator -----------------------------------------------------------------------------------------------------
 @contextmanager
 def audited(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Audit]]:
@@ -359,92 +249,3 @@ def test_simulator_shell_executes_effects_in_the_documented_order(
     seen = CLAIMS - {"8"} if story is a_sim_story else {"1", "2", "3", "4", "6", "7"}
     assert checks >= Counter(dict.fromkeys(seen, 1))
     assert checks["2: served before the flush"]
-
-
-def _sim_steps_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SimReplica, "feed", lambda self, event: self._step(event))
-
-
-def _sim_writes_later(patch: pytest.MonkeyPatch) -> None:
-    real = SimReplica.append_fetched
-    patch.setattr(SimReplica, "append_fetched", lambda self, effect: self.later(0, lambda: real(self, effect)) and None)
-
-
-def _sim_says_flushed_when_appended(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SimFlusher, "begin", lambda self: self.log_flushed(self._log.log_end_offset, 0))
-
-
-def _sim_acknowledges_when_appended(patch: pytest.MonkeyPatch) -> None:
-    real = SimReplica.append_batch
-
-    def append(self: SimReplica, effect: do.AppendBatch) -> None:
-        real(self, effect)
-        self.publishers.acks.release(AckPolicy.ALL, self.log.newest_offset, effect.leader_epoch, 0)
-
-    patch.setattr(SimReplica, "append_batch", append)
-    patch.setattr(Checkers, "answered", lambda *of: None)  # they would say it first
-    patch.setattr(Checkers, "acknowledged", lambda *of: None)
-
-
-def _sim_tells_the_log_end_as_hw(patch: pytest.MonkeyPatch) -> None:
-    real = SimReplica._send_batches
-
-    def send(self: SimReplica, effect: Any, request: Any, reply: Any) -> None:
-        real(self, effect, request, lambda r: reply(FetchResponse(r.leader_epoch, self.log.newest_offset, r.batches, r.piece)))
-
-    patch.setattr(SimReplica, "_send_batches", send)
-
-
-def _sim_answers_without_reading(patch: pytest.MonkeyPatch) -> None:
-    def send(self: SimReplica, effect: Any, request: Any, reply: Any) -> None:
-        reply(FetchResponse(effect.leader_epoch, self.log.high_watermark, b""))
-
-    patch.setattr(SimReplica, "_send_batches", send)
-
-
-def _sim_says_cut_first(patch: pytest.MonkeyPatch) -> None:
-    def cut(self: SimReplica, act: Callable[[], Any], *_: Any, **__: Any) -> None:
-        self.later(0, act)
-        self.feed(ev.LogTruncated(end_offset=self.log.log_end_offset - 1))
-
-    patch.setattr(SimReplica, "_cut", cut)
-
-
-def _sim_says_stored_first(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        SimReplica, "persist_leader_epoch", lambda self, e: self.feed(ev.LeaderEpochPersisted(leader_epoch=e.leader_epoch))
-    )
-
-
-def _sim_keeps_hw_from_the_log(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SimReplica, "raise_high_watermark", lambda self, effect: None)
-
-
-def _sim_raises(patch: pytest.MonkeyPatch) -> None:
-    def failed(self: SimReplica, error: StorageError, token: int = 0) -> None:
-        raise error
-
-    patch.setattr(SimReplica, "log_failed", failed)
-
-
-BREAKS_SIMULATOR: list[tuple[str, Break]] = [
-    ("1", _sim_steps_at_once),
-    ("2", _sim_writes_later),
-    ("3", _sim_says_flushed_when_appended),
-    ("3", _sim_acknowledges_when_appended),
-    ("4", _sim_tells_the_log_end_as_hw),
-    ("4", _sim_answers_without_reading),
-    ("5", _sim_says_cut_first),
-    ("6", _sim_says_stored_first),
-    ("7", _sim_keeps_hw_from_the_log),
-    ("8", _sim_raises),
-]
-
-
-@pytest.mark.parametrize(("claim", "broken"), BREAKS_SIMULATOR, ids=lambda value: getattr(value, "__name__", value))
-def test_simulator_shell_with_a_planted_ordering_bug_fails_the_ordering_check(
-    claim: str, broken: Break, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken(monkeypatch)
-    with pytest.raises(ContractBroken, match=f"^claim {claim}:"):
-        play(a_sim_story, monkeypatch)

@@ -25,6 +25,7 @@ from liftpy.core.publish import dedup_window, jetstream_headers, last_per_subjec
 from liftpy.core.replication import effects as replication_effects
 from liftpy.core.services import effects, machine, outbox, queries, replies, sessions
 from liftpy.core.wire import chunking, filters, producer_note, subjects
+from liftpy.nats import reconnect_backoff
 from liftpy.service.settings import ServiceSettings
 from liftpy.spark import options, range_reader
 from sidecar.cli import publish
@@ -71,6 +72,10 @@ LIMITS: dict[str, Iterable[str]] = {
     "worker processes of a node": [f"{worker_assignment.MOST_WORKERS} ", f"default {defaults()['workers']}"],
     "length of a stream, node or service name": ["64 characters"] if ids.is_name("a" * 64) and not ids.is_name("a" * 65) else ["?"],
     "length of a subject of a stream": [f"{ids.MAX_SUBJECT_LENGTH} characters"],
+    "pause before a reconnect to a NATS server that closes the connection at once": [
+        f"{reconnect_backoff.MAX_PAUSE_S:g} s",
+        "fourth" if reconnect_backoff.FREE_CLOSES == 3 else "?",
+    ],
     "control requests of one principal": [f"{admission.PER_PRINCIPAL} a second", f"{admission.PRINCIPAL_AT_ONCE} at once"],
     "control requests of all principals": [f"{admission.IN_ALL} a second", f"{admission.ALL_AT_ONCE:,} at once"],
     "control requests and metadata reads that a controller accepts": [],

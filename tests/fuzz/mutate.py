@@ -1,4 +1,4 @@
-"""Ways to spoil bytes and messages: what the fuzzers of decoders and the garbage of ``tests.system.garbage`` are made of.
+"""Ways to spoil bytes and messages: what the fuzzers of decoders and the messages of ``tests.fuzz.subjects`` are made of.
 
 ``bytes_of`` spoils any bytes; ``message_of`` makes a protobuf message of a class whose numbers are extreme, and ``spoiled`` changes one
 that was valid. All of it follows from the random generator alone.

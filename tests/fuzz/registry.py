@@ -45,7 +45,7 @@ ELSEWHERE = {
     "liftpy.nats.transport:Transport.parse_errors": "counts",
     "liftpy.client.metadata_requests:MetadataRequests._decode": "calls frames.decode, with one error of its own",
     "liftpy.client.admin_requests:object_of": "JSON for people, of any form",
-    "sidecar.cli.health:publish_probe": "an ack as JSON, of a command that ends either way",
+    "sidecar.cli.node_reports:publish_probe": "an ack as JSON, of a command that ends either way",
     "liftpy.core.metadata.controller.cluster_events:events_of": "of entries that the state machine has decoded and applied before",
     "liftpy.core.metadata.controller.cluster_events:_request_events": "of its own answers to them",
     "sidecar.status.status_api:_change_level": "two fields, tried out in tests/unit/runtime/test_logs.py",

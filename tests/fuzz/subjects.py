@@ -32,9 +32,8 @@ from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.parser import StrictConnection
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer
-from tests.system.garbage.making import Maker, Overheard, Said, command
-from tests.system.garbage.run import Link
-from tests.system.garbage.targets import Place, matches, targets
+from tests.fuzz.messages import Maker, Overheard, Said, command
+from tests.fuzz.targets import Place, matches, targets
 
 STREAM, DATA, DOMAIN, GROUP = "fuzz", "data.fuzz", "liftpy", "readers"
 KEPT, KEPT_RECORDS = "kept", 100
@@ -478,6 +477,47 @@ class Fuzz:
             for reason, count in report["refused"].items():
                 (failed if "failed request" in reason else refused)[reason] += count
         self.out.failed_requests, self.out.refused = dict(failed), dict(refused)
+
+
+class Link:
+    """A raw connection to a NATS server. It reconnects when the server closes it. ``login``: more fields of its CONNECT."""
+
+    def __init__(self, port: int, **login: str) -> None:
+        self._port = port
+        self._hello = json.dumps({"verbose": False, "headers": True, "no_responders": True, "name": "fuzz", **login}).encode()
+        self.denied = 0
+        """Publishes that its user has no permission for."""
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self.cut_off: Counter[str] = Counter()
+
+    async def send(self, commands: list[bytes]) -> None:
+        """Return when the server has taken the commands, or has closed the connection."""
+        if self._streams is None:
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 22)
+            self._streams[1].write(b"CONNECT %b\r\n" % self._hello)
+        reader, writer = self._streams
+        why = "reset"
+        try:
+            for each in commands:
+                writer.write(each)
+            writer.write(b"PING\r\n")
+            await writer.drain()
+            while (line := await reader.readline()) != b"PONG\r\n":
+                if not line:
+                    raise ConnectionError
+                if line.startswith(b"-ERR 'Permissions Violation"):
+                    self.denied += 1
+                elif line.startswith(b"-ERR"):
+                    why = line.decode().strip()
+        except ConnectionError:
+            self.cut_off[why] += 1
+            await self.close()
+
+    async def close(self) -> None:
+        """Close it."""
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
 
 
 def fuzz_subjects(seconds: float, seed: int, per_s: int = PER_S, *, verbose: bool = False, roles: bool = False) -> Verdict:

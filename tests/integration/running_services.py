@@ -18,24 +18,20 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2
 from liftpy.errors import NotFoundError
 from liftpy.service import Identity, Outbox, Service, ServiceMachine
-from tests.examples.bank import Bank, FirstBank
+from tests.examples.bank import FirstBank
 from tests.examples.echo import Echo
 from tests.examples.processes import snapshot_path, start_service
 from tests.examples.rate_limiter import RateLimiter
-from tests.examples.strict import Strict
 from tests.examples.till import Till
 from tests.examples.versioned import CountedSums
 from tests.integration.conftest import Bench
 
 NODES = ("n1", "n2", "n3")
 EVERY = 50
-DEAD_LETTERS = ("strict", "upgradedbank")
 EXAMPLES: dict[str, tuple[str, Callable[[], Service]]] = {
     "bank": ("tests.examples.bank:FirstBank", FirstBank),
-    "upgradedbank": ("tests.examples.bank:FirstBank", Bank),
     "echo": ("tests.examples.echo:Echo", Echo),
     "ratelimiter": ("tests.examples.rate_limiter:RateLimiter", RateLimiter),
-    "strict": ("tests.examples.strict:Strict", Strict),
     "till": ("tests.examples.till:Till", lambda: Till(".")),
     "sums": ("tests.examples.versioned:Sums", CountedSums),
 }
@@ -55,10 +51,9 @@ class Running:
     def __init__(self, bench: Bench, example: str, stream: str, data: Path) -> None:
         self.bench = bench
         self.example = example
-        self.name = "bank" if example == "upgradedbank" else example
+        self.name = example
         self.stream = stream
         self.outputs = f"{stream}-out"
-        self.dead_letters = f"{stream}-dead"
         self.data = data
         self.processes: dict[str, subprocess.Popen[Any]] = {}
         self.sent = 0
@@ -74,12 +69,7 @@ class Running:
             output=self.outputs,
             snapshot_interval_records=EVERY,
             nats_url=self.bench.cluster.nats_url,
-            more=(
-                "--name",
-                self.name,
-                *(("--dead-letter-stream", self.dead_letters) if self.example in DEAD_LETTERS else ()),
-                *self.more,
-            ),
+            more=("--name", self.name, *self.more),
         )
 
     def send(self, node: str, number: int) -> None:
@@ -114,9 +104,6 @@ class Running:
         said = [await self.said(node) for node in NODES]
         return all(s.get("position") == self.sent and s["acknowledged"] for s in said)
 
-    async def is_at_the_end(self, node: str) -> bool:
-        return bool((await self.said(node)).get("position") == self.sent)
-
     async def went_on(self) -> bool:
         """As ``caught_up``, when records come from the services themselves."""
         self.sent = (await self.bench.client.bounds(self.stream)).end_offset
@@ -130,8 +117,6 @@ class Running:
 
     # ---- work ----------------------------------------------------------------------------------------------------------
     def command(self, number: int) -> bytes:
-        if self.example == "strict":
-            return b"none" if number in (25, 65) else b"%d" % number
         what = ("open", "deposit", "deposit", "transfer", "withdraw", "lock")[number % 6 if number >= 12 else 0]
         names = ("a", "b", "c", "d", "e")
         value = {"do": what, "account": names[number % 5], "to": names[number // 5 % 5], "amount": number % 37, "for_s": 0.05}
@@ -151,11 +136,6 @@ class Running:
             futures = [await publisher.send(self.command(self.sent + n), key=b"k%d" % (n % 7)) for n in range(count)]
             await publisher.flush()
         self.sent = max(self.sent, *(future.result().offset + 1 for future in futures))
-
-    async def publish_slowly(self, count: int) -> None:
-        """As ``publish``, one at a time, whatever happens meanwhile."""
-        await self.bench.publish_acked(f"data.{self.stream}", [self.command(self.sent + n) for n in range(count)])
-        self.sent = (await self.bench.client.bounds(self.stream)).end_offset
 
     # ---- what it should be ---------------------------------------------------------------------------------------------
     async def replayed(self) -> tuple[ServiceMachine, list[Snapshot]]:
@@ -223,8 +203,6 @@ async def running_services(bench: Bench, stream: str) -> AsyncIterator[Callable[
             begun.append(running)
             await bench.create(running.stream, config=config, partitions=partitions)
             await bench.create(running.outputs, partitions=partitions)
-            if example in DEAD_LETTERS:
-                await bench.create(running.dead_letters)
             for node in NODES:
                 running.start(node)
             await bench.until(running.leads, "a service leads")
@@ -235,5 +213,5 @@ async def running_services(bench: Bench, stream: str) -> AsyncIterator[Callable[
         finally:
             for running in begun:
                 running.stop()
-            for kind in ("", "-out", "-dead"):  # as long as there is a stream, its nodes tell of the services that were killed
+            for kind in ("", "-out"):  # as long as there is a stream, its nodes tell of the services that were killed
                 await bench.until(lambda name=stream + kind: _is_deleted(bench, name), f"{stream}{kind} is deleted")

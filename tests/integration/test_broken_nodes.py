@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,8 @@ from typing import Any
 import crc32c
 import pytest
 
-from liftpy.client.placement_plans import PlacementOptions
 from liftpy.config import StreamConfig
-from liftpy.core.wire import frames
-from liftpy.core.wire._pb import client_pb2, cluster_pb2
-from liftpy.core.wire.batch import parse_batch, parse_header, split_batches
+from liftpy.core.wire.batch import parse_batch, parse_header
 from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines.audit import audit
 from liftpy.spark.pipelines.audit_findings import AuditReport
@@ -45,35 +41,6 @@ async def expect_everywhere(bench: Any, name: str, acked: list[bytes]) -> None:
     logs = [await bench.values_on(node, name, total) for node in NODES]
     assert logs[0] == logs[1] == logs[2]
     assert list(dict.fromkeys(value for value in logs[0] if value in set(acked))) == acked
-
-
-async def test_client_publishes_all_succeed_while_the_leader_node_stops_cleanly(fragile: Any, stream_name: str) -> None:
-    await fragile.create(stream_name)
-    leader = await settle(fragile, stream_name)
-    stopping, acked = asyncio.Event(), []
-
-    async def publish(worker: int) -> None:
-        number = 0
-        while not stopping.is_set():
-            value = f"{worker} {number}".encode()
-            await fragile.client.publish(stream_name, value)
-            acked.append(value)
-            number += 1
-
-    workers = [asyncio.create_task(publish(worker)) for worker in range(8)]
-    await fragile.until(lambda: asyncio.sleep(0, len(acked) > 200), "publishes flow")
-    node = fragile.cluster.nodes[leader]
-    assert await asyncio.to_thread(node.terminate) == 0
-    after = len(acked)
-    await fragile.until(lambda: asyncio.sleep(0, len(acked) > after + 200), "publishes go on")
-    stopping.set()
-    await asyncio.gather(*workers)
-    await asyncio.to_thread(node.start)
-    await asyncio.to_thread(node.wait_ready)
-    await settle(fragile, stream_name)
-    total = (await fragile.replica(await fragile.leader(stream_name), stream_name))["newest_offset"] + 1
-    for name in NODES:
-        assert set(acked) <= set(await fragile.values_on(name, stream_name, total))
 
 
 async def test_nodes_reconnect_after_a_nats_restart_and_lose_no_acked_record(fragile: Any, stream_name: str) -> None:
@@ -106,102 +73,9 @@ def flip_a_bit_of_the_first_segment(bench: Any, node: str, name: str) -> None:
     logs[0].write_bytes(data)
 
 
-@pytest.mark.parametrize("role", ["follower", "leader"])
-async def test_node_that_reads_a_flipped_bit_repairs_its_replica(fragile: Any, stream_name: str, role: str) -> None:
-    await fragile.create(stream_name, config=StreamConfig(segment_bytes=4096, dedup_window_s=0))
-    subject = f"data.{stream_name}"
-    node_id = await settle(fragile, stream_name)
-    acked = [f"{number} {'x' * 500}".encode() for number in range(40)]
-    await fragile.publish_acked(subject, acked)
-    node = fragile.cluster.nodes[node_id]
-    await asyncio.to_thread(node.kill)
-    flip_a_bit_of_the_first_segment(fragile, node_id, stream_name)
-    await asyncio.to_thread(node.start)
-    await asyncio.to_thread(node.wait_ready)
-    await settle(fragile, stream_name)
-    leader = node_id if role == "leader" else next(node for node in NODES if node != node_id)
-    stream = await fragile.client.stream(stream_name)
-    move = cluster_pb2.ElectLeader(stream=stream_name, uid=stream.uid, partition=0, node=leader)
-    await fragile.nc.request("liftpy.control.admin", frames.encode(cluster_pb2.ControlRequest(electLeader=move)))
-
-    async def leads_or_has_found_it() -> bool:
-        """Whoever replays its log for ids or producers reads the bit before it leads, and repairs itself at once."""
-        return bool(damaged(fragile, node_id, stream_name)) or await leads(fragile, stream_name, leader)
-
-    await fragile.until(leads_or_has_found_it, f"{leader} leads, or {node_id} has found its damage")
-
-    async def came_back() -> bool:
-        if damaged(fragile, node_id, stream_name):
-            return True
-        request = client_pb2.ReadRequest(offset=0, maxBytes=500_000, waitMs=100)
-        answer = await fragile.nc.request(f"liftpy.{stream_name}.0.read.{node_id}", frames.encode(request), timeout=1)
-        split_batches(frames.decode_read_response(answer.data)[1])  # whatever it serves is right
-        return bool(damaged(fragile, node_id, stream_name))
-
-    await fragile.until(came_back, f"{node_id} has restarted to repair its log")
-    await settle(fragile, stream_name)
-    last = payloads("after", 5)
-    await fragile.publish_acked(subject, last)
-    await expect_everywhere(fragile, stream_name, acked + last)
-
-    async def nothing_spare_is_left() -> bool:
-        return not list(fragile.cluster.data.glob(f"**/{node_id}/**/streams/{stream_name}-*/0/*.behind-*"))
-
-    await fragile.until(nothing_spare_is_left, "the segments behind the damaged one are removed")
-
-
-async def test_node_that_starts_with_a_damaged_log_still_leads_its_other_partitions(fragile: Any, stream_name: str) -> None:
-    """The node is the only replica of the other partition, so no other node can lead it."""
-    await fragile.create(stream_name, config=StreamConfig(segment_bytes=4096))
-    leader = await settle(fragile, stream_name)
-    node_id = next(node for node in NODES if node != leader)
-    other = f"other-{stream_name}"
-    await fragile.create(other, placement=PlacementOptions(assignment=((0, (node_id,)),)))
-    acked = [f"{number} {'x' * 500}".encode() for number in range(40)]
-    await fragile.publish_acked(f"data.{stream_name}", acked)
-    await fragile.publish_acked(f"data.{other}", [b"before"])
-    node = fragile.cluster.nodes[node_id]
-    await asyncio.to_thread(node.kill)
-    flip_a_bit_of_the_first_segment(fragile, node_id, stream_name)
-    (index,) = fragile.cluster.data.glob(f"**/{node_id}/**/streams/{stream_name}-*/0/{0:020d}.index")
-    index.unlink()  # so that recovery reads the segment
-    await asyncio.to_thread(node.start)
-    await asyncio.to_thread(node.wait_ready)
-    assert damaged(fragile, node_id, stream_name), "recovery has found the damage"
-    await fragile.publish_acked(f"data.{other}", [b"after"])
-    assert await fragile.values_on(node_id, other, 2) == [b"before", b"after"]
-    await settle(fragile, stream_name)
-    await expect_everywhere(fragile, stream_name, acked)
-
-
-async def test_follower_catches_up_from_a_leader_with_a_flipped_bit(fragile: Any, stream_name: str) -> None:
-    """The leader wrote the segment itself and has no reason to look at it again; a follower with an empty folder needs all of it."""
-    await fragile.create(stream_name, config=StreamConfig(segment_bytes=4096))
-    subject = f"data.{stream_name}"
-    leader = await settle(fragile, stream_name)
-    acked = [f"{number} {'x' * 500}".encode() for number in range(40)]
-    await fragile.publish_acked(subject, acked)
-    follower = next(node for node in NODES if node != leader)
-    await asyncio.to_thread(fragile.cluster.nodes[follower].kill)
-    flip_a_bit_of_the_first_segment(fragile, leader, stream_name)
-    (streams,) = fragile.cluster.data.glob(f"**/{follower}/**/streams")
-    shutil.rmtree(streams.parent)
-    await asyncio.to_thread(fragile.cluster.nodes[follower].start)
-    await asyncio.to_thread(fragile.cluster.nodes[follower].wait_ready)
-    await fragile.until(lambda: asyncio.sleep(0, damaged(fragile, leader, stream_name)), f"{leader} has found its damage")
-    await settle(fragile, stream_name)
-    last = payloads("after", 5)
-    await fragile.publish_acked(subject, last)
-    await expect_everywhere(fragile, stream_name, acked + last)
-
-
 def damaged(bench: Any, node: str, name: str) -> list[Path]:
     """What the node has set aside."""
     return list(bench.cluster.data.glob(f"**/{node}/**/streams/{name}-*/0/*.damaged-0"))
-
-
-async def leads(bench: Any, name: str, node: str) -> bool:
-    return bool(await bench.leader(name) == node and await bench.ready(name))
 
 
 async def audited(bench: Any, name: str, patience_s: float = 30.0) -> AuditReport:

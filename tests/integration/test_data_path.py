@@ -10,7 +10,7 @@ import nats.js.errors
 import pytest
 
 from liftpy.config import AckPolicy, StreamConfig
-from liftpy.core.wire import envelope, frames
+from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2, replication_pb2
 from liftpy.core.wire.batch import split_batches
 from liftpy.core.wire.subjects import Subjects
@@ -30,50 +30,6 @@ async def test_publishes_without_envelope_are_stored_as_the_same_bytes_on_every_
     first, *others = [await bench.read_from(node, stream_name, len(sent)) for node in NODES]
     assert [value for batch in split_batches(first) for value in batch.values()] == sent
     assert all(other == first for other in others)
-
-
-async def test_poison_messages_are_stored_and_block_no_publish(bench: Any, stream_name: str) -> None:
-    await bench.create(stream_name)
-    poison = [
-        envelope.MAGIC,
-        envelope.MAGIC + b"\x00\x08\x00\x00\xff\xff\xff\xff",
-        envelope.MAGIC + b"\x00\xff\x01\x00",
-        envelope.MAGIC + b"\x07\x08\x00\x00abc",
-        b"",
-        bytes(range(256)) * 40,
-    ]
-    sequences = await bench.publish_acked(f"data.{stream_name}", poison)
-    assert sequences == [1, 2, 3, 4, 5, 6]
-    for subject in (
-        f"liftpy.{stream_name}.0.replicate",
-        f"liftpy.{stream_name}.0.offset",
-        "liftpy.notify.n1",
-        "liftpy.notify.n2",
-    ):
-        for payload in poison:
-            await bench.nc.publish(subject, payload, reply="_INBOX.nobody")
-    assert await bench.values_on("n2", stream_name, 6) == poison
-    for node in NODES:
-        status = await bench.client.admin.node_status(node)
-        assert status["failed_partitions"] == {}
-        assert node == "n3" or sum(status["refused"].values()) > 0
-    assert (await bench.publish_acked(f"data.{stream_name}", [b"after"])) == [7]
-
-
-async def test_node_never_publishes_to_a_subject_chosen_by_a_publisher(bench: Any, stream_name: str) -> None:
-    await bench.create(stream_name)
-    heard: list[bytes] = []
-
-    async def hear(message: Any) -> None:
-        heard.append(message.data)
-
-    await bench.nc.subscribe("orders.>", cb=hear)
-    forged = frames.encode(client_pb2.Message(value=b"x", ackInbox="orders.delete", ackPolicy=client_pb2.LEADER))
-    await bench.nc.publish(f"data.{stream_name}", b"x", reply="orders.delete")
-    await bench.nc.publish(f"data.{stream_name}", forged, reply="orders.delete")
-    await bench.publish_acked(f"data.{stream_name}", [b"after both"])
-    await bench.nc.flush()
-    assert heard == []
 
 
 async def test_stream_without_acks_stores_publishes_and_answers_none(bench: Any, stream_name: str) -> None:

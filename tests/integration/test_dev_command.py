@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from sidecar.dev.nats_server import NatsServer
+from tests.until import block_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -22,13 +22,6 @@ PATIENCE_S = 120.0
 """No test waits so long but on a machine with ten other things to do, where a node's start alone takes a quarter of a minute."""
 
 LIFTPY = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
-
-
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def is_running(pid: int) -> bool:
@@ -100,7 +93,7 @@ def test_dev_command_ended_by_any_signal_leaves_no_process(
     dev.send_signal(end)
     dev.communicate(timeout=PATIENCE_S)
     assert dev.returncode == (-signal.SIGKILL if end is signal.SIGKILL else 0)
-    until(lambda: not any(map(is_running, family)), f"still running: {[pid for pid in family if is_running(pid)]}")
+    block_until(lambda: not any(map(is_running, family)), f"still running: {[pid for pid in family if is_running(pid)]}")
     assert all((tmp_path / "data" / node / "node").exists() for node in said["nodes"])
 
 
@@ -124,7 +117,7 @@ def test_dev_command_restarts_a_killed_node(started: Callable[..., subprocess.Po
     dev.terminate()
     dev.communicate(timeout=PATIENCE_S)
     assert dev.returncode == 0
-    until(lambda: not any(map(is_running, family)), "something is left")
+    block_until(lambda: not any(map(is_running, family)), "something is left")
 
 
 def test_dev_command_exits_with_code_3_after_repeated_node_failures(started: Callable[..., subprocess.Popen[str]]) -> None:
@@ -140,7 +133,7 @@ def test_dev_command_exits_with_code_3_after_repeated_node_failures(started: Cal
     assert errors.count("; restart in ") >= 3  # more, where a start takes longer than what counts as again and again
     assert "lost its journal" in errors
     assert "node n1 has ended with exit code" in errors
-    until(lambda: not any(map(is_running, family)), "nats-server is left")
+    block_until(lambda: not any(map(is_running, family)), "nats-server is left")
     assert not folder.exists()
 
 
@@ -220,7 +213,7 @@ def test_node_that_waits_for_the_other_controllers_stops_on_sigterm(
         words = node_words(server, tmp_path / "data")
         words[words.index("--controllers") + 1] = "n1,n2,n3"  # the other two never come
         node = started(*words)
-        until(lambda: (tmp_path / "data" / "raft" / "journal").exists(), "it has begun to join")
+        block_until(lambda: (tmp_path / "data" / "raft" / "journal").exists(), "it has begun to join")
         node.terminate()
         node.communicate(timeout=PATIENCE_S)
         assert node.returncode == 0

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from liftpy.client import sync
 from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from sidecar.cli.main import main
 from sidecar.dev.cluster import DevCluster
+from tests.until import block_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 SETTINGS = {"LIFTPY_REPLICATION_SESSION_S": "3", "LIFTPY_LOG_LEVEL": "warning"}
@@ -35,13 +34,6 @@ def asked(cluster: DevCluster, node: str, path: str) -> tuple[int, str]:
 def row(cluster: DevCluster, node: str) -> tuple[int, int, int]:
     """(livez, readyz, synced)"""
     return tuple(asked(cluster, node, path)[0] for path in ("/livez", "/readyz", "/readyz?synced"))  # type: ignore[return-value]
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
@@ -76,7 +68,7 @@ def test_health_endpoints_report_a_node_without_quorum_as_live_but_not_ready(
         with sync.connect(cluster.nats_url) as client:
             client.create_stream("s", "ev", replicas=3)
         for node in cluster.nodes:
-            until(lambda node=node: row(cluster, node) == (200, 200, 200), "all is well")
+            block_until(lambda node=node: row(cluster, node) == (200, 200, 200), "all is well")
         code, said = command(capsys, "health", "--synced", "--cluster", "--probe", *url)
         assert (code, said.count("[+]")) == (0, 7), said
         assert command(capsys, "node", "can-stop", "n1", *url) == (0, "n1 can stop\n")
@@ -90,33 +82,35 @@ def test_health_endpoints_report_a_node_without_quorum_as_live_but_not_ready(
         check_upgrade(capsys, *url)
 
         cluster.nodes["n2"].send(signal.SIGSTOP)
-        until(lambda: "DEGRADED" in command(capsys, "top", "--once", *url)[1], "top says that n2 is silent, then fenced")
+        block_until(lambda: "DEGRADED" in command(capsys, "top", "--once", *url)[1], "top says that n2 is silent, then fenced")
         assert (row(cluster, "n1"), row(cluster, "n2"), row(cluster, "n3")) == ((200, 200, 200), (0, 0, 0), (200, 200, 200))
         assert command(capsys, "health", "--node", "n2", *url)[0] == 3
-        until(lambda: command(capsys, "node", "can-stop", "n1", *url)[0] == 1, "the group would lose its majority")
+        block_until(lambda: command(capsys, "node", "can-stop", "n1", *url)[0] == 1, "the group would lose its majority")
         code, said = command(capsys, "upgrade", "check", *url)
         assert (code, "[-] n2: does not answer" in said) == (1, True), said
         reasons = json.loads(command(capsys, "node", "can-stop", "n1", "--json", *url)[1])["reasons"]
         assert any("metadata group" in reason for reason in reasons)
         cluster.nodes["n2"].send(signal.SIGCONT)
-        until(lambda: row(cluster, "n2") == (200, 200, 200), "it goes on")
+        block_until(lambda: row(cluster, "n2") == (200, 200, 200), "it goes on")
 
         assert cluster.nats is not None
         cluster.nats.kill()
         for node in cluster.nodes:
-            until(lambda node=node: row(cluster, node)[1] == 503, "not ready without NATS")
+            block_until(lambda node=node: row(cluster, node)[1] == 503, "not ready without NATS")
             assert asked(cluster, node, "/livez") == (200, "ok\n")
             assert "[-] nats: not connected" in asked(cluster, node, "/readyz?verbose")[1]
         cluster.nats.restart()
         for node in cluster.nodes:
-            until(lambda node=node: row(cluster, node) == (200, 200, 200), "all is well again")
+            block_until(lambda node=node: row(cluster, node) == (200, 200, 200), "all is well again")
         assert not cluster.ended_nodes(), "and nobody was restarted"
         expected = {("node_registered", f"n{n}") for n in (1, 2, 3)} | {("node_fenced", "n2"), ("node_unfenced", "n2")}
 
         def events() -> list[dict[str, Any]]:
             return [json.loads(line) for line in command(capsys, "events", "--json", *url)[1].splitlines()]
 
-        until(lambda: expected <= {(event["kind"], event.get("node", "")) for event in events()}, "the events are written")
+        block_until(
+            lambda: expected <= {(event["kind"], event.get("node", "")) for event in events()}, "the events are written"
+        )
         told = events()
         assert {event["request"] for event in told if event["kind"] == "request"} == {"setFeatureLevel", "createStream"}
         places = [(event["index"], event["number"]) for event in told]
@@ -124,7 +118,7 @@ def test_health_endpoints_report_a_node_without_quorum_as_live_but_not_ready(
 
         for node in ("n2", "n3"):
             cluster.nodes[node].kill()
-        until(lambda: row(cluster, "n1") == (200, 503, 503), "no quorum")
+        block_until(lambda: row(cluster, "n1") == (200, 503, 503), "no quorum")
         assert "[-] metadata: nothing heard" in asked(cluster, "n1", "/readyz")[1]
         assert command(capsys, "health", "--node", "n1", *url)[0] == 1
         assert command(capsys, "health", "--cluster", *url)[0] == 3

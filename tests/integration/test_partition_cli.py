@@ -6,8 +6,7 @@ import asyncio
 import json
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,9 +14,9 @@ import pytest
 from liftpy.client import connect
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.wire.batch import Record
-from liftpy.errors import LogTruncatedError
 from sidecar.dev.cluster import DevCluster
 from tests import fork_server
+from tests.until import block_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -38,54 +37,10 @@ def liftpy(cluster: DevCluster, *words: str) -> tuple[int, Any]:
     return done.returncode, json.loads(done.stdout) if done.returncode == 0 else done.stdout + done.stderr
 
 
-def state(cluster: DevCluster, stream: str, partition: int = 0) -> dict[str, Any]:
-    code, found = liftpy(cluster, "stream", "show", stream)
-    assert code == 0, found
-    return dict(found["partitions"][partition])
-
-
 async def read(cluster: DevCluster, stream: str, **how: Any) -> list[Record]:
     """Everything that is committed, from the start or as said."""
     async with await connect(cluster.nats_url) as client:
         return [record async for record in client.consume(stream, until="end", **how)]
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within 30 s"
-        time.sleep(0.05)
-
-
-def test_unclean_election_happens_only_on_command(cluster: DevCluster) -> None:
-    assert liftpy(cluster, "stream", "create", "lossy", "--subject", "lossy", "--replicas", "2", "--min-isr", "1")[0] == 0
-    partition = state(cluster, "lossy")
-    leader, follower = partition["replicas"]
-    cluster.nodes[follower].terminate()
-    until(lambda: state(cluster, "lossy")["isr"] == [leader], "the follower leaves the ISR")
-    publish = [*LIFTPY, "publish", "lossy", "-", "--nats", cluster.nats_url]
-    fork_server.run(publish, input=b"1\n2\n3\n", check=True, timeout=60, capture_output=True)
-    last_read = asyncio.run(read(cluster, "lossy"))[-1]
-    assert last_read.offset == 2
-    cluster.nodes[leader].kill()
-    cluster.nodes[follower].start()
-    cluster.nodes[follower].wait_ready()
-    until(lambda: state(cluster, "lossy")["status"] == "OFFLINE", "the session of the leader ends")
-    code, said = liftpy(cluster, "partition", "elect", "lossy")
-    assert code == 2
-    assert "live" in said
-    code, elected = liftpy(cluster, "partition", "elect", "lossy", "--unclean", "--confirm", "lossy/0")
-    assert (code, elected["leader"], elected["unclean_elected"]) == (0, follower, True), elected
-    until(lambda: state(cluster, "lossy")["leader"] == follower, "the other one leads")
-    with pytest.raises(LogTruncatedError, match="Records below 0 are unchanged"):
-        asyncio.run(read(cluster, "lossy", start=3, after_epoch=last_read.leader_epoch))
-    fork_server.run(publish, input=b"4\n5\n6\n7\n", check=True, timeout=60, capture_output=True)
-    with pytest.raises(LogTruncatedError):  # also now that the new log is longer than the old one was
-        asyncio.run(read(cluster, "lossy", start=3, after_epoch=last_read.leader_epoch))
-    assert [record.value for record in asyncio.run(read(cluster, "lossy"))] == [b"4", b"5", b"6", b"7"]
-    cluster.nodes[leader].start()
-    cluster.nodes[leader].wait_ready()
-    until(lambda: set(state(cluster, "lossy")["isr"]) == {leader, follower}, "both are in the ISR")
 
 
 async def partition_of(cluster: DevCluster, stream: str) -> PartitionState:
@@ -108,7 +63,9 @@ def test_partition_whose_only_replica_lost_its_data_stays_offline_until_an_opera
     shutil.rmtree(folder)
     cluster.nodes[node].start()
     cluster.nodes[node].wait_ready()
-    until(lambda: asyncio.run(partition_of(cluster, "alone")).incomplete, "the cluster knows that the node has lost something")
+    block_until(
+        lambda: asyncio.run(partition_of(cluster, "alone")).incomplete, "the cluster knows that the node has lost something"
+    )
     found = asyncio.run(partition_of(cluster, "alone"))
     assert (found.status, found.isr) == (PartitionStatus.OFFLINE, (node,))
     code, elected = liftpy(cluster, "partition", "elect", "alone", "--unclean", "--confirm", "alone/0")

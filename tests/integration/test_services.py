@@ -8,33 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from liftpy.client import Client, QueryFailedError
-from liftpy.config import StreamConfig
+from liftpy.client import QueryFailedError
 from liftpy.core.observe.node_summary import MOST_ENDED_CHARS
-from liftpy.core.services.outbox import Output
-from liftpy.core.wire.subjects import Subjects
-from liftpy.nats.transport import Transport, open_connection
-from liftpy.service import Outbox
-from liftpy.service.output_writer import Emitter
-from liftpy.service.settings import ServiceSettings
 from sidecar.cli.dashboard import ClusterSite
-from sidecar.cli.service import EXIT_CONFIG, EXIT_DIVERGED, EXIT_IN_USE, store_now
+from sidecar.cli.service import EXIT_CONFIG, EXIT_DIVERGED, EXIT_IN_USE
 from sidecar.dev.cluster import DevCluster
 from tests import fork_server
 from tests.examples.echo import TIMES
-from tests.examples.processes import snapshot_path
 from tests.integration.conftest import Bench, close_bench, open_bench, page_data, show
-from tests.integration.running_services import EVERY, NODES, QUICK, Running, answers, exists, running_services
+from tests.integration.running_services import NODES, QUICK, Running, answers, running_services
 
 pytestmark = pytest.mark.processes
 ENDED_WORDS = ("service-diverged", "service-ended")
@@ -143,84 +133,6 @@ async def _shows_end(bench: Bench, reasons: list[str]) -> None:
 
 async def _has_version(service: Running, node: str, version: int) -> bool:
     return bool((await service.said(node)).get("version") == version)
-
-
-async def test_services_without_snapshot_start_from_another_nodes_snapshot(run: Any) -> None:
-    """One is new, the snapshots of another are damaged; retention has taken the records that they would need."""
-    service: Running = await run("bank", StreamConfig(segment_bytes=4096, retention_records=20))
-    bench = service.bench
-    for _ in range(8):
-        await service.publish(30)
-    await bench.until(service.caught_up, "caught up")
-    leading = await service.leads()
-    new, damaged = [node for node in NODES if node != leading]
-
-    async def begins_later() -> bool:
-        return all([(await bench.replica(node, service.stream))["log_start_offset"] > 0 for node in NODES])
-
-    await bench.until(begins_later, "retention has removed what the snapshots cover")
-    for node in (new, damaged):
-        service.kill(node)
-    shutil.rmtree(service.data / new)
-    for path in (service.data / damaged).rglob("*.snapshot"):
-        path.write_bytes(path.read_bytes()[:-1])
-    for node in (new, damaged):
-        service.start(node)
-    await service.publish(EVERY - service.sent % EVERY)
-    await bench.until(service.caught_up, "every service has applied the whole log")
-    uid = (await bench.client.stream(service.stream)).uid
-    paths = [snapshot_path(service.data, node, "bank", service.stream, uid, service.sent) for node in NODES]
-    for path in paths:
-        await bench.until(lambda path=path: exists(path), f"{path} is stored")
-    assert len({path.read_bytes() for path in paths}) == 1
-
-    async def shown() -> bool:
-        fetched = [(await service.said(node))["fetched_bytes"] > 0 for node in (new, damaged)]
-        return all(fetched) and (await service.said(leading))["given_bytes"] > 0
-
-    await bench.until(shown, "what was fetched and given is shown")
-    await bench.until(service.emitted, "all outputs are written")
-
-
-@pytest.mark.parametrize("example", ["bank", "ratelimiter"])
-async def test_services_have_equal_states_after_leader_and_service_kills(run: Any, example: str) -> None:
-    service: Running = await run(example)
-    bench = service.bench
-    await service.publish(500)
-    await bench.until(service.caught_up, "caught up")
-    assert sorted([await service.role(node) for node in NODES]) == ["FOLLOWER", "FOLLOWER", "LEADER"]
-    first = await service.leads()
-    publishing = asyncio.create_task(service.publish_slowly(40))
-    bench.cluster.nodes[first].kill()
-    second = await bench.until(service.leads, "another service leads")
-    assert second != first
-    await publishing
-    bench.cluster.nodes[first].start()
-    bench.cluster.nodes[first].wait_ready()
-    await service.check()
-    leading = await service.leads()
-    service.kill(leading)
-    await service.publish(120)
-    service.start(leading)
-    await service.check()
-    leading = await bench.until(service.leads, "a service leads again")
-    first_one = service.processes[leading]
-    service.start(leading)  # a second copy, by mistake
-    assert await asyncio.to_thread(service.processes[leading].wait, 20) == EXIT_IN_USE
-    assert first_one.poll() is None
-    first_one.terminate()
-    assert await asyncio.to_thread(first_one.wait, 10) == 0
-    assert await service.said(leading) == {}  # it said goodbye
-    newest = max(int(path.stem) for path in service.data.glob(f"{leading}/*/*/*/*.snapshot"))
-    assert newest == service.sent  # and stored its state
-    if example == "bank":  # nobody starts it again: the leadership goes to where it runs
-        assert await bench.until(service.leads, "a service leads elsewhere") != leading
-        await service.publish(7)
-        others = [node for node in NODES if node != leading]
-        for node in others:
-            await bench.until(lambda node=node: service.is_at_the_end(node), f"the service beside {node} has caught up")
-        asked = await store_now(bench.client, "bank", service.stream, 0, others, 30, "liftpy")
-        assert asked == dict.fromkeys(others, service.sent)
 
 
 async def test_service_query_on_any_node_includes_every_acknowledged_deposit(run: Any) -> None:
@@ -392,38 +304,3 @@ async def test_service_effect_of_a_killed_process_runs_on_another_node_and_write
     late, charged = [record.value async for record in bench.client.consume(service.outputs, until="end")]
     assert late == b"7 cents: late"
     assert charged in {b"7 cents: charged by " + process.encode() for process in tries[len(before) + 1 :: 2]}
-
-
-async def test_services_that_all_believe_to_lead_write_each_output_once(bench: Bench, stream_name: str, tmp_path: Path) -> None:
-    """Without any lease: only the offsets that the output stream's leader checks keep them apart."""
-    total = 1500
-    await bench.create(stream_name)
-    settings = ServiceSettings("any", "in", "n1", tmp_path, output_stream=stream_name, emit_window=64)
-    failed: list[Exception] = []
-    instance: Any = SimpleNamespace(
-        leads=True, fail=failed.append, outputs_known=list, outputs_written=list, outputs_disproven=list
-    )
-    tasks, connections = [], []
-    for _ in range(3):
-        outbox = Outbox("u/0")
-        for number in range(total):
-            outbox.add(Output(number, number // 2, number % 2, b"output %d" % number, None, ()))
-        connection = await open_connection(bench.cluster.nats_url)
-        connections.append(connection)
-        transport = Transport(connection)
-        client = Client(transport, Subjects(), owns_connection=False)
-        tasks.append(asyncio.create_task(Emitter(client, transport, settings, outbox, instance).run()))
-
-    async def all_written() -> bool:
-        return (await bench.client.bounds(stream_name)).end_offset >= total
-
-    await bench.until(all_written, "all outputs are written")
-    while pending := [task for task in tasks if not task.done()]:
-        for task in pending:
-            task.cancel()
-        await asyncio.wait(pending, timeout=0.1)
-    for connection in connections:
-        await connection.close()
-    written = [record.value async for record in bench.client.consume(stream_name, until="end")]
-    assert written == [b"output %d" % number for number in range(total)]
-    assert failed == []

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from liftpy.errors import LiftError
 from sidecar.dev.cluster import DevCluster, DevNode
 from tests.integration.collector import Collector
 from tests.integration.conftest import QUICK, show
+from tests.until import block_until
 
 PARTITIONS = 4
 EACH = 25
@@ -55,13 +55,6 @@ def is_gone(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     return True
-
-
-def until(condition: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 async def traces_are_switched(client: Client, write: Callable[[str], object], collector: Collector) -> None:
@@ -113,7 +106,7 @@ def figures_are_those_of_the_report(node: DevNode) -> None:
         }  # fmt: skip
         return shown, {name: metric(node, f"liftpy_{name}") for name in shown}
 
-    until(lambda: (found := both())[0] == found[1], f"figures are not those of partitions: {both()}")
+    block_until(lambda: (found := both())[0] == found[1], f"figures are not those of partitions: {both()}")
 
 
 async def counters_outlive_their_stream(client: Client, nodes: list[DevNode]) -> None:
@@ -135,7 +128,9 @@ async def counters_outlive_their_stream(client: Client, nodes: list[DevNode]) ->
     assert sum(before[:: len(names)]) == PARTITIONS * (EACH + 1)
     await client.admin.delete_stream("gone")
     for node in nodes:
-        await asyncio.to_thread(until, lambda node=node: len(status(node)["partitions"]) == PARTITIONS, "its partitions stay")
+        await asyncio.to_thread(
+            block_until, lambda node=node: len(status(node)["partitions"]) == PARTITIONS, "its partitions stay"
+        )
     after = await counted()
     assert all(now >= then for now, then in zip(after, before, strict=True)), (before, after)
     assert sum(after[:: len(names)]) == PARTITIONS * (EACH + 1)
@@ -164,7 +159,7 @@ async def test_cluster_of_nodes_with_two_processes_each_stores_and_returns_all_r
         led = [await asyncio.to_thread(metric, node, "liftpy_ingest_records_total") for node in nodes]
         assert sum(led) == PARTITIONS * EACH, "both processes' counts"
         await asyncio.to_thread(
-            until, lambda: full_isrs_in_history(nodes[0]) == PARTITIONS, "the plots lack partitions of worker processes"
+            block_until, lambda: full_isrs_in_history(nodes[0]) == PARTITIONS, "the plots lack partitions of worker processes"
         )
         await counters_outlive_their_stream(client, nodes)
         for node in nodes:
@@ -173,7 +168,7 @@ async def test_cluster_of_nodes_with_two_processes_each_stores_and_returns_all_r
         victim = cluster.nodes["n1"]
         first, child = victim.pid, await asyncio.to_thread(worker_pid, victim)
         os.kill(child, signal.SIGKILL)
-        await asyncio.to_thread(until, lambda: not victim.running, "a node outlives its worker")
+        await asyncio.to_thread(block_until, lambda: not victim.running, "a node outlives its worker")
         assert "exit code 1" in victim.end_reason
         assert is_gone(first)
         await publish(client, "while it was down")
@@ -184,7 +179,7 @@ async def test_cluster_of_nodes_with_two_processes_each_stores_and_returns_all_r
         child = await asyncio.to_thread(worker_pid, still)
         os.kill(child, signal.SIGSTOP)
         await publish(client, "while one stood still")  # others lead what it led
-        await asyncio.to_thread(until, lambda: not still.running, "a node outlives the silence of its worker")
+        await asyncio.to_thread(block_until, lambda: not still.running, "a node outlives the silence of its worker")
         assert is_gone(child)
         still.start()
         await asyncio.to_thread(still.wait_ready)
@@ -209,7 +204,7 @@ async def test_node_with_two_processes_has_all_records_after_a_kill_and_with_oth
             await publish(client, "first")
             child = await asyncio.to_thread(worker_pid, node)
             node.send(signal.SIGKILL)
-            await asyncio.to_thread(until, lambda: not node.running, "it was killed")
+            await asyncio.to_thread(block_until, lambda: not node.running, "it was killed")
             for count in ("1", "3"):
                 node._environment["LIFTPY_WORKERS"] = count
                 node.start()  # at once: the lock of a worker that is about to end is waited for
@@ -224,7 +219,7 @@ async def test_node_with_two_processes_has_all_records_after_a_kill_and_with_oth
             assert await client.admin.reload_settings("n1") == {"applied": ["metrics_streams"], "wait": ["rack"]}
             await publish(client, "once more")
             labelled = lambda: metric(node, 'liftpy_ingest_records_total{stream="orders"}')  # noqa: E731
-            await asyncio.to_thread(until, lambda: labelled() > 0, "all processes have read the settings again")
+            await asyncio.to_thread(block_until, lambda: labelled() > 0, "all processes have read the settings again")
             assert labelled() == await asyncio.to_thread(metric, node, "liftpy_ingest_records_total")
             with Collector() as collector:
                 await traces_are_switched(client, file.write_text, collector)

@@ -3,11 +3,12 @@
     python -m tests.mutate --since main~5                      # mutants of the lines that changed since a revision
     python -m tests.mutate --package liftpy/core/log --count 40 --seed 1
     python -m tests.mutate --package sidecar/disk/files.py --list
-    python -m tests.mutate --package sidecar/partition sidecar/metadata --count 30 --world 3   # and seeds of shipped nodes
+    python -m tests.mutate --package sidecar/partition sidecar/metadata --count 30 --world 3   # and shipped nodes
 
 The mistakes are made from the syntax tree: turned comparisons, dropped calls, missing raises, constants that are off by one. The tool
 tries each one in a copy of the tree against the tests that import the module. ``--wide`` adds the other tests of the package.
-``--world N`` adds N seeds of shipped nodes in virtual time, for mutants that no test notices. The exit code is 1 if a mutant survives,
+``--world N`` adds the scripts and N seeds of shipped nodes in virtual time, for mutants that no test notices. ``--only-world`` leaves
+the tests out. The exit code is 1 if a mutant survives,
 2 if the tests fail without a mutant.
 """
 
@@ -93,7 +94,9 @@ def _try_all(mutants: list[Mutant], turn: int, jobs: int, results: Path, options
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         tree = Tree(Path(folder) / "tree")
         for mutant in mutants[turn::jobs]:
-            outcome = tree.attempt(mutant, options.limit, wide=options.wide, tests=tests, seeds=options.world)
+            outcome = tree.attempt(
+                mutant, options.limit, wide=options.wide, tests=tests, seeds=options.world, only_world=options.only_world
+            )
             print(f"{outcome.verdict:9} {outcome.seconds:5.1f} s  {mutant.id}  {outcome.by}", flush=True)
             row: dict[str, object] = {"id": mutant.id, "digest": _digest(mutant), "verdict": outcome.verdict, "by": outcome.by}
             if tests:
@@ -145,6 +148,7 @@ def main() -> int:
     parser.add_argument(
         "--world", type=int, default=0, help="seeds of tests.simulation.world for mutants that no test notices, default 0"
     )
+    parser.add_argument("--only-world", action="store_true", help="run the scripts and seeds of shipped nodes, and no tests")
     parser.add_argument("--jobs", type=int, default=1, help="processes, default 1")
     parser.add_argument("--limit", type=float, default=120.0, help="CPU seconds of one mutant's tests, default 120")
     parser.add_argument("--results", type=Path, help="file with one JSON line a mutant; a later run skips the mutants in it")
@@ -161,7 +165,7 @@ def main() -> int:
         to_try = [mutant for mutant in mutants if _digest(mutant) not in known]
         if to_try:
             tree = Tree(Path(folder) / "tree")
-            files = list(dict.fromkeys(mutant.file for mutant in to_try))
+            files = list(dict.fromkeys(mutant.file for mutant in to_try)) if not options.only_world else []
             green = tree.run_unchanged(files, 8 * options.limit, wide=options.wide)
             if green.verdict not in ("survived", "no tests"):
                 print(f"the tests fail without a mutant: {green.by}")

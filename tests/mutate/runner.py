@@ -24,7 +24,8 @@ _LIBRARIES = (
     "pyarrow", "google.protobuf.message", "crc32c", "lz4.block", "zstandard", "nats.aio.client", "pysyncobj", "nkeys",
 )  # fmt: skip
 _TEST_FOLDERS = ("tests/unit", "tests/scripts", "tests/conformance", "tests/fuzz", "tests/simulation", "tests/replay")
-_WORLD = "--profile all --busy 2 --stops-early"
+_WORLD = "tests.simulation.world --profile all --busy 2 --stops-early --seeds 1 --first {}"
+_WORLD_SCRIPTS = "tests.simulation.world.scripts --first-failure"
 _POLL_S = 0.02
 _WALL_PER_CPU = 4
 _NO_TESTS = (3, 4, 5)
@@ -104,7 +105,16 @@ class Tree:
         tests = list(dict.fromkeys(test for file in files for test in find_tests(self.folder, file, wide=wide)))
         return self._run(tests, limit_s) if tests else Outcome("no tests", "", 0.0)
 
-    def attempt(self, mutant: Mutant, limit_s: float, *, wide: bool, tests: list[str] | None = None, seeds: int = 0) -> Outcome:
+    def attempt(
+        self,
+        mutant: Mutant,
+        limit_s: float,
+        *,
+        wide: bool,
+        tests: list[str] | None = None,
+        seeds: int = 0,
+        only_world: bool = False,
+    ) -> Outcome:
         """Run the tests of the mutated module. The first failure ends the run, unless ``tests`` is given.
 
         Args:
@@ -112,7 +122,8 @@ class Tree:
             limit_s: CPU seconds that the tests may use. A mutant whose tests use more counts as killed.
             wide: As in ``find_tests``.
             tests: Files and folders of tests to run instead. All of them run, also after a failure.
-            seeds: Seeds of shipped nodes in virtual time to run, if no test notices the mutant.
+            seeds: Seeds of shipped nodes in virtual time to run after their scripts, if no test notices the mutant. 0: neither.
+            only_world: Run no tests.
         """
         path = self.folder / mutant.file
         text = path.read_text(encoding="utf-8")
@@ -121,13 +132,13 @@ class Tree:
             compile(changed, mutant.file, "exec")
         except SyntaxError as error:
             return Outcome("error", str(error), 0.0)
-        chosen = tests or find_tests(self.folder, mutant.file, wide=wide)
+        chosen = tests or ([] if only_world else find_tests(self.folder, mutant.file, wide=wide))
         try:
             _write(path, changed)
             outcome = self._run(chosen, limit_s, all_tests=bool(tests)) if chosen else Outcome("no tests", "", 0.0)
             if outcome.verdict != "killed":
-                for seed in range(1, seeds + 1):
-                    found = self._run_seed(seed, limit_s)
+                for command in [_WORLD_SCRIPTS, *map(_WORLD.format, range(1, seeds + 1))] if seeds else ():
+                    found = self._run_world(command, limit_s)
                     outcome = Outcome(found.verdict, found.by, outcome.seconds + found.seconds)
                     if found.verdict == "killed":
                         break
@@ -159,8 +170,8 @@ class Tree:
         ids = tuple(line.partition(" ")[2].partition(" - ")[0] for line in failed)
         return Outcome("killed", (failed or lines or [f"exit code {code}"])[-1][:160], seconds, ids)
 
-    def _run_seed(self, seed: int, limit_s: float) -> Outcome:
-        """Run one seed of shipped nodes in virtual time."""
+    def _run_world(self, module: str, limit_s: float) -> Outcome:
+        """Run the scripts or one seed of shipped nodes in virtual time. ``module``: name of the module, and its options."""
         began = time.monotonic()
         output = self.folder / "output"
         child = os.fork()
@@ -171,7 +182,7 @@ class Tree:
                     os.dup2(file.fileno(), 1)
                     os.dup2(file.fileno(), 2)
                 os.chdir(self.folder)
-                command = f"{sys.executable} -m tests.simulation.world {_WORLD} --seeds 1 --first {seed}".split()
+                command = [sys.executable, "-m", *module.split()]
                 os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONHASHSEED": "0"})
             finally:
                 os._exit(3)
@@ -180,10 +191,10 @@ class Tree:
         if code == 0:
             return Outcome("survived", "", seconds)
         if code is None:
-            return Outcome("killed", f"world: seed {seed} is not done after {seconds:.0f} s", seconds)
+            return Outcome("killed", f"{module} is not done after {seconds:.0f} s", seconds)
         lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
         found = next((line.strip() for line in lines if line.startswith("    ")), (lines or [f"exit code {code}"])[-1])
-        return Outcome("killed", f"world: seed {seed}: {found[:160]}", seconds)
+        return Outcome("killed", f"{module}: {found[:160]}", seconds)
 
     def _become_pytest(self, tests: list[str], output: Path, options: list[str]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -4,7 +4,6 @@
     python -m tests.pairs --every                         every possible pair once (about 25 minutes of one core)
     python -m tests.pairs --count 50 --triples            random triples
     python -m tests.pairs --pair compaction,cursor        one pair (or triple) by name; with --seed N --count 1 it repeats a violation
-    python -m tests.pairs --count 5 --processes           on real nodes and a real nats-server
     python -m tests.pairs --list                          the table: features, and the pairs that cannot be combined
 
 Each violation is printed with the command that repeats it. The last line says how many pairs are possible, how many were run, and how

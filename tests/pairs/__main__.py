@@ -7,25 +7,22 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 
-from sidecar.dev.under_test import ClusterUnderTest
 from tests.pairs.scenario import Scenario, run
 from tests.pairs.table import FEATURES, INCOMPATIBLE, combined, fits
-from tests.pairs.world import NODES
 
 MOST_PRINTED = 3
 """Violations of one scenario: those after the first often follow from it."""
 
 
 def scenarios(
-    count: int, seed: int, *, triples: bool = False, processes: bool = False, names: Sequence[str] = (), every: bool = False
+    count: int, seed: int, *, triples: bool = False, names: Sequence[str] = (), every: bool = False
 ) -> Iterator[Scenario]:
     """What to run: named ones, every pair once, or random ones; no combination comes again before all have come."""
     if names:
-        yield from (Scenario(tuple(names), seed + number, processes) for number in range(count))
+        yield from (Scenario(tuple(names), seed + number) for number in range(count))
         return
-    possible = combined(3 if triples else 2, processes=processes)
+    possible = combined(3 if triples else 2)
     chosen: list[tuple[str, ...]] = []
     rng = random.Random(seed)
     for number in range(len(possible) if every else count):
@@ -34,7 +31,7 @@ def scenarios(
             if not every:
                 rng.shuffle(chosen)
             chosen.reverse()
-        yield Scenario(chosen.pop(), seed + number, processes)
+        yield Scenario(chosen.pop(), seed + number)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pair", default="", metavar="A,B", help="these features, with the seeds SEED, SEED + 1 and so on")
     parser.add_argument("--every", action="store_true", help="every possible pair (or triple) once")
     parser.add_argument("--part", default="1/1", metavar="K/N", help="only the K-th of N parts (default 1/1)")
-    parser.add_argument("--processes", action="store_true", help="on real nodes and a real nats-server")
     parser.add_argument("--list", action="store_true", help="print the table and end")
     parser.add_argument("--verbose", action="store_true", help="print a line for each scenario")
     chosen = parser.parse_args(arguments)
@@ -55,28 +51,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_table()
         return 0
     unknown = [name for name in names if name not in FEATURES]
-    if unknown or (names and not fits(names, processes=chosen.processes)):
+    if unknown or (names and not fits(names)):
         parser.error(f"no such combination: {chosen.pair}; --list prints the features and what cannot be combined")
     part, parts = (int(number) for number in chosen.part.split("/"))
-    wanted = scenarios(
-        chosen.count, chosen.seed, triples=chosen.triples, processes=chosen.processes, names=names, every=chosen.every
-    )
-    return _run_all([one for number, one in enumerate(wanted) if number % parts == part - 1], chosen.processes, chosen.verbose)
+    wanted = scenarios(chosen.count, chosen.seed, triples=chosen.triples, names=names, every=chosen.every)
+    return _run_all([one for number, one in enumerate(wanted) if number % parts == part - 1], chosen.verbose)
 
 
-def _run_all(wanted: Sequence[Scenario], processes: bool, verbose: bool) -> int:
+def _run_all(wanted: Sequence[Scenario], verbose: bool) -> int:
     began_s, failed, found = time.monotonic(), 0, 0
-    with ClusterUnderTest(NODES) if processes else nullcontext() as cluster:
-        for scenario in wanted:
-            scenario_s = time.monotonic()
-            violations = run(scenario, cluster)
-            if verbose:
-                print(f"{time.monotonic() - scenario_s:6.2f} s  {len(violations)}  {scenario.command}", flush=True)
-            for violation in violations[:MOST_PRINTED]:
-                print(f"VIOLATION {','.join(scenario.names)}: {violation}\n  {scenario.command}", flush=True)
-            failed, found = failed + bool(violations), found + len(violations)
+    for scenario in wanted:
+        scenario_s = time.monotonic()
+        violations = run(scenario)
+        if verbose:
+            print(f"{time.monotonic() - scenario_s:6.2f} s  {len(violations)}  {scenario.command}", flush=True)
+        for violation in violations[:MOST_PRINTED]:
+            print(f"VIOLATION {','.join(scenario.names)}: {violation}\n  {scenario.command}", flush=True)
+        failed, found = failed + bool(violations), found + len(violations)
     size = len(wanted[0].names) if wanted else 2
-    possible = len(combined(size, processes=processes))
+    possible = len(combined(size))
     different = len({frozenset(scenario.names) for scenario in wanted})
     what = {2: "pairs", 3: "triples"}.get(size, "combinations")
     print(
@@ -88,8 +81,7 @@ def _run_all(wanted: Sequence[Scenario], processes: bool, verbose: bool) -> int:
 
 def _print_table() -> None:
     for name, feature in FEATURES.items():
-        where = "memory and processes" if feature.processes else "memory"
-        print(f"{feature.kind:12} {name:18} {where:22} {(feature.__doc__ or '').splitlines()[0]}")
+        print(f"{feature.kind:12} {name:18} {(feature.__doc__ or '').splitlines()[0]}")
     for pair, reason in INCOMPATIBLE.items():
         print(f"not {' with '.join(sorted(pair))}: {reason}")
 

@@ -18,9 +18,6 @@ class Feature:
 
     name: ClassVar[str] = ""
     kind: ClassVar[str] = ""
-    memory: ClassVar[bool] = True
-    """Whether the cluster in memory has it."""
-    processes: ClassVar[bool] = True
     acts: ClassVar[int] = 3
     """How often it acts in a scenario."""
     writes: ClassVar[int] = 0

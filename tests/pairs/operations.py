@@ -156,7 +156,7 @@ class FollowerAway(Change):
 class LostMessages(Feature):
     """Messages to leaders, and acknowledgements, get lost."""
 
-    name, kind, processes = "lost-messages", "faults", False
+    name, kind = "lost-messages", "faults"
 
     async def act(self, world: World, rng: random.Random) -> None:
         world.lose_messages(0.25, rng.randrange(1 << 30))
@@ -169,7 +169,7 @@ class LostMessages(Feature):
 class FullDisk(Change):
     """The disk of a node is full for a while."""
 
-    name, kind, processes, heals, writes = "full-disk", "faults", False, True, 20
+    name, kind, heals, writes = "full-disk", "faults", True, 20
 
     async def change(self, world: World, rng: random.Random) -> None:
         await world.fill_disk(rng.choice(sorted(world.cluster.running)))
@@ -178,7 +178,7 @@ class FullDisk(Change):
 class LostLogs(Change):
     """A node comes back without its logs."""
 
-    name, kind, processes = "lost-logs", "faults", False
+    name, kind = "lost-logs", "faults"
 
     async def change(self, world: World, rng: random.Random) -> None:
         if not await world.is_in_sync():

@@ -25,7 +25,7 @@ class PlainNats(Feature):
     name, kind = "plain-nats", "producers"
 
     async def act(self, world: World, rng: random.Random) -> None:
-        async with world.nats() as connection:
+        async with world.cluster.nats() as connection:
             for _ in range(15):
                 partition = rng.randrange(world.partitions)
                 sent = world.new("nats", rng)
@@ -41,7 +41,7 @@ class JetStreamHeaders(Feature):
     name, kind = "jetstream", "producers"
 
     async def act(self, world: World, rng: random.Random) -> None:
-        async with world.nats() as connection:
+        async with world.cluster.nats() as connection:
             for _ in range(8):
                 partition = rng.randrange(world.partitions)
                 sent = world.new("js", rng)

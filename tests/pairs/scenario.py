@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sidecar.dev.under_test import ClusterUnderTest
 from tests.pairs.feature import Feature
 from tests.pairs.model import WRITING_ERRORS
 from tests.pairs.table import FEATURES
@@ -25,32 +24,29 @@ LONGEST_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``processes``: on real nodes."""
+    """Names of features, and the seed of their actions."""
 
     names: tuple[str, ...]
     seed: int
-    processes: bool = False
 
     @property
     def command(self) -> str:
         """What repeats it."""
-        there = " --processes" if self.processes else ""
-        return f"python -m tests.pairs --pair {','.join(self.names)} --seed {self.seed} --count 1{there}"
+        return f"python -m tests.pairs --pair {','.join(self.names)} --seed {self.seed} --count 1"
 
 
-def run(scenario: Scenario, cluster: ClusterUnderTest | None = None) -> list[str]:
+def run(scenario: Scenario) -> list[str]:
     """Run one; the violations."""
-    return asyncio.run(play([FEATURES[name]() for name in scenario.names], scenario.seed, cluster))
+    return asyncio.run(play([FEATURES[name]() for name in scenario.names], scenario.seed))
 
 
-async def play(features: Sequence[Feature], seed: int, cluster: ClusterUnderTest | None = None) -> list[str]:
+async def play(features: Sequence[Feature], seed: int) -> list[str]:
     """Set up, let them act, end the faults, check."""
     settings: dict[str, Any] = {}
     for feature in features:
         settings |= feature.settings
-    name = f"pairs-{seed}" if cluster is None else f"pairs-{seed}-{random.randrange(1 << 32):x}"
     with tempfile.TemporaryDirectory(prefix="pairs-") as scratch:
-        world = World(name, Path(scratch), processes=cluster)
+        world = World(f"pairs-{seed}", Path(scratch))
         load = _Load()
         watching = asyncio.create_task(load.watch())
         try:

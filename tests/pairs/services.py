@@ -36,13 +36,12 @@ class Echo(Service):
 class ReplicatedService(Feature):
     """A service puts out one record for each record of partition 0."""
 
-    name, kind, processes = "service", "services", False
+    name, kind = "service", "services"
     writes = 15
 
     async def start(self, world: World) -> None:
         self._outputs = await world.side_stream("outputs")
-        assert world.memory is not None
-        serve = world.memory.serve
+        serve = world.cluster.serve
         await asyncio.to_thread(lambda: serve(Echo, "echo", world.stream, output_stream=self._outputs, tick_interval_s=0.1))
 
     async def check(self, world: World) -> None:

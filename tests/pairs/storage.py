@@ -52,7 +52,7 @@ class Retention(Feature):
 class RetentionByAge(Feature):
     """Records of a certain age go."""
 
-    name, kind, processes = "retention-age", "storage", False
+    name, kind = "retention-age", "storage"
     settings: ClassVar = {"retention_age_s": RETENTION_AGE_S}
 
     async def act(self, world: World, rng: random.Random) -> None:

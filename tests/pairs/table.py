@@ -22,12 +22,11 @@ INCOMPATIBLE: dict[frozenset[str], str] = {
 """Pair -> why it makes no scenario."""
 
 
-def fits(names: tuple[str, ...], *, processes: bool) -> bool:
-    """Whether these features may be combined, there."""
-    there = all(FEATURES[name].processes if processes else FEATURES[name].memory for name in names)
-    return there and not any(frozenset(pair) in INCOMPATIBLE for pair in combinations(names, 2))
+def fits(names: tuple[str, ...]) -> bool:
+    """Whether these features may be combined."""
+    return not any(frozenset(pair) in INCOMPATIBLE for pair in combinations(names, 2))
 
 
-def combined(count: int, *, processes: bool = False) -> list[tuple[str, ...]]:
+def combined(count: int) -> list[tuple[str, ...]]:
     """All combinations of ``count`` features that may be combined."""
-    return [names for names in combinations(FEATURES, count) if fits(names, processes=processes)]
+    return [names for names in combinations(FEATURES, count) if fits(names)]

@@ -11,9 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import nats
-
-from liftpy.client import Client, Publisher, PublishOptions, ReadOptions, connect
+from liftpy.client import Client, Publisher, PublishOptions, ReadOptions
 from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.image import StreamImage
@@ -21,7 +19,6 @@ from liftpy.core.wire.batch import Record, split_batches
 from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import LiftError
 from liftpy.testing.memory import MemoryCluster
-from sidecar.dev.under_test import ClusterUnderTest
 from tests.pairs.model import MARKER, FoundLog, Model, Outcome, Reading, Sent, check_replicas
 
 _T = TypeVar("_T")
@@ -49,16 +46,15 @@ READ = ReadOptions(patience_s=QUIET_S, wait_s=0.2, answer_timeout_s=1.0)
 
 
 class World:
-    """``memory`` or ``processes``: one of the two clusters. ``scratch``: a folder for backups."""
+    """``scratch``: a folder for backups."""
 
-    def __init__(self, name: str, scratch: Path, *, processes: ClusterUnderTest | None = None) -> None:
+    def __init__(self, name: str, scratch: Path) -> None:
         self.stream = name
         self.subject = f"data.{name}"
         self.scratch = scratch
         self.model = Model()
         self.model.subject = self.subject
-        self.memory: MemoryCluster | None = None if processes is not None else MemoryCluster(NODES, config=_QUICK)
-        self.processes = processes
+        self.cluster = MemoryCluster(NODES, config=_QUICK)
         self.client: Client
         self.uid = ""
         self.partitions = PARTITIONS
@@ -86,41 +82,25 @@ class World:
     @asynccontextmanager
     async def running(self, settings: dict[str, Any]) -> AsyncIterator[World]:
         """The cluster runs, the stream is there."""
-        if self.memory is not None:
-            await asyncio.to_thread(self.memory.start_all)
-            for node in self._memory_nodes().values():
-                node.wall_ns = self.now_ns
-            assert self.memory._loop is not None
-            self.memory._loop.set_exception_handler(self._loop_failed)
+        await asyncio.to_thread(self.cluster.start_all)
+        for node in self._nodes.values():
+            node.wall_ns = self.now_ns
+        assert self.cluster._loop is not None
+        self.cluster._loop.set_exception_handler(self._loop_failed)
         asyncio.get_running_loop().set_exception_handler(self._loop_failed)
         try:
-            async with self.another_client() as self.client:
+            async with self.cluster.client() as self.client:
                 self.config = StreamConfig(**{"segment_bytes": 4096, **settings})
                 await self.create()
                 yield self
                 await self._close_publishers()
         finally:
             asyncio.get_running_loop().set_exception_handler(None)
-            if self.memory is not None:
-                await asyncio.to_thread(self.memory.stop)
-            elif self.processes is not None:
-                await asyncio.to_thread(self.processes.heal)
-                await asyncio.to_thread(self.processes.delete_streams)
+            await asyncio.to_thread(self.cluster.stop)
 
     def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         self.model.violate(f"an event loop reports: {context.get('message')}: {error!r}")
-
-    @asynccontextmanager
-    async def another_client(self) -> AsyncIterator[Client]:
-        """A client of its own connection."""
-        if self.memory is not None:
-            async with self.memory.client() as client:
-                yield client
-        else:
-            assert self.processes is not None
-            async with connect(self.processes.url, self.processes.namespace) as client:
-                yield client
 
     async def create(self) -> None:
         """Make the stream of the scenario."""
@@ -178,20 +158,6 @@ class World:
     def data_subject(self, partition: int) -> str:
         """On which a partition is published to."""
         return data_subject(self.subject, partition)
-
-    @asynccontextmanager
-    async def nats(self) -> AsyncIterator[Any]:
-        """A plain NATS client."""
-        if self.memory is not None:
-            async with self.memory.nats() as connection:
-                yield connection
-            return
-        assert self.processes is not None
-        connection = await nats.connect(self.processes.url)
-        try:
-            yield connection
-        finally:
-            await connection.close()
 
     # ---- publishing --------------------------------------------------------------------------------------------------------
     def new(self, writer: str, rng: random.Random, *, key: bytes | None = None, tombstone: bool = False) -> Sent:
@@ -256,31 +222,21 @@ class World:
         return time.time_ns() + round(self.jumped_s * 1e9)
 
     def pass_time(self, seconds: float) -> None:
-        """Set the wall clock of all nodes ahead (in memory only)."""
-        if self.memory is not None:
-            self.jumped_s += seconds
+        """Set the wall clock of all nodes ahead."""
+        self.jumped_s += seconds
 
     async def keep_house(self) -> None:
-        """Retention and compaction, now where that can be asked for."""
-        if self.memory is not None:
-            await asyncio.to_thread(self.memory.keep_house)
+        """Run retention and compaction now."""
+        await asyncio.to_thread(self.cluster.keep_house)
 
     # ---- nodes and faults ----------------------------------------------------------------------------------------------------
     @property
-    def cluster(self) -> MemoryCluster | ClusterUnderTest:
-        """Whichever it is."""
-        found = self.memory or self.processes
-        assert found is not None
-        return found
-
-    def _memory_nodes(self) -> dict[str, Any]:
-        assert self.memory is not None
-        return self.memory._nodes
+    def _nodes(self) -> dict[str, Any]:
+        return self.cluster._nodes
 
     def on_cluster(self, work: Callable[[], _T]) -> _T:
         """Run ``work`` on the thread of the cluster in memory."""
-        assert self.memory is not None
-        return self.memory._call(work)
+        return self.cluster._call(work)
 
     async def leader(self, partition: int) -> str:
         """The node that leads now."""
@@ -300,12 +256,9 @@ class World:
     async def isolate(self, node: str) -> None:
         """A node reaches no other node, and is reached by none; the metadata group and clients still see it."""
         self.away[node] = "isolated"
-        if self.processes is not None:
-            await asyncio.to_thread(self.processes.pause, node)
-            return
 
         def cut() -> None:
-            for name, one in self._memory_nodes().items():
+            for name, one in self._nodes.items():
                 if name == node:
                     one.serving_replica = lambda key: None
                 one.replica_of = partial(_reachable, type(one).replica_of, one, node)
@@ -313,20 +266,19 @@ class World:
         self.on_cluster(cut)
 
     async def fill_disk(self, node: str) -> None:
-        """Nothing more fits on the disk of a node (in memory only)."""
+        """Nothing more fits on the disk of a node."""
         self.away[node] = "full"
 
         def fill() -> None:
-            for storage in self._memory_nodes()[node]._storages.values():
+            for storage in self._nodes[node]._storages.values():
                 storage.capacity_bytes = storage.used_bytes()
 
         self.on_cluster(fill)
 
     def lose_messages(self, share: float, seed: int) -> None:
-        """From now on that share of the messages to leaders and of their answers is lost; 0: none (in memory only)."""
-        assert self.memory is not None
-        assert self.memory._server is not None
-        bus: Any = self.memory._server.bus
+        """From now on that share of the messages to leaders and of their answers is lost; 0: none."""
+        assert self.cluster._server is not None
+        bus: Any = self.cluster._server.bus
         rng, subject, replies = random.Random(seed), self.subject.encode(), set[bytes]()
 
         def lossy(where: bytes, reply: bytes, payload: bytes, block: bytes = b"") -> int:
@@ -346,9 +298,9 @@ class World:
         self.on_cluster(change)
 
     async def lose_logs(self, node: str) -> None:
-        """End a node and remove its logs (in memory only)."""
+        """End a node and remove its logs."""
         await self.kill(node)
-        self.on_cluster(self._memory_nodes()[node]._storages.clear)
+        self.on_cluster(self._nodes[node]._storages.clear)
 
     async def bring_back(self) -> None:
         """No node is away any more."""
@@ -362,12 +314,9 @@ class World:
                 await asyncio.to_thread(self.cluster.start, node)
 
     async def _reconnect(self, node: str) -> None:
-        if self.processes is not None:
-            await asyncio.to_thread(self.processes.resume, node)
-            return
 
         def join() -> None:
-            for one in self._memory_nodes().values():
+            for one in self._nodes.values():
                 vars(one).pop("serving_replica", None)
                 vars(one).pop("replica_of", None)
 
@@ -378,7 +327,7 @@ class World:
         await asyncio.to_thread(self.cluster.kill, node)
 
         def empty() -> None:
-            for storage in self._memory_nodes()[node]._storages.values():
+            for storage in self._nodes[node]._storages.values():
                 storage.capacity_bytes = 1 << 40
 
         self.on_cluster(empty)
@@ -457,12 +406,7 @@ class World:
     async def _check_replicas(self, partition: int) -> None:
         state = (await self.image()).partitions[partition]
         end = self.logs[partition].end
-        if self.memory is None:
-            held = {node: await self._read_from(node, partition, end) for node in state.replicas}
-            starts = {node: records[0].offset if records else 0 for node, records in held.items()}
-            check_replicas(self.model, partition, held, starts)
-            return
-        logs = {node: self._memory_nodes()[node].replicas[self.key(partition)].log for node in state.replicas}
+        logs = {node: self._nodes[node].replicas[self.key(partition)].log for node in state.replicas}
         await self.until(
             lambda: _true(all(log.high_watermark + 1 >= end for log in logs.values())), f"every replica of {partition} is whole"
         )
@@ -473,13 +417,6 @@ class World:
         if not self.model.may_shorten and len({data for _, data in found.values()}) != 1:
             sizes = {node: len(data) for node, (_, data) in found.items()}
             self.model.violate(f"replicas of partition {partition} differ in bytes: {sizes}")
-
-    async def _read_from(self, node: str, partition: int, end: int) -> list[Record]:
-        options = ReadOptions(node=node, patience_s=QUIET_S)
-        records: list[Record] = []
-        async for record in self.client.consume(self.stream, partition, until=end - 1, options=options):
-            records.append(record)
-        return records
 
     def key(self, partition: int) -> PartitionKey:
         """Of a partition of the stream as it is now."""

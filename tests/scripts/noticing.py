@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests.scripts import more_mutants
-from tests.simulation.mutants import catalogue
+from tests.simulation.mutants.catalogue import MUTANTS
 
-BY_NAME = {mutant.name: mutant for mutant in (*catalogue.MUTANTS, *more_mutants.MUTANTS)}
+BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 
 
 def pairs() -> list[tuple[Path, str]]:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from tests.scripts.stage import Stage
 
-KILLS = ("nobody is asked for", "silence is taken for absence")
-
 
 def test_leader_with_an_absent_follower_commits_before_its_session_ends() -> None:
     with Stage() as s:

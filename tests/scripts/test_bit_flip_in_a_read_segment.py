@@ -15,12 +15,6 @@ from tests.scripts.stage import Stage
 from tests.simulation.replica.clients import SimReader
 from tests.simulation.replica.clock import MS
 
-KILLS = (
-    "wrong bytes are not complained of",
-    "complaints are ignored",
-    "a complaint is not looked into",
-    "every complaint is believed",
-)
 RECORDS = 6
 EVERYTHING = list(range(1, RECORDS + 1))
 

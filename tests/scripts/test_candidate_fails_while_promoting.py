@@ -14,8 +14,6 @@ import pytest
 from liftpy.core.base.partition import PartitionStatus
 from tests.scripts.stage import Stage
 
-KILLS = ("nobody is passed over",)
-
 
 @pytest.mark.parametrize("how", ["dies", "stands still", "is cut off"])
 def test_election_with_a_candidate_that_cannot_be_promoted_elects_the_next_candidate(how: str) -> None:

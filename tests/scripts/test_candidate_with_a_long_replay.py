@@ -18,7 +18,6 @@ from tests.scripts.stage import Stage
 from tests.simulation.replica.clock import MS
 from tests.simulation.replica.sim_replica import SimReplica
 
-KILLS = ("progress does not count",)
 STEPS = 20
 STEP_NS = 500 * MS
 

@@ -16,10 +16,7 @@ import pytest
 from liftpy.core.log.small_files import CHECKPOINT_NAME, EPOCHS_NAME
 from tests.scripts.stage import Stage
 
-KILLS = (
-    "truncate by HW",
-    "a damaged checkpoint stops the node",
-)
+KILLS = ("truncate by HW",)
 
 DAMAGES = ("empty", "torn", "old", "garbage", "gone")
 

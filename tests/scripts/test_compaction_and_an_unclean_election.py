@@ -19,12 +19,6 @@ from tests.scripts.stage import Stage
 from tests.scripts.test_unclean_election_only_on_command import elect
 from tests.simulation.replica.messages import KEYS
 
-KILLS = (
-    "a compacted log is cut like any other",
-    "a compacted log that ends early goes on",
-    "the horizon is not stored",
-    "fetched compacted, and not noted",
-)
 CONFIG = StreamConfig(compaction=True)
 
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 from liftpy.core.base.partition import PartitionStatus
 from tests.scripts.stage import Stage
 
-KILLS = ("who has lost something stays complete",)
-
 
 def _alone(s: Stage) -> tuple[str, str]:
     """(the sole member, who left last and holds everything); the third one lacks records, and its disk is gone."""

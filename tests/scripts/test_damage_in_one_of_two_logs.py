@@ -16,7 +16,6 @@ from liftpy.core.log.small_files import CHECKPOINT_NAME, decode_checkpoint
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import Stage
 
-KILLS = ("one damaged log makes all logs incomplete",)
 OTHER = "audit"
 
 

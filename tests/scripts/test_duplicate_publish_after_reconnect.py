@@ -13,8 +13,6 @@ from __future__ import annotations
 from tests.scripts.replication_bench import ReplicationBench
 from tests.scripts.stage import Stage
 
-KILLS = ("expected sequence ignored",)
-
 
 def _expecting(last: int) -> bytes:
     return b"NATS/1.0\r\nNats-Expected-Last-Sequence: %d\r\n\r\n" % last

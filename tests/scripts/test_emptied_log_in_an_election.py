@@ -13,8 +13,6 @@ import pytest
 
 from tests.scripts.stage import Stage
 
-KILLS = ("an emptied log forgets its epoch",)
-
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_election_ranks_a_log_emptied_by_retention_by_the_epoch_of_its_deleted_records(restarted: bool) -> None:

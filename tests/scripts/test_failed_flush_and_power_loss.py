@@ -14,11 +14,6 @@ import pytest
 from liftpy.config import StreamConfig
 from tests.scripts.stage import Stage
 
-KILLS = (
-    "believes a failed flush at the next start",
-    "does not flush sealed segments on opening",
-)
-
 
 @pytest.mark.parametrize("again", [False, True], ids=["one start", "two starts"])
 def test_power_loss_after_failed_flushes_on_all_nodes_loses_no_acked_record(again: bool) -> None:

@@ -12,8 +12,6 @@ import pytest
 
 from tests.scripts.stage import Stage
 
-KILLS = ("a failed replica stays where it is",)
-
 
 @pytest.mark.parametrize("how", ["flush error", "no space"])
 def test_failed_storage_of_the_leader_moves_the_leadership(how: str) -> None:

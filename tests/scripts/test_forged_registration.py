@@ -16,8 +16,6 @@ from tests.born import registration
 from tests.scripts.stage import Stage
 from tests.simulation.replica.clock import MS
 
-KILLS = ("whoever registers takes the place", "who is fenced has stopped")
-
 
 def forge(s: Stage, node: str) -> list[pb.ControlResponse]:
     """A registration in the name of ``node`` is on its way; what is answered."""

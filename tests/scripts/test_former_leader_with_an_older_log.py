@@ -14,8 +14,6 @@ import pytest
 
 from tests.scripts.stage import Stage
 
-KILLS = ("a leader that comes back leads unasked", "cut below what is known to be committed")
-
 
 def _all_died(s: Stage) -> tuple[str, str, str]:
     a, b, c = s.leader, *s.followers

@@ -9,14 +9,6 @@ from __future__ import annotations
 
 from tests.scripts.stage import Stage
 
-KILLS = (
-    "any quiet fetch is confirmed",
-    "a quiet fetch is confirmed and not counted",
-    "a silent leader's node is waited for",
-    "a quiet follower forgets its leader",
-    "an idle leader looks no more for lag",
-)
-
 QUIET = "FOLLOWER_QUIET"
 
 

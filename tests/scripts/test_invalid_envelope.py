@@ -21,11 +21,6 @@ from liftpy.core.wire.batch import build_batch
 from liftpy.core.wire.envelope import FastEnvelope
 from tests.scripts.replication_bench import SUBJECT, ReplicationBench
 
-KILLS = (
-    "poison raises",
-    "any reply subject",
-)
-
 MESSAGE = frames.encode(client_pb2.Message(value=b"in an envelope", key=b"k"))
 
 POISON = {

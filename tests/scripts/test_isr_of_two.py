@@ -16,12 +16,6 @@ import pytest
 
 from tests.scripts.stage import Stage
 
-KILLS = (
-    "one follower of two deposes unasked",
-    "nobody witnesses against a sole member",
-    "a leader without a data path stays",
-    "the accused always serves",
-)
 _WITHIN_S = 10
 
 

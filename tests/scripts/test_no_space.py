@@ -5,7 +5,7 @@ on as if it could: another leads. A follower that can't write falls behind, and 
 acknowledged depends on it. What cannot be stored was never stored: no half batch is left. A member of the metadata group that
 can't store its journal stops, for the group may not count on it.
 
-Shows A2, D20, S4, S8, M2, M4.
+Shows A2, D20, D26, S4, S8, M2, M4.
 """
 
 from __future__ import annotations
@@ -17,16 +17,12 @@ from unittest.mock import patch
 
 import pytest
 
+from liftpy.config import StreamConfig
+from liftpy.core.log.small_files import EPOCHS_NAME
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import StorageError
 from sidecar.quorum.journal import GroupJournal
-from tests.scripts.stage import Stage
-
-KILLS = (
-    "stored though there is no space",
-    "silent when there is no space",
-    "flush error forgotten",
-    "the journal ignores errors",
-)
+from tests.scripts.stage import STREAM, Stage
 
 
 def test_no_space_on_the_leader_rejects_publishes_and_moves_the_leadership() -> None:
@@ -77,6 +73,30 @@ def test_no_space_on_a_follower_removes_it_from_the_isr() -> None:
         s.free_disk(c)
         s.restart(c)
         s.until(lambda: s.isr == {a, b, c})
+        assert s.ids(c) == s.ids(a)
+
+
+def test_delete_records_frees_space_in_a_log_that_the_full_disk_has_closed() -> None:
+    with Stage(stream=StreamConfig(segment_bytes=4096)) as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(60, records=50)
+        s.settle()
+        s.until(lambda: EPOCHS_NAME in s.storage(c).names())
+        s.fill_disk(c)
+        s.send()
+        s.until(lambda: s.role(c) == "FAILED")
+        log, before = s.replica(c).log, s.storage(c).used_bytes()
+        assert (log.is_full, len(log.segments) > 4) == (True, True)
+        delete = pb.TruncateBefore(stream=STREAM, uid=s.cluster.key.uid, partition=0, offset=2700)
+        assert s.command(pb.ControlRequest(truncateBefore=delete)).error == pb.ControlResponse.OK
+        s.until(lambda: s.replica(c).apply_retention(0) or log.log_start_offset == 2700, 90)  # no state file can be stored
+        assert s.storage(c).used_bytes() < before / 2
+        assert s.role(c) == "FAILED", "only a new process appends to this log"
+        s.power_off(c)
+        s.free_disk(c)
+        s.start(c)
+        s.until(lambda: s.isr == {a, b, c})
+        assert s.replica(c).log.log_start_offset == 2700
         assert s.ids(c) == s.ids(a)
 
 

@@ -15,8 +15,6 @@ from liftpy.config import StreamConfig
 from liftpy.core.replication.lease import INGEST
 from tests.scripts.stage import Stage
 
-KILLS = ("one report deposes",)
-
 
 @pytest.mark.parametrize("direction", ["both", "to the leader", "from the leader"])
 def test_broken_link_between_leader_and_follower_removes_the_follower_from_the_isr(direction: str) -> None:

@@ -12,13 +12,6 @@ from liftpy.core.base.partition import Pause
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import STREAM, Stage
 
-KILLS = (
-    "a leader heeds no pause",
-    "a leader that is woken stores at once",
-    "nobody is woken",
-    "what was heard before a pause that was missed is kept",
-)
-
 
 def pause(s: Stage, until: pb.Pause, known: bool = True) -> None:
     """``liftpy stream pause``; then wait until every replica's node knows."""

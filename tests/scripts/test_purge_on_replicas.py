@@ -12,8 +12,6 @@ from tests.scripts.stage import STREAM, Stage
 from tests.simulation.replica.cluster import STREAM as NAME
 from tests.simulation.replica.compaction_checks import held_ids
 
-KILLS: tuple[str, ...] = ()
-
 
 def purge(s: Stage, end_offset: int) -> None:
     """``liftpy stream purge``."""

@@ -14,13 +14,6 @@ from __future__ import annotations
 from liftpy.core.base.partition import PartitionStatus
 from tests.scripts.stage import Stage
 
-KILLS = (
-    "positions of the ISR only",
-    "negative ack before the ISR has joined",
-    "negative ack when the ISR alone has joined",
-    "a quorum's log stays uncommitted",
-)
-
 
 def _just_outside(s: Stage) -> tuple[str, str, str]:
     """(leader, member, complete replica that the ISR does not hold)."""

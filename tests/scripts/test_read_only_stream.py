@@ -10,12 +10,6 @@ from liftpy.core.metadata.codec import CONFIG
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import STREAM, Stage
 
-KILLS = (
-    "a leader heeds no read-only",
-    "what is refused is altered at once for followers",
-    "a setting that was altered twice is none",
-)
-
 
 def alter(s: Stage, config: StreamConfig, setting: str) -> None:
     """``liftpy stream alter``."""

@@ -21,8 +21,6 @@ from liftpy.errors import NotFoundError
 from tests.scripts.replication_bench import FakeBus, ReplicationBench
 from tests.scripts.stage import Stage
 
-KILLS = ("a stream is its name",)
-
 
 def _read(bench: ReplicationBench, progress: ReadProgress) -> list[bytes | None]:
     bench.bus.deliver(bench.subjects.read_from("orders", 0, "n1"), frames.encode(progress.request(1 << 20, 0)), "_INBOX.r")

@@ -17,8 +17,6 @@ from tests.scripts.test_unclean_election_only_on_command import elect
 
 Answer = tuple[ReadResponse, memoryview]
 
-KILLS = ("what was read is not looked at", "a replica that lags says cut")
-
 
 def read(s: Stage, node: str, offset: int, last: tuple[int, int] = (-1, 0)) -> Answer:
     answer = s.ask(node, offset=offset, lastOffset=last[0], lastEpoch=last[1], minHighWatermark=-1)

@@ -14,14 +14,6 @@ import pytest
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import STREAM, Stage
 
-KILLS = (
-    "a learner's earlier copy counts",
-    "one replica set is counted while it changes",
-    "who is wanted no more stays",
-    "the leader goes unasked",
-    "evicted below the copies that are wanted",
-)
-
 
 def wanted(s: Stage, *replicas: str) -> None:
     """An operator's Reassign; without ``replicas`` its cancel."""

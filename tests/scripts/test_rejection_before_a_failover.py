@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from tests.scripts.stage import Stage
 
-KILLS = ("negative ack before the ISR has joined",)
-
 
 def test_publish_gets_no_negative_ack_while_the_next_leader_may_have_stored_it() -> None:
     with Stage(min_isr=3) as s:

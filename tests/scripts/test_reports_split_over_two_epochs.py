@@ -13,8 +13,6 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import Stage
 from tests.simulation.replica.cluster import STREAM
 
-KILLS = ("one report deposes", "reports of any leadership count")
-
 
 def report(s: Stage, witness: str, leader: str, leader_epoch: int) -> pb.ControlResponse:
     """``witness`` says that it can't reach ``leader``, which led in ``leader_epoch``."""

@@ -20,12 +20,6 @@ from tests.scripts.replication_bench import FakeBus, ReplicationBench
 from tests.scripts.stage import Stage
 from tests.simulation.replica.messages import FetchResponse
 
-KILLS = (
-    "an empty answer when it does not fit",
-    "batches of any size",
-    "pieces of any batch",
-)
-
 
 def _fetch(bench: ReplicationBench, offset: int, held: PartialBatch = NOTHING) -> list[bytes]:
     """A follower's fetch that acknowledges ``offset``, and what it gets."""

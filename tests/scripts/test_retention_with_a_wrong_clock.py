@@ -14,13 +14,6 @@ import pytest
 from liftpy.config import StreamConfig
 from tests.scripts.stage import Stage
 
-KILLS = (
-    "a doubted clock stamps records",
-    "ages are told by any clock",
-    "a clock that nobody was asked about is right",
-    "a clock that jumped is right",
-)
-
 YEAR_S = 365 * 86_400
 AGE_S = 120
 BY_AGE = StreamConfig(min_isr=2, retention_age_s=AGE_S)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.scripts.stage import Stage
 
-KILLS = ("stale response accepted", "ack before flush on the leader", "told once and never again")
+KILLS = ("stale response accepted", "ack before flush on the leader")
 
 
 def stage(*, awaits_more: bool = True) -> Stage:

@@ -13,11 +13,6 @@ from __future__ import annotations
 from tests.scripts.replication_bench import ReplicationBench
 from tests.scripts.stage import Stage
 
-KILLS = (
-    "ingest without bounds",
-    "overloaded and silent",
-)
-
 
 def test_publish_dropped_by_nats_for_a_slow_consumer_is_not_acked() -> None:
     with Stage() as s:

@@ -16,9 +16,6 @@ import pytest
 from liftpy.config import AckPolicy
 from tests.scripts.stage import Stage
 
-KILLS = (
-    "a slow disk is never told from others", "slow by one flush", "a slow leader stays", "slow members leave below min_isr",
-)  # fmt: skip
 SLOW_MS, VERY_SLOW_MS = 1500, 6000
 QUICK_S = 0.1
 

@@ -20,8 +20,6 @@ from liftpy.core.wire.batch import split_batches
 from tests.scripts.stage import Stage
 from tests.simulation.replica.clock import S
 
-KILLS = ("reports by the wall clock",)
-
 
 @pytest.mark.parametrize("hours", [1, -1])
 def test_wall_clock_an_hour_off_changes_no_election_or_isr(hours: int) -> None:

@@ -174,8 +174,8 @@ class Struck(Protocol):
 Begun = Callable[[DevCluster, Client, Path], Awaitable[Struck]]
 
 
-async def run(begin: Begun, rounds: int, minutes: float, spoil: Callable[[Struck], Awaitable[None]] | None = None) -> Outcome:
-    """All of it. ``begin``: makes the streams. ``spoil``: what breaks the result before it is judged, to see that this is seen."""
+async def run(begin: Begun, rounds: int, minutes: float) -> Outcome:
+    """Run all of it. ``begin``: makes the streams."""
     began = time.monotonic()
     with DevCluster(3) as cluster, tempfile.TemporaryDirectory(prefix="liftpy-rounds-", ignore_cleanup_errors=True) as name:
         async with connect(cluster.nats_url, cluster.namespace) as client:
@@ -198,8 +198,6 @@ async def run(begin: Begun, rounds: int, minutes: float, spoil: Callable[[Struck
                 await common.wait(common.all_there)
                 await asyncio.to_thread(common.driver.kill)
                 common.outcome.commits = len(common.driver.names("commits"))
-                if spoil is not None:
-                    await spoil(struck)
                 await struck.judge()
             except (RuntimeError, TimeoutError):
                 print(common.driver.log_path.read_text(errors="replace")[-_TAIL:])

@@ -2,7 +2,7 @@
 flushes and writes that fail or are slow. Nothing lost, nothing changed, all replicas equal.
 
 The long form, with figures, and the faults and variants that are not here: ``python -m tests.system.faults``. Folders that went back in
-time are in ``tests/integration/test_copied_folders.py``, too, and a cut data path is in ``tests/scripts/test_isr_of_two.py``.
+time are in ``tests/integration/test_copied_folders.py``, and a cut data path is in ``tests/scripts/test_isr_of_two.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import pytest
 import pytest_asyncio
 
 from tests.system.faults.catalogue import FAULTS
-from tests.system.faults.cursors import committing
 from tests.system.faults.ground import Ground
 from tests.system.faults.load import Load
 from tests.system.faults.rounds import Plan, one_round, open_load, verdict_of
@@ -71,14 +70,7 @@ async def field() -> AsyncIterator[Field]:
 async def test_disk_fault_loses_and_changes_no_acknowledged_record(field: Field, name: str, number: int) -> None:
     ground, load = field
     await ground.restore()
-    if name == "kill-then-power-cut":
-        async with committing(ground.client) as commits:
-            figures = await one_round(ground, load, FAULTS[name], number, PAUSE_S)
-            await commits.look()
-            await commits.more(1)
-        assert commits.problems == [], "what a cursor and a group had confirmed is there"
-    else:
-        figures = await one_round(ground, load, FAULTS[name], number, PAUSE_S)
+    figures = await one_round(ground, load, FAULTS[name], number, PAUSE_S)
     verdict = await verdict_of(ground, load)
     load.resume()
     assert verdict.right, verdict

@@ -34,7 +34,7 @@ from liftpy.core.log.reading import (
     segment_at,
     without_earlier_offsets,
 )
-from liftpy.core.log.recovery import OpenReport, RecoveryResult, recover
+from liftpy.core.log.recovery import OpenReport, RecoveryResult, mark_failed_flush, recover
 from liftpy.core.log.segment import Segment, index_name, log_name
 from liftpy.core.log.small_files import EPOCHS_NAME, STATE_PREFIX, Checkpoint, Checkpoints, encode_index
 from liftpy.core.log.storage import Bytes, Storage
@@ -156,9 +156,12 @@ class Log:
         self.cleaning = CompactionSchedule()
         self._unsynced: list[SealJob] = []
         self._flush: Flush | None = None
+        self._has_failed_flush = False
         self._new_names = False
         self.closed: str = ""
         """Reason why the log is closed. '': it is open."""
+        self.is_full = False
+        """True if the log is closed because the disk is full. Retention and checkpoints then still work, so that space gets free."""
 
     @classmethod
     def open(
@@ -279,7 +282,7 @@ class Log:
         try:
             active.file.append((buffer[:size_bytes],))
         except StorageError as error:
-            self.closed = str(error)
+            self._close_after(error, str(error))
             raise
         position, epoch = active.size_bytes, self.epochs.latest_epoch
         for batch in batches:
@@ -340,7 +343,8 @@ class Log:
         check(flush is self._flush, "S4", "a flush completes that was not begun")
         self._flush = None
         if error is not None:
-            self.closed = f"flush failed: {error}"
+            self._has_failed_flush = True
+            self._close_after(error, f"flush failed: {error}")
             kind = NoSpaceError if isinstance(error, NoSpaceError) else StorageError
             raise kind(self.closed) from error
         self._durable_end_offset = max(self._durable_end_offset, min(flush.end_offset, self.log_end_offset))
@@ -385,15 +389,19 @@ class Log:
         """Store HW, log start and epochs durably, if they changed. The stored HW is never ahead of the flushed records.
 
         This method may run in another thread during appends and a flush. It must not run during a truncation, retention or
-        another checkpoint.
+        another checkpoint. It also works in a log that a full disk has closed at an append.
         """
-        self._must_be_open()
+        if not self.is_full or self._has_failed_flush:
+            self._must_be_open()
         self._store_checkpoint()
         self._checkpoints.store_epochs(self.epochs, self.log_start_offset)
 
     def _store_checkpoint(self) -> None:
+        self._checkpoints.store(self._checkpoint_at(self.log_start_offset))
+
+    def _checkpoint_at(self, log_start_offset: int) -> Checkpoint:
         durable = min(self.high_watermark, self._durable_end_offset - 1)
-        self._checkpoints.store(Checkpoint(durable, self.log_start_offset, self.persisted_epoch))
+        return Checkpoint(durable, log_start_offset, self.persisted_epoch)
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
@@ -572,24 +580,61 @@ class Log:
 
         The log start is never above HW + 1 [D26] and only grows. If the offset is inside a batch, the log starts at the
         first offset of this batch.
+
+        A full disk may have no room for the new checkpoint. Then the log deletes its oldest segments without one, until there is
+        room. Raises NoSpaceError if there is no room and no segment that can be deleted in this way.
         """
-        self._must_be_open()
+        self._must_allow_deletion()
         wanted = min(log_start_offset, self.high_watermark + 1)
         if wanted < self.log_end_offset:
             index = max(bisect_right(self.segments, wanted, key=lambda s: s.base_offset) - 1, 0)
             wanted = self._batch_start(self.segments[index], wanted)
-        if wanted <= self.log_start_offset:
+        before = self.log_start_offset
+        while wanted > self.log_start_offset:
+            try:
+                self._store_log_start(wanted)  # first the log start becomes durable, then the files are removed
+            except NoSpaceError:
+                if self._drop_oldest_segment(wanted):
+                    continue
+                if self.log_start_offset == before:
+                    raise
+                break
+        if self.log_start_offset == before:
             return
-        self.log_start_offset = wanted
-        self.epochs.drop_prefix(wanted, self.log_end_offset)
-        if not self.epochs.entries:
-            self._checkpoints.store_epochs(self.epochs, wanted)  # nothing else stores the epoch of the last record
-        self._store_checkpoint()  # first the log start becomes durable, then the files are removed
         self._join_flush()
-        while len(self.segments) > 1 and self.segments[0].next_offset <= wanted:
+        while len(self.segments) > 1 and self.segments[0].next_offset <= self.log_start_offset:
             self._remove(self.segments.pop(0))
         self._forget_flushes(self.log_end_offset)
         self._notify_advance()
+
+    def _store_log_start(self, log_start_offset: int) -> None:
+        """Store the new log start durably, then move it. If that fails, the log start stays where it is [D26]."""
+        epochs = EpochCache(self.epochs.entries, self.epochs.before_start)
+        epochs.drop_prefix(log_start_offset, self.log_end_offset)
+        if not epochs.entries:
+            self._checkpoints.store_epochs(epochs, log_start_offset)  # nothing else stores the epoch of the last record
+        self._checkpoints.store(self._checkpoint_at(log_start_offset))
+        self.epochs, self.log_start_offset = epochs, log_start_offset
+
+    def _drop_oldest_segment(self, wanted: int) -> bool:
+        """Delete the oldest segment without a checkpoint, and move the log start behind it. Return False if it must stay.
+
+        A log begins at its first segment, even if its checkpoint names an earlier log start. So the removal itself stores the
+        log start, and it is durable before the log start moves [D26]. The segment stays if it has records at ``wanted`` or
+        above, or if the file ``leader-epochs`` does not have the epoch of its last record.
+        """
+        if len(self.segments) == 1 or self.segments[0].next_offset > wanted:
+            return False
+        start = self.segments[1].base_offset
+        if self._checkpoints.epoch_below(start) != (self.epochs.epoch_at(start - 1) or self.epochs.before_start):
+            return False
+        self._join_flush()
+        self.storage.sync_folder()  # the removal must not become durable before the names of the segments that stay
+        self._remove(self.segments[0])
+        del self.segments[0]
+        self.epochs.drop_prefix(start, self.log_end_offset)
+        self.log_start_offset = max(start, self.log_start_offset)
+        return True
 
     def _batch_start(self, segment: Segment, offset: int) -> int:
         try:
@@ -620,12 +665,17 @@ class Log:
 
         Returns:
             True if the log start moved.
+
+        Raises:
+            NoSpaceError: The disk is full, and no segment can be deleted without a checkpoint.
+            LogClosedError: The log is closed, but not because of a full disk.
         """
-        self._must_be_open()
+        self._must_allow_deletion()
         before, active, high = self.log_start_offset, self.segments[-1], self.high_watermark
         is_expired = is_too_old(active, self.config, high, now_wall_ns) or is_below(active, self.asked_start, high)
-        if is_expired or self.cleaning.wants_seal(active, high + 1):
-            self.roll(now_wall_ns)  # the active segment of an idle stream also exceeds its age
+        if not self.closed and (is_expired or self.cleaning.wants_seal(active, high + 1)):
+            with suppress(NoSpaceError):  # the segments before it can be deleted all the same
+                self.roll(now_wall_ns)  # the active segment of an idle stream also exceeds its age
         wanted = retained_start(self.segments, self.config, high, now_wall_ns)
         requested_start = asked_start(self.segments, self.asked_start)
         start = min(max(limit_retention_start(self.segments, wanted, retain_from, hold_bytes), requested_start), high + 1)
@@ -679,8 +729,8 @@ class Log:
     def complete_compaction(self, compaction: Compaction) -> int:
         """Replace the input segments of a compaction by its output files. Return the number of removed records.
 
-        The method changes nothing if the log was truncated during the run. An error closes the log. The next start repairs the
-        directory.
+        The method changes nothing if the log was truncated during the run. It raises NoSpaceError and changes nothing if the disk
+        has no room for the horizon. A later error closes the log. The next start repairs the directory.
         """
         self._must_be_open()
         known = {id(s) for s in self.segments}
@@ -692,6 +742,13 @@ class Log:
             if compaction.outputs:
                 deletes_end = deletes_end_after(self.horizon, compaction.rules.deletes_start, compaction.rules.deletes_end)
                 self._store_horizon(Horizon(end_offset, self.epochs.epoch_at(end_offset - 1), deletes_end))
+        except NoSpaceError:
+            compaction.abandon()  # its files use space
+            raise
+        except StorageError as error:
+            self.closed = f"compaction failed: {error}"
+            raise
+        try:
             for output in compaction.outputs:
                 self._swap_in(output)
         except StorageError as error:
@@ -714,7 +771,8 @@ class Log:
         file.seal()
         output.segment.file.close()
         output.segment.file = file
-        self.storage.replace(index_name(output.segment.base_offset), encode_index(output.segment.summary()))
+        with suppress(NoSpaceError):  # the next start builds the index from the segment
+            self.storage.replace(index_name(output.segment.base_offset), encode_index(output.segment.summary()))
         for segment in old[1:]:
             self._remove(segment)
         old[0].file.close()
@@ -746,7 +804,34 @@ class Log:
             self.checkpoint()
         for segment in self.segments:
             segment.file.close()
-        self.closed = self.closed or "closed"
+        self.closed, self.is_full = self.closed or "closed", False
+
+    def flush_before_close(self) -> bool:
+        """Flush all records of a log that has failed because of a full disk. Return True if all of them are on the disk.
+
+        Call it when nothing more is appended. The log stays closed. False: a flush failed, now or before. Then the kernel may have
+        dropped data, and a later flush does not show it [S4].
+        """
+        if self._has_failed_flush or (self.closed and not self.is_full) or self._flush is not None:
+            return False
+        try:
+            for job in self._unsynced:
+                job.file.sync()
+            self.segments[-1].file.sync()
+            self.storage.sync_folder()
+        except StorageError as error:
+            mark_failed_flush(self.storage, error)
+            return False
+        return True
+
+    def _close_after(self, error: Exception, reason: str) -> None:
+        """Close the log because of ``error``. ``reason``: text for ``closed``."""
+        self.closed, self.is_full = reason, isinstance(error, NoSpaceError)
+
+    def _must_allow_deletion(self) -> None:
+        """Raise LogClosedError if the log is closed. A log that a full disk has closed may delete old segments."""
+        if not self.is_full:
+            self._must_be_open()
 
     def _must_be_open(self) -> None:
         if self.closed:

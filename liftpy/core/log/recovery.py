@@ -48,7 +48,8 @@ _VALID_PART = ".valid"
 FLUSH_FAILED_NAME = "flush-failed"
 """Name of the small file that marks a failed flush. Its text is the error, for operators.
 
-No code relies on the file, because the disk may not have stored it.
+The rewriting of data does not rely on it, because the disk may not have stored it. With it, a start distrusts all logs if it
+also finds damage.
 """
 _TAIL = re.compile(r"(\d{20}\.log)\.(\d+)-(\d{20})\.tail")
 
@@ -136,7 +137,7 @@ class OpenReport:
     """Number of bytes that were written again, because they were not proven to be on the disk."""
 
     flush_failed: str = ""
-    """Error of a flush that failed since the log was last opened. '': no flush failed, or the disk did not store the mark."""
+    """Error of a flush that failed before, until ``forget_failed_flush``. '': no flush failed, or the disk did not store the mark."""
 
     @property
     def must_leave_isr(self) -> bool:
@@ -207,9 +208,6 @@ def recover(storage: Storage, *, clean: bool = False, before_loss: Callable[[], 
     for segment in segments[:-1]:
         if not segment.sealed:
             seal(storage, segment)
-    if flush_failed:
-        storage.remove(FLUSH_FAILED_NAME)
-        storage.sync_folder()
     log_end_offset = segments[-1].next_offset if segments else checkpoint.log_start_offset
     report = OpenReport(
         cut_bytes=cut,
@@ -422,6 +420,15 @@ def failed_flush(storage: Storage) -> str:
     """Return the error text of a flush that failed before this start. '': no flush failed."""
     mark = storage.load(FLUSH_FAILED_NAME)
     return "" if mark is None else mark.decode(errors="replace") or "a flush failed"
+
+
+def forget_failed_flush(storage: Storage) -> None:
+    """Remove the mark of a failed flush. The metadata group must know by then which replicas may lack records.
+
+    Until then, each start must find the mark: with it, damage in any log makes all replicas incomplete. Raises StorageError.
+    """
+    storage.remove(FLUSH_FAILED_NAME)
+    storage.sync_folder()
 
 
 def finish_splits(storage: Storage, names: Iterable[str]) -> None:

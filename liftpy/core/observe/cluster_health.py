@@ -1,22 +1,21 @@
 """Judges the health of a cluster in one word with reasons, from the summaries of its nodes. Pure.
 
 ``DATA UNAVAILABLE``: something cannot be published or read now. ``DEGRADED``: everything can, and an operator should act. The reasons
-are rows of ``verdicts.py``, the most severe first.
+are rows of ``VERDICTS``, the one table of what can be wrong with a cluster, as operators see it. The most severe reason comes first.
 
-The module also names the problem of a partition and its urgency. Lists of partitions begin with the most urgent one.
+Each row of the table has the word of a problem, its cause, its runbook, the events that tell of it, and the alert that fires for it.
+The status page, ``liftpy top``, ``liftpy health`` and ``liftpy status`` show these rows and have no texts of their own. The
+documentation and the tests of the alerts read the table, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from liftpy.config import StreamConfig
-from liftpy.core.base.partition import PartitionState, PartitionStatus, Pause
-from liftpy.core.base.strict_json import is_count
-from liftpy.core.observe.node_summary import DRAINED, FENCED, MOST_TEXT_CHARS, NodeSummary
-from liftpy.core.observe.verdicts import Reason, reason, urgency_of
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.observe.node_summary import DRAINED, FENCED, NodeSummary
 
 OK, DEGRADED, UNAVAILABLE = "OK", "DEGRADED", "DATA UNAVAILABLE"
 DISK_LOW = 0.15
@@ -25,17 +24,119 @@ QUEUED_HIGH = 0.8
 """Used share of the buffers for publishes from which a node rejects some of them."""
 MOST_NAMED = 5
 """Maximum number of names, and of reasons of one kind, in a verdict."""
-PROBLEMS = ("damaged", "offline", "electing", "under min_isr", "under-replicated", "moving", "paused", "")
-"""Problems of a partition, the most urgent first. The last one means that the partition has no problem."""
-FINE = len(PROBLEMS) - 1
-MOST_ROWS = 500
-"""Maximum number of rows in one answer, and on one page."""
-MOST_MATCH = 200
-"""Maximum number of characters of a search text."""
-Place = tuple[int, str, int]
-"""(urgency, stream, partition). Lists of partitions are sorted by it."""
-FIRST: Place = (-1, "", -1)
-"""The place before all partitions."""
+RUNBOOKS = "docs/runbooks"
+
+
+class Verdict(NamedTuple):
+    """One kind of problem that a cluster can have: a row of the table ``VERDICTS``."""
+
+    stops: bool
+    """True if something cannot be published or read because of the problem."""
+    cause: str
+    """Cause as one clause, a template for ``str.format``."""
+    runbook: str
+    """Name of the page below docs/runbooks, without ``.md``."""
+    events: tuple[str, ...]
+    """Kinds of the events that tell of the problem. (): the problem makes no event."""
+    alert: str
+    """Name of the alert that fires for the problem."""
+    makes_unhealthy: bool = True
+    """True if ``liftpy health`` exits with 1. False for what ends by itself or is planned."""
+
+
+VERDICTS: Mapping[str, Verdict] = {
+    "nats-lost": Verdict(True, "{who} cannot reach NATS{why}", "nats-lost", ("nats_lost", "nats_restored"), "NatsLost"),
+    "no-answer": Verdict(True, "no node answers", "node-down", ("node_fenced",), "NodeDown"),
+    "no-majority": Verdict(
+        True,
+        "the metadata group has no leader, so leaders lose their leases and acks stop{since}",
+        "no-metadata-leader",
+        ("metadata_leader_lost", "metadata_leader_found"),
+        "NoMetadataLeader",
+    ),
+    "offline": Verdict(
+        True, "{partitions} offline: no replica may lead", "partitions-offline", ("partition_offline",), "PartitionsOffline"
+    ),
+    "suspect": Verdict(True, "{why}", "partitions-offline", ("partition_offline",), "PartitionsOffline"),
+    "electing": Verdict(
+        True, "{partitions} without a leader during an election", "failover-slow", ("election",), "FailoverSlow", False
+    ),
+    "under-min-isr": Verdict(
+        True, "{partitions} under min_isr: the leader sends no acks", "under-min-isr", ("isr_changed",), "UnderMinIsr"
+    ),
+    "insufficient-nodes": Verdict(True, "stream {why}", "stream-waits", ("stream_created",), "StreamWaits"),
+    "service-diverged": Verdict(
+        False, "service next to {who} diverged: {why}", "service-ended", ("service_ended", "service_differs"), "ServiceDiverged"
+    ),
+    "service-ended": Verdict(False, "{who} lost a service: {why}", "service-ended", ("service_ended",), "ServiceEnded"),
+    "service-blocked": Verdict(
+        False, "{who} has a service that is blocked at a record", "service-failing", ("service_blocked",), "ServiceFailing"
+    ),
+    "group-stuck": Verdict(False, "group {why}", "group-stuck", ("group_stuck",), "GroupStuck"),
+    "log-failed": Verdict(False, "{who} has a failed log", "partition-failed", ("isr_changed",), "PartitionFailed"),
+    "damaged": Verdict(
+        False,
+        "{who} has damaged files and copies their records again",
+        "damaged-segments",
+        ("damage_found",),
+        "DamagedSegments",
+        False,
+    ),
+    "repaired": Verdict(False, "{why}", "damaged-segments", ("damage_repaired",), "DamagedSegments", False),
+    "directory-lost": Verdict(
+        False,
+        "{who} came back with another data directory, and copies its replicas again",
+        "data-directory-lost",
+        ("data_directory_lost",),
+        "DataDirectoryLost",
+        False,
+    ),
+    "fenced": Verdict(False, "{who} sent no heartbeat for the session time", "node-down", ("node_fenced",), "NodeDown"),
+    "silent": Verdict(False, "{who} does not answer", "node-down", ("node_fenced",), "NodeDown"),
+    "disk-low": Verdict(False, "{who} has nearly no disk space left", "disk-full", ("disk_low",), "DiskFilling"),
+    "overloaded": Verdict(
+        False, "{who} rejects publishes, because its buffers are full", "overloaded", ("overloaded",), "Overloaded", False
+    ),
+    "under-replicated": Verdict(
+        False, "{partitions} with replicas out of sync", "under-replicated", ("isr_changed",), "UnderReplicated", False
+    ),
+    "versions-mixed": Verdict(
+        False, "nodes run different versions: {why}", "versions-mixed", ("node_registered",), "VersionsMixed", False
+    ),
+}
+"""Word -> its row, the most urgent first. Reasons are shown in this order."""
+_PLACES = {word: place for place, word in enumerate(VERDICTS)}
+
+
+class Reason(NamedTuple):
+    """One problem that a cluster has now, with the text for operators."""
+
+    word: str
+    """Word of the problem, a key of ``VERDICTS``."""
+    stops: bool
+    """True if something cannot be published or read because of the problem."""
+    text: str
+    """Cause of the problem."""
+    runbook: str
+    """Name of the page below docs/runbooks, without ``.md``."""
+    events: tuple[str, ...]
+    """Kinds of the events that tell of the problem."""
+    alert: str
+    """Name of the alert that fires for the problem."""
+
+    def as_object(self) -> dict[str, Any]:
+        return {**self._asdict(), "events": list(self.events)}
+
+    @property
+    def line(self) -> str:
+        """Line about the problem for a terminal: its word, its cause and its runbook."""
+        return f"{self.word}: {self.text} ({RUNBOOKS}/{self.runbook}.md)"
+
+
+def reason(word: str, **facts: Any) -> Reason:
+    """Return the problem that has the word ``word`` in ``VERDICTS``. ``facts``: values for the template of its cause."""
+    row = VERDICTS[word]
+    return Reason(word, row.stops, row.cause.format(**facts), row.runbook, row.events, row.alert)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +163,7 @@ def judge(summaries: Mapping[str, NodeSummary | None]) -> ClusterVerdict:
 
 def verdict_of(reasons: Iterable[Reason]) -> ClusterVerdict:
     """Return the health of a cluster that has the problems ``reasons``."""
-    ordered = tuple(sorted(reasons, key=lambda one: (not one.stops, urgency_of(one))))
+    ordered = tuple(sorted(reasons, key=lambda one: (not one.stops, _PLACES[one.word])))
     return ClusterVerdict(OK if not ordered else UNAVAILABLE if ordered[0].stops else DEGRADED, ordered)
 
 
@@ -172,27 +273,6 @@ def _join_names(names: list[str]) -> str:
     return ", ".join(sorted(names)[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def urgency(state: PartitionState | None, config: StreamConfig, *, failed: bool = False) -> int:
-    """Return the urgency of a partition: the index of its problem in ``PROBLEMS``, 0 for the most urgent one.
-
-    ``state`` None: the metadata of the partition is not known. ``failed``: the log on this node is unusable.
-    """
-    if failed:
-        return 0
-    if state is None:
-        return FINE
-    if state.status is not PartitionStatus.ONLINE:
-        return 1 if state.status is PartitionStatus.OFFLINE else 2
-    members = len(state.isr)
-    if members < state.min_isr(config):
-        return 3
-    if members < len(state.replicas):
-        return 4
-    if state.target or state.joining:
-        return 5
-    return FINE if state.pause is Pause.NOT_PAUSED else 6
-
-
 def why_offline(stream: str, partition: int, status: str, isr: Iterable[str], incomplete: Container[str]) -> str:
     """Return why a partition stays without a leader until an operator acts, and the command for it. '': it does not.
 
@@ -207,75 +287,3 @@ def why_offline(stream: str, partition: int, status: str, isr: Iterable[str], in
         f"{stream}/{partition} waits for an operator: {', '.join(lacking)} may have lost acknowledged records. "
         f"If they can't be put back: liftpy partition elect {stream} {partition} --node {lacking[0]} --unclean"
     )
-
-
-def partitions_question(stream: str = "", after: Place = FIRST, limit: int = MOST_ROWS) -> dict[str, Any]:
-    """Return a request to a node, as JSON object, for the next page of its partitions, most urgent first.
-
-    ``stream``: only the partitions of this stream, '' for all. ``after``: place of the last partition of the page before.
-    ``limit``: maximum number of rows.
-    """
-    return {"partitions": {"stream": stream, "after": list(after), "limit": limit}}
-
-
-def streams_question(after: tuple[int, str] = (-1, ""), limit: int = MOST_ROWS, match: str = "") -> dict[str, Any]:
-    """Return a request to a node, as JSON object, for the next page of the streams of the cluster, most urgent first.
-
-    ``after``: (urgency, name) of the last stream of the page before. ``limit``: maximum number of rows. ``match``: only streams
-    with this text in their name or subject.
-    """
-    return {"streams": {"after": list(after), "limit": limit, **({"match": match} if match else {})}}
-
-
-def place_of(value: object) -> Place:
-    """Return the start of the page in a request: (urgency, stream, partition) of the last partition of the page before.
-
-    Raises ValueError if it is invalid.
-    """
-    match value:
-        case [int(rank), str(stream), int(partition)] if -1 <= rank <= FINE and -1 <= partition < 1 << 31:
-            return rank, stream, partition
-    raise ValueError("Invalid parameter 'after'. Use [urgency, stream, partition].")
-
-
-def match_in(query: Mapping[str, Any]) -> str:
-    """Return the search text that the request ``query`` contains, in lower case. Raises ValueError if it is invalid."""
-    match = query.get("match", "")
-    if not isinstance(match, str) or len(match) > MOST_MATCH:
-        raise ValueError(f"Invalid parameter match. Use a text of at most {MOST_MATCH} characters.")
-    return match.lower()
-
-
-def checked_fields(
-    row: object, wanted: Mapping[str, type], *, optional: Container[str] = (), most_chars: int | None = MOST_TEXT_CHARS
-) -> dict[str, Any] | None:
-    """Check ``row``, a table row from another node. Return it with only the known fields, or None if a type is wrong.
-
-    ``wanted``: type of each value (text, count or number from 0 on), by name. ``optional``: names that may be missing or None.
-    ``most_chars``: length to which texts are cut. None: they are not cut.
-    """
-    if not isinstance(row, dict):
-        return None
-    kept: dict[str, Any] = {}
-    for name, kind in wanted.items():
-        value = row.get(name)
-        if value is None and name in optional:
-            kept[name] = None
-        elif kind is str and isinstance(value, str):
-            kept[name] = value[:most_chars]
-        elif is_count(value) if kind is int else kind is float and _is_measure(value):
-            kept[name] = value
-        else:
-            return None
-    return kept
-
-
-def _is_measure(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12
-
-
-def limit_of(value: object) -> int:
-    """Return ``value``, the maximum number of rows in a request, if it is in range. Otherwise raise ValueError."""
-    if type(value) is int and 1 <= value <= MOST_ROWS:
-        return value
-    raise ValueError(f"Invalid parameter limit. Use 1 to {MOST_ROWS}.")

@@ -9,9 +9,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from liftpy.core.observe.cluster_health import ClusterVerdict, judge, leader_of, newest_summary, states, verdict_of
+from liftpy.core.observe.cluster_health import ClusterVerdict, judge, leader_of, newest_summary, reason, states, verdict_of
 from liftpy.core.observe.node_summary import NodeSummary, percentile
-from liftpy.core.observe.verdicts import reason
 
 HISTORY = 60
 """Seconds that sparklines show, one value each."""

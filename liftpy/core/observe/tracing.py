@@ -13,8 +13,9 @@ A command with steps, such as a backup or a restore, is one span with a child sp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 
@@ -287,20 +288,20 @@ class PartitionTraces:
         node.open_count += 1
         node.open[self] = None
 
+    def _through(self, offset: int) -> Iterator[_OpenBatch]:
+        """Return the traced batches that end at ``offset`` (inclusive) or before."""
+        return takewhile(lambda one: one.last_offset <= offset, self._open)
+
     def flushed(self, end_offset: int) -> None:
         now_ns = self._node.now_ns()
-        for one in self._open:
-            if one.last_offset >= end_offset:
-                break
+        for one in self._through(end_offset - 1):
             one.flushed_ns = one.flushed_ns or now_ns
         self._hand_over(now_ns)
 
     def fetched(self, replica: str, offset: int, leader_epoch: int) -> None:
         """Record that the follower ``replica`` has flushed the traced batches up to ``offset`` (inclusive)."""
         now_ns = self._node.now_ns()
-        for one in self._open:
-            if one.last_offset > offset:
-                break
+        for one in self._through(offset):
             if replica in one.missing and one.leader_epoch == leader_epoch:
                 one.missing.discard(replica)
                 one.replicated_ns[replica] = now_ns
@@ -308,9 +309,7 @@ class PartitionTraces:
 
     def committed(self, high_watermark: int) -> None:
         now_ns = self._node.now_ns()
-        for one in self._open:
-            if one.last_offset > high_watermark:
-                break
+        for one in self._through(high_watermark):
             one.committed_ns = one.committed_ns or now_ns
         self._hand_over(now_ns)
 
@@ -320,9 +319,7 @@ class PartitionTraces:
         The last acks of a batch end its trace.
         """
         now_ns = self._node.now_ns()
-        for one in self._open:
-            if one.last_offset > through_offset:
-                break
+        for one in self._through(through_offset):
             if one.awaited and (policy is AckPolicy.ALL or not one.acked_ns):
                 one.acked_ns, one.policy = now_ns, policy.value
         self._hand_over(now_ns)

@@ -86,9 +86,7 @@ class StateWriter:
         They may also be deleted if there is no state to keep. If the result is False, the next ``begin`` writes the state.
         """
         derived = self._derived
-        if log_start_offset <= max(derived.covered, self._dropped):
-            return True
-        if derived.is_blank and derived.end_offset is not None and derived.end_offset >= log_start_offset:
+        if log_start_offset <= self._dropped or self._is_covered(log_start_offset):
             return True
         if self._wanted < 0:
             self._wanted_ns = self._now_ns()
@@ -99,6 +97,24 @@ class StateWriter:
             return True
         derived.catch_up()
         return False
+
+    def want(self, log_start_offset: int) -> bool:
+        """Let the next ``begin`` write the state.
+
+        Return False, and write nothing, if a file covers the records before ``log_start_offset``.
+        """
+        if self._is_covered(log_start_offset):
+            return False
+        if self._wanted < 0:
+            self._wanted_ns = self._now_ns()
+        self._wanted = max(self._wanted, log_start_offset)
+        return True
+
+    def _is_covered(self, log_start_offset: int) -> bool:
+        """Return whether a restart without the records before ``log_start_offset`` loses no state."""
+        derived = self._derived
+        is_read = derived.end_offset is not None and derived.end_offset >= log_start_offset
+        return log_start_offset <= derived.covered or (derived.is_blank and is_read)
 
     @property
     def is_wanted(self) -> bool:

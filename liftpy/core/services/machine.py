@@ -126,7 +126,7 @@ class ServiceMachine:
         self.leader_epoch = 0
         """LeaderEpoch for which the current role was set."""
         self.replay_end = 0
-        """Offset below which an earlier machine of this process applied all records. 0: there was none."""
+        """Offset below which this process has read the log already: an earlier machine, or a search for a decision. 0: it has not."""
         self.rewind_epoch = 0
         """LeaderEpoch in which a LEADER restored this state, to produce outputs again. It stays LEADER in this epoch. 0: none."""
         check_class(type(service))

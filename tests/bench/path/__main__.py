@@ -49,7 +49,7 @@ atexit.register(lambda: open(os.path.join({folder!r}, f"{{os.getpid()}}.crc"), "
 
 
 def _publisher(port: int, seconds: float, size_bytes: int, window: int) -> subprocess.Popen[str]:
-    words = ["-m", "sidecar.bench.publisher", str(port), _STREAM, str(seconds), str(size_bytes), str(window)]
+    words = ["-m", "sidecar.bench.load", "publish", str(port), _STREAM, str(seconds), str(size_bytes), str(window)]
     return subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True)
 
 

@@ -53,7 +53,7 @@ CASES = (
 
 
 def _publish(port: int, seconds: float, window: int) -> dict[str, float]:
-    words = ["-m", "sidecar.bench.publisher", str(port), _STREAM, str(seconds), str(_SIZE_BYTES), str(window)]
+    words = ["-m", "sidecar.bench.load", "publish", str(port), _STREAM, str(seconds), str(_SIZE_BYTES), str(window)]
     run = subprocess.run([sys.executable, *words], check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
     return found

@@ -74,7 +74,7 @@ def measure(cluster: Cluster, window: int, size_bytes: int, seconds: float, thin
     before = [cpu_s(pid) for pid in pids]
     words = [str(cluster.port), "bench", str(seconds), str(size_bytes), str(window or _PLAIN_WINDOW)]
     words += [] if window else [str(_PLAIN_EACH)]
-    words = ["-m", "sidecar.bench.publisher", *words] if not think_ms else [str(_CLIENTS), *words, str(think_ms)]
+    words = ["-m", "sidecar.bench.load", "publish", *words] if not think_ms else [str(_CLIENTS), *words, str(think_ms)]
     run = subprocess.run([sys.executable, *words], check=True, stdout=subprocess.PIPE, text=True)
     found = json.loads(run.stdout.splitlines()[-1])
     *nodes, nats_server = ((cpu_s(pid) - start) / found["acked"] * 1e6 for pid, start in zip(pids, before, strict=True))

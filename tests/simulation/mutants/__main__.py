@@ -11,7 +11,7 @@ import sys
 import time
 
 from liftpy.config import CommitPolicy
-from tests.scripts import more_mutants, noticing
+from tests.scripts import noticing
 from tests.simulation.mutants.bug import Mutant
 from tests.simulation.mutants.catalogue import MUTANTS
 from tests.simulation.replica.plan import draw_plan
@@ -53,7 +53,7 @@ def main() -> int:
     parser.add_argument("--part", default="1/1", help="the K-th of N parts of them")
     options = parser.parse_args()
     part, parts = map(int, options.part.split("/"))
-    mutants = [mutant for mutant in (*MUTANTS, *more_mutants.MUTANTS) if options.only in mutant.name][part - 1 :: parts]
+    mutants = [mutant for mutant in MUTANTS if options.only in mutant.name][part - 1 :: parts]
     survivors, counts = [], []
     for mutant in mutants:
         start = time.monotonic()

@@ -13,14 +13,11 @@ import pytest
 
 from liftpy.core.metadata.controller.requests import REQUESTS
 from tests.each import each
-from tests.scripts import more_mutants
 from tests.scripts.noticing import is_a_misfit
 from tests.simulation.mutants.bug import SEED_EVENTS, Mutant
 from tests.simulation.mutants.catalogue import MUTANTS
 from tests.simulation.replica.run import run_seed
 from tests.simulation.replica.test_sim_seeds import EDGES, LEADERS, MOVES, SEEDS, TIMES
-
-ALL = (*MUTANTS, *more_mutants.MUTANTS)
 
 
 def targets(mutant: Mutant) -> list[tuple[Any, str, Any]]:
@@ -56,7 +53,7 @@ def takes_the_same(old: Any, new: Any) -> bool:
     return True
 
 
-@each("mutant", ALL)
+@each("mutant", MUTANTS)
 def test_mutant_replaces_a_function_of_the_shipped_code(mutant: Mutant) -> None:
     for owner, name, _ in targets(mutant):
         module = defined_in(owner, name)
@@ -64,7 +61,7 @@ def test_mutant_replaces_a_function_of_the_shipped_code(mutant: Mutant) -> None:
         assert not module.startswith("liftpy.testing"), f"{module}.{name} is the simulator's"
 
 
-@each("mutant", ALL)
+@each("mutant", MUTANTS)
 def test_mutant_has_the_signature_of_the_replaced_code(mutant: Mutant) -> None:
     for owner, name, new in targets(mutant):
         old = inspect.getattr_static(owner, name)
@@ -73,7 +70,7 @@ def test_mutant_has_the_signature_of_the_replaced_code(mutant: Mutant) -> None:
             assert takes_the_same(old, new), f"{name}{inspect.signature(old)} is replaced by {inspect.signature(new)}"
 
 
-@each("mutant", ALL)
+@each("mutant", MUTANTS)
 def test_mutant_is_called_by_the_shipped_code(mutant: Mutant) -> None:
     """What a table has taken hold of when it was made is not replaced where it came from."""
     for name, new in decisions(mutant):
@@ -83,7 +80,7 @@ def test_mutant_is_called_by_the_shipped_code(mutant: Mutant) -> None:
         assert inspect.getattr_static(owner, name) not in held, f"{name} is in the table of requests: replace it there"
 
 
-@pytest.mark.parametrize("mutant", [mutant for mutant in ALL if mutant.seed], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [mutant for mutant in MUTANTS if mutant.seed], ids=lambda mutant: mutant.name)
 def test_mutant_is_detected_by_its_seed(mutant: Mutant) -> None:
     """The same seed without it is among those of ``test_sim_seeds``, and clean."""
     assert (
@@ -97,5 +94,5 @@ def test_mutant_is_detected_by_its_seed(mutant: Mutant) -> None:
 
 
 def test_mutant_names_are_unique() -> None:
-    names = [mutant.name for mutant in ALL]
+    names = [mutant.name for mutant in MUTANTS]
     assert len(names) == len(set(names))

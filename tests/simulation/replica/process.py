@@ -18,7 +18,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.log.epoch_promises import PromiseJournal
 from liftpy.core.log.log import Log
-from liftpy.core.log.recovery import OpenReport
+from liftpy.core.log.recovery import FLUSH_FAILED_NAME, OpenReport, forget_failed_flush
 from liftpy.core.metadata.controller.election_triggers import LeaderCheck, ProbeResult
 from liftpy.core.metadata.controller.request_batcher import Answer, RequestBatcher
 from liftpy.core.metadata.features import DAMAGED_LOGS, SUPPORTED_LEVELS
@@ -310,6 +310,9 @@ class SimProcess:
         self.lost_data, self.node.lost_data = self.node.lost_data, self.node.flipped
         self.disk.starts = self.disk.starts.after_registration()
         self.disk.clean_stop = self.disk.doubtful = False
+        for storage in self.disk.folders.values():
+            if FLUSH_FAILED_NAME in storage.names():
+                forget_failed_flush(storage)
         stale = self.cluster.stale_image(response.index)
         self.image_arrived(stale)
         if self.dead:  # of what it found on its disk

@@ -329,7 +329,7 @@ class SimReplica(PartitionShell):
     def apply_retention(self, now_wall_ns: int) -> None:
         """Apply retention, as housekeeping does."""
         before, config = self.log.log_start_offset, self.log.config
-        if not self.log.may_give_up or self.failed:
+        if not self.log.may_give_up or (self.failed and not self.log.is_full):
             return
         done = self._stored(lambda: self.commit.alone(lambda: self.log.apply_retention(now_wall_ns, may_drop=self._may_drop)))
         if done and self.log.log_start_offset != before:

@@ -2,14 +2,16 @@
 
 Each seed runs in a process of its own, forked from one that has imported everything. Prints what happened how often, and each
 violation. ``--profile swarm`` draws a profile for each seed (``profiles.py``). ``--trace SEED`` prints one history line by line.
-``--digests`` prints the digest of each trace. ``--results FILE`` appends a line for each seed to a file. ``--planted`` puts known
-faults back, one after another, until a seed finds each. ``--partitions N`` runs a large cluster that loses a node (``large.py``).
+``--digests`` prints the digest of each trace. ``--results FILE`` appends a line for each seed to a file. ``--with FEATURE`` runs only
+seeds of ``swarm`` whose profile has this feature. ``--planted`` puts known faults back, one after another, until a seed finds each.
+``--partitions N`` runs a large cluster that loses a node (``large.py``).
 Exit code 1 on a violation, or for a planted fault that no seed finds.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -22,13 +24,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.simulation.world.machine import interposition
+from tests.simulation.world.profiles import FEATURES, draw_profile
 from tests.simulation.world.reached import Reached, report
 
 _MOST_CPU_S = 1_800
 """CPU time after which the system ends the process of a seed, in seconds."""
 
 
-def _in_a_fork(work: Any) -> Any:
+def in_a_fork(work: Any) -> Any:
     """The outcome that ``work`` returns, done in a forked process; None if the simulator itself fails."""
     reading, writing = os.pipe()
     sys.stdout.flush()
@@ -54,7 +57,7 @@ def _in_a_fork(work: Any) -> Any:
     return SimpleNamespace(**json.loads(data), cpu_s=used.ru_utime + used.ru_stime) if data else None
 
 
-def _measured(folders: list[str], work: Any) -> Any:
+def measured(folders: list[str], work: Any) -> Any:
     """The outcome of ``work``, with the lines of the folders that it has run."""
     resource.setrlimit(resource.RLIMIT_CPU, (_MOST_CPU_S, _MOST_CPU_S))
     reached = Reached(folders)
@@ -84,17 +87,25 @@ def _append_result(path: Path, seed: int, outcome: Any) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def _find_planted(run: Any, seeds: range, names: list[str]) -> int:
+def _chosen_seeds(first: int, count: int, feature: str) -> list[int]:
+    """The first seeds of the profile ``swarm`` that have a feature. '': any seeds."""
+    if not feature:
+        return list(range(first, first + count))
+    drawn = (seed for seed in itertools.count(first) if getattr(draw_profile(seed), feature))
+    return list(itertools.islice(drawn, count))
+
+
+def _find_planted(run: Any, seeds: list[int], names: list[str]) -> int:
     """Exit code 1 if a known fault is found by no seed."""
     from tests.simulation.world.planted import PLANTED
 
     missed = 0
     for name in names or PLANTED:
-        for seed in seeds:
+        for number, seed in enumerate(seeds, 1):
             outcome = run(seed, plant=PLANTED[name])
             if outcome is None or outcome.violations:
                 found = "the simulator fails" if outcome is None else outcome.violations[0][:150]
-                print(f"{name}: found by seed {seed}, the {seed - seeds.start + 1}. one: {found}", flush=True)
+                print(f"{name}: found by seed {seed}, the {number}. one: {found}", flush=True)
                 break
         else:
             missed += 1
@@ -107,7 +118,7 @@ def _run_large(options: argparse.Namespace) -> int:
     from tests.simulation.world.large import Size, run_large
 
     size = Size(options.nodes, options.partitions, options.minutes)
-    outcome = _in_a_fork(lambda: run_large(options.first, size, options.open_files))
+    outcome = in_a_fork(lambda: run_large(options.first, size, options.open_files))
     if outcome is not None:
         print(_report(outcome))
         if options.digests:
@@ -123,6 +134,9 @@ def main() -> int:
     parser.add_argument("--profile", default="all")
     parser.add_argument("--busy", type=float, default=0.0, help="virtual seconds of load and faults; default: of the profile")
     parser.add_argument("--trace", type=int)
+    parser.add_argument(
+        "--with", dest="feature", choices=FEATURES, default="", help="run only seeds of swarm with this feature"
+    )
     parser.add_argument(
         "--planted", nargs="*", help="put each known fault, or those with these names, back; say which seed finds it"
     )
@@ -146,10 +160,10 @@ def main() -> int:
 
     def run(seed: int, *, traced: bool = False, plant: Any = None) -> Any:
         stops_early = options.stops_early or plant is not None
-        return _in_a_fork(
+        return in_a_fork(
             lambda: (
                 (plant and plant())
-                or _measured(
+                or measured(
                     options.reached,
                     lambda: worlds.run_world(
                         seed, options.profile, busy_s=options.busy, traced=traced, stops_early=stops_early
@@ -165,12 +179,13 @@ def main() -> int:
         return 1 if outcome.violations else 0
     if options.partitions:
         return _run_large(options)
+    seeds = _chosen_seeds(options.first, options.seeds, options.feature)
     if options.planted is not None:
-        return _find_planted(run, range(options.first, options.first + options.seeds), options.planted)
+        return _find_planted(run, seeds, options.planted)
     seen: Counter[str] = Counter()
     reached: dict[str, set[int]] = {}
     failed, virtual_s, node_s, began, began_cpu = [], 0.0, 0.0, time.monotonic(), os.times()
-    for seed in range(options.first, options.first + options.seeds):
+    for seed in seeds:
         outcome = run(seed)
         if options.results:
             _append_result(options.results, seed, outcome)

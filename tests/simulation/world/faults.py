@@ -77,10 +77,12 @@ class Faults:
     def may_lose_data(self) -> bool:
         """Return whether the victim may lose its data: once, and not while it is the only in-sync replica of a partition.
 
-        Such a partition would then wait for an operator.
+        Such a partition would then wait for an operator. A victim that is lost for ever has no data any more.
         """
-        if self._lost_data or any(
-            self._newest_isr(workers) == {self.victim.name} for workers in workers_of(self.world).values()
+        if (
+            self._lost_data
+            or self.victim.is_lost
+            or any(self._newest_isr(workers) == {self.victim.name} for workers in workers_of(self.world).values())
         ):
             return False
         self._lost_data = True

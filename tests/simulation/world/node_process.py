@@ -98,6 +98,10 @@ class NodeProcess:
         self.lives = 0
         self.wants_restart = True
         """True if its supervisor starts it again after its end."""
+        self.on_power_cut: list[Callable[[], None]] = []
+        """Called after a power cut of the host, for other processes that run there."""
+        self.is_lost = False
+        """True if its machine and its disk are lost for ever."""
         self.rate = 1.0
         self.wall_offset_ns = 0
         self.exits: list[int] = []
@@ -128,7 +132,7 @@ class NodeProcess:
 
     def start(self) -> None:
         """Start a process."""
-        if self.is_up:
+        if self.is_up or self.is_lost:
             return
         self.lives += 1
         self.is_ready = False
@@ -174,6 +178,12 @@ class NodeProcess:
         if restart_after_ns >= 0:
             self.scheduler.after(restart_after_ns, self.start)
 
+    def lose(self) -> None:
+        """Lose the machine and its disk for ever."""
+        self.is_lost = True
+        self.kill()
+        self.disk.empty()
+
     def kill_one(self, draw: random.Random) -> None:
         """Kill one of its processes. The others end with it, and its supervisor restarts the node."""
         if self.process is not None and self.process.is_alive:
@@ -201,6 +211,8 @@ class NodeProcess:
         """Kill the process and lose unflushed data."""
         self.kill()
         self.disk.power_cut()
+        for callback in self.on_power_cut:
+            callback()
         self.scheduler.after(restart_after_ns, self.start)
 
     @property

@@ -5,15 +5,26 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from liftpy.config import NS_PER_S
 from liftpy.core.groups.group import ConsumerGroup
 from liftpy.core.groups.queue import WorkQueue
+from liftpy.core.metadata.controller import requests
 from liftpy.core.metadata.controller.cluster_events import EventLog
 from liftpy.core.metadata.feed import FeedSubscription
+from liftpy.core.metadata.placement.rebalance import DestinationNodes
+from liftpy.core.services.effects import PendingEffects
+from liftpy.core.services.machine import LogTimers, ServiceMachine
+from liftpy.core.services.queries import PendingQueries
+from liftpy.core.services.replies import AnswerTable
 from liftpy.core.wire import subjects
 from liftpy.nats.request_guard import RequestGuard
-from liftpy.service import query_server, snapshots
+from liftpy.service import output_writer, query_server, snapshots
+from liftpy.service.bad_record_writer import DecisionWriter
+from liftpy.service.host import ServiceHost
+from liftpy.service.snapshots import SnapshotStore
 from sidecar.groups.coordinators import GroupLags
 from sidecar.metadata.group_thread import GroupThread
 from sidecar.partition.flushing import Flusher
@@ -150,6 +161,106 @@ def _commits_forgotten() -> None:
     ConsumerGroup.place = forgets  # type: ignore[method-assign]
 
 
+# ---- replicated services ---------------------------------------------------------------------------------------------------
+def _effect_counts_twice() -> None:
+    """Mutant: the first result of every second effect does not end it, so a repetition counts again."""
+    end = PendingEffects.end
+
+    def forgets(self: Any, number: int) -> None:
+        self.planted = getattr(self, "planted", set())
+        if number % 2 and number not in self.planted:
+            self.planted.add(number)
+        else:
+            end(self, number)
+
+    PendingEffects.end = forgets  # type: ignore[method-assign]
+
+
+def _effect_too_early() -> None:
+    """Mutant: effects run before the outputs of their record are written."""
+    ServiceHost.emitted_end = property(lambda self: 1 << 60)  # type: ignore[assignment,method-assign]
+
+
+def _effect_forgotten() -> None:
+    """Mutant: a LEADER does not run every third effect."""
+    every = PendingEffects.__iter__
+    PendingEffects.__iter__ = lambda self: (one for one in every(self) if one.number % 3 != 2)  # type: ignore[method-assign]
+
+
+def _timer_too_early() -> None:
+    """Mutant: a timer that fires takes others with it that are due within a second."""
+    pop = LogTimers.pop_due
+    LogTimers.pop_due = lambda self, now_ns: pop(self, now_ns + NS_PER_S)  # type: ignore[method-assign]
+
+
+def _tick_missing() -> None:
+    """Mutant: no service writes a tick."""
+    ServiceMachine.next_timer_ns = property(lambda self: None)  # type: ignore[assignment,method-assign]
+
+
+def _route_repeats() -> None:
+    """Mutant: a new LEADER copies all outputs of a route again."""
+    output_writer.number_of = lambda *_: -1  # type: ignore[attr-defined]
+
+
+def _dead_letter_missing() -> None:
+    """Mutant: records are skipped without a dead letter."""
+    skip = DecisionWriter.pass_over
+
+    async def only_decides(self: Any, *args: Any, **options: Any) -> int:
+        self._dead_letters = ""
+        return await skip(self, *args, **options)
+
+    DecisionWriter.pass_over = only_decides  # type: ignore[method-assign]
+
+
+def _version_at_once() -> None:
+    """Mutant: a service uses the new version of its code without the decision of the log."""
+    start = ServiceMachine.start
+
+    def hurries(self: Any, snapshot: Any) -> None:
+        start(self, snapshot)
+        self.active_version = self.version
+
+    ServiceMachine.start = hurries  # type: ignore[method-assign]
+
+
+def _stale_query() -> None:
+    """Mutant: a service answers queries before its state has reached the end of the committed records."""
+    PendingQueries.ready = lambda self, position: self._remove(  # type: ignore[method-assign]
+        [query for query in self._waiting if query.position is not None]
+    )
+
+
+def _command_twice() -> None:
+    """Mutant: a service forgets the ids of commands with every snapshot."""
+    AnswerTable.encode = lambda self: b""  # type: ignore[method-assign]
+
+
+def _needed_snapshot_deleted() -> None:
+    """Mutant: the store deletes the snapshot from which a LEADER produces unwritten outputs again."""
+    save = SnapshotStore.save
+
+    def saves_few(self: Any, snapshot: Any, compared_end: int) -> Any:
+        stored = save(self, snapshot, compared_end)
+        for position in self.positions()[: -self._kept]:
+            self._path(position).unlink(missing_ok=True)
+        return stored
+
+    SnapshotStore.save = saves_few  # type: ignore[method-assign]
+
+
+# ---- a node that is lost for ever -------------------------------------------------------------------------------------------
+def _lost_replicas_stay() -> None:
+    """Mutant: no node is chosen for the replica of a lost or drained node."""
+    DestinationNodes.choose = lambda self, *_, **__: None  # type: ignore[method-assign]
+
+
+def _removed_node_stays() -> None:
+    """Mutant: the metadata group confirms the removal of a node, and does not remove it."""
+    requests.REQUESTS["removeNode"] = replace(requests.REQUESTS["removeNode"], decide=lambda draft, _: draft.done())
+
+
 PLANTED: dict[str, Callable[[], None]] = {
     "request-ends-node": _request_ends_node,
     "any-reply": _any_reply,
@@ -162,4 +273,17 @@ PLANTED: dict[str, Callable[[], None]] = {
     "events-lost": _events_lost,
     "commits-forgotten": _commits_forgotten,
     "lags-unmeasured": _lags_unmeasured,
+    "effect-counts-twice": _effect_counts_twice,
+    "effect-too-early": _effect_too_early,
+    "effect-forgotten": _effect_forgotten,
+    "timer-too-early": _timer_too_early,
+    "tick-missing": _tick_missing,
+    "route-repeats": _route_repeats,
+    "dead-letter-missing": _dead_letter_missing,
+    "version-at-once": _version_at_once,
+    "stale-query": _stale_query,
+    "command-twice": _command_twice,
+    "needed-snapshot-deleted": _needed_snapshot_deleted,
+    "lost-replicas-stay": _lost_replicas_stay,
+    "removed-node-stays": _removed_node_stays,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -38,6 +38,8 @@ class Profile:
     backups: bool = False
     services: bool = False
     """True if a replicated service runs next to each node."""
+    service_features: tuple[str, ...] = ()
+    """Features that the service uses (``load/ledgers.py``). (): it only counts records."""
     strangers: bool = True
     """True if strangers send garbage, and requests whose reply subject is no inbox."""
     rejections: bool = True
@@ -45,6 +47,8 @@ class Profile:
     small_limits: bool = False
     """True if limits of memory, snapshots and checkpoints may be so small that a history reaches them."""
     changes_controllers: bool = False
+    loses_node: bool = False
+    """True if a node is lost for ever, and an operator replaces it."""
     """True if the operator adds and removes controllers."""
     floods: bool = True
     """True if many requests arrive at once in the quiet cluster (``attacks.py``)."""
@@ -57,6 +61,11 @@ ACTIONS = (
     "read_as_jetstream", "limits", "remove_data", "change_log_level",
 )  # fmt: skip
 """Names of the operator's actions (``load/operations.py``)."""
+
+SERVICE_FEATURES = (
+    "effects", "timers", "ticks", "routes", "bad_records", "versions", "service_limits", "purges", "lost_files", "replies",
+)  # fmt: skip
+"""Names of the features of a service."""
 
 _NETWORK = ("cut", "partition", "one-way", "slow-network", "lose", "nats-restart", "route", "slow-consumer", "garbled")
 _PROCESS = ("kill", "kill", "terminate", "pause", "power-cut", "reload")
@@ -86,6 +95,8 @@ PROFILES = {
         Profile("clocks", faults=(*_CLOCK, "kill")),
         Profile("groups", faults=("kill", "cut", "pause"), groups=True),
         Profile("services", faults=("kill", "cut", "pause"), services=True),
+        Profile("ledger", faults=("kill", "cut", "pause", "power-cut"), services=True, service_features=SERVICE_FEATURES),
+        Profile("losses", nodes=4, faults=("kill", "cut", "pause", "power-cut"), groups=True, services=True, loses_node=True),
         Profile("controllers", nodes=5, faults=("kill", "cut", "pause", "power-cut"), changes_controllers=True),
         Profile(
             "all",
@@ -111,6 +122,11 @@ _CLUSTERS = ((1, 1), (2, 1), (3, 3), (3, 3), (3, 3), (3, 1), (4, 3), (5, 5))
 """(nodes, controllers)."""
 _LOSSES = frozenset(("bit-flip", "empty"))
 """Faults that damage the data of one node. The others must have all of it, also the metadata."""
+_NODES_FOR_A_LOSS = 4
+"""Smallest number of nodes of which one may be lost: each partition has replicas on three others."""
+_LOSS_SHARE = 0.3
+_LEDGER_SHARE = 0.7
+"""Part of the services that use more features."""
 
 
 def draw_profile(seed: int) -> Profile:
@@ -123,7 +139,7 @@ def draw_profile(seed: int) -> Profile:
         return draw.random() < share
 
     operations = has()
-    return Profile(
+    profile = Profile(
         SWARM,
         nodes=nodes,
         controllers=controllers,
@@ -144,14 +160,38 @@ def draw_profile(seed: int) -> Profile:
         floods=has(0.2),
         lazy_flush=has(0.3) and operations,
     )
+    return _with_service_features(_with_loss(profile, seed), seed)
+
+
+def _with_service_features(profile: Profile, seed: int) -> Profile:
+    """Return the profile, perhaps with features of its service. The draws of other features do not depend on them."""
+    draw = random.Random(f"{SWARM} service {seed}")
+    if not profile.services or draw.random() >= _LEDGER_SHARE:
+        return profile
+    return replace(profile, service_features=tuple(draw.sample(SERVICE_FEATURES, draw.choice((2, 4, 6)))))
+
+
+def _with_loss(profile: Profile, seed: int) -> Profile:
+    """Return the profile, perhaps with the loss of a node. The draws of other features do not depend on it."""
+    draw = random.Random(f"{SWARM} loss {seed}")
+    if profile.nodes < _NODES_FOR_A_LOSS or profile.lazy_flush or draw.random() >= _LOSS_SHARE:
+        return profile
+    return replace(profile, loses_node=True, controllers=draw.choice((3, profile.controllers)))
+
+
+FEATURES = (
+    "groups", "operations", "backups", "services", "strangers", "rejections", "small_limits", "changes_controllers", "loses_node",
+    "drills", "floods", "lazy_flush", "service_features",
+)  # fmt: skip
+"""Names of the features that a seed of the profile ``swarm`` may have."""
 
 
 def features(profile: Profile) -> list[str]:
     """Return what the profile of a seed has, for the report."""
-    names = ("groups", "operations", "backups", "services", "strangers", "rejections", "small_limits", "changes_controllers")
     return [
         f"{profile.nodes} nodes, {profile.controllers} controllers",
-        *(name.replace("_", " ") for name in (*names, "drills", "floods", "lazy_flush") if getattr(profile, name)),
+        *(name.replace("_", " ") for name in FEATURES if getattr(profile, name)),
+        *(f"service: {feature}" for feature in profile.service_features),
         *(f"action: {action}" for action in profile.actions),
         *(["workers"] if 2 in profile.workers else []),
     ]

@@ -17,9 +17,11 @@ from tests.simulation.world.load.attacks import attack, flood, probe
 from tests.simulation.world.load.backups import Backups
 from tests.simulation.world.load.clients import Clients, Model
 from tests.simulation.world.load.groups import Groups, hostile_member
+from tests.simulation.world.load.ledgers import Ledgers
+from tests.simulation.world.load.losses import Losses
 from tests.simulation.world.load.operations import KEYED, MOVED, PLAIN, Operations
 from tests.simulation.world.load.rejections import LIMITED, LIMITED_SUBJECT, Rejections, create_limited
-from tests.simulation.world.load.services import OUTPUT, Services
+from tests.simulation.world.load.services import Services
 from tests.simulation.world.machine.supervisor import wrong_reports
 from tests.simulation.world.world import World
 
@@ -46,9 +48,11 @@ class Story:
         """Streams whose replicas must be equal at the end."""
         self.clients, self.faults = Clients(world, self.model, self.streams), Faults(world)
         self.operations = Operations(world, self.model, self.clients)
-        self.services = Services(world, self.model, self.clients)
+        make_services = Ledgers if world.profile.service_features else Services
+        self.services: Ledgers | Services = make_services(world, self.model, self.clients)
         self.backups = Backups(world, self.model, self.clients)
         self.groups = Groups(world, self.model, self.clients)
+        self.losses = Losses(world, self.clients, self.services, self.faults.victim)
 
     async def tell(self) -> None:
         """Run the history from the first start to the last check."""
@@ -89,7 +93,7 @@ class Story:
                 await self.operations.create(client)
             if profile.services:
                 await self.services.create(client)
-                self.all_streams.append(OUTPUT)
+                self.all_streams += self.services.streams
 
     def _start_load(self) -> None:
         world, profile, clients = self.world, self.world.profile, self.clients
@@ -106,6 +110,8 @@ class Story:
             of_clients = [*self.all_streams, KEYED, MOVED, PLAIN]
             stranger = world.client_process("stranger")
             world.run_in(stranger, lambda: attack(world, self.rules, of_clients, lambda: clients.stopping))
+        if profile.loses_node:
+            self.losses.start()
         if profile.groups:
             self.groups.start()
             world.run_in(world.client_process("hostile"), lambda: hostile_member(world, lambda: clients.stopping))
@@ -124,6 +130,8 @@ class Story:
             node.file.error = ""
             node.reload()
         await _elect_waiting(self.world, self.model)
+        if self.world.profile.loses_node:
+            await self.losses.finish()
 
     async def _settles(self) -> bool:
         """Wait until the cluster has recovered. Return whether it has."""
@@ -183,6 +191,8 @@ class Story:
             await self.services.check()
         if profile.backups:
             await self.backups.check()
+        if profile.loses_node:
+            await self.losses.check()
         await check_reports(self.world, self.model, self.all_streams)
 
     async def _check_quiet_cluster(self) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
@@ -91,7 +92,10 @@ class World:
         self.folder = Path(f"/proc/self/fd/{_FOLDER_DESCRIPTOR}")
         """Folder of the data directories. Its name is the same in all runs, because nodes put paths into messages."""
         names = tuple(f"n{number + 1}" for number in range(profile.nodes))
-        self.nodes = [self._make_node(name, names[: profile.controllers]) for name in names]
+        self._first_controllers = names[: profile.controllers]
+        self.nodes = [self.make_node(name, self._first_controllers) for name in names]
+        """Nodes that are not lost."""
+        self._nodes_made = len(names)
         self.driver = Process(self.scheduler, "driver")
         self.is_done = False
         self.most_s = _MOST_S
@@ -116,8 +120,7 @@ class World:
     def _draw_limits(self) -> dict[str, Any]:
         """Draw limits. The size at which a metadata snapshot is written is no setting, but a constant of this Python process."""
         choose = self.random.choice
-        library.COMPACT_AFTER_BYTES = choose((library.COMPACT_AFTER_BYTES, 2_000, 20_000))
-        library.COMPACT_AT_ONCE_BYTES = 4 * library.COMPACT_AFTER_BYTES
+        self.compact_after(choose((library.COMPACT_AFTER_BYTES, 2_000, 20_000)))
         return {
             "ingest_buffer_bytes": choose((256 * 1024 * 1024, 256 * 1024 * 1024, 400_000)),
             "state_checkpoint_interval_s": choose((60.0, 1.0)),
@@ -125,6 +128,11 @@ class World:
             "fetch_timeout_s": choose((1.0, 0.3)),
             "replication_max_bytes": choose((1024 * 1024 - 4096, 64 * 1024)),
         }
+
+    @staticmethod
+    def compact_after(size_bytes: int) -> None:
+        """Let controllers write a snapshot after so many bytes of entries."""
+        library.COMPACT_AFTER_BYTES, library.COMPACT_AT_ONCE_BYTES = size_bytes, 4 * size_bytes
 
     @property
     def credentials(self) -> Credentials:
@@ -135,12 +143,14 @@ class World:
         """Return a client of the cluster, in the process that runs."""
         return liftpy.connect(list(self.nats.urls), credentials=self.credentials)
 
-    def _make_node(self, name: str, controllers: tuple[str, ...]) -> NodeProcess:
+    def make_node(self, name: str, controllers: tuple[str, ...], folder: str = "") -> NodeProcess:
+        """Return a node. ``folder``: name of the folder of its data, default its name."""
         urls = self.nats.urls
         turn = int(name[1:]) % len(urls)
+        data = self.folder / (folder or name) / "data"
         settings = NodeSettings(
             node_id=name,
-            data=self.folder / name / "data",
+            data=data,
             nats=urls[turn:] + urls[:turn],
             controllers=controllers,
             memory_limit_bytes=256 * 1024 * 1024,
@@ -151,9 +161,16 @@ class World:
                 **{"events_stream": self.has_events_stream, **self.limits, **self.profile.replication}
             ),
         )
-        node = NodeProcess(self.scheduler, self.network, Disk(self.scheduler, name, self.folder / name / "data"), settings)
+        node = NodeProcess(self.scheduler, self.network, Disk(self.scheduler, name, data), settings)
         if self.has_users:
             node.passwords = (_PASSWORD, _OTHER_PASSWORD)
+        return node
+
+    def add_node(self) -> NodeProcess:
+        """Add a node with an empty disk and a new name. The caller starts it."""
+        self._nodes_made += 1
+        node = self.make_node(f"n{self._nodes_made}", self._first_controllers)
+        self.nodes.append(node)
         return node
 
     def _expects(self, process: Process, error: BaseException | None) -> bool:
@@ -186,6 +203,11 @@ class World:
 
         begin(process, work, ended)
 
+    def _warned(self, message: Warning | str, *_: Any) -> None:
+        """Python warns of a coroutine that nobody awaits. Its work is not done."""
+        if "was never awaited" in str(message) and self.scheduler.process is not None:
+            self.scheduler.violated(f"{self.scheduler.process.name}: {message}")
+
     def _ends(self) -> bool:
         return self.is_done or (self.stops_early and bool(self.scheduler.violations))
 
@@ -196,6 +218,8 @@ class World:
         root = logging.getLogger()
         root.handlers[:] = [handler]
         root.setLevel(logging.INFO)
+        warnings.simplefilter("always", RuntimeWarning)
+        setattr(warnings, "showwarning", self._warned)  # noqa: B010
 
         def ended(task: asyncio.Task[Any]) -> None:
             self.is_done = True

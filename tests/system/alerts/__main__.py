@@ -27,12 +27,11 @@ from typing import Any
 from liftpy.client import connect, sync
 from liftpy.config import StreamConfig
 from liftpy.errors import AlreadyExistsError, LiftError, UnavailableError
-from sidecar.dev.cluster import DevCluster
+from sidecar.dev.cluster import DevCluster, DevNode
 from sidecar.dev.nats_server import NatsServer, free_ports
 from tests.examples.processes import start_service
 from tests.system.alerts.service import POISON, SKEW
 from tests.system.faults.relay import Relay
-from tests.system.health.__main__ import WELL, Load, row
 from tests.system.powercut.cut import ALL, FLUSH_SLOW, PowerCut, Rule
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -47,6 +46,7 @@ _LARGE_BYTES = 4 * 1024 * 1024 * 1024
 _SLOW_MS = 300
 _CHECK_INTERVAL_S = 0.5
 _PATIENCE_S = 120.0
+_PUBLISH_EVERY_S = 0.01
 NAMES = {
     "kill": ({"NodeDown", "UnderReplicated"}, {"FailoverSlow"}),
     "slow disk": ({"FlushSlow"}, {"AckSlow", "UnderReplicated", "IsrFlapping"}),
@@ -157,6 +157,37 @@ def delete_group(url: str) -> None:
     asyncio.run(work())
 
 
+def is_well(node: DevNode) -> bool:
+    """Whether a node is live, ready and synced."""
+    try:
+        for path in ("/livez", "/readyz", "/readyz?synced"):
+            urllib.request.urlopen(node.status_url + path, timeout=2.0).close()
+    except (OSError, ValueError):  # without an address it is not up yet
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def load(url: str) -> Iterator[None]:
+    """Publish to stream s until the block ends, also while nodes fail."""
+    done = threading.Event()
+
+    def publish() -> None:
+        while not done.is_set():
+            with contextlib.suppress(LiftError), sync.connect(url) as client:
+                while not done.wait(_PUBLISH_EVERY_S):
+                    with contextlib.suppress(LiftError):
+                        client.publish("s", b"x" * 200, timeout_s=1.0)
+
+    thread = threading.Thread(target=publish, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(timeout=10)
+
+
 class Prometheus:
     """Scrapes the nodes of a cluster each second."""
 
@@ -222,7 +253,7 @@ class Rounds:
     def quiet(self, what: str) -> None:
         """Wait until all nodes are well and nothing fires."""
         give_up_at = time.monotonic() + _PATIENCE_S
-        while not all(row(self._cluster, node) == WELL for node in self._cluster.nodes) or self._prometheus.firing():
+        while not all(map(is_well, self._cluster.nodes.values())) or self._prometheus.firing():
             if time.monotonic() > give_up_at:
                 self.wrong.append(f"{what}: not quiet again, {sorted(self._prometheus.firing())} fire")
                 return
@@ -384,7 +415,7 @@ def run(times: float, only: Container[str] = NAMES) -> list[str]:
         prometheus = Prometheus(folder / "prometheus", times)
         prometheus.follow(cluster)
         stack.enter_context(prometheus.running())
-        stack.enter_context(Load(server.url).running())
+        stack.enter_context(load(server.url))
         rounds = Rounds(cluster, prometheus, only)
         rounds.quiet("at the start")
         node, ballast = cluster.nodes[STRUCK], folder / "data" / STRUCK / "ballast"

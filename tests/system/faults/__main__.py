@@ -22,10 +22,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--pause-s", type=float, default=30.0, help="how long pauses and cuts last")
     parser.add_argument("--workers", type=int, default=32, help="publishes in flight")
     parser.add_argument("--pace-s", type=float, default=0.02, help="pause of each worker after an ack")
-    parser.add_argument(
-        "--services", action="store_true", help="a replicated service beside each node, killed with it in odd rounds"
-    )
-    parser.add_argument("--cursors", action="store_true", help="a cursor and a group commit meanwhile: what is confirmed stays")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the nodes, LIFTPY_...")
     parser.add_argument(
         "--node-workers", type=int, default=0, metavar="N", help="processes of each node; 0: as its settings say"
@@ -58,13 +54,8 @@ def _summary(outcome: Outcome) -> None:
         f"lost {verdict.lost}, changed {verdict.changed}, acked twice {verdict.acked_twice}, stored twice {verdict.stored_twice}, "
         f"unequal {verdict.unequal or 'none'}, damaged {verdict.damaged or 'none'}"
     )
-    for fell in verdict.cursors:
-        print(f"  {fell}")
     for example in verdict.examples:
         print(f"  {example}")
-    if verdict.services is not None:
-        found = "; ".join(verdict.services.problems) or f"equal to a replay of the log at {verdict.services.position}"
-        print(f"services: {found}; {verdict.services.outputs} outputs")
     print(f"other answers: {dict(outcome.counters)}; never answered {outcome.never_answered}; {outcome.seconds:.0f} s")
     if outcome.problem:
         print(f"ENDED EARLY: {outcome.problem}")
@@ -102,8 +93,6 @@ def main() -> int:
             pause_s=arguments.pause_s,
             workers=arguments.workers,
             pace_s=arguments.pace_s,
-            services=arguments.services,
-            cursors=arguments.cursors,
             settings=settings,
         )
         print(f"\n{name}: {FAULTS[name].text}")

@@ -15,10 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from liftpy.core.base.worker_assignment import share_of
-from tests.system.faults.copies import COPIES
 from tests.system.faults.disks import DISKS
 from tests.system.faults.ground import STREAM, Ground
-from tests.system.faults.links import LINKS
 from tests.system.faults.strike import Fault, Round
 
 TWO = {"LIFTPY_WORKERS": "2"}
@@ -188,21 +186,6 @@ async def both_leaders_kill(round_: Round) -> None:
     await _kill(round_, node)
 
 
-async def two_leaders_kill(round_: Round) -> None:
-    """Of five: a metadata leader that holds no replica, and a partition leader that is no controller."""
-    ground = round_.ground
-    while (node := await ground.metadata_leader()) in ground.replicas:
-        await asyncio.to_thread(ground.cluster.nodes[node].terminate)
-        await ground.start([node])
-        await ground.whole()
-        await ground.group_whole()
-    if ground.leader not in ("n4", "n5"):
-        await ground.move_leadership("n4")
-        await round_.go_on()
-    round_.metadata_leader = node
-    await _kill(round_, node, ground.leader)
-
-
 async def all_killed(round_: Round) -> None:
     ground = round_.ground
     nodes = tuple(ground.cluster.nodes)
@@ -261,18 +244,9 @@ FAULTS = {
         Fault("leader-disconnected", "the leader's NATS connections are reset and refused", leader_disconnected, relayed=True),
         Fault("metadata-leader-kill", "kill -9 of the metadata leader, which leads no partition", metadata_leader_kill),
         Fault("both-leaders-kill", "kill -9 of the node that leads the metadata group and the partition", both_leaders_kill),
-        Fault(
-            "two-leaders-kill",
-            "of 5 nodes, kill -9 of the metadata leader and the partition leader at once",
-            two_leaders_kill,
-            count=5,
-            accept=lambda stream: {"n4", "n5"} <= set(stream.partitions[0].replicas),
-        ),
         Fault("all-killed", "kill -9 of all nodes at once, all started", all_killed),
         Fault("commanded-transfer", "the leadership is moved by command", commanded_transfer),
         Fault("planned-transfer", "SIGTERM to the leader's node", planned_transfer),
         *DISKS,
-        *COPIES,
-        *LINKS,
     )
 }

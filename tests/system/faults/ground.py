@@ -16,7 +16,6 @@ from typing import Any
 
 from liftpy.client import connect
 from liftpy.config import StreamConfig
-from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2
 from liftpy.core.wire.subjects import Subjects
@@ -24,13 +23,11 @@ from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
 from sidecar.dev.cluster import DevCluster, LineSink
 from sidecar.dev.nats_server import NatsServer
-from tests.system.faults.check import partition_folder, read_log
+from tests.system.faults.check import partition_folder
 from tests.system.faults.relay import Relay
-from tests.system.faults.services import SERVICE, Services, ServicesVerdict
 from tests.system.powercut.cut import PowerCut
 
 STREAM, SUBJECT = "faulted", "data.faulted"
-OUTPUT, OUTPUT_SUBJECT = "faulted-out", "data.outputs"
 REPLICAS, MIN_ISR = 3, 2
 _STATUS_TIMEOUT_S = 0.4
 _CHECK_EVERY_S = 0.04
@@ -56,29 +53,25 @@ class Seen:
 
 
 class Ground:
-    """``open`` it, strike it, ``close`` it. ``count`` nodes; ``relayed``: each reaches NATS through a relay of its own;
+    """``open`` it, strike it, ``close`` it. ``relayed``: each reaches NATS through a relay of its own;
     ``powered``: their power can be cut and their disks can fail; ``supervised``: a node that ends by itself is started again;
-    ``services``: a replicated service runs beside each; ``segment_bytes``: of the stream, 0: the default."""
+    ``segment_bytes``: of the stream, 0: the default."""
 
     def __init__(
         self,
-        count: int = 3,
         *,
         relayed: bool = False,
         powered: bool = False,
         supervised: bool = False,
-        services: bool = False,
         segment_bytes: int = 0,
         settings: Mapping[str, str] | None = None,
         on_line: LineSink | None = None,
     ) -> None:
-        self._count = count
         self._relayed = relayed
         self._powered = powered
         self._supervised = supervised
         self._held: set[str] = set()
         self.supervised_starts = 0
-        self._with_services = services
         self._config = StreamConfig(min_isr=MIN_ISR, **({"segment_bytes": segment_bytes} if segment_bytes else {}))
         self._settings = dict(settings or {})
         self._on_line = on_line
@@ -90,9 +83,6 @@ class Ground:
         self.relays: dict[str, Relay] = {}
         self.power: PowerCut | None = None
         """Of all nodes' folders."""
-        self.services: Services | None = None
-        self.services_die = False
-        """Whether a kill takes the services beside the nodes along, as the end of a machine does."""
         self.history: list[Seen] = []
         """Every look at the cluster since ``forget``, in order."""
         self.cluster: Any = None
@@ -101,12 +91,12 @@ class Ground:
         self.uid = ""
 
     # ---- life --------------------------------------------------------------------------------------------------------
-    async def open(self, accept: Callable[[StreamImage], bool] = lambda _: True) -> None:
-        """Start everything; streams are made until the placement of one is accepted."""
+    async def open(self) -> None:
+        """Start everything."""
         self._folder = Path(tempfile.mkdtemp(prefix="liftpy-faults-"))
         await asyncio.to_thread(self._server.start)
         if self._relayed:
-            for number in range(self._count):
+            for number in range(REPLICAS):
                 relay = self.relays[f"n{number + 1}"] = Relay(self._server.port)
                 await relay.start()
         data = self._folder / "nodes"
@@ -115,7 +105,7 @@ class Ground:
             self.power = PowerCut(data, self._folder / "shadow")
             self._settings |= self.power.environment
         self.cluster = DevCluster(
-            self._count,
+            REPLICAS,
             data=data,
             nats_url=self._server.url,
             settings=self._settings,
@@ -124,23 +114,12 @@ class Ground:
         )
         await asyncio.to_thread(self.cluster.start)
         self.client = await connect(self._server.url)
-        for _ in range(3 * self._count):
-            stream = await self.client.create_stream(STREAM, SUBJECT, replicas=REPLICAS, config=self._config)
-            if accept(stream):
-                break
-            await self.client.admin.delete_stream(STREAM, stream.uid)
+        stream = await self.client.create_stream(STREAM, SUBJECT, replicas=REPLICAS, config=self._config)
         self.replicas, self.uid = stream.partitions[0].replicas, stream.uid
-        if self._with_services:
-            await self.client.create_stream(OUTPUT, OUTPUT_SUBJECT, replicas=REPLICAS, config=StreamConfig(min_isr=MIN_ISR))
-            urls = {name: self.relays[name].url if self._relayed else self._server.url for name in self.replicas}
-            self.services = Services(STREAM, OUTPUT, self._folder / "services", urls)
-            self.services.start(self.replicas)
         self._watchers = [asyncio.create_task(self._watch(name)) for name in self.replicas]
         if self._supervised:
             self._watchers.append(asyncio.create_task(self._supervise()))
         await self.whole()
-        if self.services is not None:
-            await self._services_are_here()
 
     async def close(self) -> None:
         """Stop everything and remove its files."""
@@ -149,8 +128,6 @@ class Ground:
         await end_tasks(self._watchers)
         if self.client is not None:
             await self.client.close()
-        if self.services is not None:
-            await asyncio.to_thread(self.services.stop)
         if self.cluster is not None:
             await asyncio.to_thread(self.cluster.stop)
         for relay in self.relays.values():
@@ -255,41 +232,6 @@ class Ground:
 
         await self.see("the replicas are equal", same)
 
-    async def services_equal(self) -> ServicesVerdict:
-        """Wait until every service has applied the whole log and all outputs are written, and compare; nobody may publish."""
-        assert self.services is not None
-        end_offset = (await self.client.bounds(STREAM)).end_offset
-        deadline = time.monotonic() + DEADLINE_S
-        while time.monotonic() < deadline:
-            if self.services.ended():
-                return ServicesVerdict(problems=self.services.ended())
-            with contextlib.suppress(LiftError):
-                if await self._services_are_at(end_offset):
-                    written = [record.value async for record in self.client.consume(OUTPUT, until="end")]
-                    log = read_log(self.folder(self.replicas[0]))
-                    return await asyncio.to_thread(self.services.check, self.uid, log, written)
-            await asyncio.sleep(_CHECK_EVERY_S)
-        raise TimeoutError(f"the services have not applied {end_offset} records")
-
-    async def _services_are_here(self) -> None:
-        """Wait until one beside every replica has registered."""
-        deadline = time.monotonic() + DEADLINE_S
-        missing = list(self.replicas)
-        while missing and time.monotonic() < deadline:
-            missing = [name for name in missing if not (await self._status(name)).get("services")]
-            await asyncio.sleep(_CHECK_EVERY_S)
-        if missing:
-            raise TimeoutError(f"no service has registered beside {missing}")
-
-    async def _services_are_at(self, end_offset: int) -> bool:
-        outputs = (await self.client.bounds(OUTPUT)).end_offset
-        for name in self.replicas:
-            said = (await self._status(name)).get("services", [])
-            own = next((s for s in said if s["service"] == SERVICE), {})
-            if (own.get("position"), own.get("output_count")) != (end_offset, outputs):
-                return False
-        return True
-
     async def group_whole(self) -> str:
         """Wait until the metadata group has a leader and every controller is connected and has caught up; return the leader."""
         deadline = time.monotonic() + DEADLINE_S
@@ -329,16 +271,12 @@ class Ground:
         if self.power is not None:
             self.power.heal()
         await self.start([name for name, node in self.cluster.nodes.items() if not node.running])
-        if self.services is not None:
-            self.services.start(self.replicas)
 
     def kill_at_once(self, names: Sequence[str]) -> None:
         """SIGKILL to all of them; ``start`` reaps them."""
         self._held |= set(names)
         for name in names:
             self.cluster.nodes[name].send(signal.SIGKILL)
-        if self.services is not None and self.services_die:
-            self.services.kill(names)
 
     async def calm(self) -> None:
         """As after an hour without a fault: no node pauses before its next restart because of those it has made before."""
@@ -347,19 +285,12 @@ class Ground:
         await self.reap(nodes)
         await self.start(nodes)
 
-    async def stop(self, name: str) -> None:
-        """A clean stop, with a transfer of what it leads; until ``start``."""
-        self._held.add(name)
-        await asyncio.to_thread(self.cluster.nodes[name].terminate)
-
     async def reap(self, names: Iterable[str]) -> None:
         """Wait for the ends of killed nodes."""
         await asyncio.gather(*(asyncio.to_thread(self.cluster.nodes[name].kill) for name in names))
 
     async def start(self, names: Sequence[str]) -> None:
         """Start stopped nodes, and what is to run beside them, and wait until the nodes have registered."""
-        if self.services is not None:
-            self.services.start(names)
         nodes = [self.cluster.nodes[name] for name in names]
         for node in nodes:
             if not node.running:  # its supervisor may have been first

@@ -113,11 +113,6 @@ class Load:
             while len(self.acked) < wanted:
                 await asyncio.sleep(0.005)
 
-    def p50_s(self, since: float, until: float) -> float:
-        """Median time to the ack of what was sent from ``since`` to ``until``; 0: there is none."""
-        took = sorted(ack.acked_at - ack.sent_at for ack in self.acked if since <= ack.sent_at <= until)
-        return took[len(took) // 2] if took else 0.0
-
     def longest_gap_s(self, since: float, until: float) -> float:
         """The longest time without an ack from the last ack before ``since`` to ``until``."""
         index = len(self.acked)

@@ -1,15 +1,13 @@
 """A TCP relay between one node and its NATS server, so that this node alone can be cut off.
 
 Cut ``silent``: nothing passes and nothing is closed, as when packets are lost; what was on its way is delivered when
-the relay heals, however late, as TCP does. Cut ``closed``: connections are reset and new ones refused. A silent cut may be of the
-connections of one name only: a client says it in the first line that it sends.
+the relay heals, however late, as TCP does. Cut ``closed``: connections are reset and new ones refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 
 _CHUNK_BYTES = 64 * 1024
 _HOST = "127.0.0.1"
@@ -24,8 +22,6 @@ class Relay:
         self._server: asyncio.Server | None = None
         self._passes = asyncio.Event()
         self._passes.set()
-        self._stalled = ""
-        """Name whose connections are cut by themselves, '' none."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -39,10 +35,9 @@ class Relay:
         self._server = await asyncio.start_server(self._accepted, _HOST, self._port)
         self._port = self._server.sockets[0].getsockname()[1]
 
-    async def cut(self, *, silent: bool, name: str = "") -> None:
-        """Let nothing pass until ``heal``; with a ``name``, nothing of the connections that have it."""
+    async def cut(self, *, silent: bool) -> None:
+        """Let nothing pass until ``heal``. ``silent``: the connections stay open."""
         if silent:
-            self._stalled = name
             self._passes.clear()
             return
         assert self._server is not None
@@ -52,7 +47,6 @@ class Relay:
 
     async def heal(self) -> None:
         """Let everything pass again."""
-        self._stalled = ""
         self._passes.set()
         if self._server is None:
             await self.start()
@@ -78,48 +72,25 @@ class Relay:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
-            await self._may_pass("")
+            await self._passes.wait()
             there, back = await asyncio.open_connection(_HOST, self._target_port)
         except OSError:
             writer.transport.abort()
             return
         self._writers.add(back)
         try:
-            first = await _greet(reader, there, writer)
-            name = _name_in(first)
-            await self._may_pass(name)
-            back.write(first)
-            await asyncio.gather(self._pump(reader, back, name), self._pump(there, writer, name))
-        except OSError:
-            pass  # one end went away meanwhile
+            await asyncio.gather(self._pump(reader, back), self._pump(there, writer))
         finally:
             for end in (writer, back):
                 self._writers.discard(end)
                 end.transport.abort()
 
-    async def _may_pass(self, name: str) -> None:
-        """Wait until a connection of this name is not cut."""
-        while not self._passes.is_set() and self._stalled in ("", name):
-            await self._passes.wait()
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(_CHUNK_BYTES):
-                await self._may_pass(name)
+                await self._passes.wait()
                 writer.write(data)
                 await writer.drain()
-            await self._may_pass(name)
+            await self._passes.wait()
         with contextlib.suppress(OSError, RuntimeError):
             writer.close()
-
-
-async def _greet(reader: asyncio.StreamReader, there: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """Pass the server's INFO line on; return the client's CONNECT line, b"" if it goes without one."""
-    writer.write(await there.readline())
-    return await reader.readline()
-
-
-def _name_in(connect: bytes) -> str:
-    with contextlib.suppress(ValueError):
-        return str(json.loads(connect.partition(b" ")[2]).get("name", ""))
-    return ""

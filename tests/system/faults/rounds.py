@@ -7,14 +7,12 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sidecar.dev.cluster import LineSink
 from tests.system.faults.catalogue import FAULTS
 from tests.system.faults.check import Verdict, check
-from tests.system.faults.cursors import Commits, committing
 from tests.system.faults.ground import STREAM, SUBJECT, Ground
 from tests.system.faults.load import Load
 from tests.system.faults.strike import Fault, Round
@@ -40,9 +38,6 @@ class Plan:
     workers: int = 32
     pace_s: float = 0.02
     attempt_s: float = 0.25
-    services: bool = False
-    cursors: bool = False
-    """A cursor is committed to all the time."""
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -111,44 +106,31 @@ async def run(plan: Plan, on_line: LineSink | None = None, told: Callable[[Figur
     fault = FAULTS[plan.fault]
     began = time.monotonic()
     ground = Ground(
-        fault.count,
         relayed=fault.relayed,
         powered=fault.powered,
         supervised=fault.supervised,
-        services=plan.services,
         segment_bytes=fault.segment_bytes,
         settings={**fault.settings, **plan.settings},
         on_line=on_line,
     )
     load: Load | None = None
-    cursors: Commits | None = None
-    committed = AsyncExitStack()
     figures: list[Figures] = []
     problem = ""
     try:
-        await ground.open(fault.accept)
+        await ground.open()
         load = open_load(ground, plan)
         await load.start()
         try:
-            if plan.cursors:
-                cursors = await committed.enter_async_context(committing(ground.client))
             for number in range(plan.first, plan.first + plan.rounds):
                 figures.append(await one_round(ground, load, fault, number, plan.pause_s))
-                if cursors is not None:
-                    await cursors.look()
-                    await cursors.more()
-                    figures[-1] = replace(figures[-1], note=f"{figures[-1].note}; {cursors}")
                 told(figures[-1])
         except TimeoutError as error:
             problem = f"round {plan.first + len(figures)}: {error or 'no ack in time'}"
-        await committed.aclose()
         verdict = await verdict_of(ground, load)
-        verdict.cursors = cursors.problems if cursors is not None else []
     except TimeoutError as error:
         problem = problem or str(error)
         verdict = check(load.acked if load else (), ground.folders())
     finally:
-        await committed.aclose()
         if load is not None:
             await load.close()
         await ground.close()
@@ -165,10 +147,7 @@ async def verdict_of(ground: Ground, load: Load) -> Verdict:
     """End the load, wait until the replicas are equal, and read their logs. Nothing is written to them then."""
     await load.pause()
     await ground.equal()
-    services = await ground.services_equal() if ground.services is not None else None
-    verdict = await asyncio.to_thread(check, load.acked, ground.folders())
-    verdict.services = services
-    return verdict
+    return await asyncio.to_thread(check, load.acked, ground.folders())
 
 
 async def one_round(ground: Ground, load: Load, fault: Fault, number: int, pause_s: float) -> Figures:
@@ -180,7 +159,6 @@ async def one_round(ground: Ground, load: Load, fault: Fault, number: int, pause
     acked_before, counters_before = len(load.acked), Counter(load.counters)
     ground.forget()
     starts_before = ground.supervised_starts
-    ground.services_die = bool(number % 2)
     round_ = Round(ground, load, number, pause_s)
     try:
         await fault.strike(round_)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from liftpy.core.metadata.image import StreamImage
 from tests.system.faults.ground import DEADLINE_S, Ground, Seen
 from tests.system.faults.load import Load
 from tests.system.powercut.cut import PowerCut, Rule
@@ -104,18 +103,15 @@ Strike = Callable[[Round], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``count``: nodes that the cluster has. ``relayed``: their connections can be cut. ``powered``: so can their power, and their
-    disks can fail. ``supervised``: who ends is started again. ``segment_bytes``: of the stream, 0: the default.
-    ``accept``: the placement wanted."""
+    """``relayed``: the connections of the nodes can be cut. ``powered``: so can their power, and their disks can fail.
+    ``supervised``: a node that ends is started again. ``segment_bytes``: of the stream, 0: the default."""
 
     name: str
     text: str
     strike: Strike
-    count: int = 3
     relayed: bool = False
     powered: bool = False
     supervised: bool = False
     segment_bytes: int = 0
-    accept: Callable[[StreamImage], bool] = field(default=lambda _: True)
     settings: Mapping[str, str] = field(default_factory=dict)
     """Of the nodes, where the plan has no others."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -15,7 +16,6 @@ from liftpy.client import Client, connect
 from liftpy.config import StreamConfig
 from liftpy.errors import LiftError
 from sidecar.dev.cluster import DevCluster
-from tests.system.overload.quota import sender, until_led
 
 MIB = 1024 * 1024
 LIMIT_BYTES = 256 * MIB
@@ -33,6 +33,7 @@ _NICE = 10
 """Publishers and nodes share two processors here; where each has its own, or its weight, a flood does not take those of the nodes."""
 _CHECK_INTERVAL_S = 0.5
 _SHORTEST_S = 4.0
+_READY_S = 60.0
 
 
 @dataclass
@@ -125,8 +126,36 @@ async def run(cluster: DevCluster, seconds: float, shortest_s: float = _SHORTEST
     return out
 
 
+async def sender(cluster: DevCluster, subject: str, per_second: int, seconds: float, has_ids: bool) -> dict[str, Any]:
+    """Run a process of ``sender.py``, and return what it reports."""
+    port = int(cluster.nats_url.rpartition(":")[2])
+    words = [port, subject, per_second, SIZE_BYTES, seconds, _NICE, *["ids"] * has_ids]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.system.overload.sender", *map(str, words), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        out, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    return {**json.loads(out), "seconds": seconds}
+
+
+async def until_led(client: Client, name: str) -> None:
+    """Until a publish is acknowledged."""
+    deadline = time.monotonic() + _READY_S
+    while True:
+        try:
+            await client.publish(name, b"first", timeout_s=5.0)
+            return
+        except Exception:
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(0.05)
+
+
 async def _sender(cluster: DevCluster, out: Outcome, per_second: int, seconds: float) -> dict[str, Any]:
-    return await sender(cluster, STREAM, per_second, SIZE_BYTES, seconds, _NICE, out.has_ids)
+    return await sender(cluster, STREAM, per_second, seconds, out.has_ids)
 
 
 async def _until_calm(cluster: DevCluster, out: Outcome) -> None:

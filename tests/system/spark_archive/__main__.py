@@ -4,7 +4,7 @@ A producer fills a stream of two partitions, the command archives it into a Delt
 started: while its tasks write files; as soon as the table has a micro-batch and Spark's checkpoint has not; or at any moment. Every
 second round a leader of the stream dies as well. What was killed comes back, the archive from its checkpoint. Right is: the table holds
 each record once, at the offset that it has in the stream, and its folder holds no other file once the orphans are removed. Exit code 1
-otherwise. ``--spoil lost|twice|stray`` breaks the archive before it is judged: then the exit code has to be 1.
+otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import shutil
 import sys
 import time
 from collections import Counter
@@ -38,7 +37,6 @@ PARTITIONS = 2
 _BATCH_RECORDS = 20_000
 _KINDS = ("writing", "committed", "any")
 _MOMENT_S = 60.0
-SPOILS = ("lost", "twice", "stray")
 
 
 @dataclass(slots=True)
@@ -145,17 +143,8 @@ class Archiving:
             offsets = rows.filter(pc.equal(rows["partition"], place))["offset"].sort().to_pylist()
             outcome.strange += sum(a != b for a, b in zip(offsets, range(len(offsets)), strict=True))
 
-    async def spoil(self, how: str) -> None:
-        """Break it."""
-        file = state_of(table_at(self._archive.table)).files[0]
-        if how == "stray":
-            shutil.copy(file, str(Path(file).with_name("stray.parquet")))
-            return
-        rows = pq.read_table(file)
-        pq.write_table(rows.slice(1) if how == "lost" else pa.concat_tables([rows, rows.slice(0, 1)]), file)
 
-
-async def run(rounds: int, seed: int, minutes: float = 0.0, spoil: str = "") -> spark_rounds.Outcome:
+async def run(rounds: int, seed: int, minutes: float = 0.0) -> spark_rounds.Outcome:
     """All of it."""
 
     async def begin(cluster: DevCluster, client: Client, folder: Path) -> Archiving:
@@ -167,15 +156,13 @@ async def run(rounds: int, seed: int, minutes: float = 0.0, spoil: str = "") -> 
 
         return Archiving(Rounds(cluster, client, archive, STREAM, outcome, written), archive, outcome, seed)
 
-    return await spark_rounds.run(begin, rounds, minutes, (lambda struck: struck.spoil(spoil)) if spoil else None)
+    return await spark_rounds.run(begin, rounds, minutes)
 
 
 def main() -> int:
     """See the docstring above."""
-    parser = spark_rounds.parser(__doc__)
-    parser.add_argument("--spoil", choices=SPOILS, default="", help="Break the archive before it is judged.")
-    given = parser.parse_args()
-    return spark_rounds.verdict(asyncio.run(run(given.rounds, given.seed, given.minutes, given.spoil)))
+    given = spark_rounds.parser(__doc__).parse_args()
+    return spark_rounds.verdict(asyncio.run(run(given.rounds, given.seed, given.minutes)))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 A producer fills a stream; the query (``query.py``: a driver, two executors, a shuffle in the plan) writes every record of it to another
 one. Each round kills, while a micro-batch is written: an executor; the driver with all that it started; or an executor and then the
 driver; every second round a leader of the target as well. What was killed comes back, the query from its checkpoint. Right is: the
-target holds each record of the source once. Exit code 1 otherwise. ``--spoil twice|strange`` writes a record of its own to the target
-before it is judged: then the exit code has to be 1.
+target holds each record of the source once. Exit code 1 otherwise.
 
 A driver whose Python worker did not start within the ten seconds that Spark has for it (a busy machine) ends; it is started again like
 one that was killed, and counted. After M minutes no round begins any more.
@@ -30,7 +29,6 @@ PARTITIONS = 3
 _MOMENT_S = 60.0
 _EXECUTOR = "CoarseGrainedExecutorBackend"
 _KINDS = ("executor", "driver", "both")
-SPOILS = {"twice": b"0", "strange": b"1000000000"}
 
 
 class Query(SparkDriver):
@@ -92,7 +90,7 @@ class Sinking:
         self.rounds.outcome.count(held)
 
 
-async def run(rounds: int, seed: int, minutes: float = 0.0, spoil: str = "") -> Outcome:
+async def run(rounds: int, seed: int, minutes: float = 0.0) -> Outcome:
     """All of it."""
 
     async def begin(cluster: DevCluster, client: Client, folder: Path) -> Sinking:
@@ -105,18 +103,13 @@ async def run(rounds: int, seed: int, minutes: float = 0.0, spoil: str = "") -> 
 
         return Sinking(Rounds(cluster, client, query, SOURCE, Outcome(), written), query, seed)
 
-    async def write_one(struck: spark_rounds.Struck) -> None:
-        await struck.rounds.client.publish(TARGET, SPOILS[spoil])
-
-    return await spark_rounds.run(begin, rounds, minutes, write_one if spoil else None)
+    return await spark_rounds.run(begin, rounds, minutes)
 
 
 def main() -> int:
     """See the docstring above."""
-    parser = spark_rounds.parser(__doc__)
-    parser.add_argument("--spoil", choices=SPOILS, default="", help="Write a record of its own before it is judged.")
-    given = parser.parse_args()
-    return spark_rounds.verdict(asyncio.run(run(given.rounds, given.seed, given.minutes, given.spoil)))
+    given = spark_rounds.parser(__doc__).parse_args()
+    return spark_rounds.verdict(asyncio.run(run(given.rounds, given.seed, given.minutes)))
 
 
 if __name__ == "__main__":

@@ -9,13 +9,11 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import pytest
-
 from liftpy.client import Client
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
-from sidecar.cli.main import main
+from tests.unit.cli.conftest import Run
 from tests.unit.metadata.cluster_driver import Driver
 
 
@@ -43,17 +41,14 @@ class Commands:
     """Calls run a command. ``json`` returns what it prints with ``--json``."""
 
     def __init__(self, client: Client, modules: tuple[ModuleType, ...], monkeypatch: Any, capsys: Any) -> None:
-        self._capsys = capsys
+        self._run = Run(capsys)
         for module in modules:
             monkeypatch.setattr(module, "with_client", lambda _target, work, **_: asyncio.run(work(client)))
         monkeypatch.setenv("COLUMNS", "160")
 
     def __call__(self, *words: str) -> tuple[int, str]:
         """Return the exit code and the output."""
-        with pytest.raises(SystemExit) as ended:
-            main(list(words))
-        said = self._capsys.readouterr()
-        return int(ended.value.code or 0), said.out + said.err
+        return self._run.joined(*words)
 
     def json(self, *words: str) -> Any:
         code, said = self(*words, "--json")

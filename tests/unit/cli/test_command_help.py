@@ -10,22 +10,16 @@ import click
 import pytest
 
 from sidecar.cli.help import SHARED_OPTIONS
-from sidecar.cli.main import COMMANDS, SECTIONS, main
+from sidecar.cli.main import COMMANDS, SECTIONS
 from tests.docs.commands_said import wrong_with
 from tests.each import each
 from tests.freeze.parts import commands
+from tests.unit.cli.conftest import Run
 
 
 @cache
 def all_commands() -> dict[str, click.Command]:
     return {" ".join(path): command for path, command in commands()}
-
-
-def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit):
-        main(arguments)
-    captured = capsys.readouterr()
-    return captured.out + captured.err
 
 
 @each("name", all_commands())
@@ -63,21 +57,19 @@ def test_main_help_lists_each_command_in_exactly_one_section() -> None:
         ("spark archve", "liftpy spark archive"), ("service quey", "liftpy service query"), ("stream list --jsn", "--json"),
     ],
 )  # fmt: skip
-def test_command_line_with_a_typo_suggests_the_nearest_command_or_option(
-    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert f"'{meant}'" in shown(typed.split(), capsys)
+def test_command_line_with_a_typo_suggests_the_nearest_command_or_option(typed: str, meant: str, run: Run) -> None:
+    assert f"'{meant}'" in run.joined(*typed.split())[1]
 
 
-def test_help_command_prints_the_same_text_as_the_help_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(["help", "stream", "create"], capsys) == shown(["stream", "create", "--help"], capsys)
-    assert shown(["help"], capsys) == shown(["--help"], capsys)
+def test_help_command_prints_the_same_text_as_the_help_option(run: Run) -> None:
+    assert run("help", "stream", "create") == run("stream", "create", "--help")
+    assert run("help") == run("--help")
 
 
-def test_help_of_a_command_lists_connection_options_in_the_last_section(capsys: pytest.CaptureFixture[str]) -> None:
-    own, _, connection = shown(["stream", "list", "--help"], capsys).partition("Connection options:")
+def test_help_of_a_command_lists_connection_options_in_the_last_section(run: Run) -> None:
+    own, _, connection = run("stream", "list", "--help")[1].partition("Connection options:")
     assert "--json" in own
     assert "--nats" not in own
     assert "'liftpy --help' describes them" in " ".join(connection.split())
-    described = shown(["--help"], capsys).partition("Connection options (before or after the command):")[2]
+    described = run("--help")[1].partition("Connection options (before or after the command):")[2]
     assert {f"LIFTPY_{name.upper()}" for name in SHARED_OPTIONS} <= set(re.findall(r"env:\s*(\w+)", described))

@@ -16,22 +16,16 @@ from pathlib import Path
 import pytest
 
 import pyspark_liftpy
-from sidecar.cli import main, publish
+from sidecar.cli import publish
 from sidecar.dev import demo_steps
 from sidecar.dev.demo_flights import FLIGHT_COUNT, mean_delays, read_flights
 from sidecar.dev.demo_steps import Failover
+from tests.unit.cli.conftest import Run
 
 demo = importlib.import_module("sidecar.cli.demo")
 
 
 NOBODY = ["--nats", "nats://127.0.0.1:1"]
-
-
-def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        main.main(list(arguments))
-    said = capsys.readouterr()
-    return int(left.value.code or 0), said.out, said.err
 
 
 @pytest.mark.parametrize(
@@ -49,15 +43,13 @@ def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, 
         ["status"],
     ],
 )
-def test_command_without_a_nats_server_exits_with_3_and_prints_the_url(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = run(*words, *NOBODY, capsys=capsys)
+def test_command_without_a_nats_server_exits_with_3_and_prints_the_url(words: list[str], run: Run) -> None:
+    code, out, err = run(*words, *NOBODY)
     assert (code, out) == (3, "")
     assert "nats://127.0.0.1:1" in err
     assert "try again" in err
     assert "nats-lost: docs/runbooks/nats-lost.md" in err
-    code, out, err = run(*words, *NOBODY, "--json", capsys=capsys)
+    code, out, err = run(*words, *NOBODY, "--json")
     assert (code, out) == (3, "")
     assert json.loads(err)["error"] == {
         "code": "UNAVAILABLE", "detail": json.loads(err)["error"]["detail"], "retryable": True, "verdict": "nats-lost",
@@ -101,7 +93,7 @@ def test_demo_flights_file_has_all_flights_with_the_published_mean_delays() -> N
 
 @pytest.mark.parametrize(("agrees", "code"), [(True, 0), (False, 1)])
 def test_demo_command_exits_with_0_only_if_all_steps_return_the_sent_records(
-    agrees: bool, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    agrees: bool, code: int, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class NoCluster(contextlib.nullcontext[object]):
         nats_url = "nats://nowhere"
@@ -118,10 +110,10 @@ def test_demo_command_exits_with_0_only_if_all_steps_return_the_sent_records(
 
     monkeypatch.setattr(demo, "DevCluster", NoCluster)
     monkeypatch.setattr(demo, "_run", run_nothing)
-    got, out, _ = run("demo", "--records", "8", "--no-spark", capsys=capsys)
+    got, out, _ = run("demo", "--records", "8", "--no-spark")
     assert got == code
     assert ("everything agrees, record by record" in out, "NO: offset 1" in out) == (agrees, not agrees)
-    got, out, _ = run("demo", "--records", "8", "--no-spark", "--json", capsys=capsys)
+    got, out, _ = run("demo", "--records", "8", "--no-spark", "--json")
     assert (got, json.loads(out)["agrees"]) == (code, agrees)
     assert 0 <= json.loads(out)["seconds"] < 600
     assert made == [(3, "nodes", True, True)] * 2

@@ -14,7 +14,7 @@ from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.wire.batch import Record
 from sidecar.cli.consume import record_json
 from sidecar.runtime.settings import Target
-from tests.unit.cli.test_command_sessions import run
+from tests.unit.cli.conftest import Run
 
 controllers = importlib.import_module("sidecar.cli.controllers")
 
@@ -23,7 +23,7 @@ controllers = importlib.import_module("sidecar.cli.controllers")
 
 
 def test_connection_flag_of_each_credential_sets_its_field_of_the_connection_target(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Target] = []
 
@@ -47,7 +47,7 @@ def test_connection_flag_of_each_credential_sets_its_field_of_the_connection_tar
         "--tls-key",
         "key",
     )
-    assert run(capsys, "controllers", *words, "--inbox-prefix", "_INBOX_me", "--principal", "p")[0] == 0
+    assert run("controllers", *words, "--inbox-prefix", "_INBOX_me", "--principal", "p")[0] == 0
     (target,) = given
     assert (target.nats, target.namespace) == (("nats://h:1",), "ns")
     told = target.credentials
@@ -55,9 +55,9 @@ def test_connection_flag_of_each_credential_sets_its_field_of_the_connection_tar
     assert tuple(map(str, (told.tls_ca_file, told.tls_cert_file, told.tls_key_file))) == ("ca", "cert", "key")
     for flag, name in (("--creds", "creds_file"), ("--nkey", "nkey_seed_file")):
         monkeypatch.delenv("LIFTPY_PASSWORD", raising=False)
-        assert run(capsys, "controllers", flag, "file")[0] == 0
+        assert run("controllers", flag, "file")[0] == 0
         assert str(getattr(given[-1].credentials, name)) == "file"
-    run(capsys, "controllers")
+    run("controllers")
     assert (given[-1].nats, given[-1].namespace) == (("nats://127.0.0.1:4222",), "liftpy")
 
 
@@ -73,7 +73,7 @@ def test_controllers_change_that_another_request_has_undone_fails(
     words: tuple[str, ...],
     voters: tuple[str, ...],
     code: int,
-    capsys: pytest.CaptureFixture[str],
+    run: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     image = SimpleNamespace(controllers=ControllerList(voters), index=7)
@@ -82,7 +82,7 @@ def test_controllers_change_that_another_request_has_undone_fails(
         describe_cluster=AsyncMock(return_value=SimpleNamespace(image=image, controllers=(), metadata_leader="n1")),
     )
     monkeypatch.setattr(controllers, "with_client", lambda _, work: asyncio.run(work(SimpleNamespace(admin=admin))))
-    found, _, said = run(capsys, "controllers", *words)
+    found, _, said = run("controllers", *words)
     assert (found, "has undone this change" in said) == (code, bool(code)), said
 
 

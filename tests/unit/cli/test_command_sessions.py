@@ -18,17 +18,9 @@ import pytest
 from liftpy.client import Client
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from sidecar.cli import consume, controllers, output, session
-from sidecar.cli.main import main
-from sidecar.cli.stream_settings import SETTINGS
 from sidecar.runtime.settings import Target
 from tests.flat_client import FlatClient
-
-
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        main(list(words))
-    said = capsys.readouterr()
-    return int(left.value.code or 0), said.out, said.err
+from tests.unit.cli.conftest import Run
 
 
 # ---- the console script ----------------------------------------------------------------------------------------------------
@@ -48,12 +40,12 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
     ],
 )
 def test_command_that_raises_an_error_exits_with_the_code_of_the_error(
-    ends: Any, code: int, text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ends: Any, code: int, text: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sidecar.cli.controllers.with_client", lambda *_: None)
     monkeypatch.setattr("sidecar.cli.controllers._show", lambda _: None)
     monkeypatch.setattr(controllers.controllers, "callback", lambda **_: ends())
-    found, out, err = run(capsys, "controllers")
+    found, out, err = run("controllers")
     assert (found, out) == (code, "")
     assert text in err
     assert "(try again)" not in err or code == 3
@@ -186,19 +178,19 @@ def test_client_session_closes_its_connection_after_success_and_after_an_error(
 )
 def test_credential_error_contains_the_flag_or_variable_and_the_path(
     arguments: tuple[str, ...], variable: str, expected: str, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    run: Run, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     path = tmp_path / "creds_file"
     if variable:
         monkeypatch.setenv(variable, str(path))
-    code, _, err = run(capsys, "stream", "list", *(argument.format(path) for argument in arguments))
+    code, _, err = run("stream", "list", *(argument.format(path) for argument in arguments))
     assert (code, expected.format(path) in err) == (2, True), err
 
 
 # ---- liftpy consume, with who reads it -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ends", ["reader", "records", "failure"])
 def test_consume_command_ends_when_its_pipe_closes_or_the_last_record_is_printed(
-    ends: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ends: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cancelled: list[str] = []
 
@@ -221,22 +213,7 @@ def test_consume_command_ends_when_its_pipe_closes_or_the_last_record_is_printed
     monkeypatch.setattr(consume, "_print", lambda *_: last("printing", ends != "reader", failure))
     monkeypatch.setattr(consume, "wait_for_closed_pipe", lambda _: last("watching", ends == "reader", BrokenPipeError()))
     monkeypatch.setattr("sidecar.cli.main.discard_stdout", lambda: None)
-    code, _, err = run(capsys, "consume", "s")
+    code, _, err = run("consume", "s")
     assert (code, cancelled) == (1 if ends == "failure" else 0, ["printing" if ends == "reader" else "watching"])
     assert err.startswith("a: 1\nb: 2\n")
     assert ("gone" in err) is (ends == "failure")
-
-
-# ---- liftpy service ------------------------------------------------------------------------------------------------------------------
-
-
-def test_stream_create_help_shows_the_default_value_of_each_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    """A setting whose help says its default in words shows it once; every other shows it."""
-    _, out, _ = run(capsys, "stream", "create", "--help")
-    text = " ".join(out.split())
-    for setting in SETTINGS:
-        own = text[text.index(f" {setting.flag}") :]
-        ends = [own.index(f" {other.flag}") for other in SETTINGS if f" {other.flag}" in own[len(setting.flag) + 1 :]]
-        own = own[: min((end for end in ends if end), default=len(own))]
-        assert "[default:" in own, setting.flag
-    assert text.count("[default: 2, or 1 with one replica]") == 1

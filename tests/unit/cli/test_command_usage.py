@@ -12,24 +12,16 @@ from sidecar.cli import service, sidecar
 from sidecar.cli.main import main
 from sidecar.cli.options import OutputFile
 from tests.each import each
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as left:
-        main(list(arguments))
-    said = capsys.readouterr()
-    return int(left.value.code or 0), said.out + said.err
+from tests.unit.cli.conftest import Run
 
 
 # ---- files that a command writes late ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "words", [["bench", "--output"], ["bench", "--plot"], ["spark", "stats", "orders", "--plot"]], ids=" ".join
 )
-def test_command_with_an_output_file_that_cannot_be_written_is_rejected(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_with_an_output_file_that_cannot_be_written_is_rejected(words: list[str], tmp_path: Path, run: Run) -> None:
     for path, reason in ((tmp_path / "no" / "file", "No such file or directory"), (tmp_path, "Is a directory")):
-        code, said = run(capsys, *words, str(path))
+        code, said = run.joined(*words, str(path))
         assert code == 2
         assert f"Invalid value for '{words[-1]}': Cannot write '{path}': {reason}. Use another path." in said
 
@@ -43,12 +35,10 @@ def test_output_file_check_creates_and_changes_no_file(tmp_path: Path) -> None:
 
 
 # ---- variables of the environment ---------------------------------------------------------------------------------------
-def test_dev_command_logs_a_warning_about_an_unknown_environment_variable(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dev_command_logs_a_warning_about_an_unknown_environment_variable(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setenv("LIFTPY_REPLICATION_LEASE", "2")
     monkeypatch.setenv("LIFTPY_XYZ", "2")
-    code, said = run(capsys, "dev", "--nats", "nats://127.0.0.1:1", "--max-payload", "2MiB")
+    code, said = run.joined("dev", "--nats", "nats://127.0.0.1:1", "--max-payload", "2MiB")
     assert code == 2, "these two options exclude each other"
     assert "Unknown environment variable LIFTPY_REPLICATION_LEASE is ignored. Did you mean LIFTPY_REPLICATION_LEASE_S?" in said
     assert "Unknown environment variable LIFTPY_XYZ is ignored. See `liftpy sidecar --help` for the settings." in said
@@ -84,9 +74,9 @@ def test_sidecar_command_logs_a_warning_about_an_unknown_environment_variable(
     ],
 )
 def test_command_with_a_value_out_of_range_exits_with_2_and_prints_the_option(
-    words: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], named: str, run: Run
 ) -> None:
-    code, said = run(capsys, *words)
+    code, said = run.joined(*words)
     assert code == 2
     assert named in said
 
@@ -105,17 +95,15 @@ def test_command_with_a_value_out_of_range_exits_with_2_and_prints_the_option(
         ("consume s --group g --reverse", "--reverse cannot be combined with --group"),
     ],
 )
-def test_command_with_options_that_exclude_each_other_exits_with_2(
-    words: str, named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, said = run(capsys, *words.split())
+def test_command_with_options_that_exclude_each_other_exits_with_2(words: str, named: str, run: Run) -> None:
+    code, said = run.joined(*words.split())
     assert code == 2
     assert named in " ".join(said.split())
 
 
-def test_dev_command_with_an_unusable_data_directory_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dev_command_with_an_unusable_data_directory_exits_with_2(tmp_path: Path, run: Run) -> None:
     (tmp_path / "file").write_bytes(b"")
-    code, said = run(capsys, "dev", "--data", str(tmp_path / "file" / "data"), "--port", "0")
+    code, said = run.joined("dev", "--data", str(tmp_path / "file" / "data"), "--port", "0")
     assert (code, "Cannot use file" in said) == (2, True)
 
 

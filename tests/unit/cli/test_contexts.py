@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,10 +14,10 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.nats.credentials import Credentials
 from liftpy.testing.memory import MemoryCluster, memory_cluster
-from sidecar.cli.main import liftpy, main
+from sidecar.cli.main import liftpy
 from sidecar.runtime.settings import Target, target_from
+from tests.unit.cli.conftest import Run
 
-Run = Callable[..., tuple[int, str, str]]
 NOWHERE = "nats://127.0.0.1:1"
 
 
@@ -30,14 +30,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run(home: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    def command(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(list(words))
-        said = capsys.readouterr()
-        return int(left.value.code or 0), said.out, said.err
-
-    return command
+def run(home: Path, run: Run) -> Run:
+    return run
 
 
 def target(home: Path, nats: str | None = None, context: str | None = None, **environment: str) -> Target:

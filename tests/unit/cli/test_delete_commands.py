@@ -16,7 +16,7 @@ import pytest
 from liftpy.client import Client
 from liftpy.config import StreamConfig
 from liftpy.testing.memory import MemoryCluster, memory_cluster
-from sidecar.cli.main import main
+from tests.unit.cli import conftest as commands
 
 Run = Callable[..., tuple[int, str, str]]
 RECORDS = 10
@@ -30,16 +30,13 @@ def cluster() -> Iterator[MemoryCluster]:
 
 
 @pytest.fixture
-def run(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(run: commands.Run, cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command: its exit code, what it printed, and its errors. ``answer``: to a prompt."""
     monkeypatch.setattr("sidecar.cli.session.connect", lambda *_, **__: cluster.client())
 
     def command(*words: str, answer: str = "") -> tuple[int, str, str]:
         monkeypatch.setattr("sys.stdin", io.StringIO(answer))
-        with pytest.raises(SystemExit) as left:
-            main(list(words))
-        said = capsys.readouterr()
-        return int(left.value.code or 0), said.out, said.err
+        return run(*words)
 
     return command
 

@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner
 
 from liftpy.errors import NotAllowedError, UnavailableError
-from sidecar.cli.health import publish_probe
-from sidecar.cli.health_port import health
+from sidecar.cli.health import health
+from sidecar.cli.node_reports import publish_probe
 from sidecar.runtime.settings import Target
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from liftpy.core.log.log import Log
-from sidecar.cli.main import main
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import DirectoryStorage
 from sidecar.metadata.identity import NodeFile, PreviousProcess
+from tests.unit.cli.conftest import Run
 from tests.unit.log.log_model import SMALL, fill
 
 
@@ -26,69 +26,56 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as left:
-        main(list(arguments))
-    printed = capsys.readouterr()
-    return int(left.value.code or 0), printed.out + printed.err
-
-
-def test_log_repair_truncates_a_torn_tail(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_repair_truncates_a_torn_tail(folder: Path, run: Run) -> None:
     last = sorted(folder.glob("*.log"))[-1]
     last.write_bytes(last.read_bytes()[:-5])
-    code, text = _run(capsys, "log", "verify", str(folder))
+    code, text = run.joined("log", "verify", str(folder))
     assert (code, "torn tail" in text) == (1, True)
-    code, text = _run(capsys, "log", "repair", "--json", str(folder))
+    code, text = run.joined("log", "repair", "--json", str(folder))
     assert (code, json.loads(text)["log_end_offset"], json.loads(text)["must_leave_isr"]) == (0, 117, False)
-    assert _run(capsys, "log", "verify", str(folder))[0] == 0
+    assert run("log", "verify", str(folder))[0] == 0
 
 
-def test_log_repair_of_a_running_node_is_rejected(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_repair_of_a_running_node_is_rejected(folder: Path, run: Run) -> None:
     held = DataDirectory(folder.parent.parent.parent)
-    code, text = _run(capsys, "log", "repair", str(folder))
+    code, text = run.joined("log", "repair", str(folder))
     assert (code, "Stop it first" in text) == (1, True)
     held.close()
-    assert _run(capsys, "log", "repair", str(folder))[0] == 0
+    assert run("log", "repair", str(folder))[0] == 0
 
 
-def test_log_commands_accept_a_directory_that_a_kill_left_with_only_a_quarantined_segment(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_log_commands_accept_a_directory_that_a_kill_left_with_only_a_quarantined_segment(folder: Path, run: Run) -> None:
     first, *later = sorted(folder.glob("*.log"))
     for other in later:
         other.unlink()
     first.rename(folder / f"{first.name}.valid")
-    code, text = _run(capsys, "log", "verify", str(folder))
+    code, text = run.joined("log", "verify", str(folder))
     assert (code, f"{first.name}.valid" in text) == (1, True)
-    assert _run(capsys, "log", "dump", str(folder))[0] == 0
-    assert _run(capsys, "log", "repair", str(folder))[0] == 0
+    assert run("log", "dump", str(folder))[0] == 0
+    assert run("log", "repair", str(folder))[0] == 0
     assert first.exists()
 
 
 @pytest.mark.parametrize("name", ["12.log", "notes.log.valid"])
-def test_log_verify_of_a_directory_without_the_name_of_a_segment_is_rejected(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_log_verify_of_a_directory_without_the_name_of_a_segment_is_rejected(tmp_path: Path, run: Run, name: str) -> None:
     (tmp_path / name).touch()
-    code, text = _run(capsys, "log", "verify", str(tmp_path))
+    code, text = run.joined("log", "verify", str(tmp_path))
     assert (code, "is not a partition directory" in text) == (2, True)
 
 
-def test_log_repair_as_another_user_changes_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_repair_as_another_user_changes_nothing(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node could not open the files that the repair creates."""
     DataDirectory(folder.parent.parent.parent).close()
     last = sorted(folder.glob("*.log"))[-1]
     last.write_bytes(torn := last.read_bytes()[:-5])
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    code, text = _run(capsys, "log", "repair", str(folder))
+    code, text = run.joined("log", "repair", str(folder))
     assert (code, "belongs to user" in text, last.read_bytes() == torn) == (1, True, True)
 
 
 @pytest.mark.parametrize("clean_stop", [True, False])
 def test_log_repair_that_loses_records_makes_the_next_start_register_an_unclean_stop(
-    folder: Path, capsys: pytest.CaptureFixture[str], clean_stop: bool
+    folder: Path, run: Run, clean_stop: bool
 ) -> None:
     """The next recovery finds a short log without damage [C7]. A torn tail after an unclean stop loses nothing."""
     data = folder.parent.parent.parent
@@ -108,12 +95,12 @@ def test_log_repair_that_loses_records_makes_the_next_start_register_an_unclean_
     held.close()
     last = sorted(folder.glob("*.log"))[-1]
     last.write_bytes(last.read_bytes()[:-5])
-    code, text = _run(capsys, "log", "repair", str(folder))
+    code, text = run.joined("log", "repair", str(folder))
     assert (code, "all replicas of this node leave their ISRs" in text) == (0, clean_stop)
     assert stopped() == PreviousProcess(1, False, not clean_stop)
     flipped = bytearray(last.read_bytes())
     flipped[70] ^= 1
     last.write_bytes(flipped)
-    code, text = _run(capsys, "log", "repair", str(folder))
+    code, text = run.joined("log", "repair", str(folder))
     assert (code, "all replicas of this node leave their ISRs" in text) == (0, True)
     assert stopped() == PreviousProcess(1, False, False)

@@ -16,7 +16,7 @@ from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from liftpy.service import Service
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli import service
-from tests.unit.cli.test_command_sessions import run
+from tests.unit.cli.conftest import Run
 
 
 class Told(Service):
@@ -53,9 +53,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 LEAST = ("service", "m:Told", "--stream", "s", "--node", "n1", "--data", "d")
 
 
-def test_service_run_flag_of_each_setting_sets_the_service_setting(
-    ran: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_service_run_flag_of_each_setting_sets_the_service_setting(ran: list[Any], run: Run, tmp_path: Path) -> None:
     file = tmp_path / "settings.json"
     file.write_text('{"limit": 7, "name": "from the file"}')
     words = [
@@ -65,7 +63,7 @@ def test_service_run_flag_of_each_setting_sets_the_service_setting(
         "--reply-prefix", "_INBOX.", "--reply-prefix",
         "_INBOX_mine.", "--tick-interval", "1.5",
     ]  # fmt: skip
-    assert run(capsys, *words)[0] == 0
+    assert run(*words)[0] == 0
     factory, settings, wanted, target = ran
     assert settings == ServiceSettings(
         "bank", "s", "n1", Path("d"), output_stream="out", dead_letter_stream="dead", snapshot_interval_records=50,
@@ -78,10 +76,8 @@ def test_service_run_flag_of_each_setting_sets_the_service_setting(
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("all", None), ("3", (3,)), ("2, 0,2 ,11", (0, 2, 11)), ("999999", (999_999,))])
-def test_service_run_partition_option_selects_the_partitions_to_run(
-    text: str, wanted: Any, ran: list[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(capsys, *LEAST, "--partition", text)[0] == 0
+def test_service_run_partition_option_selects_the_partitions_to_run(text: str, wanted: Any, ran: list[Any], run: Run) -> None:
+    assert run(*LEAST, "--partition", text)[0] == 0
     assert (ran[2], ran[1].partition) == (wanted, 0)
 
 
@@ -101,9 +97,9 @@ def test_service_run_partition_option_selects_the_partitions_to_run(
     ],
 )
 def test_service_run_with_invalid_flags_exits_with_2_and_starts_no_service(
-    words: tuple[str, ...], said: str, ran: list[Any], capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], said: str, ran: list[Any], run: Run
 ) -> None:
-    code, _, err = run(capsys, *LEAST, *words)
+    code, _, err = run(*LEAST, *words)
     assert (code, ran) == (2, [])
     assert said in err
 
@@ -117,13 +113,13 @@ def test_service_run_with_invalid_flags_exits_with_2_and_starts_no_service(
     ],
 )
 def test_service_run_that_raises_exits_with_the_code_of_the_error(
-    error: Exception, code: int, said: str, ran: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    error: Exception, code: int, said: str, ran: list[Any], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fails(*_: Any) -> None:
         raise error
 
     monkeypatch.setattr(service, "_run", fails)
-    ended, out, err = run(capsys, *LEAST)
+    ended, out, err = run(*LEAST)
     assert (ended, out) == (code, "")
     assert said in err
 
@@ -153,14 +149,14 @@ def test_load_service_with_a_name_of_no_service_raises_config_error(name: str, s
 
 # ---- liftpy permissions -----------------------------------------------------------------------------------------------------------
 def test_permissions_command_with_an_inbox_prefix_prints_permissions_for_this_prefix(
-    capsys: pytest.CaptureFixture[str],
+    run: Run,
 ) -> None:
-    ours = run(capsys, "permissions", "--role", "reader", "--stream", "orders", "--inbox-prefix", "_INBOX_me")[1]
-    plain = run(capsys, "permissions", "--role", "reader", "--stream", "orders")[1]
+    ours = run("permissions", "--role", "reader", "--stream", "orders", "--inbox-prefix", "_INBOX_me")[1]
+    plain = run("permissions", "--role", "reader", "--stream", "orders")[1]
     assert "_INBOX_me.>" in ours
     assert "_INBOX.>" not in ours
     assert ours.replace("_INBOX_me", "_INBOX") == plain
-    service_rights = run(capsys, "permissions", "--role", "service", "--reply-prefix", "_INBOX_app")[1]
+    service_rights = run("permissions", "--role", "service", "--reply-prefix", "_INBOX_app")[1]
     assert "_INBOX_app.>" in service_rights
 
 
@@ -178,8 +174,8 @@ def test_permissions_command_with_an_inbox_prefix_prints_permissions_for_this_pr
     ],
 )
 def test_permissions_command_for_subjects_that_nats_permissions_cannot_express_is_rejected(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], said: str, run: Run
 ) -> None:
-    code, out, err = run(capsys, "permissions", "--role", *words)
+    code, out, err = run("permissions", "--role", *words)
     assert (code, out) == (2, "")
     assert said in err

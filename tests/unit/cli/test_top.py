@@ -148,6 +148,11 @@ def test_percentile_of_histogram_buckets_equals_the_percentile_of_prometheus(
             DEGRADED,
             "n2 lost a service: s/0: bank silent",
         ),
+        (
+            {"n2": {"differing_services": ["s/0: bank: the state at 40 differs"]}},
+            DEGRADED,
+            "service next to n2 diverged: s/0: bank: the state at 40 differs",
+        ),
         ({"n2": {"stuck_groups": ["g has committed nothing"]}}, DEGRADED, "group g has committed nothing"),
         ({"n2": {"damaged": 1}}, DEGRADED, "n2 has damaged files"),
         ({"n2": {"repairs": ["repaired s/0 offset 4 from n1 on n2"]}}, DEGRADED, "repaired s/0 offset 4 from n1 on n2"),

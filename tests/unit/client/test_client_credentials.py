@@ -62,6 +62,14 @@ def test_credentials_file_without_a_valid_user_seed_is_rejected_with_the_reason(
         assert str(caught.value) == text.format(file)
 
 
+@pytest.mark.parametrize("prefix", ["a b", "a.>", "a..b", "*"])
+def test_credentials_with_an_invalid_inbox_prefix_raise_with_the_option_and_the_variable(prefix: str) -> None:
+    with pytest.raises(ConfigError, match="LIFTPY_INBOX_PREFIX") as caught:
+        Credentials(inbox_prefix=prefix)
+    assert "inbox_prefixes" not in str(caught.value)
+    assert repr(prefix) in str(caught.value)
+
+
 def test_credentials_with_a_missing_file_raise_with_the_file_name(tmp_path: Path) -> None:
     for name in ("creds_file", "nkey_seed_file"):
         for path, why in ((f"{tmp_path}/none", "No such file or directory"), ("a\0b", "embedded null byte")):

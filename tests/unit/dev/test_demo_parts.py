@@ -1,4 +1,4 @@
-"""Test the parts of the demo without processes: publisher, failover and comparison."""
+"""Test what the demo reports when a part of it fails. tests/system/test_demo.py runs the whole demo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from liftpy.errors import ConfigError, DataLossError, LiftError, UnavailableError
-from sidecar.dev import demo_flights, demo_publisher, demo_steps
+from sidecar.dev import demo_flights, demo_steps
 from sidecar.dev.demo_spark import RECORDS_FILE, RESULT_FILE
 from sidecar.dev.demo_steps import LineProcess, Positions, Step, first_difference
 
@@ -48,82 +48,29 @@ def test_demo_flights_are_read_in_order_without_the_header(monkeypatch: pytest.M
 
 
 class Wire:
-    """Stand in for a connection: store published messages and answer requests as the test sets."""
+    """Stand in for a connection: acknowledge the publish of the next offset, if it is below ``silent_from``."""
 
-    def __init__(self) -> None:
-        self.published: list[tuple[str, bytes]] = []
-        self.flushed: list[int] = []
-        self.asked: list[tuple[bytes, str]] = []
+    def __init__(self, silent_from: int) -> None:
         self.stored: set[int] = set()
-        self.silent: dict[int, int] = {}
-        """Offset -> how many times nobody answers there."""
-        self.kept: set[int] = set()
-        """Where what nobody acknowledges is stored all the same."""
-        self.closed = 0
-
-    async def publish(self, subject: str, line: bytes) -> None:
-        self.published.append((subject, line))
-
-    async def flush(self) -> None:
-        self.flushed.append(len(self.published))
+        self._silent_from = silent_from
 
     async def request(self, subject: str, line: bytes, timeout: float, headers: dict[str, str]) -> Any:
         offset = int(headers["Nats-Expected-Last-Sequence"])
-        self.asked.append((line, subject))
-        if self.silent.get(offset, 0):
-            self.silent[offset] -= 1
-            if offset in self.kept:
-                self.stored.add(offset)
+        if offset >= self._silent_from or offset != len(self.stored):
             raise nats.errors.NoRespondersError
-        if offset in self.stored or offset != len(self.stored):
-            return SimpleNamespace(data=b'{"error":{"err_code":10071}}')
         self.stored.add(offset)
         return SimpleNamespace(data=b'{"stream":"s","seq":%d}' % (offset + 1))
-
-    async def close(self) -> None:
-        self.closed += 1
-
-
-async def test_demo_publisher_sends_at_its_pace_and_reports_progress(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(demo_publisher, "_BURST", 2)
-    wire: Any = Wire()
-    pace = asyncio.StreamReader()
-    pace.feed_data(b"1\n1\n4\n99\n")
-    assert await demo_publisher.publish_at_pace(wire, "s", LINES, pace) == 5
-    assert wire.published == [("s", line) for line in LINES]
-    assert capsys.readouterr().out.split() == ["1", "3", "4", "5"]
-    assert wire.flushed == [1, 3, 4, 5], "before it says so"
-    ended = asyncio.StreamReader()
-    ended.feed_data(b"2\n")
-    ended.feed_eof()
-    assert await demo_publisher.publish_at_pace(wire, "s", LINES, ended) == 2
 
 
 # ---- a leader is lost ------------------------------------------------------------------------------------------------------
 class Cluster:
-    """Stand in for a client and nodes, and record every call."""
+    """Stand in for a client of one stream. ``isr``: its ISR at each request, the last one forever."""
 
-    nats_url = "nats://h:1"
-
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, *isr: list[str]) -> None:
         self.wire = wire
-        self.calls: list[str] = []
-        self.leaders = ["n2", "n3"]
-        self.isr = [["n1", "n3"], ["n1", "n2", "n3"]]
-        self.nodes = {
-            name: SimpleNamespace(**{what: self._call(what, name) for what in ("kill", "start", "wait_ready")})
-            for name in ("n1", "n2", "n3")
-        }
-
-    def _call(self, what: str, name: str) -> Any:
-        return lambda: self.calls.append(f"{what} {name} at {len(self.wire.stored)}")
+        self.isr = list(isr)
 
     async def stream(self, name: str) -> Any:
-        assert name == "flights"
-        if len(self.leaders):
-            return SimpleNamespace(partitions=[SimpleNamespace(leader=self.leaders.pop(0))])
         isr = self.isr.pop(0) if len(self.isr) > 1 else self.isr[0]
         return SimpleNamespace(partitions=[SimpleNamespace(isr=isr, replicas=["n2", "n3", "n1"])])
 
@@ -136,94 +83,26 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_steps, "_PAUSE_S", 0.0)
 
 
-async def test_demo_failover_kills_the_leader_halfway_and_receives_all_acks(
-    quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wire = Wire()
-    cluster: Any = Cluster(wire)
-    wire.stored = set(range(7))  # what was there before
-    wire.silent = {57: 3}
-
-    async def connect(url: str, name: str, max_reconnect_attempts: int) -> Any:
-        assert (url, max_reconnect_attempts) == ("nats://h:1", -1)
-        return wire
-
-    clock = iter(range(0, 1000, 5))
-    monkeypatch.setattr(demo_steps, "nats", SimpleNamespace(connect=connect, errors=nats.errors))
-    monkeypatch.setattr(demo_steps, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    lines = [b"%d" % number for number in range(100)]
-    found = await demo_steps.lose_the_leader(cluster, cluster, "flights", "demo", lines, 7)
-    assert cluster.calls == ["kill n2 at 57", "start n2 at 107", "wait_ready n2 at 107"]
-    assert (found.killed, found.leader, found.acknowledged) == ("n2", "n3", 100)
-    assert 0 < found.next_ack_s < found.seconds < 1000
-    assert wire.closed == 1
-    assert wire.stored == set(range(107))
-    assert {line for line, _ in wire.asked} == set(lines)
-
-
-async def publish(wire: Wire, start: int, end: int, first: int = 0) -> int:
-    cluster: Any = Cluster(wire)
-    cluster.leaders = []
-    connection: Any = wire
-    return await demo_steps._publish(connection, cluster, "flights", "demo", [b"%d" % n for n in range(200)], first, start, end)
-
-
-async def test_demo_failover_resends_a_window_from_the_first_missing_ack(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_steps, "_WINDOW", 4)
-    wire = Wire()
-    wire.silent = {2: 1, 5: 1}
-    wire.kept = {5}
-    assert await publish(wire, 0, 10) == 10
-    lines = [int(line) for line, _ in wire.asked]
-    assert lines[:8] == [0, 1, 2, 3, 2, 3, 4, 5], "none beyond a window, and the one that failed is the first of the next"
-    assert lines.count(5) == 1, "it was stored, though nobody said so"
-    assert wire.stored == set(range(10))
-    assert [subject for _, subject in wire.asked] == ["demo"] * len(wire.asked)
-
-
 async def test_demo_failover_publisher_without_acks_raises_unavailable_error(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo_steps, "_PATIENCE_S", 0.01)
-    wire = Wire()
-    wire.silent = {3: 1 << 30}
+    wire: Any = Wire(3)
+    client: Any = Cluster(wire)
     with pytest.raises(UnavailableError, match="flights was not acknowledged within"):
-        await publish(wire, 0, 10)
+        await demo_steps._publish(wire, client, "flights", "demo", [b"%d" % n for n in range(10)], 0, 0, 10)
 
 
 async def test_demo_wait_for_the_isr_raises_after_its_timeout(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster: Any = Cluster(Wire())
-    cluster.leaders = []
-    await demo_steps._until_in_sync(cluster, "flights")
+    client: Any = Cluster(Wire(0), ["n1", "n3"], ["n1", "n2", "n3"])
+    await demo_steps._until_in_sync(client, "flights")
     monkeypatch.setattr(demo_steps, "_PATIENCE_S", 0.01)
-    cluster.isr = [["n1", "n3"]]
+    client.isr = [["n1", "n3"]]
     with pytest.raises(UnavailableError, match=r"is n1, n3 after 0\.01"):
-        await demo_steps._until_in_sync(cluster, "flights")
+        await demo_steps._until_in_sync(client, "flights")
 
 
 # ---- steps -----------------------------------------------------------------------------------------------------------------
-def test_demo_is_complete_only_when_each_replica_has_all_committed_records() -> None:
-    complete = demo_steps._complete
-    assert complete(Positions(5, 5, "n1", {"n1": 5, "n2": 5}), 5)
-    assert not complete(Positions(5, 4, "n1", {"n1": 5}), 5)
-    assert not complete(Positions(5, 5, "n1", {}), 5)
-    assert not complete(Positions(5, 5, "n1", {"n1": 5, "n2": 4}), 5)
-    with pytest.raises(DataLossError, match="6 records are committed, but"):
-        complete(Positions(5, 6, "n1", {"n1": 5}), 5)
-
-
-def test_demo_newest_offset_is_read_from_the_status_row_of_the_partition() -> None:
-    status = {
-        "partitions": [
-            {"stream": "x", "partition": 0, "newest_offset": 1},
-            {"stream": "s", "partition": 1, "newest_offset": 2},
-            {"stream": "s", "partition": 0, "newest_offset": 3},
-        ]
-    }
-    assert demo_steps.newest_offset_of(status, "s", 0) == 3
-    assert demo_steps.newest_offset_of(status, "t", 0) == demo_steps.newest_offset_of({}, "s", 0) == -1
-
-
 class Watched:
     """Stand in for a client whose cluster commits the records that the publisher may send."""
 
@@ -248,10 +127,6 @@ class Watched:
         return SimpleNamespace(high_watermark=self.at - 1, leader="n1")
 
     async def node_status(self, node: str) -> Any:
-        if node == "gone":
-            raise UnavailableError("no answer")
-        if node == "odd":
-            raise ZeroDivisionError
         return {"partitions": [{"stream": "flights", "partition": 0, "newest_offset": self.at - 1}]}
 
 
@@ -289,34 +164,6 @@ async def test_demo_watch_ends_when_the_publisher_fails(monkeypatch: pytest.Monk
     watched.stuck, watched.lines = True, lines
     with pytest.raises(LiftError, match="publisher failed"):
         await demo_steps._watch(watched, watched, range(5), ["n1"], lambda _: None)
-
-
-async def test_demo_progress_of_a_node_without_answer_shows_its_last_offset() -> None:
-    watched: Any = Watched()
-    watched.paces = [3]
-    at = Positions(replicas={"gone": 1})
-    await demo_steps._update_counts(watched, ["n1", "gone"], at)
-    assert at == Positions(0, 3, "n1", {"gone": 1, "n1": 3})
-    with pytest.raises(ZeroDivisionError):
-        await demo_steps._update_counts(watched, ["odd"], at)
-
-
-async def test_demo_read_back_step_reports_the_first_record_that_differs_from_the_published_record() -> None:
-    def client(*values: bytes) -> Any:
-        async def batches() -> AsyncIterator[Any]:
-            for value in values:
-                yield SimpleNamespace(values=lambda value=value: [value])
-
-        def consume(stream: str, start: str, until: str) -> Any:
-            assert (stream, start, until) == ("flights", "earliest", "end")
-            return SimpleNamespace(batches=batches)
-
-        return SimpleNamespace(consume=consume)
-
-    same = await demo_steps.read_back(client(b"a", b"bcd"), [b"a", b"bcd"])
-    assert (same.name, same.records, same.size_bytes, same.agrees, same.note) == ("read back by the client", 2, 4, True, "")
-    other = await demo_steps.read_back(client(b"a", b"x"), [b"a", b"b"])
-    assert (other.agrees, other.note) == (False, "offset 1: b'x' where b'b' was sent")
 
 
 def test_demo_comparison_of_different_records_returns_the_offset_of_the_first_difference() -> None:
@@ -365,12 +212,6 @@ async def test_demo_spark_step_reports_a_result_that_differs_from_the_local_resu
     assert (table.records, table.size_bytes, table.seconds, table.agrees) == (5, size_bytes, 2.0, same)
     assert table.note == ("" if same else "the table computed here differs")
     assert delays == ({"UA": (2, 20), "AA": (1, -25)} if same else {"UA": (2, 21)})
-
-
-def test_demo_step_as_json_contains_its_throughput() -> None:
-    said = Step("read", 1000, 5000, 2.0).as_json()
-    assert (said["records_per_s"], said["bytes_per_s"], said["seconds"]) == (500, 2500, 2.0)
-    assert "records_per_s" not in Step("restart", 0, 0, 2.0).as_json()
 
 
 # ---- its helpers -----------------------------------------------------------------------------------------------------------

@@ -157,8 +157,16 @@ async def test_group_coordinators_start_and_stop_with_the_replicas_of_the_groups
     assert made.report() == [], "nothing begins after the end"
 
 
+@pytest.fixture
+def delays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
+    """Bounds of the delays that were drawn. Each delay is 0."""
+    drawn: list[tuple[float, float]] = []
+    monkeypatch.setattr(module.random, "uniform", lambda low, high: drawn.append((low, high)) or 0.0)
+    return drawn
+
+
 async def test_group_coordinators_below_the_level_of_queue_epochs_run_the_earlier_version(
-    connections: list[dict[str, Any]], tmp_path: Path
+    connections: list[dict[str, Any]], delays: list[tuple[float, float]], tmp_path: Path
 ) -> None:
     counters: Counter[str] = Counter()
     made = GroupCoordinators(settings(tmp_path), tmp_path, counters, NOTHING_READ, SAYS)
@@ -169,13 +177,14 @@ async def test_group_coordinators_below_the_level_of_queue_epochs_run_the_earlie
     made.follow(image, replace(image, feature_level=QUEUE_EPOCHS))
     await until(lambda: len(Host.made) == 4 and len(running()) == 2)
     assert {host.factory for host in running()} == {GroupCoordinator}
+    assert delays == [(0, module.RESTART_SPREAD_S)] * 2, "each one restarts at a time of its own"
     assert (counters["coordinator_restarted"], [row["restarts"] for row in made.report()]) == (0, [0, 0])
     await made.close()
 
 
 @pytest.mark.usefixtures("long_waits")
 async def test_group_coordinator_that_waits_after_a_failure_restarts_at_the_level_of_queue_epochs(
-    connections: list[dict[str, Any]], tmp_path: Path
+    connections: list[dict[str, Any]], delays: list[tuple[float, float]], tmp_path: Path
 ) -> None:
     made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), NOTHING_READ, SAYS)
     Host.fails = [UnavailableError("no server")]

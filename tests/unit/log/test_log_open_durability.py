@@ -9,7 +9,7 @@ import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.recovery import FLUSH_FAILED_NAME, OpenReport
+from liftpy.core.log.recovery import FLUSH_FAILED_NAME, OpenReport, forget_failed_flush
 from liftpy.core.log.segment import index_name
 from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint, decode_index, encode_checkpoint
 from liftpy.core.log.storage import MemoryStorage
@@ -184,12 +184,16 @@ def test_log_open_rewrites_only_records_not_known_to_be_durable() -> None:
     assert 0 < opened(storage)[1].rewritten_bytes < size_bytes * 0.7
 
 
-def test_log_open_reports_a_flush_failure_of_the_last_process_once() -> None:
+def test_log_open_reports_a_flush_failure_until_it_is_forgotten() -> None:
     storage, _ = killed_after_a_failed_flush()
     assert FLUSH_FAILED_NAME in storage.crash(power=True).names(), "the mark is durable"
     report = opened(storage)[1]
     assert "simulated flush error" in report.flush_failed
-    assert FLUSH_FAILED_NAME not in storage.names()
+    assert opened(storage.crash(power=True))[1].flush_failed == report.flush_failed, (
+        "a kill before the registration loses nothing"
+    )
+    forget_failed_flush(storage)
+    assert FLUSH_FAILED_NAME not in storage.crash(power=True).names()
     assert opened(storage)[1].flush_failed == ""
 
 

@@ -119,6 +119,7 @@ class Held:
     def __init__(self, world: World) -> None:
         self._world = world
         self.heard: list[int] = []
+        self.all_flushed = False
         self.counts = SimpleNamespace(labels=SimpleNamespace(patterns=()))
         self.copy_limit = SimpleNamespace(change=lambda replication: None)
 
@@ -190,27 +191,6 @@ async def started(world: World) -> Node:
     return node
 
 
-async def test_node_start_registers_the_node_before_it_opens_partitions(world: World) -> None:
-    node = await started(world)
-    order = [
-        "nobody runs",
-        "nobody runs",
-        "register",
-        "incarnation stored",
-        "heartbeats begin",
-        "image 0 to 9",
-        "group watch",
-        "group watch",
-        "group watch",
-        "opened",
-        "live",
-    ]
-    assert [what for what in world.told if what in order] == order
-    assert world.registered["previous_incarnation"] == 0
-    assert world.registered["starts"].starts == 1
-    await node.stop()
-
-
 async def test_node_start_reports_whether_the_previous_process_stopped_cleanly(world: World) -> None:
     for before, clean in enumerate((True, False, True, False)):
         node = await started(world)
@@ -220,18 +200,6 @@ async def test_node_start_reports_whether_the_previous_process_stopped_cleanly(w
             node.fatal(LiftError("a bug"))
         await node.stop()
         assert world.marker() == PreviousProcess(before + 1, clean, True)
-
-
-async def test_node_planned_stop_transfers_leadership_before_closing(world: World) -> None:
-    node = await started(world)
-    world.told.clear()
-    node.request_stop(hand_over=True)
-    await node.wait()
-    assert await node.stop() == 0
-    before = ["group retire", "group hand_over", "subjects closed", "drain", "heartbeats end", "logs closed"]
-    after = ["leave", "group stop", "marker"]
-    assert [what for what in world.told if not what.startswith(("links", "bus"))] == [*before, *after]
-    assert world.marker().clean_stop
 
 
 async def test_node_stop_during_a_stop_of_the_whole_cluster_transfers_no_leadership(world: World) -> None:
@@ -256,6 +224,25 @@ async def test_node_stop_for_a_repair_transfers_leadership_and_writes_no_clean_m
     assert await node.stop() == EXIT_TO_REPAIR
     assert {"drain", "leave"} <= set(world.told)
     assert not world.marker().clean_stop
+
+
+@pytest.mark.parametrize(
+    ("flushed", "failure", "complete"),
+    [(True, None, True), (False, None, False), (True, NoSpaceError("full"), True), (True, LiftError("a bug"), False)],
+)
+async def test_node_stop_after_a_full_disk_removes_the_lazy_flush_mark_if_all_logs_are_flushed(
+    world: World, flushed: bool, failure: Exception | None, complete: bool
+) -> None:
+    node = await started(world)
+    mark = world.folder / "lazy-flush"
+    mark.touch()
+    world.logs_are_clean, node.partitions.all_flushed = False, flushed  # type: ignore[union-attr]
+    if failure is None:
+        node.repair("s/0: 300 MiB are free now")
+    else:
+        node.fatal(failure)
+    await node.stop()
+    assert (mark.exists(), world.marker().clean_stop) == (not complete, False)
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -470,13 +457,6 @@ async def test_node_start_that_may_have_lost_unflushed_records_names_no_damaged_
     await node.stop()
 
 
-async def test_node_stop_writes_the_clean_marker_after_all_logs_are_closed(world: World) -> None:
-    node = await started(world)
-    node.request_stop(hand_over=True)
-    await node.stop()
-    assert world.told.index("marker") > world.told.index("logs closed")
-
-
 async def test_node_start_that_fails_writes_no_clean_marker(world: World) -> None:
     world.refused = "no such weight"
     node = Node(NodeSettings("n1", world.folder))
@@ -486,14 +466,6 @@ async def test_node_start_that_fails_writes_no_clean_marker(world: World) -> Non
     assert await node.stop() == 0
     assert not {"marker", "drain", "leave", "incarnation stored"} & set(world.told)
     assert world.marker() == PreviousProcess(0, False, True)
-
-
-async def test_node_heartbeat_answer_is_passed_to_the_partitions(world: World) -> None:
-    node = await started(world)
-    node._lease_granted(5, 7)
-    held: Any = node.partitions
-    assert held.heard == [5]
-    await node.stop()
 
 
 async def test_node_start_after_a_failed_start_that_found_damage_registers_an_unclean_stop(

@@ -9,9 +9,8 @@ import yaml
 from liftpy.core.metadata.controller import cluster_events
 from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.observe import node_events
-from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, judge, verdict_of
+from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, VERDICTS, judge, reason, verdict_of
 from liftpy.core.observe.node_summary import NodeSummary
-from liftpy.core.observe.verdicts import VERDICTS, reason
 from tests.each import each
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -46,30 +45,3 @@ def test_health_verdict_of_a_cluster_orders_reasons_by_severity_then_by_the_tabl
     assert (found.word, [one.word for one in found.reasons]) == (UNAVAILABLE, ["offline", "repaired", "silent"])
     assert verdict_of([reason("silent", who="n1")]).word == DEGRADED
     assert verdict_of([]).word == OK
-
-
-@each(
-    ("summary", "word"),
-    [
-        (
-            {"services_ended": 1, "services_diverged": 1, "ended_services": ("sums on n1 diverged: n2 differs",)},
-            "service-diverged",
-        ),
-        ({"differing_services": ("orders/0: sums: the state at 40 differs",)}, "service-diverged"),
-        ({"services_ended": 1, "ended_services": ("sums on n1 silent: no message",)}, "service-ended"),
-        ({"services_blocked": 1}, "service-blocked"),
-        ({"stuck_groups": ("billing: 9 records behind",)}, "group-stuck"),
-        ({"waiting_streams": ("orders: 3 nodes needed",)}, "insufficient-nodes"),
-        ({"damaged": 1}, "damaged"),
-        ({"repairs": ("orders/0 offset 4332 from n2",)}, "repaired"),
-        ({"lost_directories": ("n2",)}, "directory-lost"),
-        ({"metadata_leader": "", "leaderless_since": "12:03:10"}, "no-majority"),
-        ({"nats_connected": False, "nats_problem": "nats://h:4222: refused"}, "nats-lost"),
-    ],
-)
-def test_health_verdict_of_a_cluster_with_one_fault_has_one_reason_for_this_fault(
-    summary: dict[str, object], word: str
-) -> None:
-    healthy: dict[str, object] = {"metadata_leader": "n1", "is_controller": True, "index": 7, "nodes": {"n1": "live"}}
-    node = NodeSummary(node="n1", **(healthy | summary))  # type: ignore[arg-type]
-    assert [one.word for one in judge({"n1": node}).reasons] == [word]

@@ -46,7 +46,7 @@ def worker(**more: Any) -> Any:
                               folder=SimpleNamespace(delete_partition=told.append),
                               promises=SimpleNamespace(forget=told.append)),
         flusher=SimpleNamespace(stalls=False, alone=lambda work: told.append("settled") or work()),
-        storage_failed=False, log_failed=told.append,
+        storage_failed=False, no_space=False, log_failed=told.append,
     )  # fmt: skip
     made.__dict__.update(more)
     return made

@@ -127,14 +127,19 @@ async def test_log_recovery_closes_recovered_logs_that_no_partition_takes(
         log.close()
         if name != "a-1/1":
             storage.replace(FLUSH_FAILED_NAME, b"once")
+    killed = RecoveredLogs()
+    await killed.run(folder, pool, clean_stop=True)
+    killed.close()
     logs = RecoveredLogs()
     await logs.run(folder, pool, clean_stop=True)
-    assert (logs.suspect, logs.damaged) == (["a-1/0", "b-1/0"], [])
+    assert (logs.suspect, logs.damaged) == (["a-1/0", "b-1/0"], []), "the killed process had not registered"
     assert logs.names == {"a-1/0", "a-1/1", "b-1/0"}
     streams = folder.path / "streams"
     assert len(open_files(streams)) == 3
     taken = logs.take(streams / "a-1" / "0")
     assert taken is not None
+    await logs.forget_failed_flushes(folder, pool)
+    assert not list(streams.glob(f"*/*/{FLUSH_FAILED_NAME}"))
     logs.close()
     assert open_files(streams) == [str(streams / "a-1" / "0" / f"{0:020d}.log")]
     for segment in taken.segments:

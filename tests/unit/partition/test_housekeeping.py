@@ -16,6 +16,7 @@ from liftpy.errors import CorruptionError, LiftError, LogClosedError, NoSpaceErr
 from sidecar.partition import housekeeping
 from sidecar.partition.housekeeping import SPACE_AGAIN_BYTES, Housekeeping
 from tests.only_in import only_in
+from tests.until import until
 
 
 class FakeWorkerLog(SimpleNamespace):
@@ -47,6 +48,8 @@ class FakeWorker:
             kept=self,
             log_start_offset=0,
             asked_start=0,
+            closed="",
+            is_full=False,
             cleaning=SimpleNamespace(purges=()),
             begin_compaction=lambda now, min_dirty_ratio: self.compaction,
             complete_compaction=lambda compaction: self.done.append("complete") or 1,
@@ -213,6 +216,20 @@ async def test_housekeeping_repeats_retention_of_a_partition_while_it_deletes_se
     one.apply_retention = lambda now: moves.pop(0)  # type: ignore[method-assign, assignment]
     await Housekeeping(FakeWorkers([one]), 1.0, tmp_path, pytest.fail)._retention()  # type: ignore[arg-type]
     assert moves == []
+
+
+async def test_housekeeping_of_a_log_that_a_full_disk_has_closed_runs_only_retention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.002)
+    full, broken = FakeWorker("a"), FakeWorker("b")
+    full.storage_failed = broken.storage_failed = True
+    full.log.closed, full.log.is_full, broken.log.closed = "no space left on device", True, "I/O error"
+    keeping = Housekeeping(FakeWorkers([full, broken]), 0.001, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    keeping.start()
+    await until(lambda: len(full.done) >= 2)
+    await keeping.close()
+    assert (set(full.done), broken.done) == ({"retention"}, [])
 
 
 MIB = 1 << 20

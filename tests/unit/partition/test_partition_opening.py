@@ -47,7 +47,7 @@ class Group:
 class Worker:
     """Remembers the LeaderEpochs that it was told; ``at_first`` is scheduled by the first one."""
 
-    leads = False
+    leads = has_flushed_all = False
 
     def __init__(self, key: Any, at_first: Any) -> None:
         self.key = key

@@ -20,6 +20,8 @@ from sidecar.status.metric_names import INCIDENTS
 from tests.each import each
 from tests.unit.partition.shell_parts import KEY, worker
 
+close_partition = PartitionWorker._close
+
 
 @each("healthy", [True, False])
 @each("delete", [True, False])
@@ -35,9 +37,26 @@ def test_partition_close_is_clean_only_if_storage_is_healthy_and_the_log_close_s
             raise fails
 
     ended = worker(log=SimpleNamespace(close=close))
-    assert PartitionWorker._close(ended, healthy, delete) is (healthy and fails is None)
+    assert close_partition(ended, healthy, delete) is (healthy and fails is None)
     assert closed == [healthy and not delete]
     assert ended.told == ([KEY, KEY.folder] if delete and fails is None else []), "the promise goes with the folder"
+
+
+@each("no_space", [True, False])
+@each("delete", [True, False])
+@each("flushed", [True, False])
+def test_partition_close_after_a_full_disk_flushes_the_log_first(no_space: bool, delete: bool, flushed: bool) -> None:
+    order: list[str] = []
+
+    def flush() -> bool:
+        order.append("flushed")
+        return flushed
+
+    log = SimpleNamespace(flush_before_close=flush, close=lambda *, clean: order.append("closed"))
+    ended = worker(log=log, no_space=no_space, has_flushed_all=False)
+    assert not close_partition(ended, False, delete)
+    assert order == (["flushed", "closed"] if no_space and not delete else ["closed"])
+    assert ended.has_flushed_all is (no_space and not delete and flushed)
 
 
 @pytest.mark.parametrize("cause", do.TransferCause)

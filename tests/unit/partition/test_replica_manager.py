@@ -36,7 +36,7 @@ class RecordingWorker:
         self.ends: list[bool] = []
         self.leader_epoch, self.asked = 4, []
         self.is_in_sync = True
-        self.storage_failed = False
+        self.storage_failed = self.has_flushed_all = False
         self.ingest = SimpleNamespace(
             leave=lambda: self.asked.append("leave"), resubscribe=lambda: self.asked.append("back"), idle=True
         )
@@ -110,6 +110,19 @@ async def test_replica_manager_confirms_a_leader_only_for_its_stream_uid_and_epo
 async def test_replica_manager_stop_is_unclean_if_any_partition_closed_unclean(clean: tuple[bool, bool]) -> None:
     node = partitions(*(RecordingWorker(PartitionKey("orders", "u1", n), clean=c) for n, c in enumerate(clean)))
     assert await node.stop() is all(clean)
+    assert node.all_flushed is all(clean)
+
+
+@pytest.mark.parametrize("has_unread_log", [False, True])
+async def test_replica_manager_stop_after_a_full_disk_is_unclean_and_reports_flushed_logs(has_unread_log: bool) -> None:
+    one, two = RecordingWorker(KEY, clean=False), RecordingWorker(PartitionKey("orders", "u1", 4))
+    one.has_flushed_all = True
+    node = partitions(one, two)
+    node.previous.clean_stop = False
+    if has_unread_log:
+        node.recovered.unrecovered.add(Path("orders-u1/9"))
+    assert not await node.stop()
+    assert node.all_flushed is not has_unread_log
 
 
 @pytest.mark.parametrize("unclean_elected", [True, False])

@@ -19,6 +19,7 @@ from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.state_file import StateCapture, state_names
 from liftpy.core.publish.state_writer import GIVE_UP_NS
 from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.errors import NoSpaceError
 from sidecar.partition.flushing import StateCheckpoints, StateFileMatch, load_state_file, read_state_file
 from sidecar.runtime.timers import Timers
 from tests.unit.partition.shell_parts import FlushedPartition, flusher_of
@@ -83,6 +84,30 @@ async def test_state_file_is_written_after_the_high_watermark_once_the_log_has_g
     bench.states._unwritten = bench.states.writer.begin()
     bench.states._write()
     assert bench.states._writing is None, "a log that has failed is left alone"
+
+
+async def test_state_of_records_deleted_on_a_full_disk_is_stored_in_the_space_that_they_leave(bench: Bench) -> None:
+    """[A16] The next process knows their message ids."""
+    log, storage = bench.log, bench.log.storage
+    assert isinstance(storage, MemoryStorage)
+    for name in (b"a", b"b", b"c"):
+        bench.append(name)
+        log.roll()
+    log.flush()
+    log.checkpoint()
+    storage.capacity_bytes = storage.used_bytes()
+    with pytest.raises(NoSpaceError):
+        bench.append(b"d")
+    log.config = StreamConfig(retention_records=1)
+    assert log.apply_retention(0)
+    assert log.is_full
+    bench.states.store_after_deletion()
+    await until(lambda: bench.states.writer.written and not bench.states.writer.is_wanted)
+    bench.states.store_after_deletion()
+    assert not bench.states.writer.is_wanted, "the file covers the deleted records"
+    again = Log.open(storage.crash(), StreamConfig())[0]
+    state = load_state_file(again, KEY).state
+    assert (again.log_start_offset, state is not None and state.end_offset) == (2, 3)
 
 
 async def test_records_are_deleted_without_a_state_file_after_a_time_and_a_warning(

@@ -5,31 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from liftpy.client import connect
-from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
-from liftpy.core.replication import effects as do
-from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import StorageError
 from sidecar.dev.nats_server import NatsServer
-from sidecar.metadata.feed import FeedSubscriber
 from sidecar.metadata.membership import Heartbeats
 from sidecar.node import node
 from sidecar.node.node import Node
 from sidecar.partition import housekeeping
 from sidecar.partition.housekeeping import Housekeeping
-from sidecar.partition.proposals import Proposals
 from sidecar.partition.replica_manager import Partitions
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import BackgroundError, fatal_on, report_failure, spawn, start_attended
-from sidecar.transport.liveness import Probes
+from tests.until import until
 
 
 # ---- the rules ----------------------------------------------------------------------------------------------------------
@@ -41,20 +35,13 @@ async def failures() -> AsyncIterator[list[Exception]]:
     take_back()
 
 
-async def turns(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.001)
-
-
 async def fails() -> None:
     raise KeyError("nobody expected this")
 
 
 async def test_background_task_that_raises_is_reported(failures: list[Exception]) -> None:
     spawn(fails(), "the beat")
-    await turns(lambda: failures)
+    await until(lambda: failures)
     [failure] = failures
     assert isinstance(failure, BackgroundError)
     assert "The background task the beat ended unexpectedly: KeyError('nobody expected this')" in str(failure)
@@ -79,7 +66,7 @@ async def test_endless_background_task_that_returns_or_is_cancelled_is_reported(
 
     spawn(asyncio.sleep(0), "one that returns", endless=True)
     spawn(waits(), "one that waits", endless=True)
-    await turns(lambda: len(failures) == 2)
+    await until(lambda: len(failures) == 2)
     said = sorted(map(str, failures))
     assert ["the task returned" in said[0], "canceled itself" in said[1]] == [True, True]
 
@@ -88,7 +75,7 @@ async def test_event_loop_callback_that_raises_is_reported_only_for_liftpy_code(
     loop = asyncio.get_running_loop()
     loop.call_soon(Partitions._opening_ended, None, None, None)  # fails in our code
     loop.call_soon(int, "no number")  # in somebody else's
-    await turns(lambda: failures)
+    await until(lambda: failures)
     assert len(failures) == 1
     report_failure("the feed", ValueError("bad"))
     assert "The background task the feed ended unexpectedly: ValueError('bad')" in str(failures[1])
@@ -114,10 +101,7 @@ def raising(*_: Any, **__: Any) -> Any:
 
 
 LOOPS: dict[str, tuple[type, str, str]] = {
-    "checkpoints": (Housekeeping, "_checkpoints", "housekeeping"),
     "retention": (Housekeeping, "_retention", "housekeeping"),
-    "compaction": (Housekeeping, "_compact", "housekeeping"),
-    "the space check": (Housekeeping, "_check_space", "housekeeping"),
     "heartbeats": (Heartbeats, "_one_beat", "self._one_beat("),
     "a checkpoint in its thread": (Log, "checkpoint", "_checkpoint_ended"),
 }
@@ -131,7 +115,7 @@ async def test_node_loop_that_fails_unexpectedly_ends_the_node_with_the_reason(
     await running.start()
     async with await connect(settings.nats[0], settings.namespace) as client:
         stream = await client.create_stream("s", f"data.{settings.namespace}")
-        await turns(lambda: running.partitions is not None and len(list(running.partitions)) == 1)
+        await until(lambda: running.partitions is not None and len(list(running.partitions)) == 1)
         [worker] = running.partitions or ()
         object.__setattr__(worker.config, "compaction", True)
         owner, name, says = LOOPS[what]
@@ -158,51 +142,9 @@ async def test_node_with_a_storage_error_of_one_partition_keeps_running(
     async with await connect(settings.nats[0], settings.namespace) as client:
         await client.create_stream("s", f"data.{settings.namespace}")
         await client.publish("s", b"x")
-        await turns(lambda: "no checkpoint today" in caplog.text)
+        await until(lambda: "no checkpoint today" in caplog.text)
         await client.publish("s", b"y")
     assert running._failure is None
     monkeypatch.setattr(Log, "checkpoint", lambda _: None)
     running.request_stop(hand_over=False)
     assert await running.stop() == 0
-
-
-ONE_SHOTS: dict[str, tuple[type, str]] = {
-    "proposals": (Proposals, "_send"),
-    "probing": (Probes, "_ask"),
-    "following the feed": (FeedSubscriber, "_ask_for_what_is_missing"),
-}
-
-
-@pytest.mark.parametrize("what", ONE_SHOTS)
-async def test_background_request_handler_that_raises_is_reported(
-    what: str, failures: list[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    owner, name = ONE_SHOTS[what]
-
-    async def fail(*_: Any) -> None:
-        raising()
-
-    monkeypatch.setattr(owner, name, fail)
-
-    class Bus:
-        is_connected = True
-
-        async def subscribe(self, *_: Any, **__: Any) -> Any:
-            """Deliver no message."""
-
-            async def unsubscribe() -> None:
-                """Do nothing."""
-
-            return SimpleNamespace(unsubscribe=unsubscribe)
-
-    bus: Any = Bus()
-    if owner is Proposals:
-        Proposals(bus, "n1", 1).send(PartitionKey("s", "u", 0), do.LeaveIsr(reason="a test"))
-    elif owner is Probes:
-        Probes(bus, Subjects()).ask("n2", lambda: None)
-    else:
-        starting = start_attended(FeedSubscriber("n1", bus, Subjects()).start())
-        await turns(lambda: failures)
-        starting.cancel()
-    await turns(lambda: failures)
-    assert what in str(failures[0])

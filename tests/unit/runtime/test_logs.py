@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from liftpy.core.base.ids import PartitionKey
+from liftpy.errors import ConfigError
 from sidecar.runtime.logs import (
     BURST_LINES,
     EVENTS,
@@ -174,6 +175,15 @@ def test_json_log_line_has_event_and_context_fields() -> None:
         failed = formatted("x", exc_info=(ValueError, error, error.__traceback__))
     assert "ValueError: why" in failed["exception"]
     assert formatted("x", suppressed=3)["suppressed"] == 3
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_node_log_line_with_the_text_of_an_error_has_one_punctuation_mark(form: str, root: logging.Logger) -> None:
+    stream, logs = io.StringIO(), NodeLogs()
+    logs.configure("info", form, "n1", stream)
+    error = ConfigError("weight = 2000 is outside 0..1000. Choose a value in this range.")
+    logging.getLogger("liftpy.node").error("settings not reloaded error=%s: keeping the current ones", error)
+    assert "0..1000. Choose a value in this range: keeping the current ones" in stream.getvalue()
 
 
 @pytest.fixture

@@ -1,119 +1,17 @@
-"""Test connection counters, defaults of settings, and error handlers of tasks."""
+"""Test defaults of settings, and error handlers of tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from liftpy.core.base.instruments import Instruments
-from liftpy.core.log.flush import FlushScheduler
-from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.core.metadata.controller_metrics import ControllerMetrics
-from liftpy.core.partition.reads import ReadBudget
-from liftpy.core.publish.log_state_part import NodeStateMemory
-from liftpy.core.publish.memory_budget import MemoryBudget
-from liftpy.core.replication.catchup_throttle import CatchupThrottle
-from liftpy.core.replication.inflight_limits import NodeInflight
-from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import ConfigError
-from sidecar.disk.flush_thread import FlushThread, FlushTimes
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import fatal_on, report_failure, spawn_in
-from sidecar.status.report import Reporter
-
-TRAFFIC = ("in_msgs", "out_msgs", "in_bytes", "out_bytes", "reconnects")
-
-
-def a_link(name: str, number: int, *, connected: bool = True) -> Any:
-    cuts, overflow = SimpleNamespace(lost_messages=4, unknown=5), SimpleNamespace(backlog_bytes=6)
-    return SimpleNamespace(
-        name=name,
-        is_connected=connected,
-        connected_url=None,
-        max_payload=1 << 20,
-        unsent_bytes=number,
-        stats={what: number * 10 + at for at, what in enumerate(TRAFFIC)},
-        errors=Counter({"slow": number}),
-        waiting_bytes=1,
-        most_waiting_bytes=2,
-        bursts=3,
-        disconnect_loss=cuts,
-        overflow=overflow,
-        dropped_unread=7,
-    )
-
-
-def node_tools(settings: NodeSettings, links: Any, counters: dict[str, int]) -> Any:
-    """Tools of a node, with the parts that a reporter uses."""
-    return SimpleNamespace(
-        settings=settings,
-        incarnation=4,
-        links=links,
-        counters=counters,
-        instruments=Instruments(),
-        inflight=NodeInflight(),
-        memory_budget=MemoryBudget(),
-        reads=SimpleNamespace(budget=ReadBudget()),
-        flush_runner=FlushThread(FlushScheduler()),
-        flush_times=FlushTimes(),
-        copy_limit=CatchupThrottle(),
-        state_memory=NodeStateMemory(),
-        clocks=SimpleNamespace(check=lambda: SimpleNamespace(skew_ns=0, why="")),
-    )
-
-
-NO_COORDINATORS: Any = SimpleNamespace(running=None)
-
-
-def a_reporter(tmp_path: Path, links: list[Any], failed: dict[str, str] | None = None) -> Reporter:
-    class Partitions(list[Any]):
-        failed: dict[str, str]
-
-    partitions = Partitions()
-    partitions.failed = failed or {}
-    group: Any = SimpleNamespace(
-        leader="n1",
-        image=SimpleNamespace(index=5, controllers=ControllerList(("n1", "n2"), "n3", "n2", 4)),
-        is_controller=True,
-        held={"journal_bytes": 9},
-        counters={f"{REFUSED}checksum": 2},
-        ticks=lambda: {"late": 1},
-    )
-    all_links: Any = SimpleNamespace(all=lambda: links, replication=links[0], ingest=links[-1])
-    counters = {"elections": 1, f"{REFUSED}sender": 3}
-    scrub: Any = SimpleNamespace(report=dict)
-    tools = node_tools(NodeSettings("n1", tmp_path), all_links, counters)
-    return Reporter(tools, group, partitions, scrub, NO_COORDINATORS, ControllerMetrics(), dict)  # type: ignore[arg-type]
-
-
-def test_status_report_sums_the_counters_of_connections_with_the_same_purpose(tmp_path: Path) -> None:
-    links = [a_link("replication", 3), a_link("clients", 5, connected=False), a_link("ingest", 7)]
-    report = a_reporter(tmp_path, links, {"s/0": "its disk is gone"}).report()
-    assert report["controllers"] == {
-        "voters": ["n1", "n2"], "learner": "n3", "leaving": "n2", "index": 4, "differ_from_settings": True,
-    }  # fmt: skip
-    nats = report["nats"]
-    assert {name: nats[name] for name in TRAFFIC} == {name: 150 + 3 * at for at, name in enumerate(TRAFFIC)}
-    assert (nats["connected"], nats["send_buffer_bytes"], nats["errors"]) == (False, 15, {"slow": 15})
-    assert a_reporter(tmp_path, links[::2]).nats()["connected"]
-    each = report["connections"]
-    assert {name: row["send_buffer_bytes"] for name, row in each.items()} == {"replication": 3, "clients": 5, "ingest": 7}
-    assert {name: row["in_bytes"] for name, row in each.items()} == {"replication": 32, "clients": 52, "ingest": 72}
-    assert [name for name, row in each.items() if not row["connected"]] == ["clients"]
-    assert each["clients"]["errors"] == {"slow": 5}
-    lost = ("waiting_bytes", "most_waiting_bytes", "bursts", "lost_with_connections", "connections_with_unknown_loss")
-    assert [each["ingest"][name] for name in (*lost, "server_holds_bytes", "left_out")] == [1, 2, 3, 4, 5, 6, 7]
-    assert report["failed_partitions"] == {"s/0": "its disk is gone"}
-    assert report["refused"] == {"sender": 3, "metadata: checksum": 2}
-    assert report["counters"]["elections"] == 1
-    facts = ("node", "incarnation", "metadata_leader", "metadata_index", "metadata_held", "ticks", "controller")
-    assert [report[name] for name in facts] == ["n1", 4, "n1", 5, {"journal_bytes": 9}, {"late": 1}, True]
 
 
 # ---- defaults and checks ------------------------------------------------------------------------------------------------

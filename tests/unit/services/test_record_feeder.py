@@ -90,7 +90,9 @@ class Node:
 
     who = WHO
 
-    def __init__(self, log: Any, data: Path, factory: Callable[[], Any] = Sum, kept: int = 2, **bounds: int) -> None:
+    def __init__(
+        self, log: Any, data: Path, factory: Callable[[], Any] = Sum, kept: int = 2, fetcher: Any = None, **bounds: int
+    ) -> None:
         self.log, self.factory = log, factory
         self.machine: ServiceMachine
         self.services: list[Any] = []
@@ -99,7 +101,7 @@ class Node:
         self.store = SnapshotStore(data, self.who, kept=kept, max_bytes=1 << 20)
         self.outbox = Outbox("u1/0", **bounds)
         self.outbox.known = True  # that nothing is written
-        self.keeper = SnapshotKeeper(self.store, self.settings, self.outbox)
+        self.keeper = SnapshotKeeper(self.store, self.settings, self.outbox, fetcher)
         self.feeder = Feeder(
             reader=log,
             identity=self.who,
@@ -184,7 +186,7 @@ async def test_service_record_feeder_stops_at_the_stop_position_and_resumes_when
     node.feeder.stop_at(None)
     await node.at(35)
     assert node.services[0].values == [f"v{n}" for n in range(35)]
-    await node.stored(20, 30)
+    await node.stored(10, 20, 30)
 
 
 async def test_service_record_feeder_over_compacted_offsets_ends_at_the_stop_position(node: Node) -> None:
@@ -227,7 +229,7 @@ async def test_service_record_feeder_after_a_log_truncation_rewinds_to_a_snapsho
     await node.at(37)
     assert len(node.services) > 1
     assert node.services[-1].values == [f"v{n}" for n in range(17)] + [f"w{n}" for n in range(17, 37)]
-    await node.stored(20, 30)
+    await node.stored(10, 20, 30)
     assert [json.loads(s.state)[-1] for s in [node.store.newest()] if s] == ["w29"]
 
 
@@ -316,6 +318,41 @@ async def test_service_record_feeder_of_a_promoted_follower_produces_dropped_out
     await until(lambda: not node.outbox.must_rewind and len(node.outbox.read(33, 3)) == 3)
     assert [o.value for o in node.outbox.read(33, 3)] == [b"v33", b"v34", b"v35"]
     assert len(node.services) == 2
+    await node.close()
+
+
+class EndlessSearch:
+    """Finds no snapshot on other nodes, and ends when no snapshot is needed any more."""
+
+    problem = tried = ""
+
+    def __init__(self) -> None:
+        self.is_searching = False
+
+    async def fetch(self, lowest: int, wanted: Any, needed: Callable[[], bool]) -> bool:
+        self.is_searching = True
+        while needed():
+            await asyncio.sleep(0.001)
+        return False
+
+
+async def test_service_record_feeder_that_is_no_leader_any_more_ends_its_search_for_a_snapshot(
+    log: FakeLog, tmp_path: Path
+) -> None:
+    search = EndlessSearch()
+    node = Node(log, tmp_path, fetcher=search, max_records=5)
+    log.append(58)
+    await node.start()
+    await node.at(58)
+    log.log_start = 20
+    node.outbox.outputs_committed(3)  # no snapshot above the log start has so few outputs
+    node.become(Role.LEADER, 2)
+    await until(lambda: search.is_searching)
+    node.become(Role.FOLLOWER, 3)
+    await until(lambda: len(node.services) == 2)
+    await node.at(58)
+    assert node.task is not None
+    assert not node.task.done()
     await node.close()
 
 

@@ -322,6 +322,32 @@ async def test_service_record_feeder_drops_skip_decisions_of_truncated_records(n
     assert node.services[-1].seen == [*expected()[:20], *[f"c{offset}" for offset in range(20, 40)]]
 
 
+@pytest.mark.parametrize("told_by", ["order", "cut"])
+async def test_service_record_feeder_applies_a_record_whose_skip_decision_an_unclean_election_has_lost(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch, told_by: str
+) -> None:
+    """The log keeps the record and what follows it, and loses only the decision."""
+    node = nodes(Skipping)
+    node.log.append(*BEFORE, b"bad", *AFTER)
+    await node.start()
+    await node.until(lambda: node.feeder.failing is not None and node.feeder.failing.tries >= 2)
+    if told_by == "order":  # the state is before the record
+        node.feeder.stop_at(25)
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(25), 1).headers())
+    end = 25 if told_by == "order" else len(node.log.batches)
+    await node.until(lambda: Unit(25) in node.machine.skipped_units and node.machine.position == end)
+    monkeypatch.setattr(Skipping, "broken", False)
+    del node.log.batches[32:]
+    node.log.append(*[b"c"] * 5, epoch=5)
+    if told_by == "order":
+        node.feeder.check_replay(5, 32)
+        node.feeder.stop_at(None)
+    else:
+        node.feeder.cut_at(32)
+    await node.until(lambda: node.machine.position == 37)
+    assert node.services[-1].seen == [*[value.decode() for value in [*BEFORE, b"bad", *AFTER[:6]]], *["c"] * 5]
+
+
 async def test_service_record_feeder_finds_a_skip_decision_that_a_new_leader_appended_below_the_searched_offset(
     nodes: Any,
 ) -> None:

@@ -54,6 +54,17 @@ def test_service_snapshot_store_keeps_the_newest_snapshot_before_unwritten_outpu
     assert found.positions() == [90, 100]
 
 
+def test_service_snapshot_store_keeps_the_oldest_snapshot_until_outputs_are_compared(tmp_path: Path) -> None:
+    found = store(tmp_path)
+    for position in range(10, 60, 10):
+        found.save(snapshot(position, outputs=position), compared_end=0)
+    assert found.positions() == [10, 40, 50]
+    found.save(snapshot(60, outputs=60), compared_end=15)
+    assert found.positions() == [10, 50, 60]
+    found.save(snapshot(70, outputs=70), compared_end=65)
+    assert found.positions() == [60, 70]
+
+
 @pytest.mark.parametrize("damage", [b"", b"LIFTSNAP", b"x" * 200])
 def test_service_snapshot_store_quarantines_a_damaged_snapshot_and_returns_the_older_snapshot(
     tmp_path: Path, damage: bytes

@@ -22,6 +22,7 @@ from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import SnapshotFetcher, SnapshotKeeper, SnapshotServer, SnapshotStore
 from tests.only_in import only_in
 from tests.unit.services.test_record_feeder import FakeLog, Node
+from tests.until import until
 
 WHO = Identity("sum", "in", "u1", 0)
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
@@ -267,6 +268,14 @@ async def test_service_snapshot_fetch_retries_until_a_node_has_a_snapshot(
         assert await task
 
 
+async def test_service_snapshot_fetch_ends_when_no_snapshot_is_needed_any_more(bus: Bus, tmp_path: Path) -> None:
+    new, needed = Peer(bus, "n1", tmp_path, snapshot_fetch_timeout_s=600.0), [True]
+    task = asyncio.create_task(new.fetcher.fetch(20, anything, lambda: bool(needed)))
+    await until(lambda: new.fetcher.problem)
+    needed.clear()
+    assert not await task
+
+
 async def test_service_snapshot_fetch_completes_if_the_snapshot_is_deleted_during_the_transfer(
     bus: Bus, tmp_path: Path
 ) -> None:
@@ -351,7 +360,7 @@ async def test_service_record_feeder_with_a_log_start_above_its_snapshots_fetche
     healthy = Node(log, tmp_path / "healthy")
     await healthy.start()
     await healthy.at(45)
-    await healthy.stored(30, 40)
+    await healthy.stored(10, 30, 40)
     old = Peer(bus, "n2", tmp_path)
     digests = await old.has(*(replace(s, output_count=0) for s in [healthy.store.newest()] if s))
     bus.agree((40, digests[0], 1))
@@ -381,7 +390,7 @@ async def test_service_record_feeder_overtaken_by_retention_fetches_a_later_snap
     behind = Node(log, tmp_path / "n1")
     fetched: list[int] = []
 
-    async def fetch(lowest: int, wanted: Any) -> bool:
+    async def fetch(lowest: int, wanted: Any, needed: Any) -> bool:
         fetched.append(lowest)
         bus.replicas = ()
         await behind.keeper.save(snapshot(log.log_start, b"[]"))

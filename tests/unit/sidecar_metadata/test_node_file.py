@@ -117,6 +117,17 @@ def test_node_file_of_another_node_is_rejected(tmp_path: Path) -> None:
     folder.close()
 
 
+def test_node_file_of_a_process_that_flushed_all_logs_shows_no_lost_records_and_no_clean_stop(folder: DataDirectory) -> None:
+    identity = NodeFile(folder, "a")
+    identity.count_start()
+    folder.set_mark(LAZY_FLUSH)
+    identity.begin(3)
+    identity.end_flushed()
+    assert NodeFile(folder, "a").previous == PreviousProcess(3, False, True)
+    folder.set_mark(LAZY_FLUSH)
+    assert NodeFile(folder, "a").previous == PreviousProcess(3, False, False), "the next process is lazy again"
+
+
 def test_node_file_marks_lazy_flush_until_a_clean_stop(tmp_path: Path) -> None:
     folder = DataDirectory(tmp_path)
     identity = NodeFile(folder, "a")

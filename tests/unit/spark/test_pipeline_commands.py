@@ -126,7 +126,7 @@ def test_spark_command_shows_the_tasks_of_the_running_stages(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spark = RunningSpark()
-    monkeypatch.setattr(SparkTarget, "session", lambda place, name: spark)
+    monkeypatch.setattr("sidecar.cli.spark.local_session", lambda *_, **__: spark)
     monkeypatch.setattr(output, "LINE_EVERY_S", 0.0)
     with HERE.open_session("liftpy spark archive", is_shown=True):
         assert spark.was_asked.wait(20)

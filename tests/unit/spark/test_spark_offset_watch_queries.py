@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from liftpy.spark.offsets import StreamOffsets
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.process_connection import ProcessConnection
 from tests.fake_node import FakeNode, FakePartition
+from tests.until import block_until
 
 ALL = ReadAllAvailable()
 Open = Callable[..., Any]
@@ -39,23 +39,16 @@ def ranges(partitions: list[Any]) -> list[tuple[int, int, int]]:
     return [(p.value.partition, p.value.start_offset, p.value.end_offset) for p in partitions]
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    give_up_at = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.002)
-
-
 def test_spark_offset_watch_of_a_streaming_query_reports_new_records_without_polling(source: Open, node: FakeNode) -> None:
     stream = node.add_stream("orders", partitions=2)
     append(stream.partitions[0], 10)
     reader = streaming(source(startingOffsets="earliest"))
     start = reader.initialOffset()
     end = reader.latestOffset(start, ALL)
-    wait_for(lambda: sum(node.asked.values()) >= 6)  # both wait
+    block_until(lambda: sum(node.asked.values()) >= 6)  # both wait
     asked = sum(node.asked.values())
     append(stream.partitions[0], 10)
-    wait_for(lambda: reader.latestOffset(end, ALL) != end)
+    block_until(lambda: reader.latestOffset(end, ALL) != end)
     later = reader.latestOffset(end, ReadMaxRows(7))
     assert later == {"orders": {"0": 17, "1": 0, "epochs": {"0": 1}, "uid": "uid-orders"}}
     assert ranges(reader.partitions(end, later)) == [(0, 10, 17)]
@@ -86,9 +79,9 @@ def test_spark_offset_watch_of_a_recreated_or_truncated_stream_ends_the_query_wi
             return error.code
         return ""
 
-    wait_for(lambda: refused() == "DATA_LOSS")
+    block_until(lambda: refused() == "DATA_LOSS")
     node.add_stream("orders", "another")
-    wait_for(lambda: refused() == "NOT_FOUND")
+    block_until(lambda: refused() == "NOT_FOUND")
 
 
 def test_spark_offset_watch_polls_nodes_that_do_not_support_long_polls(source: Open, node: FakeNode) -> None:
@@ -98,7 +91,7 @@ def test_spark_offset_watch_polls_nodes_that_do_not_support_long_polls(source: O
     start = reader.initialOffset()
     assert reader.latestOffset(start, ALL)["orders"]["0"] == 0
     append(log, 5)
-    wait_for(lambda: reader.latestOffset(start, ALL)["orders"]["0"] == 5)
+    block_until(lambda: reader.latestOffset(start, ALL)["orders"]["0"] == 5)
 
 
 def test_spark_offset_watch_after_a_log_truncation_requests_the_offsets_again(source: Open, node: FakeNode) -> None:

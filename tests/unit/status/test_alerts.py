@@ -40,21 +40,16 @@ CARRIED_OUT = {
     "all-nodes-lost": ("tests/integration/test_backup.py", "tests/system/backup/__main__.py"),
     "backup-old": ("tests/unit/backup/test_backup_metrics.py", "tests/integration/test_backup_commands.py"),
     "certificate-expired": ("tests/integration/test_expired_certificate.py",),
-    "clocks-jumped": (
-        "tests/scripts/test_retention_with_a_wrong_clock.py", "tests/scripts/test_wall_clock_an_hour_off.py",
-        "tests/integration/test_runbooks_apart.py",
-    ),
+    "clocks-jumped": ("tests/scripts/test_retention_with_a_wrong_clock.py", "tests/scripts/test_wall_clock_an_hour_off.py"),
     "controller-lost": ("tests/integration/test_controllers_cli.py",),
     "controllers-lost": ("tests/system/backup/__main__.py", "tests/unit/quorum/test_metadata_rescue.py"),
     "group-stuck": ("tests/integration/test_stuck_group.py",),
     "isr-stuck": (
         "tests/scripts/test_network_split.py", "tests/scripts/test_failed_storage_of_a_replica.py", "tests/scripts/test_slow_disk.py",
-        "tests/integration/test_runbooks_apart.py",
     ),
     "nats-lost": ("tests/integration/test_broken_nodes.py",),
     "network-split": (
         "tests/scripts/test_network_split.py", "tests/scripts/test_one_connection_lost.py", "tests/scripts/test_one_broken_link.py",
-        "tests/integration/test_runbooks_apart.py",
     ),
     "node-lost": ("tests/integration/test_node_cli.py", "tests/scripts/test_emptied_replica_and_an_expand.py"),
     "stream-deleted": ("tests/system/backup/__main__.py",),

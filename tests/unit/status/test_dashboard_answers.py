@@ -13,10 +13,19 @@ from liftpy.config import NO_QUOTA, SessionTimes, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.image import ClusterRules, StreamImage
-from liftpy.core.observe.app_rows import names_question
-from liftpy.core.observe.cluster_health import FIRST, MOST_ROWS, PROBLEMS, partitions_question, streams_question
 from liftpy.core.observe.history import History, question
-from liftpy.core.observe.page_model import checked_row, checked_stream, stream_about, stream_rows
+from liftpy.core.observe.page_model import (
+    FIRST,
+    MOST_ROWS,
+    PROBLEMS,
+    checked_row,
+    checked_stream,
+    names_question,
+    partitions_question,
+    stream_about,
+    stream_rows,
+    streams_question,
+)
 from sidecar.status import answers as module
 from sidecar.status.answers import PageAnswers, SharedAnswers, question_of
 from tests.each import each

@@ -15,10 +15,9 @@ from urllib.parse import quote
 import pytest
 
 from liftpy.config import NS_PER_S
-from liftpy.core.observe.app_rows import NO_MEMBERS, instance_row, joined_services
 from liftpy.core.observe.history import NAMES, History, select_rows
 from liftpy.core.observe.node_summary import ASKED, NodeSummary
-from liftpy.core.observe.page_model import figure, value_at
+from liftpy.core.observe.page_model import NO_MEMBERS, figure, instance_row, joined_services, value_at
 from liftpy.core.observe.timeline import MARKS, MOST_MARKS, fits, marks, marks_of
 from liftpy.errors import UnavailableError
 from sidecar.cli.dashboard import together
@@ -28,6 +27,7 @@ from sidecar.status.cluster_poller import UNUSED_DATA_S, ClusterPoller
 from sidecar.status.http import EventStreamResponse, HttpServer
 from sidecar.status.pages import Site, as_html, names, runbook, static
 from tests.each import each
+from tests.until import until
 
 ROOT = Path(__file__).resolve().parents[3]
 HOSTILE = '<img src=x onerror="alert(1)">'
@@ -608,9 +608,7 @@ async def test_dashboard_number_of_live_connections_is_bounded(monkeypatch: pyte
         visitors.append(writer)
     for writer in visitors:
         writer.close()
-    async with asyncio.timeout(10):
-        while made.connections:
-            await asyncio.sleep(0.01)
+    await until(lambda: not made.connections)
     assert (made.live_count, len(ended)) == (0, 2)
     await made.close()
 

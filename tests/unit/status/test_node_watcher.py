@@ -11,8 +11,8 @@ import pytest
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups.lag import GroupLag
 from liftpy.core.observe.node_events import NodeEvents
-from sidecar.status import node_watch
-from sidecar.status.node_watch import MOST_WATCHED, SELDOM, NodeWatcher, watched_parts
+from sidecar.status import sampler
+from sidecar.status.sampler import MOST_WATCHED, SELDOM, NodeWatcher, watched_parts
 
 KEY = PartitionKey("orders", "u1", 0)
 
@@ -74,7 +74,7 @@ class Node:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Node:
-    monkeypatch.setattr(node_watch, "disk_space", lambda folder: (60, 100))
+    monkeypatch.setattr(sampler, "disk_space", lambda folder: (60, 100))
     return Node()
 
 
@@ -146,13 +146,13 @@ def test_node_watcher_reports_a_lost_connection_without_the_password(node: Node)
 
 
 def test_node_watcher_reports_each_full_disk_and_each_overload_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_watch, "disk_space", lambda folder: (1, 100))
+    monkeypatch.setattr(sampler, "disk_space", lambda folder: (1, 100))
     node.room.used_bytes = 99
     assert sorted(kind for kind, _ in node.sample(3 * SELDOM)) == ["disk_low", "overloaded"]
-    monkeypatch.setattr(node_watch, "disk_space", lambda folder: (60, 100))
+    monkeypatch.setattr(sampler, "disk_space", lambda folder: (60, 100))
     node.room.used_bytes = 0
     node.sample()
-    monkeypatch.setattr(node_watch, "disk_space", lambda folder: (1, 100))
+    monkeypatch.setattr(sampler, "disk_space", lambda folder: (1, 100))
     node.room.used_bytes = 99
     assert sorted(kind for kind, _ in node.sample()) == ["disk_low", "overloaded"]
 
@@ -160,7 +160,7 @@ def test_node_watcher_reports_each_full_disk_and_each_overload_once(node: Node, 
 def test_node_watcher_reports_no_problem_of_a_disk_of_unknown_size_and_of_memory_without_a_limit(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_watch, "disk_space", lambda folder: (0, 0))
+    monkeypatch.setattr(sampler, "disk_space", lambda folder: (0, 0))
     node.room.limit_bytes, node.room.used_bytes = 0, 99
     assert node.sample() == []
 

@@ -23,6 +23,7 @@ from sidecar.transport.liveness import QUESTION
 from tests.unit.status.test_metrics import a_reporter, a_worker
 from tests.unit.status.test_status_endpoint import Bus
 from tests.unit.status.test_status_page import Reporter as Paged
+from tests.until import until
 
 
 class Questions:
@@ -148,9 +149,7 @@ def ask(bus: Bus, *payloads: bytes) -> None:
 
 
 async def until_sent(bus: Bus, count: int) -> None:
-    async with asyncio.timeout(10):
-        while len(bus.sent) < count:
-            await asyncio.sleep(0)
+    await until(lambda: len(bus.sent) >= count)
 
 
 class Counted(Paged):

@@ -28,6 +28,7 @@ from sidecar.transport.liveness import QUESTION
 from tests.conformance.two_workers import TwoWorkers
 from tests.unit.runtime.test_node_rules import NO_COORDINATORS, a_link, node_tools
 from tests.unit.status.test_status_page import Reporter as Paged
+from tests.until import until
 
 
 def a_reporter(tmp_path: Path, *workers: Any, coordinators: Any = NO_COORDINATORS) -> Reporter:
@@ -295,15 +296,11 @@ async def test_status_http_page_at_its_connection_limit_closes_silent_connection
     host, _, port = made.url.removeprefix("http://").partition(":")
     request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
     silent = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
-    async with asyncio.timeout(30):
-        while made.serving.connections < 2:
-            await asyncio.sleep(0)
+    await until(lambda: made.serving.connections >= 2)
     assert b"503" in await get(made.url, request), "the oldest silent one makes room"
     for _, writer in silent:
         writer.close()
-    async with asyncio.timeout(30):
-        while made.serving.connections:
-            await asyncio.sleep(0)
+    await until(lambda: not made.serving.connections)
     assert b"503" in await get(made.url, request), "their places are free again"
     monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 0.01)
     assert await get(made.url, b"GET / HTTP") == b"", "half a request is not waited for without end"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from sidecar.runtime.settings import NodeSettings
 from sidecar.tracing import exporting, node_tracing
 from sidecar.tracing.exporting import MOST_QUEUED_SPANS, SpanThread
 from sidecar.tracing.node_tracing import DROPPED, Tracing
+from tests.until import until
 
 SENDER, OTHER = TraceContext(7, 8, 1), TraceContext(9, 10, 3)
 KEY = PartitionKey("orders", "u1", 3)
@@ -36,13 +36,6 @@ WAIT_S = 10.0
 
 def settings(**other: Any) -> NodeSettings:
     return NodeSettings("n1", Path("/nowhere"), **other)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < end, "it does not come"
-        time.sleep(0.005)
 
 
 def thread(exporter: Any, budget: SpanBudget | None = None) -> SpanThread:
@@ -93,7 +86,7 @@ class Stuck:
         self.ended = True
 
 
-def test_tracing_with_a_hanging_collector_queues_a_bounded_number_of_spans() -> None:
+async def test_tracing_with_a_hanging_collector_queues_a_bounded_number_of_spans() -> None:
     stuck, budget = Stuck(), SpanBudget()
     spans = thread(stuck, budget)
     one = SpanTree(Span("x", 1, 2), (Span("y", 1, 2),))
@@ -103,25 +96,25 @@ def test_tracing_with_a_hanging_collector_queues_a_bounded_number_of_spans() -> 
         spans.add(one)
     assert budget.dropped == 3 * 2
     stuck.go.set()
-    until(lambda: stuck.count == 2 + MOST_QUEUED_SPANS)
+    await until(lambda: stuck.count == 2 + MOST_QUEUED_SPANS)
     spans.close()
     assert stuck.ended
     assert budget.dropped == 6
 
 
 @pytest.mark.parametrize("result", [SpanExportResult.FAILURE, OSError("refused")])
-def test_tracing_spans_rejected_by_the_collector_are_counted(result: Any) -> None:
+async def test_tracing_spans_rejected_by_the_collector_are_counted(result: Any) -> None:
     refuses, budget = Stuck(result), SpanBudget()
     refuses.go.set()
     spans = thread(refuses, budget)
     spans.add(SpanTree(Span("x", 1, 2), (Span("y", 1, 2),)))
-    until(lambda: refuses.count == 2)
+    await until(lambda: refuses.count == 2)
     spans.add(SpanTree(Span("z", 1, 2)))
     spans.close()
     assert budget.dropped == 3, "and the thread goes on"
 
 
-def test_tracing_lost_spans_are_counted_and_logged_once_per_outage(
+async def test_tracing_lost_spans_are_counted_and_logged_once_per_outage(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(exporting, "EXPORT_EVERY_S", 0.005)
@@ -129,21 +122,21 @@ def test_tracing_lost_spans_are_counted_and_logged_once_per_outage(
     stuck.go.set()
     spans = thread(stuck, budget)
 
-    def lost(count: int) -> None:
+    async def lost(count: int) -> None:
         spans.add(SpanTree(Span("x", 1, 2)))
-        until(lambda: stuck.count == count and spans._queued == 0)
+        await until(lambda: stuck.count == count and spans._queued == 0)
 
-    lost(1)
-    lost(2)
-    until(lambda: spans._failed == 2)
+    await lost(1)
+    await lost(2)
+    await until(lambda: spans._failed == 2)
     for _ in range(3):
         spans.settle()
     assert budget.dropped == 2
     stuck.result = SpanExportResult.SUCCESS
-    lost(3)
-    until(lambda: not spans._refused)
+    await lost(3)
+    await until(lambda: not spans._refused)
     stuck.result = SpanExportResult.FAILURE
-    lost(4)
+    await lost(4)
     spans.close()
     assert (budget.dropped, caplog.text.count("trace collector accepts no spans")) == (3, 2)
 
@@ -155,15 +148,13 @@ async def test_tracing_span_limit_is_divided_between_worker_processes(monkeypatc
     tracing.start()
     for count in (3, 7):
         tracing.traces.budget.dropped = count
-        async with asyncio.timeout(WAIT_S):
-            while counters[DROPPED] != count:
-                await asyncio.sleep(0.001)
+        await until(lambda wanted=count: counters[DROPPED] == wanted)
     tracing.close()
     share = tracing.traces.budget
     assert (share.has(round(SPANS_PER_S / 4), 0), share.has(round(SPANS_PER_S / 4) + 1, 0)) == (True, False)
 
 
-def test_tracing_close_does_not_wait_for_a_hanging_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tracing_close_does_not_wait_for_a_hanging_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "_LAST_EXPORT_S", 0.02)
     stuck = Stuck()
     spans = thread(stuck)
@@ -172,7 +163,7 @@ def test_tracing_close_does_not_wait_for_a_hanging_collector(monkeypatch: pytest
     spans.close()
     assert not stuck.ended
     stuck.go.set()
-    until(lambda: stuck.ended)
+    await until(lambda: stuck.ended)
 
 
 async def test_tracing_exports_recovery_and_failover_spans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,9 +176,7 @@ async def test_tracing_exports_recovery_and_failover_spans(monkeypatch: pytest.M
     tracing.leads_group = True
     tracing.failed_over(KEY, "unclean", clock.now_ns() - 70_000_000)
     tracing.traces.budget.dropped += 5
-    async with asyncio.timeout(WAIT_S):
-        while counters[DROPPED] != 5:
-            await asyncio.sleep(0.005)
+    await until(lambda: counters[DROPPED] == 5)
     tracing.close()
     recovery, failover = exporter.get_finished_spans()
     assert (recovery.name, failover.name) == ("recovery", "fail-over orders/3")
@@ -246,9 +235,7 @@ async def test_tracing_enabled_or_disabled_on_a_running_node_applies_without_a_r
     tracing.trace_recovery(1.0, [], [])
     for exporter in exporters:
         exporter.go.set()
-    async with asyncio.timeout(WAIT_S):
-        while not all(exporter.ended for exporter in exporters) or counters[DROPPED] != 5:
-            await asyncio.sleep(0.005)
+    await until(lambda: all(exporter.ended for exporter in exporters) and counters[DROPPED] == 5)
     assert [exporter.count for exporter in exporters] == [1, 0], "the batch; and nothing while they are off"
     tracing.close()
 
@@ -260,22 +247,13 @@ def test_tracing_settings_check_with_missing_packages_raises_config_error(monkey
     tracing.check(settings())
     with pytest.raises(ConfigError, match=r"liftpy\[otlp\]"):
         tracing.check(settings(trace="otlp"))
-
-
-def in_a_process(program: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60
-    ).stdout.strip()
+    with pytest.raises(ConfigError, match=r"liftpy\[otlp\]"):
+        Tracing(settings(trace="otlp"), Counter()).start()
 
 
 def test_tracing_packages_are_not_imported_by_node_and_client_without_tracing() -> None:
-    assert in_a_process("import sidecar.node, liftpy.client.client, sys; print('opentelemetry' in sys.modules)") == "False"
-
-
-async def test_tracing_without_packages_raises_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sidecar.tracing.exporting", None)
-    with pytest.raises(ConfigError, match=r"liftpy\[otlp\]"):
-        Tracing(settings(trace="otlp"), Counter()).start()
+    program = "import sidecar.node, liftpy.client.client, sys; print('opentelemetry' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True, timeout=60) == "False\n"
 
 
 @pytest.mark.parametrize("wrong", [{"trace": "on"}, {"trace": "otlp", "trace_endpoint": "collector:4318"}])

@@ -73,7 +73,7 @@ class IngestRecorder:
 
 def publisher(server: NatsServer, count: int) -> subprocess.Popen[bytes]:
     words = [server.port, "ev", count, 1000, 0]
-    return subprocess.Popen([sys.executable, "-m", "tests.system.flood.publisher", *map(str, words)], cwd=ROOT)
+    return subprocess.Popen([sys.executable, "-m", "tests.unit.transport.flooding_publisher", *map(str, words)], cwd=ROOT)
 
 
 @pytest.fixture

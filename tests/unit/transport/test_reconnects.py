@@ -14,8 +14,10 @@ import pytest
 from nats.aio.transport import TcpTransport
 
 from liftpy.core.replication.inflight_limits import NodeInflight
+from liftpy.errors import NotAllowedError
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.parser import StrictConnection
+from liftpy.nats.transport import Transport, open_connection
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection, open_bus
 from sidecar.transport.credentials import Keys
@@ -299,6 +301,22 @@ async def test_flood_of_permission_errors_is_counted_and_logged_in_few_lines(
     assert len(denied) == bus.errors["server: permissions violation"] == 2000
     assert 0 < len(caplog.messages) < 20
     await bus.stop()
+
+
+async def test_denied_request_raises_the_error_and_does_not_log_it(
+    server: LateServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = Transport(await open_connection(await server.start()))
+    asking = asyncio.create_task(transport.request("liftpy.orders.0.read", b"x", 10))
+    await until(lambda: any(line.startswith(b"PUB liftpy.orders.0.read") for line in server.lines))
+    server.says(b"-ERR 'Permissions Violation for Publish to \"liftpy.orders.0.read\"'\r\n")
+    with pytest.raises(NotAllowedError, match=r"publish on liftpy\.orders\.0\.read"):
+        await asking
+    assert transport.connection.errors["server: permissions violation"] == 1
+    server.says(b"-ERR 'Permissions Violation for Publish to \"other\"'\r\n")
+    await until(lambda: any("other" in line for line in caplog.messages))
+    assert not any("orders" in line for line in caplog.messages)
+    await transport.close()
 
 
 async def test_opening_a_connection_ends_after_a_cancellation_that_its_close_suppresses() -> None:

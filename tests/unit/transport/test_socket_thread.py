@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from sidecar.transport import ingest_connection
 from sidecar.transport.ingest_connection import SocketThread
+from tests.until import block_until
 
 LIMIT_S = 30.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.001)
 
 
 class Reader:
@@ -56,24 +49,24 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
 def test_socket_thread_reads_in_order_and_pauses_while_the_buffer_is_full(reader: Reader) -> None:
     reader.theirs.sendall(b"one ")
     seen = reader.looked
-    until(lambda: reader.looked > seen + 5)
+    block_until(lambda: reader.looked > seen + 5)
     assert reader.taken == b""
     reader.room = True
     reader.thread.resume()
-    until(lambda: reader.taken == b"one ")
+    block_until(lambda: reader.taken == b"one ")
     reader.theirs.sendall(b"two")
-    until(lambda: reader.taken == b"one two")
+    block_until(lambda: reader.taken == b"one two")
     assert not reader.ended
 
 
 def test_socket_thread_with_a_full_buffer_resumes_when_free_space_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest_connection, "_SOCKET_RECHECK_S", 10 * LIMIT_S)
     reader = Reader(room=False)
-    until(lambda: reader.looked == 1)
+    block_until(lambda: reader.looked == 1)
     reader.theirs.sendall(b"x")
     reader.room = True
     reader.thread.resume()
-    until(lambda: reader.taken == b"x")
+    block_until(lambda: reader.taken == b"x")
     reader.close()
 
 
@@ -82,7 +75,7 @@ def test_socket_thread_reports_eof_once(reader: Reader) -> None:
     reader.thread.resume()
     reader.theirs.sendall(b"last")
     reader.theirs.close()
-    until(lambda: bool(reader.ended))
+    block_until(lambda: bool(reader.ended))
     assert (reader.taken, reader.ended) == (b"last", ["liftpy-ingest-socket"])
 
 
@@ -90,11 +83,11 @@ def test_socket_thread_after_stop_reads_nothing_and_reports_no_eof(reader: Reade
     reader.room = True
     reader.thread.resume()
     reader.theirs.sendall(b"before")
-    until(lambda: reader.taken == b"before")
+    block_until(lambda: reader.taken == b"before")
     reader.thread.stop()
     reader.thread.stop()
     reader.theirs.sendall(b"after")
-    until(
+    block_until(
         lambda: all(
             end.fileno() < 0 for end in (reader.thread._socket, reader.thread._wake_receiver, reader.thread._wake_sender)
         )
@@ -106,6 +99,6 @@ def test_socket_thread_after_stop_reads_nothing_and_reports_no_eof(reader: Reade
 def test_socket_thread_with_a_full_buffer_ends_on_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest_connection, "_SOCKET_RECHECK_S", 10 * LIMIT_S)
     reader = Reader(room=False)
-    until(lambda: reader.looked == 1)
+    block_until(lambda: reader.looked == 1)
     reader.close()
-    until(lambda: reader.thread._socket.fileno() < 0)
+    block_until(lambda: reader.thread._socket.fileno() < 0)

@@ -17,10 +17,8 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as cluster
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.worker_frames import Frame, FrameKind, FrameReader, encode
-from liftpy.errors import StorageError
 from sidecar.node import worker_node as channels
-from sidecar.node.node import Node
-from sidecar.node.worker_node import EXIT_NODE_ENDED, Channel, RelayedGroup, WorkerNode
+from sidecar.node.worker_node import EXIT_NODE_ENDED, Channel, RelayedGroup
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import TaskSet
 from sidecar.workers.workers import WorkerCombinedFetches, WorkerError, WorkerHandle, Workers, split_by_process
@@ -101,70 +99,6 @@ async def test_worker_channel_closed_by_the_node_ends_a_hanging_worker_stop() ->
 
 
 # ---- the worker --------------------------------------------------------------------------------------------------------------
-def _worker(**parts: Any) -> tuple[Any, list[tuple[FrameKind, Any]]]:
-    said: list[tuple[FrameKind, Any]] = []
-    channel = SimpleNamespace(
-        send=lambda kind, token=0, body=b"": said.append((kind, body or token)), finish=lambda within_s: None
-    )
-    return SimpleNamespace(_channel=channel, **parts), said
-
-
-def test_worker_process_answer_to_idle_partition_fetches_contains_the_number_of_fetches() -> None:
-    question = pb.QuietFetches(replicaID="n2")
-    for number in range(3):
-        question.fetches.add(stream="orders", partition=number)
-    worker, said = _worker(_fetch_combiner=SimpleNamespace(over=lambda asked: [1]))
-    WorkerNode._process_quiet_fetches(worker, Frame(FrameKind.QUIET, 5, question.SerializeToString()))
-    ((kind, body),) = said
-    answer = pb.QuietFetchesAnswer.FromString(body)
-    assert (kind, list(answer.over), answer.count) == (FrameKind.QUIET_OVER, [1], 3)
-    worker._fetch_combiner = None
-    WorkerNode._process_quiet_fetches(worker, Frame(FrameKind.QUIET, 6, question.SerializeToString()))
-    assert len(said) == 1, "one that is not up yet has counted none of its own"
-
-
-async def test_worker_process_reports_closed_subjects_only_after_closing_the_subscriptions() -> None:
-    gate = asyncio.Event()
-
-    async def close_subjects(timeout_s: float) -> None:
-        await gate.wait()
-
-    worker, said = _worker(partitions=SimpleNamespace(close_subjects=close_subjects))
-    closing = asyncio.ensure_future(WorkerNode._close_subjects(worker, 1.0))
-    await asyncio.sleep(0)
-    assert said == []
-    gate.set()
-    await closing
-    assert said == [(FrameKind.CLOSED, 0)]
-
-
-@pytest.mark.parametrize("clean", [True, False])
-async def test_worker_process_reports_whether_its_stop_was_clean(clean: bool) -> None:
-    async def nothing() -> None: ...
-
-    told = asyncio.Event()
-    told.set()
-    worker, said = _worker(
-        start=nothing, stop=nothing, _start_ended=lambda task: None, _stop_requested=told, _health_task=None, was_clean=clean
-    )
-    assert await WorkerNode.run(worker) == 0
-    assert said == [(FrameKind.STOPPED, int(clean))]
-
-
-def test_worker_process_reports_its_failure_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Node, "fatal", lambda node, error: setattr(node, "_failure", node._failure or error))
-    monkeypatch.setattr(Node, "repair", lambda node, reason: node._repairs.append(reason))
-    for failure, count in ((None, 1), (StorageError("before"), 0)):
-        channel, said = _worker()
-        worker: Any = WorkerNode.__new__(WorkerNode)
-        worker._channel, worker._failure, worker._repairs = channel._channel, failure, []
-        for _ in range(2):
-            worker.repair("damage")
-        assert said == [(FrameKind.REPAIR, b"damage")] * count
-        said.clear()
-        for _ in range(2):
-            worker.fatal(StorageError("full"))
-        assert [kind for kind, _ in said] == [FrameKind.FATAL] * count
 
 
 async def test_worker_process_metadata_ignores_the_answer_to_a_cancelled_proposal() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, SERVER_CONNECTIONS, InboxRule, Subjects
+from tests.simulation.world.checks.logs import workers_of
 from tests.simulation.world.machine.nats_server import Message
 from tests.simulation.world.world import World
 
@@ -19,6 +21,8 @@ _ANSWER_S = 5.0
 """Time within which a request gets an answer: more than the longest wait of a long poll."""
 _LONG_POLLS = (".replicate", ".read")
 """Ends of subjects on which a request waits for records, and is dropped with its stream."""
+_NO_REPLICA = re.compile(r"service not registered .* reason=Node (\S+) holds no replica of (\S+)/(\d+)\.")
+"""Log line of a service next to a node without a replica. The service logs it again after each restart of that node."""
 
 
 class MessageRules:
@@ -66,9 +70,14 @@ class QuietRules:
         yield
         self._is_on = False
         if self._lives() == lives:
-            expected = "wall clock not trusted" if scheduler.counters["fault: clock-jump"] else None
-            for line in [one for one in scheduler.warnings[logged:] if expected is None or expected not in one][:5]:
+            for line in [one for one in scheduler.warnings[logged:] if not self._is_expected(one)][:5]:
                 scheduler.violated(f"logged in a quiet cluster: {line}")
+
+    def _is_expected(self, line: str) -> bool:
+        if no_replica := _NO_REPLICA.search(line):
+            node, stream, partition = no_replica.groups()
+            return node not in {worker.node_id for worker in workers_of(self._world).get((stream, int(partition)), [])}
+        return "wall clock not trusted" in line and bool(self._world.scheduler.counters["fault: clock-jump"])
 
     async def check_answers(self) -> None:
         """Check that each request in the blocks got its answer."""

@@ -24,7 +24,7 @@ _SIZE_BYTES = 1 << 40
 _Usage = namedtuple("_Usage", "total used free")  # the class of shutil is private
 
 real_open, real_close, real_write, real_writev = os.open, os.close, os.write, os.writev
-real_pwrite, real_fsync, real_fdatasync, real_ftruncate = os.pwrite, os.fsync, os.fdatasync, os.ftruncate
+real_pread, real_pwrite, real_fsync, real_fdatasync, real_ftruncate = os.pread, os.pwrite, os.fsync, os.fdatasync, os.ftruncate
 real_listdir = os.listdir
 real_disk_usage = shutil.disk_usage
 real_dup = os.dup
@@ -37,7 +37,7 @@ class Disk:
         self.scheduler = scheduler
         self.name = name
         self.folder = folder
-        folder.mkdir(parents=True, mode=0o750)
+        folder.mkdir(parents=True, mode=0o750, exist_ok=True)
         self._device = folder.stat().st_dev
         self.loses_power = True
         """False if the history has no power cut: the disk then records nothing of what is durable."""
@@ -50,11 +50,19 @@ class Disk:
         self._lives = 0
         self.fail_one_in = 0
         """One of this number of flushes and writes fails."""
+        self.fail_next_flushes = 0
+        """This number of flushes of segment files fails next."""
+        self.fail_next_reads = 0
+        """This number of reads of segment files fails next."""
+        self.keeps_unflushed = True
+        """True if a power cut may keep a part of what was not flushed."""
         self.is_full = False
         self.short_one_in = 0
         """One of this number of writes is shorter than requested."""
         self.slow_ns = 0
         """A flush takes up to so much longer."""
+        self.hang_ns = 0
+        """Each flush takes so much longer."""
         self.delay_ns = 0
         """The next flush takes so much longer."""
         self.lies_one_in = 0
@@ -72,7 +80,7 @@ class Disk:
     def flush(self, descriptor: int) -> None:
         """Simulate ``fsync`` and ``fdatasync``."""
         took_ns = self.scheduler.draw_int(*_FLUSH_NS) + (self.scheduler.draw_int(0, self.slow_ns) if self.slow_ns else 0)
-        self.scheduler.elapsed_ns += took_ns + self.delay_ns
+        self.scheduler.elapsed_ns += took_ns + self.delay_ns + self.hang_ns
         self.delay_ns = 0
         self.scheduler.counters["flushes"] += 1
         if self._draws(self.fail_one_in):
@@ -82,6 +90,10 @@ class Disk:
             self._fail("lost flush")
             return
         found = os.fstat(descriptor)
+        if self.fail_next_flushes and os.readlink(f"/proc/self/fd/{descriptor}").endswith(".log"):
+            self.fail_next_flushes -= 1
+            self._fail("flush")
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         is_folder = stat.S_ISDIR(found.st_mode)
         if self.loses_power and found.st_dev == self._device:
             if is_folder:
@@ -106,7 +118,7 @@ class Disk:
         reading = real_open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             while len(known) < found.st_size:
-                piece = os.pread(reading, found.st_size - len(known), len(known))
+                piece = real_pread(reading, found.st_size - len(known), len(known))
                 if not piece:
                     break
                 known += piece
@@ -132,6 +144,14 @@ class Disk:
                 return real_write(descriptor, data[: self.scheduler.random.randrange(1, len(data))])
         return real_writev(descriptor, pieces)
 
+    def read(self, descriptor: int, size_bytes: int, offset: int) -> bytes:
+        """Simulate ``pread``."""
+        if self.fail_next_reads and os.readlink(f"/proc/self/fd/{descriptor}").endswith(".log"):
+            self.fail_next_reads -= 1
+            self._fail("read")
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real_pread(descriptor, size_bytes, offset)
+
     def usage(self) -> Any:
         """Return what ``shutil.disk_usage`` says about it."""
         free = 0 if self.is_full else _SIZE_BYTES // 2
@@ -149,7 +169,8 @@ class Disk:
     # ---- what happens to it ----------------------------------------------------------------------------------------------
     def heal(self) -> None:
         """Make the disk fast and error-free."""
-        self.fail_one_in = self.short_one_in = self.slow_ns = self.delay_ns = self.lies_one_in = 0
+        self.fail_one_in = self.short_one_in = self.slow_ns = self.delay_ns = self.hang_ns = self.lies_one_in = 0
+        self.fail_next_flushes = self.fail_next_reads = 0
         self.is_full = False
 
     def _retire(self) -> Path:
@@ -205,7 +226,7 @@ class Disk:
         self._rewritten.discard(inode)
         tail = data[len(durable) :] if is_appended else b""
         draw = self.scheduler.random
-        kept_bytes = draw.randrange(len(tail) + 1) if tail and draw.randrange(2) else 0
+        kept_bytes = draw.randrange(len(tail) + 1) if tail and draw.randrange(2) and self.keeps_unflushed else 0
         torn = bytearray(tail[:kept_bytes])
         if torn and draw.randrange(4) == 0:  # the last sectors of it were allocated and never written
             at = len(durable) + len(torn) - draw.randrange(1, len(torn) + 1)
@@ -298,6 +319,10 @@ def interpose(running: Callable[[], Process | None]) -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real_pwrite(descriptor, data, offset)
 
+    def pread(descriptor: int, size_bytes: int, offset: int) -> bytes:
+        disk = _disk_of(running())
+        return real_pread(descriptor, size_bytes, offset) if disk is None else disk.read(descriptor, size_bytes, offset)
+
     def ftruncate(descriptor: int, size_bytes: int) -> None:
         disk = _disk_of(running())
         if disk is not None:
@@ -317,7 +342,7 @@ def interpose(running: Callable[[], Process | None]) -> None:
 
     shutil.disk_usage = disk_usage  # type: ignore[assignment]
     os.open, os.close, os.write, os.writev = opened, closed, write, writev  # type: ignore[assignment]
-    os.pwrite, os.fsync, os.fdatasync = pwrite, flush, flush  # type: ignore[assignment]
+    os.pread, os.pwrite, os.fsync, os.fdatasync = pread, pwrite, flush, flush  # type: ignore[assignment]
     os.ftruncate, os.listdir = ftruncate, listdir  # type: ignore[assignment]
 
 

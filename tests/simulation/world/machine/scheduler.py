@@ -69,6 +69,8 @@ class Process:
         self._suspended_until_ns = 0
         self.base_ns = _BEGIN_NS
         self.base_at_ns = scheduler.now_ns
+        self._started_ns = scheduler.now_ns - _BEGIN_NS
+        """Time between the beginning of the world and its start. CLOCK_MONOTONIC begins again with each process, the wall clock not."""
         self.loops: list[VirtualLoop] = []
         self.descriptors: set[int] = set()
         self.on_end: list[Callable[[], None]] = []
@@ -89,6 +91,7 @@ class Process:
         """Return a child process on the same host, with its disk and its clock."""
         child = Process(self.scheduler, name, rate=self.rate, wall_offset_ns=self.wall_offset_ns)
         child.base_ns, child.base_at_ns, child.suspended_ns = self.base_ns, self.base_at_ns, self.suspended_ns
+        child._started_ns = self._started_ns
         child.host, child.disk, child._suspended_until_ns = self.host, self.disk, self._suspended_until_ns
         self.children.append(child)
         return child
@@ -122,7 +125,7 @@ class Process:
 
     def wall_ns(self) -> int:
         """Return the wall clock."""
-        return BEGIN_WALL_NS + self.boottime_ns() - _BEGIN_NS + self.wall_offset_ns
+        return BEGIN_WALL_NS + self._started_ns + self.boottime_ns() - _BEGIN_NS + self.wall_offset_ns
 
     def change_rate(self, rate: float) -> None:
         """Set the rate of its clock."""

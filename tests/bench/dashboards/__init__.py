@@ -1,1 +1,0 @@
-"""Whether the dashboards show something."""

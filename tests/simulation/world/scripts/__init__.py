@@ -1,0 +1,1 @@
+"""Scripts of shipped nodes in virtual time: short stories, and what users and operators see of them."""

@@ -1,0 +1,105 @@
+"""``python -m tests.simulation.world.scripts [NAMES]``: play the scripts of shipped nodes, each in a process of its own.
+
+It prints each script with its result and its CPU time. ``--long``: also the scripts that take long. ``--json``: one line of JSON for
+each. ``--trace NAME``: print its history. Exit code 1 if a script fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import pkgutil
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from tests.simulation.world.machine import interposition
+
+
+def _play(name: str, *, traced: bool = False) -> Any:
+    from tests.simulation.world import scripts
+    from tests.simulation.world.scripts.stage import SCRIPTS, Stage
+    from tests.simulation.world.world import World
+
+    assert scripts
+    work, cast = SCRIPTS[name]
+    world = World(1, cast.profile, traced=traced)
+    world.has_events_stream = bool(cast.settings.get("events_stream", False))
+    world.stops_early = True
+    try:
+        return world.run(lambda one: Stage(one, cast).play(work))
+    finally:
+        world.clean()
+
+
+def _load() -> list[str]:
+    """Import all scripts. Return their names."""
+    from tests.simulation.world import scripts
+    from tests.simulation.world.scripts.stage import SCRIPTS
+
+    for module in pkgutil.iter_modules(scripts.__path__):
+        if module.name not in ("__main__", "stage"):
+            importlib.import_module(f"{scripts.__name__}.{module.name}")
+    return list(SCRIPTS)
+
+
+def main() -> int:
+    """Play the scripts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="names of scripts or parts of them, default: all that do not take long")
+    parser.add_argument("--long", action="store_true", help="play also the scripts that take long")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON for each script")
+    parser.add_argument("--trace", help="name of a script: print its history line by line")
+    parser.add_argument(
+        "--reached", nargs="+", default=[], help="folders of the shells: list the lines in them that no script runs"
+    )
+    parser.add_argument("--first-failure", action="store_true", help="stop at the first script that fails")
+    options = parser.parse_args()
+    interposition.install()
+    import tests.simulation.world.world  # noqa: F401  # before the modules are adapted
+
+    interposition.adapt()
+    from tests.simulation.world.__main__ import in_a_fork, measured
+    from tests.simulation.world.reached import report
+    from tests.simulation.world.scripts.stage import SCRIPTS
+
+    names = _load()
+    if options.trace:
+        outcome = in_a_fork(lambda: _play(options.trace, traced=True))
+        print("\n".join([*outcome.lines, *outcome.violations]))
+        return 1 if outcome.violations else 0
+    failed, cpu_s = 0, 0.0
+    reached: dict[str, set[int]] = {}
+    for name in names:
+        chosen = any(part in name for part in options.names) if options.names else options.long or not SCRIPTS[name][1].long
+        if not chosen:
+            continue
+        outcome = in_a_fork(_player(name, measured, options.reached))
+        violations = ["the simulator itself has failed"] if outcome is None else outcome.violations
+        failed += bool(violations)
+        cpu_s += 0 if outcome is None else outcome.cpu_s
+        for file, lines in outcome.reached.items() if outcome is not None else ():
+            reached.setdefault(file, set()).update(lines)
+        if options.json:
+            print(json.dumps({"script": name, "violations": violations}), flush=True)
+        else:
+            found = "".join(f"\n    {text}" for text in violations[:8])
+            took = f"{outcome.cpu_s:.1f} s" if outcome is not None else ""
+            print(f"{'FAILED' if violations else 'ok'} {name} {took}{found}", flush=True)
+        if violations and options.first_failure:
+            break
+    if options.reached:
+        print(report(options.reached, reached))
+    if not options.json:
+        print(f"{failed} scripts fail, {cpu_s:.1f} s of CPU")
+    return 1 if failed else 0
+
+
+def _player(name: str, measured: Any, folders: list[str]) -> Callable[[], SimpleNamespace]:
+    return lambda: measured(folders, lambda: _play(name))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

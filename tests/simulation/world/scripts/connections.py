@@ -1,0 +1,194 @@
+"""Scripts about the connections of a node to NATS."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.simulation.world.scripts.stage import Stage, script
+
+_LINKS = ("replication", "reads", "ingest")
+
+
+@script()
+async def script_nats_server_restarts(s: Stage) -> None:
+    """Given a cluster on one NATS server, when the server restarts, each node reconnects and the cluster continues.
+
+    Each node logs each connection once, counts the reconnects, and says that publishes may be lost.
+    """
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 2)
+    await asyncio.sleep(1)
+    s.forget_log()
+    server = s.world.nats.servers[0]
+    server.stop()
+    await asyncio.sleep(3)
+    for node in s.names:
+        s.expect_log(
+            node,
+            "".join(
+                f"WARNING nats.disconnected: NATS connection lost connection={link} reason=*: reconnecting\n"
+                f"WARNING nats.reconnect_failed: cannot reconnect to NATS connection={link} reason=*: retrying\n"
+                for link in _LINKS
+            ),
+            about="nats.",
+        )
+        s.expect(s.count_log(node, "publish.lost_unknown"), 1, f"log lines of {node} about lost publishes")
+    s.expect(s.count_log("n2", "role=LEADER phase=LEADER_NO_LEASE"), 1, "log lines about the lease of the leader")
+    s.forget_log()
+    server.start()
+    await s.shows(lambda: s.isr("orders"), s.names, within_s=8)
+    for node in s.names:
+        s.expect_log(
+            node,
+            "".join(f"INFO nats.reconnected: NATS connection restored connection={link} server=s1:4222\n" for link in _LINKS),
+            about="nats.",
+        )
+        for link in _LINKS:
+            s.expect(await s.metric(node, "nats_reconnects_total", link), 1, f"reconnects of {node}")
+            s.expect(await s.metric(node, "nats_connection_up", link), 1, f"connection {link} of {node}")
+    await s.publish("orders", 2, first=2)
+    s.expect(await s.read("orders"), [b"record-%d" % number for number in range(4)], "records")
+    status = await s.status("n1")
+    s.expect(status["connections"]["ingest"]["connections_with_unknown_loss"], 1, "connections with unknown loss")
+    s.expect((status["nats"]["reconnects"], status["nats"]["connected"]), (3, True), "reconnects")
+
+
+@script()
+async def script_leader_without_its_ingest_connection_gives_up_the_leadership(s: Stage) -> None:
+    """Given a leader, when its connection for publishes is away, another replica leads, and the first one stays in the ISR."""
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 2)
+    s.forget_log()
+    s.world.nats.refuse("liftpy-n2-ingest")
+    took_s = await s.becomes(lambda: s.leader("orders") in ("n1", "n3"), within_s=20, what="another node leads")
+    s.expect(10 < took_s < 14, True, f"another node leads after the 10 s that docs/protocol.md names, it took {took_s:.1f} s")
+    await s.publish("orders", 2, first=2)
+    s.expect(await s.isr("orders"), s.names, "ISR")
+    s.expect_in("WARNING replica.transfer_requested: * partition=orders/0 reason=its data path is down", "\n".join(s.log("n2")))
+    s.expect(await s.metric("n2", "nats_connection_up", "ingest"), 0, "metric of the connection")
+    s.expect(await s.metric("n2", "nats_connected"), 0, "metric of all connections")
+    page = (await s.status("n2"))["connections"]
+    s.expect({name: page[name]["connected"] for name in _LINKS}, {"replication": True, "reads": True, "ingest": False})
+    s.expect((await s.client.admin.node_health("n2"))["checks"]["nats"] != "", True, "health check of NATS")
+    s.world.nats.refuse("")
+    await s.shows(lambda: s.metric("n2", "nats_connection_up", "ingest"), 1)
+    s.expect(s.count_log("n2", "nats.reconnected: * connection=ingest"), 1, "log lines about the connection")
+    await s.client.admin.elect_leader("orders", 0, "n2")
+    await s.publish("orders", 2, first=4)
+    s.expect(s.leader("orders"), "n2", "leader")
+
+
+@script()
+async def script_connection_that_is_silent_is_replaced(s: Stage) -> None:
+    """Given a network that swallows all packets of a node, when it heals after the time of a probe, the node reconnects."""
+    await s.create("orders", leader="n1")
+    await asyncio.sleep(1)
+    s.forget_log()
+    s.world.network.partition("n2", "s1")
+    s.world.network.partition("s1", "n2")
+    took_s = await s.becomes(lambda: s.count_log("n2", "nats.disconnected") >= 3, within_s=40, what="the node notices")
+    s.expect(took_s < 20, True, f"a node notices a silent connection soon, it took {took_s:.1f} s")
+    s.world.network.heal()
+    await s.becomes(lambda: s.count_log("n2", "nats.reconnected") >= 3, within_s=10, what="the node reconnects")
+    await s.shows(lambda: s.isr("orders"), s.names, within_s=5)
+
+
+@script()
+async def script_operator_changes_the_password_of_a_node(s: Stage) -> None:
+    """Given a changed settings file, when the node reloads it, it connects with the new password.
+
+    A file with a wrong password or a wrong value changes nothing, and the node says so.
+    """
+    await s.create("orders", leader="n1")
+    node = s["n2"]
+    s.forget_log()
+    s.change_settings("n2", credentials__password="another secret", scrub_bytes_per_s=5_000)
+    await s.becomes(lambda: s.count_log("n2", "nats.reconnected") == 3, what="all connections are replaced")
+    s.expect_log(
+        "n2",
+        "INFO node.settings_reloaded: settings reloaded applied=scrub_bytes_per_s,credentials.password waiting_for_restart=none\n"
+        + "".join(
+            f"WARNING nats.disconnected: NATS connection lost connection={link} reason=The NATS credentials were reloaded.*\n"
+            f"INFO nats.reconnected: NATS connection restored connection={link} server=s1:4222\n"
+            for link in _LINKS
+        ),
+    )
+    s.forget_log()
+    s.change_settings("n2", credentials__password="wrong")
+    await asyncio.sleep(3)
+    s.expect_log(
+        "n2", "ERROR node.settings_rejected: settings not reloaded error=The NATS server at * rejected the credentials.*"
+    )
+    s.forget_log()
+    node.file.error = "scrub_bytes_per_s = 'x' is no number"
+    node.reload()
+    await asyncio.sleep(1)
+    s.expect_log("n2", "ERROR node.settings_rejected: * error=scrub_bytes_per_s = 'x' is no number: keeping the current ones")
+    s.forget_log()
+    node.file.error = ""
+    s.change_settings("n2", credentials__password="another secret", workers=2)
+    await asyncio.sleep(1)
+    s.expect_log("n2", "INFO node.settings_reloaded: settings reloaded applied=none waiting_for_restart=workers")
+    rows = {row["name"]: row["value"] for row in await s.client.admin.node_settings("n2")}
+    s.expect((rows["scrub_bytes_per_s"], rows["workers"]), (5_000, 1), "settings that the node uses")
+    s.expect(await s.isr("orders"), s.names, "ISR")
+    # The other way of a reload: an operator asks for it.
+    change_count = s.count_log("n2", "node.settings_reloaded")
+    await s.client.admin.reload_settings("n2")
+    s.expect(s.count_log("n2", "node.settings_reloaded"), change_count + 1, "log lines about reloads")
+    await s.publish("orders", 1)
+
+
+@script(ingest_buffer_bytes=4_000_000)
+async def script_burst_of_publishes_is_stored(s: Stage) -> None:
+    """Given a small buffer for publishes, when a larger burst arrives, the node reads it piece by piece and stores all of it."""
+    await s.create("orders", leader="n2", segment_bytes=1 << 20)
+    connection = s.client.transport.connection
+    s.forget_log()
+    for number in range(300):
+        await connection.publish("orders.x", (b"plain-%d-" % number).ljust(40_000, b"x"))
+        if number % 2:
+            await asyncio.sleep(0.000_15)
+    sent = [s.client.publish("orders", (b"acked-%d-" % number).ljust(4_000, b"x"), timeout_s=20) for number in range(100)]
+    offsets = {ack.offset for ack in await asyncio.gather(*sent)}
+    values = await s.read("orders")
+    s.expect(
+        [value.partition(b"-x")[0] for value in values[:300]],
+        [b"plain-%d" % number for number in range(300)],
+        "plain publishes",
+    )
+    s.expect(offsets, set(range(300, 400)), "offsets of the acknowledged ones")
+    ingest = (await s.status("n2"))["connections"]["ingest"]
+    s.expect((ingest["in_msgs"], ingest["waiting_bytes"], ingest["left_out"]), (400, 0, 0), "messages of the connection")
+    s.expect(ingest["most_waiting_bytes"] <= 4_000_000, True, f"bytes that waited at once {ingest}")
+    s.expect(s.log("n2"), [], "log lines")
+
+
+@script()
+async def script_standby_stores_what_comes_during_a_failover(s: Stage) -> None:
+    """Given a stream with ``failover_standby``, when its leader dies, the new one stores the plain publishes that nobody led.
+
+    Each message is stored once.
+    """
+    await s.create("orders", leader="n2", failover_standby=True)
+    connection = s.client.transport.connection
+    await asyncio.sleep(1)
+    s.forget_log()
+    for number in range(60):
+        if number == 20:
+            s["n2"].kill()
+        await connection.publish("orders.x", b"plain-%d" % number)
+        await asyncio.sleep(0.05)
+    await s.becomes(lambda: s.leader("orders") in ("n1", "n3"), what="another node leads")
+    await asyncio.sleep(1)
+    leader = s.leader("orders")
+    s.expect(await s.read("orders"), [b"plain-%d" % number for number in range(60)], "records")
+    s.expect_log(
+        leader,
+        "INFO replica.standby_takeover: standby buffer replayed partition=orders/0 to_append=* already_in_log=*",
+        about="standby",
+    )
+    row = (await s.row(leader, "orders"))["standby"]
+    s.expect((row["lost"], row["ambiguous"], row["held_bytes"]), (0, 0, 0), "figures of the standby buffer")
+    s.expect(row["appended"] > 10, True, f"records that the standby buffer has stored {row}")
+    s.expect(await s.total("publish_lost_on_disconnect_total"), 0, "lost publishes")

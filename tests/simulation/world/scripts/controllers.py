@@ -1,0 +1,309 @@
+"""Scripts about the metadata group: its leader, its majority, its data, and changes of its members."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+
+from liftpy.errors import CorruptionError, NoMajorityError, OutcomeUnknownError
+from tests.simulation.world.machine.scheduler import NS_PER_S
+from tests.simulation.world.scripts.stage import Stage, script
+
+
+@script()
+async def script_metadata_leader_is_killed(s: Stage) -> None:
+    """Given three controllers, when their leader is killed, another one leads within 3 s, and no partition waits for it."""
+    await s.create("orders", leader="n2")
+    old = await s.controller()
+    s.expect([await s.metric(node, "metadata_is_leader") for node in s.names], [float(node == old) for node in s.names])
+    await asyncio.sleep(1)
+    s.forget_log()
+    s[old].kill()
+    others = s.others(old)
+    await s.becomes(
+        lambda: any(s.count_log(node, "metadata.leadership_gained") for node in others), within_s=3, what="a new leader"
+    )
+    new = next(node for node in others if s.count_log(node, "metadata.leadership_gained"))
+    s.expect_in(f"INFO metadata.leadership_gained: metadata leader elected node={new} term=2", "\n".join(s.log(new)))
+    await asyncio.sleep(2)
+    for node in others:
+        s.expect((await s.status(node))["metadata_leader"], new, f"metadata leader that {node} knows")
+        s.expect((await s.client.admin.node_health(node))["health"], {"live": True, "ready": True, "synced": True}, "health")
+    s.expect(sum(s.count_log(node, "metadata.leadership_gained") for node in others), 1, "elections of a metadata leader")
+    await s.create("more")
+    await s.publish("orders", 3)
+    s.expect(await s.metric(new, "metadata_leader_changes_total"), 1, "changes of the metadata leader")
+    kinds = [(event["kind"], event.get("node", "")) for event in await s.events(new)]
+    s.expect(kinds.count(("node_fenced", old)), 1, "events of the session that ended")
+    await s.start(old)
+    await s.shows(lambda: s.isr("orders"), s.names)
+
+
+@script()
+async def script_majority_of_the_controllers_is_away(s: Stage) -> None:
+    """Given two of three controllers away, when an operator asks for a change, the error says who is missing. A start waits.
+
+    As soon as one of them is back, the cluster decides again.
+    """
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 5)
+    s["n1"].kill()
+    s["n3"].kill()
+    text = await s.fails(s.client.admin.create_stream("more", "more.x"), NoMajorityError)
+    s.expect_in("2 of 3 controllers do not answer (n1, n3).", text)
+    text = await s.fails(s.publish("orders", 1, first=5, timeout_s=5), OutcomeUnknownError)
+    s.expect_in("No ack from orders/0 on orders.x within 5.0 s. The message may be stored.", text)
+    await asyncio.sleep(5)
+    s.expect((await s.status("n2"))["metadata_leader"], "", "metadata leader that n2 knows")
+    s.expect(await s.metric("n2", "metadata_has_leader"), 0, "metric of the metadata leader")
+    health = await s.client.admin.node_health("n2")
+    s.expect(health["health"], {"live": True, "ready": False, "synced": False}, "health")
+    s.expect_in("nothing heard for * s", health["checks"]["metadata"])
+    s.forget_log()
+    await s.stop("n2")
+    s.expect_log(
+        "n2",
+        """
+        INFO node.leaderships_not_transferred: * reason=no controller can be reached: stopping without a transfer
+        INFO node.stop_not_reported: * reason=no controller can be reached: stopping
+        INFO node.stopped: node stopped node=n2 clean=yes *
+        """,
+        about="node.",
+    )
+    s.forget_log()
+    s["n2"].start()
+    await asyncio.sleep(10)
+    s.expect(s["n2"].is_ready, False, "n2 is ready")
+    s.expect_log(
+        "n2",
+        "WARNING metadata.waiting: controller waits node=n2 reason=waits for a leader of the metadata group; not connected: n1, n3",
+    )
+    await s.start("n3")
+    await s.becomes(lambda: s["n2"].is_ready, within_s=5, what="n2 is ready")
+    await s.shows(lambda: s.isr("orders"), ["n2", "n3"])
+    await s.publish("orders", 2, first=6)
+    s.expect(await s.read("orders"), [b"record-%d" % number for number in range(8)], "records")
+
+
+@script(starts=False)
+async def script_first_start_waits_for_all_controllers(s: Stage) -> None:
+    """Given a new cluster, when only two of three controllers start, they wait and say for whom. The third one completes the group."""
+    s["n1"].start()
+    s["n2"].start()
+    await asyncio.sleep(15)
+    for node in ("n1", "n2"):
+        s.expect(s[node].is_ready, False, f"{node} is ready")
+        s.expect_in(
+            "WARNING metadata.waiting: controller waits node=* reason=waits for n3: the first start *", "\n".join(s.log(node))
+        )
+        s.expect(s.count_log(node, "metadata.waiting") <= 3, True, "few log lines about the wait")
+    await s.start("n3")
+    await s.becomes(lambda: all(s[node].is_ready for node in s.names), within_s=5, what="all nodes are ready")
+    await s.create("orders")
+    await s.publish("orders", 1)
+
+
+@script(long=True)
+async def script_controller_loses_its_data_or_gets_an_older_copy(s: Stage) -> None:
+    """Given a controller whose raft directory is emptied or older, when it starts, it has no vote until it has caught up.
+
+    It and its peers say so, and afterwards the group has three voters again.
+    """
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 5)
+    folder = s["n1"].disk.folder / "raft"
+    older = s.world.folder / "older"
+    await s.stop("n1")
+    shutil.copytree(folder, older)
+    await s.start("n1")
+    for number in range(5):
+        await s.create(f"more{number}")
+    for is_older in (False, True):
+        await s.stop("n1")
+        shutil.rmtree(folder)
+        if is_older:
+            shutil.copytree(older, folder)
+        s.forget_log()
+        await s.start("n1")
+        await asyncio.sleep(3)
+        s.expect_log(
+            "n1",
+            ("ERROR metadata.directory_went_back: older raft directory found known_by=n*\n" if is_older else "")
+            + "INFO metadata.voter_added: controller votes node=n1\n",
+            about="metadata.",
+        )
+        for node in ("n2", "n3"):
+            s.expect_log(
+                node,
+                """
+                WARNING metadata.peer_directory: raft directory of a peer peer=n1 state=older: *
+                WARNING metadata.peer_directory: raft directory of a peer peer=n1 state=current: *
+                """,
+                about="metadata.",
+            )
+        s.expect((await s.status("n1"))["metadata_index"], (await s.status("n2"))["metadata_index"], "index of the metadata")
+    old = await s.controller()
+    for node in s.others("n1", old):
+        await s.stop(node)
+    await s.create("decided-with-n1")  # n1 is one of the two that vote
+    for is_older, wanted in (
+        (True, "went back in time, as with an older copy put back"),
+        (False, "is new or emptied, the group is not"),
+    ):
+        await s.stop("n1")
+        shutil.rmtree(folder)
+        if is_older:
+            shutil.copytree(older, folder)
+        if s[old].is_up:
+            await s.stop(old)
+        s["n2" if old != "n2" else "n3"].start()  # one of two others runs: it is no majority without n1
+        s.forget_log()
+        s["n1"].start()
+        await asyncio.sleep(8)
+        s.expect(s["n1"].is_ready, False, "n1 is ready")
+        s.expect_in(
+            f"WARNING metadata.waiting: controller waits node=n1 reason=waits for a leader *: its raft directory {wanted} (*",
+            "\n".join(s.log("n1")),
+        )
+    await s.start(old)
+    await s.becomes(lambda: s["n1"].is_ready, what="n1 is ready")
+
+
+@script()
+async def script_journal_of_a_controller_is_damaged(s: Stage) -> None:
+    """Given a controller whose journal has a flipped bit, when it starts, it ends and says what to do. Following it helps."""
+    await s.create("orders", leader="n2")
+    await s.stop("n1")
+    journal = s["n1"].disk.folder / "raft" / "journal"
+    data = bytearray(journal.read_bytes())
+    data[30] ^= 1
+    journal.write_bytes(bytes(data))
+    text = await s.start_fails(s["n1"], CorruptionError)
+    s.expect_in("journal is damaged at position 8.", text)
+    s.expect_in("If a majority of the controllers runs without this node, delete */n1/data/raft and start the node", text)
+    shutil.rmtree(journal.parent)
+    await s.start("n1")
+    await s.shows(lambda: s.isr("orders"), s.names)
+    s.expect((await s.status("n1"))["controller"], True, "n1 is a controller")
+
+
+@script(nodes=4)
+async def script_operator_replaces_a_controller(s: Stage) -> None:
+    """Given three controllers and one more node, when an operator adds it and removes another one, all nodes know the new list."""
+    await s.create("orders")
+
+    async def voters() -> list[list[str]]:
+        return [(await s.status(node))["controllers"]["voters"] for node in s.names]
+
+    async def roles() -> dict[str, bool]:
+        return {node: (await s.status(node))["controller"] for node in s.names}
+
+    s.expect(await roles(), {"n1": True, "n2": True, "n3": True, "n4": False}, "controllers")
+    s.forget_log()
+    await s.client.admin.change_controllers(add="n4")
+    await s.shows(voters, [["n1", "n2", "n3", "n4"]] * 4)
+    await s.shows(roles, dict.fromkeys(s.names, True))
+    await asyncio.sleep(1)
+    s.expect_log(
+        "n4",
+        """
+        INFO metadata.controller_starting: controller starting node=n4 reason=the controllers are n1, n2, n3; n4 becomes one *
+        INFO metadata.voter_added: controller votes node=n4
+        INFO metadata.became_controller: controller started node=n4
+        WARNING metadata.settings_differ: * settings=n1, n2, n3 log=n1, n2, n3, n4: using the log.*
+        """,
+        about="metadata.",
+    )
+    s.forget_log()
+    leader = await s.controller()
+    gone = next(node for node in s.names if node not in (leader, "n4"))
+    await s.client.admin.change_controllers(remove=gone)
+    left = [node for node in s.names if node != gone]
+    await s.shows(voters, [left] * 4, within_s=20)
+    await s.shows(roles, {node: node != gone for node in s.names}, within_s=20)
+    await asyncio.sleep(1)
+    s.expect_log(
+        gone,
+        f"""
+        WARNING metadata.controller_removed: controller removed node={gone} index=*
+        WARNING metadata.became_follower: controller stopped node={gone}: following the metadata feed
+        WARNING metadata.settings_differ: * settings=n1, n2, n3 log={", ".join(left)}: using the log.*
+        """,
+        about="metadata.",
+    )
+    changes = [event for event in await s.events() if event["kind"] == "controllers_changed"]
+    s.expect(changes[-1]["now"], " ".join(left), "newest list in the events")
+    await s.stop(leader)  # a majority of the new list is enough
+    await s.create("more")
+
+
+@script()
+async def script_controller_catches_up_by_a_snapshot(s: Stage) -> None:
+    """Given a controller that was away, when the others have written a snapshot, it gets the snapshot and knows everything."""
+    s.world.compact_after(1_000)
+    await s.create("orders", leader="n2")
+    s["n1"].kill()
+    for number in range(12):
+        await s.create(f"more{number}")
+    await asyncio.sleep(2)
+    s.expect([await s.metric(node, "metadata_compactions_total") >= 2 for node in ("n2", "n3")], [True, True], "snapshots")
+    s.expect([await s.metric(node, "metadata_journal_entries") < 12 for node in ("n2", "n3")], [True, True], "short journals")
+    await s.start("n1")
+    status = await s.status("n1")
+    s.expect(status["metadata_index"], (await s.status("n2"))["metadata_index"], "index of the metadata")
+    await s.shows(lambda: s.isr("orders"), s.names)
+    for name in s.others("n1"):
+        s[name].kill()
+    for name in s.others("n1"):
+        await s.start(name)
+    s.expect(len(await s.client.admin.list_streams()), 13, "streams")
+
+
+@script(nodes=4)
+async def script_node_that_is_no_controller_misses_changes(s: Stage) -> None:
+    """Given a node that follows the feed, when it was cut off during changes, it knows them soon after it is back."""
+    await s.create("orders")
+    s.world.network.partition("n4", "s1")
+    s.world.network.partition("s1", "n4")
+    for number in range(3):
+        await s.create(f"more{number}")
+    s.world.network.heal()
+
+    async def index() -> bool:
+        return bool((await s.status("n4"))["metadata_index"] == (await s.status("n1"))["metadata_index"])
+
+    await s.shows(index, True, within_s=20, what="n4 knows all changes")
+    s.expect((await s.status("n4"))["metadata_leader"], await s.controller(), "metadata leader that n4 knows")
+    counted = {node: await s.metric(node, "cluster_streams") for node in s.names}
+    s.expect(counted, {"n1": 4, "n2": 4, "n3": 4, "n4": 0}, "streams that controllers count")
+
+
+@script()
+async def script_clock_of_a_node_is_an_hour_ahead(s: Stage) -> None:
+    """Given a node with a wrong clock, when it has compared its clock, it deletes nothing by age, and says so. Then it heals."""
+    await s.create("orders", leader="n1", segment_bytes=4096, retention_age_s=1_800)
+    await s.publish("orders", 40, value=b"x" * 200)
+    await asyncio.sleep(5)
+    s.forget_log()
+    s["n2"].set_clock(wall_offset_ns=3_600 * NS_PER_S)
+    await s.becomes(lambda: s.count_log("n2", "node.clock_untrusted") == 1, within_s=40, what="the node notices its clock")
+    await asyncio.sleep(12)
+    s.expect_log(
+        "n2",
+        "WARNING node.clock_untrusted: wall clock not trusted reason=* of 2 other clocks differ by more than 60 s: pausing *",
+        about="clock",
+    )
+    s.expect([(await s.status(node))["clock"]["skew_s"] for node in s.names], [-0.0, 3600.0, 0.0], "differences of the clocks")
+    s.expect([await s.metric(node, "clock_untrusted") for node in s.names], [0, 1, 0], "untrusted clocks")
+    s.expect((await s.row("n2", "orders"))["log_start_offset"], 0, "first offset")
+    await s.client.admin.elect_leader("orders", 0, "n2")
+    await s.becomes(lambda: s.leader("orders") == "n2", what="n2 leads")
+    await s.publish("orders", 1)
+    newest = [record async for record in s.client.consume("orders", start=40, until="end")][-1]
+    true_ns = s.world.driver.wall_ns()
+    s.expect(abs(newest.timestamp_ns - true_ns) < 5 * NS_PER_S, True, "time of the record is that of the other clocks")
+    s["n2"].set_clock(wall_offset_ns=0)
+    await s.becomes(
+        lambda: s.count_log("n2", "INFO node.clock_trusted: wall clock trusted: *") == 1, within_s=40, what="it trusts it"
+    )
+    s.expect(await s.metric("n2", "clock_untrusted"), 0, "untrusted clock")

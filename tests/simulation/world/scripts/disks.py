@@ -1,0 +1,220 @@
+"""Scripts about disks: full, slow, failing, and with a flipped bit."""
+
+from __future__ import annotations
+
+import asyncio
+
+from liftpy.errors import PublishRejectedError
+from tests.simulation.world.machine.scheduler import NS_PER_S
+from tests.simulation.world.scripts.stage import Stage, script
+
+_VALUE = b"x" * 200
+
+
+@script()
+async def script_disk_is_full_and_has_room_again(s: Stage) -> None:
+    """Given a leader, when its disk is full, it rejects a publish with the reason, and another node leads.
+
+    A minute after there is room again, the node restarts to repair its logs, and joins the ISR.
+    """
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 5)
+    s.forget_log()
+    node = s["n2"]
+    node.disk.is_full = True
+    text = await s.fails(s.publish("orders", 1, timeout_s=3), PublishRejectedError)
+    s.expect_in("NO_SPACE", text)
+    await s.becomes(lambda: s.leader("orders") in ("n1", "n3"), within_s=2, what="another node leads")
+    s.expect(await s.publish("orders", 2, first=5), [5, 6], "offsets at the new leader")
+    await asyncio.sleep(4)
+    s.expect_log(
+        "n2",
+        """
+        ERROR replica.storage_failed: * partition=orders/0 error=Cannot write *: No space left on device.*
+        INFO replica.role_changed: * partition=orders/0 role=FAILED *
+        WARNING replica.transfer_requested: leadership given up partition=orders/0 reason=Cannot write *
+        CRITICAL metadata.controller_failed: controller failed error=Cannot write *: No space left on device.*: stopping it
+        ERROR metadata.controller_out_of_service: * node=n2 error=*: following the metadata feed, retrying every 5 s
+        """,
+    )
+    s.expect(await s.metric("n2", "disk_free_bytes"), 0, "free bytes")
+    s.expect(await s.metric("n2", "partitions_failed"), 1, "failed partitions")
+    s.expect(await s.metric("n2", "incidents_total", "storage_failure"), 1, "storage failures")
+    row = await s.row("n2", "orders")
+    s.expect((row["role"], row["storage_failed"], row["leader"] != "n2"), ("FAILED", True, True), "row of the failed replica")
+    s.expect((await s.status("n2"))["controller"], False, "n2 is a controller")
+    health = await s.client.admin.node_health("n2")
+    s.expect((health["health"]["live"], health["checks"]["space"] != ""), (True, True), "health of the full node")
+    s.forget_log()
+    node.disk.heal()
+    await s.becomes(lambda: bool(node.exits) and node.is_ready, within_s=80, what="the node restarts")
+    s.expect(node.exits, [75], "exit code")
+    s.expect(s.count_log("n2", "metadata.became_controller"), 1, "log lines about the controller")
+    s.expect_in(
+        "ERROR node.restart_for_repair: * log=orders/0 and 0 more, which the full disk had stopped", "\n".join(s.log("n2"))
+    )
+    s.expect(s.count_log("n2", "node.clock_untrusted"), 0, "log lines about the clock")
+    await s.shows(lambda: s.isr("orders"), s.names)
+    s.expect((await s.client.admin.node_health("n2"))["health"], {"live": True, "ready": True, "synced": True}, "health")
+
+
+@script()
+async def script_slow_flush_is_reported(s: Stage) -> None:
+    """Given a leader, when one flush takes 3 s, the node reports it, and publishes are acknowledged after it."""
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 5)
+    s.forget_log()
+    s["n2"].disk.delay_ns = 3 * NS_PER_S
+    began_s = s.now_s
+    s.expect(await s.publish("orders", 1, first=5, timeout_s=9), [5], "offset")
+    s.expect(s.now_s - began_s < 4, True, "ack within 4 s")
+    await s.shows(lambda: s.metric("n2", "incidents_total", "slow_flush"), 1)
+    await asyncio.sleep(2)
+    s.expect_log(
+        "n2", "WARNING disk.slow_flush: slow flush log=orders/0 seconds=3.0 slow_flushes=1: publishers wait.*", about="flush"
+    )
+    flushes = (await s.status("n2"))["flush_times"]
+    s.expect(2_900 < flushes["max_ms"] < 3_300, True, f"largest flush time {flushes}")
+    await s.shows(lambda: s.isr("orders"), s.names)
+
+
+@script()
+async def script_flush_fails_and_then_the_power_fails(s: Stage) -> None:
+    """Given a leader whose flush fails once, when all nodes lose their power, every acknowledged record is still there.
+
+    The kernel treats the pages of a failed flush as written. The node must write them again.
+    """
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 5)
+    s.forget_log()
+    for name in s.names:
+        s[name].disk.fail_next_flushes = 1
+        s[name].disk.keeps_unflushed = False
+    await s.publish("orders", 1, first=5, timeout_s=20)
+    for name in s.names:
+        s[name].power_cut(restart_after_ns=NS_PER_S)
+    await s.becomes(lambda: all(s[name].is_ready for name in s.names), within_s=30, what="the nodes are ready again")
+    await s.becomes(lambda: s.leader("orders") != "", within_s=30, what="a node leads")
+    values = await s.read("orders")
+    s.expect(values, [b"record-%d" % number for number in range(6)], "records after the power cut")
+
+
+@script()
+async def script_scrub_finds_a_flipped_bit_and_the_node_repairs_it(s: Stage) -> None:
+    """Given closed segments, when a bit of one flips, the scrub finds it, and the node gets the records from another replica."""
+    await s.create("orders", leader="n2", segment_bytes=4096)
+    await s.publish("orders", 60, value=_VALUE)
+    wanted = await s.read("orders")
+    s.forget_log()
+    node = s["n1"]
+    s.change_settings("n1", scrub_bytes_per_s=100_000)
+    node.disk.flip_bit()
+    await s.becomes(lambda: bool(node.exits) and node.is_ready, within_s=90, what="the node restarts")
+    await s.shows(lambda: s.isr("orders"), s.names)
+    await s.becomes(lambda: s.count_log("n1", "replica.repaired") == 1, within_s=70, what="the quarantined files are removed")
+    s.expect_log(
+        "n1",
+        """
+        INFO node.settings_reloaded: settings reloaded applied=scrub_bytes_per_s waiting_for_restart=none
+        ERROR scrub.damage: damage found partition=orders/0 error=Damaged batch *: its CRC-32C does not match.*
+        ERROR replica.storage_failed: storage failed partition=orders/0 error=Damaged batch *
+        INFO replica.role_changed: * partition=orders/0 role=FAILED *
+        WARNING isr.left: replica removed from the ISR partition=orders/0 reason=Damaged batch *
+        ERROR node.restart_for_repair: log damaged node=n1 log=orders/0: Damaged batch *: restarting to repair it
+        INFO node.transferring_leaderships: *
+        INFO replica.role_changed: * partition=orders/0 role=STOPPED *
+        INFO node.stopped: node stopped node=n1 clean=no *
+        ERROR log.damaged: log damaged log=*/orders-*/0 report=*
+        WARNING node.registered_with_warning: node registered warning=may have lost acknowledged data: out of 0 partitions *
+        INFO node.up: node started node=n1 incarnation=4
+        INFO partition.opened: partition opened partition=orders/0 log_start=0 newest_offset=* hw=*
+        WARNING log.recovered: log recovered partition=orders/0 report=*
+        INFO replica.role_changed: * partition=orders/0 role=FOLLOWER *
+        INFO jetstream.enabled: *
+        INFO replica.repaired: replica repaired partition=orders/0: removed quarantined files=*.behind-0
+        """,
+    )
+    s.expect(node.exits, [75], "exit code")
+    shown = (await s.status("n1"))["scrub"]
+    s.expect(shown["findings"], 1, "findings in the status")
+    s.expect_in("orders/0: *: Damaged batch", shown["last_finding"])
+    s.expect(await s.metric("n1", "scrub_damage_total"), 1, "findings of the scrub")
+    s.expect(await s.metric("n1", "damaged_segments_total"), 1, "damaged segments")
+    await s.client.admin.elect_leader("orders", 0, "n1")
+    await s.becomes(lambda: s.leader("orders") == "n1", what="n1 leads")
+    s.expect(await s.read("orders") == wanted, True, "the records of the repaired replica are those of the others")
+
+
+@script(long=True)
+async def script_scrub_reads_closed_segments_at_its_rate(s: Stage) -> None:
+    """Given a scrub that is allowed 300 bytes a second, when segments are closed, it reads each of them, but not all at once."""
+    for name in s.names:
+        s.change_settings(name, scrub_bytes_per_s=300)
+    await s.create("orders", leader="n2", segment_bytes=4096)
+    await s.publish("orders", 100, value=_VALUE)
+    await asyncio.sleep(2)
+    early_bytes = await s.metric("n1", "scrub_bytes_total")
+    closed_bytes = (await s.row("n1", "orders"))["log_bytes"] - 4096
+    s.expect(early_bytes < closed_bytes / 2, True, f"{early_bytes:g} bytes of {closed_bytes} were read within 2 s")
+
+    async def has_read_all() -> bool:
+        return bool(await s.metric("n1", "scrub_bytes_total") >= closed_bytes)
+
+    await s.shows(has_read_all, True, within_s=90, what="all closed segments are read")
+    shown = (await s.status("n1"))["scrub"]
+    s.expect((shown["findings"], shown["last_finding"], shown["bytes_per_s"]), (0, "", 300), "status of the scrub")
+    s.expect(shown["checked_bytes"], shown["read_bytes"], "checked bytes")
+    s.change_settings("n1", scrub_bytes_per_s=0)
+    await s.publish("orders", 40, value=_VALUE)
+    await asyncio.sleep(10)
+    s.expect((await s.status("n1"))["scrub"]["read_bytes"], shown["read_bytes"], "bytes that a scrub without rate reads")
+
+
+@script()
+async def script_leader_meets_damage_while_a_follower_fetches(s: Stage) -> None:
+    """Given a leader with a flipped bit in an old segment, when a follower needs these records, another replica gives them.
+
+    The leader counts the failed read, gives up the leadership, and repairs its log.
+    """
+    await s.create("orders", leader="n2", segment_bytes=4096)
+    await s.stop("n1")
+    await s.publish("orders", 60, value=_VALUE)
+    for name in ("n2", "n3"):
+        s.change_settings(name, scrub_bytes_per_s=0)
+    s.forget_log()
+    s["n2"].disk.flip_bit()
+    s["n1"].start()
+    await s.becomes(lambda: bool(s["n2"].exits), within_s=20, what="n2 restarts to repair its log")
+    s.expect(
+        s.count_log("n2", "WARNING replica.served_wrong_bytes: replica fetched damaged bytes partition=orders/0 replica=n1 *"),
+        1,
+        "log lines",
+    )
+    s.expect(
+        s.count_log("n1", "WARNING replication.damaged: batch from the leader damaged partition=orders/0 offset=*"),
+        1,
+        "log lines",
+    )
+    await s.shows(lambda: s.isr("orders"), s.names, within_s=30)
+    s.expect(await s.read("orders"), [_VALUE + b"-%d" % number for number in range(60)], "records")
+
+
+@script()
+async def script_leader_cannot_read_for_a_follower(s: Stage) -> None:
+    """Given a leader whose disk fails one read, when a follower fetches, the leader counts it. The follower gets all records later."""
+    await s.create("orders", leader="n2")
+    await s.stop("n1")
+    await s.publish("orders", 60, value=_VALUE)
+    s.forget_log()
+    s["n2"].disk.fail_next_reads = 1
+    await s.start("n1")
+    await s.shows(lambda: s.isr("orders"), s.names, within_s=20)
+    s.expect(s["n2"].disk.fail_next_reads, 0, "reads that are to fail")
+    s.expect(await s.metric("n2", "incidents_total", "fetch_read_failed"), 1, "failed reads for followers")
+    s.expect_log(
+        "n2",
+        "WARNING replication.read_failed: batch not read for a follower partition=orders/0 offset=0 error=*",
+        about="replication.",
+    )
+    s.expect((await s.row("n1", "orders"))["high_watermark"], 59, "high watermark of the follower")
+    s.expect(s.leader("orders"), "n2", "leader")

@@ -1,0 +1,99 @@
+"""Scripts about what a node rejects and drops, and about the figures of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import replication_pb2 as pb
+from tests.simulation.world.machine.scheduler import NS_PER_S
+from tests.simulation.world.scripts.stage import Stage, script
+
+
+@script(ingest_queue_bytes=40_000, ingest_queue_records=100)
+async def script_queue_of_a_partition_is_full(s: Stage) -> None:
+    """Given a leader with a slow disk, when more publishes come than may wait, it drops the plain ones and says how many.
+
+    Each dropped or stored message is counted once, and afterwards everything is as before.
+    """
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 1)
+    connection = s.client.transport.connection
+    s.forget_log()
+    for name in s.names:
+        s[name].disk.delay_ns = NS_PER_S // 2
+    for number in range(400):
+        await connection.publish("orders.x", b"plain-%d" % number)
+    await asyncio.sleep(3)
+    values = await s.read("orders")
+    stored = sum(value.startswith(b"plain") for value in values)
+    row = await s.row("n2", "orders")
+    s.expect(
+        (row["dropped"], row["overloaded"]), ({"overloaded": 400 - stored}, 400 - stored), "dropped messages of the status"
+    )
+    s.expect(100 <= stored < 400, True, f"{stored} stored messages")
+    said = [int(line.partition("counts=")[2].partition(" of orders/0: overloaded")[0]) for line in s.log("n2", least="WARNING")]
+    s.expect((sum(said), len(said) <= 2), (400 - stored, True), "dropped messages of the log lines")
+    s.expect(row["held_bytes"], 0, "bytes that wait")
+    s.expect(await s.publish("orders", 3, first=1), [stored + 1, stored + 2, stored + 3], "offsets after the overload")
+
+
+@script()
+async def script_strangers_send_what_no_node_understands(s: Stage) -> None:
+    """Given a node, when strangers send invalid frames to its subjects, it counts each of them by name and does nothing else."""
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 3)
+    await asyncio.sleep(1)
+    s.forget_log()
+    connection = s.client.transport.connection
+    subjects = sorted(
+        {
+            subscription.pattern
+            for client in s.world.nats.servers[0].clients.values()
+            if client.name.startswith("liftpy-n2")
+            for subscription in client.subscriptions.values()
+            if not any(part in subscription.pattern for part in ("*", ">", "inbox", "status", "orders.x"))
+        }
+    )
+    for subject in subjects:
+        await connection.publish(subject, b"garbage")
+        await connection.publish(subject, frames.seal(pb.StateRequest(partition=7)), reply="_INBOX.a.b")
+    await asyncio.sleep(2)
+    s.expect(
+        (await s.status("n2"))["refused"],
+        {
+            "no envelope": 4,
+            "contents": 2,
+            "addressee": 1,
+            "message type": 2,
+            "invalid reply subject": 3,
+            "metadata: message type": 2,
+            "metadata: invalid reply subject": 4,
+        },
+        "rejected messages",
+    )
+    s.expect(s.log("n2"), [], "log lines")
+    await s.publish("orders", 2, first=3)
+    s.expect(await s.read("orders"), [b"record-%d" % number for number in range(5)], "records")
+
+
+@script(state_checkpoint_bytes=500_000)
+async def script_message_ids_survive_a_restart(s: Stage) -> None:
+    """Given message ids in a state file, when all nodes restart, they read the file instead of the log, and know the ids."""
+    await s.create("orders", leader="n2")
+    for number in range(20):
+        await s.client.publish("orders", (b"record-%d" % number).ljust(100_000), msg_id=f"id-{number}")
+    await asyncio.sleep(3)
+    s.expect([(await s.row(node, "orders"))["states_written"] > 0 for node in s.names], [True] * 3, "written state files")
+    s.expect([(await s.row(node, "orders"))["states_failed"] for node in s.names], [0, 0, 0], "failed writes")
+    for node in s.names:
+        await s.stop(node)
+        await s.start(node)
+    await s.shows(lambda: s.isr("orders"), s.names)
+    row = await s.row(s.leader("orders"), "orders")
+    s.expect((row["message_ids"], row["message_ids_state"]), (20, "whole"), "message ids")
+    s.expect(row["replayed_bytes"] < 1_000_000, True, "few bytes of the log are read again")
+    s.expect(await s.total("incidents_total", "dedup_state_discarded"), 0, "discarded state files")
+    acks = [await s.client.publish("orders", b"again", msg_id=f"id-{number}") for number in range(20)]
+    s.expect([ack.offset for ack in acks], list(range(20)), "offsets of repeated messages")
+    s.expect(len(await s.read("orders")), 20, "records")

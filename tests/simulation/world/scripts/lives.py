@@ -1,0 +1,135 @@
+"""Scripts about the life of a node: its start, its end, its restart, and what it says about them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from liftpy.errors import FencedError, WrongDataDirectoryError
+from tests.simulation.world.machine.scheduler import NS_PER_S
+from tests.simulation.world.scripts.stage import Stage, script
+
+_HARD_STOP_S = 12.0
+"""Maximum duration of a stop: docs/operating.md, "Supervisors"."""
+
+
+@script(controllers=1)
+async def script_follower_stops_starts_and_is_killed(s: Stage) -> None:
+    """Given a follower, when an operator stops it, it leaves the ISR at once, and a restart continues where it was.
+
+    After a kill, its session ends first.
+    """
+    await s.create("orders", leader="n1")
+    await s.publish("orders", 5)
+    seen = (await s.events())[-1]["index"]
+    s.forget_log()
+    await s.stop("n2")
+    await s.shows(lambda: s.isr("orders"), ["n1", "n3"], within_s=0.5)
+    s.expect_log(
+        "n2",
+        """
+        INFO node.transferring_leaderships: transferring leaderships result=0 partitions move, 0 have nobody to move to
+        INFO replica.role_changed: * partition=orders/0 role=STOPPED *
+        INFO node.stopped: node stopped node=n2 clean=yes seconds=0.0*
+        """,
+    )
+    s.expect_log("n1", "INFO isr.changed: ISR changed partition=orders/0 isr=n1, n3")
+    await s.publish("orders", 5, first=5)
+    s.forget_log()
+    await s.start("n2")
+    await s.shows(lambda: s.isr("orders"), ["n1", "n2", "n3"], within_s=1)
+    s.expect_log(
+        "n2",
+        """
+        INFO node.up: node started node=n2 incarnation=4
+        INFO partition.opened: partition opened partition=orders/0 log_start=0 newest_offset=4 hw=*
+        INFO replica.role_changed: * partition=orders/0 role=FOLLOWER *
+        INFO jetstream.enabled: JetStream read API started subject=$JS.hub.API.>
+        """,
+    )
+    s.expect((await s.row("n2", "orders"))["high_watermark"], 9, "high watermark of the follower")
+    s.forget_log()
+    s["n2"].kill()
+    await s.shows(lambda: s.isr("orders"), ["n1", "n3"], within_s=3)
+    s.expect_log("n1", "INFO isr.changed: ISR changed partition=orders/0 isr=n1, n3")
+    await s.start("n2")
+    await s.shows(lambda: s.isr("orders"), ["n1", "n2", "n3"], within_s=1)
+    changes = [(await s.metric(node, "isr_shrinks_total"), await s.metric(node, "isr_expands_total")) for node in s.names]
+    s.expect(changes, [(2, 2), (0, 0), (0, 0)], "changes of the ISR that the nodes have counted")
+    s.expect(
+        [
+            (event["kind"], event.get("node", ""), event.get("now", "").partition(" of")[0])
+            for event in await s.events()
+            if event["index"] > seen and (event["kind"].startswith("node") or event["kind"] == "isr_changed")
+        ],
+        [
+            ("node_fenced", "n2", ""),
+            ("isr_changed", "", "n1 n3"),
+            ("node_registered", "n2", "incarnation 4"),
+            ("isr_changed", "", "n1 n2 n3"),
+            ("node_fenced", "n2", ""),
+            ("isr_changed", "", "n1 n3"),
+            ("node_registered", "n2", "incarnation 5"),
+            ("isr_changed", "", "n1 n2 n3"),
+        ],
+        "events",
+    )
+
+
+@script()
+async def script_node_whose_disk_hangs_ends_within_the_time_of_a_stop(s: Stage) -> None:
+    """Given a disk that hangs, when an operator stops the node, its process ends after 12 s at the latest."""
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 5)
+    node = s["n2"]
+    node.wants_restart = False
+    node.disk.hang_ns = 600 * NS_PER_S
+    s.forget_log()
+    node.terminate()
+    took_s = await s.becomes(lambda: not node.is_up, within_s=30, what="the process ends")
+    s.expect(took_s <= _HARD_STOP_S + 0.1, True, f"end within {_HARD_STOP_S:g} s instead of {took_s:.1f} s")
+    s.expect(node.exits, [1], "exit code")
+    s.expect(
+        s.count_log("n2", "node.stop_timeout: stop not complete seconds=12: forcing exit"), 1, "log lines about the forced end"
+    )
+
+
+@script()
+async def script_second_process_of_a_node_does_not_start(s: Stage) -> None:
+    """Given a node that runs, when a second process starts under its id with other data, it ends and names the first one."""
+    await s.create("orders", leader="n2")
+    twin = s.add_node("n2", folder="twin")
+    s.forget_log()
+    twin.start()
+    error = await s.start_fails(twin, FencedError)
+    s.expect_in("n2", error)
+    s.expect_log("n2", "", about="node.up")
+    await s.publish("orders", 3)
+    s.expect(s.leader("orders"), "n2", "leader")
+    s.expect(s["n2"].exits, [], "ends of the first process")
+
+
+@script(nodes=1, controllers=1, starts=False)
+async def script_directory_of_another_node_is_refused(s: Stage) -> None:
+    """Given the data directory of a node, when a node with another id starts in it, it ends without a restart."""
+    await s.start("n1")
+    await s.stop("n1")
+    other = s.add_node("n9", folder="n1")
+    text = await s.start_fails(other, WrongDataDirectoryError)
+    s.expect_in("belongs to node 'n1', not to 'n9'", text)
+    s.world.nodes.remove(other)
+
+
+@script(nodes=1, controllers=1, users=False)
+async def script_only_node_is_stopped_at_once(s: Stage) -> None:
+    """Given a cluster of one node, when it gets SIGINT or SIGTERM, it stops without a transfer and keeps all records."""
+    await s.create("orders")
+    await s.publish("orders", 3)
+    s.forget_log()
+    await s.stop()
+    s.expect_log("n1", "INFO node.stopped: node stopped node=n1 clean=yes seconds=*", about="node.stop")
+    await s.start()
+    await s.publish("orders", 2, first=3)
+    s.expect(await s.read("orders"), [b"record-%d" % number for number in range(5)], "records")
+    s.expect((await s.status("n1"))["controllers"]["voters"], ["n1"], "controllers")
+    await asyncio.sleep(1)
+    s.expect((await s.client.admin.node_health("n1"))["health"], {"live": True, "ready": True, "synced": True}, "health")

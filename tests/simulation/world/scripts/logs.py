@@ -1,0 +1,222 @@
+"""Scripts about the records of a stream: retention, compaction, deletion, copies, and idle partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from liftpy.config import FlushPolicy
+from tests.simulation.world.machine.scheduler import NS_PER_S
+from tests.simulation.world.scripts.stage import Stage, script
+
+_VALUE = b"x" * 200
+
+
+@script(long=True)
+async def script_retention_and_compaction_delete_on_all_replicas(s: Stage) -> None:
+    """Given limits of size and age and a compacted stream, when time passes, all replicas delete the same records.
+
+    The newest record of each key stays, and each node logs the compaction once.
+    """
+    await s.create("sized", leader="n2", segment_bytes=4096, retention_bytes=10_000)
+    await s.create("aged", leader="n2", segment_bytes=4096, retention_age_s=20)
+    await s.create("keyed", leader="n2", segment_bytes=4096, compaction=True, delete_retention_s=0.0, dedup_window_s=1.0)
+    await s.publish("sized", 80, value=_VALUE)
+    await s.publish("aged", 30, value=_VALUE)
+    for number in range(60):
+        await s.client.publish("keyed", b"value-%d" % number, key=b"key-%d" % (number % 5))
+    s.forget_log()
+    await asyncio.sleep(10)
+    s.expect(
+        {(await s.row(node, "aged"))["log_start_offset"] for node in s.names}, {0}, "first offsets before the age is reached"
+    )
+    await s.becomes(lambda: all(s.count_log(node, "log.compacted") for node in s.names), within_s=90, what="the compaction")
+
+    async def aged() -> set[int]:
+        return {(await s.row(node, "aged"))["log_start_offset"] for node in s.names}
+
+    await s.shows(aged, {30}, within_s=60, what="first offsets of aged")
+    rows = [(await s.row(node, "sized")) for node in s.names]
+    starts = {row["log_start_offset"] for row in rows}
+    s.expect(len(starts), 1, "number of first offsets of sized")
+    sizes = {row["log_bytes"] for row in rows}
+    s.expect(all(10_000 <= size < 10_000 + 2 * 4096 for size in sizes), True, f"sizes {sizes} of sized")
+    s.expect(len(await s.read("sized")), 80 - starts.pop(), "records of sized")
+    rows = [(await s.row(node, "aged")) for node in s.names]
+    s.expect({(row["log_start_offset"], row["newest_offset"], row["log_bytes"]) for row in rows}, {(30, 29, 0)}, "aged")
+    s.expect(await s.read("aged"), [], "records of aged")
+    for node in s.names:
+        s.expect_log(node, "INFO log.compacted: log compacted partition=keyed/0 removed_records=*", about="log.")
+    kept = [(record.key, record.value) async for record in s.client.consume("keyed", until="end")]
+    s.expect(dict(kept), {b"key-%d" % number: b"value-%d" % (55 + number) for number in range(5)}, "newest records")
+    s.expect(len(kept) < 30, True, "few records are left")
+    folder = s["n1"].disk.folder / "streams"
+    s.expect(len(list(folder.glob("aged-*/0/*.log"))), 1, "segment files of aged")
+
+
+@script(nodes=4)
+async def script_stream_is_deleted_while_a_replica_is_away(s: Stage) -> None:
+    """Given a node that is away, when its streams are deleted or moved, it removes its copies after its return, and says so."""
+    await s.create("orders", partitions=1)
+    await s.create("other")
+    stream = await s.client.admin.stream("other")
+    away = next(node for node in stream.partitions[0].replicas if node != stream.partitions[0].leader)
+    await s.publish("other", 3)
+    await s.stop(away)
+    s.forget_log()
+    await s.client.admin.delete_stream("other")
+    for node in s.others(away):
+        here = node in stream.partitions[0].replicas
+        await s.becomes(lambda: s.count_log(node, "partition.deleted") == here, what=f"{node} deletes it")  # noqa: B023
+        s.expect(list((s[node].disk.folder / "streams").glob("other-*/0")), [], f"folders of {node}")
+    await s.start(away)
+    unknown = await s.unknown_streams(away)
+    s.expect([name.rpartition("-")[0].rpartition("-")[0] for name in unknown], ["other"], "unknown streams of the node")
+    s.expect(
+        s.count_log(away, f"WARNING node.unknown_directory: unknown stream directory={unknown[0]}: keeping it.*"),
+        1,
+        "log lines",
+    )
+    await s.client.admin.remove_data(away, unknown)
+    s.expect(list((s[away].disk.folder / "streams").glob("other-*/0")), [], f"folders of {away}")
+    s.expect(s.count_log(away, f"partition.unknown_data_removed: * directory={unknown[0]} bytes=*"), 1, "log lines")
+    s.expect(await s.unknown_streams(away), [], "unknown streams after the removal")
+    s[away].power_cut(restart_after_ns=NS_PER_S)
+    await s.becomes(lambda: s[away].is_ready, within_s=20, what="it is ready after a power cut")
+    s.expect(await s.unknown_streams(away), [], "unknown streams after a power cut")
+    orders = await s.client.admin.stream("orders")
+    await s.client.admin.remove_data(away, [f"orders-{orders.uid}"])
+    s.expect(
+        len(list((s[away].disk.folder / "streams").glob("orders-*/0"))),
+        away in orders.partitions[0].replicas,
+        "known streams stay",
+    )
+
+
+@script(nodes=4)
+async def script_replica_moves_to_another_node(s: Stage) -> None:
+    """Given a partition on three of four nodes, when an operator moves a replica, one node copies it and one deletes it."""
+    await s.create("orders", segment_bytes=4096)
+    await s.publish("orders", 100, value=_VALUE)
+    stream = await s.client.admin.stream("orders")
+    before = stream.partitions[0]
+    target = s.others(*before.replicas)[0]
+    source = next(node for node in before.replicas if node != before.leader)
+    replicas = [target, *(node for node in before.replicas if node != source)]
+    s.forget_log()
+    await s.client.admin.reassign(stream, 0, replicas)
+    await s.shows(lambda: s.isr("orders"), sorted(replicas))
+    await s.becomes(lambda: s.count_log(source, "partition.deleted") == 1, what=f"{source} deletes it")
+    s.expect((await s.client.admin.stream("orders")).partitions[0].target, (), "target of the move")
+    s.expect(list((s[source].disk.folder / "streams").glob("orders-*/0")), [], f"folders of {source}")
+    s.expect(await s.row(source, "orders"), {}, f"row of {source}")
+    s.expect((await s.row(target, "orders"))["high_watermark"], 99, "high watermark of the new replica")
+    s.expect(await s.metric(target, "replica_copy_bytes_total") >= 100 * 200, True, "copied bytes")
+    s.expect(s.count_log(target, "partition.opened"), 1, "log lines of the new replica")
+    events = Counter(event["kind"] for event in await s.events() if event.get("stream") == "orders")
+    s.expect(dict(events), {"request": 2, "isr_changed": 2, "replicas_changed": 2, "stream_created": 1}, "events of the stream")
+
+
+@script(nodes=4)
+async def script_replica_moves_away_while_its_node_is_down(s: Stage) -> None:
+    """Given a node that is down, when an operator moves its replica to another node, it deletes its copy after its start."""
+    await s.create("orders")
+    await s.publish("orders", 10)
+    stream = await s.client.admin.stream("orders")
+    before = stream.partitions[0]
+    target = s.others(*before.replicas)[0]
+    source = next(node for node in before.replicas if node != before.leader)
+    await s.stop(source)
+    replicas = [target, *(node for node in before.replicas if node != source)]
+    await s.client.admin.reassign(stream, 0, replicas)
+    await s.shows(lambda: s.isr("orders"), sorted(replicas))
+    s.forget_log()
+    await s.start(source)
+    await s.becomes(lambda: s.count_log(source, "partition.deleted") == 1, what=f"{source} deletes its copy")
+    s.expect_log(
+        source,
+        "INFO partition.deleted_moved_away: partition deleted partition=orders/0: it has left this node*",
+        about="partition.",
+    )
+    s.expect(list((s[source].disk.folder / "streams").glob("orders-*/0")), [], f"folders of {source}")
+    s.expect(await s.unknown_streams(source), [], "unknown streams")
+
+
+@script(nodes=4)
+async def script_drained_node_leads_nothing_and_has_no_replicas(s: Stage) -> None:
+    """Given an operator who drains a node, when the drain is done, the node has no replica, and can be removed after its stop."""
+    await s.create("orders", partitions=4)
+    for partition in range(4):
+        await s.publish("orders", 5, partition=partition)
+    await s.client.admin.set_node("n4", leaving=True)
+
+    async def replicas() -> int:
+        return sum("n4" in one.replicas for one in (await s.client.admin.stream("orders")).partitions)
+
+    await s.shows(replicas, 0, within_s=40, what="replicas of the drained node")
+    await s.shows(lambda: s.metric("n4", "partitions"), 0, what="partitions that the drained node counts")
+    await s.stop("n4")
+    await asyncio.sleep(1)
+    await s.client.admin.remove_node("n4")
+    s.expect(sorted((await s.client.admin.describe_cluster()).image.nodes), ["n1", "n2", "n3"], "nodes")
+    for partition in range(4):
+        s.expect(len(await s.read("orders", partition)), 5, "records")
+
+
+@script()
+async def script_idle_partitions_cost_few_messages(s: Stage) -> None:
+    """Given partitions without publishes, when time passes, each pair of nodes exchanges a message a second, and none per partition.
+
+    A record that comes then is committed at once.
+    """
+    await s.create("orders", partitions=12)
+    for partition in range(12):
+        await s.publish("orders", 1, partition=partition)
+    await asyncio.sleep(10)
+    since = len(s.messages)
+    await asyncio.sleep(10)
+    kinds = Counter(subject.split(".")[1] for subject in s.subjects("liftpy.", since))
+    s.expect(kinds["replicate"], 0, "fetches of single partitions")
+    s.expect(50 <= kinds["notify"] <= 62, True, f"notifications in 10 s, {kinds['notify']}")
+    s.expect(kinds["control"], 80, "heartbeats in 10 s: four a second of two nodes")
+    s.expect(kinds["raft"] <= 260, True, f"messages of the metadata group in 10 s, {kinds['raft']}")
+    s.expect(kinds["feed"] in (20, 21), True, f"messages of the feed in 10 s, {kinds['feed']}")
+    quiet = [await s.metric(node, "partitions_quiet") for node in s.names]
+    s.expect(sum(quiet), 24, "quiet replicas")
+    s.expect([await s.metric(node, "incidents_total", "idle_poll_timeout") for node in s.names], [0, 0, 0], "lost polls")
+    began_s = s.now_s
+    await s.publish("orders", 1, partition=5)
+    s.expect(
+        s.now_s - began_s < 0.05, True, f"a record of an idle partition is committed at once, it took {s.now_s - began_s:.3f} s"
+    )
+
+
+@script()
+async def script_record_larger_than_a_response_is_replicated(s: Stage) -> None:
+    """Given records of nearly the largest size of a NATS message, when a follower returns, it fetches them in pieces."""
+    await s.create("orders", leader="n2")
+    await s.stop("n1")
+    big = b"b" * 1_040_000
+    await s.client.publish("orders", big)
+    await s.publish("orders", 3)
+    await s.client.publish("orders", big)
+    await s.start("n1")
+    await s.shows(lambda: s.isr("orders"), s.names, within_s=20)
+    await s.client.admin.elect_leader("orders", 0, "n1")
+    await s.becomes(lambda: s.leader("orders") == "n1", what="n1 leads")
+    s.expect([len(value) for value in await s.read("orders")], [1_040_000, 8, 8, 8, 1_040_000], "sizes of the records")
+
+
+@script()
+async def script_kill_after_lazy_flushes_loses_nothing_that_two_replicas_have(s: Stage) -> None:
+    """Given a stream that acknowledges before the flush, when a follower loses its power, it fetches the lost records again."""
+    await s.create("orders", leader="n2", flush=FlushPolicy.parse("interval:5s"))
+    await s.publish("orders", 20)
+    s.forget_log()
+    s["n1"].power_cut(restart_after_ns=NS_PER_S)
+    await s.becomes(lambda: s["n1"].is_ready, within_s=20, what="n1 is ready")
+    await s.shows(lambda: s.isr("orders"), s.names, within_s=20)
+    s.expect({(await s.row(node, "orders"))["high_watermark"] for node in s.names}, {19}, "high watermarks")
+    s.expect(s.count_log("n1", "log.suspect"), 0, "log lines about a suspect log")
+    await asyncio.sleep(6)
+    s.expect({(await s.row(node, "orders"))["flushed_offset"] for node in s.names}, {19}, "flushed offsets")

@@ -1,0 +1,80 @@
+"""Scripts about nodes with several processes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sidecar.workers import workers
+from tests.simulation.world.scripts.stage import Stage, script
+
+
+@script(workers=2)
+async def script_partitions_of_a_node_with_two_processes(s: Stage) -> None:
+    """Given nodes with two processes, when records come, status and metrics of a node show the partitions of both."""
+    await s.create("orders", partitions=6)
+    for partition in range(6):
+        await s.publish("orders", 5, partition=partition)
+    await asyncio.sleep(1)
+    leaders: dict[int, str] = {}
+    for node in s.names:
+        status = await s.status(node)
+        rows = status["partitions"]
+        s.expect([row["partition"] for row in rows], list(range(6)), f"partitions of {node}")
+        s.expect({row["high_watermark"] for row in rows}, {4}, f"high watermarks of {node}")
+        led = [row["partition"] for row in rows if row["role"] == "LEADER"]
+        leaders |= dict.fromkeys(led, node)
+        s.expect(await s.metric(node, "partitions", "leader"), len(led), f"partitions that {node} leads")
+        s.expect(await s.metric(node, "partitions"), 6, f"partitions of {node}")
+        s.expect(await s.metric(node, "ingest_records_total"), 5 * len(led), f"records that {node} has received")
+        s.expect(await s.metric(node, "log_size_bytes"), sum(row["log_bytes"] for row in rows), f"bytes of {node}")
+        s.expect(await s.metric(node, "read_records_total"), 0, f"records that {node} has read")
+    s.expect(leaders, {number: s.leader("orders", number) for number in range(6)}, "leaders")
+    for partition in range(6):
+        s.expect(len(await s.read("orders", partition)), 5, "records")
+    await s.shows(lambda: s.total("read_records_total"), 30, what="records that all nodes have read")
+    # Both processes take new settings, and both stop.
+    s.change_settings("n2", scrub_bytes_per_s=7_000)
+    await asyncio.sleep(1)
+    s.expect((await s.status("n2"))["scrub"]["bytes_per_s"], 7_000, "rate of the scrub")
+
+
+@script(workers=2)
+async def script_process_of_a_node_dies(s: Stage) -> None:
+    """Given a node with two processes, when one is killed, the other one ends with it, and the supervisor restarts both."""
+    await s.create("orders", partitions=4)
+    for partition in range(4):
+        await s.publish("orders", 5, partition=partition)
+    s.forget_log()
+    s["n2"].process.children[0].end(-9)  # type: ignore[union-attr]
+    await s.becomes(lambda: len(s["n2"].exits) == 1 and s["n2"].is_ready, what="the node restarts")
+    s.expect(s["n2"].exits, [1], "exit code")
+    for partition in range(4):
+        await s.shows(lambda: s.isr("orders", partition), s.names)  # noqa: B023
+        await s.publish("orders", 5, first=5, partition=partition)
+
+    async def marks() -> set[int]:
+        return {row["high_watermark"] for row in (await s.status("n2"))["partitions"]}
+
+    await s.shows(marks, {9}, within_s=1, what="high watermarks")
+
+
+@script(workers=2, long=True)
+async def script_idle_partitions_of_two_processes(s: Stage) -> None:
+    """Given idle partitions in two processes, when time passes, no replica fetches alone, and a record is committed at once."""
+    workers.MOST_AT_ONCE = 4  # more than two other nodes need
+    await s.create("orders", partitions=8)
+    for partition in range(8):
+        await s.publish("orders", 1, partition=partition)
+    await asyncio.sleep(12)
+    since = len(s.messages)
+    await asyncio.sleep(10)
+    subjects = s.subjects("liftpy.", since)
+    s.expect([one for one in subjects if ".replicate" in one], [], "fetches of single partitions")
+    s.expect(sum([await s.metric(node, "partitions_quiet") for node in s.names]), 16, "quiet replicas")
+    s.expect([await s.metric(node, "incidents_total", "idle_poll_timeout") for node in s.names], [0, 0, 0], "lost polls")
+    began_s = s.now_s
+    for partition in range(8):
+        await s.publish("orders", 1, partition=partition)
+    s.expect(
+        s.now_s - began_s < 0.2, True, f"records of idle partitions are committed at once, it took {s.now_s - began_s:.3f} s"
+    )

@@ -1,0 +1,214 @@
+"""Scripts about consumer groups, queues, services and JetStream readers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+
+from liftpy.client.group import GroupOptions
+from liftpy.client.queue import Job, QueueOptions
+from tests.simulation.world.scripts.stage import Stage, script
+
+
+@script()
+async def script_lag_of_a_group(s: Stage) -> None:
+    """Given a group that has read some records, when more come, the nodes report its lag in records and in time.
+
+    When its coordinator dies, another node takes over, and the group continues at its position.
+    """
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 10)
+
+    async def read(count: int) -> list[int]:
+        found: list[int] = []
+        async with s.client.group("readers", ["orders"], options=GroupOptions(auto_commit_s=0.2)) as group:
+            while len(found) < count:
+                found.append((await anext(group)).offset)
+            await group.commit()
+        return found
+
+    async def rows() -> list[tuple[int, int]]:
+        found = []
+        for node in s.world.nodes:
+            if node.is_ready:
+                answer = await s.client.admin.ask_node(node.name, b'{"groups": {}}')
+                found += [(row["lag_records"], row["unknown"]) for row in answer["groups"]["rows"] if row["group"] == "readers"]
+        return found
+
+    s.expect(await read(6), list(range(6)), "records of the group")
+    await s.shows(rows, [(4, 0)], within_s=20, what="lag of the group")
+    await s.publish("orders", 5, first=10)
+    await s.shows(rows, [(9, 0)], within_s=20, what="lag of the group")
+    states = {node: await s.metric(node, "coordinators", "leader") for node in s.names}
+    groups = {node: await s.metric(node, "groups") for node in s.names}
+    coordinator = max(groups, key=lambda node: groups[node])
+    s.expect(sum(states.values()) >= 1, True, f"coordinators {states}")
+    s[coordinator].kill()
+    s.expect(await read(9), list(range(6, 15)), "records after the death of the coordinator")
+    await s.shows(rows, [(0, 0)], within_s=20, what="lag of the group")
+    history = await s.client.admin.ask_node(
+        next(node.name for node in s.world.nodes if node.is_ready), json.dumps({"groups": {"group": "readers"}}).encode()
+    )
+    s.expect(history.get("groups") is not None, True, "an answer about the group")
+    await s.start(coordinator)
+    await s.shows(lambda: s.isr("orders"), s.names)
+
+
+@script()
+async def script_job_of_a_queue_is_given_again_until_it_is_done(s: Stage) -> None:
+    """Given a queue, when a worker takes jobs and acknowledges some, the others come again, and the figures show them."""
+    await s.create("jobs", leader="n2")
+    await s.publish("jobs", 6)
+    options = QueueOptions(ack_wait_s=2.0, max_deliveries=10)
+    async with s.client.queue("jobs", "workers", options=options) as queue:
+        jobs: list[Job] = []
+        while len(jobs) < 6:
+            jobs += await queue.take(6)
+        await queue.ack(jobs[:4])
+        inflight = [await s.metric(node, "queue_inflight_records") for node in s.names]
+        s.expect(sum(inflight), 2, "records without ack")
+        again: list[Job] = []
+        began_s = s.now_s
+        while len(again) < 2:
+            again += await queue.take(6)
+        s.expect([(job.record.offset, job.deliveries) for job in again], [(4, 2), (5, 2)], "records that come again")
+        s.expect(1.5 < s.now_s - began_s < 4, True, f"time until they come again, {s.now_s - began_s:.1f} s")
+        await queue.ack(again)
+    await s.shows(lambda: s.total("queue_inflight_records"), 0, what="records without ack")
+
+
+@script()
+async def script_jetstream_readers_are_counted(s: Stage) -> None:
+    """Given the read API of JetStream, when a client asks for records, it gets them, and the node counts the requests."""
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 5)
+    connection = s.client.transport.connection
+    before = await s.total_counter("jetstream_requests")
+    for number in range(5):
+        answer = await connection.request("$JS.hub.API.DIRECT.GET.orders", b'{"seq":%d}' % (number + 1), timeout=3)
+        s.expect((answer.data, (answer.headers or {})["Nats-Sequence"]), (b"record-%d" % number, str(number + 1)), "record")
+    answer = await connection.request("$JS.hub.API.DIRECT.GET.orders", b'{"seq":6}', timeout=3)
+    s.expect((answer.headers or {})["Status"], "404", "status of a record that is not there")
+    answer = await connection.request("$JS.hub.API.STREAM.INFO.orders", b"", timeout=3)
+    state = json.loads(answer.data)["state"]
+    s.expect((state["messages"], state["first_seq"], state["last_seq"]), (5, 1, 5), "state of the stream")
+    s.expect(await s.total_counter("jetstream_requests") - before, 7, "requests that the nodes have counted")
+    # More requests at once than a node answers: each gets an answer, some of them a rejection, which is counted.
+    many = [connection.request("$JS.hub.API.DIRECT.GET.orders", b'{"seq":1}', timeout=5) for _ in range(400)]
+    answers = await asyncio.gather(*many)
+    rejected = sum(answer.data != b"record-0" for answer in answers)
+    s.expect(await s.total("incidents_total", "jetstream_rejected"), rejected, "rejected requests")
+    s.expect(rejected > 0, True, "some requests are rejected")
+
+
+@script()
+async def script_reader_waits_for_a_record(s: Stage) -> None:
+    """Given a reader at the end of a log, when a record is committed, it gets it at once, and the node counts its wait."""
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 3)
+    found: list[bytes] = []
+
+    async def read() -> None:
+        async with aclosing(s.client.consume("orders", start=3).records()) as records:
+            async for record in records:
+                found.append(record.value or b"")
+
+    reading = asyncio.create_task(read())
+    await s.shows(lambda: s.total("readers_waiting"), 1, what="waiting readers")
+    await asyncio.sleep(3)
+    s.expect(await s.total("readers_waiting"), 1, "waiting readers")
+    began_s = s.now_s
+    await s.publish("orders", 1, first=3)
+    await s.becomes(lambda: found == [b"record-3"], within_s=0.5, what="the reader gets the record")
+    s.expect(s.now_s - began_s < 0.1, True, "the record comes at once")
+    reading.cancel()
+    await s.shows(lambda: s.total("readers_waiting"), 0, what="waiting readers after the end of the reader")
+    s.expect(await s.total("read_records_total"), 1, "records that the nodes have sent")
+
+
+@script(nodes=3)
+async def script_service_runs_next_to_each_replica(s: Stage) -> None:
+    """Given a replicated service, when records come, its row in the status follows. When it ends, the status and the log say so."""
+    from tests.simulation.world.load.clients import Clients, Model
+    from tests.simulation.world.load.services import OUTPUT, Services
+
+    model = Model(s.world.scheduler)
+    await s.create("orders", leader="n2")
+    services = Services(s.world, model, Clients(s.world, model, []))
+    await services.create(s.client)
+    for instance in services.instances:
+        instance.start()
+    await s.publish("orders", 50)
+
+    async def rows(*names: str) -> dict[str, list[tuple[object, ...]]]:
+        fields = ("service", "role", "position", "lag", "output_count", "output_backlog", "problem")
+        return {
+            node: [tuple(one[field] for field in fields) for one in (await s.row(node, "orders"))["services"]]
+            for node in s.names
+        }
+
+    def wanted(leader: str, count: int) -> dict[str, list[tuple[object, ...]]]:
+        return {node: [("sums", "LEADER" if node == leader else "FOLLOWER", count, 0, count, 0, "")] for node in s.names}
+
+    await s.shows(rows, wanted("n2", 50), what="rows of the service")
+    s.expect(len(await s.read(OUTPUT[0])), 50, "outputs")
+    await s.client.admin.elect_leader("orders", 0, "n1")
+    await s.publish("orders", 10, first=50)
+    await s.shows(rows, wanted("n1", 60), what="rows of the service after the transfer")
+    s.expect(len(await s.read(OUTPUT[0])), 60, "outputs")
+    s.expect(await s.total("services_ended"), 0, "ended services")
+    s.forget_log()
+    services.instances[0].end()
+    await s.becomes(lambda: s.count_log("n1", "service.ended") == 1, what="the node notices the end")
+    row = await s.row("n1", "orders")
+    s.expect(row["services"], [], "services of n1")
+    gone = [(one["service"], one["role"], one["ending"], one["problem"]) for one in row["gone_services"]]
+    s.expect(gone, [("sums", "GONE", "silent", "nothing is heard from it")], "services that have ended")
+    s.expect_log(
+        "n1", "WARNING service.ended: service ended partition=orders/0 service=sums kind=silent reason=*", about="service."
+    )
+    s.expect((await s.metric("n1", "services_ended"), await s.metric("n2", "services_ended")), (1, 0), "ended services")
+    await s.publish("orders", 5, first=60)
+    services.instances[0].start()
+    await s.shows(rows, wanted("n1", 65), within_s=20, what="rows of the service after its return")
+    s.expect(len(await s.read(OUTPUT[0])), 65, "outputs")
+    for instance in services.instances:
+        instance.end()
+
+
+@script(long=True)
+async def script_service_of_a_replica_computes_something_else(s: Stage) -> None:
+    """Given an instance of a service with another state than the two others, it ends, and status, metric and log say so."""
+    from tests.simulation.world.load.clients import Clients, Model
+    from tests.simulation.world.load.services import Services, Sums
+
+    class Drifting(Sums):
+        """Writes the right outputs, and a wrong snapshot."""
+
+        def take_snapshot(self) -> bytes:
+            return self.state + b"0"
+
+    model = Model(s.world.scheduler, may_lose=True)  # so that the end of an instance is no violation
+    await s.create("orders", leader="n2")
+    services = Services(s.world, model, Clients(s.world, model, []))
+    await services.create(s.client)
+    for instance in services.instances:
+        if instance.settings.node == "n3":
+            instance.factory = lambda: Drifting
+        instance.start()
+    await s.publish("orders", 60)
+    await s.becomes(lambda: s.count_log("n3", "service.ended") == 1, what="the instance on n3 ends")
+    services.instances[2].end()
+    s.expect_log(
+        "n3",
+        "WARNING service.ended: service ended partition=orders/0 service=sums kind=diverged reason=*",
+        about="service.ended",
+    )
+    gone = (await s.row("n3", "orders"))["gone_services"]
+    s.expect([(one["service"], one["ending"]) for one in gone], [("sums", "diverged")], "services that have ended")
+    s.expect_in("the state at position 40 differs from the state on n1, n2", gone[0]["problem"])
+    s.expect([await s.metric(node, "services_diverged") for node in s.names], [0, 0, 1], "diverged services")
+    s.expect([len((await s.row(node, "orders"))["services"]) for node in s.names], [1, 1, 0], "services that run")
+    for instance in services.instances:
+        instance.end()

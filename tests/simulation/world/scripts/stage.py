@@ -1,0 +1,406 @@
+"""Stage of a script: a small cluster of shipped nodes in virtual time, and everything that users and operators see of it.
+
+    @script()
+    async def script_leader_is_killed_and_another_node_leads(s: Stage) -> None:
+        leader = await s.create("orders")
+        await s.publish("orders", 3)
+        s[leader].kill()
+        await s.becomes(lambda: s.leader("orders") not in ("", leader), within_s=2)
+        s.expect_log("n2", "replica role changed partition=orders/0 role=LEADER phase=LEADER_READY epoch=*")
+
+The stage starts the nodes. At the end it stops all nodes with SIGTERM: each has to end with code 0, in time, and leave nothing open.
+All rules of the simulated world hold all the time (``tests/README.md``). A script fails with the first wrong expectation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from liftpy.client import Client
+from liftpy.config import StreamConfig
+from sidecar.runtime.logs import event_of
+from sidecar.runtime.settings import with_values
+from tests.simulation.world.checks.figures import Series, metrics_of, values
+from tests.simulation.world.checks.messages import MessageRules
+from tests.simulation.world.machine.nats_server import Message
+from tests.simulation.world.machine.scheduler import Process
+from tests.simulation.world.node_process import NodeProcess
+from tests.simulation.world.profiles import Profile
+from tests.simulation.world.world import World
+
+_START_S = 30.0
+_STOP_S = 12.0
+"""Maximum time from SIGTERM to the end of all nodes at once, in seconds. The last node has nobody to transfer leaderships to."""
+_WITHIN_S = 10.0
+_EVERY_S = 0.02
+_LEVELS = ("INFO", "WARNING", "ERROR", "CRITICAL")
+_VALUE = re.compile(r"0x[0-9a-f]{6,}")
+
+
+class WrongError(AssertionError):
+    """An expectation of a script is wrong."""
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Cluster of a script.
+
+    Attributes:
+        nodes: Number of nodes.
+        controllers: Number of controllers.
+        servers: Number of NATS servers.
+        workers: Number of processes of each node.
+        users: Whether NATS has users with permissions.
+        starts: Whether the stage starts the nodes before the script.
+        stops: Whether the stage stops the nodes after the script.
+        long: Whether only ``--long`` plays the script.
+        settings: Settings of replication.
+    """
+
+    nodes: int = 3
+    controllers: int = 3
+    servers: int = 1
+    workers: int = 1
+    users: bool = True
+    starts: bool = True
+    stops: bool = True
+    long: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def profile(self) -> Profile:
+        """Profile of the world."""
+        return Profile(
+            "script",
+            nodes=self.nodes,
+            controllers=min(self.controllers, self.nodes),
+            servers=self.servers,
+            users=self.users,
+            workers=(self.workers,),
+            replication={"events_stream": False, **self.settings},
+        )
+
+
+Script = Callable[["Stage"], Awaitable[None]]
+SCRIPTS: dict[str, tuple[Script, Cast]] = {}
+"""Name of a script -> the script and its cluster."""
+
+
+def script(
+    nodes: int = 3, controllers: int = 3, servers: int = 1, workers: int = 1, *, users: bool = True, starts: bool = True,
+    stops: bool = True, long: bool = False, **settings: Any,
+) -> Callable[[Script], Script]:  # fmt: skip
+    """Register a script. The arguments are those of ``Cast``. ``settings`` are settings of replication."""
+
+    def register(work: Script) -> Script:
+        SCRIPTS[work.__name__.removeprefix("script_")] = (
+            work,
+            Cast(nodes, controllers, servers, workers, users, starts, stops, long, settings),
+        )
+        return work
+
+    return register
+
+
+class Stage:
+    """Cluster of a script, its clients, and everything that they see."""
+
+    def __init__(self, world: World, cast: Cast) -> None:
+        self.world = world
+        self.cast = cast
+        self.client: Client
+        self.lines: list[tuple[str, str, str]] = []
+        """(process, level, text) of each log line. The text begins with the name of the event."""
+        self.messages: list[tuple[str, Message, int]] = []
+        """(connection, message, number of receivers) of each message that was published."""
+        self._seen_lines: dict[str, int] = {}
+        """Process -> number of log lines until the newest ``expect_log`` or ``forget_log``."""
+        world.nats.watchers.append(lambda name, message, receivers: self.messages.append((name, message, receivers)))
+        MessageRules(world)
+        logging.getLogger().addHandler(_Lines(self))
+
+    def __getitem__(self, name: str) -> NodeProcess:
+        return next(node for node in self.world.nodes if node.name == name)
+
+    @property
+    def now_s(self) -> float:
+        """Virtual time since the beginning, in seconds."""
+        return self.world.scheduler.passed_s
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all nodes."""
+        return [node.name for node in self.world.nodes]
+
+    def others(self, *names: str) -> list[str]:
+        """Names of all nodes without ``names``."""
+        return [name for name in self.names if name not in names]
+
+    # ---- the frame of a script -------------------------------------------------------------------------------------------
+    async def play(self, work: Script) -> None:
+        """Start the nodes, run the script, and stop the nodes."""
+        try:
+            if self.cast.starts:
+                await self.start()
+            async with self.connected() as self.client:
+                await work(self)
+            if self.cast.stops:
+                await self.stop()
+        except WrongError as error:
+            self.world.scheduler.violated(str(error))
+
+    async def start(self, *names: str) -> None:
+        """Start nodes (default: all), and wait until they are ready."""
+        nodes = [self[name] for name in names or self.names]
+        for node in nodes:
+            node.start()
+        await self.becomes(lambda: all(node.is_ready for node in nodes), within_s=_START_S, what="the nodes are ready")
+
+    async def stop(self, *names: str) -> None:
+        """Send SIGTERM to nodes (default: all that run). Each has to end with code 0 and to leave nothing open."""
+        nodes = [node for node in self.world.nodes if node.is_up and (not names or node.name in names)]
+        began_s = self.now_s
+        for node in nodes:
+            node.wants_restart = False
+            node.terminate()
+        await self.becomes(lambda: not any(node.is_up for node in nodes), within_s=_STOP_S, what="the nodes stop")
+        self.expect({node.name: node.exits[-1] for node in nodes}, {node.name: 0 for node in nodes}, "exit codes")
+        self.expect(self.now_s - began_s < _STOP_S, True, "the nodes stop in time")
+
+    def change_settings(self, name: str, **values: object) -> None:
+        """Change settings in the file of a node, and send SIGHUP. ``__`` in a name stands for the dot of a section."""
+        node = self[name]
+        node.file.settings = with_values(node.file.settings, {key.replace("__", "."): one for key, one in values.items()})
+        node.reload()
+
+    def add_node(self, name: str, *, folder: str) -> NodeProcess:
+        """Add one more node or process of a node, with its data in ``folder``."""
+        node = self.world.make_node(name, self.world.nodes[0].settings.controllers, folder)
+        self.world.nodes.append(node)
+        return node
+
+    async def start_fails(self, node: NodeProcess, *errors: type[Exception]) -> str:
+        """Expect that the start of a node fails with one of ``errors``. Return the text of the error."""
+        found: list[BaseException | None] = []
+
+        def expects(process: Process, error: BaseException | None) -> bool:
+            if process is node.process:
+                found.append(error)
+            return process is node.process
+
+        self.world.scheduler.expects = expects
+        node.wants_restart = False
+        if not node.is_up:
+            node.start()
+            node.wants_restart = False
+        await self.becomes(lambda: not node.is_up, within_s=60, what=f"the start of {node.name} fails")
+        if not found or not isinstance(found[-1], errors):
+            raise WrongError(f"the start of {node.name} ends with {found!r}, expected {[one.__name__ for one in errors]}")
+        return str(found[-1])
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[Client]:
+        """Connect a client while the block runs."""
+        async with self.world.connect() as client:
+            yield client
+
+    # ---- expectations ----------------------------------------------------------------------------------------------------
+    def expect(self, found: Any, wanted: Any, what: str = "") -> None:
+        """Compare a value with the expected one."""
+        if found != wanted:
+            raise WrongError(f"{what or 'it'} is {_short(found)}, expected {_short(wanted)}")
+
+    def expect_in(self, part: str, text: str, what: str = "") -> None:
+        """Expect ``part`` in a text. ``*`` matches any text."""
+        if not fnmatch.fnmatchcase(text, f"*{_escaped(part)}*"):
+            raise WrongError(f"{what or 'the text'} is {text!r}, expected {part!r} in it")
+
+    async def becomes(self, holds: Callable[[], Any], *, within_s: float = _WITHIN_S, what: str = "") -> float:
+        """Wait until a condition holds. Return the time that it took, in seconds."""
+        began_s = self.now_s
+        while not holds():
+            if self.now_s - began_s >= within_s:
+                raise WrongError(f"not within {within_s:g} s: {what or 'the condition holds'}")
+            await asyncio.sleep(_EVERY_S)
+        return self.now_s - began_s
+
+    async def shows(
+        self, ask: Callable[[], Awaitable[Any]], wanted: Any, *, within_s: float = _WITHIN_S, what: str = ""
+    ) -> None:
+        """Repeat a question until its answer is ``wanted``."""
+        began_s = self.now_s
+        while (found := await ask()) != wanted:
+            if self.now_s - began_s >= within_s:
+                raise WrongError(f"{what or 'the answer'} is {_short(found)} after {within_s:g} s, expected {_short(wanted)}")
+            await asyncio.sleep(0.1)
+
+    async def fails(self, work: Awaitable[Any], *errors: type[Exception]) -> str:
+        """Expect that a call fails with one of ``errors``. Return the text of the error."""
+        try:
+            result = await work
+        except errors as error:
+            return str(error)
+        raise WrongError(f"the call is answered with {_short(result)}, expected {[one.__name__ for one in errors]}")
+
+    # ---- log lines -------------------------------------------------------------------------------------------------------
+    def log(self, node: str, *, least: str = "INFO") -> list[str]:
+        """Return the lines that a node has logged since ``forget_log``, each as level and text."""
+        lines = self.lines[self._seen_lines.get(node, 0) :]
+        levels = _LEVELS[_LEVELS.index(least) :]
+        return [f"{level} {text}" for name, level, text in lines if name == node and level in levels]
+
+    def forget_log(self, *names: str) -> None:
+        """Forget the log lines of nodes (default: all)."""
+        for name in names or self.names:
+            self._seen_lines[name] = len(self.lines)
+
+    def expect_log(self, node: str, wanted: str, *, about: str = "*") -> None:
+        """Expect that a node has logged these lines and no others since ``forget_log``, in any order.
+
+        ``wanted``: one line of level and text per line. ``*`` matches any text. ``about``: only lines with this text count.
+        """
+        patterns = sorted(line.strip() for line in wanted.strip().splitlines() if line.strip())
+        left = sorted(line for line in self.log(node) if fnmatch.fnmatchcase(line, f"*{_escaped(about)}*"))
+        missing = []
+        for pattern in sorted(patterns, key=lambda one: ("*" in one, -len(one))):
+            found = next((line for line in left if fnmatch.fnmatchcase(line, _escaped(pattern))), None)
+            if found is None:
+                missing.append(pattern)
+            else:
+                left.remove(found)
+        if missing or left:
+            raise WrongError(f"log of {node}: missing {missing[:3]}, not expected {left[:3]}")
+
+    def count_log(self, node: str, part: str) -> int:
+        """Return the number of log lines of a node since ``forget_log`` with this text. ``*`` matches any text."""
+        return sum(fnmatch.fnmatchcase(line, f"*{_escaped(part)}*") for line in self.log(node))
+
+    # ---- what users do ---------------------------------------------------------------------------------------------------
+    async def create(self, name: str, *, subject: str = "", partitions: int = 1, leader: str = "", **settings: Any) -> str:
+        """Create a stream. ``leader``: node that leads partition 0. Return the leader of partition 0."""
+        config = StreamConfig(**settings)
+        info = await self.client.create_stream(name, subject or f"{name}.x", partitions=partitions, config=config, ready_s=10)
+        led_by = info.partitions[0].leader
+        if leader and led_by != leader:
+            await self.client.admin.elect_leader(name, 0, leader)
+            await self.becomes(lambda: self.leader(name) == leader, what=f"{leader} leads {name}")
+            led_by = leader
+        return led_by
+
+    async def publish(
+        self, name: str, count: int = 1, *, value: bytes = b"record", first: int = 0, **options: Any
+    ) -> list[int]:
+        """Publish records ``record-0``, ``record-1``, ... one after another. Return their offsets."""
+        return [
+            (await self.client.publish(name, value + b"-%d" % number, **options)).offset
+            for number in range(first, first + count)
+        ]
+
+    async def read(self, name: str, partition: int = 0, *, start: str = "earliest") -> list[bytes]:
+        """Return the values of all records of a partition."""
+        return [record.value or b"" async for record in self.client.consume(name, partition, start=start, until="end")]
+
+    # ---- what operators see ----------------------------------------------------------------------------------------------
+    def leader(self, name: str, partition: int = 0) -> str:
+        """Return the leader that most nodes know, '' if a node that runs knows none."""
+        known = set()
+        for node in self.world.nodes:
+            group = node.node.group if node.node is not None else None
+            if group is not None and (stream := group.image.streams.get(name)) is not None:
+                known.add(stream.partitions[partition].leader)
+        return known.pop() if len(known) == 1 else ""
+
+    async def status(self, node: str) -> dict[str, Any]:
+        """Return the status of a node as JSON."""
+        return await self.client.admin.node_status(node)
+
+    async def row(self, node: str, name: str, partition: int = 0) -> dict[str, Any]:
+        """Return the row of a partition in the status of a node. {}: the node has no replica of it."""
+        rows = (await self.status(node))["partitions"]
+        return next((row for row in rows if (row["stream"], row["partition"]) == (name, partition)), {})
+
+    async def isr(self, name: str, partition: int = 0) -> list[str]:
+        """Return the ISR of a partition."""
+        return sorted((await self.client.admin.stream(name)).partitions[partition].isr)
+
+    async def metrics(self, node: str) -> Series:
+        """Return the metrics of a node."""
+        return await metrics_of(self.client, node)
+
+    async def metric(self, node: str, name: str, labels: str = "") -> float:
+        """Return the sum of a metric of a node over the series whose labels contain ``labels``."""
+        return sum(values([await self.metrics(node)], name, labels))
+
+    async def total(self, name: str, labels: str = "") -> float:
+        """Return the sum of a metric over all nodes that run."""
+        return sum([await self.metric(node.name, name, labels) for node in self.world.nodes if node.is_ready])
+
+    async def total_counter(self, name: str) -> int:
+        """Return the sum of a counter over all nodes that run."""
+        return sum([await self.counter(node.name, name) for node in self.world.nodes if node.is_ready])
+
+    async def counter(self, node: str, name: str) -> int:
+        """Return a counter in the status of a node."""
+        return int((await self.status(node))["counters"].get(name, 0))
+
+    async def events(self, node: str = "") -> list[dict[str, Any]]:
+        """Return the events of the cluster as a controller reports them. ``node``: default the metadata leader."""
+        node = node or (await self.status(self.names[0]))["metadata_leader"]
+        found: list[dict[str, Any]] = []
+        while True:
+            after = (found[-1]["index"], found[-1]["number"]) if found else (0, 0)
+            answer = await self.client.admin.cluster_events(node, after)
+            found += answer["events"]
+            if not answer["more"] or not answer["events"]:
+                return found
+
+    async def node_events(self, node: str) -> list[dict[str, Any]]:
+        """Return the events of a node."""
+        return list((await self.client.admin.node_events(node))["node_events"]["events"])
+
+    async def unknown_streams(self, node: str) -> list[str]:
+        """Return the directories of unknown streams that a node reports."""
+        return list((await self.client.admin.node_health(node))["unknown_streams"])
+
+    async def controller(self) -> str:
+        """Return the metadata leader."""
+        node = next(node.name for node in self.world.nodes if node.is_ready)
+        return str((await self.status(node))["metadata_leader"])
+
+    def subjects(self, prefix: str, since: int = 0) -> list[str]:
+        """Return the subjects of all published messages that begin with ``prefix``. ``since``: number of messages to skip."""
+        return [message.subject for _, message, _ in self.messages[since:] if message.subject.startswith(prefix)]
+
+
+class _Lines(logging.Handler):
+    """Collects the log lines of all processes."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self._stage = stage
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Add one line."""
+        process = self._stage.world.scheduler.process
+        name = process.name if process is not None else "-"
+        if record.name.startswith("liftpy"):
+            text = _VALUE.sub("0x", record.getMessage()).replace("\n", " ")
+            self._stage.lines.append((name, record.levelname, f"{event_of(record)}: {text}"))
+
+
+def _escaped(pattern: str) -> str:
+    """Return a pattern in which only ``*`` is special."""
+    return re.sub(r"[\[\]?]", lambda found: f"[{found[0]}]", pattern)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=repr) if isinstance(value, (dict, list)) else repr(value)
+    return text if len(text) <= 600 else f"{text[:600]}..."

@@ -1,0 +1,127 @@
+"""Test the pause before a reconnect to a server that closes each connection at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from liftpy.nats.reconnect_backoff import FREE_CLOSES, MAX_PAUSE_S, SHORT_S, ReconnectBackoff
+from sidecar.runtime.settings import NodeSettings
+from sidecar.transport.connection import BusConnection, open_bus
+from tests.until import until
+
+LIMIT = b"-ERR 'maximum subscriptions exceeded'\r\n"
+REJECTED = b"-ERR 'Authorization Violation'\r\n"
+
+
+class LimitedServer:
+    """A NATS server that sends ``error`` after the answer to the first PING, or instead of it, and closes. b"": it does not."""
+
+    def __init__(self, error: bytes = b"", *, in_handshake: bool = False) -> None:
+        self.error, self.in_handshake = error, in_handshake
+        self.accepted_s: list[float] = []
+        self.open: set[asyncio.StreamWriter] = set()
+
+    async def start(self, port: int = 0) -> str:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return f"nats://127.0.0.1:{self.port}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted_s.append(time.monotonic())
+        self.open.add(writer)
+        writer.write(b'INFO {"server_id":"x","version":"2.11.0","max_payload":1048576,"headers":true}\r\n')
+        with contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                if line == b"PING\r\n":
+                    writer.write(self.error if self.in_handshake and self.error else b"PONG\r\n")
+                    if self.error:
+                        writer.write(self.error)
+                        break
+        self.open.discard(writer)
+        writer.close()
+
+    async def stop(self) -> None:
+        self._server.close()
+        for writer in list(self.open):
+            writer.close()
+        await self._server.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def connected(server: LimitedServer) -> AsyncIterator[BusConnection]:
+    url = await server.start()
+    connection = await open_bus(NodeSettings("n1", Path("unused"), nats=(url,)), lambda: BusConnection("test"))
+    try:
+        yield connection
+    finally:
+        await connection.stop()
+        await server.stop()
+
+
+@pytest.mark.parametrize(("error", "in_handshake"), [(LIMIT, False), (REJECTED, False), (REJECTED, True)])
+async def test_connection_that_the_server_closes_at_once_reconnects_with_growing_pauses(
+    error: bytes, in_handshake: bool
+) -> None:
+    server = LimitedServer(in_handshake=in_handshake)
+    async with connected(server) as connection:
+        await until(lambda: server.open)
+        server.error = error
+        for writer in list(server.open):
+            writer.close()
+        await until(lambda: connection.reconnect_backoff.closes >= FREE_CLOSES + 3)
+        count = len(server.accepted_s)
+        await until(lambda: len(server.accepted_s) >= count + 1)
+        gaps = [after - before for before, after in pairwise(server.accepted_s)]
+        assert gaps[-1] >= 0.4, gaps
+        server.error = b""
+        await until(lambda: connection.is_connected and server.open)
+
+
+async def test_first_connect_to_a_server_that_rejects_the_client_has_growing_pauses() -> None:
+    server = LimitedServer(REJECTED, in_handshake=True)
+    url = await server.start()
+    opening = asyncio.create_task(open_bus(NodeSettings("n1", Path("unused"), nats=(url,)), lambda: BusConnection("test")))
+    await until(lambda: len(server.accepted_s) >= FREE_CLOSES + 4)
+    assert server.accepted_s[-1] - server.accepted_s[-2] >= 0.2
+    server.error = b""
+    connection = await opening
+    await connection.stop()
+    await server.stop()
+
+
+async def test_reconnect_to_a_server_that_was_down_has_no_pause() -> None:
+    server = LimitedServer()
+    async with connected(server) as connection:
+        await until(lambda: server.open)
+        connection.reconnect_backoff.reset()  # it is up for a short time only because this test is fast
+        await server.stop()
+        await until(lambda: connection.errors["ConnectionRefusedError"] >= FREE_CLOSES + 2)
+        assert connection.reconnect_backoff.pause_s() == 0
+        await server.start(server.port)
+        await until(lambda: connection.is_connected and server.open)
+
+
+def test_reconnect_backoff_counts_only_consecutive_short_connections() -> None:
+    backoff = ReconnectBackoff()
+    for number in range(20):
+        backoff.note_connected(100.0)
+        backoff.note_lost(100.0 + SHORT_S / 2)
+        backoff.note_lost(200.0)
+        assert backoff.closes == number + 1
+        assert (backoff.pause_s() == 0) is (number < FREE_CLOSES)
+        assert backoff.pause_s() <= MAX_PAUSE_S
+    assert backoff.pause_s() >= MAX_PAUSE_S / 2
+    backoff.note_connected(300.0)
+    backoff.note_lost(300.0 + SHORT_S)
+    assert (backoff.closes, backoff.pause_s()) == (0, 0)
+    backoff.note_rejected()
+    assert backoff.closes == 1
+    backoff.reset()
+    assert backoff.closes == 0
