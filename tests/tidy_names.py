@@ -24,7 +24,6 @@ _FAULTS = "for tests of applications"
 UNREFERENCED = {
     "liftpy.client.awaitable_context.AwaitableContext.throw": "coroutines have it: asyncio cancels by it",
     "liftpy.nats.parser.StrictConnection._connect_command": _NATS,
-    "liftpy.nats.parser.StrictConnection._process_connect_init": _NATS,
     "liftpy.nats.parser.StrictConnection._process_info": _NATS,
     "liftpy.nats.parser.StrictConnection._select_next_server": _NATS,
     "sidecar.runtime.logs.TextFormatter.formatMessage": "the logging module calls it",
