@@ -605,11 +605,11 @@ class StrictConnection(Client):
         the user or the account has too many, and a caller waits for the confirmation of a new subscription. The error does not
         name the subscription. Without such a caller, an older subscription may be lost, so the connection is not usable.
         """
+        is_raised, self.denial_is_raised = self.denial_is_raised, False
         if not self.is_connected:
             await super()._process_err(err_msg)
             return
         text = err_msg.strip("'\" ")
-        is_raised, self.denial_is_raised = self.denial_is_raised, False
         self.errors[f"server: {text.split(' for ')[0]}"] += 1
         error = Error(f"NATS server error: {text}")
         limit_callbacks = list(self.on_subscription_limit) if _TOO_MANY_SUBSCRIPTIONS in text.lower() else []
