@@ -284,6 +284,7 @@ async def test_credentials_that_change_during_a_reconnect_are_used(server: LateS
     server.says(b"PONG\r\n")
     await until(lambda: server.users == ["first", "first", "second"] and bus.is_connected)
     await until(lambda: server.open == 1, "the connection with the old ones is closed")
+    assert bus.reconnect_backoff.closes == 0
     await bus.stop()
 
 
