@@ -278,6 +278,11 @@ class Admin(NodeRequests):
 
         Raises:
             NotFoundError: No such stream.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            stream = await client.stream("orders")
+            print(stream.partitions[0].leader)
         """
         return StreamInfo.of(await self._streams.stream(name))
 

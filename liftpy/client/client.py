@@ -553,6 +553,7 @@ class Client:
         Raises:
             NotFoundError: No such stream.
             ConfigError: An argument is not allowed, or the stream sends no acks.
+            PublishRejectedError: A leader rejected the producer.
             UnavailableError: A leader did not answer within ``options.patience_s``.
 
         Example:

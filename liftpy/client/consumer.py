@@ -359,9 +359,12 @@ class PartitionReader:
                 "tombstones missed partition=%s/%s offset=%d: compaction dropped them before this reader came to them, so that deleted "
                 "keys may look alive; continuing", self.stream, self.partition, progress.next_offset,
             )  # fmt: skip
-        arrived_ns = time.time_ns()
         for piece in slices:
-            piece.batch.on_damage, piece.batch.arrived_ns = self._report_bad_batch, arrived_ns
+            piece.batch.on_damage = self._report_bad_batch
+        if self.on_delivery is not None:
+            arrived_ns = time.time_ns()
+            for piece in slices:
+                piece.batch.arrived_ns = arrived_ns
         self.node = self.options.node or progress.node
         if self._nearest is not None and progress.node != node:  # the asked replica was silent, and another one answered
             self._nearest.note_failure(node)

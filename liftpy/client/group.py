@@ -52,7 +52,7 @@ from liftpy.nats.cancellation import end_tasks
 logger = logging.getLogger("liftpy.client")
 
 _AGAIN_S = 0.25
-"""Time between two attempts to commit or read, in seconds."""
+"""Time between two attempts to commit, read or copy, in seconds."""
 _ANSWER_S = 2.0
 _COMMIT_S = 10.0
 _MIN_COMMIT_S = 0.1

@@ -155,7 +155,10 @@ class MessageIds:
 
 _Ack = client_pb2.Ack
 NOT_STORED_NOW = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.QUOTA, _Ack.BELOW_MIN_ISR})
-"""Errors of negative acks after which the client sends the message again. The leader has certainly not stored it."""
+"""Errors of negative acks after which the client sends the message again.
+
+This attempt was not stored; an earlier one may be.
+"""
 
 
 def ack_reason(ack: _Ack) -> str:

@@ -322,8 +322,8 @@ class Publisher:
     ) -> PublishAck | None:
         """Send one message and wait for its ack.
 
-        The arguments and errors are those of ``send``, and the errors of its future. With ``ack=AckPolicy.NONE`` the
-        message has no ack, as with ``post``.
+        The arguments and errors are those of ``send``, and the errors of its future, except that ``ack`` may be NONE.
+        Then the message has no ack, and the errors are those of ``post``.
 
         Returns:
             Partition, offset and LeaderEpoch of the record. None with ``ack=AckPolicy.NONE``.

@@ -254,7 +254,7 @@ class Job:
         Raises:
             LeaseLostError: The ack wait has expired. Another worker may have the record.
             UnavailableError: The coordinator did not answer. Nothing changed.
-            OutcomeUnknownError: No answer in time. Ack again: that does no harm.
+            OutcomeUnknownError: No answer in time. Call it again: that does no harm.
 
         Example:
             async for job in queue:

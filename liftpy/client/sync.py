@@ -444,7 +444,10 @@ class SyncConsumer(_Synchronous[Consumer]):
 
 
 class SyncManyConsumer(_SyncContextManager[ManyConsumer]):
-    """``ManyConsumer`` without asyncio. Create it with ``client.consume_many``."""
+    """``ManyConsumer`` without asyncio. Create it with ``client.consume_many``.
+
+    Use it with ``with``. Only one thread may read at a time.
+    """
 
     places = _Attribute[list[Place]](ManyConsumer.places)
     pause = _calling(ManyConsumer.pause)

@@ -329,6 +329,8 @@ class StrictConnection(Client):
         self.reconnect_backoff = ReconnectBackoff()
         self._pause_over = asyncio.Event()
         """Set to end the pause before the next connect."""
+        self._has_connected = False
+        """True if the first connect has succeeded."""
         self._has_info = False
         """True if the server of the last connect has sent its INFO line."""
         self._closed_in_handshake = False
@@ -421,13 +423,14 @@ class StrictConnection(Client):
         In these, ``writelines`` ignores the limit of the write buffer.
         """
         self._close_old_connection()
-        self._has_info = False
+        self._has_info, renewals = False, self._renewals
         try:
             await self._shake_hands()
         except Error as error:
-            if self._has_info and not isinstance(error, TimeoutError):
+            if self._has_info and not isinstance(error, TimeoutError) and renewals == self._renewals:
                 self.reconnect_backoff.note_rejected()
             raise
+        self._has_connected = True
         self.reconnect_backoff.note_connected(time.monotonic())
 
     async def _shake_hands(self) -> None:
@@ -454,11 +457,15 @@ class StrictConnection(Client):
             raise Error(_RENEWED)
 
     async def _select_next_server(self) -> None:
-        """Connect to the next server as nats-py does, after a pause if servers close each connection at once."""
-        if pause_s := self.reconnect_backoff.pause_s():
+        """Connect to the next server as nats-py does. Pause before a reconnect if servers close each connection at once.
+
+        The caller pauses before it retries the first connect. It then reads the credentials again.
+        """
+        if self._has_connected and (pause_s := self.reconnect_backoff.pause_s()):
             self._pause_over.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._pause_over.wait(), pause_s)
+                async with asyncio.timeout(pause_s):  # not wait_for, which may swallow a cancellation
+                    await self._pause_over.wait()
         await super()._select_next_server()
 
     def _closed_early(self, how: str) -> Error:
@@ -605,11 +612,11 @@ class StrictConnection(Client):
         the user or the account has too many, and a caller waits for the confirmation of a new subscription. The error does not
         name the subscription. Without such a caller, an older subscription may be lost, so the connection is not usable.
         """
+        is_raised, self.denial_is_raised = self.denial_is_raised, False
         if not self.is_connected:
             await super()._process_err(err_msg)
             return
         text = err_msg.strip("'\" ")
-        is_raised, self.denial_is_raised = self.denial_is_raised, False
         self.errors[f"server: {text.split(' for ')[0]}"] += 1
         error = Error(f"NATS server error: {text}")
         limit_callbacks = list(self.on_subscription_limit) if _TOO_MANY_SUBSCRIPTIONS in text.lower() else []

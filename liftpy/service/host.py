@@ -403,6 +403,11 @@ class ServiceHost:
         """True if this instance is the LEADER of the service."""
         return self.machine is not None and self.machine.role is Role.LEADER
 
+    @property
+    def log_start_offset(self) -> int:
+        """First offset of the log, from the last order of the node."""
+        return self._order.startOffset if self._order is not None else 0
+
     def _apply_order(self) -> None:
         """Apply the last order of the node: set the role and the stop position, and report the position of the state to the node."""
         order, machine, feeder = self._order, self.machine, self._feeder

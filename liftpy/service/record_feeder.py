@@ -57,6 +57,10 @@ class FeederHost(Protocol):
     def is_beside_leader(self) -> bool:
         """Return whether this service runs on the node of the partition's leader, so that it may decide to skip a record."""
 
+    @property
+    def log_start_offset(self) -> int:
+        """First offset of the log, as the node reported it last."""
+
     async def decide_to_skip(self, failing: FailedUnit) -> None:
         """Append the decision to skip a failed record or timer."""
 
@@ -95,6 +99,8 @@ class Feeder:
         self._log_start_offset = 0
         self._decision_ends: dict[Unit, int] = {}
         """Unit to skip -> offset after the record that decides it, for decisions that the machine had not read when it skipped."""
+        self._lost_skips: set[int] = set()
+        """Offsets of records that the state lacks, although the log may have lost the decision to skip them."""
         self._stop_position: int | None = None
         """Exclusive: the feeder applies records up to this offset. None: up to the high watermark."""
         self._told = False
@@ -123,9 +129,9 @@ class Feeder:
     def cut_at(self, log_end_offset: int) -> None:
         """Restore a snapshot soon, because the leader's log was truncated below the machine's position.
 
-        ``log_end_offset``: end of the leader's log, exclusive.
+        ``log_end_offset``: end of the leader's log, exclusive. If an earlier call still waits, the lower offset counts.
         """
-        self._truncated_at = log_end_offset
+        self._truncated_at = log_end_offset if self._truncated_at is None else min(log_end_offset, self._truncated_at)
         self._wake.set()
 
     def check_replay(self, leader_epoch: int, end_offset: int) -> None:
@@ -227,10 +233,12 @@ class Feeder:
     async def _go_back(self) -> bool:
         """Restore an earlier snapshot if the log was truncated, or if the state or the outbox cannot continue. Return True if so."""
         outbox, cut = self._outbox, self._truncated_at
+        if cut is not None or self._lost_skips:
+            self._truncated_at = None
+            cut = await self._below_lost_skips(cut)
         if cut is not None:
-            self._truncated_at = self._failing = None
+            self._failing = None
             self._decided.clear()  # the records of these decisions may be lost
-            cut = min([cut, *self._forget_decisions(cut)])
             logger.warning(
                 "log truncated below the state service=%s end_offset=%d position=%d: restoring a snapshot",
                 self._identity,
@@ -292,19 +300,45 @@ class Feeder:
         replay_end = max(earlier.position, earlier.replay_end, known_end)
         await self.restart(0, wanted, needed=needed, replay_end=replay_end, rewind_epoch=rewind_epoch)
 
-    def _forget_decisions(self, end_offset: int) -> list[int]:
-        """Forget the decisions at or above ``end_offset``, which the log has lost. Return the offsets of their units."""
-        lost = [unit for unit, end in self._decision_ends.items() if end > end_offset]
+    def _forget_decisions(self, position: int) -> None:
+        """Forget the decisions at or above ``position``, because the log may have lost them.
+
+        A state at ``position`` lacks the units below it that these decisions skip.
+        """
+        lost = [unit for unit, end in self._decision_ends.items() if end > position]
         for unit in lost:
             del self._decision_ends[unit]
-        return [unit.offset for unit in lost]
+        self._lost_skips.update(unit.offset for unit in lost if unit.offset < position)
+
+    async def _below_lost_skips(self, cut: int | None) -> int | None:
+        """Return the offset above which no snapshot is usable after the log was truncated at ``cut``.
+
+        It is below ``cut`` if the log may have lost a decision to skip a record, and if this node has a snapshot from before
+        that record from which it can replay the log. ``cut`` None: the log was not truncated below the state.
+        """
+        if cut is not None:
+            # the log may differ below the cut too, so only decisions before the snapshot are sure
+            self._forget_decisions(await self._keeper.newest_position(cut))
+        log_start = max(self._log_start_offset, self._host.log_start_offset)
+        skips, self._lost_skips = sorted(self._lost_skips), set()
+        for offset in skips:
+            if await self._keeper.newest_position(offset) >= log_start:
+                return offset
+            logger.warning(
+                "decision to skip may be lost service=%s offset=%d log_start_offset=%d: no snapshot before it, continuing without "
+                "the record",
+                self._identity,
+                offset,
+                log_start,
+            )
+        return cut
 
     def _truncate_replay(self, end_offset: int) -> None:
         if self._machine.truncate_replay(end_offset):
             self._decided.clear()
-            units = [offset for offset in self._forget_decisions(end_offset) if offset < self._machine.position]
-            if units:  # the state lacks records that the log no longer decides to skip
-                self.cut_at(min(units))
+            self._forget_decisions(self._machine.position)
+            if self._lost_skips:
+                self._wake.set()
             logger.warning(
                 "log truncated during a replay service=%s end_offset=%d position=%d: continuing",
                 self._identity,
@@ -436,7 +470,7 @@ class Feeder:
         except DecisionMissedError as missed:
             logger.warning("decision missed service=%s unit=%s: restoring a snapshot", self._identity, missed)
             await self._keeper.drop_above(missed.unit.offset)
-            await self._skip_unit(missed.unit, self._machine.position + 1)
+            await self._skip_unit(missed.unit, missed.decision_offset + 1)
 
     async def _handle_failure(self) -> None:
         """Process a unit (record or timer) on which the service failed: skip it if the log decides so, else retry or decide."""

@@ -29,7 +29,7 @@ class ServiceSettings:
         snapshot_interval_records: Number of offsets between two snapshots. It limits the next replay.
         snapshot_interval_s: Maximum time between snapshots of this node, in seconds.
         snapshot_bytes: Maximum size of the log between snapshots of this node, in bytes.
-        snapshots_kept: Number of snapshot files to keep.
+        snapshots_kept: Number of newest snapshot files to keep. One older file stays if outputs may be produced again from it.
         heartbeat_interval_s: Interval of heartbeats, in seconds. Below a third of the sidecar's lease.
         outbox_records: Maximum number of unwritten outputs. A LEADER waits at this number.
         outbox_bytes: Maximum size of unwritten outputs, in bytes. A LEADER waits at this size.

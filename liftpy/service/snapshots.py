@@ -442,6 +442,11 @@ class SnapshotKeeper:
         self.life, self.digests = self.life + 1, []
         return newest[0] if newest is not None else None
 
+    async def newest_position(self, highest: int) -> int:
+        """Return the position of the newest valid snapshot at or below the offset ``highest``. 0: there is none."""
+        newest = await asyncio.to_thread(self._store.newest, lambda snapshot: snapshot.position <= highest)
+        return newest.position if newest is not None else 0
+
     def confirm_first_state(self) -> None:
         """Allow other nodes to download the snapshot from which the service started, because its state belongs to this log."""
         if self._began is not None:

@@ -39,7 +39,6 @@ _SMALL_BYTES = 64 * 1024
 """Number of bytes per read of a small file."""
 _PROBED_BYTES = 64 * 1024
 """Size of the file part whose last byte shows whether the kernel caches it."""
-_UID_MAP = Path("/proc/self/uid_map")
 T = TypeVar("T")
 RESERVE = 256
 """Number of file descriptors for connections, the metadata group, temporary files, threads and libraries."""
@@ -430,20 +429,6 @@ class DirectoryCreator:
         self._flushed.discard(folder)
 
 
-def may_use_reserved_blocks(uid_map: Path = _UID_MAP) -> bool:
-    """Return whether this process may use the blocks that a file system reserves for root.
-
-    The root of a user namespace may not, because it is another user outside. ``uid_map``: file of the kernel that shows this.
-    """
-    if os.geteuid() != 0:
-        return False
-    try:
-        first = uid_map.read_text().split()[:2]
-    except OSError:
-        return False
-    return first == ["0", "0"]
-
-
 class DirectoryStorage:
     """Storage of one log in the directory ``folder``, which is created if needed.
 
@@ -469,10 +454,10 @@ class DirectoryStorage:
             return sorted(os.listdir(self.folder))
 
     def free_bytes(self) -> int:
-        """Return the space of the file system that this process may use, in bytes. A quota may allow less."""
+        """Return the space of the file system that this user may use, in bytes. A quota may allow less."""
         with storage_errors("read", self.folder):
             usage = os.statvfs(self.folder)
-        return (usage.f_bfree if may_use_reserved_blocks() else usage.f_bavail) * usage.f_frsize
+        return usage.f_bavail * usage.f_frsize
 
     def open(self, name: str) -> DiskFile:
         return DiskFile(self.folder / name, create=False, maps=self._maps)

@@ -526,7 +526,7 @@ class MetadataConnection:
                 backoff = self._connection.reconnect_backoff
                 self._connection = BusConnection("group", errors=self._connection.errors)
                 self._connection.reconnect_backoff = backoff
-                await asyncio.sleep(_RECONNECT_WAIT_S)
+                await asyncio.sleep(max(_RECONNECT_WAIT_S, backoff.pause_s()))
 
     async def _error(self, error: Exception) -> None:
         if isinstance(error, (nats.errors.Error, OSError, TimeoutError)):

@@ -610,7 +610,7 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
                 logger.warning(
                     "cannot connect to NATS servers=%s reason=%s: retrying", without_secrets(settings.nats), problems.last
                 )
-            await asyncio.sleep(_RECONNECT_WAIT_S)
+            await asyncio.sleep(max(_RECONNECT_WAIT_S, backoff.pause_s()))
         except BaseException:
             await _stop_unopened(connection)
             raise

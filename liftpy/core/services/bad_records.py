@@ -89,14 +89,15 @@ class BadRecordError(ServiceFailedError):
 class DecisionMissedError(LiftError):
     """Raised if the service has applied a unit that a later record of the log decides to skip.
 
-    The caller restores a snapshot from before ``unit``.
+    The caller restores a snapshot from before ``unit``. ``decision_offset``: offset of the later record.
     """
 
     code = "DECISION_MISSED"
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: Unit, decision_offset: int) -> None:
         super().__init__(f"{unit} was applied, and is passed over by a later record")
         self.unit = unit
+        self.decision_offset = decision_offset
 
 
 @dataclass(frozen=True, slots=True)

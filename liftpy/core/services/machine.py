@@ -368,7 +368,7 @@ class ServiceMachine:
             return False
         unit = decided_unit(record, self.identity.service)
         if unit is not None and unit not in self._skips:
-            raise DecisionMissedError(unit)
+            raise DecisionMissedError(unit, record.offset)
         return True
 
     def _is_repeated(self, record: Record) -> bool:

@@ -272,6 +272,14 @@ async def test_read_range_resumes_after_a_fetch_error() -> None:
     assert got == list(range(4, RECORDS))
 
 
+async def test_read_ahead_raises_an_unexpected_fetch_error_in_the_consumer() -> None:
+    reader = Reader()
+    reader.failing = {1: KeyError("k")}
+    with pytest.raises(LiftError, match=r"read s/0: KeyError\('k"):
+        await anext(aiter(Consumer(reader, "earliest", "end")))
+    await nothing_left()
+
+
 async def test_client_close_with_a_full_read_ahead_buffer_ends_the_consumer() -> None:
     reader = Reader()
     items = aiter(Consumer(reader, "earliest", "end"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,18 +13,21 @@ from liftpy.client.admin import Admin
 from liftpy.client.client import Client
 from liftpy.client.encode_publish import Address
 from liftpy.client.placement_plans import (
+    PlacementOptions,
     ReplicaCounts,
     plan_from_pb,
     tally_rows,
 )
 from liftpy.client.stream_directory import address_of, subject_address
 from liftpy.client.stream_info import StreamInfo
-from liftpy.config import StreamConfig
+from liftpy.config import AckPolicy, StreamConfig
+from liftpy.core.metadata.codec import CONFIG
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.nats.transport import Transport
+from tests.each import each
 from tests.unit.client.admins import admin_over
 
 PLAN = pb.PlacementPlan(
@@ -84,6 +88,49 @@ class Group:
     @property
     def admin(self) -> Admin:
         return admin_over(self, Subjects("ns", principal="me"), deadline_s=30.0)
+
+
+WISH = PlacementOptions(policy="rack", assignment=((1, ("n1", "n2")),), allow_offline=True)
+PLACED: Any = {"placement": "rack", "manual": [pb.ReplicaList(partition=1, replicas=["n1", "n2"])], "allowOffline": True}
+LEADER = StreamConfig(ack_policy=AckPolicy.LEADER)
+CREATED = {"partitions": 4, "replicas": 2, "config": LEADER, "placement": WISH}
+CREATE: Any = {
+    "name": "s",
+    "subject": "shop.s",
+    "partitions": 4,
+    "replicationFactor": 2,
+    "config": CONFIG.to_pb(LEADER),
+} | PLACED
+ADD: Any = {"name": "s", "uid": "u1", "partitions": 6} | PLACED
+PARTITION = pb.Partition(partition=0, replicas=["n1"], isr=["n1"], leader="n1", leaderEpoch=1, epoch=1, status=pb.ONLINE)
+STREAM = pb.ControlResponse(stream=pb.Stream(name="s", uid="u1", subject="shop.s", partitions=[PARTITION]))
+PLANNED, MOVED = pb.ControlResponse(plan=PLAN), pb.ControlResponse(partition=PARTITION)
+NODE = pb.ControlResponse(node=pb.Node(nodeId="n1"))
+
+
+@each(
+    ("ask", "answer", "expected"),
+    [
+        (lambda a: a.create_stream("s", "shop.s", ready_s=0, **CREATED), STREAM, pb.CreateStream(**CREATE)),
+        (lambda a: a.plan_stream("s", "shop.s", **CREATED), PLANNED, pb.CreateStream(dryRun=True, **CREATE)),
+        (lambda a: a.add_partitions("s", 6, uid="u1", placement=WISH, ready_s=0), STREAM, pb.AddPartitions(**ADD)),
+        (lambda a: a.plan_partitions("s", 6, uid="u1", placement=WISH), PLANNED, pb.AddPartitions(dryRun=True, **ADD)),
+        (lambda a: a.plan_partitions("s"), PLANNED, pb.AddPartitions(name="s", dryRun=True)),
+        (lambda a: a.set_node("n1", weight=0.0, rack=""), NODE, pb.SetNode(nodeId="n1", weight=0.0, rack="")),
+        (lambda a: a.set_node("n1", leaving=False), NODE, pb.SetNode(nodeId="n1", leaving=False)),
+        (lambda a: a.reset_node("n1", weight=True), NODE, pb.SetNode(nodeId="n1", weightAsItSays=True)),
+        (lambda a: a.reset_node("n1", rack=True), NODE, pb.SetNode(nodeId="n1", rackAsItSays=True)),
+        (lambda a: a.reassign(image(), 1, ["a"]), MOVED, pb.Reassign(stream="s", uid="u1", partition=1, replicas=["a"])),
+        (lambda a: a.reassign(image(), 1), MOVED, pb.Reassign(stream="s", uid="u1", partition=1, cancel=True)),
+    ],
+)
+async def test_admin_request_contains_exactly_the_given_arguments(
+    ask: Callable[[Admin], Awaitable[Any]], answer: pb.ControlResponse, expected: Any
+) -> None:
+    group = Group(answer)
+    await ask(group.admin)
+    (asked,) = group.asked
+    assert getattr(asked, str(asked.WhichOneof("request"))) == expected
 
 
 async def test_admin_plan_partitions_rejects_an_answer_without_a_consistent_plan() -> None:

@@ -6,13 +6,18 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.progress import facts_of
+from liftpy.client.progress import RangeFacts, facts_of
 from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import ProtocolError
 
 
 def head(**fields: Any) -> client_pb2.ReadResponse:
     return client_pb2.ReadResponse(node="n1", **fields)
+
+
+def test_range_size_answer_decode_returns_the_encoded_fields() -> None:
+    told = head(rangeBytes=900, borders=[20, 30], borderPositions=[100, 200], beforeEpoch=1, endEpoch=4)
+    assert facts_of(told, 10, 40) == RangeFacts(10, 40, 900, (20, 30), (100, 200), 1, 4)
 
 
 @pytest.mark.parametrize(

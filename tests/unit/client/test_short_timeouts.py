@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from liftpy.client import Client, Consumer
 from liftpy.testing.memory import memory_cluster
@@ -44,3 +45,14 @@ async def test_consumer_closed_during_its_start_leaves_no_task() -> None:
         async with asyncio.timeout(30):
             while asyncio.all_tasks() - before:
                 await asyncio.sleep(0.01)
+
+
+def test_sync_consumer_getmany_with_timeout_zero_returns_every_record() -> None:
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        client.create_stream("orders", "orders")
+        for number in range(RECORDS):
+            client.publish("orders", b"%d" % number)
+        consumer, found, until_s = client.consume("orders"), list[int](), time.monotonic() + 30
+        while len(found) < RECORDS and time.monotonic() < until_s:
+            found += [record.offset for record in consumer.getmany(7, 0)]
+        assert found == list(range(RECORDS))

@@ -143,7 +143,7 @@ def test_quarantine_in_a_directory_without_free_space_writes_no_file(tmp_path: P
     (tmp_path / first).write_bytes(data)
     made: list[str] = []
     monkeypatch.setattr(DirectoryStorage, "create", lambda storage, name: made.append(name))
-    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=0, f_bfree=0, f_frsize=4096))
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=0, f_frsize=4096))
     with pytest.raises(NoSpaceError, match="0 bytes are free"):
         recover(storage)
     assert made == []

@@ -128,6 +128,10 @@ class Node:
     def is_beside_leader(self) -> bool:
         return False
 
+    @property
+    def log_start_offset(self) -> int:
+        return int(self.log.log_start)
+
     async def decide_to_skip(self, failing: FailedUnit) -> None:
         raise AssertionError("it is no leader")
 

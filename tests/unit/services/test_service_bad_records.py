@@ -102,8 +102,9 @@ def test_service_failing_record_discards_its_outputs_and_raises_with_its_offset(
 
 def test_service_skip_decision_for_an_applied_record_raises_decision_missed() -> None:
     machine = machine_of(Brittle())
-    with pytest.raises(DecisionMissedError):
-        machine.apply([record(0), record(1, b"", headers=SkipDecision("brittle", Unit(0)).headers())])
+    with pytest.raises(DecisionMissedError) as missed:  # the offsets between were compacted
+        machine.apply([record(0), record(9, b"", headers=SkipDecision("brittle", Unit(0)).headers())])
+    assert (missed.value.unit, missed.value.decision_offset) == (Unit(0), 9)
 
 
 @each(
@@ -344,6 +345,78 @@ async def test_service_record_feeder_applies_a_record_whose_skip_decision_an_unc
         node.feeder.stop_at(None)
     else:
         node.feeder.cut_at(32)
+    await node.until(lambda: node.machine.position == 37)
+    assert node.services[-1].seen == [*[value.decode() for value in [*BEFORE, b"bad", *AFTER[:6]]], *["c"] * 5]
+
+
+async def skipped_before_its_decision(node: Any, stop_position: int) -> None:
+    """Let the node skip the record at 25 and stop at ``stop_position``, before the decision at 34."""
+    node.log.append(*BEFORE, b"bad", *AFTER)
+    await node.start()
+    await node.until(lambda: node.feeder.failing is not None and node.feeder.failing.tries >= 2)
+    node.feeder.stop_at(stop_position)
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(25), 1).headers())
+    await node.until(lambda: Unit(25) in node.machine.skipped_units and node.machine.position == stop_position)
+
+
+async def test_service_record_feeder_told_of_a_lost_skip_decision_and_a_log_end_applies_the_record(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One order of the node has both: the host reports the high watermark, then the log end below the state."""
+    node = nodes(Skipping)
+    await skipped_before_its_decision(node, 33)
+    monkeypatch.setattr(Skipping, "broken", False)
+    del node.log.batches[32:]
+    node.log.append(*[b"c"] * 5, epoch=5)
+    node.feeder.check_replay(5, 31)
+    node.feeder.cut_at(32)
+    node.feeder.stop_at(None)
+    await node.until(lambda: node.machine.position == 37)
+    assert node.services[-1].seen == [*[value.decode() for value in [*BEFORE, b"bad", *AFTER[:6]]], *["c"] * 5]
+
+
+async def test_service_record_feeder_waiting_log_end_is_not_replaced_by_a_higher_one(nodes: Any) -> None:
+    node = nodes(Skipping)
+    node.log.append(*BEFORE)
+    await node.start()
+    await node.at(25)
+    del node.log.batches[15:]
+    node.log.append(*[b"c"] * 20, epoch=1)  # the epochs do not show the truncation
+    node.feeder.cut_at(15)
+    node.feeder.cut_at(24)
+    await node.at(35)
+    assert node.services[-1].seen == [*expected()[:15], *["c"] * 20]
+
+
+async def test_service_record_feeder_without_a_snapshot_before_the_skipped_record_keeps_its_newest_snapshot(
+    nodes: Any,
+) -> None:
+    """Retention has deleted the skipped record, so that no node can apply it."""
+    node = nodes(Skipping)
+    await skipped_before_its_decision(node, 33)
+    await node.until(lambda: node.store.positions()[-1] == 30)
+    node.log.log_start = 28
+    del node.log.batches[32:]
+    node.log.append(*[b"c"] * 5, epoch=5)
+    node.feeder.stop_at(None)
+    node.feeder.cut_at(32)
+    await node.until(lambda: node.machine.position == 37)
+    assert node.services[-1].seen == [*expected()[:31], *["c"] * 5]
+
+
+async def test_service_record_feeder_applies_a_record_whose_lost_skip_decision_was_below_the_reported_log_end(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new leader has appended records before the node hears of the truncation."""
+    node = nodes(Skipping)
+    await skipped_before_its_decision(node, 33)
+    node.log.append(*[b"d"] * 4)
+    node.feeder.stop_at(None)
+    await node.at(39)
+    monkeypatch.setattr(Skipping, "broken", False)
+    del node.log.batches[32:]
+    node.log.append(*[b"c"] * 5, epoch=5)
+    node.feeder.cut_at(37)
     await node.until(lambda: node.machine.position == 37)
     assert node.services[-1].seen == [*[value.decode() for value in [*BEFORE, b"bad", *AFTER[:6]]], *["c"] * 5]
 

@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import pytest
 
+from liftpy.core.wire.subjects import Subjects
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.credentials import Credentials
 from liftpy.nats.reconnect_backoff import FREE_CLOSES, MAX_PAUSE_S, SHORT_S, ReconnectBackoff
+from sidecar.metadata.group_role import MetadataConnection
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection, open_bus
+from sidecar.transport.credentials import Keys
 from tests.until import until
 
 LIMIT = b"-ERR 'maximum subscriptions exceeded'\r\n"
@@ -84,16 +91,84 @@ async def test_connection_that_the_server_closes_at_once_reconnects_with_growing
         await until(lambda: connection.is_connected and server.open)
 
 
+async def open_data_connection(settings: NodeSettings, keys: Keys) -> None:
+    await (await open_bus(settings, lambda: BusConnection("test"), keys)).stop()
+
+
+async def open_group_connection(settings: NodeSettings, keys: Keys) -> None:
+    connection = MetadataConnection(settings, cast(Any, None), Subjects("liftpy"), cast(Any, None), Counter(), keys=keys)
+    await connection.open(lambda error: None)
+
+
+class WatchedKeys(Keys):
+    """Credentials that write each read into ``events``."""
+
+    events: ClassVar[list[str]] = []
+
+    @property
+    def credentials(self) -> Credentials:
+        self.events.append("read")
+        return self.current
+
+    @credentials.setter
+    def credentials(self, credentials: Credentials) -> None:
+        self.current = credentials
+
+
+@pytest.mark.parametrize("opens", [open_data_connection, open_group_connection])
+async def test_first_connect_that_the_server_rejects_pauses_only_before_it_reads_the_credentials(
+    opens: Callable[[NodeSettings, Keys], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = LimitedServer(REJECTED, in_handshake=True)
+    settings = NodeSettings("n1", Path("unused"), nats=(await server.start(),), controllers=("n1",))
+    events: list[str] = []
+    monkeypatch.setattr(WatchedKeys, "events", events)
+
+    def pause_s(backoff: ReconnectBackoff) -> float:
+        events.append("pause" if backoff.closes > FREE_CLOSES else "no pause")
+        return 0.0
+
+    monkeypatch.setattr(ReconnectBackoff, "pause_s", pause_s)
+    opening = asyncio.create_task(opens(settings, WatchedKeys(Credentials(user="first", password="secret"))))
+    await until(lambda: events.count("pause") >= 3 and events[-1] == "read")
+    await end_tasks([opening])
+    await server.stop()
+    assert {after for before, after in pairwise(events) if before != "read"} == {"read"}, events
+
+
 async def test_first_connect_to_a_server_that_rejects_the_client_has_growing_pauses() -> None:
     server = LimitedServer(REJECTED, in_handshake=True)
     url = await server.start()
     opening = asyncio.create_task(open_bus(NodeSettings("n1", Path("unused"), nats=(url,)), lambda: BusConnection("test")))
     await until(lambda: len(server.accepted_s) >= FREE_CLOSES + 4)
-    assert server.accepted_s[-1] - server.accepted_s[-2] >= 0.2
+    assert max(after - before for before, after in pairwise(server.accepted_s)) >= 0.4, server.accepted_s
     server.error = b""
     connection = await opening
     await connection.stop()
     await server.stop()
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_close_at_the_moment_when_new_credentials_end_a_pause_ends_the_reconnect(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, pauses = LimitedServer(), []
+
+    def pause_s(backoff: ReconnectBackoff) -> float:
+        pauses.append(60.0)
+        return 60.0
+
+    monkeypatch.setattr(ReconnectBackoff, "pause_s", pause_s)
+    async with connected(server) as connection:
+        await until(lambda: server.open)
+        for writer in list(server.open):
+            writer.close()
+        await until(lambda: pauses)
+        await connection.renew({})
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await connection.stop()
+        assert "_attempt_reconnect" not in [getattr(task.get_coro(), "__name__", "") for task in asyncio.all_tasks()]
 
 
 async def test_reconnect_to_a_server_that_was_down_has_no_pause() -> None:

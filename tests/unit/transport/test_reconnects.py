@@ -16,7 +16,7 @@ from nats.aio.transport import TcpTransport
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.errors import NotAllowedError
 from liftpy.nats.credentials import Credentials
-from liftpy.nats.parser import StrictConnection
+from liftpy.nats.parser import StrictConnection, StrictParser
 from liftpy.nats.transport import Transport, open_connection
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection, open_bus
@@ -284,6 +284,7 @@ async def test_credentials_that_change_during_a_reconnect_are_used(server: LateS
     server.says(b"PONG\r\n")
     await until(lambda: server.users == ["first", "first", "second"] and bus.is_connected)
     await until(lambda: server.open == 1, "the connection with the old ones is closed")
+    assert bus.reconnect_backoff.closes == 0
     await bus.stop()
 
 
@@ -317,6 +318,15 @@ async def test_denied_request_raises_the_error_and_does_not_log_it(
     await until(lambda: any("other" in line for line in caplog.messages))
     assert not any("orders" in line for line in caplog.messages)
     await transport.close()
+
+
+async def test_denial_of_a_request_on_a_closed_connection_leaves_later_errors_in_the_log(server: LateServer) -> None:
+    connection = await open_connection(await server.start())
+    await connection.close()
+    parser = StrictParser(connection, connection.errors)
+    parser.denials.append(lambda is_publish, subject: setattr(connection, "denial_is_raised", True))
+    await parser.parse(b"-ERR 'Permissions Violation for Publish to \"liftpy.orders.0.read\"'\r\n")
+    assert not connection.denial_is_raised
 
 
 async def test_opening_a_connection_ends_after_a_cancellation_that_its_close_suppresses() -> None:

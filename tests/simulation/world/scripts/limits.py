@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2 as pb
@@ -59,17 +60,12 @@ async def script_strangers_send_what_no_node_understands(s: Stage) -> None:
         await connection.publish(subject, b"garbage")
         await connection.publish(subject, frames.seal(pb.StateRequest(partition=7)), reply="_INBOX.a.b")
     await asyncio.sleep(2)
+    rejected = Counter[str]()
+    for kind, count in (await s.status("n2"))["refused"].items():
+        rejected[kind.removeprefix("metadata: ")] += count  # which connection gets a request depends on the metadata leader
     s.expect(
-        (await s.status("n2"))["refused"],
-        {
-            "no envelope": 4,
-            "contents": 2,
-            "addressee": 1,
-            "message type": 2,
-            "invalid reply subject": 3,
-            "metadata: message type": 2,
-            "metadata: invalid reply subject": 4,
-        },
+        dict(rejected),
+        {"no envelope": 4, "contents": 2, "addressee": 1, "message type": 4, "invalid reply subject": 7},
         "rejected messages",
     )
     s.expect(s.log("n2"), [], "log lines")

@@ -11,7 +11,8 @@ shipped nodes in virtual time (``tests.simulation.world``). ``--rewrite`` writes
     @ kill n2                            something that happens to the cluster: a method ``on_...`` of ``session.Session``
 
 A line of JSON is shown with a line for each part. ``normalize`` replaces what differs between two runs of the same command: times,
-identifiers and measured durations. Empty lines, and lines with the progress of a move, are left out.
+identifiers and measured durations. Empty lines, and lines with the progress of a move, are left out. A line of the standard error
+that repeats the line before it is left out, too, because the number of lines with the progress of a purge depends on time.
 """
 
 from __future__ import annotations

@@ -33,6 +33,8 @@ _REPLACED = (
     (r"(<time>  )\d+\.", r"\1<index>."),
     (r"\b\d+(\s+)\d+(\s+)[0-9a-f]{16}\b", r"<term>\1<index>\2<digest>"),
     (r"\b\d+\.\d+ (ms|s)\b", r"<measured> \1"),
+    (r"\b0 h 0\d min\b", "<measured>"),
+    (r"( to purge, waiting for) .*", r"\1 <nodes>"),
     (r"/proc/self/fd/500|/tmp/liftpy-world-\w+", "<nodes>"),
     (r"/tmp/liftpy-golden-\w+", "<home>"),
 )
@@ -106,7 +108,9 @@ def run_script(script: str, runner: Runner) -> str:
         else:
             output, code = runner.run(command.words, command.stdin)
         for mark, line in output[: command.head or None]:
-            lines += [f"{mark or ' '} {shown}".rstrip() for shown in normalize(line) if not _LEFT_OUT.fullmatch(shown)]
+            texts = [f"{mark or ' '} {shown}".rstrip() for shown in normalize(line) if not _LEFT_OUT.fullmatch(shown)]
+            if mark != "!" or texts != lines[-1:]:
+                lines += texts
         if code:
             lines.append(f"= {code}")
     return "\n".join(lines) + "\n"
