@@ -132,7 +132,7 @@ class OpenReport:
     """Quarantined files in the directory. This start or an earlier one has renamed them."""
 
     lost_flushed: bool = False
-    """True if a cleanly closed log was truncated. A crash cannot cause this, so flushed records are lost."""
+    """True if a cleanly closed log was truncated, or lacks its first file. A crash cannot cause this, so flushed records are lost."""
 
     rewritten_bytes: int = 0
     """Number of bytes that were written again, because they were not proven to be on the disk."""
@@ -200,6 +200,10 @@ def recover(storage: Storage, *, clean: bool = False, before_loss: Callable[[], 
     checkpoint = stored_checkpoint or Checkpoint()
     bases = base_offsets(names)
     log_start_offset = max(checkpoint.log_start_offset, bases[0] if bases else 0)
+    # a clean close stores the log start, so files before the first one are lost, and not deleted on a full disk
+    lost_start = clean and stored_checkpoint is not None and bool(bases) and log_start_offset > checkpoint.log_start_offset
+    if lost_start:
+        before_loss()
     if log_start_offset > checkpoint.log_start_offset:  # only the first file proves it, and the file may be damaged [D26]
         raised = replace(checkpoint, log_start_offset=log_start_offset)
         with suppress(NoSpaceError):
@@ -227,7 +231,7 @@ def recover(storage: Storage, *, clean: bool = False, before_loss: Callable[[], 
         quarantined_files=quarantined_names(storage.names() if damage else names),
         checkpoint_found=stored_checkpoint is not None,
         lost_committed=checkpoint.high_watermark >= log_end_offset,
-        lost_flushed=clean and cut > 0,
+        lost_flushed=lost_start or (clean and cut > 0),
         rewritten_bytes=rewritten_bytes,
         flush_failed=flush_failed,
     )

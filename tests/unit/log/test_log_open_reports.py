@@ -273,6 +273,17 @@ def test_log_open_with_a_torn_tail_after_a_clean_stop_reports_lost_flushed_data(
     assert report.must_leave_isr is clean
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_log_open_without_the_first_segment_after_a_clean_stop_reports_lost_flushed_data(clean: bool) -> None:
+    storage = MemoryStorage()
+    filled(storage=storage).close()
+    storage.remove(log_name(0))
+    lost: list[bool] = []
+    recovered = recover(storage, clean=clean, before_loss=lambda: lost.append(True))
+    assert recovered.log_start_offset > 0
+    assert (recovered.report.must_leave_isr, bool(lost)) == (clean, clean), "only a full disk deletes without a checkpoint"
+
+
 @pytest.mark.parametrize("wrong", ["longer", "shorter", "another base"])
 def test_log_open_ignores_an_index_that_does_not_match_its_segment(wrong: str) -> None:
     storage = MemoryStorage()
