@@ -190,8 +190,15 @@ class Feeder:
         snapshot = await self._keeper.newest(wanted)
         if _position(snapshot) < self._log_start_offset:
             own = f"at snapshot {snapshot.position}" if snapshot is not None else "without a snapshot"
-            snapshot, tried = await self._keeper.later(self._log_start_offset, wanted, needed)
-            if _position(snapshot) < self._log_start_offset and not needed():
+            is_abandoned = False
+
+            def is_needed() -> bool:
+                nonlocal is_abandoned
+                is_abandoned = is_abandoned or not needed()  # a search that has ended early does not count as failed
+                return not is_abandoned
+
+            snapshot, tried = await self._keeper.later(self._log_start_offset, wanted, is_needed)
+            if _position(snapshot) < self._log_start_offset and not is_needed():
                 await self.restart(0, replay_end=replay_end)
                 return
             if _position(snapshot) < self._log_start_offset:
@@ -323,7 +330,7 @@ class Feeder:
         skips, self._lost_skips = sorted(self._lost_skips), set()
         for offset in skips:
             if await self._keeper.newest_position(offset) >= log_start:
-                return offset
+                return offset if cut is None else min(cut, offset)
             logger.warning(
                 "decision to skip may be lost service=%s offset=%d log_start_offset=%d: no snapshot before it, continuing without "
                 "the record",

@@ -500,7 +500,9 @@ class SnapshotKeeper:
             self.problem = f"snapshot at {snapshot.position}: {error.code}: {error}"
         else:
             self.problem = ""
-            self._stored = [*self._stored[-_MAX_STORED:], stored_snapshot]
+            kept = await asyncio.to_thread(self._store.positions)  # the log may go up to a snapshot only if its file is there
+            stored = [*self._stored[-_MAX_STORED:], stored_snapshot]
+            self._stored = [snapshot for snapshot in stored if snapshot.position in kept]
             self._stored_s, self._fresh_bytes = time.monotonic(), 0
             self.stored_count, self.state_bytes, self.saved_s = self.stored_count + 1, len(whole.state), time.monotonic()
             self.digests = [*self.digests[1 - _MAX_DIGESTS :], (stored_snapshot.position, stored_snapshot.digest)]

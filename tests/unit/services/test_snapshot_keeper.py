@@ -80,6 +80,17 @@ async def test_service_snapshot_keeper_retains_the_log_from_the_newest_compared_
     assert without.retain_from() == 10
 
 
+async def test_service_snapshot_keeper_whose_old_files_are_deleted_retains_the_log_from_a_file_that_exists(
+    world: World,
+) -> None:
+    for _ in range(6):  # without compared outputs, the store keeps the oldest file and the newest three
+        world.apply(5)
+        await world.keeper.keep(world.machine)
+    for compared_end in range(31):
+        world.outbox.compared_end = compared_end
+        assert world.keeper.retain_from() in (0, *world.store.positions())
+
+
 class Forgetful(Count):
     """A service whose snapshots cannot be restored."""
 

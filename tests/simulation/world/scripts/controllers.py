@@ -52,7 +52,7 @@ async def script_majority_of_the_controllers_is_away(s: Stage) -> None:
     text = await s.fails(s.client.admin.create_stream("more", "more.x"), NoMajorityError)
     s.expect_in("2 of 3 controllers do not answer (n1, n3).", text)
     text = await s.fails(s.publish("orders", 1, first=5, timeout_s=5), OutcomeUnknownError)
-    s.expect_in("No ack from orders/0 on orders.x within 5.0 s. The message may be stored.", text)
+    s.expect_in("No ack from orders/0 on orders.x within 5.* s. The message may be stored.", text)
     await asyncio.sleep(5)
     s.expect((await s.status("n2"))["metadata_leader"], "", "metadata leader that n2 knows")
     s.expect(await s.metric("n2", "metadata_has_leader"), 0, "metric of the metadata leader")
