@@ -310,7 +310,8 @@ class SimProcess:
         self.lost_data, self.node.lost_data = self.node.lost_data, self.node.flipped
         self.disk.starts = self.disk.starts.after_registration()
         self.disk.clean_stop = self.disk.doubtful = False
-        for storage in self.disk.folders.values():
+        for name in list(self.disk.folders):
+            storage = self.disk.folder(name)
             if FLUSH_FAILED_NAME in storage.names():
                 forget_failed_flush(storage)
         stale = self.cluster.stale_image(response.index)

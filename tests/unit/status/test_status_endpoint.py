@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +14,20 @@ from typing import Any, ClassVar
 
 import pytest
 
+from liftpy.core.base.instruments import Instruments
+from liftpy.core.log.flush import FlushScheduler
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
 from liftpy.core.observe.history import question, rows_of
+from liftpy.core.partition.reads import ReadBudget
+from liftpy.core.publish.log_state_part import NodeStateMemory
+from liftpy.core.publish.memory_budget import MemoryBudget
+from liftpy.core.replication.catchup_throttle import CatchupThrottle
+from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.wire.frames import decode_presence
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import ConfigError
+from sidecar.disk.flush_thread import FlushThread, FlushTimes
 from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
 from sidecar.status import http
@@ -26,9 +35,51 @@ from sidecar.status.report import Reporter
 from sidecar.status.status_api import PAGE_PARTITIONS, StatusHandler
 from sidecar.transport.liveness import QUESTION
 from tests.conformance.two_workers import TwoWorkers
-from tests.unit.runtime.test_node_rules import NO_COORDINATORS, a_link, node_tools
 from tests.unit.status.test_status_page import Reporter as Paged
 from tests.until import until
+
+TRAFFIC = ("in_msgs", "out_msgs", "in_bytes", "out_bytes", "reconnects")
+
+
+def a_link(name: str, number: int, *, connected: bool = True) -> Any:
+    cuts, overflow = SimpleNamespace(lost_messages=4, unknown=5), SimpleNamespace(backlog_bytes=6)
+    return SimpleNamespace(
+        name=name,
+        is_connected=connected,
+        connected_url=None,
+        max_payload=1 << 20,
+        unsent_bytes=number,
+        stats={what: number * 10 + at for at, what in enumerate(TRAFFIC)},
+        errors=Counter({"slow": number}),
+        waiting_bytes=1,
+        most_waiting_bytes=2,
+        bursts=3,
+        disconnect_loss=cuts,
+        overflow=overflow,
+        dropped_unread=7,
+    )
+
+
+def node_tools(settings: NodeSettings, links: Any, counters: dict[str, int]) -> Any:
+    """Tools of a node, with the parts that a reporter uses."""
+    return SimpleNamespace(
+        settings=settings,
+        incarnation=4,
+        links=links,
+        counters=counters,
+        instruments=Instruments(),
+        inflight=NodeInflight(),
+        memory_budget=MemoryBudget(),
+        reads=SimpleNamespace(budget=ReadBudget()),
+        flush_runner=FlushThread(FlushScheduler()),
+        flush_times=FlushTimes(),
+        copy_limit=CatchupThrottle(),
+        state_memory=NodeStateMemory(),
+        clocks=SimpleNamespace(check=lambda: SimpleNamespace(skew_ns=0, why="")),
+    )
+
+
+NO_COORDINATORS: Any = SimpleNamespace(running=None)
 
 
 def a_reporter(tmp_path: Path, *workers: Any, coordinators: Any = NO_COORDINATORS) -> Reporter:
