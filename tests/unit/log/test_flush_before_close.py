@@ -37,7 +37,7 @@ def test_log_that_a_full_disk_has_closed_keeps_every_record_after_its_flush_and_
 
 
 @pytest.mark.parametrize("call", ["sync", "sync_folder"])
-def test_log_whose_flush_before_the_close_fails_is_not_complete(call: str) -> None:
+def test_log_with_a_failed_flush_before_the_close_is_not_complete(call: str) -> None:
     log, storage = stopped_log()
     storage.capacity_bytes *= 2
 

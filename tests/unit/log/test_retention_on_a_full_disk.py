@@ -107,7 +107,7 @@ def test_log_start_that_cannot_be_stored_stays_and_moves_later() -> None:
 
 
 @each("flushed", [True, False])
-def test_log_on_a_full_disk_keeps_the_segment_whose_epoch_is_not_stored_before_unflushed_records(flushed: bool) -> None:
+def test_log_on_a_full_disk_with_an_unstored_epoch_keeps_the_segment_before_unflushed_records(flushed: bool) -> None:
     """After a power cut, an empty log would not know the epoch before its start [C9, R6]. Flushed records name it."""
     storage = MemoryStorage()
     log = Log.open(storage, StreamConfig(retention_records=10))[0]
@@ -161,7 +161,7 @@ def test_log_start_that_only_the_first_file_proves_stays_after_damage_of_this_fi
 
 
 @each("calls", range(30))
-def test_log_whose_opening_is_interrupted_after_damage_of_its_first_file_keeps_its_start(calls: int) -> None:
+def test_log_open_interrupted_after_damage_of_the_first_file_keeps_the_start(calls: int) -> None:
     log, storage = full_log()
 
     def fault(what: str) -> None:

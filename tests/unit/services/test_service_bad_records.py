@@ -324,7 +324,7 @@ async def test_service_record_feeder_drops_skip_decisions_of_truncated_records(n
 
 
 @pytest.mark.parametrize("told_by", ["order", "cut"])
-async def test_service_record_feeder_applies_a_record_whose_skip_decision_an_unclean_election_has_lost(
+async def test_service_record_feeder_after_an_election_lost_the_skip_decision_applies_the_record(
     nodes: Any, monkeypatch: pytest.MonkeyPatch, told_by: str
 ) -> None:
     """The log keeps the record and what follows it, and loses only the decision."""
@@ -404,7 +404,7 @@ async def test_service_record_feeder_without_a_snapshot_before_the_skipped_recor
     assert node.services[-1].seen == [*expected()[:31], *["c"] * 5]
 
 
-async def test_service_record_feeder_applies_a_record_whose_lost_skip_decision_was_below_the_reported_log_end(
+async def test_service_record_feeder_told_of_a_log_end_above_the_lost_skip_decision_applies_the_record(
     nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new leader has appended records before the node hears of the truncation."""

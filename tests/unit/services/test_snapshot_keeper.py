@@ -80,7 +80,7 @@ async def test_service_snapshot_keeper_retains_the_log_from_the_newest_compared_
     assert without.retain_from() == 10
 
 
-async def test_service_snapshot_keeper_whose_old_files_are_deleted_retains_the_log_from_a_file_that_exists(
+async def test_service_snapshot_keeper_after_files_are_deleted_retains_the_log_from_an_existing_file(
     world: World,
 ) -> None:
     for _ in range(6):  # without compared outputs, the store keeps the oldest file and the newest three

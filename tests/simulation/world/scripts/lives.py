@@ -76,7 +76,7 @@ async def script_follower_stops_starts_and_is_killed(s: Stage) -> None:
 
 
 @script()
-async def script_node_whose_disk_hangs_ends_within_the_time_of_a_stop(s: Stage) -> None:
+async def script_node_with_a_hanging_disk_ends_within_the_time_of_a_stop(s: Stage) -> None:
     """Given a disk that hangs, when an operator stops the node, its process ends after 12 s at the latest."""
     await s.create("orders", leader="n2")
     await s.publish("orders", 5)
