@@ -499,8 +499,8 @@ class SnapshotKeeper:
             )
             self.problem = f"snapshot at {snapshot.position}: {error.code}: {error}"
         else:
-            self.problem = ""
             kept = await asyncio.to_thread(self._store.positions)  # the log may go up to a snapshot only if its file is there
+            self.problem = ""
             stored = [*self._stored[-_MAX_STORED:], stored_snapshot]
             self._stored = [snapshot for snapshot in stored if snapshot.position in kept]
             self._stored_s, self._fresh_bytes = time.monotonic(), 0
