@@ -32,7 +32,7 @@ _ELECTION_S = 5.0
 """Time for the elections after a restart, in seconds. Then a partition without a leader waits for an operator."""
 _QUIET_S = 3.0
 _QUIET_MESSAGES_PER_S = 400
-_QUIET_WAKES_PER_S = 100
+_QUIET_WAKES_PER_S = 200
 """Maximum number of wake-ups of a node per second in a cluster without load, for each of its processes."""
 
 
