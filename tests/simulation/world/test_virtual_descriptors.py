@@ -83,7 +83,7 @@ def test_virtual_descriptors_follow_their_files_through_renames_and_removals() -
     _run("-c", _PROGRAM)
 
 
-def test_large_cluster_with_four_open_files_gives_the_trace_of_one_that_opens_all() -> None:
+def test_simulated_cluster_with_few_open_files_gives_the_same_trace_as_with_all_files_open() -> None:
     size = ("-m", "tests.simulation.world", "--nodes", "3", "--partitions", "8", "--minutes", "0.1", "--digests")
     few, everything = _run(*size, "--open-files", "4"), _run(*size, "--open-files", "0")
     assert (reopened := re.search(r"opened again (\d+) times", few)) is not None

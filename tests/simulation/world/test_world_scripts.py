@@ -41,5 +41,5 @@ def results() -> dict[str, list[str]]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NAMES)
-def test_script_of_shipped_nodes_shows_what_users_and_operators_see(name: str, results: dict[str, list[str]]) -> None:
+def test_world_script_played_in_virtual_time_meets_all_expectations(name: str, results: dict[str, list[str]]) -> None:
     assert results[name] == []

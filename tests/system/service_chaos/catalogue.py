@@ -23,7 +23,7 @@ def _drawn(ground: Ground) -> str:
 
 
 async def service_killed(ground: Ground) -> str:
-    """kill -9 of one to all services, started anew after some commands."""
+    """Kill one to all services with SIGKILL, and start them again after some commands."""
     struck = ground.rng.sample(NODES, ground.rng.randint(1, len(NODES)))
     for node in struck:
         ground.kill(node)
@@ -34,7 +34,7 @@ async def service_killed(ground: Ground) -> str:
 
 
 async def service_stopped(ground: Ground) -> str:
-    """SIGTERM: it stores its state, ends with 0 and is started anew."""
+    """Stop a service with SIGTERM. It stores its state, ends with exit code 0, and is started again."""
     node = _drawn(ground)
     await ground.stop(node)
     await ground.publish(_SOME)

@@ -88,7 +88,7 @@ class Ground:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def read_last_output(self) -> str:
-        """Of the services, for the story."""
+        """Log lines of the services for the report."""
         return "\n".join(
             f"---- {log.stem}\n" + "\n".join(log.read_text().splitlines()[-12:]) for log in sorted(self.folder.glob("*.log"))
         )
@@ -132,7 +132,7 @@ class Ground:
         shutil.rmtree(self.folder / node)
 
     def words(self, node: str) -> str:
-        """What its services have logged so far."""
+        """Return what the services of the node have logged so far."""
         return (self.folder / f"{node}.log").read_text()
 
     async def command(self, *words: str) -> tuple[int, str]:
@@ -149,7 +149,7 @@ class Ground:
 
     # ---- nodes -----------------------------------------------------------------------------------------------------------
     async def leader(self) -> str:
-        """Of the input's partition."""
+        """Return the leader of the partition with the commands."""
         return str(await self.until(self._leader, "the input has a leader"))
 
     async def _leader(self) -> str:
@@ -222,13 +222,13 @@ class Ground:
         raise ViolationError(f"{what}: not within {PATIENCE_S:g} s; last: {last!r}")
 
     async def said(self, node: str) -> dict[str, Any]:
-        """What a node says of its service; {} for one that is not there."""
+        """Return the row of the service in the status of a node. {}: the node has no such service."""
         status = await self.client.admin.node_status(node)
         services = [s for p in status["partitions"] if p["stream"] == STREAM for s in p.get("services", [])]
         return next((s for s in services if s["service"] == SERVICE and s["role"] != "GONE"), {})
 
     def supervise(self) -> None:
-        """Start those that say that it helps; raise ViolationError for those that have ended for good."""
+        """Restart the services that ask for it. Raise ViolationError if a service has ended and a restart does not help."""
         for node, process in self.processes.items():
             if (code := process.poll()) is None:
                 continue

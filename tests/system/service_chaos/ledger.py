@@ -1,7 +1,7 @@
-"""The service that is struck: a chain of digests over its commands, in any number of versions, with a timer; some records are poison.
+"""Ledger: a service that keeps a chain of digests over its commands, in any number of versions, with a timer. It rejects some records.
 
-What is planted comes from the environment of one process, as no service may do it: ``LEDGER_PLANT`` is ``outputs`` or ``state``, and
-``LEDGER_PLANT_BELOW`` the offset below which it acts.
+A test can make one process of it wrong. The environment variable ``LEDGER_PLANT`` (``outputs`` or ``state``) names what is wrong, and
+``LEDGER_PLANT_BELOW`` is the offset below which it is wrong.
 """
 
 from __future__ import annotations

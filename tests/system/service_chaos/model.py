@@ -1,4 +1,4 @@
-"""What the ledger is to be and to say, from the records of the log alone, with nothing of the product but Record. Pure."""
+"""Model of the ledger: it computes the expected state and outputs from the records of the log. It uses only Record of the product."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_log_open_rewrites_only_records_not_known_to_be_durable() -> None:
     assert 0 < opened(storage)[1].rewritten_bytes < size_bytes * 0.7
 
 
-def test_log_open_reports_a_flush_failure_until_it_is_forgotten() -> None:
+def test_log_open_after_a_failed_flush_reports_it_until_the_mark_is_removed() -> None:
     storage, _ = killed_after_a_failed_flush()
     assert FLUSH_FAILED_NAME in storage.crash(power=True).names(), "the mark is durable"
     report = opened(storage)[1]

@@ -363,7 +363,7 @@ def test_metadata_leader_that_loses_and_regains_the_leadership_proposes_a_new_ba
 
 
 # ---- whose place is wanted -----------------------------------------------------------------------------------------------------
-def test_node_whose_id_another_process_claims_is_listed_as_overdue_for_one_second() -> None:
+def test_overdue_nodes_after_a_second_claim_of_an_id_list_the_node_for_one_second() -> None:
     now_ns = 100 * S
     sessions = NodeSessions(ReplicationConfig())
     sessions.lead(an_image(), now_ns)

@@ -1,4 +1,4 @@
-"""What tests of the shell of a partition share."""
+"""Helpers for the tests of the partition shell."""
 
 from __future__ import annotations
 

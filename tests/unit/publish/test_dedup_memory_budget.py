@@ -362,7 +362,7 @@ async def test_dedup_memory_counts_message_ids_in_flight_until_stored_or_rejecte
     assert bench.node.size_bytes == 296 + held_bytes, "what is not in the log is forgotten"
 
 
-async def test_publish_whose_message_id_may_have_been_evicted_is_dropped_without_an_answer() -> None:
+async def test_publish_with_a_message_id_that_may_be_evicted_is_dropped_without_an_answer() -> None:
     """A record that may be stored is never rejected [A2]."""
     bench = Bench(2)
     bench.node.bound_bytes = 296 + size_of([b"a"])

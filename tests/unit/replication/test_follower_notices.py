@@ -254,7 +254,7 @@ def test_follower_flushes_its_unflushed_records_before_the_first_fetch() -> None
     assert node.only(do.SendFetch).offset == 2
 
 
-def test_follower_whose_fetch_is_rejected_as_diverged_sends_an_epoch_query() -> None:
+def test_follower_after_a_fetch_rejected_as_diverged_sends_an_epoch_query() -> None:
     follower = idle()
     follower.step(ev.NotificationReceived())
     follower.step(
