@@ -493,7 +493,8 @@ class Feeder:
 
     async def _do(self, step: NextStep, failing: FailedUnit) -> None:
         if step is NextStep.STOP:
-            raise ServiceFailedError(f"{failing.error}. To skip this record on all nodes: {self._skip_command(failing.unit)}")
+            text = f"{failing.error}. To skip this record on all nodes: {self._skip_command(failing.unit)}"
+            raise ServiceFailedError(text) from failing.error
         if step is NextStep.TRY:
             await self._rebuild(failing.unit)
         elif step is NextStep.DECIDE:

@@ -122,9 +122,9 @@ class Ledgers:
 
     def _failed(self, instance: ServiceProcess, error: LiftError) -> None:
         node = instance.node.name
-        if isinstance(error, BadRecordError) and self._on_error == "stop":
+        if isinstance(error.__cause__, BadRecordError) and self._on_error == "stop":
             instance.wants_restart = False
-            self._stopped_at[node] = error.unit
+            self._stopped_at[node] = error.__cause__.unit
         elif isinstance(error, VersionError) and self._versions[node] < self._newest_version:
             self._versions[node] = self._newest_version  # a replica came to a node that does not have the new code yet
         elif not self.model.may_lose:
