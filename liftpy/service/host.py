@@ -547,6 +547,7 @@ class ServiceHost:
                 *(
                     pb.SnapshotDigest(position=at, digest=digest)
                     for at, digest in (self._keeper.digests if self._keeper else ())
+                    if at != BEGINNING  # the digest of BEGINNING is that of the parameters
                 ),
             ],
             failing=fetching or (machine is not None and self._feeder is not None and self._feeder.failing is not None),

@@ -88,7 +88,7 @@ from sidecar.runtime.restarts import (
     prevents_restart,
 )
 from sidecar.runtime.settings import NodeSettings, SettingsLoader, supervisor_of, was_open_nats_reported
-from sidecar.runtime.tasks import fatal_on, spawn, start_attended
+from sidecar.runtime.tasks import TaskSet, fatal_on, start_attended
 from sidecar.runtime.timers import Timers
 from sidecar.status.health import Health, LoopWatch, MetadataContact
 from sidecar.status.report import Reporter
@@ -740,8 +740,9 @@ async def run_node(
 
     loop.add_signal_handler(signal.SIGTERM, stop, True)
     loop.add_signal_handler(signal.SIGINT, stop, False)
+    reloads = TaskSet()
     loop.add_signal_handler(
-        signal.SIGHUP, lambda: spawn(node.reloading.reload_after_signal(node.supervisor), "reloading the settings")
+        signal.SIGHUP, lambda: reloads.start(node.reloading.reload_after_signal(node.supervisor), "reloading the settings")
     )
     starting = start_attended(node.start())
     stopping = start_attended(node.wait())
@@ -767,6 +768,8 @@ async def run_node(
         except Exception:
             if slow_stop is None:  # otherwise the error of the start is raised. This one is in the log
                 raise
+        finally:
+            await reloads.end()
         if slow_stop is not None:
             slow_stop.cancel()
     if code == EXIT_TO_REPAIR:  # a pause and a restart follow, and the handlers of a closed loop would ignore signals

@@ -36,7 +36,7 @@ class ControllerMetrics:
         self.folders_lost = 0
         """Number of nodes that registered with another data directory than before."""
         self.lost_directory_ns: dict[str, int] = {}
-        """Node -> monotonic time when it last registered with another data directory, in nanoseconds."""
+        """Node -> monotonic time when it last registered with another data directory, in nanoseconds. Removed nodes are left out."""
         self.offline = 0
         """Number of partitions that no node may lead."""
         self.electing = 0
@@ -56,6 +56,7 @@ class ControllerMetrics:
             lost = [one.node_id for one in image.nodes.values() if known.get(one.node_id, "") not in ("", one.folder_id)]
             self.folders_lost += len(lost)
             self.lost_directory_ns |= dict.fromkeys(lost, now_ns)
+            self.lost_directory_ns = {node_id: ns for node_id, ns in self.lost_directory_ns.items() if node_id in image.nodes}
         for change in diff(before, image).partitions:
             self._count(change, now_ns)
 

@@ -47,9 +47,9 @@ class Profile:
     small_limits: bool = False
     """True if limits of memory, snapshots and checkpoints may be so small that a history reaches them."""
     changes_controllers: bool = False
+    """True if the operator adds and removes controllers."""
     loses_node: bool = False
     """True if a node is lost for ever, and an operator replaces it."""
-    """True if the operator adds and removes controllers."""
     floods: bool = True
     """True if many requests arrive at once in the quiet cluster (``attacks.py``)."""
     drills: bool = True

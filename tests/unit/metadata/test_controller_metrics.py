@@ -94,6 +94,17 @@ def test_controller_metrics_count_a_lost_data_directory() -> None:
     assert lost == [0, 0, 0, 1, 1, 1, 2], "not at first sight, and not who says it for the first time"
 
 
+def test_controller_metrics_without_a_removed_node_forget_its_lost_data_directory() -> None:
+    watch = ControllerMetrics()
+    nodes = ClusterImage().nodes
+    for folder in ("f1", "f2"):
+        nodes = nodes.set("a", NodeImage(node_id="a", incarnation=1, folder_id=folder))
+        watch.update(ClusterImage(index=1, nodes=nodes), 5)
+    assert watch.lost_directory_ns == {"a": 5}
+    watch.update(ClusterImage(index=2), 6)
+    assert watch.lost_directory_ns == {}
+
+
 def test_controller_metrics_count_partitions_that_need_an_unclean_election() -> None:
     watched = Watched()
     watched.show(ONLINE)

@@ -13,6 +13,7 @@ import pytest
 from liftpy.client.progress import NotServedError
 from liftpy.core.services.bad_records import Unit
 from liftpy.core.services.effects import Effect
+from liftpy.core.services.rules import NO_PARAMETERS
 from liftpy.core.services.versions import VersionDecision
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import service_pb2 as pb
@@ -285,6 +286,17 @@ async def test_service_host_stores_its_state_on_request_and_at_stop(running: Any
     made.stop()
     await task
     assert stored() == [3, 5]
+
+
+async def test_service_host_with_a_snapshot_before_the_first_record_reports_the_digest_of_its_parameters_for_position_0(
+    running: Any,
+) -> None:
+    bus, made, _, _ = running
+    await bus.tell(order(bus, 1))
+    await bus.until(lambda: made.machine is not None and made._keeper is not None)
+    await made._keeper.save(made.machine.snapshot())  # as before a first record that the service cannot apply
+    hello = await bus.until(lambda: bus.hellos[-1].figures.snapshotsStored and bus.hellos[-1])
+    assert [(told.position, told.digest) for told in hello.snapshots] == [(0, NO_PARAMETERS)]
 
 
 class SilentEmitter:

@@ -42,6 +42,8 @@ class Model:
     """A reader was given it."""
     once: set[bytes] = field(default_factory=set)
     """Values that were sent under a message id: each is stored once at most."""
+    may_repeat: set[str] = field(default_factory=set)
+    """Streams that may have a value twice, because their writer retries without a message id."""
     rejected: dict[Place, set[bytes]] = field(default_factory=dict)
     """Values that a leader has rejected or must not store."""
     deleted_below: dict[Place, int] = field(default_factory=dict)

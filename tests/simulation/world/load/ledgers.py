@@ -46,6 +46,7 @@ class Ledgers:
         self.model = model
         self.clients = clients
         self.features = frozenset(world.profile.service_features)
+        model.may_repeat.add(DEAD[0])
         self.bank = Bank(self._called)
         self._draw = random.Random(f"ledger {world.seed}")
         self._on_error = "stop" if self._draw.random() < 0.3 else "skip"

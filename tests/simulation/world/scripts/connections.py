@@ -139,6 +139,18 @@ async def script_operator_changes_the_password_of_a_node(s: Stage) -> None:
     await s.publish("orders", 1)
 
 
+@script()
+async def script_node_checks_a_new_password_while_it_stops(s: Stage) -> None:
+    """Given a node that checks a new password over a slow network, when an operator stops it, it ends and leaves nothing open."""
+    await s.create("orders", leader="n1")
+    s.world.network.slow("n2", 30_000_000)
+    s["n2"].terminate()
+    for number in range(20):
+        await asyncio.sleep(0.05)
+        s.change_settings("n2", credentials__password=f"another secret {number}")
+    await s.stop("n2")
+
+
 @script(ingest_buffer_bytes=4_000_000)
 async def script_burst_of_publishes_is_stored(s: Stage) -> None:
     """Given a small buffer for publishes, when a larger burst arrives, the node reads it piece by piece and stores all of it."""
