@@ -15,6 +15,8 @@ from tests.simulation.world.world import World
 
 QUEUE, QUEUE_GROUP = "bills", "workers"
 GROUP_STREAM, GROUP = "orders", "readers"
+_ACK_WAIT_S = 3.0
+"""Time after which the queue gives a job without an acknowledgment again, in seconds."""
 
 
 class Groups:
@@ -50,7 +52,7 @@ class Groups:
     async def _work_for(self, client: Any, draw: random.Random, within_s: float) -> None:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + within_s
-        async with client.queue(QUEUE, QUEUE_GROUP, options=QueueOptions(ack_wait_s=3.0, max_deliveries=1000)) as queue:
+        async with client.queue(QUEUE, QUEUE_GROUP, options=QueueOptions(ack_wait_s=_ACK_WAIT_S, max_deliveries=1000)) as queue:
             while loop.time() < end_s and not self.clients.stopping:
                 await self._take(queue, draw)
 
@@ -117,15 +119,23 @@ class Groups:
         wanted = committed.get((QUEUE, 0), set())
         places = {place: offsets for place, offsets in committed.items() if place[0] == GROUP_STREAM and offsets}
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + 60
+        end_s, given_s = loop.time() + 60, loop.time()
+
+        def is_unfinished() -> bool:
+            """A job with an unconfirmed acknowledgment is done, or the queue gives it again when the time for its worker ends."""
+            missing = wanted - self.acked
+            waits = loop.time() - given_s < _ACK_WAIT_S + 1
+            return loop.time() < end_s and bool(missing) and (waits or not missing <= self.unconfirmed)
+
         async with self.world.connect() as client:
-            while not wanted <= self.acked | self.unconfirmed and loop.time() < end_s:
+            while is_unfinished():
                 try:
                     async with client.queue(
-                        QUEUE, QUEUE_GROUP, options=QueueOptions(ack_wait_s=3.0, max_deliveries=1000)
+                        QUEUE, QUEUE_GROUP, options=QueueOptions(ack_wait_s=_ACK_WAIT_S, max_deliveries=1000)
                     ) as queue:
-                        while not wanted <= self.acked | self.unconfirmed and loop.time() < end_s:
-                            await self._take(queue, draw)
+                        while is_unfinished():
+                            if await self._take(queue, draw):
+                                given_s = loop.time()
                 except LiftError as error:
                     self.world.scheduler.trace("queue", type(error).__name__)
                     await asyncio.sleep(0.2)
