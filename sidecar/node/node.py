@@ -26,6 +26,7 @@ from liftpy.client.closest_replica import this_host
 from liftpy.config import NS_PER_S
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.base.worker_assignment import WorkerShare
+from liftpy.core.log.epoch_promises import PromiseJournal
 from liftpy.core.log.flush import FlushScheduler
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
 from liftpy.core.metadata.image import ClusterImage
@@ -88,7 +89,7 @@ from sidecar.runtime.restarts import (
     prevents_restart,
 )
 from sidecar.runtime.settings import NodeSettings, SettingsLoader, supervisor_of, was_open_nats_reported
-from sidecar.runtime.tasks import TaskSet, fatal_on, start_attended
+from sidecar.runtime.tasks import TaskSet, fatal_on, open_in_thread, start_attended
 from sidecar.runtime.timers import Timers
 from sidecar.status.health import Health, LoopWatch, MetadataContact
 from sidecar.status.report import Reporter
@@ -302,7 +303,7 @@ class Node(RunningNode):
 
     async def _open_promises(self) -> None:
         folder, has_log = require_started(self._folder), self._recovered.names.__contains__
-        journal = await asyncio.get_running_loop().run_in_executor(self._pool, folder.open_promises, has_log)
+        journal = await open_in_thread(self._pool, lambda: folder.open_promises(has_log), PromiseJournal.close)
         self._promises = Promises(journal, self._pool, self.counters, self.fatal)
 
     async def _register(self) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from liftpy.core.base.worker_assignment import WorkerShare
+from liftpy.core.log.epoch_promises import PromiseJournal
 from liftpy.core.metadata.codec import decode_snapshot
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.records import record_from_pb, replay_all
@@ -49,7 +50,7 @@ from sidecar.runtime.logs import LOGS
 from sidecar.runtime.memory import make_collections_rare, retain_freed_memory
 from sidecar.runtime.restarts import Supervisor, momentary, prevents_restart
 from sidecar.runtime.settings import NodeSettings
-from sidecar.runtime.tasks import run_loop, spawn, start_attended
+from sidecar.runtime.tasks import open_in_thread, run_loop, spawn, start_attended
 from sidecar.status.merged_status import WorkerStatus
 from sidecar.status.sampler import ProcessSample, Sampler
 from sidecar.status.status_api import StatusHandler
@@ -322,7 +323,7 @@ class WorkerNode(Node):
     async def _open_promises(self) -> None:
         folder, has_log = require_started(self._folder), self._recovered.names.__contains__
         open_own = partial(folder.open_own_promises, self.share, has_log)
-        journal = await asyncio.get_running_loop().run_in_executor(self._pool, open_own)
+        journal = await open_in_thread(self._pool, open_own, PromiseJournal.close)
         self._promises = Promises(journal, self._pool, self.counters, self.fatal)
 
     async def _open_partitions(self) -> None:

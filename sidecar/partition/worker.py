@@ -75,6 +75,7 @@ from sidecar.runtime import clock
 from sidecar.runtime.logs import INFO_LOG_LIMIT, WarningLogRateLimit
 from sidecar.runtime.restarts import RunningNode
 from sidecar.runtime.settings import NodeSettings
+from sidecar.runtime.tasks import open_in_thread
 from sidecar.runtime.timers import EventTimer, Timer, Timers
 from sidecar.tracing.node_tracing import Tracing
 from sidecar.transport.connections import NodeConnections
@@ -779,7 +780,9 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
     if recovered is not None and recovered.is_complete and flushes_always and not recovered.has_states:
         log, report, state_match, derived = open_log()
     else:
-        log, report, state_match, derived = await asyncio.get_running_loop().run_in_executor(node.pool, open_log)
+        log, report, state_match, derived = await open_in_thread(
+            node.pool, open_log, lambda opened: opened[0].close(clean=False)
+        )
     INFO_LOG_LIMIT.info(
         logger,
         "partition opened partition=%s log_start=%d newest_offset=%d hw=%d",

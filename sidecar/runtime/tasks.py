@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterable
+from concurrent.futures import Executor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -76,6 +77,23 @@ def spawn_in(
 async def elsewhere(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` on ``loop``, the event loop of another thread, and return its result. Cancellation of the caller cancels it."""
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+
+async def open_in_thread(pool: Executor, opening: Callable[[], T], close: Callable[[T], object]) -> T:
+    """Call ``opening``, which opens files, in a thread of ``pool``, and return its result.
+
+    If the caller is canceled, a call that has begun runs to its end, and ``close`` closes its result.
+    """
+    job = pool.submit(opening)
+    opened = asyncio.wrap_future(job)
+    try:
+        return await asyncio.shield(opened)
+    except asyncio.CancelledError:
+        if not job.cancel():
+            await asyncio.wait([opened])
+            if not opened.cancelled() and opened.exception() is None:
+                await asyncio.get_running_loop().run_in_executor(pool, close, opened.result())
+        raise
 
 
 class TaskSet:

@@ -255,7 +255,8 @@ class Ledgers:
         kinds = [self._kill, self._kill, self._stop, self._elect]
         if "purges" in self.features:
             kinds += [self._purge, self._purge]
-        if "lost_files" in self.features and not self._lost_files:
+        has_other_copy = len(self._instances) > 1 or "purges" not in self.features
+        if "lost_files" in self.features and not self._lost_files and has_other_copy:
             kinds.append(self._lose_files)
         if "versions" in self.features:
             kinds.append(self._roll_out)

@@ -94,6 +94,18 @@ async def script_node_with_a_hanging_disk_ends_within_the_time_of_a_stop(s: Stag
 
 
 @script()
+async def script_node_stops_while_it_opens_a_partition(s: Stage) -> None:
+    """Given a slow disk, when an operator stops a node that opens a new partition, the node ends and leaves nothing open."""
+    for number in range(6):
+        s["n2"].disk.slow_ns = 100_000_000
+        await s.create(f"orders{number}")
+        await asyncio.sleep(number * 0.05)
+        await s.stop("n2")
+        s["n2"].disk.slow_ns = 0
+        await s.start("n2")
+
+
+@script()
 async def script_second_process_of_a_node_does_not_start(s: Stage) -> None:
     """Given a node that runs, when a second process starts under its id with other data, it ends and names the first one."""
     await s.create("orders", leader="n2")
