@@ -218,9 +218,11 @@ class VirtualLoop(_Base):  # type: ignore[misc]
         return not self._closed
 
     def close(self) -> None:
-        """Close the loop."""
+        """Close the loop. Its threads have to be shut down before."""
         if self._closed:
             return
+        if self._default_executor is not None and self.process.is_alive:
+            self.process.scheduler.violated(f"{self.process.name} has closed an event loop whose threads run on")
         self._closed = True
         self._ready.clear()
         self._scheduled.clear()
@@ -287,7 +289,8 @@ class VirtualLoop(_Base):  # type: ignore[misc]
         return coming
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """Do nothing: its jobs end by themselves."""
+        """Forget the simulated threads: their jobs end by themselves."""
+        self._default_executor = None
 
     def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:
         """Add the handler to ``Process.signals``."""

@@ -390,6 +390,8 @@ class NatsCluster:
         self.max_pending = MAX_PENDING
         self.lose_one_in = 0
         """One of this number of messages is lost. 0: none."""
+        self.loses: Callable[[str, Message], bool] = lambda client, message: False
+        """Whether a message of this client is lost on its way to all receivers."""
         self.refused = ""
         """Name of the client that may not connect. '': all may."""
         self.on_denial: Callable[[str, str], None] = lambda client, text: None
@@ -474,7 +476,7 @@ class NatsCluster:
         elif not receivers and no_responders and message.reply:
             self._nobody_there(client, message.reply)
         for subscription in receivers:
-            if self.lose_one_in and draw.randrange(self.lose_one_in) == 0:
+            if (self.lose_one_in and draw.randrange(self.lose_one_in) == 0) or self.loses(client.name, message):
                 self.count("messages lost")
             elif subscription.client.server is client.server:
                 subscription.client.deliver(subscription, message)

@@ -151,6 +151,17 @@ async def script_node_checks_a_new_password_while_it_stops(s: Stage) -> None:
     await s.stop("n2")
 
 
+@script()
+async def script_node_stops_while_its_standby_connection_is_refused(s: Stage) -> None:
+    """Given a NATS server that refuses the connection of standbys, when an operator stops the node, it leaves nothing open."""
+    s.world.nats.refuse("liftpy-n2-standby")
+    await s.create("orders", leader="n1", failover_standby=True)
+    await s.publish("orders", 2)
+    await asyncio.sleep(1)
+    s.expect(await s.isr("orders"), s.names, "ISR")
+    await s.stop("n2")
+
+
 @script(ingest_buffer_bytes=4_000_000)
 async def script_burst_of_publishes_is_stored(s: Stage) -> None:
     """Given a small buffer for publishes, when a larger burst arrives, the node reads it piece by piece and stores all of it."""

@@ -145,3 +145,15 @@ async def script_only_node_is_stopped_at_once(s: Stage) -> None:
     s.expect((await s.status("n1"))["controllers"]["voters"], ["n1"], "controllers")
     await asyncio.sleep(1)
     s.expect((await s.client.admin.node_health("n1"))["health"], {"live": True, "ready": True, "synced": True}, "health")
+
+
+@script(nodes=1, controllers=1, starts=False)
+async def script_node_is_stopped_while_it_waits_for_nats(s: Stage) -> None:
+    """Given a NATS server that is down, when an operator stops a node that starts, the node ends and leaves nothing open."""
+    s.world.nats.servers[0].stop()
+    s["n1"].start()
+    await asyncio.sleep(2)
+    s["n1"].wants_restart = False
+    s["n1"].terminate()
+    await s.becomes(lambda: not s["n1"].is_up, within_s=5, what="the process ends")
+    s.world.nats.servers[0].start()

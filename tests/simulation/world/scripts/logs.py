@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 
 from liftpy.config import FlushPolicy
+from tests.simulation.world.machine.nats_server import Message
 from tests.simulation.world.machine.scheduler import NS_PER_S
 from tests.simulation.world.scripts.stage import Stage, script
 
@@ -220,3 +221,30 @@ async def script_kill_after_lazy_flushes_loses_nothing_that_two_replicas_have(s:
     s.expect(s.count_log("n1", "log.suspect"), 0, "log lines about a suspect log")
     await asyncio.sleep(6)
     s.expect({(await s.row(node, "orders"))["flushed_offset"] for node in s.names}, {19}, "flushed offsets")
+
+
+@script()
+async def script_leader_that_its_only_follower_does_not_hear_continues_to_lead(s: Stage) -> None:
+    """Given a follower that hears nothing of its leader, when it reports this, the leader answers the controllers and leads on."""
+    leader = await s.create("orders", replicas=2)
+    await s.publish("orders", 2)
+    before = (await s.client.admin.stream("orders")).partitions[0]
+    follower = next(node for node in before.replicas if node != leader)
+    lost = []
+
+    def loses(client: str, message: Message) -> bool:
+        begins = (f"liftpy.notify.{follower}", f"liftpy.inbox.{follower}.")
+        to_follower = client.startswith(f"liftpy-{leader}") and message.subject.startswith(begins)
+        begins = (f"liftpy.notify.{leader}", "liftpy.orders.0.")
+        from_follower = client.startswith(f"liftpy-{follower}") and message.subject.startswith(begins)
+        lost.extend([message] if to_follower or from_follower else [])
+        return to_follower or from_follower
+
+    s.world.nats.loses = loses
+    await asyncio.sleep(4)
+    s.expect(len(lost) > 2, True, "messages between the replicas are lost")
+    s.world.nats.loses = lambda client, message: False
+    await s.shows(lambda: s.isr("orders"), sorted(before.replicas), within_s=10)
+    await s.publish("orders", 2, first=2)
+    after = (await s.client.admin.stream("orders")).partitions[0]
+    s.expect((after.leader, after.leader_epoch), (before.leader, before.leader_epoch), "(leader, LeaderEpoch)")

@@ -284,10 +284,14 @@ class Stage:
         return sum(fnmatch.fnmatchcase(line, f"*{_escaped(part)}*") for line in self.log(node))
 
     # ---- what users do ---------------------------------------------------------------------------------------------------
-    async def create(self, name: str, *, subject: str = "", partitions: int = 1, leader: str = "", **settings: Any) -> str:
+    async def create(
+        self, name: str, *, subject: str = "", partitions: int = 1, replicas: int = 0, leader: str = "", **settings: Any
+    ) -> str:
         """Create a stream. ``leader``: node that leads partition 0. Return the leader of partition 0."""
         config = StreamConfig(**settings)
-        info = await self.client.create_stream(name, subject or f"{name}.x", partitions=partitions, config=config, ready_s=10)
+        info = await self.client.create_stream(
+            name, subject or f"{name}.x", partitions=partitions, replicas=replicas, config=config, ready_s=10
+        )
         led_by = info.partitions[0].leader
         if leader and led_by != leader:
             await self.client.admin.elect_leader(name, 0, leader)
