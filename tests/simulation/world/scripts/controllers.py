@@ -187,6 +187,29 @@ async def script_journal_of_a_controller_is_damaged(s: Stage) -> None:
     s.expect((await s.status("n1"))["controller"], True, "n1 is a controller")
 
 
+@script()
+async def script_raised_feature_level_is_in_the_snapshot_at_once(s: Stage) -> None:
+    """Given a new cluster, when its controllers raise the feature level, each of them writes a snapshot with it.
+
+    A controller of an earlier version rejects this snapshot, and cannot read what follows.
+    """
+    for node in s.names:
+        snapshot = s[node].disk.folder / "raft" / "snapshot"
+        await s.becomes(snapshot.exists, within_s=2, what=f"{node} has a snapshot")
+
+
+@script(nodes=1, controllers=1, starts=False, stops=False)
+async def script_only_controller_loses_its_snapshot(s: Stage) -> None:
+    """Given a cluster with one controller, when its snapshot is lost, its start fails. The error names a backup, not other nodes."""
+    await s.start("n1")
+    snapshot = s["n1"].disk.folder / "raft" / "snapshot"
+    await s.becomes(snapshot.exists, within_s=2, what="n1 has a snapshot")
+    await s.stop("n1")
+    snapshot.unlink()
+    text = await s.start_fails(s["n1"], CorruptionError)
+    s.expect_in("has lost its snapshot. This cluster has only one controller, so no other node has a copy.", text)
+
+
 @script(nodes=4)
 async def script_operator_replaces_a_controller(s: Stage) -> None:
     """Given three controllers and one more node, when an operator adds it and removes another one, all nodes know the new list."""
