@@ -487,6 +487,8 @@ class ServiceHost:
             await self._try_to_send(self._hello())
             await asyncio.sleep(0)  # first process an answer that is here already: this process was suspended, not its node
             self._upgrade_if_due()
+            if self._keeper is not None and self._keeper.must_retain:
+                self._spawn(self._keeper.retain())
             order = self._order
             if order is not None and self.leads and not self._is_valid(order):
                 logger.warning(

@@ -25,6 +25,7 @@ import hashlib
 import logging
 import os
 import secrets
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -67,6 +68,8 @@ _SUFFIX = ".snapshot"
 _DAMAGED = ".damaged"
 _INCOMING = ".incoming"
 _TEMPORARY = ".tmp"
+_RETAINED = ".retained"
+"""Suffix of the empty file that names the position from which the log is retained."""
 _MAX_STORED = 64
 _MAX_DIGESTS = 4
 _NOTICED_S = 0.01
@@ -223,6 +226,7 @@ class SnapshotStore:
         for path in (*self.folder.glob(f"*{_TEMPORARY}"), *self.folder.glob(f"*{_INCOMING}")):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)  # of a process that was killed
+        self._deleting = threading.Lock()
 
     def positions(self) -> list[int]:
         """Return the positions of the stored snapshots, ascending."""
@@ -272,11 +276,44 @@ class SnapshotStore:
                     paths[int(path.stem)] = path
         return [paths[position] for position in sorted(paths)]
 
+    def retained(self) -> int:
+        """Return the position of the snapshot that ``retain`` has named last, if its file exists. 0: there is none."""
+        stored = self.positions()
+        named = [int(path.stem) for path in self.folder.glob(f"*{_RETAINED}") if path.stem.isascii() and path.stem.isdigit()]
+        return max((position for position in named if position in stored), default=0)
+
+    def stored_at(self, position: int) -> StoredSnapshot | None:
+        """Return the facts about the snapshot at ``position``. None: it is damaged. Raises StorageError."""
+        path = self._path(position)
+        with _storage_errors("read", path):
+            data = path.read_bytes()
+        try:
+            return _stored_snapshot_of(decode(data, self._identity), data)
+        except (CorruptionError, UnknownFormatError):
+            return None
+
+    def retain(self, position: int) -> bool:
+        """Keep the snapshot at ``position`` until a later one is retained, also in later processes.
+
+        The log may then be deleted up to this position. Return False if there is no such snapshot. Raises StorageError.
+        """
+        mark = self._path(position).with_suffix(_RETAINED)
+        with self._deleting, _storage_errors("write", mark):
+            if position not in self.positions():
+                return False
+            earlier = [path for path in self.folder.glob(f"*{_RETAINED}") if path != mark]
+            mark.touch(mode=0o640)
+            _flush_names(self.folder)
+            for path in earlier:
+                path.unlink(missing_ok=True)
+        return True
+
     def save(self, snapshot: Snapshot, compared_end: int) -> StoredSnapshot:
         """Store a snapshot durably and read it back, then delete old ones.
 
         The newest few snapshots stay. The newest one at or below ``compared_end`` outputs also stays. A LEADER replays from it if
-        outputs must be produced again. If there is none, the oldest one stays: a new process has not compared its outputs yet.
+        outputs must be produced again. The retained one stays, because the log may begin at it. If there is neither, the oldest
+        one stays: a new process has not compared its outputs yet.
 
         Returns:
             The file of the snapshot. Its digest is the same on all nodes.
@@ -294,7 +331,8 @@ class SnapshotStore:
         path = self._path(snapshot.position)
         with _storage_errors("write", path):
             self._replace(path, data, snapshot)
-            self._drop_old(snapshot, compared_end)
+            with self._deleting:
+                self._drop_old(snapshot, compared_end)
         return _stored_snapshot_of(snapshot, data)
 
     # ---- snapshots of other nodes' services ----------------------------------------------------------------------------
@@ -337,9 +375,10 @@ class SnapshotStore:
         if not old:
             return
         needed = stored if stored.output_count <= compared_end else self.newest(lambda s: s.output_count <= compared_end)
-        needed_position = needed.position if needed is not None else old[0]
+        retained = self.retained()
+        kept = {retained, needed.position if needed is not None else retained or old[0]}
         for position in old:
-            if position != needed_position:
+            if position not in kept:
                 self._path(position).unlink(missing_ok=True)  # the file may have been quarantined a moment ago
 
     def drop_above(self, position: int) -> None:
@@ -406,6 +445,9 @@ class SnapshotKeeper:
         self._fetcher = fetcher
         self._stored: list[StoredSnapshot] = []
         """Newest snapshots, ascending."""
+        self._retained = 0
+        """Position from which the log is retained: that of a snapshot that the store keeps. 0: there is none."""
+        self._is_retaining = False
         self._stored_s = time.monotonic()
         self._fresh_bytes = 0
         """Number of bytes of the log since the newest snapshot."""
@@ -438,6 +480,11 @@ class SnapshotKeeper:
         newest = await asyncio.to_thread(self._store.newest_stored, wanted)
         self._began = newest[1] if newest is not None else None
         self._stored = [newest[1]] if newest is not None else []
+        if self._outbox is not None and newest is not None:
+            self._retained = await asyncio.to_thread(self._store.retained)
+            if 0 < self._retained < newest[1].position:
+                retained = await asyncio.to_thread(self._store.stored_at, self._retained)
+                self._stored = [retained, *self._stored] if retained is not None else self._stored
         self._stored_s, self._fresh_bytes = time.monotonic(), 0
         self.life, self.digests = self.life + 1, []
         return newest[0] if newest is not None else None
@@ -508,13 +555,45 @@ class SnapshotKeeper:
             self.digests = [*self.digests[1 - _MAX_DIGESTS :], (stored_snapshot.position, stored_snapshot.digest)]
 
     def retain_from(self) -> int:
-        """Return the position of the newest snapshot whose outputs were compared. The log must be kept from there. 0: there is none."""
+        """Return the position from which the log must be kept. 0: all of it.
+
+        It is that of the newest snapshot whose outputs were compared, once ``retain`` has made sure that its file stays.
+        """
+        good = [snapshot.position for snapshot in self._compare()]
+        if self._outbox is None:
+            return good[-1] if good else 0
+        return self._retained if self._retained in good else 0
+
+    @property
+    def must_retain(self) -> bool:
+        """True if ``retain`` has to be called, because the outputs of a later snapshot were compared."""
+        good = self._compare() if self._outbox is not None else []
+        return bool(good) and good[-1].position > self._retained
+
+    async def retain(self) -> None:
+        """Make sure that the file of the newest snapshot whose outputs were compared stays. Then the log may be deleted up to it."""
         good = self._compare()
-        return good[-1].position if good else 0
+        if not good or self._is_retaining:
+            return
+        self._is_retaining = True
+        try:
+            if await asyncio.to_thread(self._store.retain, good[-1].position):
+                self._retained = good[-1].position
+        except StorageError as error:
+            self.problem = f"snapshot at {good[-1].position}: {error.code}: {error}"
+        finally:
+            self._is_retaining = False
 
     def _compare(self) -> list[StoredSnapshot]:
-        compared_end = self._outbox.compared_end if self._outbox is not None else None
-        return [snapshot for snapshot in self._stored if compared_end is None or snapshot.output_count <= compared_end]
+        """Return the snapshots whose outputs were compared, by this process or by an earlier one."""
+        outbox = self._outbox
+        return [
+            one
+            for one in self._stored
+            if outbox is None
+            or one.output_count <= outbox.compared_end
+            or (one.position == self._retained and (not outbox.known or one.output_count <= outbox.emitted_end))
+        ]
 
     def offers(self) -> list[StoredSnapshot]:
         """Return the newest snapshots that other nodes may download. Their outputs were compared, and they belong to this log."""

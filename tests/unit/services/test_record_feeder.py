@@ -431,6 +431,7 @@ async def test_service_record_feeder_applies_records_if_a_snapshot_cannot_be_wri
     node.log.append(10)
     await node.stored(20)
     await until(lambda: not node.keeper.problem)
+    await node.keeper.retain()
     assert node.keeper.retain_from() == 20
 
 

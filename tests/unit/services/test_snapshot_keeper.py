@@ -40,6 +40,10 @@ class World:
         self.machine = ServiceMachine(Count(), WHO, snapshot_interval_records=1000, outbox=self.outbox)
         self.machine.start(None)
 
+    async def retain_from(self) -> int:
+        await self.keeper.retain()
+        return self.keeper.retain_from()
+
     def apply(self, count: int) -> None:
         start = self.machine.position
         self.machine.apply([Record(start + n, 0, None, b"v", (), "", None, 1) for n in range(count)])
@@ -67,14 +71,14 @@ async def test_service_snapshot_keeper_called_twice_at_one_position_stores_one_s
 
 
 async def test_service_snapshot_keeper_retains_the_log_from_the_newest_compared_snapshot(world: World) -> None:
-    assert world.keeper.retain_from() == 0
+    assert await world.retain_from() == 0
     for _ in range(3):
         world.apply(5)
         await world.keeper.keep(world.machine)
-    assert world.keeper.retain_from() == 0
+    assert await world.retain_from() == 0
     for compared_end, retain_from in ((4, 0), (5, 5), (14, 10), (15, 15)):
         world.outbox.compared_end = compared_end
-        assert world.keeper.retain_from() == retain_from
+        assert await world.retain_from() == retain_from
     without = SnapshotKeeper(world.store, ServiceSettings("count", "in", "n1", Path("x")), None)
     await without.newest(lambda snapshot: snapshot.position < 15)
     assert without.retain_from() == 10
@@ -88,7 +92,31 @@ async def test_service_snapshot_keeper_after_files_are_deleted_retains_the_log_f
         await world.keeper.keep(world.machine)
     for compared_end in range(31):
         world.outbox.compared_end = compared_end
-        assert world.keeper.retain_from() in (0, *world.store.positions())
+        assert await world.retain_from() in (0, *world.store.positions())
+
+
+async def test_service_snapshot_keeper_after_restarts_keeps_the_snapshot_from_which_the_log_is_retained(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for _ in range(5):
+        world.apply(5)
+        await world.keeper.keep(world.machine)
+    world.outbox.compared_end = 15
+    assert await world.retain_from() == 15
+    for _ in range(4):  # processes that end before they have compared their outputs
+        world = World(tmp_path)
+        world.machine.start(await world.keeper.newest(lambda _: True))
+        for _ in range(2):
+            world.apply(5)
+            await world.keeper.keep(world.machine)
+        assert world.keeper.retain_from() == 15
+        assert [stored.position for stored in world.keeper.offers()] == [15]
+    end = world.machine.position
+    assert world.store.positions() == [15, end - 10, end - 5, end]
+    world.outbox.compared_end = end
+    assert await world.retain_from() == end
+    world.apply(5)
+    await world.keeper.keep(world.machine)
+    assert world.store.positions() == [end - 5, end, end + 5]
 
 
 class Forgetful(Count):
@@ -113,4 +141,4 @@ async def test_service_snapshot_keeper_retains_the_log_if_a_snapshot_cannot_be_r
     await world.keeper.keep(world.machine)
     assert bool(world.keeper.problem) is forgetful
     assert world.store.positions() == ([] if forgetful else [3])
-    assert world.keeper.retain_from() == (0 if forgetful else 3)
+    assert await world.retain_from() == (0 if forgetful else 3)
