@@ -54,6 +54,8 @@ class Disk:
         """This number of flushes of segment files fails next."""
         self.fail_next_reads = 0
         """This number of reads of segment files fails next."""
+        self.fails_for = ""
+        """Writes and flushes fail for files whose path contains this text. '': for none."""
         self.keeps_unflushed = True
         """True if a power cut may keep a part of what was not flushed."""
         self.is_full = False
@@ -77,13 +79,16 @@ class Disk:
     def _draws(self, one_in: int) -> bool:
         return one_in > 0 and self.scheduler.random.randrange(one_in) == 0
 
+    def _fails_for(self, descriptor: int) -> bool:
+        return bool(self.fails_for) and self.fails_for in os.readlink(f"/proc/self/fd/{descriptor}")
+
     def flush(self, descriptor: int) -> None:
         """Simulate ``fsync`` and ``fdatasync``."""
         took_ns = self.scheduler.draw_int(*_FLUSH_NS) + (self.scheduler.draw_int(0, self.slow_ns) if self.slow_ns else 0)
         self.scheduler.elapsed_ns += took_ns + self.delay_ns + self.hang_ns
         self.delay_ns = 0
         self.scheduler.counters["flushes"] += 1
-        if self._draws(self.fail_one_in):
+        if self._draws(self.fail_one_in) or self._fails_for(descriptor):
             self._fail("flush")
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         if self._draws(self.lies_one_in):
@@ -129,7 +134,7 @@ class Disk:
         """Simulate ``write`` and ``writev``."""
         self.scheduler.elapsed_ns += _WRITE_NS
         self.scheduler.counters["writes to files"] += 1
-        if self._draws(self.fail_one_in):
+        if self._draws(self.fail_one_in) or self._fails_for(descriptor):
             self._fail("write")
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         if self.is_full:

@@ -6,6 +6,8 @@ import asyncio
 import shutil
 
 from liftpy.errors import CorruptionError, NoMajorityError, OutcomeUnknownError
+from sidecar.quorum.rescue import lock_directories, read_survivor, rescue
+from sidecar.runtime.settings import with_values
 from tests.simulation.world.machine.scheduler import NS_PER_S
 from tests.simulation.world.scripts.stage import Stage, script
 
@@ -208,6 +210,27 @@ async def script_only_controller_loses_its_snapshot(s: Stage) -> None:
     snapshot.unlink()
     text = await s.start_fails(s["n1"], CorruptionError)
     s.expect_in("has lost its snapshot. This cluster has only one controller, so no other node has a copy.", text)
+
+
+@script()
+async def script_operator_rescues_the_metadata_from_one_controller(s: Stage) -> None:
+    """Given the loss of two controllers and their disks, when an operator rescues the metadata, the third one has all records.
+
+    This is the runbook ``controllers-lost``. The other nodes start with new disks.
+    """
+    await s.create("orders", leader="n1")
+    await s.publish("orders", 3)
+    for node in s.names:
+        await s.stop(node)
+    for node in ("n2", "n3"):
+        shutil.rmtree(s[node].disk.folder)
+    folder = s["n1"].disk.folder
+    with lock_directories([folder]) as directories:
+        rescue(read_survivor(directories[0]), directories, ("n1",), None, NS_PER_S)
+    for node in s.names:
+        s[node].file.settings = with_values(s[node].file.settings, {"controllers": ("n1",)})
+    await s.start("n1")
+    s.expect(await s.read("orders"), [b"record-0", b"record-1", b"record-2"], "records")
 
 
 @script(nodes=4)

@@ -218,3 +218,18 @@ async def script_leader_cannot_read_for_a_follower(s: Stage) -> None:
     )
     s.expect((await s.row("n1", "orders"))["high_watermark"], 59, "high watermark of the follower")
     s.expect(s.leader("orders"), "n2", "leader")
+
+
+@script(stops=False)
+async def script_node_with_an_unclosed_log_does_not_stop_cleanly(s: Stage) -> None:
+    """Given a disk that fails while a node stops, the node says that its stop is not clean, and checks its logs at the next start."""
+    for number in range(3):
+        await s.create(f"orders{number}", leader="n2")
+        await s.publish(f"orders{number}", 3)
+    s.forget_log()
+    node = s["n2"]
+    node.wants_restart = False
+    node.disk.fails_for = "/orders1-"
+    node.terminate()
+    await s.becomes(lambda: not node.is_up, within_s=20, what="the process ends")
+    s.expect(s.count_log("n2", "node.stopped: node stopped node=n2 clean=no *"), 1, "log lines about an unclean stop")

@@ -90,10 +90,12 @@ async def script_jetstream_readers_are_counted(s: Stage) -> None:
         s.expect((answer.data, (answer.headers or {})["Nats-Sequence"]), (b"record-%d" % number, str(number + 1)), "record")
     answer = await connection.request("$JS.hub.API.DIRECT.GET.orders", b'{"seq":6}', timeout=3)
     s.expect((answer.headers or {})["Status"], "404", "status of a record that is not there")
+    answer = await connection.request("$JS.hub.API.STREAM.MSG.GET.orders", b"{", timeout=3)
+    s.expect(json.loads(answer.data)["error"]["code"], 400, "code of the error for a request that is not JSON")
     answer = await connection.request("$JS.hub.API.STREAM.INFO.orders", b"", timeout=3)
     state = json.loads(answer.data)["state"]
     s.expect((state["messages"], state["first_seq"], state["last_seq"]), (5, 1, 5), "state of the stream")
-    s.expect(await s.total_counter("jetstream_requests") - before, 7, "requests that the nodes have counted")
+    s.expect(await s.total_counter("jetstream_requests") - before, 8, "requests that the nodes have counted")
     # More requests at once than a node answers: each gets an answer, some of them a rejection, which is counted.
     many = [connection.request("$JS.hub.API.DIRECT.GET.orders", b'{"seq":1}', timeout=5) for _ in range(400)]
     answers = await asyncio.gather(*many)
