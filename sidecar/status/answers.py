@@ -47,6 +47,7 @@ from liftpy.core.observe.timeline import FILTERS, fits
 from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.subjects import EVENTS_STREAM
 from liftpy.errors import LiftError
+from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.runtime import clock
 from sidecar.runtime.settings import with_cluster
@@ -144,6 +145,11 @@ class PageAnswers:
         self._quick = SharedAnswers(guard, loop_share=QUICK_PART_OF_LOOP, now=now)
         self._summaries: dict[str, tuple[StreamImage, dict[str, Any]]] = {}
         """Stream name -> (its image, summary of the stream). It is used again while the image is unchanged."""
+
+    async def close(self) -> None:
+        """End all computations. Their callers get ``FAILED``."""
+        await self._shared.close()
+        await self._quick.close()
 
     def ask(self, payload: bytes, answer: Answer) -> bool:
         """If ``payload`` is a question of a status page, call ``answer`` with the answer, now or soon.
@@ -414,7 +420,7 @@ def _summary(stream: StreamImage) -> dict[str, Any]:
 class SharedAnswers:
     """Computes answers one at a time. Callers with equal questions share one answer.
 
-    Every caller gets an answer. It is ``BUSY`` if too many callers wait, and ``FAILED`` if the computation raises.
+    Every caller gets an answer. It is ``BUSY`` if too many callers wait, and ``FAILED`` if the computation raises or ``close`` ends it.
 
     Args:
         interval_s: Minimum time between the starts of two computations, in seconds.
@@ -439,21 +445,35 @@ class SharedAnswers:
         self._waiting_count = 0
         self._log_limit = LogRateLimit(_LOG_EVERY_S)
         self._next_at = 0.0
-        self._works = False
+        self._computed_for: list[Answer] = []
+        """Callers of the answer that is being computed."""
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def close(self) -> None:
+        """End the computation. All callers get ``FAILED``, and later ones get ``BUSY``."""
+        self._is_closed = True
+        await end_tasks([self._task])
+        waiting, self._waiting = self._waiting, {}
+        for answer in (*self._computed_for, *(answer for _, callers in waiting.values() for answer in callers)):
+            self._guard.call(partial(answer, FAILED))
 
     def ask(self, question: bytes, make: Callable[[], Awaitable[bytes]], answer: Answer) -> None:
         """Call ``answer`` with the result of ``make``, the answer to ``question``, or with that of an equal question."""
         now, (made_at, cached_answer) = self._now(), self._cached_answers.get(question, (-math.inf, b""))
         if now - made_at < min(self._kept_s, self._interval_s) or (now - made_at < self._kept_s and now < self._next_at):
             answer(cached_answer)
-        elif self._waiting_count >= MOST_WAITING or (question not in self._waiting and len(self._waiting) >= MOST_QUESTIONS):
+        elif (
+            self._is_closed
+            or self._waiting_count >= MOST_WAITING
+            or (question not in self._waiting and len(self._waiting) >= MOST_QUESTIONS)
+        ):
             answer(BUSY)
         else:
             self._waiting.setdefault(question, (make, []))[1].append(answer)
             self._waiting_count += 1
-            if not self._works:
-                self._works = True
-                spawn(self._work(), "answering status requests")
+            if self._task is None:
+                self._task = spawn(self._work(), "answering status requests")
 
     async def wait_for(self, question: bytes, make: Callable[[], Awaitable[bytes]]) -> bytes:
         """Return the answer to ``question``, as ``ask`` gives it."""
@@ -467,6 +487,7 @@ class SharedAnswers:
                 question, (make, callers) = next(iter(self._waiting.items()))
                 if not self._kept_s:
                     del self._waiting[question]
+                    self._computed_for = callers
                 began, answer_bytes = self._now(), FAILED
                 try:
                     answer_bytes = await make()
@@ -480,13 +501,14 @@ class SharedAnswers:
                 if self._kept_s:
                     del self._waiting[question]
                     self._keep(question, answer_bytes)
+                self._computed_for = []
                 self._waiting_count -= len(callers)
                 now = self._now()
                 self._next_at = max(began + self._interval_s, now + min((now - began) * self._rest, MAX_REST_S))
                 for answer in callers:
                     self._guard.call(partial(answer, answer_bytes))
         finally:
-            self._works = False
+            self._task = None
 
     def _keep(self, question: bytes, answer_bytes: bytes) -> None:
         if answer_bytes != FAILED:

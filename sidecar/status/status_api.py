@@ -401,6 +401,8 @@ class StatusHandler:
     async def close(self) -> None:
         await end_tasks([self._history_task, self._watch_task])
         await self.probes.close()
+        for answers in (self.answers, self._pages, self._summaries):
+            await answers.close()
         if self._sampler is not None:
             self._sampler.close()
         await self.serving.close()

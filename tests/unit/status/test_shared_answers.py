@@ -87,6 +87,26 @@ async def test_shared_answers_use_at_most_their_share_of_the_event_loop() -> Non
     assert q.heard[-1] == b"a2"
 
 
+@pytest.mark.parametrize("kept_s", [0.0, 5.0])
+async def test_shared_answers_that_are_closed_answer_all_callers_and_leave_no_task(kept_s: float) -> None:
+    shared, began = SharedAnswers(kept_s=kept_s), asyncio.Event()
+
+    async def make() -> bytes:
+        began.set()
+        await asyncio.Event().wait()
+        return b""
+
+    callers = [asyncio.create_task(shared.wait_for(b"a", make))]
+    await began.wait()
+    callers += [asyncio.create_task(shared.wait_for(question, make)) for question in (b"a", b"b")]
+    await asyncio.sleep(0)
+    await shared.close()
+    async with asyncio.timeout(10):
+        assert await asyncio.gather(*callers) == [FAILED] * 3
+        assert await shared.wait_for(b"a", make) == BUSY
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_shared_answers_that_are_not_kept_are_computed_after_each_question() -> None:
     shared, began, go_on = SharedAnswers(), asyncio.Event(), asyncio.Event()
     states = ["before", "after"]
