@@ -179,6 +179,8 @@ class Story:
 
     async def _check_results(self) -> None:
         """Compare what the cluster has with what clients were told."""
+        if not await self._settles():  # a service may have appended a decision since
+            return
         committed = check_logs(self.world, self.model, self.all_streams)
         if self.model.may_lose:
             return
