@@ -11,6 +11,12 @@ from tests.simulation.world.scripts.stage import Stage, script
 @script(workers=2)
 async def script_partitions_of_a_node_with_two_processes(s: Stage) -> None:
     """Given nodes with two processes, when records come, status and metrics of a node show the partitions of both."""
+    for node in s.names:
+        s.expect(
+            (await s.client.admin.node_health(node))["health"],
+            {"live": True, "ready": True, "synced": True},
+            f"health of {node}",
+        )
     await s.create("orders", partitions=6)
     for partition in range(6):
         await s.publish("orders", 5, partition=partition)
