@@ -225,7 +225,7 @@ def table() -> str:
 @click.option("--offset", required=True, type=click.IntRange(0), help="Offset of the record that the service cannot apply.")
 @click.option("--timer", default="", help="Id of the timer that fails at this offset, if a timer fails.")
 @click.option("--dead-letter-stream", "dead_letter", default="", metavar="STREAM", help="Stream that keeps the skipped record.")
-@click.option("--force", is_flag=True, help="Skip also if a service does not answer, or has already applied the record.")
+@click.option("--force", is_flag=True, help="Skip also if a service has already applied the record.")
 @connection_options
 def skip(
     name: str, stream: str, partition: int | None, offset: int, timer: str, dead_letter: str, force: bool, target: Target
@@ -233,6 +233,8 @@ def skip(
     """Make the service NAME skip a record, on all nodes. The decision becomes a record of the stream.
 
     A service that is blocked at the record continues. A service that has stopped continues after its restart.
+
+    The command fails if a running service has already applied the record. It cannot check services on nodes that do not answer.
     """
     check_name(name, "service")
     unit = Unit(offset, timer)
