@@ -287,18 +287,20 @@ async def store_now(
         await client.transport.publish(Subjects(namespace).service_session(node, stream, name), request)
     stored: dict[str, int] = {}
     give_up_s = time.monotonic() + timeout_s
-    while positions.keys() - stored.keys():
+    while True:
         for node in positions.keys() - stored.keys():
             status = await _service_status(client, node, image.uid, partition, name)
             if status and int(status["snapshot"]) >= positions[node]:
                 stored[node] = int(status["snapshot"])
+        missing = sorted(positions.keys() - stored.keys())
+        if not missing:
+            return dict(sorted(stored.items()))
         if time.monotonic() >= give_up_s:
             raise UnavailableError(
-                f"The service has stored no snapshot on {', '.join(sorted(positions.keys() - stored.keys()))} within {timeout_s:g} s "
+                f"The service has stored no snapshot on {', '.join(missing)} within {timeout_s:g} s "
                 "(--timeout). Check the log of the service."
             )
         await asyncio.sleep(_POLL_S)
-    return dict(sorted(stored.items()))
 
 
 async def pass_over(
