@@ -37,7 +37,7 @@ from liftpy.core.log.storage import LogFile, Storage
 from liftpy.core.wire.batch import BatchHeader, RecordBatch, build_filler, build_remains, parse_batch, parse_header
 from liftpy.core.wire.batch_columns import DictionaryColumn, Mask
 from liftpy.core.wire.filters import Filter, keep_records
-from liftpy.errors import CorruptionError, StorageError
+from liftpy.errors import CorruptionError, NoSpaceError, StorageError
 
 MAX_KEYS = 4_000_000
 """Maximum number of keys, and of subjects, of one run. The others wait for the next runs."""
@@ -302,6 +302,8 @@ class Compaction:
     """Number of the class whose keys the run compacts."""
     rules: CompactionFilter = field(init=False)
     outputs: list[CompactedFile] = field(default_factory=list)
+    is_partial: bool = False
+    """True if the disk had no room to compact all ``inputs``. The first ones are compacted, which makes room for the next run."""
     dropped_records: int = 0
     _writer: _Writer | None = None
 
@@ -331,6 +333,9 @@ class Compaction:
     def _write(self) -> None:
         lasts = self._learn()
         for group in self._groups(self.inputs):
+            if not self._has_room_for(group):
+                self.is_partial = True
+                break
             before = self.dropped_records
             writer = self._writer = _Writer(self.storage, group[0].base_offset)
             for segment in group:
@@ -346,6 +351,19 @@ class Compaction:
                 self._discard(output)
             else:
                 self.outputs.append(output)
+
+    def _has_room_for(self, group: tuple[Segment, ...]) -> bool:
+        """Return whether the disk has room for the output file of ``group``, and for as many bytes of running partitions.
+
+        Raises NoSpaceError if it has not, and no output file can be used that makes room.
+        """
+        wanted_bytes, free_bytes = 2 * sum(segment.size_bytes for segment in group), self.storage.free_bytes()
+        if free_bytes < wanted_bytes and not self.outputs:
+            raise NoSpaceError(
+                f"Cannot compact {log_name(group[0].base_offset)}: it needs {wanted_bytes} bytes, but {free_bytes} bytes are "
+                "free. Free space on the disk."
+            )
+        return free_bytes >= wanted_bytes
 
     def abandon(self) -> None:
         """Remove the output files without using them. The run has removed no records, or the segments have changed during the run."""
@@ -582,6 +600,8 @@ class CompactionSchedule:
     def ran(self, run: Compaction) -> None:
         """Note that the files of the compaction ``run`` have replaced its inputs. Record the purges that are complete now."""
         rules = run.rules
+        if run.is_partial:
+            return
         if not run.key_class:
             self._cycle_purges, self._cycle_end_offset = run.purges, run.inputs[-1].next_offset
             self._most_keys, self._holds_ns, self._retain_ids_until_ns = 0, {}, 0

@@ -333,3 +333,32 @@ def test_subjects_above_the_limit_of_one_run_keep_their_newest_records(monkeypat
         _compact(log)
     subjects = Counter(record.subject for record in _records(log))
     assert subjects == {f"s{number}": 2 for number in range(60 if grows else 10)}
+
+
+@pytest.mark.parametrize("free_bytes", [20_000, 4_000])
+def test_compaction_on_an_almost_full_disk_leaves_room_for_other_partitions(free_bytes: int) -> None:
+    least_free_bytes: list[int] = []
+    storage = MemoryStorage(fault=lambda _: least_free_bytes.append(storage.free_bytes()))
+    log, _ = Log.open(storage, CONFIG)
+    for number in range(600):
+        _append(log, [(b"k%d" % number if number % 4 else b"hot", b"%d" % number + b"." * 80)])
+    log.roll()
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    log.checkpoint()
+    newest = _newest_per_key(_records(log))
+    storage.capacity_bytes = storage.used_bytes() + free_bytes
+    least_free_bytes.clear()
+    runs = 0
+    while (run := log.begin_compaction(NOW_NS, min_dirty_ratio=0.5)) is not None:
+        runs += 1
+        assert runs < 20
+        try:
+            run.run()
+        except NoSpaceError:
+            break
+        log.complete_compaction(run)
+        assert _newest_per_key(_records(log)) == newest
+    assert len(_records(log)) == (451 if free_bytes > 2 * CONFIG.segment_bytes else 600)
+    assert min(least_free_bytes, default=free_bytes) >= min(free_bytes, CONFIG.segment_bytes)
+    assert not [name for name in storage.names() if name.endswith(".tmp")]
