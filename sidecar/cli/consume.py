@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TextIO, cast
 
 import click
 
@@ -357,7 +357,7 @@ def consume(
                 name, partition or 0, start=begin, until=last, subjects=subjects, keys=keys, backwards=reverse
             )
             doing = _print(consumer, form) if output is None else _write(consumer, output, last == "end")
-        await _until_pipe_closed(client, doing, 0.0 if group is None else SHUTDOWN_TIMEOUT_S)
+        await _until_pipe_closed(client, doing, None if output is not None else sys.stdout, group is not None)
 
     with_client(target, work, needs_majority=False)
 
@@ -376,20 +376,20 @@ def _warn_of_unmatched(stream: str, own: Sequence[str], subjects: Sequence[str])
             )
 
 
-async def _until_pipe_closed(client: Client, doing: Coroutine[Any, Any, None], ending_s: float) -> None:
-    """Run ``doing`` until it ends, or until the program that reads the standard output has closed the pipe.
+async def _until_pipe_closed(client: Client, doing: Coroutine[Any, Any, None], out: TextIO | None, commits: bool) -> None:
+    """Run ``doing`` until it ends, or until the program that reads the pipe ``out`` has closed it.
 
-    ``ending_s``: time for a clean end after that, in seconds.
+    ``out``: None if the records go to a file. ``commits``: True if ``doing`` needs time for a last commit.
     """
     working = start_attended(doing)
-    watching = start_attended(wait_for_closed_pipe(sys.stdout))
+    tasks = [working] if out is None else [working, start_attended(wait_for_closed_pipe(out))]
     try:
-        done, _ = await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         await done.pop()
     finally:
-        if ending_s and working.cancel():
-            await asyncio.wait((working,), timeout=ending_s)
-        await end_tasks((working, watching))
+        if commits and working.cancel():
+            await asyncio.wait((working,), timeout=SHUTDOWN_TIMEOUT_S)
+        await end_tasks(tasks)
         for what, count in sorted(client.counters.items()):
             click.echo(f"{what}: {count}", err=True)
 

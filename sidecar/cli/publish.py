@@ -30,6 +30,7 @@ from liftpy.errors import (
     NotAllowedError,
     OutcomeUnknownError,
     ProtocolError,
+    StorageError,
     UnavailableError,
 )
 from sidecar.cli.completion import STREAM
@@ -421,7 +422,7 @@ async def _next(lines: AsyncGenerator[list[bytes], None]) -> list[bytes]:
 async def _lines(file: BinaryIO) -> AsyncGenerator[list[bytes], None]:
     """Yield lists of lines without line ends, as soon as the lines arrive. No list is empty."""
     rest = b""
-    while chunk := await _read_input(file):
+    while chunk := await _read_chunk(file):
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > _MAX_LINE_BYTES:
             raise ProtocolError(f"A line is longer than {_MAX_LINE_BYTES} bytes. Check that the input is a text file.")
@@ -429,6 +430,16 @@ async def _lines(file: BinaryIO) -> AsyncGenerator[list[bytes], None]:
             yield lines
     if rest:
         yield [rest]
+
+
+async def _read_chunk(file: BinaryIO) -> bytes:
+    """Return the next bytes of the input, b"" at the end. Raises StorageError, so that the lines before it are reported."""
+    try:
+        return await _read_input(file)
+    except OSError as error:
+        raise StorageError(
+            f"Cannot read the input: {error.strerror or error}. Check the file, then publish the rest."
+        ) from None
 
 
 async def _read_input(file: BinaryIO) -> bytes:

@@ -225,7 +225,7 @@ def table() -> str:
 @click.option("--offset", required=True, type=click.IntRange(0), help="Offset of the record that the service cannot apply.")
 @click.option("--timer", default="", help="Id of the timer that fails at this offset, if a timer fails.")
 @click.option("--dead-letter-stream", "dead_letter", default="", metavar="STREAM", help="Stream that keeps the skipped record.")
-@click.option("--force", is_flag=True, help="Skip also if a service does not answer, or has already applied the record.")
+@click.option("--force", is_flag=True, help="Skip also if a service has already applied the record.")
 @connection_options
 def skip(
     name: str, stream: str, partition: int | None, offset: int, timer: str, dead_letter: str, force: bool, target: Target
@@ -233,6 +233,8 @@ def skip(
     """Make the service NAME skip a record, on all nodes. The decision becomes a record of the stream.
 
     A service that is blocked at the record continues. A service that has stopped continues after its restart.
+
+    The command fails if a running service has already applied the record. It cannot check services on nodes that do not answer.
     """
     check_name(name, "service")
     unit = Unit(offset, timer)
@@ -285,18 +287,20 @@ async def store_now(
         await client.transport.publish(Subjects(namespace).service_session(node, stream, name), request)
     stored: dict[str, int] = {}
     give_up_s = time.monotonic() + timeout_s
-    while positions.keys() - stored.keys():
+    while True:
         for node in positions.keys() - stored.keys():
             status = await _service_status(client, node, image.uid, partition, name)
             if status and int(status["snapshot"]) >= positions[node]:
                 stored[node] = int(status["snapshot"])
+        missing = sorted(positions.keys() - stored.keys())
+        if not missing:
+            return dict(sorted(stored.items()))
         if time.monotonic() >= give_up_s:
             raise UnavailableError(
-                f"The service has stored no snapshot on {', '.join(sorted(positions.keys() - stored.keys()))} within {timeout_s:g} s "
+                f"The service has stored no snapshot on {', '.join(missing)} within {timeout_s:g} s "
                 "(--timeout). Check the log of the service."
             )
         await asyncio.sleep(_POLL_S)
-    return dict(sorted(stored.items()))
 
 
 async def pass_over(

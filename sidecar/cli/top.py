@@ -489,7 +489,10 @@ async def _live(looking: SummaryPoller, view: View) -> None:
 
 @contextmanager
 def keys(pressed_key: Callable[[str], None]) -> Iterator[None]:
-    """Call ``pressed_key`` with each key that the user presses during the block. The end of the input counts as the key q."""
+    """Call ``pressed_key`` with each key that the user presses during the block. The end of the input counts as the key q.
+
+    A standard input that is a file or ``/dev/null`` has no keys.
+    """
     loop, where = asyncio.get_running_loop(), sys.stdin.fileno()
     before = termios.tcgetattr(where) if os.isatty(where) else None
 
@@ -502,7 +505,8 @@ def keys(pressed_key: Callable[[str], None]) -> Iterator[None]:
 
     if before is not None:
         tty.setcbreak(where)
-    loop.add_reader(where, read)
+    with suppress(PermissionError):  # the system cannot wait for a file
+        loop.add_reader(where, read)
     try:
         yield
     finally:

@@ -39,6 +39,12 @@ _SMALL_BYTES = 64 * 1024
 """Number of bytes per read of a small file."""
 _PROBED_BYTES = 64 * 1024
 """Size of the file part whose last byte shows whether the kernel caches it."""
+_MADV_POPULATE_READ = 22
+"""Advice of ``madvise`` that the module ``mmap`` does not name."""
+_UNREADABLE = {errno.EFAULT, errno.EIO, 133}
+"""Errors of ``madvise`` for a page that cannot be read. 133 is EHWPOISON, which the module ``errno`` does not name."""
+_LOADED_BYTES = 1024 * 1024
+"""Maximum number of bytes of a map that are loaded at once."""
 T = TypeVar("T")
 RESERVE = 256
 """Number of file descriptors for connections, the metadata group, temporary files, threads and libraries."""
@@ -82,6 +88,21 @@ def _uncached_pieces(descriptor: int, position: int, size_bytes: int) -> list[tu
                 return []
             raise
     return uncached_ranges
+
+
+def _load_pages(file_map: mmap.mmap, position: int, size_bytes: int) -> None:
+    """Load the pages of a map. An access to a page that the disk cannot read would end the process with SIGBUS.
+
+    Raises OSError for such a page. Kernels before 5.14 load the pages only at the access.
+    """
+    end = position + size_bytes
+    for begin in range(position - position % mmap.PAGESIZE, end, _LOADED_BYTES):  # other threads run between two calls
+        try:
+            file_map.madvise(_MADV_POPULATE_READ, begin, min(_LOADED_BYTES, end - begin))
+        except OSError as error:
+            if error.errno in _UNREADABLE:
+                raise OSError(errno.EIO, os.strerror(errno.EIO)) from None
+            return
 
 
 class OpenMaps:
@@ -204,8 +225,13 @@ class DiskFile:
 
     def read(self, position: int, size_bytes: int) -> memoryview:
         """Return up to ``size_bytes`` from ``position``. The end of the file may make it fewer."""
-        if self._sealed:  # an empty file cannot be mapped
-            return memoryview(self._map_file() if self._size_bytes else b"")[position : position + size_bytes]
+        if self._sealed:
+            file_map = self._map_file() if self._size_bytes else b""  # an empty file cannot be mapped
+            view = memoryview(file_map)[position : position + size_bytes]
+            if view and isinstance(file_map, mmap.mmap):
+                with storage_errors("read", self.path):
+                    _load_pages(file_map, position, len(view))
+            return view
         with storage_errors("read", self.path):
             return memoryview(os.pread(self._descriptor, min(size_bytes, max(self._size_bytes - position, 0)), position))
 

@@ -4,7 +4,8 @@ It also applies ``max_per_subject`` and purges. It works on sealed, flushed segm
 and epoch starts stay [D13], and batches follow each other without a gap, so that followers need no exception [D15]. The
 last sequence stamps of a producer stay [A4].
 
-1. A first pass learns the last offset of each key, up to ``MAX_KEYS``.
+1. A first pass learns the last offset of each key, of at most ``MAX_KEYS`` keys. If there are more, it learns only the keys of
+one class, by hash. All records of other keys stay until the run of their class.
 2. A second pass rewrites the segments. A batch loses replaced records and keeps its offset range. Runs of empty batches
 become one filler, a header without records. The last batch of a live producer becomes a control batch with its stamps.
 3. New files replace the old ones, each group by one rename. After a crash, old files whose offsets a new file covers
@@ -36,10 +37,12 @@ from liftpy.core.log.storage import LogFile, Storage
 from liftpy.core.wire.batch import BatchHeader, RecordBatch, build_filler, build_remains, parse_batch, parse_header
 from liftpy.core.wire.batch_columns import DictionaryColumn, Mask
 from liftpy.core.wire.filters import Filter, keep_records
-from liftpy.errors import CorruptionError, StorageError
+from liftpy.errors import CorruptionError, NoSpaceError, StorageError
 
 MAX_KEYS = 4_000_000
-"""Maximum number of keys, and of subjects, of one run. The others wait for the next run."""
+"""Maximum number of keys, and of subjects, of one run. The others wait for the next runs."""
+MAX_CLASSES = 1 << 16
+"""Maximum number of classes of keys, and of the runs of a cycle."""
 MAX_FILLER_OFFSETS = 1 << 31
 """Maximum number of offsets in one filler. The header stores the number as a u32."""
 
@@ -61,6 +64,10 @@ class CompactionFilter:
 
     Tombstones then stay for twice ``delete_retention_s``, so that this replica does not need to fetch the whole log again.
     """
+    classes: int = 1
+    """Number of classes of keys and subjects, a power of two. It doubles while the keys of one class are too many."""
+    key_class: int = 0
+    """Number of the class whose keys this run learns, below ``classes``."""
     retain_until_ns: dict[int, int] = field(default_factory=dict)
     """Purge number -> wall time until which records of the purge stay, because they may have a message id."""
     retain_ids_until_ns: int = 0
@@ -85,19 +92,33 @@ class CompactionFilter:
         self._filters = [(purge, Filter(purge.subjects, purge.keys)) for purge in self.purges]
 
     @property
-    def is_full(self) -> bool:
-        return max(len(self._latest), len(self._counts)) >= MAX_KEYS
+    def key_count(self) -> int:
+        """Number of learned keys, or of learned subjects if it is larger."""
+        return max(len(self._latest), len(self._counts))
+
+    def _is_learned(self, key: bytes | None) -> bool:
+        """Return whether this run learns ``key``, a key or a subject. ``hash`` differs between processes, so nobody can predict it."""
+        return hash(key) % self.classes == self.key_class
 
     def learn(self, batch: RecordBatch) -> None:
         """First pass: store the last offset of each key and the number of records of each subject of ``batch``."""
+        self._learn(batch)
+        while self.key_count > MAX_KEYS and self.classes < MAX_CLASSES:
+            self.classes *= 2
+            self._latest = {key: offset for key, offset in self._latest.items() if self._is_learned(key)}
+            self._counts = {subject: count for subject, count in self._counts.items() if self._is_learned(subject)}
+
+    def _learn(self, batch: RecordBatch) -> None:
         if batch.header.control or not batch.record_count:
             return
         columns = batch.columns
         if self.config.compaction and columns.keys is not None:
-            self._latest.update(zip(batch.keys(), batch.offsets().tolist(), strict=True))
+            offsets = zip(batch.keys(), batch.offsets().tolist(), strict=True)
+            self._latest.update(offsets if self.classes == 1 else (one for one in offsets if self._is_learned(one[0])))
         if self.config.max_per_subject and columns.subjects is not None:
             for subject, count in zip(*_count_by_subject(columns.subjects), strict=True):
-                self._counts[subject] = self._counts.get(subject, 0) + count
+                if self._is_learned(subject):
+                    self._counts[subject] = self._counts.get(subject, 0) + count
 
     def retained_mask(self, batch: RecordBatch) -> Mask:
         if batch.header.is_remains:
@@ -112,6 +133,10 @@ class CompactionFilter:
         if self.config.max_per_subject and batch.columns.subjects is not None:
             keep &= self._newest_by_subject(batch.columns.subjects)
         purged = self._purge_mask(batch)
+        if self.classes > 1 and newest is not None:
+            learned = self._learned_mask(batch)  # without the newest record of a key, an older one would seem to be its value
+            keep |= ~learned
+            purged &= learned
         if keep.all() and not purged.any():
             return keep
         id_mask = self._may_have_ids(batch)
@@ -141,6 +166,13 @@ class CompactionFilter:
         is_newest: Mask = (newest <= batch.offsets()) | ~keys.valid()
         return is_newest
 
+    def _learned_mask(self, batch: RecordBatch) -> Mask:
+        """Return for each record of the batch whether this run learns its key. True for records without a key."""
+        keys = batch.columns.keys
+        assert keys is not None
+        learned: Mask = np.fromiter(map(self._is_learned, keys.to_list()), np.bool_, batch.record_count) | ~keys.valid()
+        return learned
+
     def _is_old_tombstone(self, batch: RecordBatch) -> Mask:
         keys, values = batch.columns.keys, batch.columns.values
         if values.validity is None or keys is None:
@@ -159,7 +191,8 @@ class CompactionFilter:
         first = np.fromiter((self._counts.get(name, 0) for name in names), dtype=np.int64, count=len(names))
         first -= self.config.max_per_subject  # index of the first of these records that stays
         for name, count in zip(names, counts, strict=True):
-            self._seen[name] = self._seen.get(name, 0) + count
+            if name in self._counts:
+                self._seen[name] = self._seen.get(name, 0) + count
         order = np.argsort(subjects.index, kind="stable")
         ends = np.cumsum(np.asarray(counts, dtype=np.int64))
         rank = np.empty(len(order), dtype=np.int64)
@@ -263,10 +296,14 @@ class Compaction:
     producer_expiry_ns: int = 0
     """Log time without a batch after which a producer is forgotten, in nanoseconds. 0: never."""
     purges: tuple[Purge, ...] = ()
+    classes: int = 1
+    """Number of classes of keys at the start of the run. ``rules.classes`` has the number at its end."""
+    key_class: int = 0
+    """Number of the class whose keys the run compacts."""
     rules: CompactionFilter = field(init=False)
-    covered: tuple[Segment, ...] = ()
-    """The first of the ``inputs``, as many as fit into the map of keys. The run compacts only these."""
     outputs: list[CompactedFile] = field(default_factory=list)
+    is_partial: bool = False
+    """True if the disk had no room to compact all ``inputs``. The first ones are compacted, which makes room for the next run."""
     dropped_records: int = 0
     _writer: _Writer | None = None
 
@@ -278,6 +315,8 @@ class Compaction:
             ids_from_ns=ids_ns,
             purges=self.purges,
             keeps_tombstones_longer=self.keeps_tombstones_longer,
+            classes=self.classes,
+            key_class=self.key_class,
         )
 
     def run(self) -> None:
@@ -293,7 +332,10 @@ class Compaction:
 
     def _write(self) -> None:
         lasts = self._learn()
-        for group in self._groups(self.covered):
+        for group in self._groups(self.inputs):
+            if not self._has_room_for(group):
+                self.is_partial = True
+                break
             before = self.dropped_records
             writer = self._writer = _Writer(self.storage, group[0].base_offset)
             for segment in group:
@@ -310,6 +352,19 @@ class Compaction:
             else:
                 self.outputs.append(output)
 
+    def _has_room_for(self, group: tuple[Segment, ...]) -> bool:
+        """Return whether the disk has room for the output file of ``group``, and for as many bytes of running partitions.
+
+        Raises NoSpaceError if it has not, and no output file can be used that makes room.
+        """
+        wanted_bytes, free_bytes = 2 * sum(segment.size_bytes for segment in group), self.storage.free_bytes()
+        if free_bytes < wanted_bytes and not self.outputs:
+            raise NoSpaceError(
+                f"Cannot compact {log_name(group[0].base_offset)}: it needs {wanted_bytes} bytes, but {free_bytes} bytes are "
+                "free. Free space on the disk."
+            )
+        return free_bytes >= wanted_bytes
+
     def abandon(self) -> None:
         """Remove the output files without using them. The run has removed no records, or the segments have changed during the run."""
         unfinished, self._writer = self._writer, None
@@ -324,16 +379,13 @@ class Compaction:
         self.storage.remove(output.temporary)
 
     def _learn(self) -> dict[int, int]:
-        """First pass: learn the keys of the first input segments, up to ``MAX_KEYS``, and set ``covered`` to these segments.
+        """First pass: learn the keys of the input segments.
 
         Return producer id -> base offset of its last batch, for producers that have not expired.
         """
         lasts: dict[int, tuple[int, int]] = {}
-        time_ns, self.covered = 0, self.inputs
-        for number, segment in enumerate(self.inputs):
-            if self.rules.is_full:
-                self.covered = self.inputs[:number]
-                break
+        time_ns = 0
+        for segment in self.inputs:
             for batch in _batches(segment):
                 header = batch.header
                 time_ns = max(time_ns, header.timestamp_ns)  # producers expire by the same log time
@@ -424,7 +476,10 @@ def _batches(segment: Segment) -> Iterator[RecordBatch]:
 
 @dataclass(slots=True)
 class CompactionSchedule:
-    """Decides when a compaction of one log is worth its cost. It also records which purges this log has carried out."""
+    """Decides when a compaction of one log is worth its cost. It also records which purges this log has carried out.
+
+    If the keys of the log do not fit into one run, a *cycle* of runs compacts one class of keys after another.
+    """
 
     purges: tuple[Purge, ...] = ()
     """Purges of the partition in the metadata."""
@@ -438,6 +493,18 @@ class CompactionSchedule:
     """True while a replica is copied or is not in the ISR."""
     _not_before_ns: dict[int, int] = field(default_factory=dict)
     """Purge number -> wall time until which its records stay because of their message ids."""
+    _classes: int = 1
+    """Number of classes of keys, and of runs of a cycle."""
+    _next_class: int = 0
+    """Class of the next run. 0: no cycle is in progress."""
+    _cycle_purges: tuple[Purge, ...] = ()
+    """Purges that every run of the cycle carries out."""
+    _cycle_end_offset: int = 0
+    """Exclusive: every run of the cycle compacts the records below this offset."""
+    _most_keys: int = 0
+    """Largest number of keys that a run of the cycle has learned."""
+    _holds_ns: dict[int, int] = field(default_factory=dict)
+    """``_not_before_ns`` after this cycle."""
 
     def apply_metadata(self, state: PartitionState) -> bool:
         """Take over the purges in the metadata of the partition. Return True if one of them is new."""
@@ -455,6 +522,7 @@ class CompactionSchedule:
         """
         self.purged -= {purge.number for purge in self.purges if purge.end_offset > end_offset}
         self._seen_end_offset = min(self._seen_end_offset, end_offset)
+        self._next_class = 0
 
     def note_bounds(self, log_start_offset: int, committed_end_offset: int) -> None:
         """Record the purges that end below both the log start (inclusive) and the end of the committed records (exclusive) as complete.
@@ -505,6 +573,8 @@ class CompactionSchedule:
             ids_from_ns=max(newest_ns, now_wall_ns) - window_ns if window_ns else 1 << 63,
             purges=self.purges,
             keeps_tombstones_longer=self._lacks_replicas,
+            classes=self._classes if config.is_cleaned else 1,
+            key_class=self._next_class if config.is_cleaned else 0,
         )
 
     def _segments_to_compact(
@@ -521,7 +591,7 @@ class CompactionSchedule:
         ends = [purge.end_offset for purge in due if purge.end_offset <= inputs[-1].next_offset]
         if min_dirty_ratio is None:
             return tuple(segment for segment in inputs if segment.base_offset < max(ends, default=0))
-        if 0 < self._retain_ids_until_ns < now_wall_ns:
+        if self._next_class or 0 < self._retain_ids_until_ns < now_wall_ns:
             return inputs
         dirty_bytes = sum(s.size_bytes for s in inputs if s.next_offset > self._seen_end_offset)
         least_bytes = min_dirty_ratio * sum(s.size_bytes for s in inputs)
@@ -529,16 +599,34 @@ class CompactionSchedule:
 
     def ran(self, run: Compaction) -> None:
         """Note that the files of the compaction ``run`` have replaced its inputs. Record the purges that are complete now."""
-        end_offset = run.covered[-1].next_offset if run.covered else 0
-        self._seen_end_offset = max(self._seen_end_offset, run.inputs[-1].next_offset)
-        self._retain_ids_until_ns = run.rules.retain_ids_until_ns
-        for purge in run.purges:
-            if purge.end_offset > end_offset or purge not in self.purges:
+        rules = run.rules
+        if run.is_partial:
+            return
+        if not run.key_class:
+            self._cycle_purges, self._cycle_end_offset = run.purges, run.inputs[-1].next_offset
+            self._most_keys, self._holds_ns, self._retain_ids_until_ns = 0, {}, 0
+        self._most_keys = max(self._most_keys, rules.key_count)
+        self._retain_ids_until_ns = max(self._retain_ids_until_ns, rules.retain_ids_until_ns)
+        for number, until_ns in rules.retain_until_ns.items():
+            self._holds_ns[number] = max(self._holds_ns.get(number, 0), until_ns)
+        is_new_division = bool(run.key_class) and rules.classes > run.classes  # the runs before have compacted too few classes
+        self._classes = rules.classes
+        self._next_class = 0 if is_new_division else (run.key_class + 1) % rules.classes
+        if not is_new_division and not self._next_class:
+            self._end_cycle()
+
+    def _end_cycle(self) -> None:
+        """Note that all keys of the log are compacted up to the end of the first run of the cycle."""
+        self._seen_end_offset = max(self._seen_end_offset, self._cycle_end_offset)
+        for purge in self._cycle_purges:
+            if purge.end_offset > self._cycle_end_offset or purge not in self.purges:
                 continue
-            if purge.number in run.rules.retain_until_ns:
-                self._not_before_ns[purge.number] = run.rules.retain_until_ns[purge.number]
+            if purge.number in self._holds_ns:
+                self._not_before_ns[purge.number] = self._holds_ns[purge.number]
             else:
                 self.purged.add(purge.number)
+        if self._most_keys < MAX_KEYS // 4 and self._classes > 1:
+            self._classes //= 2
 
     def _waiting_purges(self) -> list[Purge]:
         return [purge for purge in self.purges if purge.number not in self.purged]

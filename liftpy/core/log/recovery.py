@@ -132,7 +132,10 @@ class OpenReport:
     """Quarantined files in the directory. This start or an earlier one has renamed them."""
 
     lost_flushed: bool = False
-    """True if a cleanly closed log was truncated, or lacks its first file. A crash cannot cause this, so flushed records are lost."""
+    """True if a cleanly closed log was truncated, or lacks its first or last file.
+
+    A crash cannot cause this, so flushed records are lost.
+    """
 
     rewritten_bytes: int = 0
     """Number of bytes that were written again, because they were not proven to be on the disk."""
@@ -200,9 +203,8 @@ def recover(storage: Storage, *, clean: bool = False, before_loss: Callable[[], 
     checkpoint = stored_checkpoint or Checkpoint()
     bases = base_offsets(names)
     log_start_offset = max(checkpoint.log_start_offset, bases[0] if bases else 0)
-    # a clean close stores the log start, so files before the first one are lost, and not deleted on a full disk
-    lost_start = clean and stored_checkpoint is not None and bool(bases) and log_start_offset > checkpoint.log_start_offset
-    if lost_start:
+    lost_file = clean and _lacks_file(storage, names, bases, stored_checkpoint)
+    if lost_file:
         before_loss()
     if log_start_offset > checkpoint.log_start_offset:  # only the first file proves it, and the file may be damaged [D26]
         raised = replace(checkpoint, log_start_offset=log_start_offset)
@@ -231,7 +233,7 @@ def recover(storage: Storage, *, clean: bool = False, before_loss: Callable[[], 
         quarantined_files=quarantined_names(storage.names() if damage else names),
         checkpoint_found=stored_checkpoint is not None,
         lost_committed=checkpoint.high_watermark >= log_end_offset,
-        lost_flushed=lost_start or (clean and cut > 0),
+        lost_flushed=lost_file or (clean and cut > 0),
         rewritten_bytes=rewritten_bytes,
         flush_failed=flush_failed,
     )
@@ -248,12 +250,28 @@ def recover(storage: Storage, *, clean: bool = False, before_loss: Callable[[], 
     )
 
 
-def _remove_stray_indexes(storage: Storage, names: Iterable[str], bases: list[int]) -> None:
-    """Remove index files without a segment.
+def _lacks_file(storage: Storage, names: Collection[str], bases: list[int], stored: Checkpoint | None) -> bool:
+    """Return whether a cleanly closed log lacks its first or its last file.
 
-    A crash during a removal of segments leaves them. ``bases``: base offsets of the segments.
+    A clean close stores the log start, so the first file does not begin above it. The last file is not sealed, so it has no
+    index. ``stored``: checkpoint of the log, None: it is missing. ``bases``: base offsets of the segments.
     """
-    wanted = {index_name(base) for base in bases}
+    if stored is not None and (not bases or bases[0] > stored.log_start_offset):
+        return True
+    if not bases:
+        return False
+    sealed = _from_index(storage, bases[-1]) if index_name(bases[-1]) in names else None
+    if sealed is not None:
+        sealed.file.close()
+    return sealed is not None
+
+
+def _remove_stray_indexes(storage: Storage, names: Iterable[str], bases: list[int]) -> None:
+    """Remove index files that belong to no sealed segment.
+
+    A crash during a removal of segments leaves them. ``bases``: base offsets of the segments. The last one is not sealed.
+    """
+    wanted = {index_name(base) for base in bases[:-1]}
     for name in names:
         if name.endswith(".index") and name not in wanted:
             storage.remove(name)

@@ -460,6 +460,25 @@ def test_consume_output_option_writes_all_records_to_the_file(
     assert "already exists" in capsys.readouterr().err
 
 
+def test_consume_with_output_option_writes_all_records_although_the_reader_of_stdout_has_closed_the_pipe(
+    cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    batches, file = Consumer.batches, tmp_path / "o.jsonl"
+
+    async def slow(consumer: Consumer) -> Any:
+        async for piece in batches(consumer):
+            await asyncio.sleep(0.01)  # a closed pipe is noticed at once
+            yield piece
+
+    monkeypatch.setattr(Consumer, "batches", slow)
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        monkeypatch.setattr("sys.stdout", closed)
+        assert consume(cluster, monkeypatch, _until_its_end, name, "--output", str(file)) == 0
+    assert [json.loads(line)["offset"] for line in file.read_text().splitlines()] == list(range(10))
+
+
 def test_consume_output_that_fails_leaves_a_file_with_the_suffix_part(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import threading
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -57,6 +61,35 @@ def test_publish_command_stops_at_a_line_that_is_too_large_after_the_first_lines
     assert code == 1
     assert (said["published"], said["refused"], said["first_refused_line"], said["last_line"]) == (6000, 1, 6001, 6000)
     assert said["error"] == "PUBLISH_REJECTED"
+
+
+class _BrokenInput(io.RawIOBase):
+    """Has two lines, and then an error of the device."""
+
+    def __init__(self) -> None:
+        self._left = b"one\ntwo\n"
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._left:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        data, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def test_publish_command_whose_input_cannot_be_read_reports_the_acknowledged_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=_BrokenInput()))
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        client.create_stream("orders", "shop.orders")
+        code, said = publish(cluster, Path("-"), monkeypatch=monkeypatch, capsys=capsys)
+        assert client.bounds("orders", 0).end_offset == 2
+    assert (code, said["published"], said["first_refused_line"], said["last_line"]) == (1, 2, 3, 2)
+    assert "Input/output error" in str(said["detail"])
 
 
 def test_publish_command_of_a_paused_stream_counts_each_line_that_is_not_acknowledged(

@@ -28,7 +28,7 @@ from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, judge
 from liftpy.core.observe.cluster_model import ClusterMonitor, Model, NodeRow
 from liftpy.core.observe.node_summary import LATENCY_S, MOST_NODES, NodeSummary, percentile, summary_from_json
 from liftpy.errors import UnavailableError
-from sidecar.cli.top import SORTS, SummaryPoller, View, as_object, render, view_after_key
+from sidecar.cli.top import SORTS, SummaryPoller, View, as_object, keys, render, view_after_key
 from tests.each import each
 from tests.flat_client import FlatClient
 
@@ -357,6 +357,19 @@ def test_top_requests_node_names_until_known_and_then_requests_each_node() -> No
     told = as_object(looking.watching.model())
     assert [(row["node"], row["state"]) for row in told["rows"]] == [("n1", "live"), ("n2", "silent"), ("n3", "live")]
     assert json.loads(json.dumps(told))["verdict"]["reasons"][0]["runbook"] == "node-down"
+
+
+def test_top_keys_of_a_standard_input_without_events_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    pressed: list[str] = []
+
+    async def watch() -> None:
+        with keys(pressed.append):
+            await asyncio.sleep(0)
+
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        asyncio.run(watch())
+    assert pressed == []
 
 
 # ---- in a terminal --------------------------------------------------------------------------------------------------------------

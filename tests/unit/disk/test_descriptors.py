@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import resource
 import subprocess
 import sys
@@ -77,6 +79,21 @@ def test_mmap_cache_read_of_a_replaced_file_raises_storage_error(tmp_path: Path)
     file.close()
     with pytest.raises(StorageError, match="closed"):
         file.read(0, 100)
+
+
+def test_log_read_of_a_mapped_page_that_the_disk_cannot_read_raises_storage_error(tmp_path: Path) -> None:
+    """A file that became shorter under its map. An access to such a page ends the process, as an access to a bad sector does."""
+    with mmap.mmap(-1, mmap.PAGESIZE) as anonymous:
+        try:
+            anonymous.madvise(22, 0, mmap.PAGESIZE)  # MADV_POPULATE_READ
+        except OSError:
+            pytest.skip("the kernel is older than 5.14")
+    log = filled(tmp_path, OpenMaps(2), 3)
+    assert log.read(0, 1).size_bytes > mmap.PAGESIZE / 2
+    os.truncate(tmp_path / f"{0:020d}.log", 0)
+    with pytest.raises(StorageError, match="Input/output error"):
+        log.read(0, 1)
+    assert log.read(1, 1).next_offset == 2, "the other segments can be read"
 
 
 def test_mmap_cache_at_the_descriptor_limit_closes_old_maps_and_still_reads_files(tmp_path: Path) -> None:

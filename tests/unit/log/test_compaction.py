@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import NS_PER_S, StreamConfig
+from liftpy.core.base.partition import Purge
+from liftpy.core.log import compaction
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import Record, build_batch, split_batches
@@ -250,3 +254,111 @@ def test_compaction_retains_records_with_message_ids_until_the_dedup_window_has_
     log.raise_high_watermark(log.newest_offset)
     _compact(log, now_ns=0)
     assert [record.offset for record in _records(log) if record.key is not None] == kept
+
+
+def _with_more_keys_than_fit(monkeypatch: pytest.MonkeyPatch) -> Log:
+    """A log in which each key has three records. Only the newest one has the subject ``new``. The newest one of k0 is a tombstone."""
+    monkeypatch.setattr(compaction, "MAX_KEYS", 6)
+    log, _ = Log.open(MemoryStorage(), CONFIG)
+    for turn in range(3):
+        for number in range(40):
+            value = None if (turn, number) == (2, 0) else b"%d" % turn + b"." * 60
+            log.append(
+                build_batch(
+                    [value],
+                    keys=[b"k%d" % number],
+                    subjects=["new" if turn == 2 else "old"],
+                    base_offset=log.log_end_offset,
+                    leader_epoch=1,
+                    timestamp_ns=NOW_NS - 200 * NS_PER_S,
+                )
+            )
+    log.roll()
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    return log
+
+
+def test_compaction_of_more_keys_than_fit_into_one_run_keeps_only_the_newest_record_of_each_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = _with_more_keys_than_fit(monkeypatch)
+    newest = _newest_per_key(_records(log))
+    runs = 0
+    while (run := log.begin_compaction(NOW_NS, min_dirty_ratio=0.5)) is not None:
+        runs += 1
+        assert runs < 256, "the runs come to an end"
+        run.run()
+        log.complete_compaction(run)
+        assert all(newest[key] == found for key, found in _newest_per_key(_records(log)).items())
+    assert sorted(record.offset for record in _records(log)) == list(range(81, 120)), "the old tombstone is gone, too"
+
+
+def test_purge_in_a_log_with_more_keys_than_fit_into_one_run_is_carried_out_completely(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = _with_more_keys_than_fit(monkeypatch)
+    newest = _newest_per_key(_records(log))
+    log.cleaning.purges = (Purge(number=7, subjects=("new",), end_offset=log.log_end_offset),)
+    runs = 0
+    while not log.cleaning.purged:
+        assert runs < 256
+        _compact(log)
+        runs += 1
+        left = _newest_per_key(_records(log))
+        assert all(newest[key] == found for key, found in left.items()), "no older record becomes the value of its key"
+    assert runs > 1
+    assert not _records(log)
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_subjects_above_the_limit_of_one_run_keep_their_newest_records(monkeypatch: pytest.MonkeyPatch, grows: bool) -> None:
+    monkeypatch.setattr(compaction, "MAX_KEYS", 6)
+    log, _ = Log.open(MemoryStorage(), StreamConfig(segment_bytes=4096, max_per_subject=2))
+
+    def publish(subjects: range) -> None:
+        for subject in subjects:
+            values = [b"%d" % (log.log_end_offset + number) for number in range(4)]
+            log.append(
+                build_batch(
+                    values, subjects=[f"s{subject}"] * 4, base_offset=log.log_end_offset, leader_epoch=1, timestamp_ns=NOW_NS
+                )
+            )
+        log.roll()
+        log.flush()
+        log.raise_high_watermark(log.newest_offset)
+
+    publish(range(10))
+    _compact(log)
+    publish(range(10, 60) if grows else range(10))
+    for _ in range(256):
+        _compact(log)
+    subjects = Counter(record.subject for record in _records(log))
+    assert subjects == {f"s{number}": 2 for number in range(60 if grows else 10)}
+
+
+@pytest.mark.parametrize("free_bytes", [20_000, 4_000])
+def test_compaction_on_an_almost_full_disk_leaves_room_for_other_partitions(free_bytes: int) -> None:
+    least_free_bytes: list[int] = []
+    storage = MemoryStorage(fault=lambda _: least_free_bytes.append(storage.free_bytes()))
+    log, _ = Log.open(storage, CONFIG)
+    for number in range(600):
+        _append(log, [(b"k%d" % number if number % 4 else b"hot", b"%d" % number + b"." * 80)])
+    log.roll()
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    log.checkpoint()
+    newest = _newest_per_key(_records(log))
+    storage.capacity_bytes = storage.used_bytes() + free_bytes
+    least_free_bytes.clear()
+    runs = 0
+    while (run := log.begin_compaction(NOW_NS, min_dirty_ratio=0.5)) is not None:
+        runs += 1
+        assert runs < 20
+        try:
+            run.run()
+        except NoSpaceError:
+            break
+        log.complete_compaction(run)
+        assert _newest_per_key(_records(log)) == newest
+    assert len(_records(log)) == (451 if free_bytes > 2 * CONFIG.segment_bytes else 600)
+    assert min(least_free_bytes, default=free_bytes) >= min(free_bytes, CONFIG.segment_bytes)
+    assert not [name for name in storage.names() if name.endswith(".tmp")]

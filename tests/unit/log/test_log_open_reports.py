@@ -18,7 +18,7 @@ from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import SIGNATURE, build_batch
 from liftpy.errors import CorruptionError
 from tests.unit.log.log_model import SMALL, batch, content
-from tests.unit.log.small_logs import filled
+from tests.unit.log.small_logs import a_log, add, filled
 
 CRC = "its CRC-32C does not match"
 
@@ -282,6 +282,31 @@ def test_log_open_without_the_first_segment_after_a_clean_stop_reports_lost_flus
     recovered = recover(storage, clean=clean, before_loss=lambda: lost.append(True))
     assert recovered.log_start_offset > 0
     assert (recovered.report.must_leave_isr, bool(lost)) == (clean, clean), "only a full disk deletes without a checkpoint"
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("log_start", [0, 12])
+def test_log_open_without_its_last_segment_after_a_clean_stop_reports_lost_flushed_data(log_start: int, clean: bool) -> None:
+    storage = MemoryStorage()
+    log = a_log(storage)
+    for _ in range(3):
+        log.roll()
+        add(log, 6)
+    log.raise_high_watermark(11)  # the leader of this follower may have committed the later records
+    log.drop_prefix(log_start)
+    log.close()
+    storage.remove(log_name(12))
+    lost: list[bool] = []
+    report = recover(storage, clean=clean, before_loss=lambda: lost.append(True)).report
+    assert (report.lost_flushed, report.must_leave_isr, bool(lost)) == (clean, clean, clean)
+
+
+def test_log_open_after_a_clean_stop_ignores_the_index_that_an_interrupted_truncation_left() -> None:
+    storage = closed()
+    storage.remove(log_name(12))  # the truncation ended before it removed the index of the segment before
+    log, _ = Log.open(storage, SMALL)
+    log.close()
+    assert not recover(storage, clean=True).report.must_leave_isr
 
 
 @pytest.mark.parametrize("wrong", ["longer", "shorter", "another base"])
