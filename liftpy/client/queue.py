@@ -34,6 +34,7 @@ from liftpy.core.publish.jetstream_headers import asked_for
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import is_reserved
+from liftpy.core.wire.subjects import has_wildcards
 from liftpy.errors import (
     ConfigError,
     LiftError,
@@ -182,8 +183,8 @@ class QueueOptions:
         ack_wait_s: Time until a record without ack is delivered again, in seconds (0.1 to 43,200). Default 30.
         max_deliveries: Deliveries after which a record without ack goes to ``dead_letters`` (1 to 1,000,000). Default
             5.
-        dead_letters: Name of the stream for dead letters. Its subject must have no wildcards. Default '': none, and
-            records are delivered again forever.
+        dead_letters: Name of the stream for dead letters. Its subject must have no wildcards, and its ack policy must be
+            leader or all. Default '': none, and records are delivered again forever.
         max_ack_pending: Records without ack per partition, over all workers (1 to 100,000). Default 20,000.
         max_own_pending: Records without ack of this worker (1 to 100,000). Default 10,000.
         start: Where a new queue starts: ``earliest`` (default) or ``new``. Partitions that are added later start at
@@ -376,7 +377,12 @@ class Queue:
         home = await self._client.groups.stream()
         self._partition = partition_of(self.name, len(home.partitions))
         if self._options.dead_letters:
-            await self._client.stream(self._options.dead_letters)
+            dead_letters = await self._client.stream(self._options.dead_letters)
+            if has_wildcards(dead_letters.subject) or not dead_letters.answers:
+                raise ConfigError(
+                    f"Stream {dead_letters.name} cannot store dead letters. It needs a subject without wildcards, and the ack policy "
+                    "leader or all. Choose another stream (QueueOptions(dead_letters=))."
+                )
         stream = await self._client.stream(self.stream)
         self._at_open = {stream.key(partition.partition) for partition in stream.partitions}
         self._set_partitions(stream)

@@ -15,7 +15,7 @@ from liftpy.client import queue as module
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.queue import PrefetchLimit
 from liftpy.client.queue_log import QueueLog
-from liftpy.config import StreamConfig
+from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.groups import commands
 from liftpy.errors import (
     ConfigError,
@@ -487,6 +487,11 @@ async def test_queue_rejects_invalid_names_and_options(client: Client) -> None:
         await client.queue("nobody", "w")
     with pytest.raises(NotFoundError):
         await client.queue("jobs", "w", options=QueueOptions(dead_letters="nobody"))
+    await client.create_stream("wild", "wild.*")
+    await client.create_stream("silent", "silent", config=StreamConfig(ack_policy=AckPolicy.NONE))
+    for stream in ("wild", "silent"):
+        with pytest.raises(ConfigError, match=f"Stream {stream} cannot store dead letters"):
+            await client.queue("jobs", "w", options=QueueOptions(dead_letters=stream))
     await fill(client, 1)
     async with client.queue("jobs", "w") as queue:
         (job,) = await queue.take(1)
