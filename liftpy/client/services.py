@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from liftpy.client.arguments import check_number, check_offset, check_partition
-from liftpy.client.encode_publish import MESSAGE_ID, Address
+from liftpy.client.encode_publish import MESSAGE_ID, Address, check_message_id
 from liftpy.client.in_flight import NOT_STORED_NOW, ack_reason
 from liftpy.client.retrying import retry_attempts
 from liftpy.client.stream_directory import StreamDirectory
@@ -193,9 +193,8 @@ class Services:
             answer = await client.services.query("bank", b'{"account": "a"}')
             print(answer.value, answer.position)
         """
-        for what, given in (("query", query), ("key", b"" if key is None else key)):
-            if not isinstance(given, bytes | bytearray | memoryview):
-                raise ConfigError(f"Invalid {what} of type {type(given).__name__}. It must be bytes: encode text first.")
+        _check_bytes("query", query)
+        _check_bytes("key", b"" if key is None else key)
         check_number("timeout_s", timeout_s)
         if at_least is not None:
             check_offset(at_least, "at_least")
@@ -303,14 +302,14 @@ class Services:
             partition: Partition to publish to. Default None: the partition of ``key``, or the only partition.
             key: Key of the record. Default None.
             headers: Headers of the record. Default None.
-            message_id: Id for deduplication. Default '': a random one.
+            message_id: Id for deduplication, at most 255 bytes. Default '': a random one.
             timeout_s: Total time to wait, in seconds. Default 5.
 
         Returns:
             The reply, with the offset of the command and the node that answered.
 
         Raises:
-            ConfigError: The stream has several partitions. Set ``partition`` or ``key``.
+            ConfigError: An argument is not allowed, or the stream has several partitions. Set ``partition`` or ``key``.
             CommandFailedError: The service skipped the command.
             ReplyTooLargeError: The service executed the command, but NATS does not accept its reply.
             PublishRejectedError: The command was not stored.
@@ -323,7 +322,16 @@ class Services:
         """
         check_name(service, "service")
         check_name(stream, "stream")
+        _check_bytes("command", command)
+        _check_bytes("key", b"" if key is None else key)
+        check_message_id(message_id)
         check_number("timeout_s", timeout_s)
+        pairs = pairs_of(headers)
+        for name, _ in pairs:
+            if name == MESSAGE_ID:
+                raise ConfigError(f"Invalid header {MESSAGE_ID}. Set the id of the command with message_id=.")
+            if not is_utf8(name):
+                raise ConfigError(f"Invalid header name {quote(name)}. Use UTF-8 text.")
         if partition is not None:
             place = partition
         elif key is not None:
@@ -335,8 +343,14 @@ class Services:
         async def find(refresh: bool) -> Address:
             return await self._streams.address(stream, place, refresh=refresh)
 
-        sent = Command(service, stream, place, command, key, pairs_of(headers), message_id)
+        own_key = None if key is None else bytes(key)
+        sent = Command(service, stream, place, bytes(command), own_key, pairs, message_id)
         return await send_command(self._streams.requests.transport, find, sent, timeout_s)
+
+
+def _check_bytes(what: str, given: object) -> None:
+    if not isinstance(given, bytes | bytearray | memoryview):
+        raise ConfigError(f"Invalid {what} of type {type(given).__name__}. It must be bytes: encode text first.")
 
 
 def _read_answer(subject: str, partition: int, data: bytes, headers: dict[str, str]) -> QueryAnswer:
@@ -378,8 +392,6 @@ async def send_command(
         command: The command.
         timeout_s: Time limit in seconds.
     """
-    if not is_utf8(command.message_id):
-        raise ConfigError(f"Invalid message id {quote(command.message_id)}. Use UTF-8 text.")
     message_id = command.message_id or secrets.token_hex(16)
     attempt_s, address = min(_COMMAND_ATTEMPT_S, timeout_s), None
     maybe_stored = doubtful = False
