@@ -22,7 +22,7 @@ from liftpy.client.arguments import check_bounds, check_count, check_number, che
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.group_admin import ClientMethods, GroupRejectedError, ask_coordinator
 from liftpy.client.in_flight import now_ns as _now_ns
-from liftpy.client.job_acks import MAX_RANGES, LostRange, Settlements, gaps, is_in, ranges_of, settlement
+from liftpy.client.job_acks import LostRange, Settlements, gaps, is_in, ranges_of, settlement
 from liftpy.client.positions import Bounds
 from liftpy.client.queue_log import QueueLog
 from liftpy.client.stream_info import StreamInfo
@@ -867,10 +867,8 @@ class Queue:
         for job in jobs:
             by_key.setdefault(job.key, []).append(job)
         settlements = [
-            settlement(kind, key, ranges[at : at + MAX_RANGES], delay_s, reason)
+            settlement(kind, key, ranges_of((job.record.offset, job.lease) for job in some), delay_s, reason)
             for key, some in by_key.items()
-            for ranges in [ranges_of((job.record.offset, job.lease) for job in some)]
-            for at in range(0, len(ranges), MAX_RANGES)
         ]
         return self._settlements.settle(settlements)
 
