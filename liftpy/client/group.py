@@ -71,6 +71,8 @@ _CHECK_INTERVAL_S = 0.5
 _ANOTHERS = ("PRODUCER_FENCED", "DIVERGED_PRODUCER", "OUT_OF_ORDER")
 _NOT_NOW = ("PAUSED", "READ_ONLY")
 """Rejections that last until an operator changes the stream."""
+_COMMIT_CODES = (pb.GROUP_OK, pb.GROUP_STALE, pb.GROUP_UNKNOWN_MEMBER)
+"""Codes of answers to a commit that name the rejected positions. A member whose session has ended joins again by itself."""
 _FAREWELLS = 3
 """Number of sessions for which the member retries after such a rejection while it owns the partition."""
 
@@ -408,7 +410,7 @@ class Group:
         """Commit all records that this member returned, including the last one.
 
         Raises:
-            GroupRejectedError: Another member owns a partition now. It receives these records again.
+            GroupRejectedError: This member has lost a partition. Its next owner receives these records again.
             UnavailableError: The coordinator did not answer. Nothing changed.
             OutcomeUnknownError: No answer in time. Commit again: that does no harm.
 
@@ -429,7 +431,7 @@ class Group:
         if refused:
             names = ", ".join(f"{key.stream}/{key.partition}" for key in refused)
             raise GroupRejectedError(
-                f"Group {self.name}: nothing was committed. {names} now belong to another member, which receives "
+                f"Group {self.name}: nothing was committed, because this member has lost {names}. The next owner receives "
                 "these records again. If this repeats, increase session_s."
             )
 
@@ -613,7 +615,7 @@ class Group:
                     refused += some
                     continue
                 answer = await self._send_command(command, timeout_s)
-                if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
+                if answer.code not in _COMMIT_CODES:
                     raise GroupRejectedError(
                         f"Group {self.name}: the coordinator rejected the request: {name_of(answer.code)} {answer.detail}. "
                         "Open the group again."
