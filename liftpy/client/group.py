@@ -730,7 +730,10 @@ class Group:
             begins = self._finished_ends.setdefault(key, (first.offset, first.leader_epoch))
             assert self._machine is not None
             # commit the start before any record is delivered. Otherwise the next owner would start later
-            await self._commit(self._machine, {key: begins}, _ANSWER_S)
+            if await self._commit(self._machine, {key: begins}, _ANSWER_S):
+                raise UnavailableError(
+                    f"Group {self.name}: this member has lost {key.stream}/{key.partition} before its first record."
+                )
         async for piece in consumer.batches():
             fetcher.taken.clear()
             self._ready.append((fetcher, piece))

@@ -21,6 +21,7 @@ from liftpy.core.groups.member import PartitionAssigned, PartitionLost
 from liftpy.errors import NotAllowedError, UnavailableError
 from liftpy.nats.transport import RequestTimeoutError
 from tests.unit.client.test_consumer_filters_and_seek import Node, consumer
+from tests.until import until
 
 
 class Coordinated:
@@ -183,6 +184,30 @@ async def test_group_member_after_the_end_of_its_session_cannot_commit_and_recei
             pass  # it does not know yet that its session has ended
         await group.commit()
         assert committed(home) == {0: 1}
+
+
+async def test_group_member_whose_session_ends_at_its_first_commit_joins_again() -> None:
+    home = Coordinated()
+    home.node.append(b"a")
+    real, ended = home.call_service, list[str]()
+
+    async def call(service: str, stream: str, command: bytes, **how: Any) -> Any:
+        if decode_command(command).HasField("commit") and not ended:
+            readers = home.machine.groups["bills"].readers
+            ended.extend(readers.members)
+            readers.leave(*ended)
+        return await real(service, stream, command, **how)
+
+    home.services.call = call
+    async with (
+        asyncio.timeout(20),
+        await Group(home, "bills", ["orders"], "", GroupOptions(start="new"), None, None).open() as group,
+    ):
+        coming = asyncio.ensure_future(anext(group))
+        await until(lambda: len(home.machine.groups) and committed(home) == {0: 1}, "the start is committed")
+        home.node.append(b"b")
+        assert (await coming).record.offset == 1
+        assert ended
 
 
 @pytest.mark.parametrize(("instance", "left"), [("", 1), ("till-7", 0)])
