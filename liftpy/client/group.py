@@ -309,11 +309,7 @@ class Group:
         return ResultIterator(self._next_batch)
 
     async def _next_batch(self) -> GroupBatch | None:
-        part = self._rest_of_batch()
-        if part is None:
-            self._finish()
-            part = await self.take()
-        self._current_batch = part
+        part = self._current_batch = await self.take()
         return part
 
     def _rest_of_batch(self) -> GroupBatch | None:
@@ -331,7 +327,8 @@ class Group:
     async def take(self) -> GroupBatch | None:
         """Return the next batch, for applications that process several batches at once.
 
-        Call ``finished`` for each batch. The member releases a partition only when all its batches are finished.
+        Call ``finished`` for each batch. The member releases a partition only when all its batches are finished. After
+        an iteration, the call finishes what the iteration returned last, and continues there.
 
         Returns:
             The batch. None if the group is closed.
@@ -344,6 +341,12 @@ class Group:
             part = await group.take()
             group.finished(part)
         """
+        rest = self._rest_of_batch()
+        if rest is None:
+            self._finish()
+        else:
+            self._current_batch = None
+            self._returned.appendleft(rest)
         while True:
             if self._error is not None:
                 raise self._error
