@@ -193,6 +193,10 @@ class Bench:
         self.checks += 1
         return self._machine
 
+    def restore(self, machine: ServiceMachine) -> None:
+        """Replace the machine, as a feeder does."""
+        self._machine = self.writer.machine = machine
+
     async def turns(self, number: int) -> None:
         """Wait until the runner has looked at the machine ``number`` more times."""
         end = self.checks + number
@@ -410,8 +414,9 @@ async def test_service_effect_runner_with_a_restored_state_appends_results_to_th
     bench = Bench(machine_of(Slow()))
     bench.machine.apply([record(0, b"lost"), record(1, b"same")])
     await bench.until(lambda: len(ran) == 2)
-    restored = bench.writer.machine = bench._machine = machine_of(Slow())
+    restored = machine_of(Slow())
     restored.replay_end = 2
+    bench.restore(restored)
     go.set()
     await bench.turns(5)
     assert bench.writer.appended == []
