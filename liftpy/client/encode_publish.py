@@ -94,16 +94,21 @@ def headers_with_conditions(headers: HeadersLike | None, msg_id: str, expected_l
     if msg_id:
         if MESSAGE_ID in names:
             raise ConfigError(f"The message id is set twice, by msg_id and by a header {MESSAGE_ID}. Set only one of them.")
-        if msg_id != msg_id.strip() or not msg_id.isprintable() or len(msg_id.encode()) > _LONGEST_ID_BYTES:
-            raise ConfigError(
-                f"Invalid message id. Use at most {_LONGEST_ID_BYTES} bytes of text, without line breaks and without "
-                "spaces at the ends."
-            )
+        check_message_id(msg_id)
         pairs += ((MESSAGE_ID, msg_id.encode()),)
     if expected_last is not None:
         check_count("expected_last", expected_last, -1, (1 << 62) - 1)
         pairs += ((EXPECTED_LAST, b"%d" % (expected_last + 1)),)  # sequences start at 1, offsets at 0
     return pairs
+
+
+def check_message_id(msg_id: str) -> None:
+    """Check that ``msg_id`` can be the id of a message. Raises ConfigError if not."""
+    if msg_id != msg_id.strip() or not msg_id.isprintable() or len(msg_id.encode()) > _LONGEST_ID_BYTES:
+        raise ConfigError(
+            f"Invalid message id. Use at most {_LONGEST_ID_BYTES} bytes of text, without line breaks and without "
+            "spaces at the ends."
+        )
 
 
 def with_new_uid(payload: bytes, uid: str) -> bytes:

@@ -71,6 +71,8 @@ _CHECK_INTERVAL_S = 0.5
 _ANOTHERS = ("PRODUCER_FENCED", "DIVERGED_PRODUCER", "OUT_OF_ORDER")
 _NOT_NOW = ("PAUSED", "READ_ONLY")
 """Rejections that last until an operator changes the stream."""
+_COMMIT_CODES = (pb.GROUP_OK, pb.GROUP_STALE, pb.GROUP_UNKNOWN_MEMBER)
+"""Codes of answers to a commit that name the rejected positions. A member whose session has ended joins again by itself."""
 _FAREWELLS = 3
 """Number of sessions for which the member retries after such a rejection while it owns the partition."""
 
@@ -307,11 +309,7 @@ class Group:
         return ResultIterator(self._next_batch)
 
     async def _next_batch(self) -> GroupBatch | None:
-        part = self._rest_of_batch()
-        if part is None:
-            self._finish()
-            part = await self.take()
-        self._current_batch = part
+        part = self._current_batch = await self.take()
         return part
 
     def _rest_of_batch(self) -> GroupBatch | None:
@@ -329,7 +327,8 @@ class Group:
     async def take(self) -> GroupBatch | None:
         """Return the next batch, for applications that process several batches at once.
 
-        Call ``finished`` for each batch. The member releases a partition only when all its batches are finished.
+        Call ``finished`` for each batch. The member releases a partition only when all its batches are finished. After
+        an iteration, the call finishes what the iteration returned last, and continues there.
 
         Returns:
             The batch. None if the group is closed.
@@ -342,6 +341,12 @@ class Group:
             part = await group.take()
             group.finished(part)
         """
+        rest = self._rest_of_batch()
+        if rest is None:
+            self._finish()
+        else:
+            self._current_batch = None
+            self._returned.appendleft(rest)
         while True:
             if self._error is not None:
                 raise self._error
@@ -408,7 +413,7 @@ class Group:
         """Commit all records that this member returned, including the last one.
 
         Raises:
-            GroupRejectedError: Another member owns a partition now. It receives these records again.
+            GroupRejectedError: This member has lost a partition. Its next owner receives these records again.
             UnavailableError: The coordinator did not answer. Nothing changed.
             OutcomeUnknownError: No answer in time. Commit again: that does no harm.
 
@@ -429,7 +434,7 @@ class Group:
         if refused:
             names = ", ".join(f"{key.stream}/{key.partition}" for key in refused)
             raise GroupRejectedError(
-                f"Group {self.name}: nothing was committed. {names} now belong to another member, which receives "
+                f"Group {self.name}: nothing was committed, because this member has lost {names}. The next owner receives "
                 "these records again. If this repeats, increase session_s."
             )
 
@@ -613,7 +618,7 @@ class Group:
                     refused += some
                     continue
                 answer = await self._send_command(command, timeout_s)
-                if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
+                if answer.code not in _COMMIT_CODES:
                     raise GroupRejectedError(
                         f"Group {self.name}: the coordinator rejected the request: {name_of(answer.code)} {answer.detail}. "
                         "Open the group again."
@@ -728,7 +733,10 @@ class Group:
             begins = self._finished_ends.setdefault(key, (first.offset, first.leader_epoch))
             assert self._machine is not None
             # commit the start before any record is delivered. Otherwise the next owner would start later
-            await self._commit(self._machine, {key: begins}, _ANSWER_S)
+            if await self._commit(self._machine, {key: begins}, _ANSWER_S):
+                raise UnavailableError(
+                    f"Group {self.name}: this member has lost {key.stream}/{key.partition} before its first record."
+                )
         async for piece in consumer.batches():
             fetcher.taken.clear()
             self._ready.append((fetcher, piece))

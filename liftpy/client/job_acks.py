@@ -6,10 +6,10 @@ One command contains all pending settlements. At most one command is in flight.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from liftpy.core.base.ids import PartitionKey
@@ -111,21 +111,36 @@ class Settlements:
 
 
 def _commands(settlements: list[pb.Settlement]) -> Iterator[list[pb.Settlement]]:
-    """Divide settlements into those of each command, in order.
+    """Divide settlements into those of each command, in order. A command has at most ``MAX_RANGES`` ranges.
 
     The answer names lost records without the uid of their stream, so a command covers one uid of each partition.
     """
     some: list[pb.Settlement] = []
     uids: dict[tuple[str, int], str] = {}
-    for one in settlements:
+    ranges = 0
+    for one in itertools.chain.from_iterable(map(_parts, settlements)):
         place = (one.stream, one.partition)
-        if len(some) == commands.MAX_SETTLEMENTS or uids.get(place, one.uid) != one.uid:
+        ranges += len(one.ranges)
+        if len(some) == commands.MAX_SETTLEMENTS or uids.get(place, one.uid) != one.uid or (some and ranges > MAX_RANGES):
             yield some
-            some, uids = [], {}
+            some, uids, ranges = [], {}, len(one.ranges)
         some.append(one)
         uids[place] = one.uid
     if some:
         yield some
+
+
+def _parts(whole: pb.Settlement) -> Iterator[pb.Settlement]:
+    """Yield the settlement in parts with at most ``MAX_RANGES`` ranges."""
+    if len(whole.ranges) <= MAX_RANGES:
+        yield whole
+        return
+    for at in range(0, len(whole.ranges), MAX_RANGES):
+        part = pb.Settlement(
+            kind=whole.kind, stream=whole.stream, uid=whole.uid, partition=whole.partition,
+            ranges=whole.ranges[at : at + MAX_RANGES], delayMs=whole.delayMs, reason=whole.reason,
+        )  # fmt: skip
+        yield part
 
 
 def _size(batch: _SettlementBatch) -> tuple[int, int]:
@@ -146,7 +161,7 @@ def combine_settlements(settlements: list[pb.Settlement]) -> list[pb.Settlement]
     result = []
     for (stream, uid, partition), some in parts.items():
         some.sort()
-        if any(before[1] > after[0] for before, after in pairwise(some)):
+        if any(before[1] > after[0] for before, after in itertools.pairwise(some)):
             return settlements
         result.append(
             pb.Settlement(kind=pb.SETTLE_ACK, stream=stream, uid=uid, partition=partition, ranges=_neighbours_together(some))

@@ -146,7 +146,9 @@ class ManyConsumer:
         self._rest: Iterator[ConsumedRecord] = iter(())
         """Remaining records of the slice that is delivered record by record. An interrupted iteration loses none of them."""
         self._last: ConsumedRecord | None = None
-        """Last delivered record of a slice with remaining records."""
+        """Last delivered record of ``_current``. None: all of its records were delivered."""
+        self._current: ConsumedBatch | None = None
+        """Slice that is delivered record by record."""
         self._unread: ConsumedBatch | None = None
         """Slice whose records cannot be decoded. It is returned again, so that no later record is delivered before it."""
 
@@ -164,9 +166,10 @@ class ManyConsumer:
     async def aclose(self) -> None:
         """Stop reading all partitions. A task that waits for records gets the end of the iteration."""
         self._closes += 1
-        coming, self._next_batches = list(self._next_batches), {}
+        coming = self._next_batches
+        self._next_batches = {task: place for task, place in coming.items() if _fetched_slice(task) is not None}
         refreshing, self._refreshing = self._refreshing, None
-        await end_tasks([*coming, refreshing])
+        await end_tasks([*(coming.keys() - self._next_batches.keys()), refreshing])
         iterations, self._iterations = list(self._iterations.values()), {}
         await asyncio.gather(*(iteration.aclose() for iteration in iterations))
 
@@ -277,7 +280,7 @@ class ManyConsumer:
         """
         if self._waiting:
             raise ConfigError("This consumer is already read by another task. Create one consumer per task.")
-        unread, self._unread = self._unread, None
+        unread, self._unread = self._unread or self._rest_of_slice(), None
         if unread is not None:
             return unread
         self._waiting, closes = True, self._closes
@@ -312,6 +315,15 @@ class ManyConsumer:
         finally:
             self._waiting = False
 
+    def _rest_of_slice(self) -> ConsumedBatch | None:
+        """Return those records of the current slice that were not delivered record by record. None: there are none."""
+        current, last = self._current, self._last
+        if current is None or last is None:
+            return None
+        self._rest, self._last = iter(()), None
+        rest = BatchSlice.between(current.slice.batch, last.record.offset + 1, current.slice.last_offset + 1)
+        return None if rest is None else ConsumedBatch(current.stream, current.partition, rest)
+
     def _arm(self) -> None:
         """For each partition that is read and not paused, start a task that waits for its next slice, unless one is waiting."""
         waited_for = set(self._next_batches.values())
@@ -341,7 +353,7 @@ class ManyConsumer:
             if batch is None:
                 return None
             self._unread = batch
-            self._rest = records_of(batch.stream, batch.partition, batch.slice)
+            self._rest, self._current = records_of(batch.stream, batch.partition, batch.slice), batch
             self._unread = None
 
     # ---- where it is -----------------------------------------------------------------------------------------------------
@@ -356,8 +368,7 @@ class ManyConsumer:
         positions = {}
         for place, reader in list(self._readers.items()):  # another task may find new partitions during a wait
             behind = await reader.position()
-            task = waiting.get(place)
-            ahead = task.result() if task is not None and task.done() and not task.exception() else None
+            ahead = _fetched_slice(waiting.get(place))
             if ahead is not None:  # the next slice is fetched, but not returned: the read continues before it
                 behind = Position(behind.uid, *self._returned_ends.get(place, (ahead.first_offset, 0)))
             positions[place] = behind
@@ -381,8 +392,19 @@ class ManyConsumer:
         """Return the number of committed offsets after the position, for each (stream, partition)."""
         await self._refresh_partitions()
         readers = dict(self._readers)  # another task may find new partitions during the wait
-        behind = await asyncio.gather(*(reader.lag() for reader in readers.values()))
-        return dict(zip(readers, behind, strict=True))
+        ends = await asyncio.gather(*map(_end_offset, readers.values()))
+        positions = await self.positions()
+        return {place: max(end - positions[place].offset, 0) for place, end in zip(readers, ends, strict=True)}
+
+
+async def _end_offset(reader: Consumer) -> int:
+    """Return the end of the committed records. A reader may have fetched a slice that was not returned, and its lag is shorter."""
+    return await reader.lag() + (await reader.position()).offset
+
+
+def _fetched_slice(task: asyncio.Task[BatchSlice | None] | None) -> BatchSlice | None:
+    """Return the slice that ``task`` has fetched. None: it has fetched none."""
+    return None if task is None or not task.done() or task.cancelled() or task.exception() else task.result()
 
 
 async def _next(iteration: Iteration[BatchSlice]) -> BatchSlice | None:

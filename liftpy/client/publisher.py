@@ -227,7 +227,7 @@ class Publisher:
         if not self._window.try_enter(size_bytes := len(payload)):
             await self._enter(size_bytes)
         now = (loop := self._loop).time()
-        attempt_s = options.timeout_s if timeout_s is None else min(options.timeout_s, timeout_s or options.timeout_s)
+        attempt_s = options.timeout_s if timeout_s is None else min(options.timeout_s, timeout_s)
         message = InFlight(
             payload,
             uid,

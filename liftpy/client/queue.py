@@ -22,7 +22,7 @@ from liftpy.client.arguments import check_bounds, check_count, check_number, che
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.group_admin import ClientMethods, GroupRejectedError, ask_coordinator
 from liftpy.client.in_flight import now_ns as _now_ns
-from liftpy.client.job_acks import MAX_RANGES, LostRange, Settlements, gaps, is_in, ranges_of, settlement
+from liftpy.client.job_acks import LostRange, Settlements, gaps, is_in, ranges_of, settlement
 from liftpy.client.positions import Bounds
 from liftpy.client.queue_log import QueueLog
 from liftpy.client.stream_info import StreamInfo
@@ -34,6 +34,7 @@ from liftpy.core.publish.jetstream_headers import asked_for
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import is_reserved
+from liftpy.core.wire.subjects import has_wildcards
 from liftpy.errors import (
     ConfigError,
     LiftError,
@@ -182,8 +183,8 @@ class QueueOptions:
         ack_wait_s: Time until a record without ack is delivered again, in seconds (0.1 to 43,200). Default 30.
         max_deliveries: Deliveries after which a record without ack goes to ``dead_letters`` (1 to 1,000,000). Default
             5.
-        dead_letters: Name of the stream for dead letters. Its subject must have no wildcards. Default '': none, and
-            records are delivered again forever.
+        dead_letters: Name of the stream for dead letters. Its subject must have no wildcards, and its ack policy must be
+            leader or all. Default '': none, and records are delivered again forever.
         max_ack_pending: Records without ack per partition, over all workers (1 to 100,000). Default 20,000.
         max_own_pending: Records without ack of this worker (1 to 100,000). Default 10,000.
         start: Where a new queue starts: ``earliest`` (default) or ``new``. Partitions that are added later start at
@@ -376,7 +377,12 @@ class Queue:
         home = await self._client.groups.stream()
         self._partition = partition_of(self.name, len(home.partitions))
         if self._options.dead_letters:
-            await self._client.stream(self._options.dead_letters)
+            dead_letters = await self._client.stream(self._options.dead_letters)
+            if has_wildcards(dead_letters.subject) or not dead_letters.answers:
+                raise ConfigError(
+                    f"Stream {dead_letters.name} cannot store dead letters. It needs a subject without wildcards, and the ack policy "
+                    "leader or all. Choose another stream (QueueOptions(dead_letters=))."
+                )
         stream = await self._client.stream(self.stream)
         self._at_open = {stream.key(partition.partition) for partition in stream.partitions}
         self._set_partitions(stream)
@@ -861,10 +867,8 @@ class Queue:
         for job in jobs:
             by_key.setdefault(job.key, []).append(job)
         settlements = [
-            settlement(kind, key, ranges[at : at + MAX_RANGES], delay_s, reason)
+            settlement(kind, key, ranges_of((job.record.offset, job.lease) for job in some), delay_s, reason)
             for key, some in by_key.items()
-            for ranges in [ranges_of((job.record.offset, job.lease) for job in some)]
-            for at in range(0, len(ranges), MAX_RANGES)
         ]
         return self._settlements.settle(settlements)
 

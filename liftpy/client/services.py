@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from liftpy.client.arguments import check_number, check_offset, check_partition
-from liftpy.client.encode_publish import MESSAGE_ID, Address
+from liftpy.client.encode_publish import MESSAGE_ID, Address, check_message_id
 from liftpy.client.in_flight import NOT_STORED_NOW, ack_reason
 from liftpy.client.retrying import retry_attempts
 from liftpy.client.stream_directory import StreamDirectory
@@ -56,6 +56,7 @@ SERVICE_HEADER = "Lift-Service"
 OFFSET_HEADER = "Lift-Offset"
 """Reply header: offset of the answered record. For a repeated command: offset of the newest one."""
 _COMMAND_ATTEMPT_S = 2.0
+_LEAST_ATTEMPT_S = 0.5
 Answering = tuple[str, asyncio.Future[Any]]
 """Inbox subject, and the future of the message that arrives there."""
 
@@ -145,6 +146,27 @@ class QueryAnswer:
     partitions: int = 0
 
 
+class _Deadline:
+    """End of a call that may need several attempts, ``timeout_s`` seconds from now."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._ends_at = self._loop.time() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        """Time until the end, in seconds."""
+        return max(self._ends_at - self._loop.time(), 0.0)
+
+    def attempt_s(self, longest_s: float) -> float:
+        """Return the time limit of one attempt, in seconds: at most ``longest_s``.
+
+        The last attempt has at least ``_LEAST_ATTEMPT_S``. With less time, it would more often have an unknown outcome.
+        """
+        return min(longest_s, self.timeout_s, max(self.left_s, _LEAST_ATTEMPT_S))
+
+
 class Services:
     """Commands and queries to replicated services. ``client.services`` is one.
 
@@ -193,9 +215,8 @@ class Services:
             answer = await client.services.query("bank", b'{"account": "a"}')
             print(answer.value, answer.position)
         """
-        for what, given in (("query", query), ("key", b"" if key is None else key)):
-            if not isinstance(given, bytes | bytearray | memoryview):
-                raise ConfigError(f"Invalid {what} of type {type(given).__name__}. It must be bytes: encode text first.")
+        _check_bytes("query", query)
+        _check_bytes("key", b"" if key is None else key)
         check_number("timeout_s", timeout_s)
         if at_least is not None:
             check_offset(at_least, "at_least")
@@ -203,17 +224,18 @@ class Services:
             check_partition(partition)
         if partition is not None and key is not None:
             raise ConfigError("partition and key cannot be combined. Set one of them.")
+        until = _Deadline(timeout_s)
         if partition is not None:
-            return await self._ask(service, query, partition, at_least, timeout_s)
+            return await self._ask(service, query, partition, at_least, until)
         # each instance knows the number of partitions
-        answer = await self._try_to_ask(service, query, 0, at_least if key is None else 0, timeout_s)
+        answer = await self._try_to_ask(service, query, 0, at_least if key is None else 0, until)
         if key is not None:
             if not answer.partitions:  # a linearizable query lets the instance request the number
-                answer = await self._try_to_ask(service, query, 0, None, timeout_s)
+                answer = await self._try_to_ask(service, query, 0, None, until)
             known = 0
             while answer.partitions > known:  # partitions were added since the instance requested the number
                 known = answer.partitions
-                answer = await self._try_to_ask(service, query, partition_of(key, known), at_least, timeout_s)
+                answer = await self._try_to_ask(service, query, partition_of(key, known), at_least, until)
             if not known:
                 raise QueryRejectedError(
                     f"Service {service} does not know its number of partitions, because the metadata group has not answered "
@@ -229,29 +251,41 @@ class Services:
         return answer
 
     async def _try_to_ask(
-        self, service: str, query: bytes, partition: int, at_least: int | None, timeout_s: float
+        self, service: str, query: bytes, partition: int, at_least: int | None, until: _Deadline
     ) -> QueryAnswer | QueryFailedError:
         """Query the instance of one partition, as ``_ask`` does. Return the error if its ``on_query`` raised one."""
         try:
-            return await self._ask(service, query, partition, at_least, timeout_s)
+            return await self._ask(service, query, partition, at_least, until)
         except QueryFailedError as error:
             return error
 
-    async def _ask(self, service: str, query: bytes, partition: int, at_least: int | None, timeout_s: float) -> QueryAnswer:
-        """Send a query to the instance of one partition, again and again for ``timeout_s`` seconds, and return the answer."""
+    async def _ask(self, service: str, query: bytes, partition: int, at_least: int | None, until: _Deadline) -> QueryAnswer:
+        """Send a query to the instance of one partition, again and again until the deadline, and return the answer."""
         headers = None if at_least is None else {AT_LEAST_HEADER: str(at_least)}
 
+        refusal: LiftError | None = None
+
         async def attempt() -> QueryAnswer:
+            nonlocal refusal
             try:
-                return await self._ask_once(service, query, partition, min(_QUERY_ATTEMPT_S, timeout_s), headers)
+                return await self._ask_once(service, query, partition, until.attempt_s(_QUERY_ATTEMPT_S), headers)
+            except RequestTimeoutError:
+                raise refusal or UnavailableError(
+                    f"Service {service} did not answer the query of partition {partition} within {until.timeout_s:g} s. Check "
+                    "that it runs (`liftpy status`), then retry."
+                ) from None
             except NoRespondersError:
-                await self._check_partition(service, query, partition)
-                raise NoRespondersError(
+                await self._check_partition(service, query, partition, until.attempt_s(_QUERY_ATTEMPT_S))
+                refusal = NoRespondersError(
                     f"No process of service {service} answers queries of partition {partition}. Check the name, the partition "
                     "and --namespace, and that the service runs (`liftpy status`) and its class defines on_query."
-                ) from None
+                )
+                raise refusal from None
+            except QueryRejectedError as error:
+                refusal = error
+                raise
 
-        return await retry_attempts(timeout_s)(attempt)
+        return await retry_attempts(until.left_s)(attempt)
 
     async def _ask_once(
         self, service: str, query: bytes, partition: int, timeout_s: float, headers: dict[str, str] | None
@@ -261,15 +295,15 @@ class Services:
         answer = await requests.transport.exchange(subject, query, timeout_s, headers)
         return _read_answer(subject, partition, bytes(answer.data), dict(answer.headers or {}))
 
-    async def _check_partition(self, service: str, query: bytes, partition: int) -> None:
+    async def _check_partition(self, service: str, query: bytes, partition: int, timeout_s: float) -> None:
         """Raise NotFoundError if the service has no partition with this number.
 
-        The instance of partition 0 is asked for the number of partitions. If it does not answer, no error is raised.
+        The instance of partition 0 is asked for the number of partitions. If it does not answer in time, no error is raised.
         """
         if partition == 0:
             return
         try:
-            partitions = (await self._ask_once(service, query, 0, _QUERY_ATTEMPT_S, {AT_LEAST_HEADER: "0"})).partitions
+            partitions = (await self._ask_once(service, query, 0, timeout_s, {AT_LEAST_HEADER: "0"})).partitions
         except QueryFailedError as error:
             partitions = error.partitions
         except (UnavailableError, OutcomeUnknownError, ProtocolError, QueryRejectedError):
@@ -303,19 +337,20 @@ class Services:
             partition: Partition to publish to. Default None: the partition of ``key``, or the only partition.
             key: Key of the record. Default None.
             headers: Headers of the record. Default None.
-            message_id: Id for deduplication. Default '': a random one.
+            message_id: Id for deduplication, at most 255 bytes. Default '': a random one.
             timeout_s: Total time to wait, in seconds. Default 5.
 
         Returns:
             The reply, with the offset of the command and the node that answered.
 
         Raises:
-            ConfigError: The stream has several partitions. Set ``partition`` or ``key``.
+            ConfigError: An argument is not allowed, or the stream has several partitions. Set ``partition`` or ``key``.
             CommandFailedError: The service skipped the command.
             ReplyTooLargeError: The service executed the command, but NATS does not accept its reply.
             PublishRejectedError: The command was not stored.
             UnavailableError: The command was not stored. No node accepted it in time.
-            OutcomeUnknownError: No reply in time. The command may be stored. Call again with the same ``message_id``.
+            OutcomeUnknownError: No reply in time. The command may be stored. Call again with
+                ``message_id=error.message_id``.
 
         Example:
             answer = await client.services.call("bank", "commands", b'{"do": "deposit", "amount": 5}')
@@ -323,7 +358,16 @@ class Services:
         """
         check_name(service, "service")
         check_name(stream, "stream")
+        _check_bytes("command", command)
+        _check_bytes("key", b"" if key is None else key)
+        check_message_id(message_id)
         check_number("timeout_s", timeout_s)
+        pairs = pairs_of(headers)
+        for name, _ in pairs:
+            if name == MESSAGE_ID:
+                raise ConfigError(f"Invalid header {MESSAGE_ID}. Set the id of the command with message_id=.")
+            if not is_utf8(name):
+                raise ConfigError(f"Invalid header name {quote(name)}. Use UTF-8 text.")
         if partition is not None:
             place = partition
         elif key is not None:
@@ -335,8 +379,14 @@ class Services:
         async def find(refresh: bool) -> Address:
             return await self._streams.address(stream, place, refresh=refresh)
 
-        sent = Command(service, stream, place, command, key, pairs_of(headers), message_id)
+        own_key = None if key is None else bytes(key)
+        sent = Command(service, stream, place, bytes(command), own_key, pairs, message_id)
         return await send_command(self._streams.requests.transport, find, sent, timeout_s)
+
+
+def _check_bytes(what: str, given: object) -> None:
+    if not isinstance(given, bytes | bytearray | memoryview):
+        raise ConfigError(f"Invalid {what} of type {type(given).__name__}. It must be bytes: encode text first.")
 
 
 def _read_answer(subject: str, partition: int, data: bytes, headers: dict[str, str]) -> QueryAnswer:
@@ -378,15 +428,14 @@ async def send_command(
         command: The command.
         timeout_s: Time limit in seconds.
     """
-    if not is_utf8(command.message_id):
-        raise ConfigError(f"Invalid message id {quote(command.message_id)}. Use UTF-8 text.")
     message_id = command.message_id or secrets.token_hex(16)
-    attempt_s, address = min(_COMMAND_ATTEMPT_S, timeout_s), None
+    until, address = _Deadline(timeout_s), None
     maybe_stored = doubtful = False
     async with contextlib.AsyncExitStack() as stack:
         answering: Answering | None = None
         async for attempt in retry_attempts(timeout_s):
             with attempt:
+                attempt_s = until.attempt_s(_COMMAND_ATTEMPT_S)
                 try:
                     if address is None:
                         address = await find(False)
@@ -451,16 +500,12 @@ async def _send_once(
                     if ack in done and not answer.done():
                         _raise_if_rejected(ack.result(), subject, command)
                     if renewed in done and not answer.done():  # the command, or its answer, may be lost
-                        raise RequestTimeoutError(
-                            f"The connection to NATS was lost before service {command.service} answered on {subject}. Call "
-                            "again with the same message_id."
-                        )
+                        text = f"The connection to NATS was lost before service {command.service} answered on {subject}."
+                        raise RequestTimeoutError(f"{text} Call again with the same message_id.", message_id)
         except TimeoutError:
             transport.check_server()
-            raise RequestTimeoutError(
-                f"Service {command.service} did not answer on {subject} within {total_s:g} s. Check that it runs "
-                "and that it replies to commands."
-            ) from None
+            text = f"Service {command.service} did not answer on {subject} within {total_s:g} s."
+            raise RequestTimeoutError(f"{text} Check that it runs and that it replies to commands.", message_id) from None
         return _read_reply(answer.result(), command)
 
 

@@ -45,7 +45,7 @@ from liftpy.client.group_admin import Cursors, Groups, Queues
 from liftpy.client.in_flight import PublishAck
 from liftpy.client.multi_consumer import ManyConsumer, Place
 from liftpy.client.partition_sender import ManyAck
-from liftpy.client.positions import Bounds, Position, Start
+from liftpy.client.positions import Bounds
 from liftpy.client.producer import Producer
 from liftpy.client.publisher import MessageFields, Publisher
 from liftpy.client.queue import Job, Queue
@@ -395,13 +395,6 @@ class SyncProducer(_SyncContextManager[Producer]):
 class SyncConsumer(_Synchronous[Consumer]):
     """``Consumer`` without asyncio. Create it with ``client.consume``."""
 
-    def __init__(self, loop: _SharedLoop, wrapped: Consumer) -> None:
-        super().__init__(loop, wrapped)
-        self._rest: Iterator[Record] = iter(())
-        """Remaining records of the last batch. An interrupted iteration loses none of them."""
-        self._last: Record | None = None
-        """Last delivered record of a batch with remaining records."""
-
     backwards = _Attribute[bool]("True if the consumer reads the newest record first.")
     bounds = _Attribute[Bounds | None]("Bounds of the partition when reading began. None before the first answer.")
     passed_offset = _Attribute[int | None](Consumer.passed_offset)
@@ -410,37 +403,25 @@ class SyncConsumer(_Synchronous[Consumer]):
     getone = _sync_method(Consumer.getone)
     getmany = _sync_method(Consumer.getmany)
     lag = _sync_method(Consumer.lag)
+    position = _sync_method(Consumer.position)
+    seek = _sync_method(Consumer.seek)
     batches = _iterating(Consumer.batches)
-
-    @_copy_docstring(Consumer.position)
-    def position(self) -> Position:
-        behind = self._loop.run(self._wrapped.position())
-        if self._last is None:
-            return behind
-        offset = self._last.offset + (not self.backwards)
-        return Position(behind.uid, offset, 0 if self.backwards else self._last.leader_epoch)
-
-    @_copy_docstring(Consumer.seek)
-    def seek(self, start: Start) -> None:
-        self._rest, self._last = iter(()), None
-        self._loop.run(self._wrapped.seek(start))
 
     @_copy_docstring(Consumer.records)
     def records(self) -> Iterator[Record]:
         return iter(self)
 
     def __iter__(self) -> Iterator[Record]:
-        for record in self._rest:
-            self._last = record
-            yield record  # not "yield from": that would end the rest with this iteration
-        self._last = None
+        handed_on = self._wrapped._handed_on
+        last = handed_on.last
         with contextlib.closing(self.batches()) as batches:
             for batch in batches:
-                self._rest = reversed(list(batch.records())) if self._wrapped.backwards else batch.records()
-                for record in self._rest:
-                    self._last = record
+                handed_on.last = last  # the position follows the last record, so that other methods continue there
+                for record in reversed(list(batch.records())) if self._wrapped.backwards else batch.records():
+                    if handed_on.last is not last:
+                        break  # `seek` has ended this iteration
+                    handed_on.last = last = record
                     yield record
-                self._last = None
 
 
 class SyncManyConsumer(_SyncContextManager[ManyConsumer]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from liftpy.client import Client
 from liftpy.client.in_flight import ack_reason
@@ -23,6 +24,14 @@ _FILLED_IN = "service"
 """Token that replaces a wildcard in the subject of the dead-letter stream."""
 _PERMANENT = (client_pb2.Ack.TOO_LARGE, client_pb2.Ack.MALFORMED, client_pb2.Ack.UNSUPPORTED)
 """Errors of an ack that a retry of the same record would get again."""
+
+_SHORTER: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("", {}),
+    ("its value", {"value": b""}),
+    ("its value and headers", {"headers": ()}),
+    ("its value, headers and key", {"key": None}),
+)
+"""Parts that are missing in a dead letter that would be too large, and the change of the record that removes them."""
 
 
 class RecordWriter:
@@ -108,14 +117,26 @@ class DecisionWriter(RecordWriter):
         """
         source = f"{identity.stream}/{identity.uid}/{identity.partition}"
         if self._dead_letters:
-            headers = dead_letter_headers(identity.service, source, error, record)
-            await self.append(self._dead_letters, identity.partition, record.value or b"", record.key, headers)
+            await self._store_dead_letter(identity, source, error, record)
         # the service's code may have raised an error with any text
         error_bytes = error.encode(errors="replace")[:MAX_ERROR_BYTES]
         offset = await self.append(identity.stream, identity.partition, error_bytes, None, decision.headers(), identity.uid)
         text = error_bytes.decode(errors="replace")
         logger.warning("record skipped service=%s unit=%s decision_offset=%d error=%s", identity, decision.unit, offset, text)
         return offset
+
+    async def _store_dead_letter(self, identity: Identity, source: str, error: str, record: Record) -> None:
+        """Write ``record`` to the dead-letter stream. If it is too large, leave out its value, then its headers and its key."""
+        for omitted, change in _SHORTER:
+            record = record._replace(**change)
+            text = f"The dead letter is too large with {omitted}: they are left out. {error}" if omitted else error
+            headers = dead_letter_headers(identity.service, source, text, record)
+            try:
+                await self.append(self._dead_letters, identity.partition, record.value or b"", record.key, headers)
+                return
+            except PublishRejectedError as rejected:
+                if rejected.reason != "TOO_LARGE" or omitted == _SHORTER[-1][0]:
+                    raise
 
     async def upgrade(self, identity: Identity, decision: VersionDecision, *, first: bool) -> int:
         """Append the decision to activate a version to the input log of the service, and return the decision's offset.

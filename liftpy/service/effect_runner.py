@@ -43,12 +43,13 @@ _LONGEST_WAIT_S = 60.0
 
 @dataclass(slots=True)
 class _EffectAttempts:
-    """The attempts of one effect.
+    """The attempts of ``effect``.
 
     ``task``: running attempt. ``again_s``: monotonic time of the next one, in seconds. ``value``: result that is not appended
     yet, None: there is none. ``offset``: offset of the appended result, -1: there is none.
     """
 
+    effect: Effect
     task: asyncio.Task[None] | None = None
     again_s: float = 0.0
     value: bytes | None = None
@@ -122,32 +123,35 @@ class EffectRunner:
 
     def _begin(self, machine: ServiceMachine) -> None:
         now_s, emitted_end = time.monotonic(), self._instance.emitted_end
-        for number in [n for n in self._tries if machine.effects.get(n) is None]:
+        for number in [n for n, one in self._tries.items() if machine.effects.get(n) != one.effect]:
             one = self._tries.pop(number)
             if one.task is not None:
-                one.task.cancel()  # another node has appended a result
+                one.task.cancel()  # it has a result, or the log has lost it and its number belongs to another effect
         if not self._tries:
             self.problem = ""
-        for number, one in self._tries.items():
+        for one in self._tries.values():
             if one.value is not None:
-                self._attempt(machine, number, one, now_s)
+                self._attempt(machine, one, now_s)
         for effect in machine.effects:
             busy = sum(one.task is not None or one.value is not None for one in self._tries.values())
             if max(busy, self._threads) >= self._settings.max_concurrent_effects:
                 return
             if emitted_end is not None and effect.output_count > emitted_end:
                 return
-            self._attempt(machine, effect.number, self._tries.setdefault(effect.number, _EffectAttempts()), now_s)
+            self._attempt(machine, self._tries.setdefault(effect.number, _EffectAttempts(effect)), now_s)
 
-    def _attempt(self, machine: ServiceMachine, number: int, one: _EffectAttempts, now_s: float) -> None:
-        effect = machine.effects.get(number)
-        if effect is not None and one.task is None and now_s >= one.again_s and machine.position > one.offset:
-            one.task = asyncio.create_task(self._act(machine, effect, one))
+    def _attempt(self, machine: ServiceMachine, one: _EffectAttempts, now_s: float) -> None:
+        if one.task is None and now_s >= one.again_s and machine.position > one.offset:
+            one.task = asyncio.create_task(self._act(machine, one))
 
-    async def _act(self, machine: ServiceMachine, effect: Effect, one: _EffectAttempts) -> None:
+    async def _act(self, machine: ServiceMachine, one: _EffectAttempts) -> None:
+        effect = one.effect
         try:
             if one.value is None:
                 one.value = effect.payload if effect.is_offer else await self._run_handler(machine, effect)
+            current = self._instance.machine
+            if current is None or current.effects.get(effect.number) != effect:
+                return  # the state is restored, and has not scheduled this effect again yet
             headers = result_headers(machine.identity.service, effect.number)
             one.offset = await self._writer.append(
                 machine.identity.stream, machine.identity.partition, one.value, effect.key, headers, machine.identity.uid

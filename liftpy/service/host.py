@@ -54,7 +54,7 @@ _MAX_UNANSWERED_HELLOS = 5
 _ASK_S = 0.25
 """Interval of hellos in seconds while the service is not registered."""
 MAX_REASON = 500
-"""Maximum number of characters of the reason that a service reports at its end."""
+"""Maximum number of characters of a problem or a reason that a service reports. An error of its code may have any length."""
 _AHEAD_S = 5.0
 """Difference in seconds between log time and the records above which the status shows it. Clocks of nodes differ by less."""
 
@@ -525,7 +525,7 @@ class ServiceHost:
         if ended_by is not None:
             ending = pb.ServiceHello.DIVERGED if isinstance(ended_by, DivergedError) else pb.ServiceHello.FAILED
         outbox = machine.outbox if machine is not None else None
-        problem = self.problem if ended_by is None else _text_of(ended_by)
+        problem = self.problem[:MAX_REASON] if ended_by is None else _text_of(ended_by)
         fetching = self._fetcher is not None and bool(self._fetcher.problem)
         return pb.ServiceHello(
             service=settings.service,

@@ -381,6 +381,8 @@ class GroupCoordinators:
             one.wake.clear()
             try:
                 transport, namespace = await self._transport(), self._settings.namespace
+                if one.stopping.is_set():  # the replica moved away while this process connected to NATS
+                    return
                 version = one.version = self._coordinator
                 read = partial(self._reader, transport, key)
                 one.host = ServiceHost(version, self._of(key), transport, namespace, read, self._services.process_local)

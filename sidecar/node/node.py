@@ -11,6 +11,7 @@ leadership, and write the clean-stop marker only if all data is on disk [S9].
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import signal
@@ -113,6 +114,7 @@ _CLOSE_SUBJECTS_TIMEOUT_S = 0.5
 _DRAIN_TIMEOUT_S = 3.0
 _LEAVE_TIMEOUT_S = 1.0
 _LIVE_TIMEOUT_S = 5.0
+_ACK_IDS_PER_INCARNATION = 1 << 32
 SLOW_STOP_S = 1.0
 """Time after a failed start at which the node logs the error, unless its stop has ended. The command prints the error at the end."""
 
@@ -487,6 +489,7 @@ class Node(RunningNode):
         tools = NodeTools(
             settings=settings,
             incarnation=self.incarnation,
+            ack_ids=itertools.count(self.incarnation * _ACK_IDS_PER_INCARNATION),
             links=links,
             inflight=self._memory.intake,
             lease=Lease(round(times.lease_s * NS_PER_S)),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
@@ -55,7 +55,6 @@ _EVERY_NS = round(REPORT_EVERY_S * NS_PER_S)
 _EVENTS, _EVENTS_EVERY_NS = 4, 60 * NS_PER_S
 """Maximum number of reported ends of services, and the time in nanoseconds in which it applies."""
 NOT_EVENTS = "service_end_without_event"
-_ACK_IDS_PER_INCARNATION = 1 << 32
 _BINDING: dict[MessageType, type[pb.ServiceHello | pb.ServiceAck | pb.SnapshotRequest]] = {
     MessageType.SERVICE_HELLO: pb.ServiceHello,
     MessageType.SERVICE_ACK: pb.ServiceAck,
@@ -114,7 +113,7 @@ class PartitionServices:
         *,
         bus: BusConnection,
         node_id: str,
-        incarnation: int,
+        ack_ids: Iterator[int],
         config: ReplicationConfig,
         timers: Timers,
         proposals: Proposals,
@@ -146,7 +145,7 @@ class PartitionServices:
         self._sessions = ServiceSessions(
             key,
             node_id,
-            first_ack_id=incarnation * _ACK_IDS_PER_INCARNATION,
+            ack_ids=ack_ids,
             session_ns=self._session_ns,
             lease_ms=round(config.lease_s * 1000),
             patience_ns=round(config.candidate_timeout_s * NS_PER_S),

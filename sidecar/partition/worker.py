@@ -16,7 +16,7 @@ import secrets
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor as Pool
 from dataclasses import dataclass
 from functools import partial
@@ -122,6 +122,8 @@ class NodeTools:
 
     settings: NodeSettings
     incarnation: int
+    ack_ids: Iterator[int]
+    """Ids of the orders to services. No process of the node has used an id twice."""
     links: NodeConnections
     inflight: NodeInflight
     lease: Lease
@@ -252,7 +254,7 @@ class PartitionWorker(PartitionShell):
             inboxes=node.reads.inboxes,
             bus=node.links.replication,
             node_id=node.settings.node_id,
-            incarnation=node.incarnation,
+            ack_ids=node.ack_ids,
             config=node.settings.replication,
             timers=node.timers,
             proposals=node.proposals,

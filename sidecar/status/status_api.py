@@ -60,7 +60,7 @@ from sidecar.partition.deletions import MOST_UNKNOWN, UnknownStreams, is_directo
 from sidecar.runtime import clock
 from sidecar.runtime.logs import LEVELS, LOGS
 from sidecar.runtime.settings import STATUS_OFF, NodeSettings, address_of
-from sidecar.runtime.tasks import spawn
+from sidecar.runtime.tasks import TaskSet, spawn
 from sidecar.status.answers import (
     BUSY,
     FAILED,
@@ -137,6 +137,7 @@ class StatusHandler:
         """Callback (level, seconds) that tells other processes of the node about a changed log level."""
         self.on_reload: Callable[[], Awaitable[dict[str, Any]]] = _nothing_to_reload
         """Function that reloads the settings and returns the result."""
+        self._reloads = TaskSet()
         self.unknown: UnknownStreams | None = None
         """Directories of streams that the cluster does not know. None: the node is still starting."""
         self._figures: NodeFigures | None = None
@@ -231,7 +232,7 @@ class StatusHandler:
 
     def _process_reload_request(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if self._is_inbox(reply):
-            spawn(self._guard.run(self._reload(reply, payload), reply), "reloading the settings")
+            self._reloads.start(self._guard.run(self._reload(reply, payload), reply), "reloading the settings")
 
     async def _reload(self, reply: bytes, payload: bytes) -> None:
         if payload == RELOAD:
@@ -400,6 +401,7 @@ class StatusHandler:
 
     async def close(self) -> None:
         await end_tasks([self._history_task, self._watch_task])
+        await self._reloads.end()
         await self.probes.close()
         for answers in (self.answers, self._pages, self._summaries):
             await answers.close()

@@ -6,6 +6,7 @@ Each value is a digest of all bytes of one seeded history.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import random
 from collections import Counter
@@ -49,7 +50,12 @@ def _service_history(seed: int) -> str:
     """Return a digest of all orders and rejections that services of one replica get, and of its status."""
     rng, found, now_ns, seen = random.Random(seed), hashlib.sha256(), 0, list[service_pb2.JoinLog]()
     sessions = ServiceSessions(
-        PartitionKey("orders", "u1", 0), "n1", first_ack_id=1, session_ns=5_000_000_000, lease_ms=900, patience_ns=1_000_000_000
+        PartitionKey("orders", "u1", 0),
+        "n1",
+        ack_ids=itertools.count(1),
+        session_ns=5_000_000_000,
+        lease_ms=900,
+        patience_ns=1_000_000_000,
     )
 
     def note(effects: list[Effect]) -> None:

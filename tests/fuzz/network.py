@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import struct
 from typing import Any
@@ -213,7 +214,9 @@ def _reply(data: bytes) -> None:
 
 def _service(data: bytes) -> None:
     view = ReplicaView(True, False, 3, 0, 9, 10)
-    sessions = ServiceSessions(PartitionKey("orders", "u1", 0), "n1", first_ack_id=1, session_ns=5, lease_ms=5, patience_ns=5)
+    sessions = ServiceSessions(
+        PartitionKey("orders", "u1", 0), "n1", ack_ids=itertools.count(1), session_ns=5, lease_ms=5, patience_ns=5
+    )
     hello = frames.parse(data, service_pb2.ServiceHello)
     said = sessions.hello(hello, "_INBOX.x", view, 1)
     ours = hello.streamUid in ("", "u1") and meanings.is_name(hello.service)

@@ -36,7 +36,7 @@ A compacted stream takes no services, because a replay on one node would miss re
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from liftpy.config import NS_PER_S
@@ -219,7 +219,7 @@ class ServiceSessions:
     """All services that are registered for one replica. ``now_ns`` in its methods is monotonic time."""
 
     __slots__ = (
-        "_compacted", "_ended_services", "_failed_one", "_gate", "_lease_ms", "_next_ack_id", "_node", "_partition",
+        "_ack_ids", "_compacted", "_ended_services", "_failed_one", "_gate", "_lease_ms", "_node", "_partition",
         "_patience_ns", "_session_ns", "_sessions", "_shown_ns", "_stream", "_uid",
     )  # fmt: skip
 
@@ -228,7 +228,7 @@ class ServiceSessions:
         key: PartitionKey,
         node: str,
         *,
-        first_ack_id: int,
+        ack_ids: Iterator[int],
         session_ns: int,
         lease_ms: int,
         patience_ns: int,
@@ -240,7 +240,8 @@ class ServiceSessions:
         Args:
             key: Partition of the replica.
             node: Id of the node.
-            first_ack_id: Number above the ids that earlier processes of the node have used.
+            ack_ids: Ids of orders. Each is above all ids that the node has used for this partition, also by earlier replicas
+                and processes.
             session_ns: Time without a heartbeat after which a service has ended.
             lease_ms: Time for which a service may follow its last order.
             patience_ns: Maximum time for which a promotion waits for services.
@@ -248,7 +249,7 @@ class ServiceSessions:
             shown_ns: Time for which ``recently_ended`` returns a service.
         """
         self._stream, self._uid, self._partition, self._node = key.stream, key.uid, key.partition, node
-        self._next_ack_id = first_ack_id
+        self._ack_ids = ack_ids
         self._session_ns = session_ns
         self._lease_ms = lease_ms
         self._patience_ns = patience_ns
@@ -526,8 +527,7 @@ class ServiceSessions:
         order = session.order
         if order is not None and (order.kind, order.leader_epoch) == (kind, view.leader_epoch):
             return False
-        session.order = _Instruction(role, stop_position, view.leader_epoch, kind, self._next_ack_id)
-        self._next_ack_id += 1
+        session.order = _Instruction(role, stop_position, view.leader_epoch, kind, next(self._ack_ids))
         return True
 
     def _check_gate(self) -> list[Effect]:

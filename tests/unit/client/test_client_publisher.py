@@ -120,6 +120,13 @@ async def test_publisher_raises_a_final_rejection_with_its_reason(transport: Tra
             await futures[1]
 
 
+async def test_publisher_without_an_ack_ends_soon_with_a_timeout_of_zero(transport: Transport, leader: Leader) -> None:
+    leader.script = [None]
+    async with publisher(transport, leader) as p, asyncio.timeout(5):
+        with pytest.raises(OutcomeUnknownError, match="No ack"):
+            await p.publish(b"x", timeout_s=0)
+
+
 async def test_publisher_without_an_ack_in_time_raises_outcome_unknown_without_a_resend(
     transport: Transport, leader: Leader
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.client import QueryAnswer, QueryRejectedError, Services
+from liftpy.client import QueryAnswer, QueryRejectedError, Services, services
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.core.services.queries import QueryFailedError
@@ -24,7 +24,7 @@ from liftpy.errors import (
 )
 from liftpy.nats import transport as transport_module
 from liftpy.nats.credentials import Credentials
-from liftpy.nats.transport import Transport
+from liftpy.nats.transport import RequestTimeoutError, Transport
 from tests.each import each
 
 
@@ -59,7 +59,39 @@ async def test_service_query_is_retried_until_a_service_answers() -> None:
     assert transport.asked == [(Subjects("ns").service_query("bank"), b"query", 3.0, None)] * 4
     other = Exchange(GOOD)
     await ask(other, at_least=7, timeout_s=1.0, partition=2)
-    assert other.asked == [(Subjects("ns").service_query("bank") + ".2", b"query", 1.0, {"Lift-At-Least": "7"})]
+    left_s: Any = pytest.approx(1.0, abs=0.5)
+    assert other.asked == [(Subjects("ns").service_query("bank") + ".2", b"query", left_s, {"Lift-At-Least": "7"})]
+
+
+@pytest.mark.parametrize("where", [{"partition": 0}, {"key": b"k"}])
+async def test_service_query_ends_at_its_timeout_with_the_last_refusal_or_unavailable(
+    where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Silent:
+        """A transport whose first queries get ``answers``. Later ones get no answer in time."""
+
+        def __init__(self, *answers: Any) -> None:
+            self.answers = list(answers)
+            self.waited_s = 0.0
+
+        async def exchange(self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None) -> Any:
+            if self.answers:
+                payload, answer_headers = self.answers.pop(0)
+                return SimpleNamespace(data=payload, headers=answer_headers)
+            self.waited_s += timeout_s
+            await asyncio.sleep(timeout_s)
+            raise RequestTimeoutError(f"No answer within {timeout_s} s")
+
+    monkeypatch.setattr(services, "_QUERY_ATTEMPT_S", 0.3)
+    monkeypatch.setattr(services, "_LEAST_ATTEMPT_S", 0.05)
+    count = (b"", {"Lift-Position": "9", "Lift-Partitions": "3"})
+    known = [count] if "key" in where else []
+    for answers, kind, text in ((known, UnavailableError, r"within 0\.4 s"), ([*known, REFUSED], QueryRejectedError, "behind")):
+        transport = Silent(*answers)
+        asking = Services(StreamDirectory(MetadataRequests(transport, Subjects("ns"))))  # type: ignore[arg-type]
+        with pytest.raises(kind, match=text):
+            await asking.query("bank", b"query", timeout_s=0.4, **where)
+        assert transport.waited_s <= 0.41
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,15 @@ ODD_VALUES: dict[str, Callable[[Client, str], Any]] = {
     "id of a producer": lambda client, uid: client.producer("orders", id=NO_TEXT),
     "partitioner": lambda client, uid: client.producer("orders", partitioner=b"key"),  # type: ignore[arg-type]
     "message id of a command": lambda client, uid: client.services.call("bank", "orders", b"", message_id=NO_TEXT),
+    "message id of a command, too long to recognize": lambda client, uid: client.services.call(
+        "bank", "orders", b"", message_id="x" * 257
+    ),
+    "message id of a command as a header": lambda client, uid: client.services.call(
+        "bank", "orders", b"", headers={"Nats-Msg-Id": ""}
+    ),
+    "header of a command": lambda client, uid: client.services.call("bank", "orders", b"", headers={"\ud800": b"1"}),
+    "text as a command": lambda client, uid: client.services.call("bank", "orders", "pay"),  # type: ignore[arg-type]
+    "text as the key of a command": lambda client, uid: client.services.call("bank", "orders", b"", key="k"),  # type: ignore[arg-type]
     "position of a group": lambda client, uid: client.groups.reset("g", {PartitionKey("orders", uid, 0): TOO_LARGE}),
     "partition of a cursor": lambda client, uid: client.cursors.set("c", {PartitionKey("orders", uid, -1): 0}),
     "text as subjects to read": lambda client, uid: client.consume("orders", subjects="ab"),

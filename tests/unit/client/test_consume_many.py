@@ -12,7 +12,7 @@ import pytest
 from liftpy.client import ManyConsumer, Position, ReadOptions, positions_from
 from liftpy.client import multi_consumer as module
 from liftpy.client.batch_view import BatchSlice
-from liftpy.client.consumer import Consumer
+from liftpy.client.consumer import Consumer, ReadEvent
 from liftpy.client.multi_consumer import Place, bounded_ahead, selects
 from liftpy.errors import (
     ConfigError,
@@ -22,7 +22,9 @@ from liftpy.errors import (
     OffsetOutOfRangeError,
     UnavailableError,
 )
+from liftpy.testing.memory import memory_cluster
 from tests.unit.client.test_consumer_filters_and_seek import Node, consumer
+from tests.until import until
 
 
 class Streams:
@@ -318,3 +320,44 @@ async def test_consume_many_rejects_too_many_partitions(monkeypatch: pytest.Monk
 def test_consume_many_divides_the_prefetch_limit_among_partitions(ahead: int, depth: int, size: int) -> None:
     bounded = bounded_ahead(ReadOptions(), ahead)
     assert (bounded.read_ahead, bounded.max_bytes) == (depth, size)
+
+
+async def test_consume_many_positions_and_lag_do_not_count_fetched_records_also_after_close() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(20):
+        await client.create_stream("orders", "shop.orders", partitions=3)
+        async with client.producer("orders") as producer:
+            for partition in range(3):
+                await producer.send_many([b"%d" % number for number in range(5)], partition=partition)
+        answers: list[ReadEvent] = []
+        many = client.consume_many("orders", until="end", options=ReadOptions(on_event=answers.append))
+        async with many:
+            _, first, _ = await anext(aiter(many))
+            await until(lambda: len(answers) == 3, "an answer of each partition")
+            for _ in range(10):
+                await asyncio.sleep(0)
+            expected = {("orders", partition): int(partition == first) for partition in range(3)}
+            assert {place: at.offset for place, at in (await many.positions()).items()} == expected
+            assert await many.lag() == {place: 5 - offset for place, offset in expected.items()}
+        positions = await many.positions()
+        assert {place: at.offset for place, at in positions.items()} == expected
+        assert len([record async for record in many]) == 14
+        async with client.consume_many("orders", until="end", positions=positions) as again:
+            assert len([record async for record in again]) == 14
+
+
+async def test_consume_many_after_an_interrupted_loop_returns_the_rest_of_the_slice() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(20):
+        await client.create_stream("orders", "shop.orders")
+        async with client.producer("orders") as producer:
+            for _ in range(2):
+                await producer.send_many([b"%d" % number for number in range(5)], partition=0)
+                await producer.flush()
+        async with client.consume_many("orders", until="end") as many:
+            for offset in range(2):
+                assert (await anext(aiter(many))).record.offset == offset
+            rest = await many.next()
+            assert rest is not None
+            assert rest.slice.offsets().tolist() == [2, 3, 4]
+            assert (await many.positions())["orders", 0].offset == 5
+            assert [record.record.offset async for record in many] == [5, 6, 7, 8, 9]
+            assert await many.next() is None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import ConsumedRecord, GroupOptions
+from liftpy.client import ConsumedRecord, GroupOptions, GroupRejectedError
 from liftpy.client import group as group_module
 from liftpy.client.group import Group
 from liftpy.client.in_flight import now_ns
@@ -21,6 +21,7 @@ from liftpy.core.groups.member import PartitionAssigned, PartitionLost
 from liftpy.errors import NotAllowedError, UnavailableError
 from liftpy.nats.transport import RequestTimeoutError
 from tests.unit.client.test_consumer_filters_and_seek import Node, consumer
+from tests.until import until
 
 
 class Coordinated:
@@ -167,6 +168,46 @@ async def test_group_close_commits_only_finished_records() -> None:
     async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
         assert [(await anext(group.batches())).slice.last_offset for _ in range(2)] == [0, 1]
     assert committed(home) == {0: 1}
+
+
+async def test_group_member_after_the_end_of_its_session_cannot_commit_and_receives_its_records_again() -> None:
+    home = Coordinated()
+    home.node.append(b"a", b"b")
+    options = GroupOptions(auto_commit_s=0)
+    async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", options, None, None).open() as group:
+        assert (await anext(group)).record.offset == 0
+        readers = home.machine.groups["bills"].readers
+        readers.leave(*readers.members)
+        with pytest.raises(GroupRejectedError, match=r"has lost orders/0\. The next owner receives these records again"):
+            await group.commit()
+        while (await anext(group)).record.offset != 0:
+            pass  # it does not know yet that its session has ended
+        await group.commit()
+        assert committed(home) == {0: 1}
+
+
+async def test_group_member_whose_session_ends_at_its_first_commit_joins_again() -> None:
+    home = Coordinated()
+    home.node.append(b"a")
+    real, ended = home.call_service, list[str]()
+
+    async def call(service: str, stream: str, command: bytes, **how: Any) -> Any:
+        if decode_command(command).HasField("commit") and not ended:
+            readers = home.machine.groups["bills"].readers
+            ended.extend(readers.members)
+            readers.leave(*ended)
+        return await real(service, stream, command, **how)
+
+    home.services.call = call
+    async with (
+        asyncio.timeout(20),
+        await Group(home, "bills", ["orders"], "", GroupOptions(start="new"), None, None).open() as group,
+    ):
+        coming = asyncio.ensure_future(anext(group))
+        await until(lambda: len(home.machine.groups) and committed(home) == {0: 1}, "the start is committed")
+        home.node.append(b"b")
+        assert (await coming).record.offset == 1
+        assert ended
 
 
 @pytest.mark.parametrize(("instance", "left"), [("", 1), ("till-7", 0)])

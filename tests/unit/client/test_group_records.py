@@ -103,6 +103,30 @@ async def test_group_batches_after_a_record_iteration_begin_at_the_next_record(c
     assert list((await client.groups.describe("billing")).positions.values()) == [COUNT]
 
 
+async def test_group_take_after_a_record_iteration_begins_at_the_next_record(client: Client) -> None:
+    async with asyncio.timeout(20), client.group("billing", ["orders"], options=BY_HAND) as group:
+        await offsets_until(group, 3)
+        part = await group.take()
+        assert part is not None
+        assert part.slice.offsets().tolist() == list(range(4, COUNT))
+        await group.commit()
+        assert list((await client.groups.describe("billing")).positions.values()) == [4], "the batch is not finished"
+        group.finished(part)
+        await group.commit()
+    assert list((await client.groups.describe("billing")).positions.values()) == [COUNT]
+
+
+async def test_group_into_after_a_record_iteration_copies_the_rest_of_the_batch(client: Client) -> None:
+    await client.create_stream("bills", "shop.bills")
+    async with asyncio.timeout(20), client.group("billing", ["orders"]) as group:
+        await offsets_until(group, 3)
+        copying = asyncio.create_task(group.into("bills", lambda record: [(record.key, record.value)]))
+        records = client.consume("bills").records()
+        values = [(await anext(records)).value for _ in range(4, COUNT)]
+        copying.cancel()
+    assert values == [b"%d" % number for number in range(4, COUNT)]
+
+
 async def test_group_record_slice_attribute_raises_with_a_hint_to_group_batches(client: Client) -> None:
     async with client.group("billing", ["orders"]) as group:
         record = await anext(group)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions
+from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions, job_acks
 from liftpy.client import queue as module
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.queue import PrefetchLimit
 from liftpy.client.queue_log import QueueLog
-from liftpy.config import StreamConfig
+from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.groups import commands
 from liftpy.errors import (
     ConfigError,
@@ -118,6 +118,17 @@ async def test_queue_ack_with_more_lost_ranges_than_an_answer_names_reports_ever
         assert reported >= {job.record.offset for job in lost}
         again = await other.take(40)
         assert numbers(again) == numbers(lost), "each record that looks settled is settled"
+
+
+async def test_queue_settles_more_ranges_than_one_command_may_have(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "MAX_RANGES", 10)
+    monkeypatch.setattr(job_acks, "MAX_RANGES", 4)
+    await fill(client, 50)
+    async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=600)) as queue:
+        jobs = await queue.take(50)
+        await queue.ack(jobs[::2])
+        await queue.nack(jobs[1::2])
+        assert numbers(await queue.take(50)) == list(range(1, 50, 2))
 
 
 async def test_queue_nack_with_delay_and_extend_change_the_redelivery_time(client: Client) -> None:
@@ -487,6 +498,11 @@ async def test_queue_rejects_invalid_names_and_options(client: Client) -> None:
         await client.queue("nobody", "w")
     with pytest.raises(NotFoundError):
         await client.queue("jobs", "w", options=QueueOptions(dead_letters="nobody"))
+    await client.create_stream("wild", "wild.*")
+    await client.create_stream("silent", "silent", config=StreamConfig(ack_policy=AckPolicy.NONE))
+    for stream in ("wild", "silent"):
+        with pytest.raises(ConfigError, match=f"Stream {stream} cannot store dead letters"):
+            await client.queue("jobs", "w", options=QueueOptions(dead_letters=stream))
     await fill(client, 1)
     async with client.queue("jobs", "w") as queue:
         (job,) = await queue.take(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -181,9 +182,27 @@ async def test_service_command_without_an_answer_raises_timeout_with_the_service
     assert {timeout_s for _, timeout_s in wire.expected} == {0.02}
 
 
-async def test_service_command_with_several_attempts_names_the_total_timeout_in_the_error() -> None:
-    with pytest.raises(RequestTimeoutError, match=r"within 2\.1 s"):
-        await Wire(*[(ack(), None)] * 100).call(timeout_s=2.1)
+async def test_service_command_with_several_attempts_ends_at_the_total_timeout_and_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(services, "_COMMAND_ATTEMPT_S", 0.4)
+    monkeypatch.setattr(services, "_LEAST_ATTEMPT_S", 0.05)
+    wire = Wire(*[(ack(), None)] * 100)
+    with pytest.raises(RequestTimeoutError, match=r"within 0\.5 s"):
+        await wire.call(timeout_s=0.5)
+    (_, *attempts) = wire.expected  # the first inbox is that of the answer
+    assert len(attempts) >= 2
+    assert sum(timeout_s for _, timeout_s in attempts) <= 0.51
+
+
+async def test_service_command_without_an_answer_raises_with_the_message_id_of_all_attempts() -> None:
+    wire = Wire(*[(ack(), None)] * 100)
+    with pytest.raises(OutcomeUnknownError) as raised:
+        await wire.call(replace(COMMAND, message_id=""), timeout_s=0.02)
+    assert raised.value.message_id
+    assert {(sent.headers[-1].name, sent.headers[-1].value) for _, sent, _ in wire.sent} == {
+        ("Nats-Msg-Id", raised.value.message_id.encode())
+    }
 
 
 async def test_service_command_to_a_missing_stream_raises_not_found_and_sends_nothing() -> None:

@@ -285,6 +285,30 @@ async def test_group_coordinator_restart_waits_for_the_end_of_the_former_coordin
     await made.close()
 
 
+async def test_group_coordinator_of_a_replica_that_moves_away_during_the_connect_does_not_start(
+    connections: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it keeps the lock of its snapshots, and the coordinator cannot run when the replica comes back."""
+    connected, opened = asyncio.Event(), module.open_connection
+
+    async def slow(servers: list[str], **options: Any) -> Any:
+        await connected.wait()
+        return await opened(servers, **options)
+
+    monkeypatch.setattr(module, "open_connection", slow)
+    made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), NOTHING_READ, SAYS)
+    made.follow(ClusterImage(), image_of("a"))
+    await asyncio.sleep(0)
+    made.follow(ClusterImage(), image_of("b"))
+    connected.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert Host.made == []
+    made.follow(ClusterImage(), image_of("a"))
+    await until(lambda: len(Host.made) == 1)
+    await made.close()
+
+
 async def test_group_coordinator_that_fails_after_a_long_run_restarts_without_a_long_pause(
     connections: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

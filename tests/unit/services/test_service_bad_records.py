@@ -13,6 +13,7 @@ import pytest
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.progress import ReadProgress
+from liftpy.config import StreamConfig
 from liftpy.core.services.bad_records import (
     MAX_SKIPS,
     BadRecordError,
@@ -517,3 +518,30 @@ async def test_service_skip_decision_with_a_long_error_that_is_not_utf_8_is_stor
         assert decided_unit(stored, "odd") == Unit(0)
         [dead] = [one async for one in client.consume("dead", until="end")]
         assert (dead.value, dead.header("h")) == (b"bad", b"2")
+
+
+async def test_service_skip_of_a_record_that_is_too_large_for_the_dead_letter_stream_stores_its_remaining_parts() -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        uid = (await client.create_stream("in", "data.in")).uid
+        await client.create_stream("dead", "data.dead", config=StreamConfig(max_message_bytes=1000))
+        for number in range(4):
+            await client.publish("in", b"%d" % number)
+        writer, large = DecisionWriter(client, "dead"), b"x" * 2000
+        bad = [
+            record(0, b"small", headers=(("h", b"2"),))._replace(key=b"k"),
+            record(1, large, headers=(("h", b"2"),))._replace(key=b"k"),
+            record(2, large, headers=(("h", large),))._replace(key=b"k"),
+            record(3, large, headers=(("h", large),))._replace(key=large),
+        ]
+        for one in bad:
+            await writer.pass_over(Identity("odd", "in", uid, 0), SkipDecision("odd", Unit(one.offset)), one, "it fails")
+        letters = [one async for one in client.consume("dead", until="end")]
+        assert [(one.value, one.header("h"), one.key) for one in letters] == [
+            (b"small", b"2", b"k"),
+            (b"", b"2", b"k"),
+            (b"", None, b"k"),
+            (b"", None, None),
+        ]
+        errors = [one.header("Lift-Dead-Letter-Error") or b"" for one in letters]
+        assert errors[0] == b"it fails"
+        assert all(error.endswith(b"left out. it fails") for error in errors[1:])

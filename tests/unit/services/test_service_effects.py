@@ -193,6 +193,10 @@ class Bench:
         self.checks += 1
         return self._machine
 
+    def restore(self, machine: ServiceMachine) -> None:
+        """Replace the machine, as a feeder does."""
+        self._machine = self.writer.machine = machine
+
     async def turns(self, number: int) -> None:
         """Wait until the runner has looked at the machine ``number`` more times."""
         end = self.checks + number
@@ -394,6 +398,33 @@ async def test_service_effect_runner_of_a_replaying_leader_runs_no_effects() -> 
     bench.machine.apply([record(2, b"paid-a", result_headers("shop", 0))])
     await bench.until(lambda: not len(bench.machine.effects))
     assert [value for value, _, _ in bench.writer.appended] == [b"paid-b"]
+    bench.task.cancel()
+
+
+async def test_service_effect_runner_with_a_restored_state_appends_results_to_their_own_effects_only() -> None:
+    """The number of an effect belongs to another one if an unclean election, or a skip, removed the record that scheduled it."""
+    ran, go = list[bytes](), threading.Event()
+
+    class Slow(Shop):
+        def on_effect(self, effect: Effect) -> bytes:
+            ran.append(effect.payload)
+            go.wait(30)
+            return b"paid-" + effect.payload
+
+    bench = Bench(machine_of(Slow()))
+    bench.machine.apply([record(0, b"lost"), record(1, b"same")])
+    await bench.until(lambda: len(ran) == 2)
+    restored = machine_of(Slow())
+    restored.replay_end = 2
+    bench.restore(restored)
+    go.set()
+    await bench.turns(5)
+    assert bench.writer.appended == []
+    restored.apply([record(0, b"other"), record(1, b"same")])
+    await bench.until(lambda: not len(restored.effects))
+    assert sorted(value for value, _, _ in bench.writer.appended) == [b"paid-other", b"paid-same"]
+    assert sorted(ran) == [b"lost", b"other", b"same"], "the result of the equal effect is appended without another run"
+    assert sorted(restored.service.told[2:]) == ["charge:other:paid-other", "charge:same:paid-same"]  # type: ignore[attr-defined]
     bench.task.cancel()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -46,7 +47,7 @@ class World:
             partition,
             bus=bus,
             node_id="n1",
-            incarnation=3,
+            ack_ids=itertools.count(3 << 32),
             config=ReplicationConfig(),
             timers=timers,
             proposals=proposals,

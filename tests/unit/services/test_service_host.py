@@ -19,7 +19,14 @@ from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.envelope import MessageType
-from liftpy.errors import ConfigError, DataDirectoryLockedError, LogTruncatedError, NotFoundError, UnavailableError
+from liftpy.errors import (
+    ConfigError,
+    DataDirectoryLockedError,
+    LogTruncatedError,
+    NotFoundError,
+    ProtocolError,
+    UnavailableError,
+)
 from liftpy.service import DivergedError, Role, ServiceFailedError, host
 from liftpy.service.bad_record_writer import DecisionWriter, RecordWriter
 from liftpy.service.host import ServiceHost
@@ -160,6 +167,29 @@ async def test_service_host_with_an_error_text_that_is_not_utf_8_reports_the_err
     log.append(1)
     await bus.tell(order(bus, 1))
     await bus.until(lambda: task.done() or "cannot parse caf?" in bus.hellos[-1].problem)
+    assert not task.done(), "it waits for a decision to skip the record"
+
+
+async def test_service_host_with_an_error_text_larger_than_a_message_reports_its_beginning(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, _, task, log = running
+    publish = bus.publish
+
+    async def limited(subject: str, payload: bytes, *, reply: str) -> None:
+        if len(payload) > 1024 * 1024:
+            raise ProtocolError("The message is too large.")
+        await publish(subject, payload, reply=reply)
+
+    def fail(_: Quiet, record: Record) -> None:
+        raise ValueError(f"cannot parse {record.value!r}{'x' * 2 * 1024 * 1024}")
+
+    monkeypatch.setattr(bus, "publish", limited)
+    monkeypatch.setattr(Quiet, "on_error", "skip")
+    monkeypatch.setattr(Quiet, "on_record", fail)
+    log.append(1)
+    await bus.tell(order(bus, 1))
+    await bus.until(lambda: task.done() or "cannot parse" in bus.hellos[-1].problem)
     assert not task.done(), "it waits for a decision to skip the record"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ LEADS = replace(CANDIDATE, candidate=False, leads=True)
 
 def sessions(*caught_up: str) -> ServiceSessions:
     """Return the sessions of a replica. The named services have caught up before."""
-    made = ServiceSessions(KEY, "n1", first_ack_id=100, session_ns=3000, lease_ms=1500, patience_ns=2000)
+    made = ServiceSessions(KEY, "n1", ack_ids=itertools.count(100), session_ns=3000, lease_ms=1500, patience_ns=2000)
     for name in caught_up:
         made.hello(hello(name, position=10), "_INBOX.a", FOLLOWS, 0)
     return made
@@ -131,7 +132,7 @@ def test_service_sessions_service_without_progress_fails_the_promotion(other: st
 
 
 def test_service_sessions_of_a_compacted_stream_refuse_services() -> None:
-    s = ServiceSessions(KEY, "n1", first_ack_id=1, session_ns=3000, lease_ms=1500, patience_ns=2000, compacted=True)
+    s = ServiceSessions(KEY, "n1", ack_ids=itertools.count(1), session_ns=3000, lease_ms=1500, patience_ns=2000, compacted=True)
     assert refused(s.hello(hello(), "_INBOX.a", FOLLOWS, 0)) == "COMPACTED"
     assert s.report(9) == []
 
@@ -324,7 +325,9 @@ def test_service_sessions_finish_a_repeated_promotion_despite_a_slow_service() -
 
 
 def test_service_sessions_report_an_ended_service_until_its_restart_or_expiry() -> None:
-    s = ServiceSessions(KEY, "n1", first_ack_id=0, session_ns=3000, lease_ms=1000, patience_ns=2000, shown_ns=10_000)
+    s = ServiceSessions(
+        KEY, "n1", ack_ids=itertools.count(0), session_ns=3000, lease_ms=1000, patience_ns=2000, shown_ns=10_000
+    )
     for name in ("stopped", "failed", "diverged", "killed"):
         s.hello(hello(name), f"_INBOX.{name}", FOLLOWS, 0)
     goodbyes = {"stopped": pb.ServiceHello.STOPPED, "failed": pb.ServiceHello.FAILED, "diverged": pb.ServiceHello.DIVERGED}

@@ -162,6 +162,21 @@ async def script_node_stops_while_its_standby_connection_is_refused(s: Stage) ->
     await s.stop("n2")
 
 
+@script()
+async def script_node_checks_a_new_password_at_a_request_while_it_stops(s: Stage) -> None:
+    """Given a node that checks a new password over a slow network at a request, when it stops, it leaves nothing open."""
+    await s.create("orders", leader="n1")
+    s.world.network.slow("n2", 30_000_000)
+    requests = []
+    s["n2"].terminate()
+    for number in range(20):
+        await asyncio.sleep(0.05)
+        s.change_file("n2", credentials__password=f"another secret {number}")
+        requests.append(asyncio.create_task(s.client.admin.reload_settings("n2")))
+    await s.stop("n2")
+    await asyncio.gather(*requests, return_exceptions=True)
+
+
 @script(ingest_buffer_bytes=4_000_000)
 async def script_burst_of_publishes_is_stored(s: Stage) -> None:
     """Given a small buffer for publishes, when a larger burst arrives, the node reads it piece by piece and stores all of it."""

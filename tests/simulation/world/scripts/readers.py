@@ -214,3 +214,52 @@ async def script_service_of_a_replica_computes_something_else(s: Stage) -> None:
     s.expect([len((await s.row(node, "orders"))["services"]) for node in s.names], [1, 1, 0], "services that run")
     for instance in services.instances:
         instance.end()
+
+
+@script(nodes=4)
+async def script_service_continues_when_the_replica_of_its_node_returns(s: Stage) -> None:
+    """Given a service next to a replica, when the replica moves away and comes back, the same process follows and leads again."""
+    from tests.simulation.world.load.clients import Clients, Model
+    from tests.simulation.world.load.services import OUTPUT, Services
+
+    model = Model(s.world.scheduler)
+    await s.create("orders", leader="n1")
+    services = Services(s.world, model, Clients(s.world, model, []))
+    await services.create(s.client)
+    for instance in services.instances:
+        instance.start()
+    stream = await s.client.admin.stream("orders")
+    before = list(stream.partitions[0].replicas)
+    away, count = next(node for node in s.names if node not in before), 0
+
+    async def rows() -> dict[str, tuple[object, ...]]:
+        status = {node: (await s.row(node, "orders")).get("services", []) for node in s.names}
+        return {node: (one["role"], one["position"], one["problem"]) for node, shown in status.items() for one in shown}
+
+    async def led_by(leader: str, *replicas: str) -> None:
+        nonlocal count
+        await s.publish("orders", 5, first=count)
+        count += 5
+        await s.shows(
+            rows,
+            {node: ("LEADER" if node == leader else "FOLLOWER", count, "") for node in replicas},
+            within_s=20,
+            what=f"services with the leader {leader}",
+        )
+
+    for leader in before:  # the instance of n1 gets several orders
+        await s.client.admin.elect_leader("orders", 0, leader)
+        await led_by(leader, *before)
+    source = before[0]
+    replicas = [away, *before[1:]]
+    await s.client.admin.reassign(stream, 0, replicas)
+    await s.shows(lambda: s.isr("orders"), sorted(replicas))
+    await led_by(before[-1], *replicas)
+    await s.client.admin.reassign(stream, 0, before)
+    await s.shows(lambda: s.isr("orders"), sorted(before))
+    await led_by(before[-1], *before)
+    await s.client.admin.elect_leader("orders", 0, source)
+    await led_by(source, *before)
+    s.expect(len(await s.read(OUTPUT[0])), count, "outputs")
+    for instance in services.instances:
+        instance.end()

@@ -176,10 +176,14 @@ class Stage:
         self.expect(self.now_s - began_s < _STOP_S, True, "the nodes stop in time")
 
     def change_settings(self, name: str, **values: object) -> None:
-        """Change settings in the file of a node, and send SIGHUP. ``__`` in a name stands for the dot of a section."""
-        node = self[name]
-        node.file.settings = with_values(node.file.settings, {key.replace("__", "."): one for key, one in values.items()})
-        node.reload()
+        """Change settings in the file of a node, as ``change_file`` does, and send SIGHUP."""
+        self.change_file(name, **values)
+        self[name].reload()
+
+    def change_file(self, name: str, **values: object) -> None:
+        """Change settings in the file of a node. ``__`` in a name stands for the dot of a section."""
+        file = self[name].file
+        file.settings = with_values(file.settings, {key.replace("__", "."): one for key, one in values.items()})
 
     def add_node(self, name: str, *, folder: str) -> NodeProcess:
         """Add one more node or process of a node, with its data in ``folder``."""
