@@ -511,6 +511,7 @@ class StrictConnection(Client):
     async def _close(self, status: int, do_cbs: bool = True) -> None:
         """Close the connection without waiting for the socket. After a failed TLS handshake, asyncio never reports its close.
 
+        nats-py cancels a reconnect that waits for the same socket, and with it the future that this wait shares.
         If unsent data cannot be written, nats-py's close stops in the middle. Then end the tasks of the subscriptions here.
         """
         transport: Any = self._transport
@@ -519,7 +520,9 @@ class StrictConnection(Client):
 
             async def closed_or_given_up() -> None:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(closed(), _CLOSED_S)
+                    (result,) = await asyncio.wait_for(asyncio.gather(closed(), return_exceptions=True), _CLOSED_S)
+                    if isinstance(result, Exception):
+                        raise result
 
             transport.wait_closed = closed_or_given_up
         try:

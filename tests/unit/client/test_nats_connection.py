@@ -272,3 +272,17 @@ async def test_transport_that_may_have_lost_an_older_subscription_by_a_limit_rec
             await connection.subscribe(subject)
         await until(lambda: connection.stats["reconnects"] > 0, "it reconnects")
         await connection.close()
+
+
+async def test_transport_closed_while_it_starts_to_reconnect_ends_without_a_cancellation() -> None:
+    with NatsServer(config="max_subscriptions: 2\n") as server:
+        for turns in range(6):
+            connection = await open_connection(server.url)
+            for subject in "abc":
+                await connection.subscribe(subject)
+            while not connection.is_reconnecting:
+                await asyncio.sleep(0)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await connection.close()
+            assert connection.is_closed
