@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import ProtocolError
 
 from liftpy.nats.parser import Pattern
 from sidecar.transport.parser import SinkParser
 from tests.each import each
-from tests.long import examples
 from tests.unit.transport.parser_fuzz import complete, fuzz
 
 MESSAGES = [
@@ -81,26 +77,11 @@ def run(chunks: list[bytes]) -> tuple[list[tuple[bytes, bytes, bytes, bytes]], F
     return got, client
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(st.lists(st.integers(0, 5), max_size=8), st.lists(st.integers(0, 12_000), max_size=8))
-def test_parser_returns_the_same_messages_for_any_split_of_the_bytes(picks: list[int], cuts: list[int]) -> None:
-    noise = [b"PING\r\n", b'INFO {"a":1}\r\n', b"PONG\r\n"]
-    sent, stream = [], b""
-    for number, pick in enumerate(picks):
-        sent.append(MESSAGES[pick])
-        stream += wire(MESSAGES[pick]) + noise[number % 3]
-    edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
-    got, client = run([stream[a:b] for a, b in pairwise(edges)])
-    assert got == sent
-    assert sum(client.calls.values()) == len(picks)
-    assert client.stats["in_msgs"] == len(picks)
-
-
 BURST = [(b"a.b", b"_INBOX.x", b"%03d" % number, b"") for number in range(5)]
 
 
 def test_parser_returns_consecutive_messages_with_equal_msg_lines_for_any_split_of_the_bytes() -> None:
-    sent = [*BURST, MESSAGES[4], *BURST, (b"a.b", b"_INBOX.x", b"four", b"")]
+    sent = [*BURST, MESSAGES[3], *BURST, MESSAGES[4], (b"a.b", b"_INBOX.x", b"four", b"")]
     stream = b"".join(map(wire, sent))
     for cut in range(1, len(stream)):
         got, client = run([stream[:cut], stream[cut:]])
@@ -125,14 +106,6 @@ def test_parser_handler_removed_within_a_burst_gets_no_more_messages() -> None:
         asyncio.run(SinkParser(FakeClient(), sinks).parse(b"".join(map(wire, BURST))))
         assert got == [b"000", b"001", b"002"]
         assert later == ([b"003", b"004"] if successor else [])
-
-
-def test_parser_distinguishes_lines_with_the_same_prefix() -> None:
-    other = (b"a.b", b"_INBOX.x", b"x" * 31, b"")
-    got, _ = run([wire(BURST[0]) + wire(other) + wire(BURST[1])])
-    assert got == [BURST[0], other, BURST[1]]
-    with pytest.raises(ProtocolError):
-        run([wire(BURST[0]) + b"\n" + wire(BURST[1])])
 
 
 def test_parser_feed_delivers_complete_messages_synchronously() -> None:
@@ -201,7 +174,7 @@ def test_parser_delivers_a_subject_with_control_bytes_only_to_the_subscription_n
         b"MSG  1 2",
     ],
 )
-def test_parser_skips_a_message_whose_subject_does_not_match_its_subscription(line: bytes) -> None:
+def test_parser_skips_a_message_with_a_malformed_line(line: bytes) -> None:
     content = b"x" * int(line.split(b" ")[-1])
     got, _ = run([wire(MESSAGES[0]) + line + b"\r\n" + content + b"\r\n" + wire(MESSAGES[1])])
     assert got == [MESSAGES[0], MESSAGES[1]]
