@@ -97,6 +97,7 @@ async def test_jetstream_get_returns_one_message(client: Client) -> None:
     assert base64.b64decode((await get(seq=3))["hdrs"]) == b"NATS/1.0\r\nLift-Key: k\r\n\r\n"
     assert "hdrs" not in await get(seq=4)
     assert [(await get(last_by_subj=subject))["seq"] for subject in ("orders.a", "orders.b", "orders.*")] == [5, 6, 6]
+    assert (await get(next_by_subj="orders.b"))["seq"] == 2
     assert (await get(seq=3, next_by_subj="orders.b"))["seq"] == 4
     assert (await get(start_time="2000-01-01T00:00:00Z"))["seq"] == 1
     assert (await get(start_time="2000-01-01T00:00:00Z", next_by_subj="orders.b"))["seq"] == 2

@@ -222,12 +222,12 @@ async def test_worker_process_that_does_not_read_its_channel_is_killed(
     node: Node, handle: WorkerHandle, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_process, "MOST_UNSENT_BYTES", 1_000_000)
-    sent = 0
-    while not node.failures:
-        handle.send(FrameKind.ENTRY, 0, bytes(100_000))
-        sent += 1
-    assert 10 <= sent < 100
-    assert worker.is_killed
+    for _ in range(10):
+        handle.send(FrameKind.ENTRY, 0, bytes(90_000))
+    assert node.failures == []
+    for _ in range(100):
+        handle.send(FrameKind.ENTRY, 0, bytes(90_000))
+    assert (len(node.failures), worker.is_killed) == (1, True)
 
 
 # ---- requests ------------------------------------------------------------------------------------------------------------------
