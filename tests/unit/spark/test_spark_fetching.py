@@ -63,17 +63,12 @@ def test_spark_fetch_returns_exactly_the_planned_records_in_order(link: ProcessC
         assert offsets(link, planned(start, end)) == list(range(start, end))
 
 
-def test_spark_fetch_with_many_requests_in_flight_requests_each_batch_once(link: ProcessConnection, node: FakeNode) -> None:
+@pytest.mark.parametrize(("by", "most"), [(read_range, 2 * 19), (fetch_range, 60 // 3 + 5)], ids=["pipelined", "single"])
+def test_spark_fetch_requests_each_batch_once(link: ProcessConnection, node: FakeNode, by: Any, most: int) -> None:
+    """An answer has three batches of 306 KB. The first pipelined requests do not know its size yet."""
     fill(node.add_stream("orders"), [1000] * 60, value_bytes=300)
-    assert offsets(link, planned(0, 60_000)) == list(range(60_000))
-    spans = -(-60 * 306 // 1000)  # 306 KB a batch, three of them to an answer
-    assert sum(node.asked.values()) <= 2 * spans, "the first requests do not know the size of an answer yet"
-
-
-def test_spark_fetch_with_single_requests_requests_each_batch_once(link: ProcessConnection, node: FakeNode) -> None:
-    fill(node.add_stream("orders"), [1000] * 60, value_bytes=300)
-    assert offsets(link, planned(0, 60_000), by=fetch_range) == list(range(60_000))
-    assert sum(node.asked.values()) <= 60 // 3 + 5, "three batches of 306 KB in an answer"
+    assert offsets(link, planned(0, 60_000), by=by) == list(range(60_000))
+    assert sum(node.asked.values()) <= most
 
 
 @pytest.mark.parametrize("by", [read_range, fetch_range])

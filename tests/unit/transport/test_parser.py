@@ -146,40 +146,6 @@ def test_parser_reads_random_hostile_bytes_like_a_simple_reference_parser() -> N
     assert fuzz(300, seed=7) > 600  # more of it: python -m tests.unit.transport.parser_fuzz
 
 
-def test_parser_delivers_a_subject_with_control_bytes_only_to_the_subscription_named_by_the_server() -> None:
-    """nats-server takes ``shop.a\x0b7`` for one token. A parser that splits at \x0b would take 7 for the sid [A12]."""
-    got: list[tuple[int, bytes]] = []
-    client = FakeClient()
-    sinks = {b"%d" % sid: (lambda s, r, payload, h, sid=sid: got.append((sid, payload))) for sid in (5, 7)}
-    parser = SinkParser(client, sinks)
-    parser.expect(5, "shop.>")
-    parser.expect(7, "liftpy.notify.n1")
-    forged = (
-        b"MSG liftpy.notify.n1\x0b7 5 2\r\nhi\r\nMSG shop.a\x0b7 5 2\r\nhi\r\nMSG shop.a\x0c7\x0c_INBOX.x\x0c0 5 2\r\nhi\r\n"
-    )
-    asyncio.run(parser.parse(forged + b"MSG shop.a 7 2\r\nhi\r\nMSG liftpy.notify.n1 7 2\r\nok\r\n"))
-    assert got == [(5, b"hi"), (5, b"hi"), (7, b"ok")]
-    assert parser.errors == {"foreign_subject": 2}
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"MSG a.b  1 2",
-        b"MSG a.b 1",
-        b"MSG a.b 1 r s 2",
-        b"MSG a.b 1\t2 2",
-        b"HMSG a.b 1 3 2",
-        b"HMSG a.b 1 r \xd9\xa1 2",
-        b"MSG  1 2",
-    ],
-)
-def test_parser_skips_a_message_with_a_malformed_line(line: bytes) -> None:
-    content = b"x" * int(line.split(b" ")[-1])
-    got, _ = run([wire(MESSAGES[0]) + line + b"\r\n" + content + b"\r\n" + wire(MESSAGES[1])])
-    assert got == [MESSAGES[0], MESSAGES[1]]
-
-
 @each(
     "data",
     [
