@@ -41,7 +41,6 @@ class FakeClient:
     def __init__(self) -> None:
         self.stats = {"in_msgs": 0, "in_bytes": 0}
         self.calls: Counter[str] = Counter()
-        self.own: list[bytes] = []
         self._subs = {7: Subscription(self, 7, "a.*")}
         self.failed: list[bytes] = []
 
@@ -50,18 +49,6 @@ class FakeClient:
 
     async def _process_ping(self) -> None:
         self.calls["ping"] += 1
-
-    async def _process_pong(self) -> None:
-        self.calls["pong"] += 1
-
-    async def _process_info(self, info: dict[str, Any]) -> None:
-        self.calls["info"] += 1
-
-    async def _process_err(self, text: str) -> None:
-        self.calls[text] += 1
-
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        self.own.append(data)
 
 
 def run(chunks: list[bytes]) -> tuple[list[tuple[bytes, bytes, bytes, bytes]], FakeClient]:
