@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,12 +82,10 @@ class _Part:
         return called
 
 
-class Members:
-    """As ``Membership``."""
+class Members(_Part):
+    """The membership of the node."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.incarnation = 0
+    incarnation = 0
 
     async def register(self, previous_incarnation: int, **said: Any) -> int:
         self._world.registered = {"previous_incarnation": previous_incarnation, **said}
@@ -97,53 +95,17 @@ class Members:
         self.incarnation = previous_incarnation + 1
         return self.incarnation
 
-    def start(self) -> None:
-        self._world.say("heartbeats begin")
 
-    async def live(self, timeout_s: float) -> None:
-        self._world.say("live")
+class Held(_Part):
+    """The partitions of the node: none."""
 
-    async def drain(self, timeout_s: float) -> None:
-        self._world.say("drain")
-
-    async def leave(self, timeout_s: float) -> None:
-        self._world.say("leave")
-
-    async def close(self) -> None:
-        self._world.say("heartbeats end")
-
-
-class Held:
-    """As ``Partitions``."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.heard: list[int] = []
-        self.all_flushed = False
-        self.counts = SimpleNamespace(labels=SimpleNamespace(patterns=()))
-        self.copy_limit = SimpleNamespace(change=lambda replication: None)
+    all_flushed = False
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
-    def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
-        self._world.say(f"image {old.index} to {new.index}")
-
-    def heartbeat_answered(self, sent_ns: int, lease_ns: int) -> None:
-        self.heard.append(sent_ns)
-
     def led_partitions(self) -> list[Any]:
         return []
-
-    async def wait_until_open(self) -> None:
-        self._world.say("opened")
-
-    def leave_behind(self, folders: Iterable[str]) -> None:
-        if any(folders):
-            self._world.say("left behind")
-
-    async def close_subjects(self, timeout_s: float) -> None:
-        self._world.say("subjects closed")
 
     async def stop(self) -> bool:
         self._world.say("logs closed")
@@ -162,13 +124,18 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
         made.say("nobody runs")
 
     def build(node: Node, *_: Any) -> None:
-        node.partitions = Held(made)  # type: ignore[assignment]
+        labels = SimpleNamespace(patterns=())
+        node.partitions = Held(  # type: ignore[assignment]
+            made,
+            "partitions",
+            {"counts": SimpleNamespace(labels=labels), "copy_limit": SimpleNamespace(change=lambda replication: None)},
+        )
 
     module = sidecar.node.node
     monkeypatch.setattr(module, "open_links", links)
     monkeypatch.setattr(module, "wait_for_predecessor", nobody_before)
     monkeypatch.setattr(module, "GroupThread", lambda *_: made.part("group", image=made.image))
-    monkeypatch.setattr(module, "Membership", lambda *_: Members(made))
+    monkeypatch.setattr(module, "Membership", lambda *_: Members(made, "member", {}))
     monkeypatch.setattr(module, "exit_after", lambda seconds, code=1: None)
     monkeypatch.setattr(module, "probe_flushes", lambda path: None)
     monkeypatch.setattr("sidecar.status.health.EVERY_S", 3600.0)  # it looks at parts that are not here
@@ -234,7 +201,7 @@ async def test_node_stop_transfers_leadership_and_writes_the_clean_marker_only_i
     if isinstance(hand_over, str):
         node.fatal(LiftError(hand_over))
     assert await node.stop() == code
-    steps = {"group hand_over", "subjects closed", "drain", "leave"}
+    steps = {"group hand_over", "partitions close_subjects", "member drain", "member leave"}
     assert steps & set(world.told) == (steps if transfers else set())
     assert world.marker().clean_stop is is_clean
 
@@ -275,7 +242,7 @@ async def test_node_stop_that_was_requested_ends_without_a_restart(
     assert await node.stop() == code
 
 
-@pytest.mark.parametrize("when", ["group retire", "drain", "logs closed", "leave", "group stop"])
+@pytest.mark.parametrize("when", ["group retire", "member drain", "logs closed", "member leave", "group stop"])
 async def test_node_stop_with_a_failure_during_the_stop_writes_no_clean_marker(world: World, when: str) -> None:
     """The metadata member, or a log, may fail while the node stops cleanly."""
     node = await started(world)
@@ -286,7 +253,9 @@ async def test_node_stop_with_a_failure_during_the_stop_writes_no_clean_marker(w
     assert not world.marker().clean_stop
 
 
-@pytest.mark.parametrize("when", ["group hand_over", "drain", "heartbeats end", "logs closed", "leave", "group stop"])
+@pytest.mark.parametrize(
+    "when", ["group hand_over", "member drain", "member close", "logs closed", "member leave", "group stop"]
+)
 async def test_node_stop_with_a_component_that_fails_to_close_closes_the_others_without_clean_marker(
     world: World, when: str
 ) -> None:
@@ -299,7 +268,7 @@ async def test_node_stop_with_a_component_that_fails_to_close_closes_the_others_
     node.request_stop(hand_over=True)
     with pytest.raises(LiftError, match=f"a bug at: {when}"):
         await node.stop()
-    assert {"heartbeats end", "logs closed", "group stop", "links close"} <= set(world.told)
+    assert {"member close", "logs closed", "group stop", "links close"} <= set(world.told)
     assert not world.marker().clean_stop
     DataDirectory(world.folder).close()  # its lock is free
 
@@ -459,7 +428,7 @@ async def test_node_start_that_fails_writes_no_clean_marker(world: World) -> Non
         await node.start()
     node.request_stop(hand_over=True)
     assert await node.stop() == 0
-    assert not {"marker", "drain", "leave", "incarnation stored"} & set(world.told)
+    assert not {"marker", "member drain", "member leave", "incarnation stored"} & set(world.told)
     assert world.marker() == PreviousProcess(0, False, True)
 
 
