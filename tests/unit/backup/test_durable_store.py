@@ -25,7 +25,6 @@ from liftpy.core.backup.pieces import without_purged
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import Purge
 from liftpy.core.log.log import Log
-from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import ConfigError, CorruptionError, NotFoundError, StorageError, UnavailableError
 from sidecar.backup import create
@@ -34,43 +33,13 @@ from sidecar.backup.inspect import prune_backups, read_image
 from sidecar.backup.staging import NOWHERE, stage
 from sidecar.backup.store import Store
 from sidecar.disk.files import DirectoryStorage, sync_folder
-from tests.born import born_image
-from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, log_of, partition_state, two_backups
+from tests.unit.backup.one_partition import Cluster
+from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, two_backups
 
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a client of a cluster whose stream ``orders`` has one partition with ``log`` and pending ``purges``."""
-    made: Any = SimpleNamespace(transport=None, log=log_of(8), purges=())
-
-    async def described(**_: Any) -> Any:
-        state = partition_state(made.purges)
-        return SimpleNamespace(
-            image=replace(born_image(), index=7).with_stream(
-                StreamImage("orders", UID, "shop.orders", StreamConfig(), (state,))
-            )
-        )
-
-    async def none() -> list[str]:
-        return []
-
-    async def bounds(name: str, number: int) -> Bounds:
-        return Bounds(UID, "n1", "n1", 9, log_start_offset=0, high_watermark=79)
-
-    async def batches(offset: int) -> Any:
-        return [batch for batch in made.log if batch.next_offset > offset][:1], None
-
-    async def state() -> Any:
-        return 0, b""
-
-    made.groups, made.cursors = SimpleNamespace(list=none), SimpleNamespace(list=none)
-    monkeypatch.setattr(
-        create,
-        "ReplicaReads",
-        lambda transport, subjects, at: SimpleNamespace(batches=batches, state=state, compacted_end=0, deletes_end=0),
-    )
-    made.admin, made.bounds = SimpleNamespace(describe_cluster=described), bounds
-    return made
+    return Cluster(monkeypatch)
 
 
 class Watched:
@@ -211,7 +180,6 @@ async def test_backup_omits_streams_and_groups_that_are_deleted_during_the_backu
     image = (await client.admin.describe_cluster()).image
     other = replace(image.streams["orders"], name="gone", uid="00000f-1")
     here = [image.with_stream(other)]
-    monkeypatch.setattr(create, "AGAIN_S", 0)
     bounds, reads = client.bounds, create.ReplicaReads
 
     async def describe_cluster(*, linearizable: bool = False) -> Any:
@@ -386,18 +354,13 @@ async def test_restored_log_contains_no_records_of_a_purge_pending_at_the_backup
 async def test_backup_that_restarts_a_partition_copy_deletes_the_earlier_pieces(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, asked = create.ReplicaReads, list[int]()
+    async def spent(size_bytes: int) -> None:
+        client.deletes_end = 70 if len(client.asked) > 3 else 0  # tombstones are deleted that the copy has not read
 
-    def compacted(*where: Any) -> Any:
-        asked.append(1)
-        reads = made(*where)
-        reads.deletes_end = 70 if len(asked) > 4 else 0  # delete markers go that the copy has not read
-        return reads
-
-    monkeypatch.setattr(create, "ReplicaReads", compacted)
+    monkeypatch.setattr(create, "BackupRateLimit", lambda rate: SimpleNamespace(spent=spent))
     options = create.BackupOptions(since="", piece_bytes=client.log[0].header.size_bytes)
     taken = await create.take_backup(client, Store.at(str(tmp_path)), options)
-    assert len(asked) > len(client.log), "it was not copied again"
+    assert len(client.asked) > len(client.log), "it was not copied again"
     assert taken.reused_bytes == 0
 
 

@@ -6,83 +6,32 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from liftpy.client.positions import Bounds
 from liftpy.client.replica_reads import DamagedRecordsError, ReplicaUnavailableError
-from liftpy.config import StreamConfig
 from liftpy.core.backup.manifest import PartitionCopy
-from liftpy.core.base.partition import PartitionState
-from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import CorruptionError, NotFoundError, UnavailableError
 from sidecar.backup import create
 from sidecar.backup.store import Store
-from tests.born import born_image
+from tests.unit.backup.one_partition import NODES, Cluster
 from tests.unit.backup.stored import UID, log_of
 
-NODES = ("n1", "n2", "n3")
-LOG = log_of(8)
-"""Ten records a batch."""
 
-
-class World:
-    """Three replicas of one log. ``fails`` has the errors of requests per node. ``after_read`` is called after each batch."""
+class World(Cluster):
+    """A cluster and a store. ``spent``: bytes that the rate limit has counted. ``after_read``: called after each batch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        self.log = LOG
-        self.start = 0
-        self.uid = UID
-        self.fails: dict[str, Any] = {}
-        self.asked: list[tuple[str, int]] = []
+        super().__init__(monkeypatch)
         self.spent = 0
         self.after_read: Callable[[], None] = lambda: None
-        self.compacted_end = self.deletes_end = 0
-        self.state: tuple[int, bytes] | None = 0, b""
         self.store = Store.at(str(folder))
-        state = PartitionState(partition=0, replicas=NODES, isr=NODES, leader="n1", leader_epoch=9, epoch=1)
-        self.stream = self.known = StreamImage("orders", UID, "shop.orders", StreamConfig(), (state,))
-        monkeypatch.setattr(create, "ReplicaReads", lambda transport, subjects, at: self.reads(at.node))
         monkeypatch.setattr(create, "BackupRateLimit", lambda rate: SimpleNamespace(spent=self.spend))
-        monkeypatch.setattr(create, "AGAIN_S", 0)
-
-    async def describe(self, name: str) -> Any:
-        return SimpleNamespace(image=self.known)
-
-    async def describe_cluster(self, *, linearizable: bool) -> Any:
-        return SimpleNamespace(image=replace(born_image(), index=7).with_stream(self.stream))
-
-    async def list(self) -> list[str]:
-        return []
-
-    def move(self, uid: str, *nodes: str) -> None:
-        """Put the replicas on ``nodes``. The others have no replica."""
-        state = replace(self.stream.partitions[0], replicas=nodes, isr=nodes, leader=nodes[0])
-        self.known = replace(self.stream, uid=uid, partitions=(state,))
-        self.fails = {node: ReplicaUnavailableError("no replica here") for node in set(NODES) - set(nodes)}
 
     async def spend(self, size_bytes: int) -> None:
         self.spent += size_bytes
         self.after_read()
-
-    def reads(self, node: str) -> Any:
-        async def batches(offset: int) -> Any:
-            self.asked.append((node, offset))
-            if (fails := self.fails.get(node)) is not None:
-                raise fails
-            if offset < self.start:
-                raise ReplicaUnavailableError("OFFSET_OUT_OF_RANGE: it begins later")
-            said.compacted_end, said.deletes_end = self.compacted_end, self.deletes_end
-            return [batch for batch in self.log if batch.next_offset > offset][:1], None
-
-        async def state() -> tuple[int, bytes] | None:
-            if (fails := self.fails.get(node)) is not None:
-                raise fails
-            return self.state
-
-        said = SimpleNamespace(batches=batches, state=state)
-        return said
 
     async def take(self, high_watermark: int = 79, since: str | None = "") -> PartitionCopy:
         """Take a backup. Records up to offset 79 are committed after it begins.
@@ -92,13 +41,11 @@ class World:
         marks = iter([high_watermark])
 
         async def bounds(stream: str, number: int) -> Bounds:
-            return Bounds(self.uid, "n1", "n1", 9, log_start_offset=self.start, high_watermark=next(marks, 79))
+            return replace(await self._bounds(stream, number), high_watermark=next(marks, 79))
 
-        client: Any = SimpleNamespace(
-            transport=None, bounds=bounds, stream=self.describe, admin=self, groups=self, cursors=self
-        )
-        options = create.BackupOptions(piece_bytes=3 * LOG[0].header.size_bytes, since=since)
-        (stream,) = (await create.take_backup(client, self.store, options)).manifest.streams
+        self.bounds = bounds
+        options = create.BackupOptions(piece_bytes=3 * self.log[0].header.size_bytes, since=since)
+        (stream,) = (await create.take_backup(self, self.store, options)).manifest.streams  # type: ignore[arg-type]
         return stream.partitions[0]
 
 
@@ -110,7 +57,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
 async def test_partition_backup_is_split_into_pieces_of_whole_batches_and_read_from_a_follower(world: World) -> None:
     copy = await world.take()
     assert [(piece.start, piece.end) for piece in copy.pieces] == [(0, 30), (30, 60), (60, 80)]
-    assert world.spent == sum(batch.header.size_bytes for batch in LOG)
+    assert world.spent == sum(batch.header.size_bytes for batch in world.log)
     assert {node for node, _ in world.asked} == {"n2"}, "the leader has other work"
     assert [(piece.start, piece.end) for piece in (await world.take(24)).pieces] == [(0, 30)]
 
