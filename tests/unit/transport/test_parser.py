@@ -1,4 +1,4 @@
-"""Test that the parser delivers the same messages for any split of the bytes."""
+"""Test that the parser delivers the same messages for any split of the bytes, to the subscriptions that the server names [A12]."""
 
 from __future__ import annotations
 
