@@ -50,7 +50,9 @@ class Ends:
         """Return the kinds of the frames that the node receives up to the next one of the kind ``last``."""
         found: list[FrameKind] = []
         while not found or found[-1] is not last:
-            found += [frame.kind for frame in self._reader.feed(self.ours.recv(1000))]
+            data = self.ours.recv(1000)
+            assert data, "the worker has closed the connection"
+            found += [frame.kind for frame in self._reader.feed(data)]
         return found
 
     def pongs(self, number: int) -> int:

@@ -51,7 +51,9 @@ class Worker:
         """Return the next frame."""
         async with asyncio.timeout(30):
             while not self._heard:
-                self._heard += self._reader.feed(await asyncio.get_running_loop().sock_recv(self.end, 65536))
+                data = await asyncio.get_running_loop().sock_recv(self.end, 65536)
+                assert data, "the node has closed the connection"
+                self._heard += self._reader.feed(data)
         return self._heard.pop(0)
 
     async def receive(self, kind: FrameKind) -> Frame:
