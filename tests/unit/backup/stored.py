@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from liftpy.config import StreamConfig
 from liftpy.core.backup.manifest import Manifest, PartitionCopy, StoredFile, StoredPiece, StreamCopy, image_path, piece_path
@@ -84,6 +86,13 @@ def put_backup(store: Store, backup: str, partition: PartitionCopy, since: str =
     )  # fmt: skip
     store.put_manifest(manifest)
     return manifest
+
+
+def seal_manifest(content: dict[str, Any]) -> bytes:
+    """Return the manifest file with this content and the right digest, as ``encode_manifest`` writes it."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    whole = {"manifest": content, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    return (json.dumps(whole, indent=1, sort_keys=True) + "\n").encode()
 
 
 def two_backups(folder: Path) -> tuple[Store, Manifest, Manifest]:

@@ -25,7 +25,6 @@ from liftpy.core.backup.pieces import without_purged
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import Purge
 from liftpy.core.log.log import Log
-from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import ConfigError, CorruptionError, NotFoundError, StorageError, UnavailableError
 from sidecar.backup import create
@@ -34,8 +33,13 @@ from sidecar.backup.inspect import prune_backups, read_image
 from sidecar.backup.staging import NOWHERE, stage
 from sidecar.backup.store import Store
 from sidecar.disk.files import DirectoryStorage, sync_folder
-from tests.born import born_image
-from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, log_of, partition_state, two_backups
+from tests.unit.backup.one_partition import Cluster
+from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, two_backups
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return Cluster(monkeypatch)
 
 
 class Watched:
@@ -110,43 +114,32 @@ def test_backup_manifest_copied_from_another_backup_raises_corruption_error(tmp_
 
 
 async def test_backup_reads_the_metadata_then_the_cursors_then_the_partition_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In another order, a cursor is past the records, or an acknowledged stream is missing."""
     asked: list[str] = []
-    image = replace(born_image(), index=7).with_stream(
-        StreamImage("orders", UID, "shop.orders", StreamConfig(), (partition_state(),))
-    )
-    key = PartitionKey("orders", UID, 0)
 
-    async def describe_cluster(*, linearizable: bool = False) -> Any:
-        asked.append(f"metadata, linearizable {linearizable}")
-        return SimpleNamespace(image=image)
+    def recorded(name: str, ask: Any) -> Any:
+        async def call(*args: Any, **options: Any) -> Any:
+            asked.append(f"{name} {options}" if options else name)
+            return await ask(*args, **options)
+
+        return call
 
     async def list_groups() -> Any:
-        asked.append("groups")
         return [SimpleNamespace(name="g"), SimpleNamespace(name="other")]
 
     async def describe_group(name: str) -> Any:
-        gone = PartitionKey("elsewhere", UID, 0)
-        queue = SimpleNamespace(key=key, acknowledged_below=5)
-        return SimpleNamespace(positions={gone: 3}, queues=[queue] if name == "g" else [])
+        queue = SimpleNamespace(key=PartitionKey("orders", UID, 0), acknowledged_below=5)
+        return SimpleNamespace(positions={PartitionKey("elsewhere", UID, 0): 3}, queues=[queue] if name == "g" else [])
 
-    async def list_cursors() -> list[str]:
-        asked.append("cursors")
-        return []
+    async def bounds_of_another_stream(stream: str, number: int) -> Bounds:
+        return Bounds("00000b-20", "n1", "n1", 9, log_start_offset=0, high_watermark=-1)
 
-    async def bounds(stream: str, number: int) -> Bounds:
-        asked.append("ends")
-        return Bounds(uid[0], "n1", "n1", 9, log_start_offset=0, high_watermark=-1)
-
-    client: Any = SimpleNamespace(
-        admin=SimpleNamespace(describe_cluster=describe_cluster),
-        groups=SimpleNamespace(list=list_groups, describe=describe_group),
-        cursors=SimpleNamespace(list=list_cursors),
-        bounds=bounds,
-    )
-    uid = [UID]
+    client.admin.describe_cluster = recorded("metadata", client.admin.describe_cluster)
+    client.groups = SimpleNamespace(list=recorded("groups", list_groups), describe=describe_group)
+    client.cursors = SimpleNamespace(list=recorded("cursors", client.cursors.list))
+    client.bounds = recorded("ends", client.bounds)
     store, marks = Store.at(str(tmp_path)), []
     put = store.put
 
@@ -158,12 +151,11 @@ async def test_backup_reads_the_metadata_then_the_cursors_then_the_partition_end
     taken = await create.take_backup(client, store, create.BackupOptions())
     assert marks == ["?", ""], "a prune knows of it before it has looked what to use, and what it uses then"
     assert store.sizes("running") == {}
-    assert asked == ["metadata, linearizable True", "groups", "cursors", "ends"]
+    assert asked == ["metadata {'linearizable': True}", "groups", "cursors", "ends"]
     (cursor,) = taken.manifest.cursors
     assert (cursor.name, cursor.positions) == ("g", (("orders", UID, 0, 5),)), (
         "of a queue what is settled; nothing of other streams"
     )
-    asked.clear()
     later = await create.take_backup(client, store, create.BackupOptions())
     assert (marks[2:], later.manifest.since) == (["?", taken.manifest.backup], taken.manifest.backup)
 
@@ -174,7 +166,7 @@ async def test_backup_reads_the_metadata_then_the_cursors_then_the_partition_end
 
     with pytest.raises(CorruptionError, match="Start the"):
         await create.take_backup(client, store, create.BackupOptions(), step=loses)
-    uid[0] = "00000b-20"
+    client.bounds = bounds_of_another_stream
     with pytest.raises(NotFoundError, match="created again"):
         await create.take_backup(client, Store.at(str(tmp_path)), create.BackupOptions())
     assert store.backup_ids() == [taken.manifest.backup, later.manifest.backup]
@@ -188,7 +180,6 @@ async def test_backup_omits_streams_and_groups_that_are_deleted_during_the_backu
     image = (await client.admin.describe_cluster()).image
     other = replace(image.streams["orders"], name="gone", uid="00000f-1")
     here = [image.with_stream(other)]
-    monkeypatch.setattr(create, "AGAIN_S", 0)
     bounds, reads = client.bounds, create.ReplicaReads
 
     async def describe_cluster(*, linearizable: bool = False) -> Any:
@@ -256,41 +247,6 @@ class SmallDisk:
 
         with self._inner.open_output_stream(path, **more) as stream:
             yield SimpleNamespace(write=write)
-
-
-@pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a client of a cluster whose stream ``orders`` has one partition with ``log`` and pending ``purges``."""
-    made: Any = SimpleNamespace(transport=None, log=log_of(8), purges=())
-
-    async def described(**_: Any) -> Any:
-        state = partition_state(made.purges)
-        return SimpleNamespace(
-            image=replace(born_image(), index=7).with_stream(
-                StreamImage("orders", UID, "shop.orders", StreamConfig(), (state,))
-            )
-        )
-
-    async def none() -> list[str]:
-        return []
-
-    async def bounds(name: str, number: int) -> Bounds:
-        return Bounds(UID, "n1", "n1", 9, log_start_offset=0, high_watermark=79)
-
-    async def batches(offset: int) -> Any:
-        return [batch for batch in made.log if batch.next_offset > offset][:1], None
-
-    async def state() -> Any:
-        return 0, b""
-
-    made.groups, made.cursors = SimpleNamespace(list=none), SimpleNamespace(list=none)
-    monkeypatch.setattr(
-        create,
-        "ReplicaReads",
-        lambda transport, subjects, at: SimpleNamespace(batches=batches, state=state, compacted_end=0, deletes_end=0),
-    )
-    made.admin, made.bounds = SimpleNamespace(describe_cluster=described), bounds
-    return made
 
 
 async def test_backup_to_a_full_disk_removes_its_partial_files(
@@ -398,18 +354,13 @@ async def test_restored_log_contains_no_records_of_a_purge_pending_at_the_backup
 async def test_backup_that_restarts_a_partition_copy_deletes_the_earlier_pieces(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, asked = create.ReplicaReads, list[int]()
+    async def spent(size_bytes: int) -> None:
+        client.deletes_end = 70 if len(client.asked) > 3 else 0  # tombstones are deleted that the copy has not read
 
-    def compacted(*where: Any) -> Any:
-        asked.append(1)
-        reads = made(*where)
-        reads.deletes_end = 70 if len(asked) > 4 else 0  # delete markers go that the copy has not read
-        return reads
-
-    monkeypatch.setattr(create, "ReplicaReads", compacted)
+    monkeypatch.setattr(create, "BackupRateLimit", lambda rate: SimpleNamespace(spent=spent))
     options = create.BackupOptions(since="", piece_bytes=client.log[0].header.size_bytes)
     taken = await create.take_backup(client, Store.at(str(tmp_path)), options)
-    assert len(asked) > len(client.log), "it was not copied again"
+    assert len(client.asked) > len(client.log), "it was not copied again"
     assert taken.reused_bytes == 0
 
 

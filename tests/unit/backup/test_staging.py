@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -29,7 +28,7 @@ from sidecar.backup.staging import NOWHERE, LogDigest, RestorePoint, StagedLog, 
 from sidecar.backup.store import Store
 from sidecar.cli.backup import until_of
 from sidecar.disk.files import DirectoryStorage
-from tests.unit.backup.stored import THIRD, copied, log_of, two_backups
+from tests.unit.backup.stored import THIRD, copied, log_of, seal_manifest, two_backups
 
 SMALL = StreamConfig(segment_bytes=4096)
 
@@ -197,8 +196,7 @@ async def test_restore_of_an_older_backup_reports_partitions_without_producer_st
     path = tmp_path / "store" / manifest_path((await take_backup(client, store, BackupOptions())).manifest.backup)
     said = json.loads(path.read_text())["manifest"]
     del said["streams"][0]["partitions"][0]["state"]
-    digest = hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-    path.write_text(json.dumps({"manifest": said, "sha256": digest}, indent=1, sort_keys=True) + "\n")
+    path.write_bytes(seal_manifest(said))
     old = store.newest()
     assert not verify_backup(store, old).faults
     done = stage(store, old.streams[0].partitions[0], SMALL, tmp_path / "log", NOWHERE, lambda path: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import resource
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from liftpy.core.log.log import Log
 from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import StorageError
 from sidecar.disk import files
-from sidecar.disk.files import RESERVE, DirectoryStorage, OpenMaps, budget_of, open_count, raise_limit
+from sidecar.disk.files import RESERVE, DirectoryStorage, DiskFile, OpenMaps, budget_of, open_count, raise_limit
 from tests.open_files import open_files
 
 SEGMENTS = 60
@@ -66,21 +68,6 @@ def test_mmap_cache_view_stays_readable_after_eviction_deletion_and_close(tmp_pa
     assert split_batches(view)[0].values() == [bytes(4000)]
 
 
-def test_mmap_cache_read_of_a_replaced_file_raises_storage_error(tmp_path: Path) -> None:
-    maps = OpenMaps(1)
-    log = filled(tmp_path, maps, 3)
-    file = log.segments[0].file
-    maps.let_go()
-    other = tmp_path / "other"
-    other.write_bytes(b"\xff" * 8192)
-    other.rename(tmp_path / f"{0:020d}.log")
-    with pytest.raises(StorageError, match=": another file replaced it"):
-        file.read(0, 100)
-    file.close()
-    with pytest.raises(StorageError, match="closed"):
-        file.read(0, 100)
-
-
 def test_log_read_of_a_mapped_page_that_the_disk_cannot_read_raises_storage_error(tmp_path: Path) -> None:
     """A file that became shorter under its map. An access to such a page ends the process, as an access to a bad sector does."""
     with mmap.mmap(-1, mmap.PAGESIZE) as anonymous:
@@ -114,6 +101,38 @@ print("read")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "read\n", done.stderr
+
+
+@pytest.mark.parametrize(("number", "again"), [(errno.EMFILE, True), (errno.ENFILE, True), (errno.EACCES, False)])
+def test_mmap_cache_at_the_descriptor_limit_is_emptied_and_the_open_retried(
+    number: int, again: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    maps = OpenMaps()
+    sealed = DiskFile(tmp_path / "sealed", create=True, maps=maps)
+    sealed.append([b"x" * 100])
+    sealed.seal()
+    view = sealed.read(0, 3)
+    assert len(maps) == 1
+    real, tries = os.open, []
+
+    def refuses_once(path: Any, flags: int, *more: Any) -> int:
+        tries.append(not len(maps))
+        if len(tries) == 1:
+            raise OSError(number, "too many")
+        return real(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", refuses_once)
+    if again:
+        DiskFile(tmp_path / "more", create=True, maps=maps).close()
+        assert tries == [False, True]
+    else:
+        with pytest.raises(StorageError):
+            DiskFile(tmp_path / "more", create=True, maps=maps)
+        assert tries == [False]
+    monkeypatch.undo()
+    assert bytes(view) == b"xxx"
+    assert bytes(sealed.read(0, 100)) == b"x" * 100, "it is mapped again"
+    sealed.close()
 
 
 def test_descriptor_limit_is_raised_to_the_hard_limit_and_sets_the_cache_size() -> None:

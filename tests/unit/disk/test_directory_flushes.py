@@ -1,10 +1,12 @@
-"""Test that directories of many partitions are flushed once each, and again after a failed flush [S12]."""
+"""Test when directories are flushed: once for many partitions, and again after a change or a failed flush [S12]."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from liftpy.core.wire.batch import build_batch
 from liftpy.errors import StorageError
 from sidecar.disk import files
 from sidecar.disk.data_folder import DataDirectory
+from sidecar.disk.files import DirectoryStorage
 
 PARTITIONS = 20
 
@@ -115,3 +118,66 @@ def test_data_directory_repeats_a_failed_flush_of_a_new_partition(tmp_path: Path
     fails = False
     folder.partition_storage(PartitionKey("s", "uid", 1))
     folder.close()
+
+
+# ---- one directory ------------------------------------------------------------------------------------------------------------
+def test_folder_storage_flushes_again_after_a_change_during_a_flush(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    storage = DirectoryStorage(tmp_path)
+    seen: list[int] = []
+
+    def sync_folder(folder: Path) -> None:
+        seen.append(len(seen))
+        if len(seen) == 1:
+            storage.create("late").close()  # by another thread
+
+    monkeypatch.setattr(files, "sync_folder", sync_folder)
+    storage.sync_folder()
+    storage.sync_folder()
+    storage.sync_folder()
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("call", ["open", "rename", "unlink"])
+def test_folder_storage_flushes_a_change_that_was_in_progress_during_a_flush(
+    call: str, flushed: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The flush of a segment runs in a thread while the log starts the next segment."""
+    storage = DirectoryStorage(tmp_path)
+    storage.create("a").close()
+    flushed.clear()
+    owner: Any = os if call != "unlink" else Path
+    real = getattr(owner, call)
+
+    def change(*given: Any, **options: Any) -> Any:
+        monkeypatch.setattr(owner, call, real)
+        storage.sync_folder()  # by another thread
+        return real(*given, **options)
+
+    monkeypatch.setattr(owner, call, change)
+    if call == "open":
+        storage.create("b").close()
+    elif call == "rename":
+        storage.rename("a", "b")
+    else:
+        storage.remove("a")
+    assert flushed.total() == 1
+    storage.sync_folder()
+    assert flushed.total() == 2
+    storage.sync_folder()
+    assert flushed.total() == 2
+
+
+def test_folder_storage_repeats_a_failed_directory_flush(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    storage = DirectoryStorage(tmp_path)
+    calls: list[bool] = []
+
+    def sync_folder(folder: Path) -> None:
+        calls.append(True)
+        if len(calls) == 1:
+            raise OSError(errno.EIO, "no")
+
+    monkeypatch.setattr(files, "sync_folder", sync_folder)
+    with pytest.raises(StorageError):
+        storage.sync_folder()
+    storage.sync_folder()
+    assert len(calls) == 2

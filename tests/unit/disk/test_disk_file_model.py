@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 import random
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,34 @@ def test_disk_file_system_error_is_raised_as_no_space_or_storage_error(
     file.close()
 
 
+@pytest.mark.parametrize(
+    ("what", "work"),
+    [
+        ("open", lambda storage: storage.open("gone")),
+        ("rename", lambda storage: storage.rename("gone", "there")),
+        ("remove", lambda storage: storage.remove("folder")),
+        ("read", lambda storage: storage.load("folder")),
+    ],
+)
+def test_folder_storage_error_text_contains_operation_and_file(
+    what: str, work: Callable[[DirectoryStorage], object], tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StorageError) as caught:
+        work(DirectoryStorage(tmp_path))
+    name = "folder" if what in ("remove", "read") else "gone"
+    assert what in str(caught.value)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_replace_file_with_short_writes_replaces_the_whole_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, view: real(descriptor, bytes(view)[:3]))
+    replace_file(tmp_path / "f", [b"0123456", b"", b"789"])
+    assert (tmp_path / "f").read_bytes() == b"0123456789"
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
 @pytest.mark.parametrize("fails_at", ["write", "fsync"])
 def test_replace_file_that_fails_leaves_no_temporary_file(
     fails_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -262,3 +291,21 @@ def test_disk_file_truncate_overwrites_a_longer_left_over_temporary_file_complet
     file.truncate(4)
     assert (tmp_path / "segment").read_bytes() == bytes(file.read(0, 100)) == b"0123"
     file.close()
+
+
+def test_replace_file_that_cannot_be_read_back_leaves_the_old_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that stores something else is noticed before anything relies on it [S16]."""
+    replace_file(tmp_path / "f", b"first")
+    sync = os.fsync
+
+    def damaged(descriptor: int) -> None:
+        sync(descriptor)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.pwrite(descriptor, b"x", 2)
+
+    monkeypatch.setattr(os, "fsync", damaged)
+    with pytest.raises(StorageError, match="f differs after the write"):
+        replace_file(tmp_path / "f", b"second")
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+    assert (tmp_path / "f").read_bytes() == b"first"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,12 +82,10 @@ class _Part:
         return called
 
 
-class Members:
-    """As ``Membership``."""
+class Members(_Part):
+    """The membership of the node."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.incarnation = 0
+    incarnation = 0
 
     async def register(self, previous_incarnation: int, **said: Any) -> int:
         self._world.registered = {"previous_incarnation": previous_incarnation, **said}
@@ -97,53 +95,17 @@ class Members:
         self.incarnation = previous_incarnation + 1
         return self.incarnation
 
-    def start(self) -> None:
-        self._world.say("heartbeats begin")
 
-    async def live(self, timeout_s: float) -> None:
-        self._world.say("live")
+class Held(_Part):
+    """The partitions of the node: none."""
 
-    async def drain(self, timeout_s: float) -> None:
-        self._world.say("drain")
-
-    async def leave(self, timeout_s: float) -> None:
-        self._world.say("leave")
-
-    async def close(self) -> None:
-        self._world.say("heartbeats end")
-
-
-class Held:
-    """As ``Partitions``."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.heard: list[int] = []
-        self.all_flushed = False
-        self.counts = SimpleNamespace(labels=SimpleNamespace(patterns=()))
-        self.copy_limit = SimpleNamespace(change=lambda replication: None)
+    all_flushed = False
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
-    def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
-        self._world.say(f"image {old.index} to {new.index}")
-
-    def heartbeat_answered(self, sent_ns: int, lease_ns: int) -> None:
-        self.heard.append(sent_ns)
-
     def led_partitions(self) -> list[Any]:
         return []
-
-    async def wait_until_open(self) -> None:
-        self._world.say("opened")
-
-    def leave_behind(self, folders: Iterable[str]) -> None:
-        if any(folders):
-            self._world.say("left behind")
-
-    async def close_subjects(self, timeout_s: float) -> None:
-        self._world.say("subjects closed")
 
     async def stop(self) -> bool:
         self._world.say("logs closed")
@@ -162,13 +124,18 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
         made.say("nobody runs")
 
     def build(node: Node, *_: Any) -> None:
-        node.partitions = Held(made)  # type: ignore[assignment]
+        labels = SimpleNamespace(patterns=())
+        node.partitions = Held(  # type: ignore[assignment]
+            made,
+            "partitions",
+            {"counts": SimpleNamespace(labels=labels), "copy_limit": SimpleNamespace(change=lambda replication: None)},
+        )
 
     module = sidecar.node.node
     monkeypatch.setattr(module, "open_links", links)
     monkeypatch.setattr(module, "wait_for_predecessor", nobody_before)
     monkeypatch.setattr(module, "GroupThread", lambda *_: made.part("group", image=made.image))
-    monkeypatch.setattr(module, "Membership", lambda *_: Members(made))
+    monkeypatch.setattr(module, "Membership", lambda *_: Members(made, "member", {}))
     monkeypatch.setattr(module, "exit_after", lambda seconds, code=1: None)
     monkeypatch.setattr(module, "probe_flushes", lambda path: None)
     monkeypatch.setattr("sidecar.status.health.EVERY_S", 3600.0)  # it looks at parts that are not here
@@ -202,28 +169,41 @@ async def test_node_start_reports_whether_the_previous_process_stopped_cleanly(w
         assert world.marker() == PreviousProcess(before + 1, clean, True)
 
 
-async def test_node_stop_during_a_stop_of_the_whole_cluster_transfers_no_leadership(world: World) -> None:
+@pytest.mark.parametrize(
+    ("hand_over", "logs_are_clean", "workers_are_clean", "code", "transfers", "is_clean"),
+    [
+        pytest.param(True, True, True, 0, True, True, id="stop"),
+        pytest.param(False, True, True, 0, False, True, id="stop of the whole cluster"),
+        pytest.param("a bug", True, True, 1, False, False, id="failure"),
+        pytest.param(None, True, True, EXIT_TO_REPAIR, True, False, id="repair"),
+        pytest.param(True, False, True, 0, True, False, id="unclean logs"),
+        pytest.param(True, True, False, 0, True, False, id="unclean workers"),
+    ],
+)
+async def test_node_stop_transfers_leadership_and_writes_the_clean_marker_only_if_its_reason_allows_it(
+    world: World,
+    hand_over: bool | str | None,
+    logs_are_clean: bool,
+    workers_are_clean: bool,
+    code: int,
+    transfers: bool,
+    is_clean: bool,
+) -> None:
+    async def stop_workers() -> bool:
+        return workers_are_clean
+
     node = await started(world)
-    node.request_stop(hand_over=False)
-    assert await node.stop() == 0
-    assert not {"group hand_over", "subjects closed", "drain", "leave"} & set(world.told)
-    assert world.told[-1] == "marker"
-
-
-async def test_node_stop_after_a_failure_transfers_no_leadership_and_writes_no_clean_marker(world: World) -> None:
-    node = await started(world)
-    node.request_stop(hand_over=True)
-    node.fatal(LiftError("a bug"))
-    assert await node.stop() == 1
-    assert not {"group hand_over", "subjects closed", "drain", "leave", "marker"} & set(world.told)
-
-
-async def test_node_stop_for_a_repair_transfers_leadership_and_writes_no_clean_marker(world: World) -> None:
-    node = await started(world)
-    node.repair("s/0: damage")
-    assert await node.stop() == EXIT_TO_REPAIR
-    assert {"drain", "leave"} <= set(world.told)
-    assert not world.marker().clean_stop
+    world.logs_are_clean, node._workers.stop = logs_are_clean, stop_workers  # type: ignore[method-assign]
+    if hand_over is None:
+        node.repair("s/0: damage")
+    else:
+        node.request_stop(hand_over=bool(hand_over))
+    if isinstance(hand_over, str):
+        node.fatal(LiftError(hand_over))
+    assert await node.stop() == code
+    steps = {"group hand_over", "partitions close_subjects", "member drain", "member leave"}
+    assert steps & set(world.told) == (steps if transfers else set())
+    assert world.marker().clean_stop is is_clean
 
 
 @pytest.mark.parametrize(
@@ -262,7 +242,7 @@ async def test_node_stop_that_was_requested_ends_without_a_restart(
     assert await node.stop() == code
 
 
-@pytest.mark.parametrize("when", ["group retire", "drain", "logs closed", "leave", "group stop"])
+@pytest.mark.parametrize("when", ["group retire", "member drain", "logs closed", "member leave", "group stop"])
 async def test_node_stop_with_a_failure_during_the_stop_writes_no_clean_marker(world: World, when: str) -> None:
     """The metadata member, or a log, may fail while the node stops cleanly."""
     node = await started(world)
@@ -273,7 +253,9 @@ async def test_node_stop_with_a_failure_during_the_stop_writes_no_clean_marker(w
     assert not world.marker().clean_stop
 
 
-@pytest.mark.parametrize("when", ["group hand_over", "drain", "heartbeats end", "logs closed", "leave", "group stop"])
+@pytest.mark.parametrize(
+    "when", ["group hand_over", "member drain", "member close", "logs closed", "member leave", "group stop"]
+)
 async def test_node_stop_with_a_component_that_fails_to_close_closes_the_others_without_clean_marker(
     world: World, when: str
 ) -> None:
@@ -286,7 +268,7 @@ async def test_node_stop_with_a_component_that_fails_to_close_closes_the_others_
     node.request_stop(hand_over=True)
     with pytest.raises(LiftError, match=f"a bug at: {when}"):
         await node.stop()
-    assert {"heartbeats end", "logs closed", "group stop", "links close"} <= set(world.told)
+    assert {"member close", "logs closed", "group stop", "links close"} <= set(world.told)
     assert not world.marker().clean_stop
     DataDirectory(world.folder).close()  # its lock is free
 
@@ -337,36 +319,40 @@ async def test_node_reload_during_the_start_applies_to_parts_that_start_later(wo
     await node.stop()
 
 
-async def test_node_stop_with_unclean_logs_writes_no_clean_marker(world: World) -> None:
-    node = await started(world)
-    world.logs_are_clean = False
-    node.request_stop(hand_over=True)
-    assert await node.stop() == 0
-    assert not world.marker().clean_stop
+def recovery_finds(
+    monkeypatch: pytest.MonkeyPatch, of_worker: dict[str, list[str]] | None = None, **found: list[str]
+) -> list[bool]:
+    """Let the recovery find these logs. ``of_worker``: logs of a worker process.
+
+    Return a list that says of each recovery whether the stop before it was clean.
+    """
+    seen: list[bool] = []
+
+    async def run(logs: RecoveredLogs, folder: DataDirectory, pool: Any, *, clean_stop: bool, share: WorkerShare) -> None:
+        seen.append(clean_stop)
+        for kind, names in found.items():
+            setattr(logs, kind, list(names))
+
+    async def recovered(workers: Workers) -> dict[str, list[str]]:
+        return {"damaged": [], "confined": [], "suspect": [], **(of_worker or {})}
+
+    monkeypatch.setattr(RecoveredLogs, "run", run)
+    monkeypatch.setattr(Workers, "wait_until_recovered", recovered)
+    return seen
 
 
-async def test_node_stop_with_unclean_worker_processes_writes_no_clean_marker(world: World) -> None:
-    async def stop() -> bool:
-        world.say("workers stopped")
-        return False
-
-    node = await started(world)
-    node._workers.stop = stop  # type: ignore[method-assign]
-    node.request_stop(hand_over=True)
-    assert await node.stop() == 0
-    assert "workers stopped" in world.told
-    assert not world.marker().clean_stop
+def lead_by(world: World, *states: PartitionState, config: StreamConfig | None = None) -> None:
+    """Give the cluster a stream with these partitions."""
+    orders = StreamImage(name="orders", uid="000001-1", subject="orders", config=config or StreamConfig(), partitions=states)
+    world.image = replace(world.image, streams=Map({"orders": orders}))
 
 
 async def test_node_start_counts_the_damaged_logs_of_its_worker_processes(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def recovered(workers: Workers) -> dict[str, list[str]]:
-        return {"damaged": ["orders-U1/0"], "confined": [], "suspect": ["orders-U1/1", "orders-U1/2"]}
-
     await (await started(world)).stop()
     assert world.marker().clean_stop
-    monkeypatch.setattr(Workers, "wait_until_recovered", recovered)
+    recovery_finds(monkeypatch, {"damaged": ["orders-U1/0"], "suspect": ["orders-U1/1", "orders-U1/2"]})
     world.refused = "the group can't be asked"
     node = Node(NodeSettings("n1", world.folder))
     with pytest.raises(LiftError):
@@ -378,38 +364,34 @@ async def test_node_start_counts_the_damaged_logs_of_its_worker_processes(
 
 
 @pytest.mark.parametrize(
-    ("own", "of_worker", "lost", "named"),
+    ("of_worker", "lost", "is_lazy", "named"),
     [
-        ({"damaged": [_LOG], "confined": [_LOG]}, {"damaged": [_OTHER], "confined": [_OTHER]}, [], [0, 1]),
-        ({"damaged": [_LOG], "confined": [_LOG]}, {"damaged": [_OTHER]}, [], []),
-        ({"damaged": [_LOG], "confined": [_LOG]}, {"suspect": [_OTHER]}, [], []),
-        ({"damaged": [_LOG], "confined": [_LOG]}, {}, [_OTHER], []),
+        ({"damaged": [_OTHER], "confined": [_OTHER]}, [], False, [0, 1]),
+        ({"damaged": [_OTHER], "confined": [_OTHER]}, [], True, []),
+        ({"damaged": [_OTHER]}, [], False, []),
+        ({"suspect": [_OTHER]}, [], False, []),
+        ({}, [_OTHER], False, []),
     ],
+    ids=["confined damage", "unflushed records may be lost", "unconfined damage", "suspect log", "missing log"],
 )
 async def test_node_start_names_damaged_logs_if_the_others_are_complete(
     world: World,
     monkeypatch: pytest.MonkeyPatch,
-    own: dict[str, list[str]],
     of_worker: dict[str, list[str]],
     lost: list[str],
+    is_lazy: bool,
     named: list[int],
 ) -> None:
     """A lost end or directory, or a failed flush, means that the disk may have lost records of any log."""
-
-    async def run(logs: RecoveredLogs, folder: DataDirectory, pool: Any, *, clean_stop: bool, share: WorkerShare) -> None:
-        logs.damaged, logs.confined, logs.missing = list(own["damaged"]), list(own["confined"]), list(lost)
-
-    async def recovered(workers: Workers) -> dict[str, list[str]]:
-        return {"damaged": [], "confined": [], "suspect": [], **of_worker}
-
-    monkeypatch.setattr(RecoveredLogs, "run", run)
-    monkeypatch.setattr(Workers, "wait_until_recovered", recovered)
-    partitions = tuple(
+    recovery_finds(monkeypatch, of_worker, damaged=[_LOG], confined=[_LOG], missing=lost)
+    if is_lazy:
+        world.folder.mkdir()
+        (world.folder / "lazy-flush").touch()
+    partitions = [
         PartitionState(partition=number, replicas=("n1",), isr=("n1",), leader="n1", leader_epoch=1, epoch=1)
         for number in range(2)
-    )
-    orders = StreamImage(name="orders", uid="000001-1", subject="orders", config=StreamConfig(), partitions=partitions)
-    world.image = replace(world.image, streams=Map({"orders": orders}))
+    ]
+    lead_by(world, *partitions)
     node = await started(world)
     said = world.registered
     assert (said["clean_stop"], said["flushed_always"]) == (False, False)
@@ -430,30 +412,12 @@ async def test_node_start_names_damaged_logs_if_the_others_are_complete(
 async def test_node_start_reports_a_missing_log_directory_of_a_replica_that_may_lead(
     world: World, monkeypatch: pytest.MonkeyPatch, config: StreamConfig, state: dict[str, Any], is_lost: bool
 ) -> None:
-    async def run(logs: RecoveredLogs, folder: DataDirectory, pool: Any, *, clean_stop: bool, share: WorkerShare) -> None:
-        logs.missing = [_LOG]
-
     await (await started(world)).stop()
-    monkeypatch.setattr(RecoveredLogs, "run", run)
+    recovery_finds(monkeypatch, missing=[_LOG])
     partition = PartitionState(partition=0, replicas=("n1", "n2", "n3"), leader="n2", leader_epoch=1, epoch=1, **state)
-    orders = StreamImage(name="orders", uid="000001-1", subject="orders", config=config, partitions=(partition,))
-    world.image = replace(world.image, streams=Map({"orders": orders}))
+    lead_by(world, partition, config=config)
     node = await started(world)
     assert (world.registered["clean_stop"], world.registered["flushed_always"]) == (not is_lost, not is_lost)
-    await node.stop()
-
-
-async def test_node_start_that_may_have_lost_unflushed_records_names_no_damaged_logs(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def run(logs: RecoveredLogs, folder: DataDirectory, pool: Any, *, clean_stop: bool, share: WorkerShare) -> None:
-        logs.damaged, logs.confined = [_LOG], [_LOG]
-
-    monkeypatch.setattr(RecoveredLogs, "run", run)
-    world.folder.mkdir(exist_ok=True)
-    (world.folder / "lazy-flush").touch()
-    node = await started(world)
-    assert world.registered["damaged_logs"] == []
     await node.stop()
 
 
@@ -464,7 +428,7 @@ async def test_node_start_that_fails_writes_no_clean_marker(world: World) -> Non
         await node.start()
     node.request_stop(hand_over=True)
     assert await node.stop() == 0
-    assert not {"marker", "drain", "leave", "incarnation stored"} & set(world.told)
+    assert not {"marker", "member drain", "member leave", "incarnation stored"} & set(world.told)
     assert world.marker() == PreviousProcess(0, False, True)
 
 
@@ -474,14 +438,8 @@ async def test_node_start_after_a_failed_start_that_found_damage_registers_an_un
     """Should this process end before it has registered: the next one finds nothing of it, for recovery has set it aside."""
     await (await started(world)).stop()
     assert world.marker() == PreviousProcess(1, True, True)
-    found: list[str] = ["orders-U1/0"]
-    seen: list[bool] = []
-
-    async def run(logs: RecoveredLogs, folder: DataDirectory, pool: Any, *, clean_stop: bool, share: WorkerShare) -> None:
-        seen.append(clean_stop)
-        logs.damaged, logs.suspect = list(found), ["orders-U1/1", "orders-U1/2"]
-
-    monkeypatch.setattr(RecoveredLogs, "run", run)
+    suspect = ["orders-U1/1", "orders-U1/2"]
+    seen = recovery_finds(monkeypatch, damaged=["orders-U1/0"], suspect=suspect)
     world.refused = "the group can't be asked"
     node = Node(NodeSettings("n1", world.folder))
     with pytest.raises(LiftError):
@@ -490,11 +448,11 @@ async def test_node_start_after_a_failed_start_that_found_damage_registers_an_un
     assert (world.registered["clean_stop"], world.registered["flushed_always"]) == (False, False)
     assert node.counters["suspect_log"] == 2
     assert world.marker() == PreviousProcess(1, False, False)
-    found.clear()
     world.refused = ""
+    again = recovery_finds(monkeypatch, suspect=suspect)
     await (await started(world)).stop()
     assert (world.registered["clean_stop"], world.registered["flushed_always"]) == (False, False)
-    assert seen == [True, False], "a tail that has to be cut is damage after a clean stop"
+    assert seen + again == [True, False], "a tail that has to be cut is damage after a clean stop"
 
 
 def _content(folder: Path) -> dict[str, bytes]:

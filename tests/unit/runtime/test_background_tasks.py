@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from sidecar.partition import housekeeping
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.replica_manager import Partitions
 from sidecar.runtime.settings import NodeSettings
-from sidecar.runtime.tasks import BackgroundError, fatal_on, report_failure, spawn, start_attended
+from sidecar.runtime.tasks import BackgroundError, fatal_on, report_failure, spawn, spawn_in, start_attended
 from tests.until import until
 
 
@@ -77,8 +78,47 @@ async def test_event_loop_callback_that_raises_is_reported_only_for_liftpy_code(
     loop.call_soon(int, "no number")  # in somebody else's
     await until(lambda: failures)
     assert len(failures) == 1
+
+
+async def test_fatal_error_handler_reports_a_background_failure_only_to_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    by_default: list[dict[str, Any]] = []
+    monkeypatch.setattr(loop, "default_exception_handler", by_default.append)
+    loop.set_exception_handler(None)
+    failures: list[Exception] = []
+    take_back = fatal_on(loop, failures.append)
     report_failure("the feed", ValueError("bad"))
-    assert "The background task the feed ended unexpectedly: ValueError('bad')" in str(failures[1])
+    assert ([str(failure) for failure in failures], by_default) == (
+        ["The background task the feed ended unexpectedly: ValueError('bad'). The node stops. Please report it with its log."],
+        [],
+    )
+    loop.call_exception_handler({"message": "somebody else's"})
+    assert (len(failures), by_default) == (1, [{"message": "somebody else's"}])
+    take_back()
+
+
+async def test_task_spawned_in_another_event_loop_is_cancelled_with_the_awaiting_task() -> None:
+    other = asyncio.new_event_loop()
+    thread = threading.Thread(target=other.run_forever)
+    thread.start()
+    began, over = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        try:
+            began.set()
+            await asyncio.sleep(60)
+        finally:
+            over.set()
+
+    try:
+        end = spawn_in(other, work(), "work")
+        assert await asyncio.to_thread(began.wait, 10)
+        await end()
+        assert over.is_set()
+    finally:
+        other.call_soon_threadsafe(other.stop)
+        thread.join()
+        other.close()
 
 
 # ---- every loop of a node ---------------------------------------------------------------------------------------------

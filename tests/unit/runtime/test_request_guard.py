@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from sidecar.metadata.control import ControlHandler
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import fatal_on, spawn
 from sidecar.status.status_api import StatusHandler
+from tests.until import until
 
 
 class Bus:
@@ -41,25 +43,34 @@ class Bus:
         return True
 
 
+@pytest.fixture(autouse=True)
+async def no_failure() -> AsyncIterator[None]:
+    """Check that no request ends the node."""
+    fatal: list[Exception] = []
+    restore = fatal_on(asyncio.get_running_loop(), fatal.append)
+    yield
+    restore()
+    assert not fatal
+
+
+async def answer(bus: Bus) -> tuple[str, bytes]:
+    await until(lambda: bus.sent)
+    return bus.sent[0]
+
+
 async def test_request_guard_rejects_and_counts_a_request_whose_handler_raises(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     counters: Counter[str] = Counter()
     rejected: list[bytes] = []
-    fatal: list[Exception] = []
     guard = RequestGuard("odd", counters, lambda reply, error: rejected.append(reply))
 
     async def work() -> None:
         "\ud800".encode()
 
-    restore = fatal_on(asyncio.get_running_loop(), fatal.append)
-    try:
-        with caplog.at_level(logging.ERROR, "liftpy.requests"):
-            for number in range(5):
-                await spawn(guard.run(work(), b"_INBOX.%d" % number), "a request")
-    finally:
-        restore()
-    assert not fatal
+    with caplog.at_level(logging.ERROR, "liftpy.requests"):
+        for number in range(5):
+            await spawn(guard.run(work(), b"_INBOX.%d" % number), "a request")
     assert rejected == [b"_INBOX.%d" % number for number in range(5)]
     assert counters == {"refused: failed request, odd": 5}
     assert sum("kind=odd" in record.getMessage() for record in caplog.records) == 1, "one line a second, however many come"
@@ -100,18 +111,9 @@ async def test_status_endpoint_answers_a_settings_reload_that_raises_with_an_err
         raise RuntimeError("a defect")
 
     handler.on_reload = on_reload
-    fatal: list[Exception] = []
-    restore = fatal_on(asyncio.get_running_loop(), fatal.append)
-    try:
-        bus.listening["ns.control.settings.n1"](b"", b"_INBOX.a", b'{"reload": true}', b"")
-        async with asyncio.timeout(10):
-            while not bus.sent:
-                await asyncio.sleep(0)
-    finally:
-        restore()
-    assert not fatal
-    assert bus.sent[0][0] == "_INBOX.a"
-    assert b"error" in bus.sent[0][1]
+    bus.listening["ns.control.settings.n1"](b"", b"_INBOX.a", b'{"reload": true}', b"")
+    subject, payload = await answer(bus)
+    assert (subject, b"error" in payload) == ("_INBOX.a", True)
     assert counters["refused: failed request, status"] == 1
 
 
@@ -125,19 +127,10 @@ async def test_control_endpoint_answers_a_request_whose_decision_raises_with_an_
         connection, Subjects("ns"), InboxRule(("_INBOX.",)), lambda: True, decide, lambda _: None, lambda _: True,
         ReplicationConfig(),
     )  # fmt: skip
-    fatal: list[Exception] = []
-    restore = fatal_on(asyncio.get_running_loop(), fatal.append)
-    try:
-        await handler.open()
-        request = frames.seal(pb.ControlRequest(describeCluster=pb.DescribeCluster()))
-        bus.listening["ns.info"](b"ns.info", b"_INBOX.a", request, b"")
-        async with asyncio.timeout(10):
-            while not bus.sent:
-                await asyncio.sleep(0)
-    finally:
-        restore()
-    assert not fatal
-    (subject, payload) = bus.sent[0]
+    await handler.open()
+    request = frames.seal(pb.ControlRequest(describeCluster=pb.DescribeCluster()))
+    bus.listening["ns.info"](b"ns.info", b"_INBOX.a", request, b"")
+    subject, payload = await answer(bus)
     assert subject == "_INBOX.a"
     assert frames.decode(payload, pb.ControlResponse).error == pb.ControlResponse.INVALID
     await handler.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,24 +66,35 @@ def test_restart_policy_pause_doubles_up_to_30_s_and_resets_after_a_run_of_a_min
     assert pause_s(count_restart(count, ran_s=61.0)) == 0.5
 
 
+def restart(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *, stopped: Callable[[], object], pause: Any = None, execute: Any = None
+) -> None:
+    """Run the command of a node that asks for a restart. ``stopped``, ``pause`` and ``execute`` are called at these steps."""
+
+    def run(main: Any) -> int:
+        main.close()
+        stopped()
+        return EXIT_TO_REPAIR
+
+    monkeypatch.setattr(command, "run_loop", run)
+    monkeypatch.setattr(command.LOGS, "configure", lambda *given: None)
+    only_in(monkeypatch, command, "time", sleep=pause or (lambda _: None))
+    monkeypatch.setattr(command.os, "execve", execute or (lambda *_: None))
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        command.sidecar.main(["--node-id", "n1", "--controllers", "n1", "--data", str(folder)], standalone_mode=False)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_node_stop_deadline_does_not_run_during_the_restart_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
-
-    def stopped(main: Any) -> int:
-        main.close()
-        exit_after(60.0)
-        return EXIT_TO_REPAIR
 
     def pause(_: float) -> None:
         timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
         seen.append(all(timer.finished.is_set() for timer in timers))
 
-    monkeypatch.setattr(command, "run_loop", stopped)
-    monkeypatch.setattr(command.LOGS, "configure", lambda *given: None)
-    only_in(monkeypatch, command, "time", sleep=pause)
-    monkeypatch.setattr(command.os, "execve", lambda *arguments: None)
-    monkeypatch.setattr(command.signal, "signal", lambda *arguments: None)
-    command.sidecar.main(["--node-id", "n1", "--controllers", "n1", "--data", str(tmp_path)], standalone_mode=False)
+    restart(monkeypatch, tmp_path, stopped=lambda: exit_after(60.0), pause=pause)
     assert seen == [True]
 
 
@@ -90,17 +102,8 @@ def test_restart_ignores_sighup_until_the_next_node_handles_it(tmp_path: Path, m
     """The program that the process executes inherits an ignored signal. A default action would end it."""
     seen: list[Any] = []
 
-    def stopped(main: Any) -> int:
-        main.close()
-        return EXIT_TO_REPAIR
+    def execute(*_: Any) -> None:
+        seen.append(signal.getsignal(signal.SIGHUP))
 
-    monkeypatch.setattr(command, "run_loop", stopped)
-    monkeypatch.setattr(command.LOGS, "configure", lambda *given: None)
-    only_in(monkeypatch, command, "time", sleep=lambda _: None)
-    monkeypatch.setattr(command.os, "execve", lambda *arguments: seen.append(signal.getsignal(signal.SIGHUP)))
-    before = signal.getsignal(signal.SIGHUP)
-    try:
-        command.sidecar.main(["--node-id", "n1", "--controllers", "n1", "--data", str(tmp_path)], standalone_mode=False)
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    restart(monkeypatch, tmp_path, stopped=lambda: None, execute=execute)
     assert seen == [signal.SIG_IGN]

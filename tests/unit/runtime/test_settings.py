@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +96,37 @@ def test_settings_flags_override_environment_and_environment_overrides_file(tmp_
 def test_settings_error_contains_the_name_of_the_wrong_setting(text: str, names: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=names):
         load(text, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"namespace": "a.*"},
+        {"namespace": ""},
+        {"controllers": ("n 1",)},
+        {"rack": "a b"},
+        {"weight": -0.1},
+        {"weight": 1000.1},
+        {"scrub_bytes_per_s": -1},
+        {"scrub_bytes_per_s": (1 << 34) + 1},
+        {"status_port": -2},
+        {"status_port": 65_536},
+        {"log_level": "loud"},
+    ],
+    ids=str,
+)
+def test_node_settings_with_invalid_values_are_rejected(wrong: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        NodeSettings("n1", tmp_path, **wrong)
+
+
+def test_node_settings_by_default_open_no_http_port_and_disable_a_bootstrap_by_majority(tmp_path: Path) -> None:
+    settings = NodeSettings("n1", tmp_path)
+    assert not settings.bootstrap_majority, "a group that can't be reached is not taken for a new one"
+    assert settings.elections
+    assert settings.status_port < 0, "no port is open that nobody asked for"
+    assert not settings.is_controller
+    assert NodeSettings("n1", tmp_path, controllers=("n1",)).is_controller
 
 
 def test_target_of_a_command_is_taken_from_flags_before_environment_variables() -> None:

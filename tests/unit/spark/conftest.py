@@ -10,6 +10,7 @@ import pytest
 
 from liftpy.spark.options import Access
 from liftpy.spark.process_connection import ProcessConnection, link_to
+from sidecar.cli.main import main
 from sidecar.dev.nats_server import NatsServer
 from tests.fake_node import FakeNode, fake_node_in_thread
 
@@ -48,3 +49,16 @@ def source(access: Access) -> Callable[..., Any]:
         return LiftDataSource({name.lower(): value for name, value in given.items()})
 
     return opened
+
+
+@pytest.fixture
+def liftpy_spark(access: Access, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Return a function that runs ``liftpy spark`` on the node of the test. It returns exit code, output and errors."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["spark", *arguments, "--nats", access.servers, "--namespace", access.namespace])
+        shown = capsys.readouterr()
+        return int(ended.value.code or 0), shown.out, shown.err
+
+    return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,31 +15,22 @@ import pytest
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
-from liftpy.spark.options import Access
 from sidecar.cli import output
-from sidecar.cli.main import main
 from sidecar.cli.spark import SparkTarget, source_options
 from sidecar.runtime.settings import Target
 from tests.fake_node import FakeNode
 
 HERE = SparkTarget("local[2]", {})
-
-
-def run(access: Access, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Run the command. Return exit code, standard output and standard error."""
-    with pytest.raises(SystemExit) as ended:
-        main(["spark", *arguments, "--nats", access.servers, "--namespace", access.namespace])
-    shown = capsys.readouterr()
-    return int(ended.value.code or 0), shown.out, shown.err
+Run = Callable[..., tuple[int, str, str]]
 
 
 def test_spark_archive_dry_run_prints_the_next_offset_of_each_partition(
-    access: Access, node: FakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    liftpy_spark: Run, node: FakeNode, tmp_path: Path
 ) -> None:
     pytest.importorskip("deltalake")
     node.add_stream("orders", partitions=2).partitions[1].append(build_batch([b"x"] * 7, base_offset=0, leader_epoch=1))
     table = str(tmp_path / "table")
-    code, out, _ = run(access, capsys, "archive", "orders", "--table", table, "--dry-run", "--json")
+    code, out, _ = liftpy_spark("archive", "orders", "--table", table, "--dry-run", "--json")
     assert (code, json.loads(out)) == (
         0,
         {
@@ -48,7 +40,7 @@ def test_spark_archive_dry_run_prints_the_next_offset_of_each_partition(
             "orphans": {"files": [], "bytes": 0, "left": 0},
         },
     )
-    code, out, _ = run(access, capsys, "archive", "orders", "--table", table, "--dry-run")
+    code, out, _ = liftpy_spark("archive", "orders", "--table", table, "--dry-run")
     assert (code, out.splitlines()[0], out.splitlines()[3]) == (0, "starts a new query", "7 records wait")
     assert not (tmp_path / "table").exists()
 
@@ -69,11 +61,11 @@ def test_spark_archive_dry_run_prints_the_next_offset_of_each_partition(
     ],
 )
 def test_spark_command_error_exits_with_the_documented_exit_code(
-    access: Access, node: FakeNode, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, text: str
+    liftpy_spark: Run, node: FakeNode, arguments: list[str], code: int, text: str
 ) -> None:
     pytest.importorskip("deltalake")
     node.add_stream("orders")
-    found, _, err = run(access, capsys, *arguments)
+    found, _, err = liftpy_spark(*arguments)
     assert (found, text in err) == (code, True), err
 
 

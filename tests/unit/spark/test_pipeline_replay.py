@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from liftpy.spark.pipelines.tables import FileName, TableState
 from liftpy.spark.planning import PartitionView, plan_ranges
 from liftpy.spark.schema import arrow_schema
 from liftpy.spark.sink_rows import places_of
-from sidecar.cli.main import main
 from tests.fake_node import FakeNode
 
 TAG = "0123456789ab"
@@ -150,27 +150,20 @@ def test_spark_compact_writes_a_part_to_one_file_and_returns_its_statistics(tmp_
     assert pq.read_table(file)["offset"].to_pylist() == [3] * 4
 
 
-def run(access: Access, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(["spark", *arguments, "--nats", access.servers, "--namespace", access.namespace])
-    shown = capsys.readouterr()
-    return int(ended.value.code or 0), shown.out, shown.err
-
-
 def test_spark_compact_and_replay_dry_runs_print_the_planned_work(
-    access: Access, node: FakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    liftpy_spark: Callable[..., tuple[int, str, str]], node: FakeNode, tmp_path: Path
 ) -> None:
     pytest.importorskip("deltalake")
     node.add_stream("orders", partitions=2).partitions[1].append(build_batch([b"x"] * 7, base_offset=0, leader_epoch=1))
     node.add_stream("copies", partitions=2)
     node.add_stream("small")
     replay = ["replay", "orders", "copies", "--name", "n", "--dry-run"]
-    code, out, _ = run(access, capsys, *replay, "--json", "--from", "-5")
+    code, out, _ = liftpy_spark(*replay, "--json", "--from", "-5")
     assert (code, json.loads(out)) == (0, {"target": "copies", "ranges": {"orders/1": [2, 7]}, "records": 5})
-    assert run(access, capsys, *replay)[1].startswith("orders/1 [0, 7): 7 records\n7 records would be written to copies")
-    code, _, err = run(access, capsys, "replay", "orders", "small", "--name", "n", "--dry-run")
+    assert liftpy_spark(*replay)[1].startswith("orders/1 [0, 7): 7 records\n7 records would be written to copies")
+    code, _, err = liftpy_spark("replay", "orders", "small", "--name", "n", "--dry-run")
     assert (code, "Add partitions to the target" in err) == (2, True)
-    assert run(access, capsys, "replay", "orders", "small", "--name", "n", "--dry-run", "--partitioner", "key")[0] == 0
-    code, out, _ = run(access, capsys, "compact", "orders", "--output", str(tmp_path / "o"), "--dry-run", "--json")
+    assert liftpy_spark("replay", "orders", "small", "--name", "n", "--dry-run", "--partitioner", "key")[0] == 0
+    code, out, _ = liftpy_spark("compact", "orders", "--output", str(tmp_path / "o"), "--dry-run", "--json")
     assert (code, json.loads(out)) == (0, {"starts": {"orders/0": 0, "orders/1": 0}, "waiting": 7, "keys": 0})
-    assert run(access, capsys, "replay", "orders", "copies", "--name", "n", "--table", str(tmp_path), "--dry-run")[0] == 1
+    assert liftpy_spark("replay", "orders", "copies", "--name", "n", "--table", str(tmp_path), "--dry-run")[0] == 1

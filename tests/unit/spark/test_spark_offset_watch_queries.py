@@ -4,39 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from liftpy.core.wire.batch import build_batch
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import SourceError
 from liftpy.spark.offsets import StreamOffsets
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.process_connection import ProcessConnection
-from tests.fake_node import FakeNode, FakePartition
+from tests.fake_node import FakeNode
+from tests.unit.spark.test_spark_readers import ALL, Open, append, ranges, rewrite, streaming
 from tests.until import block_until
-
-ALL = ReadAllAvailable()
-Open = Callable[..., Any]
-
-
-def append(log: FakePartition, count: int) -> None:
-    first = log.log_end_offset
-    log.append(build_batch([b"v"] * count, base_offset=first, leader_epoch=log.leader_epoch))
-
-
-def streaming(source: Any) -> Any:
-    return source.streamReader(source.schema())
-
-
-def ranges(partitions: list[Any]) -> list[tuple[int, int, int]]:
-    return [(p.value.partition, p.value.start_offset, p.value.end_offset) for p in partitions]
 
 
 def test_spark_offset_watch_of_a_streaming_query_reports_new_records_without_polling(source: Open, node: FakeNode) -> None:
@@ -67,10 +49,7 @@ def test_spark_offset_watch_of_a_recreated_or_truncated_stream_ends_the_query_wi
     reader = streaming(source(startingOffsets="earliest"))
     start = reader.latestOffset(reader.initialOffset(), ReadMaxRows(20))
     assert reader.latestOffset(start, ReadMaxRows(5))["orders"]["0"] == 25
-    while log.batches and log.batches[-1][0].next_offset > 10:
-        log.batches.pop()
-    log.leader_epoch, log.high_watermark = 4, 9
-    append(log, 40)
+    rewrite(log, 10, 4, 40)
 
     def refused() -> str:
         try:
@@ -99,9 +78,7 @@ def test_spark_offset_watch_after_a_log_truncation_requests_the_offsets_again(so
     append(log, 10)
     reader = streaming(source(startingOffsets="earliest", failOnDataLoss="false"))
     start = reader.latestOffset(reader.initialOffset(), ALL)
-    log.batches.clear()
-    log.leader_epoch, log.high_watermark = 4, -1
-    append(log, 40)
+    rewrite(log, 0, 4, 40)
     restarted = streaming(source(failOnDataLoss="false"))
     assert restarted.latestOffset(start, ALL)["orders"]["0"] == 40
     assert restarted._open_catalog()._watched_views([]) is None

@@ -65,12 +65,6 @@ def test_spark_sink_with_invalid_options_raises_config_error(given: dict[str, st
         SinkOptions.parse(given)
 
 
-def test_spark_sink_streaming_query_uses_its_own_producer_id() -> None:
-    with pytest.raises(ConfigError, match="writeId is for batch writes"):
-        SinkOptions.parse({"writeId": "x"}).check_streaming()
-    SinkOptions.parse({}).check_streaming()
-
-
 # ---- columns ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("fields", "stream", "text"),

@@ -235,12 +235,3 @@ def test_spark_stats_plot_contains_each_partition(access: Access, node: FakeNode
         save_plot(report, tmp_path / "none" / "stats.png")
     node.add_stream("orders")
     save_plot(stats(access, ORDERS), tmp_path / "empty.png")
-
-
-def test_spark_stats_plot_without_matplotlib_raises_with_the_package_to_install(
-    access: Access, node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stats_module.importlib.util, "find_spec", lambda name: None)
-    node.add_stream("orders")
-    with pytest.raises(ConfigError, match=r"pip install 'liftpy\[spark\]'"):
-        save_plot(stats(access, ORDERS), tmp_path / "stats.png")

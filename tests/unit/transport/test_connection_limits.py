@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,82 +13,61 @@ import pytest
 
 from liftpy.config import NS_PER_S
 from liftpy.errors import NotAllowedError
+from sidecar.runtime.settings import NodeSettings
 from sidecar.transport import connection as module
 from sidecar.transport import credentials, ingest_connection
-from sidecar.transport.connection import BusConnection
+from sidecar.transport.connection import BusConnection, open_bus
 from sidecar.transport.credentials import _MAX_REPORTED_DENIALS, PermissionWatch
 from sidecar.transport.ingest_connection import Drops
+from tests.unit.transport.fake_server import FakeServer
 from tests.until import until
 
 
-class Sending(BusConnection):
-    """Connected or not as the test says; what it writes is kept here."""
-
-    up, waiting = True, 0
-
-    @property
-    def _is_up(self) -> bool:
-        return self.up
-
-    @property
-    def unsent_bytes(self) -> int:
-        return self.waiting
-
-    def _write(self, pieces: Any, size_bytes: int) -> None:
-        self.written.append((b"".join(pieces), size_bytes))
-
-
-@pytest.fixture
-async def sending() -> Sending:
-    made = Sending("acks")
-    made.written = []  # type: ignore[attr-defined]
-    made._max_payload = 1000
-    made._send_buffer_bytes = 5000
-    return made
-
-
-async def test_connection_send_above_the_buffer_or_max_payload_returns_false_and_counts_an_error(sending: Any) -> None:
-    sending.waiting = 4900
-    assert sending.send("s", [b"x" * 100])
-    assert not sending.send("s", [b"x" * 101])
-    sending.waiting = 0
-    assert sending.send("s", [b"x" * 1000])
-    assert not sending.send("s", [b"x" * 1001])
-    assert sending.errors == {"send_buffer_full": 1, "too_large": 1}
-    assert [size for _, size in sending.written] == [100, 1000]
-
-
-async def test_connection_while_disconnected_drops_and_counts_a_message(sending: Any) -> None:
-    sending.up = False
-    assert not sending.send("s", [b""])
-    assert sending.errors == {"dropped_disconnected": 1}
-    assert sending.written == []
-
-
-@pytest.mark.parametrize(("up", "bound"), [(True, 5000), (False, 300)])
-async def test_connection_buffers_acks_up_to_a_bound_and_counts_the_dropped_acks(
-    up: bool, bound: int, sending: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextlib.asynccontextmanager
+async def connected(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[FakeServer, BusConnection]]:
+    """Open a connection with ``max_payload`` 1000, which buffers 5000 bytes, or 300 bytes of acks while disconnected."""
     monkeypatch.setattr(module, "_ACK_BUFFER_BYTES", 300)
-    sending.up = up
-    sending.send_lines([b"x" * (bound - 1), b"y"])
-    sending.waiting = 1
-    sending.send_lines([b"x" * (bound - 3), b"y", b"z"])
-    sending.send_lines([b"x"])
-    assert sending.written == [(b"x" * (bound - 1) + b"y", bound), (b"x" * (bound - 3) + b"yz", bound - 1), (b"x", 1)]
-    sending.waiting = bound
-    sending.send_lines([b"x", b"y"])
-    assert sending.errors == {"acks_dropped": 2}
-    assert (sending.stats["out_msgs"], sending.stats["out_bytes"]) == (6, 2 * bound)
+    server = FakeServer()
+    server.info = server.info.replace(b"1048576", b"1000")
+    settings = NodeSettings("n1", Path("unused"), nats=(await server.start(),))
+    bus = await open_bus(settings, lambda: BusConnection("acks", 5000))
+    await bus.wait_until_processed(5)
+    yield server, bus
+    await bus.stop()
+    server.close()
 
 
-async def test_connection_accepts_data_only_if_a_message_of_max_payload_fits_into_its_buffer(sending: Any) -> None:
-    sending.waiting = 4000
-    assert sending.has_room
-    sending.waiting = 4001
-    assert not sending.has_room
-    sending.waiting, sending.up = 0, False
-    assert not sending.has_room
+async def test_connection_send_above_the_buffer_or_max_payload_returns_false_and_counts_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with connected(monkeypatch) as (_, bus):
+        assert not bus.send("s", [b"x" * 600, b"y" * 401])
+        assert bus.errors == {"too_large": 1}
+        bus.hold()
+        bus.send_lines([b"x" * (4000 - bus.unsent_bytes)])
+        assert bus.has_room, "for a message of max_payload"
+        bus.send_lines([b"x"])
+        assert not bus.has_room
+        assert not bus.send("s", [b"x" * 1000])
+        assert bus.send("s", [b"x" * 999])
+        assert bus.errors == {"too_large": 1, "send_buffer_full": 1}
+
+
+async def test_connection_buffers_acks_up_to_a_bound_and_counts_the_dropped_acks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch) as (server, bus):
+        bus.hold()
+        bus.send_lines([b"x" * (4999 - bus.unsent_bytes)])
+        bus.send_lines([b"y", b"z"])
+        assert bus.errors == {"acks_dropped": 2}
+        bus.send_lines([b"y"])
+        server.close()
+        await until(lambda: not bus.is_connected)
+        bus.send_lines([b"x" * (290 - bus.unsent_bytes), b"y" * 10])
+        bus.send_lines([b"z"])
+        assert not bus.send("s", [b""])
+        assert (bus.errors["acks_dropped"], bus.errors["dropped_disconnected"]) == (3, 1)
+        assert not bus.has_room
+        assert bus.stats["out_msgs"] == 4
 
 
 # ---- rights ----------------------------------------------------------------------------------------------------------------

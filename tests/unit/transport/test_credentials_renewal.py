@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import nats.errors
 import pytest
 
 from liftpy.core.wire.subjects import Subjects
@@ -19,7 +18,8 @@ from sidecar.dev.nats_server import NatsServer
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport import credentials as keys_module
 from sidecar.transport.connection import BusConnection, open_bus
-from sidecar.transport.credentials import PROVE_S, Keys, prove
+from sidecar.transport.credentials import Keys, prove
+from tests.unit.transport.fake_server import FakeServer
 from tests.until import until
 
 FIRST, SECOND = (Credentials(user=name, password=f"{name}-secret") for name in ("first", "second"))
@@ -58,26 +58,13 @@ async def test_credentials_renewal_reconnects_all_open_connections() -> None:
 
 
 class Fake:
-    """A connection that notes what becomes of it."""
+    """A connection that records its renewals."""
 
-    def __init__(self, fails: Exception | None = None) -> None:
-        self.fails = fails
+    def __init__(self) -> None:
         self.renewed: list[tuple[asyncio.AbstractEventLoop, Any]] = []
-        self.done: list[str] = []
 
     async def renew(self, options: dict[str, Any]) -> None:
         self.renewed.append((asyncio.get_running_loop(), options.get("user")))
-
-    async def subscribe(self, subject: str, cb: Any) -> None:
-        self.done.append("subscribe")
-        if self.fails is not None:
-            raise self.fails
-
-    async def flush(self, timeout: float) -> None:
-        self.done.append("flush")
-
-    async def close(self) -> None:
-        self.done.append("close")
 
 
 async def test_credentials_renewal_reconnects_each_connection_on_its_own_event_loop(
@@ -111,20 +98,18 @@ async def test_credentials_renewal_reconnects_each_connection_on_its_own_event_l
 
 
 async def test_credentials_trial_ends_at_its_timeout_and_closes_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    bounds: list[float] = []
-    made: list[Fake] = []
-
-    async def opened(servers: Any, *, timeout_s: float = 3600.0, **more: Any) -> Fake:
-        bounds.append(timeout_s)
-        return made[-1]
-
-    monkeypatch.setattr(keys_module, "open_connection", opened)
-    monkeypatch.setattr(keys_module, "watch_denials", lambda connection, told: lambda: None)
-    for fails in (None, nats.errors.ConnectionClosedError()):
-        made.append(Fake(fails))
-        await prove(("nats://x",), Subjects("liftpy"), "n1", SECOND, works=True)
-        assert made[-1].done == (["subscribe", "close"] if fails else ["subscribe", "flush", "flush", "close"])
-    assert bounds == [PROVE_S, PROVE_S]
+    monkeypatch.setattr(keys_module, "PROVE_S", 0.05)
+    server, subjects = FakeServer(), Subjects("liftpy")
+    url = await server.start()
+    server.late = True
+    async with asyncio.timeout(5):
+        await prove((url,), subjects, "n1", SECOND, works=True)  # the server has accepted the connection
+        assert server.owed > 0
+        server.mute = True
+        with pytest.raises(ConfigError, match="The node keeps its current credentials"):
+            await prove((url,), subjects, "n1", SECOND, works=True)
+    await until(lambda: server.open == 0)
+    server.close()
 
 
 async def test_credentials_that_fail_the_trial_are_rejected_and_the_old_ones_stay_in_use() -> None:

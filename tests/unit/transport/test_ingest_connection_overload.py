@@ -26,6 +26,7 @@ from sidecar.transport.ingest_connection import IngestConnection
 from sidecar.transport.parser import IngestParser
 from tests.each import each
 from tests.unit.transport.fake_server import FakeServer
+from tests.unit.transport.test_parser import FakeClient
 from tests.until import until
 
 MIB = 1024 * 1024
@@ -244,6 +245,21 @@ async def test_ingest_connection_while_partitions_are_full_fills_its_buffer_befo
     fake.close()
 
 
+async def test_ingest_connection_requests_statistics_of_its_server_when_a_quarter_of_its_buffer_is_full(
+    asks: BusConnection,
+) -> None:
+    fake, taker = FakeServer(), IngestRecorder()
+    await taker.connect(await fake.start(), asks, 4096)
+    taker.node.full_count = 1
+    fake.says(message(b"x" * 900))
+    await until(lambda: taker.bus.waiting_bytes > 0)
+    assert asks.stats["out_msgs"] == 0
+    taker.node.held_bytes = 1024 - taker.bus.waiting_bytes
+    await until(lambda: asks.stats["out_msgs"] > 0)
+    await taker.bus.stop()
+    fake.close()
+
+
 async def test_ingest_connection_closed_as_slow_consumer_counts_the_lost_messages(
     server: NatsServer, asks: BusConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,19 +302,6 @@ async def test_ingest_connection_to_a_killed_server_logs_an_unknown_number_of_lo
 # ---- what is left out ----------------------------------------------------------------------------------------------------
 
 
-class Connection:
-    """As much of one as the parser looks at."""
-
-    def __init__(self) -> None:
-        self.stats = {"in_msgs": 0, "in_bytes": 0}
-        self._subs: dict[int, Any] = {}
-        self._pongs: list[Any] = []
-        self.commands: list[bytes] = []
-
-    async def _process_ping(self) -> None:
-        self.commands.append(b"PING")
-
-
 def message(payload: bytes, reply: bytes = b"", subject: bytes = b"ev", sid: int = 1, headers: bytes = b"") -> bytes:
     words = [b"HMSG" if headers else b"MSG", subject, b"%d" % sid, *([reply] if reply else [])]
     words += [b"%d" % len(headers)] if headers else []
@@ -326,11 +329,11 @@ STREAM = b"".join(
 async def test_ingest_parser_in_overload_delivers_requests_and_counts_dropped_messages_without_reply_subject(
     chunk_bytes: int,
 ) -> None:
-    connection = Connection()
+    client = FakeClient()
     got: list[bytes] = []
     counted = {1: 0, 2: 0}
     sinks: dict[bytes, Any] = {sid: lambda s, r, payload, h: got.append(payload) for sid in (b"1", b"2")}
-    parser = IngestParser(connection, sinks)
+    parser = IngestParser(client, sinks)
     for sid, subject in ((1, "ev"), (2, "two")):
         parser.expect(sid, subject)
         parser.on_dropped(sid, lambda count, sid=sid: counted.update({sid: counted[sid] + count}))  # type: ignore[misc]
@@ -340,8 +343,18 @@ async def test_ingest_parser_in_overload_delivers_requests_and_counts_dropped_me
     assert got == [b"wanted 1", MAGIC + b"wanted 2", MAGIC + b"wanted 3", b"wanted 4"]
     assert counted == {1: 171, 2: 1}
     assert (parser.dropped_unread, parser.received) == (172, 178)
-    assert connection.commands == [b"PING"]
+    assert client.calls == {"ping": 1}
     assert parser.errors == {"foreign_subject": 1}
     parser.drops_unread = False
     await parser.parse(message(b"as before"))
     assert got[-1] == b"as before"
+
+
+async def test_ingest_parser_counts_dropped_messages_and_bytes() -> None:
+    client, taken = FakeClient(), list[bytes]()
+    parser = IngestParser(client, {b"1": lambda s, r, payload, h: taken.append(payload)})
+    parser.expect(1, "ev")
+    parser.drops_unread = True
+    await parser.parse(message(b"12345") * 3 + message(b"", headers=b"NATS/1.0\r\n\r\n") + message(b"want", b"_INBOX.a"))
+    assert (taken, parser.dropped_unread) == ([b"want"], 4)
+    assert client.stats == {"in_msgs": 4, "in_bytes": 3 * 5 + 12}

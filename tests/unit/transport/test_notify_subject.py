@@ -19,11 +19,21 @@ from liftpy.core.wire.decode_errors import REFUSED, REPLY
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.partition.replica_manager import NotifyHandler
 from sidecar.partition.replication import Notifications
-from tests.unit.transport.test_wake_ups import Bus
 
 KEY = PartitionKey("orders", "uid-1", 2)
 QUESTION = pb.LeaderQuestion(stream="orders", partition=2, streamUid="uid-1")
 ASIDE = pb.StepAside(stream="orders", partition=2, streamUid="uid-1")
+
+
+class Bus:
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bytes]] = []
+
+    def listen(self, subject: str, sink: Any) -> None:
+        self.subject, self.sink = subject, sink
+
+    def send(self, subject: str, pieces: tuple[bytes, ...]) -> None:
+        self.sent.append((subject, b"".join(pieces)))
 
 
 class Node:
@@ -139,19 +149,17 @@ def test_notify_subject_counts_an_invalid_message(node: Node, said: bytes) -> No
     assert (name.startswith(REFUSED), count) == (True, 1)
 
 
-def test_wake_up_on_the_notify_subject_is_delivered_to_its_partition(node: Node) -> None:
-    node.hears(pb.PartitionNotification(stream="orders", partition=2, streamUid="uid-1"), b"")
-    assert node.delivered == [("orders", 2, "uid-1", ev.NotificationReceived())]
+def test_wake_up_with_a_stream_uid_is_delivered_only_to_that_stream(node: Node) -> None:
+    """A recreated stream ignores wake-ups of the deleted one."""
+    for replica in ("n2", "n3"):
+        node.notifications.wake(KEY, do.NotifyReplica(replica=replica))
+    (to, frame), (other, same) = node.sent()
+    assert (to, other, frame) == ("liftpy.notify.n2", "liftpy.notify.n3", same)
+    node.hears(frame, b"")
+    older = pb.PartitionNotification(stream="orders", partition=2)
+    node.hears(older, b"")
+    assert node.delivered == [("orders", 2, uid, ev.NotificationReceived()) for uid in ("uid-1", "")]
     assert (node.asked, node.sent(), node.counters, node.bus.subject) == ([], [], {}, "liftpy.notify.n1")
-
-
-def test_wake_up_frame_is_cached_until_its_partition_is_removed(node: Node) -> None:
-    node.notifications.wake(KEY, do.NotifyReplica(replica="n2"))
-    node.notifications.wake(KEY, do.NotifyReplica(replica="n3"))
-    (to, first), (other, second) = node.sent()
-    assert (to, other) == ("liftpy.notify.n2", "liftpy.notify.n3")
-    assert first == second
-    assert node.notifications._wake_frames == {KEY: first}
     node.notifications.forget(KEY)
     node.notifications.forget(KEY)
     assert not node.notifications._wake_frames

@@ -1,4 +1,4 @@
-"""Test that opening a connection retries, and when a connection requests server statistics."""
+"""Test that opening a connection retries until a server accepts it, and the check of the installed nats-py."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any, cast
 import nats.errors
 import pytest
 
-from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.errors import ConfigError
-from liftpy.nats.credentials import Credentials
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport import connection as module
-from sidecar.transport.connection import open_bus
-from sidecar.transport.ingest_connection import IngestConnection
+from sidecar.transport.connection import check_nats_py, open_bus
+
+SETTINGS = NodeSettings("n1", Path("unused"), nats=("nats://h:1",), namespace="space")
 
 
 @pytest.fixture(autouse=True)
@@ -25,24 +24,27 @@ def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Attempt:
-    """A connection that fails as the test says."""
+    """A connection whose ``connect`` raises ``error``."""
 
-    name, last_problem = "reads", ""
+    name, last_problem, inbox = "reads", "", ""
+    _count_error = _disconnected = _reconnected = None
 
-    def __init__(self, error: Exception | None) -> None:
-        self.error, self.options = error, {"max_reconnect_attempts": 1}
-        self.given: dict[str, Any] = {}
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.options = error, dict[str, Any]()
         self.stopped = 0
-        self._count_error, self._disconnected, self._reconnected = "counts", "is lost", "is back"
 
-    async def connect(self, **given: Any) -> None:
-        self.given = given
+    async def connect(self, **options: Any) -> None:
         if self.error is not None:
             raise self.error
 
     async def stop(self) -> None:
         self.stopped += 1
         raise OSError("it was never there")
+
+
+async def opened(attempts: list[Attempt], keys: Any = None) -> Any:
+    waiting = list(attempts)
+    return await open_bus(SETTINGS, lambda: cast(Any, waiting.pop(0)), keys)
 
 
 class RenewedKeys:
@@ -65,13 +67,10 @@ class RenewedKeys:
 
 
 async def test_open_bus_retries_while_the_files_of_the_credentials_are_renewed() -> None:
-    settings = NodeSettings("n1", Path("unused"), nats=("nats://h:1",))
-    attempts: list[Any] = [Attempt(OSError("the certificate has expired")), Attempt(None)]
-    waiting = list(attempts)
-    keys: Any = RenewedKeys(True, False, False, True)
-    assert await open_bus(settings, lambda: waiting.pop(0), keys) is attempts[1]
+    attempts = [Attempt(OSError("the certificate has expired")), Attempt()]
+    assert await opened(attempts, RenewedKeys(True, False, False, True)) is attempts[1]
     with pytest.raises(ConfigError):
-        await open_bus(settings, lambda: attempts[1], cast(Any, RenewedKeys(False)))
+        await opened(attempts, RenewedKeys(False))
 
 
 class KeysRenewedByATask(RenewedKeys):
@@ -84,74 +83,35 @@ class KeysRenewedByATask(RenewedKeys):
 
 
 async def test_open_bus_lets_other_tasks_run_while_the_credentials_cannot_be_read() -> None:
-    keys = KeysRenewedByATask(True, *[False] * 1000)
-    waiting: list[Any] = [Attempt(OSError("the certificate has expired")), Attempt(None)]
-    await open_bus(NodeSettings("n1", Path("unused")), lambda: waiting.pop(0), cast(Any, keys))
+    await opened([Attempt(OSError("the certificate has expired")), Attempt()], KeysRenewedByATask(True, *[False] * 1000))
 
 
 @pytest.mark.parametrize("error", [OSError("refused"), TimeoutError(), nats.errors.NoServersError(), nats.errors.Error("no")])
 async def test_open_bus_retries_until_a_server_accepts_the_node(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    attempts = [Attempt(error), Attempt(error), Attempt(None)]
-    waiting = list(attempts)
-    settings = NodeSettings(
-        "n1",
-        Path("unused"),
-        nats=("nats://h:1", "nats://h:2"),
-        namespace="space",
-        credentials=Credentials(user="me", password="secret"),
-    )
-    opened: Any = await open_bus(settings, lambda: waiting.pop(0))  # type: ignore[arg-type,return-value]
-    assert opened is attempts[2]
+    attempts = [Attempt(error), Attempt(error), Attempt()]
+    assert await opened(attempts) is attempts[2]
     assert [attempt.stopped for attempt in attempts] == [1, 1, 0]
-    assert opened.options["max_reconnect_attempts"] == -1, "from now on for ever"
-    assert opened.given == {
-        "servers": ["nats://h:1", "nats://h:2"],
-        "name": "liftpy-n1-reads",
-        "error_cb": "counts",
-        "disconnected_cb": "is lost",
-        "reconnected_cb": "is back",
-        "connect_timeout": 5,
-        "max_reconnect_attempts": 1,
-        "reconnect_time_wait": 0.0,
-        "ping_interval": 2,
-        "max_outstanding_pings": 2,
-        "inbox_prefix": b"space.inbox.n1",
-        **Credentials(user="me", password="secret").nats_options(),
-    }
-    inboxes = [attempt.inbox for attempt in attempts]  # type: ignore[attr-defined]
+    inboxes = {attempt.inbox for attempt in attempts}
     assert all(inbox.startswith("space.inbox.n1.") for inbox in inboxes)
-    assert len(set(inboxes)) == 3, "nobody is answered in another's place"
-    assert len(caplog.messages) == 1, "it is said once"
+    assert len(inboxes) == 3, "no attempt gets an answer to an earlier one"
+    assert len(caplog.messages) == 1, "the same reason is logged once"
     assert caplog.messages[0].endswith(f"reason={str(error) or type(error).__name__}: retrying")
 
 
 async def test_open_bus_logs_the_error_that_the_server_reported(caplog: pytest.LogCaptureFixture) -> None:
-    waiting = [Attempt(nats.errors.NoServersError()), Attempt(None)]
-    waiting[0].last_problem = "NATS server error: 'Authorization Violation'"
-    await open_bus(NodeSettings("n1", Path("unused")), lambda: waiting.pop(0))  # type: ignore[arg-type,return-value]
+    rejected = Attempt(nats.errors.NoServersError())
+    rejected.last_problem = "NATS server error: 'Authorization Violation'"
+    await opened([rejected, Attempt()])
     assert "Authorization Violation" in caplog.messages[0]
 
 
 async def test_open_bus_does_not_retry_an_unexpected_error() -> None:
-    settings = NodeSettings("n1", Path("unused"))
     with pytest.raises(ZeroDivisionError):
-        await open_bus(settings, lambda: Attempt(ZeroDivisionError()))  # type: ignore[arg-type,return-value]
+        await opened([Attempt(ZeroDivisionError())])
 
 
-async def test_ingest_connection_requests_server_statistics_only_with_a_large_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = NodeInflight()
-    inflow = IngestConnection(node, 4096)
-    asked: list[Any] = []
-    roomy: list[int] = []
-    inflow._backlog = type("Backlog", (), {"ask": lambda self, *given: asked.append(given)})()  # type: ignore[assignment]
-    monkeypatch.setattr(inflow.overflow, "roomy", lambda: roomy.append(1))
-    monkeypatch.setattr(type(inflow), "is_connected", True)
-    for held, question in ((1023, 0), (1024, 1), (1500, 2)):
-        node.held_bytes = held
-        await inflow._make_room()
-        assert (len(asked), inflow.dropped_unread) == (question, 0)
-    assert len(roomy) == 3
-    monkeypatch.setattr(type(inflow), "is_connected", False)
-    await inflow._make_room()
-    assert len(asked) == 2
-    inflow._pump_task.cancel()
+def test_nats_py_version_without_a_needed_attribute_raises_with_the_attribute_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_nats_py()
+    monkeypatch.setattr(module, "Client", type("Client", (), dict.fromkeys((*module._PRIVATE[1:], "_read_loop"))))
+    with pytest.raises(ConfigError, match="lacks _pending, _process_err, _process_op_err, _remove_sub"):
+        check_nats_py()

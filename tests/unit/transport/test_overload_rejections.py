@@ -20,7 +20,6 @@ from liftpy.core.publish.ports import can_be_rejected_unread
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.envelope import MAGIC, FastEnvelope
 from sidecar.transport.parser import IngestParser, SinkParser
-from tests.each import each
 from tests.long import examples
 from tests.unit.publish.batches import Bench, published
 from tests.unit.publish.test_quota_of_publishers import enveloped
@@ -106,32 +105,6 @@ def test_ingest_parser_in_overload_rejects_requests_of_one_subject_together() ->
     assert (made.parser.refused, made.parser.received, made.counted) == (8, 9, (9, 25 + len(NEW)))
 
 
-@each(
-    ("other", "given"),
-    [
-        (b"MSG ev 1 3\r\nabc\r\n", (b"ev", b"", b"abc", b"")),
-        (b"HMSG ev 1 _INBOX.r 0 3\r\nabc\r\n", (b"ev", b"_INBOX.r", b"abc", b"")),
-        (b"HMSG ev 1 12 15\r\n%babc\r\n" % HEADERS, (b"ev", b"", b"abc", HEADERS)),
-        (b"HMSG ev 1 _INBOX.r %d %d\r\n%babc\r\n" % (len(ID), len(ID) + 3, ID), (b"ev", b"_INBOX.r", b"abc", ID)),
-        *(
-            (
-                b"HMSG ev 1 _INBOX.r %d %d\r\n%babc\r\n" % (len(block), len(block) + 3, block),
-                (b"ev", b"_INBOX.r", b"abc", block),
-            )
-            for block in UNCLEAR
-        ),
-        (b"HMSG ev 1 _INBOX.r 12 %d\r\n%b%b\r\n" % (12 + len(MAGIC), HEADERS, MAGIC), (b"ev", b"_INBOX.r", MAGIC, HEADERS)),
-        (b"MSG ev 1 _INBOX.r %d\r\n%b\r\n" % (len(MAGIC), MAGIC), (b"ev", b"_INBOX.r", MAGIC, b"")),
-        (b"MSG any 2 _INBOX.r 3\r\nabc\r\n", (b"any", b"_INBOX.r", b"abc", b"")),
-        (b"MSG ev 1 %b 3\r\nabc\r\n" % (b"r" * 256), (b"ev", b"r" * 256, b"abc", b"")),
-    ],
-)
-def test_ingest_parser_in_overload_delivers_messages_that_are_no_requests(other: bytes, given: Any) -> None:
-    made = OverloadedParser()
-    assert made.parser._messages(ASKS * 2 + other, 0) == len(ASKS * 2 + other)
-    assert (made.refused, made.got) == ([(1, [b"_INBOX.a.1"] * 2)], [given])
-
-
 def test_ingest_parser_rejection_that_raises_is_reported_and_skips_only_its_requests() -> None:
     made = OverloadedParser()
     bug = b"MSG ev 1 bug 1\r\na\r\n"
@@ -139,13 +112,13 @@ def test_ingest_parser_rejection_that_raises_is_reported_and_skips_only_its_requ
     assert (made.client.failed, made.refused, made.counted) == ([b"ev"], [(3, [b"_INBOX.b"])], (2, 2))
 
 
-_WORD = st.sampled_from([b"_INBOX.a", b"_INBOX.b.77", b"r\nx", b"", b"\xff", b"r" * 255, b"r" * 300])
+_WORD = st.sampled_from([b"_INBOX.a", b"_INBOX.b.77", b"r\nx", b"", b"\xff", b"r" * 255, b"r" * 256])
 _PAYLOAD = st.sampled_from([b"", b"a", b"\r\n", ASKS, MAGIC + b"e", MAGIC[:2], b"x" * 70, b"MSG ev 1 _INBOX.f 500\r\n"])
 _FRAME = st.tuples(
     st.sampled_from([(b"ev", b"1"), (b"any.x", b"2"), (b"w.x", b"3"), (b"w.y", b"3")]),
     _WORD,
     _PAYLOAD,
-    st.sampled_from([b"", HEADERS, ID, NEW, UNCLEAR[0]]),
+    st.sampled_from([b"", HEADERS, ID, NEW, *UNCLEAR]),
 )
 
 
@@ -276,17 +249,6 @@ def test_overload_rejection_without_a_lease_is_sent_when_the_lease_returns() -> 
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1"]
 
 
-@pytest.mark.parametrize("again", [b"_INBOX.2", b"_INBOX.1"])
-def test_overload_does_not_reject_a_stored_duplicate(again: bytes) -> None:
-    """A batch has the stored message and one with a new id."""
-    bench, first, new = OverloadedIngest(), b"NATS/1.0\r\nNats-Msg-Id: m1\r\n\r\n", b"NATS/1.0\r\nNats-Msg-Id: m2\r\n\r\n"
-    bench.arrive((b"_INBOX.1", b"v", first))
-    bench.node.is_late = True
-    bench.arrive((again, b"v", first), (b"_INBOX.3", b"w", new))
-    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.3"]
-    assert bench.ingest.counters.overloaded == 2
-
-
 # ---- by message ids ----------------------------------------------------------------------------------------------------------
 def block(message_id: bytes) -> bytes:
     return b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n" % message_id
@@ -308,38 +270,46 @@ def test_overload_message_id_is_new_only_if_neither_stored_nor_in_flight() -> No
     assert not is_new(b"m4"), "one of those that went for want of room may be it"
 
 
-def test_overload_rejects_every_publish_whose_message_id_is_neither_stored_nor_in_flight() -> None:
-    bench = OverloadedIngest()
-    bench.node.is_late = True
-    bench.arrive((b"_INBOX.1", b"v", block(b"m1")), (b"_INBOX.2", b"v", block(b"m1")), (b"_INBOX.3", b"v", block(b"m2")))
-    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1", b"_INBOX.2", b"_INBOX.3"]
-
-
-def test_overload_does_not_reject_a_duplicate_in_flight() -> None:
-    bench = OverloadedIngest()
-    bench.ingest._feed = lambda event: None
+def _is_stored(bench: OverloadedIngest) -> None:
     bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
+
+
+def _is_in_flight(bench: OverloadedIngest) -> None:
+    bench.ingest._feed = lambda event: None
+    _is_stored(bench)
+
+
+@pytest.mark.parametrize(
+    ("first", "messages", "rejected"),
+    [
+        (None, [(b"1", b"m1"), (b"2", b"m1"), (b"3", b"m2")], [b"1", b"2", b"3"]),
+        (_is_stored, [(b"1", b"m1"), (b"3", b"m2")], [b"3"]),
+        (_is_stored, [(b"2", b"m1"), (b"3", b"m2")], [b"3"]),
+        (_is_stored, [(b"2", b"m1"), (b"3.$FI", b"")], [b"3.$FI"]),
+        (_is_in_flight, [(b"2", b"m1"), (b"3", b"m2")], [b"3"]),
+    ],
+    ids=["new ids", "a repeated publish", "a duplicate", "a duplicate next to a JetStream fast batch", "a duplicate in flight"],
+)
+def test_overload_rejects_every_publish_whose_message_id_is_neither_stored_nor_in_flight(
+    first: Callable[[OverloadedIngest], None] | None, messages: list[tuple[bytes, bytes]], rejected: list[bytes]
+) -> None:
+    bench = OverloadedIngest()
+    if first is not None:
+        first(bench)
     bench.node.is_late = True
-    bench.arrive((b"_INBOX.2", b"v", block(b"m1")), (b"_INBOX.3", b"v", block(b"m2")))
-    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.3"]
+    bench.arrive(*((b"_INBOX." + inbox, b"v", block(message_id) if message_id else b"") for inbox, message_id in messages))
+    assert [line.split()[1] for line in bench.lines] == [b"_INBOX." + inbox for inbox in rejected]
+    assert bench.ingest.counters.overloaded == len(messages)
 
 
 def test_overload_does_not_answer_a_message_id_that_may_be_stored() -> None:
     bench = OverloadedIngest()
-    bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
+    _is_stored(bench)
     bench.ingest._derived.ids._lost_ns = bench.ingest.wall_ns()
     bench.node.is_late = True
     bench.arrive((b"_INBOX.2", b"v", block(b"m1")), (b"_INBOX.3", b"v", block(b"m2")), (b"_INBOX.4", b"v", b""))
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.4"]
     assert dict(bench.ingest.counters.dropped) == {"message_ids_lost": 1}
-
-
-def test_overload_rejects_a_jetstream_fast_batch_but_not_a_duplicate_next_to_it() -> None:
-    bench = OverloadedIngest()
-    bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
-    bench.node.is_late = True
-    bench.arrive((b"_INBOX.2", b"v", block(b"m1")), (b"_INBOX.3.$FI", b"v", b""))
-    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.3.$FI"]
 
 
 def test_overload_rejects_each_envelope_with_a_negative_ack_envelope() -> None:

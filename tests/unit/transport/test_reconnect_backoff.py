@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import pairwise
@@ -21,67 +20,33 @@ from sidecar.metadata.group_role import MetadataConnection
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection, open_bus
 from sidecar.transport.credentials import Keys
+from tests.unit.transport.fake_server import FakeServer
 from tests.until import until
 
 LIMIT = b"-ERR 'maximum subscriptions exceeded'\r\n"
 REJECTED = b"-ERR 'Authorization Violation'\r\n"
 
 
-class LimitedServer:
-    """A NATS server that sends ``error`` after the answer to the first PING, or instead of it, and closes. b"": it does not."""
-
-    def __init__(self, error: bytes = b"", *, in_handshake: bool = False) -> None:
-        self.error, self.in_handshake = error, in_handshake
-        self.accepted_s: list[float] = []
-        self.open: set[asyncio.StreamWriter] = set()
-
-    async def start(self, port: int = 0) -> str:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return f"nats://127.0.0.1:{self.port}"
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.accepted_s.append(time.monotonic())
-        self.open.add(writer)
-        writer.write(b'INFO {"server_id":"x","version":"2.11.0","max_payload":1048576,"headers":true}\r\n')
-        with contextlib.suppress(ConnectionError):
-            while line := await reader.readline():
-                if line == b"PING\r\n":
-                    writer.write(self.error if self.in_handshake and self.error else b"PONG\r\n")
-                    if self.error:
-                        writer.write(self.error)
-                        break
-        self.open.discard(writer)
-        writer.close()
-
-    async def stop(self) -> None:
-        self._server.close()
-        for writer in list(self.open):
-            writer.close()
-        await self._server.wait_closed()
-
-
 @contextlib.asynccontextmanager
-async def connected(server: LimitedServer) -> AsyncIterator[BusConnection]:
+async def connected(server: FakeServer) -> AsyncIterator[BusConnection]:
     url = await server.start()
     connection = await open_bus(NodeSettings("n1", Path("unused"), nats=(url,)), lambda: BusConnection("test"))
     try:
         yield connection
     finally:
         await connection.stop()
-        await server.stop()
+        server.close()
 
 
 @pytest.mark.parametrize(("error", "in_handshake"), [(LIMIT, False), (REJECTED, False), (REJECTED, True)])
 async def test_connection_that_the_server_closes_at_once_reconnects_with_growing_pauses(
     error: bytes, in_handshake: bool
 ) -> None:
-    server = LimitedServer(in_handshake=in_handshake)
+    server = FakeServer(in_handshake=in_handshake)
     async with connected(server) as connection:
         await until(lambda: server.open)
         server.error = error
-        for writer in list(server.open):
-            writer.close()
+        server.disconnect()
         await until(lambda: connection.reconnect_backoff.closes >= FREE_CLOSES + 3)
         count = len(server.accepted_s)
         await until(lambda: len(server.accepted_s) >= count + 1)
@@ -119,7 +84,7 @@ class WatchedKeys(Keys):
 async def test_first_connect_that_the_server_rejects_pauses_only_before_it_reads_the_credentials(
     opens: Callable[[NodeSettings, Keys], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = LimitedServer(REJECTED, in_handshake=True)
+    server = FakeServer(REJECTED, in_handshake=True)
     settings = NodeSettings("n1", Path("unused"), nats=(await server.start(),), controllers=("n1",))
     events: list[str] = []
     monkeypatch.setattr(WatchedKeys, "events", events)
@@ -132,12 +97,12 @@ async def test_first_connect_that_the_server_rejects_pauses_only_before_it_reads
     opening = asyncio.create_task(opens(settings, WatchedKeys(Credentials(user="first", password="secret"))))
     await until(lambda: events.count("pause") >= 3 and events[-1] == "read")
     await end_tasks([opening])
-    await server.stop()
+    server.close()
     assert {after for before, after in pairwise(events) if before != "read"} == {"read"}, events
 
 
 async def test_first_connect_to_a_server_that_rejects_the_client_has_growing_pauses() -> None:
-    server = LimitedServer(REJECTED, in_handshake=True)
+    server = FakeServer(REJECTED, in_handshake=True)
     url = await server.start()
     opening = asyncio.create_task(open_bus(NodeSettings("n1", Path("unused"), nats=(url,)), lambda: BusConnection("test")))
     await until(lambda: len(server.accepted_s) >= FREE_CLOSES + 4)
@@ -145,14 +110,14 @@ async def test_first_connect_to_a_server_that_rejects_the_client_has_growing_pau
     server.error = b""
     connection = await opening
     await connection.stop()
-    await server.stop()
+    server.close()
 
 
 @pytest.mark.parametrize("turns", range(4))
 async def test_close_at_the_moment_when_new_credentials_end_a_pause_ends_the_reconnect(
     turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, pauses = LimitedServer(), []
+    server, pauses = FakeServer(), []
 
     def pause_s(backoff: ReconnectBackoff) -> float:
         pauses.append(60.0)
@@ -161,8 +126,7 @@ async def test_close_at_the_moment_when_new_credentials_end_a_pause_ends_the_rec
     monkeypatch.setattr(ReconnectBackoff, "pause_s", pause_s)
     async with connected(server) as connection:
         await until(lambda: server.open)
-        for writer in list(server.open):
-            writer.close()
+        server.disconnect()
         await until(lambda: pauses)
         await connection.renew({})
         for _ in range(turns):
@@ -172,11 +136,11 @@ async def test_close_at_the_moment_when_new_credentials_end_a_pause_ends_the_rec
 
 
 async def test_reconnect_to_a_server_that_was_down_has_no_pause() -> None:
-    server = LimitedServer()
+    server = FakeServer()
     async with connected(server) as connection:
         await until(lambda: server.open)
         connection.reconnect_backoff.reset()  # it is up for a short time only because this test is fast
-        await server.stop()
+        server.close()
         await until(lambda: connection.errors["ConnectionRefusedError"] >= FREE_CLOSES + 2)
         assert connection.reconnect_backoff.pause_s() == 0
         await server.start(server.port)

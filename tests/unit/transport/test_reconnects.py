@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,73 +18,25 @@ from liftpy.errors import NotAllowedError
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.parser import StrictConnection, StrictParser
 from liftpy.nats.transport import Transport, open_connection
+from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection, open_bus
 from sidecar.transport.credentials import Keys
 from sidecar.transport.ingest_connection import IngestConnection
+from tests.unit.transport.fake_server import FakeServer
 from tests.until import until
 
 
-class LateServer:
-    """Lets everybody in and counts who is there. While ``late`` it answers the PING of a handshake and none that follows.
-
-    While ``mute`` it answers no PING at all.
-    """
-
-    def __init__(self) -> None:
-        self.writers: list[asyncio.StreamWriter] = []
-        self.open = 0
-        self.late = self.mute = False
-        self.lines: list[bytes] = []
-        """All lines of all clients."""
-        self.owed = 0
-        """PINGs without an answer."""
-        self.info = b'INFO {"server_id":"x","version":"2.11.0","max_payload":1048576,"headers":true}\r\n'
-
-    async def start(self) -> str:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(self.info)
-        self.writers.append(writer)
-        self.open += 1
-        pings = 0
-        with contextlib.suppress(asyncio.CancelledError, ConnectionError):
-            while line := await reader.readline():
-                self.lines.append(line)
-                pings += line == b"PING\r\n"
-                if line == b"PING\r\n" and (self.mute or (pings > 1 and self.late)):
-                    self.owed += 1
-                elif line == b"PING\r\n":
-                    writer.write(b"PONG\r\n")
-        self.open -= 1
-        writer.close()
-
-    @property
-    def users(self) -> list[str | None]:
-        """User in the CONNECT line of each connection."""
-        return [json.loads(line[8:]).get("user") for line in self.lines if line.startswith(b"CONNECT ")]
-
-    def says(self, data: bytes) -> None:
-        self.writers[-1].write(data)
-
-    def close(self) -> None:
-        self._server.close()
-        for writer in self.writers:
-            writer.close()
-
-
 @pytest.fixture
-async def server() -> AsyncIterator[LateServer]:
-    made = LateServer()
+async def server() -> AsyncIterator[FakeServer]:
+    made = FakeServer()
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("inflow", [False, True])
 async def test_connection_with_a_late_pong_during_a_reconnect_opens_no_second_connection(
-    server: LateServer, monkeypatch: pytest.MonkeyPatch, inflow: bool
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, inflow: bool
 ) -> None:
     """In a flood the PONG is behind many messages. Two connections would deliver every publish twice."""
     settings = NodeSettings("n1", Path("unused"), nats=(await server.start(),))
@@ -116,7 +68,7 @@ async def test_connection_with_a_late_pong_during_a_reconnect_opens_no_second_co
     [b"INFO\r\n", b"INFO []\r\n", b"INFO " + b"x" * 70_000 + b"\r\n", b'INFO {"connect_urls":["[::1"]}\r\n'],
     ids=["none", "a list", "long", "URLs"],
 )
-async def test_connection_continues_to_reconnect_after_an_invalid_server_info(server: LateServer, words: bytes) -> None:
+async def test_connection_continues_to_reconnect_after_an_invalid_server_info(server: FakeServer, words: bytes) -> None:
     bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(await server.start(),)), lambda: BusConnection("test"))
     changes: list[bool] = []
     bus.on_change(changes.append)
@@ -128,7 +80,7 @@ async def test_connection_continues_to_reconnect_after_an_invalid_server_info(se
     await bus.stop()
 
 
-async def test_connection_that_fails_after_the_handshake_is_closed(server: LateServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_that_fails_after_the_handshake_is_closed(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next connection must not continue half a message."""
     bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(await server.start(),)), lambda: BusConnection("test"))
     got: list[bytes] = []
@@ -160,7 +112,7 @@ async def test_connection_that_fails_after_the_handshake_is_closed(server: LateS
     await bus.stop()
 
 
-async def test_reconnect_callbacks_all_run_if_one_fails(server: LateServer) -> None:
+async def test_reconnect_callbacks_all_run_if_one_fails(server: FakeServer) -> None:
     bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(await server.start(),)), lambda: BusConnection("test"))
     said: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context["message"]))
@@ -179,10 +131,33 @@ async def test_reconnect_callbacks_all_run_if_one_fails(server: LateServer) -> N
     await bus.stop()
 
 
+async def test_connection_sends_the_acks_that_it_wrote_shortly_before_a_loss_once_more(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that fails may have lost them."""
+    now_ns = [0]
+    monkeypatch.setattr(clock, "now_ns", lambda: now_ns[0])
+    bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(await server.start(),)), lambda: BusConnection("test"))
+    for at_ns, names in ((0, ("old",)), (2_000_000_000, ("a", "b"))):
+        now_ns[0] = at_ns
+        bus.send_lines([b"PUB _INBOX.%b  0\r\n\r\n" % name.encode() for name in names])
+    await bus.wait_until_processed(5)
+    for reconnects in (1, 2):
+        server.disconnect()
+        await until(lambda reconnects=reconnects: bus.errors["disconnected"] == reconnects)  # type: ignore[misc]
+        now_ns[0] += 7_000_000_000
+        bus.send_lines([b"PUB _INBOX.kept%d  0\r\n\r\n" % reconnects])
+        await until(lambda reconnects=reconnects: bus.is_connected and bus.stats["reconnects"] == reconnects)  # type: ignore[misc]
+        await bus.wait_until_processed(5)
+    sent = Counter(line.split()[1] for line in server.lines if line.startswith(b"PUB _INBOX"))
+    assert sent == {b"_INBOX.old": 1, b"_INBOX.a": 2, b"_INBOX.b": 2, b"_INBOX.kept1": 1, b"_INBOX.kept2": 1}
+    await bus.stop()
+
+
 # ---- several servers -------------------------------------------------------------------------------------------------
-async def test_connection_to_a_discovered_server_uses_the_user_of_the_url(server: LateServer) -> None:
+async def test_connection_to_a_discovered_server_uses_the_user_of_the_url(server: FakeServer) -> None:
     """nats-py alone would connect without a user, and the server would reject it for as long as the first one is down."""
-    other = LateServer()
+    other = FakeServer()
     address = (await other.start()).removeprefix("nats://")
     server.info = other.info = other.info.replace(b"}", b',"auth_required":true,"connect_urls":["%s"]}' % address.encode())
     own = (await server.start()).removeprefix("nats://")
@@ -198,7 +173,7 @@ async def test_connection_to_a_discovered_server_uses_the_user_of_the_url(server
     other.close()
 
 
-async def test_connection_forgets_servers_that_are_no_longer_advertised(server: LateServer) -> None:
+async def test_connection_forgets_servers_that_are_no_longer_advertised(server: FakeServer) -> None:
     """The addresses of servers change with each restart in Kubernetes. A reconnect must not try all earlier ones."""
     url = await server.start()
     bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(url,)), lambda: BusConnection("test"))
@@ -227,7 +202,7 @@ class NamesOfServers(TcpTransport):
 
 
 async def test_connection_to_servers_discovered_one_after_another_checks_their_certificates_for_the_host_of_the_url(
-    server: LateServer, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Certificates need not have addresses. Addresses of servers change with each restart in Kubernetes."""
     monkeypatch.setattr(NamesOfServers, "hosts", [])
@@ -237,7 +212,7 @@ async def test_connection_to_servers_discovered_one_after_another_checks_their_c
         made.use_carrier(NamesOfServers())
         return made
 
-    others = [LateServer(), LateServer()]
+    others = [FakeServer(), FakeServer()]
     addresses = [(await other.start()).removeprefix("nats://") for other in others]
     for one, advertised in zip((server, *others), (addresses[:1], addresses, addresses), strict=True):
         named = ",".join(f'"{address}"' for address in advertised)
@@ -254,7 +229,7 @@ async def test_connection_to_servers_discovered_one_after_another_checks_their_c
 
 @pytest.mark.parametrize("clustered", ["before", "after", "never"])
 async def test_reconnect_to_another_server_of_a_cluster_is_no_restart_of_the_only_server(
-    server: LateServer, clustered: str
+    server: FakeServer, clustered: str
 ) -> None:
     """One URL may lead to each server of a cluster, and ``no_advertise`` hides the others. They had the publishes."""
     in_cluster = server.info.replace(b"}", b',"cluster":"c"}')
@@ -269,7 +244,7 @@ async def test_reconnect_to_another_server_of_a_cluster_is_no_restart_of_the_onl
     await bus.stop()
 
 
-async def test_credentials_that_change_during_a_reconnect_are_used(server: LateServer) -> None:
+async def test_credentials_that_change_during_a_reconnect_are_used(server: FakeServer) -> None:
     server.info = server.info.replace(b"}", b',"auth_required":true}')
     first, second = (Credentials(user=name, password="secret") for name in ("first", "second"))
     settings = NodeSettings("n1", Path("unused"), nats=(await server.start(),), credentials=first)
@@ -290,7 +265,7 @@ async def test_credentials_that_change_during_a_reconnect_are_used(server: LateS
 
 # ---- errors of the server --------------------------------------------------------------------------------------------
 async def test_flood_of_permission_errors_is_counted_and_logged_in_few_lines(
-    server: LateServer, caplog: pytest.LogCaptureFixture
+    server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(await server.start(),)), lambda: BusConnection("test"))
@@ -305,7 +280,7 @@ async def test_flood_of_permission_errors_is_counted_and_logged_in_few_lines(
 
 
 async def test_denied_request_raises_the_error_and_does_not_log_it(
-    server: LateServer, caplog: pytest.LogCaptureFixture
+    server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     transport = Transport(await open_connection(await server.start()))
     asking = asyncio.create_task(transport.request("liftpy.orders.0.read", b"x", 10))
@@ -320,7 +295,7 @@ async def test_denied_request_raises_the_error_and_does_not_log_it(
     await transport.close()
 
 
-async def test_denial_of_a_request_on_a_closed_connection_leaves_later_errors_in_the_log(server: LateServer) -> None:
+async def test_denial_of_a_request_on_a_closed_connection_leaves_later_errors_in_the_log(server: FakeServer) -> None:
     connection = await open_connection(await server.start())
     await connection.close()
     parser = StrictParser(connection, connection.errors)
@@ -349,10 +324,10 @@ async def test_opening_a_connection_ends_after_a_cancellation_that_its_close_sup
     assert opening.cancelled()
 
 
-async def test_failed_attempts_to_open_the_ingest_connection_leave_no_subscriptions(server: LateServer) -> None:
+async def test_failed_attempts_to_open_the_ingest_connection_leave_no_subscriptions(server: FakeServer) -> None:
     good = NodeSettings("n1", Path("unused"), nats=(await server.start(),))
     reads = await open_bus(good, lambda: BusConnection("reads"))
-    full = LateServer()
+    full = FakeServer()
     bad = NodeSettings("n1", Path("unused"), nats=(await full.start(),))
     full.info = b"-ERR 'maximum connections exceeded'\r\n"
     opening = asyncio.create_task(open_bus(bad, lambda: IngestConnection(NodeInflight(), 1 << 20, stats_connection=reads)))

@@ -13,8 +13,6 @@ import pytest
 from liftpy.core.wire.subjects import SERVER_CONNECTIONS
 from sidecar.transport import ingest_connection
 from sidecar.transport.ingest_connection import Backlog, ConnectionStats, DisconnectLoss
-from sidecar.transport.parser import IngestParser
-from tests.unit.transport.test_ingest_connection_overload import Connection, message
 from tests.until import until
 
 MS = 1_000_000
@@ -205,16 +203,3 @@ async def test_disconnect_counts_messages_sent_by_the_server_but_not_received(
     else:
         assert bool(text) is bool(lost)
         assert text.endswith(f" count={lost}") or not lost
-
-
-# ---- a connection that comes and goes ------------------------------------------------------------------------------------------
-async def test_ingest_parser_counts_dropped_messages_and_bytes() -> None:
-    connection = Connection()
-    taken: list[bytes] = []
-    parser = IngestParser(connection, {b"1": lambda s, r, payload, h: taken.append(payload)})
-    parser.expect(1, "ev")
-    parser.drops_unread = True
-    await parser.parse(message(b"12345") * 3 + message(b"", headers=b"NATS/1.0\r\n\r\n") + message(b"want", b"_INBOX.a"))
-    assert taken == [b"want"]
-    assert parser.dropped_unread == 4
-    assert connection.stats == {"in_msgs": 4, "in_bytes": 3 * 5 + 12}

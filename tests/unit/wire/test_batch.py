@@ -5,13 +5,12 @@ from __future__ import annotations
 import crc32c
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from liftpy.config import Codec
 from liftpy.core.wire.batch import HEADER_SIZE_BYTES, build_batch, build_filler, parse_batch, split_batches
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
-from tests.long import examples
 from tests.unit.wire.batch_fuzz import fuzz
 
 _bytes = st.binary(max_size=20)
@@ -65,20 +64,6 @@ def test_batch_with_a_flipped_bit_is_always_detected(given_: dict, bit: int) -> 
     damaged[bit // 8] ^= 1 << (bit % 8)
     with pytest.raises(StorageError):
         parse_batch(bytes(damaged))
-
-
-@settings(max_examples=examples(200))
-@given(st.binary(max_size=300), st.booleans(), st.binary(min_size=1, max_size=40))
-def test_batch_parser_of_any_bytes_raises_only_storage_errors(noise: bytes, splice: bool, value: bytes) -> None:
-    good = build_batch([value], base_offset=3)
-    buffer = good[: len(noise) % len(good)] + noise if splice else noise
-    for verify in (True, False):
-        try:
-            batches = split_batches(buffer, verify=verify)
-            for batch in batches:
-                list(batch.records())
-        except StorageError:
-            pass
 
 
 def test_batch_with_damaged_bytes_and_a_valid_crc_is_rejected_or_read_within_its_bounds() -> None:

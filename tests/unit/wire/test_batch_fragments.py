@@ -15,7 +15,7 @@ from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication.effects import SendFetch
 from liftpy.core.replication.follower import FetchAssembly
 from liftpy.core.wire.batch import MAX_BATCH_BYTES, build_batch, parse_batch, parse_header
-from liftpy.core.wire.chunking import NOTHING, PIECE_BYTES, Assembly, PartialBatch, Piece, room_bytes
+from liftpy.core.wire.chunking import NOTHING, Assembly, PartialBatch, Piece
 from liftpy.errors import CorruptionError, ProtocolError
 from tests.long import examples
 
@@ -113,12 +113,6 @@ def test_fragment_read_returns_no_batch_beyond_the_readable_end() -> None:
     crc = parse_header(log.read(1, 1, end_offset=2).chunks[0]).crc
     portion = read_portion(log, 1, 100, 100, end_offset=1, held=PartialBatch(64, crc))
     assert portion.chunks == ()
-
-
-def test_message_size_limit_is_max_payload_minus_the_overhead() -> None:
-    assert room_bytes(1 << 20, 36, 1 << 20) == (1 << 20) - 36
-    assert room_bytes(64 << 20, 36, 4096) == PIECE_BYTES
-    assert room_bytes(16, 36, 4096) == 64
 
 
 def test_follower_restarts_a_fragmented_batch_after_damage_or_at_another_epoch_or_offset() -> None:

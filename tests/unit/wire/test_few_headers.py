@@ -28,9 +28,7 @@ ROWS = st.lists(
 
 
 @given(ROWS, st.booleans(), st.sampled_from([Codec.NONE, Codec.LZ4]))
-def test_few_headers_returns_the_same_headers_as_the_columns(
-    rows: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]], keys: bool, codec: Codec
-) -> None:
+def test_few_headers_returns_the_same_headers_as_the_columns(rows: list[Row], keys: bool, codec: Codec) -> None:
     values, of_keys, pairs = zip(*rows, strict=True)
     headers = [tuple(of_record) for of_record in pairs]
     own_keys = of_keys if keys else None

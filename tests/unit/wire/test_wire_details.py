@@ -9,7 +9,7 @@ import pytest
 
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2, replication_pb2
-from liftpy.core.wire.chunking import Assembly, PartialBatch, Piece, room_bytes
+from liftpy.core.wire.chunking import PIECE_BYTES, Assembly, PartialBatch, Piece, room_bytes
 from liftpy.core.wire.decode_errors import by_reason, counter_name
 from liftpy.core.wire.envelope import ChecksumError, EnvelopeError, MessageType
 from liftpy.core.wire.frames import MisdirectedError, check_partition_address
@@ -108,7 +108,12 @@ def test_batch_assembly_reports_its_received_fragment_until_reset() -> None:
 
 @pytest.mark.parametrize(
     ("payload", "overhead", "asked", "room"),
-    [(1 << 20, 100, 1, (1 << 20) - 100), (8 << 20, 100, 1, 1 << 20), (8 << 20, 100, 2 << 20, 2 << 20), (120, 100, 5000, 64)],
+    [
+        (1 << 20, 100, 1, (1 << 20) - 100),
+        (8 << 20, 100, 1, PIECE_BYTES),
+        (8 << 20, 100, 2 << 20, 2 << 20),
+        (120, 100, 5000, 64),
+    ],
 )
 def test_response_size_limit_is_the_lower_of_max_payload_and_request(
     payload: int, overhead: int, asked: int, room: int

@@ -5,39 +5,32 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
-import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.instruments import Histogram
-from liftpy.core.base.worker_assignment import WorkerShare, share_of
-from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.base.worker_assignment import share_of
 from liftpy.core.observe.node_health import HealthInput
 from liftpy.core.publish.memory_budget import LEAST_LIMIT_BYTES
-from liftpy.core.wire._pb import cluster_pb2 as cluster
 from liftpy.core.wire._pb import replication_pb2 as pb
-from liftpy.core.wire.worker_frames import Frame, FrameKind, FrameReader, encode
-from liftpy.errors import ConfigError, CorruptionError, LiftError, ProtocolError, StorageError
+from liftpy.core.wire.worker_frames import FrameKind
+from liftpy.errors import ConfigError, CorruptionError, LiftError, StorageError
 from liftpy.nats.credentials import Credentials
-from sidecar.node.worker_node import EXIT_NODE_ENDED, Channel, RelayedGroup
 from sidecar.runtime.restarts import momentary, prevents_restart
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import TaskSet
 from sidecar.status.figures import Figures
 from sidecar.status.merged_status import AGES, LEAST, MOST, OWN, add_figures, figures_to_json, joined_page, joined_rows
 from sidecar.status.metric_names import TABLE
-from sidecar.workers import workers as handles
 from sidecar.workers.workers import (
     DIVIDED_LIMITS,
     WorkerCombinedFetches,
     WorkerError,
-    WorkerHandle,
     Workers,
     divided_settings,
     failure_of,
@@ -45,6 +38,7 @@ from sidecar.workers.workers import (
     settings_to_json,
     split_by_process,
 )
+from tests.until import until
 
 
 # ---- settings ----------------------------------------------------------------------------------------------------------------
@@ -178,12 +172,12 @@ def test_partition_rows_of_worker_processes_are_merged_with_the_most_urgent_firs
     assert joined_rows(told((1, 4)), [told((0, 3), more=True)], 3)["more"]
 
 
-# ---- quiet fetches ------------------------------------------------------------------------------------------------------------
-class _Talk:
-    """Stand in for ``QuietTalk``. Fetches in ``lost`` are not counted."""
+# ---- combined fetches ---------------------------------------------------------------------------------------------------------
+class Talk:
+    """The part of the first process. Fetches of the partitions in ``lost`` are not counted."""
 
-    def __init__(self, lost: set[int]) -> None:
-        self.lost, self.answered = lost, list[list[int]]()
+    def __init__(self, *lost: int) -> None:
+        self.lost, self.answered = lost, list[tuple[bytes, list[int]]]()
 
     def decode_question(self, reply: bytes, body: Any) -> pb.QuietFetches:
         return pb.QuietFetches.FromString(bytes(body))
@@ -192,206 +186,106 @@ class _Talk:
         return [place for place, fetch in enumerate(question.fetches) if fetch.partition in self.lost]
 
     def answer(self, reply: bytes, question: pb.QuietFetches, over: list[int]) -> None:
-        self.answered.append(over)
+        self.answered.append((reply, over))
 
 
-class _Hand:
-    """Stand in for a WorkerHandle in this process."""
-
-    def __init__(self, talk: _Talk | None) -> None:
-        self._talk = talk
-
-    async def ask(self, kind: FrameKind, body: bytes, timeout_s: float) -> bytes | None:
-        if self._talk is None:
-            return None
-        question = pb.QuietFetches.FromString(body)
-        return pb.QuietFetchesAnswer(over=self._talk.over(question), count=len(question.fetches)).SerializeToString()
-
-
-@pytest.mark.parametrize("silent", [False, True])
-async def test_idle_partition_fetches_are_divided_between_worker_processes_and_answered_once(silent: bool) -> None:
+def fetches(count: int) -> pb.QuietFetches:
     question = pb.QuietFetches(replicaID="n2", incarnation=1, question=5)
-    for number in range(9):
+    for number in range(count):
         question.fetches.add(stream="orders", partition=number)
+    return question
+
+
+def worker_that(answer: Callable[[pb.QuietFetches], pb.QuietFetchesAnswer | bytes | None]) -> Any:
+    """Return the handle of a worker that gives this answer."""
+
+    async def ask(kind: FrameKind, body: bytes, timeout_s: float) -> bytes | None:
+        told = answer(pb.QuietFetches.FromString(body))
+        return told if told is None or isinstance(told, bytes) else told.SerializeToString()
+
+    return SimpleNamespace(ask=ask)
+
+
+LOST = (2, 3, 7)
+
+
+def count_fetches(question: pb.QuietFetches) -> pb.QuietFetchesAnswer:
+    return pb.QuietFetchesAnswer(over=Talk(*LOST).over(question), count=len(question.fetches))
+
+
+def answer_invalid_index(question: pb.QuietFetches) -> pb.QuietFetchesAnswer:
+    return pb.QuietFetchesAnswer(over=[*count_fetches(question).over, 99], count=len(question.fetches))
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_counted"),
+    [
+        (count_fetches, True),
+        (answer_invalid_index, True),
+        (lambda question: None, False),
+        (lambda question: b"\xff", False),
+        (lambda question: pb.QuietFetchesAnswer(count=1), False),
+    ],
+    ids=["right", "invalid index", "no answer", "no message", "of another request"],
+)
+async def test_idle_partition_fetches_are_divided_between_worker_processes_and_answered_once(
+    answer: Callable[[pb.QuietFetches], Any], is_counted: bool
+) -> None:
+    """The fetches of a worker without a right answer count as lost."""
+    question, talk = fetches(9), Talk(*LOST)
     parts = split_by_process(question, 3)
     assert {share: [share_of("orders", place, 3) for place in places] for share, places in parts.items()} == {
         share: [share] * 3 for share in range(3)
     }
-    lost = {2, 3, 7}
-    talk = _Talk(lost)
-    shared: Any = WorkerCombinedFetches(talk, [_Hand(_Talk(lost)), _Hand(None if silent else _Talk(lost))], TaskSet())  # type: ignore[arg-type, list-item]
+    shared: Any = WorkerCombinedFetches(talk, [worker_that(count_fetches), worker_that(answer)], TaskSet())  # type: ignore[arg-type]
     shared.answer_question(b"reply", question.SerializeToString())
-    async with asyncio.timeout(30):
-        while not talk.answered:
-            await asyncio.sleep(0)
-    assert talk.answered == [sorted(lost | (set(parts[2]) if silent else set()))], "who is silent has counted nothing"
+    await until(lambda: talk.answered)
+    assert talk.answered == [(b"reply", sorted({*LOST} | (set() if is_counted else set(parts[2]))))]
 
 
-# ---- the worker's end ---------------------------------------------------------------------------------------------------------
-class _Ended(BaseException):
-    pass
+async def test_idle_partition_fetches_above_a_bound_of_waiting_requests_are_not_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sidecar.workers.workers.MOST_AT_ONCE", 2)
+    gate = asyncio.Event()
+
+    async def ask(kind: FrameKind, body: bytes, timeout_s: float) -> None:
+        await gate.wait()
+
+    talk, frame = Talk(), fetches(4).SerializeToString()
+    shared: Any = WorkerCombinedFetches(talk, [SimpleNamespace(ask=ask)], TaskSet())  # type: ignore[arg-type, list-item]
+    for number in range(4):
+        shared.answer_question(b"%d" % number, frame)
+    gate.set()
+    await until(lambda: len(talk.answered) == 2 and not shared._waiting)
+    shared.answer_question(b"4", frame)
+    await until(lambda: len(talk.answered) == 3)
+    assert [reply for reply, _ in talk.answered] == [b"0", b"1", b"4"]
 
 
-def _leave(code: int) -> None:
-    raise _Ended(code)
+async def test_workers_stop_ends_combined_fetches_and_starts_no_others() -> None:
+    asked: list[FrameKind] = []
+
+    async def ask(kind: FrameKind, body: bytes, timeout_s: float) -> None:
+        asked.append(kind)
+        await asyncio.Event().wait()
+
+    async def stop(timeout_s: float) -> bool:
+        return True
+
+    workers = Workers(NodeSettings("n1", Path("/d")), pytest.fail, pytest.fail)
+    workers.handles = [SimpleNamespace(ask=ask, stop=stop)]  # type: ignore[list-item]
+    talk, frame = Talk(), memoryview(fetches(4).SerializeToString())
+    answer = workers.answer_combined_fetches(talk)  # type: ignore[arg-type]
+    answer(b"1", frame)
+    await until(lambda: asked)
+    assert await workers.stop()
+    answer(b"2", frame)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert (len(asked), talk.answered) == (1, [])
 
 
-def test_worker_channel_answers_pings_while_the_event_loop_runs_and_ends_with_the_node() -> None:
-    ours, theirs = socket.socketpair()
-    left, on_loop = threading.Event(), list[tuple[Callable[[Frame], None], Frame]]()
-    codes: list[int] = []
-
-    def leave(code: int) -> None:
-        codes.append(code)
-        left.set()
-
-    channel = Channel(theirs, leave)
-    ours.sendall(encode(FrameKind.SETUP, 0, b"{}") + encode(FrameKind.HEARD, 3))
-    assert channel.setup() == b"{}"
-    heard: list[Frame] = []
-    channel.start(30.0, lambda call, frame: on_loop.append((call, frame)), heard.append)
-    reader = FrameReader()
-
-    def said(count: int) -> list[FrameKind]:
-        found: list[FrameKind] = []
-        while len(found) < count:
-            found += [frame.kind for frame in reader.feed(ours.recv(1000))]
-        return found
-
-    assert said(1) == [FrameKind.HELLO]
-    ours.sendall(encode(FrameKind.PING))
-    assert said(1) == [FrameKind.PONG]
-    for call, frame in on_loop:
-        call(frame)
-    assert heard == [Frame(FrameKind.HEARD, 3, b"")]
-    channel._session_s = 0.0  # the loop has not turned for a session
-    ours.sendall(encode(FrameKind.PING) + encode(FrameKind.PING))
-    channel.send(FrameKind.SETTLED)
-    assert said(1) == [FrameKind.SETTLED], "and no pong: the node must not take it for well"
-    ours.close()
-    assert left.wait(30)
-    assert codes[0] == EXIT_NODE_ENDED, "whatever its loop does"
-
-
-def test_worker_channel_ends_on_invalid_frames_and_an_unread_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = socket.socketpair()
-    ours.sendall(b"x" * 100)
-    with pytest.raises(_Ended, match=str(EXIT_NODE_ENDED)):
-        Channel(theirs, _leave).setup()
-    monkeypatch.setattr("sidecar.node.worker_node.MOST_UNSENT_BYTES", 1000)
-    channel = Channel(theirs, _leave)
-    for _ in range(8):
-        channel.send(FrameKind.SIGNS, 0, bytes(100))
-    with pytest.raises(_Ended):
-        channel.send(FrameKind.SIGNS, 0, bytes(300))
-    for one in (ours, theirs):
-        one.close()
-
-
-async def test_worker_process_metadata_applies_only_consecutive_feed_entries() -> None:
-    said: list[tuple[FrameKind, int, bytes]] = []
-    group = RelayedGroup(lambda kind, token, body: said.append((kind, token, body)))
-    shown: list[int] = []
-    group.watch(lambda old, new: shown.append(new.index))
-    group.apply_entry(cluster.FeedEntry(previousIndex=0, index=4).SerializeToString())
-    for wrong in (3, 5):
-        with pytest.raises(ProtocolError):
-            group.apply_entry(cluster.FeedEntry(previousIndex=wrong, index=9).SerializeToString())
-    assert (shown, group.image.index) == ([4], 4)
-    asking = asyncio.ensure_future(group.propose(cluster.ControlRequest(barrier=cluster.Barrier()), 2.5))
-    await asyncio.sleep(0)
-    ((kind, token, body),) = said
-    assert (kind, body[:4]) == (FrameKind.PROPOSE, (2500).to_bytes(4, "big"))
-    group.process_answer(token + 1, b"")
-    group.process_answer(token, cluster.ControlResponse(index=8).SerializeToString())
-    assert (await asking).index == 8
-    assert not group.decides, "data is deleted only when a controller says so"
-
-
-# ---- the node's end -----------------------------------------------------------------------------------------------------------
-class _Node:
-    """Stand in for ``Workers``."""
-
-    def __init__(self) -> None:
-        self.failures: list[Exception] = []
-
-    def fatal(self, error: Exception) -> None:
-        self.failures.append(error)
-
-
-class _Channel:
-    def __init__(self) -> None:
-        self.said: list[Frame] = []
-        self.waiting = 0
-
-    def write(self, data: bytes) -> None:
-        self.said += FrameReader().feed(data)
-
-    def is_closing(self) -> bool:
-        return False
-
-    def get_write_buffer_size(self) -> int:
-        return self.waiting
-
-
-class _Process:
-    pid, killed = 7, 0
-
-    def kill(self) -> None:
-        self.killed += 1
-
-
-def _hand(max_unanswered_pings: int = 3) -> tuple[WorkerHandle, _Node, Any, _Process]:
-    node, channel, process = _Node(), _Channel(), _Process()
-    hand = WorkerHandle(WorkerShare(1, 2), node, max_unanswered_pings)  # type: ignore[arg-type]
-    hand._process = process  # type: ignore[assignment]
-    hand.connection_made(channel)  # type: ignore[arg-type]
-    return hand, node, channel, process
-
-
-def test_worker_process_that_answers_no_pings_is_killed_and_ends_the_node() -> None:
-    hand, node, channel, process = _hand()
-    for _ in range(10):
-        hand.beat()
-    assert channel.said == [], "one that starts can't answer yet"
-    hand.data_received(encode(FrameKind.HELLO))
-    for _ in range(3):
-        for _ in range(3):
-            hand.beat()
-        hand.data_received(encode(FrameKind.PONG))
-    assert (len(channel.said), node.failures) == (9, [])
-    for _ in range(4):
-        hand.beat()
-    (failure,) = node.failures
-    assert ") is blocked" in str(failure)
-    assert process.killed == 1, "it must not speak for the node when it goes on"
-    hand.beat()
-    hand.connection_lost(None)
-    assert len(node.failures) == 1
-
-
-def test_worker_process_that_exits_or_sends_invalid_frames_ends_the_node() -> None:
-    hand, node, _, process = _hand()
-    hand.connection_lost(None)
-    assert [str(error) for error in node.failures] == [
-        "Worker 1 (process 7) ended unexpectedly. The node stops with exit code 1."
-    ]
-    for wrong in (b"x" * 50, encode(FrameKind.STOP), encode(FrameKind.SIGNS, 0, b"no JSON")):
-        hand, node, _, process = _hand()
-        hand.data_received(wrong)
-        assert (len(node.failures), process.killed) == (1, 1), wrong
-
-
-def test_worker_process_that_does_not_read_its_channel_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    hand, node, channel, process = _hand()
-    channel.waiting = handles.MOST_UNSENT_BYTES
-    hand.send(FrameKind.HEARD, 1)
-    assert not node.failures
-    channel.waiting += 1
-    hand.send(FrameKind.HEARD, 1)
-    assert (len(node.failures), process.killed) == (1, 1)
-
-
+# ---- the node ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("error", "kind"),
     [(StorageError("full"), "momentary"), (CorruptionError("damaged"), "never"), (LiftError("a bug"), "a restart may help")],
@@ -402,42 +296,6 @@ def test_worker_process_failure_has_the_restart_policy_of_its_error(error: LiftE
     assert (momentary(made), prevents_restart(made)) == (kind == "momentary", kind == "never")
     assert "worker 2" in str(made)
     assert isinstance(made, WorkerError) == (kind == "a restart may help")
-
-
-# ---- all of them ----------------------------------------------------------------------------------------------------------------
-class _Group:
-    def __init__(self) -> None:
-        self.image = ClusterImage(index=3)
-        self.watchers: list[Any] = []
-
-    def watch(self, watcher: Any) -> None:
-        self.watchers.append(watcher)
-
-
-def test_worker_process_receives_a_lease_after_the_image_of_the_lease() -> None:
-    """A slow worker receives lost leaderships before the extended lease."""
-    workers = Workers(NodeSettings("n1", Path("/d"), workers=2), lambda error: None, lambda reason: None)
-    (hand,) = workers.handles
-    channel = _Channel()
-    hand.connection_made(channel)  # type: ignore[arg-type]
-    workers.heartbeat_answered(1, 7)
-    assert channel.said == [], "before it knows of anything there are no leases"
-    group: Any = _Group()
-    workers.begin(9, group)
-    (watcher,) = group.watchers
-    watcher(group.image, ClusterImage(index=5))
-    workers.heartbeat_answered(2, 7)
-    watcher(None, ClusterImage(index=4))
-    said = [(frame.kind, frame.token) for frame in channel.said]
-    assert said == [
-        (FrameKind.IMAGE, 0),
-        (FrameKind.BEGIN, 9),
-        (FrameKind.ENTRY, 0),
-        (FrameKind.HEARD, 2),
-        (FrameKind.IMAGE, 0),
-    ]
-    entry = cluster.FeedEntry.FromString(channel.said[2].body)
-    assert (entry.previousIndex, entry.index) == (3, 5)
 
 
 def test_worker_process_health_is_merged_into_the_health_of_the_node() -> None:
@@ -464,17 +322,3 @@ def test_node_with_a_single_process_has_no_worker_processes() -> None:
         NodeSettings("n1", Path("/d"), workers=65)
     with pytest.raises(ConfigError, match="workers"):
         NodeSettings("n1", Path("/d"), workers=0)
-
-
-def test_worker_processes_receive_their_share_of_changed_settings() -> None:
-    settings = NodeSettings("n1", Path("/d"), workers=3)
-    workers = Workers(settings, lambda error: None, lambda reason: None)
-    channels = [_Channel(), _Channel()]
-    for handle, channel in zip(workers.handles, channels, strict=True):
-        handle.connection_made(channel)  # type: ignore[arg-type]
-    changed = replace(settings, log_level="debug", dashboard_hostnames=("a",))
-    workers.change_settings(changed)
-    for channel in channels:
-        (frame,) = channel.said
-        assert frame.kind is FrameKind.SETTINGS
-        assert settings_from_json(json.loads(frame.body)) == changed
