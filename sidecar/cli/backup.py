@@ -503,6 +503,8 @@ class MaxAge(Duration):
 @json_option
 def list_(url: str, max_age_s: float | None, metrics_file: Path | None, as_json: bool) -> int:
     """List the backups, the newest last. Exit code 1: there is no backup, or the newest one is incomplete or older than --max-age."""
+    if metrics_file is not None and metrics_file.suffix != ".prom":  # the file is replaced, which would also replace a device
+        raise ConfigError(f"Invalid value for --metrics-file: {metrics_file}. The name must end with .prom.")
     entries = list_backups(Store.at(url))
     if metrics_file is not None:
         write_metrics(metrics_file, url, entries, time.time_ns())

@@ -66,6 +66,15 @@ def test_backup_metrics_file_is_unchanged_if_the_store_cannot_be_read(tmp_path: 
     assert prom.read_text() == "what was"
 
 
+def test_backup_metrics_file_without_the_suffix_prom_is_rejected_and_not_replaced(tmp_path: Path) -> None:
+    two_backups(tmp_path / "store")
+    output = tmp_path / "stdout"
+    output.symlink_to(tmp_path / "device")
+    done = CliRunner().invoke(liftpy, ["backup", "list", str(tmp_path / "store"), "--metrics-file", str(output)])
+    assert done.exit_code
+    assert output.is_symlink(), "a link or a device such as /dev/stdout stays"
+
+
 def test_backup_metrics_file_that_cannot_be_written_exits_with_an_error(tmp_path: Path, looked: Look) -> None:
     two_backups(tmp_path / "store")
     assert looked(tmp_path / "store", tmp_path / "gone" / "x.prom")[0]
