@@ -256,7 +256,8 @@ class Ledgers:
         if "purges" in self.features:
             kinds += [self._purge, self._purge]
         has_other_copy = len(self._instances) > 1 or "purges" not in self.features
-        if "lost_files" in self.features and not self._lost_files and has_other_copy:
+        can_replay = has_other_copy and self._newest_version < _NEWEST_VERSION  # the newest code cannot read the first records
+        if "lost_files" in self.features and not self._lost_files and can_replay:
             kinds.append(self._lose_files)
         if "versions" in self.features:
             kinds.append(self._roll_out)
@@ -294,9 +295,16 @@ class Ledgers:
         self.world.scheduler.counters["purges of the input of a service"] += 1
 
     async def _roll_out(self, client: Client, draw: random.Random) -> None:
-        """Start the next version of the code on one node after another, if the newest one is active."""
+        """Start the next version of the code on one node after another, if the newest one is active in all snapshots.
+
+        An instance that has lost its snapshots replays the log, whose first records the newest code cannot read.
+        """
         answer = await client.services.query(SERVICE, b"", partition=0, timeout_s=3.0)
         if int(answer.value.split()[2]) < self._newest_version or self._newest_version == _NEWEST_VERSION:
+            return
+        positions = await store_now(client, SERVICE, INPUT[0], None, (), 5.0, "liftpy")
+        replicas = (await client.admin.stream(INPUT[0])).partitions[0].replicas
+        if self._lost_files or len(positions) < len(replicas):
             return
         self._newest_version += 1
         for instance in draw.sample(self._instances, len(self._instances)):
