@@ -50,7 +50,7 @@ from sidecar.runtime.logs import LOGS
 from sidecar.runtime.memory import make_collections_rare, retain_freed_memory
 from sidecar.runtime.restarts import Supervisor, momentary, prevents_restart
 from sidecar.runtime.settings import NodeSettings
-from sidecar.runtime.tasks import open_in_thread, run_loop, spawn, start_attended
+from sidecar.runtime.tasks import TaskSet, open_in_thread, run_loop, spawn, start_attended
 from sidecar.status.merged_status import WorkerStatus
 from sidecar.status.sampler import ProcessSample, Sampler
 from sidecar.status.status_api import StatusHandler
@@ -277,6 +277,7 @@ class WorkerNode(Node):
         self._synced = ReplicaSyncCheck()
         self._quiet_guard = RequestGuard("quiet fetches", self.counters)
         self._health_task: asyncio.Task[None] | None = None
+        self._requests = TaskSet()
         self.status = _WorkerStatusHandler(settings, self.counters, self._send_sample)
         self._worker_status: WorkerStatus | None = None
         self.supervisor = Supervisor("")
@@ -386,14 +387,16 @@ class WorkerNode(Node):
                 self._quiet_guard.call(lambda: self._process_quiet_fetches(frame))
             case FrameKind.ASK:
                 guard = RequestGuard("status of a worker", self.counters, lambda token, _: self._status_arrived(int(token), {}))
-                spawn(guard.run(self._send_status(frame), b"%d" % frame.token), "sending the status of the worker")
+                self._requests.start(
+                    guard.run(self._send_status(frame), b"%d" % frame.token), "sending the status of the worker"
+                )
             case FrameKind.LEVEL:
                 request = json.loads(frame.body)
                 LOGS.change_level(request["level"], request["for_s"], asyncio.get_running_loop().call_later)
             case FrameKind.SETTINGS:
                 self.reloading.apply_settings(settings_from_json(json.loads(frame.body)))
             case FrameKind.CLOSE_SUBJECTS:
-                spawn(self._close_subjects(frame.token / 1000), "closing subjects")
+                self._requests.start(self._close_subjects(frame.token / 1000), "closing subjects")
             case FrameKind.STOP:
                 self._stop_requested.set()
 
@@ -443,6 +446,7 @@ class WorkerNode(Node):
         starting.add_done_callback(self._start_ended)
         await self._stop_requested.wait()
         await end_tasks([starting, self._health_task])
+        await self._requests.end()
         await self.stop()
         self._channel.send(FrameKind.STOPPED, stop_token(clean=self.was_clean, flushed=self.all_flushed))
         self._channel.finish(_FINISH_S)

@@ -17,6 +17,8 @@ QUEUE, QUEUE_GROUP = "bills", "workers"
 GROUP_STREAM, GROUP = "orders", "readers"
 _ACK_WAIT_S = 3.0
 """Time after which the queue gives a job without an acknowledgment again, in seconds."""
+_FINISHED_WITHIN_S = 120.0
+"""Time for all records and jobs after recovery, in seconds. A node that a full disk has stopped restarts after 60 s."""
 
 
 class Groups:
@@ -119,7 +121,7 @@ class Groups:
         wanted = committed.get((QUEUE, 0), set())
         places = {place: offsets for place, offsets in committed.items() if place[0] == GROUP_STREAM and offsets}
         loop = asyncio.get_running_loop()
-        end_s, given_s = loop.time() + 60, loop.time()
+        end_s, given_s = loop.time() + _FINISHED_WITHIN_S, loop.time()
 
         def is_unfinished() -> bool:
             """A job with an unconfirmed acknowledgment is done, or the queue gives it again when the time for its worker ends."""
