@@ -77,11 +77,12 @@ class Unit:
 class BadRecordError(ServiceFailedError):
     """Raised if the service's code raised an error for ``unit`` while it processed ``record``.
 
-    The caller must not use the machine any more.
+    The caller must not use the machine any more. ``text``: text about the error, of which the first ``MAX_ERROR_BYTES``
+    characters are used.
     """
 
     def __init__(self, unit: Unit, record: Record, text: str) -> None:
-        super().__init__(f"{text}: the record at offset {unit.offset} can't be applied")
+        super().__init__(f"{text[:MAX_ERROR_BYTES]}: the record at offset {unit.offset} can't be applied")
         self.unit = unit
         self.record = record
 

@@ -545,3 +545,10 @@ async def test_service_skip_of_a_record_that_is_too_large_for_the_dead_letter_st
         errors = [one.header("Lift-Dead-Letter-Error") or b"" for one in letters]
         assert errors[0] == b"it fails"
         assert all(error.endswith(b"left out. it fails") for error in errors[1:])
+
+
+def test_bad_record_error_with_a_long_text_has_its_beginning_and_the_offset() -> None:
+    text = str(BadRecordError(Unit(3), record(3), "cannot parse " + "x" * 1_000_000))
+    assert text.startswith("cannot parse x")
+    assert text.endswith("the record at offset 3 can't be applied")
+    assert len(text) < 600
