@@ -386,7 +386,8 @@ class SnapshotStore:
         for path in self._files():
             if int(path.stem) > position:
                 logger.warning("snapshot above the log end file=%s end_offset=%d: deleted", path.name, position)
-                with _storage_errors("remove", path):
+                with self._deleting, _storage_errors("remove", path):
+                    self._release(path)
                     path.unlink(missing_ok=True)
 
     def set_aside(self, diverged: Callable[[Snapshot], bool]) -> None:
@@ -395,8 +396,14 @@ class SnapshotStore:
             with _storage_errors("quarantine", path), contextlib.suppress(CorruptionError, UnknownFormatError):
                 if diverged(decode(path.read_bytes(), self._identity)):
                     logger.error("snapshot diverged file=%s: quarantined", path)
-                    path.rename(path.with_suffix(".diverged"))
+                    with self._deleting:
+                        self._release(path)
+                        path.rename(path.with_suffix(".diverged"))
                     _flush_names(self.folder)
+
+    def _release(self, path: Path) -> None:
+        """Stop retaining a snapshot before its file goes: a later one at its position may have other outputs."""
+        path.with_suffix(_RETAINED).unlink(missing_ok=True)
 
     def _path(self, position: int) -> Path:
         return self.folder / f"{position:020d}{_SUFFIX}"
@@ -480,11 +487,10 @@ class SnapshotKeeper:
         newest = await asyncio.to_thread(self._store.newest_stored, wanted)
         self._began = newest[1] if newest is not None else None
         self._stored = [newest[1]] if newest is not None else []
-        if self._outbox is not None and newest is not None:
-            self._retained = await asyncio.to_thread(self._store.retained)
-            if 0 < self._retained < newest[1].position:
-                retained = await asyncio.to_thread(self._store.stored_at, self._retained)
-                self._stored = [retained, *self._stored] if retained is not None else self._stored
+        self._retained = await asyncio.to_thread(self._store.retained) if self._outbox is not None else 0
+        if newest is not None and 0 < self._retained < newest[1].position:
+            retained = await asyncio.to_thread(self._store.stored_at, self._retained)
+            self._stored = [retained, *self._stored] if retained is not None else self._stored
         self._stored_s, self._fresh_bytes = time.monotonic(), 0
         self.life, self.digests = self.life + 1, []
         return newest[0] if newest is not None else None
@@ -515,10 +521,12 @@ class SnapshotKeeper:
 
     async def drop_above(self, position: int) -> None:
         await asyncio.to_thread(self._store.drop_above, position)
+        self._retained = min(self._retained, await asyncio.to_thread(self._store.retained))
 
     async def set_aside(self, first_wrong: int) -> None:
         """Quarantine the snapshots at or above the offset ``first_wrong``, because their states have diverged."""
         await asyncio.to_thread(self._store.set_aside, lambda snapshot: snapshot.position >= first_wrong)
+        self._retained = min(self._retained, await asyncio.to_thread(self._store.retained))
 
     def quarantine_diverged(self, position: int | None = None) -> None:
         """Quarantine the snapshots that may be wrong after the state has diverged.

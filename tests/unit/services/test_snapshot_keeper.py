@@ -119,6 +119,28 @@ async def test_service_snapshot_keeper_after_restarts_keeps_the_snapshot_from_wh
     assert world.store.positions() == [end - 5, end, end + 5]
 
 
+async def test_service_snapshot_keeper_after_a_truncation_does_not_retain_a_new_snapshot_at_the_old_position(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    for _ in range(3):
+        world.apply(5)
+        await world.keeper.keep(world.machine)
+    world.outbox.compared_end = 15
+    assert await world.retain_from() == 15
+    await world.keeper.drop_above(10)
+    world.outbox.compared_end = 0
+    world.machine = ServiceMachine(Count(), WHO, snapshot_interval_records=1000, outbox=world.outbox)
+    world.machine.start(await world.keeper.newest(lambda _: True))
+    world.apply(5)
+    await world.keeper.keep(world.machine)
+    assert world.store.positions()[-1] == 15
+    assert await world.retain_from() == 0
+    later = World(tmp_path)
+    await later.keeper.newest(lambda _: True)
+    assert later.keeper.retain_from() == 0
+
+
 class Forgetful(Count):
     """A service whose snapshots cannot be restored."""
 
