@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +82,35 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
            another node or version, a controller lost data, or this version
            does not support the feature level of the cluster.
     """
+    received = _record_stop_signals()
     try:
-        return _run(SettingsLoader(config, flags), as_json=as_json)
+        return _run(SettingsLoader(config, flags), received, as_json=as_json)
     except KeyboardInterrupt as error:  # before the node has its own handlers. It has not opened its data directory
         if signal.SIGHUP in error.args:
             raise
         return 0
 
 
-def _run(sources: SettingsLoader, *, as_json: bool) -> int:
-    """Run the node with the settings of ``sources``. Return the exit code."""
+def _record_stop_signals() -> list[int]:
+    """Let SIGTERM and SIGINT raise KeyboardInterrupt until the node has its own handlers. Return a list of the received signals.
+
+    Python ignores an exception of a signal handler in some places, for example in the callbacks at the end of an import.
+    """
+    received: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        received.append(number)
+        raise KeyboardInterrupt(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            with suppress(ValueError):  # only the main thread gets signals
+                signal.signal(number, end)
+    return received
+
+
+def _run(sources: SettingsLoader, received: list[int], *, as_json: bool) -> int:
+    """Run the node with the settings of ``sources``. Return the exit code. ``received``: signals that have arrived."""
     settings = sources.load()
     LOGS.configure(settings.log_level, settings.log_format, settings.node_id)
     for name, nearest in unknown_variables().items():
@@ -98,6 +118,8 @@ def _run(sources: SettingsLoader, *, as_json: bool) -> int:
     from sidecar.node.node import run_node  # late: brings nats-py and PySyncObj
     from sidecar.runtime.restarts import cancel_exit
 
+    if received:
+        raise KeyboardInterrupt(received[0])
     began = time.monotonic()
 
     def print_ready(facts: dict[str, Any]) -> None:

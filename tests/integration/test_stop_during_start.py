@@ -6,6 +6,8 @@ Each moment is a condition on the processes, their log or the data directory.
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -69,3 +71,29 @@ def test_node_with_a_stop_signal_during_its_start_ends_with_exit_code_0(
             assert node.end_reason == "has ended with exit code 0", "\n".join(node.log)
         finally:
             node.kill()
+
+
+_SIGNAL_IN_A_CALLBACK = """
+import os, signal, sys, weakref
+from sidecar.cli.main import main
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "sidecar.node.node":
+            held = Finder()
+            reference = weakref.ref(held, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+            del held  # Python ignores what the handler raises in the callback
+        return None
+
+sys.meta_path.insert(0, Finder())
+main(sys.argv[1:])
+"""
+
+
+def test_node_with_a_stop_signal_that_an_import_swallows_ends_with_exit_code_0(tmp_path: Path) -> None:
+    flags = ["--node-id", "n1", "--data", str(tmp_path / "data"), "--controllers", "n1", "--nats", "nats://127.0.0.1:1"]
+    command = [sys.executable, "-c", _SIGNAL_IN_A_CALLBACK, "sidecar", *flags, "--status-port", "-1"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "Exception ignored" in ended.stderr
+    assert not (tmp_path / "data").exists()
