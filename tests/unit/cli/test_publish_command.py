@@ -80,7 +80,7 @@ class _BrokenInput(io.RawIOBase):
         return len(data)
 
 
-def test_publish_command_whose_input_cannot_be_read_reports_the_acknowledged_lines(
+def test_publish_command_with_unreadable_input_reports_the_acknowledged_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=_BrokenInput()))

@@ -186,7 +186,7 @@ async def test_group_member_after_the_end_of_its_session_cannot_commit_and_recei
         assert committed(home) == {0: 1}
 
 
-async def test_group_member_whose_session_ends_at_its_first_commit_joins_again() -> None:
+async def test_group_member_after_its_session_ends_at_the_first_commit_joins_again() -> None:
     home = Coordinated()
     home.node.append(b"a")
     real, ended = home.call_service, list[str]()

@@ -136,7 +136,7 @@ async def test_service_snapshot_command_waits_for_a_new_snapshot_of_each_service
         await store_now(cluster, "bank", "in", 1, (), 0.01, "ns")
 
 
-async def test_service_snapshot_command_whose_last_answer_comes_at_the_timeout_returns_the_snapshots(cluster: Any) -> None:
+async def test_service_snapshot_command_with_a_last_answer_at_the_timeout_returns_the_snapshots(cluster: Any) -> None:
     assert await store_now(cluster, "bank", "in", 1, (), 0.0, "ns") == {"n1": 17}
 
 

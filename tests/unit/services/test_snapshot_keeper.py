@@ -44,6 +44,12 @@ class World:
         await self.keeper.retain()
         return self.keeper.retain_from()
 
+    async def take_snapshots(self, count: int) -> None:
+        """Take a snapshot after each five records."""
+        for _ in range(count):
+            self.apply(5)
+            await self.keeper.keep(self.machine)
+
     def apply(self, count: int) -> None:
         start = self.machine.position
         self.machine.apply([Record(start + n, 0, None, b"v", (), "", None, 1) for n in range(count)])
@@ -72,9 +78,7 @@ async def test_service_snapshot_keeper_called_twice_at_one_position_stores_one_s
 
 async def test_service_snapshot_keeper_retains_the_log_from_the_newest_compared_snapshot(world: World) -> None:
     assert await world.retain_from() == 0
-    for _ in range(3):
-        world.apply(5)
-        await world.keeper.keep(world.machine)
+    await world.take_snapshots(3)
     assert await world.retain_from() == 0
     for compared_end, retain_from in ((4, 0), (5, 5), (14, 10), (15, 15)):
         world.outbox.compared_end = compared_end
@@ -87,9 +91,7 @@ async def test_service_snapshot_keeper_retains_the_log_from_the_newest_compared_
 async def test_service_snapshot_keeper_after_files_are_deleted_retains_the_log_from_an_existing_file(
     world: World,
 ) -> None:
-    for _ in range(6):  # without compared outputs, the store keeps the oldest file and the newest three
-        world.apply(5)
-        await world.keeper.keep(world.machine)
+    await world.take_snapshots(6)  # without compared outputs, the store keeps the oldest file and the newest three
     for compared_end in range(31):
         world.outbox.compared_end = compared_end
         assert await world.retain_from() in (0, *world.store.positions())
@@ -97,25 +99,20 @@ async def test_service_snapshot_keeper_after_files_are_deleted_retains_the_log_f
 
 async def test_service_snapshot_keeper_after_restarts_keeps_the_snapshot_from_which_the_log_is_retained(tmp_path: Path) -> None:
     world = World(tmp_path)
-    for _ in range(5):
-        world.apply(5)
-        await world.keeper.keep(world.machine)
+    await world.take_snapshots(5)
     world.outbox.compared_end = 15
     assert await world.retain_from() == 15
     for _ in range(4):  # processes that end before they have compared their outputs
         world = World(tmp_path)
         world.machine.start(await world.keeper.newest(lambda _: True))
-        for _ in range(2):
-            world.apply(5)
-            await world.keeper.keep(world.machine)
+        await world.take_snapshots(2)
         assert world.keeper.retain_from() == 15
         assert [stored.position for stored in world.keeper.offers()] == [15]
     end = world.machine.position
     assert world.store.positions() == [15, end - 10, end - 5, end]
     world.outbox.compared_end = end
     assert await world.retain_from() == end
-    world.apply(5)
-    await world.keeper.keep(world.machine)
+    await world.take_snapshots(1)
     assert world.store.positions() == [end - 5, end, end + 5]
 
 
@@ -123,17 +120,14 @@ async def test_service_snapshot_keeper_after_a_truncation_does_not_retain_a_new_
     tmp_path: Path,
 ) -> None:
     world = World(tmp_path)
-    for _ in range(3):
-        world.apply(5)
-        await world.keeper.keep(world.machine)
+    await world.take_snapshots(3)
     world.outbox.compared_end = 15
     assert await world.retain_from() == 15
     await world.keeper.drop_above(10)
     world.outbox.compared_end = 0
     world.machine = ServiceMachine(Count(), WHO, snapshot_interval_records=1000, outbox=world.outbox)
     world.machine.start(await world.keeper.newest(lambda _: True))
-    world.apply(5)
-    await world.keeper.keep(world.machine)
+    await world.take_snapshots(1)
     assert world.store.positions()[-1] == 15
     assert await world.retain_from() == 0
     later = World(tmp_path)

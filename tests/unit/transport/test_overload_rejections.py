@@ -290,7 +290,7 @@ def _is_in_flight(bench: OverloadedIngest) -> None:
     ],
     ids=["new ids", "a repeated publish", "a duplicate", "a duplicate next to a JetStream fast batch", "a duplicate in flight"],
 )
-def test_overload_rejects_every_publish_whose_message_id_is_neither_stored_nor_in_flight(
+def test_overload_with_message_ids_rejects_those_that_are_neither_stored_nor_in_flight(
     first: Callable[[OverloadedIngest], None] | None, messages: list[tuple[bytes, bytes]], rejected: list[bytes]
 ) -> None:
     bench = OverloadedIngest()

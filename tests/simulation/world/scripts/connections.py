@@ -157,8 +157,7 @@ async def script_node_stops_while_its_standby_connection_is_refused(s: Stage) ->
     s.world.nats.refuse("liftpy-n2-standby")
     await s.create("orders", leader="n1", failover_standby=True)
     await s.publish("orders", 2)
-    await asyncio.sleep(1)
-    s.expect(await s.isr("orders"), s.names, "ISR")
+    await s.shows(lambda: s.isr("orders"), s.names)
     await s.stop("n2")
 
 
