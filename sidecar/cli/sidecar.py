@@ -85,27 +85,22 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
     received = _record_stop_signals()
     try:
         return _run(SettingsLoader(config, flags), received, as_json=as_json)
-    except KeyboardInterrupt as error:  # before the node has its own handlers. It has not opened its data directory
+    except KeyboardInterrupt as error:  # SIGINT before a restart, or SIGHUP before the node has its own handler
         if signal.SIGHUP in error.args:
             raise
         return 0
 
 
 def _record_stop_signals() -> list[int]:
-    """Let SIGTERM and SIGINT raise KeyboardInterrupt until the node has its own handlers. Return a list of the received signals.
+    """Record SIGTERM and SIGINT until the node has its own handlers. Return the list of the received signals.
 
-    Python ignores an exception of a signal handler in some places, for example in the callbacks at the end of an import.
+    The handlers raise nothing, because Python ignores an exception of a handler in some places, such as callbacks of an import.
     """
     received: list[int] = []
-
-    def end(number: int, _: object) -> None:
-        received.append(number)
-        raise KeyboardInterrupt(number)
-
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) is not signal.SIG_IGN:
             with suppress(ValueError):  # only the main thread gets signals
-                signal.signal(number, end)
+                signal.signal(number, lambda number, _: received.append(number))
     return received
 
 
@@ -119,7 +114,7 @@ def _run(sources: SettingsLoader, received: list[int], *, as_json: bool) -> int:
     from sidecar.runtime.restarts import cancel_exit
 
     if received:
-        raise KeyboardInterrupt(received[0])
+        return 0
     began = time.monotonic()
 
     def print_ready(facts: dict[str, Any]) -> None:
@@ -127,7 +122,7 @@ def _run(sources: SettingsLoader, received: list[int], *, as_json: bool) -> int:
             print(json.dumps({"event": "ready", **facts}), flush=True)
 
     try:
-        code = run_loop(run_node(settings, print_ready, sources))
+        code = run_loop(run_node(settings, print_ready, sources, received))
     except LiftError as error:
         if not prevents_restart(error):
             raise

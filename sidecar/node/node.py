@@ -17,7 +17,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -726,12 +726,16 @@ class PublishMemory:
 
 
 async def run_node(
-    settings: NodeSettings, say_ready: Callable[[dict[str, Any]], None], again: SettingsLoader | None = None
+    settings: NodeSettings,
+    say_ready: Callable[[dict[str, Any]], None],
+    again: SettingsLoader | None = None,
+    received: Sequence[int] = (),
 ) -> int:
     """Run one node until SIGTERM (transfers leaderships first) or SIGINT (stops at once). Return the exit code.
 
     ``say_ready`` is called with the values of the ready line. ``again``: sources of the settings for a reload by SIGHUP, None for no
-    reload. Raises the error of a failed start, except a temporary disk error.
+    reload. ``received``: signals that have arrived before the node has its own handlers, updated until then. Raises the error of a
+    failed start, except a temporary disk error.
     """
     retain_freed_memory()
     make_collections_rare()
@@ -748,6 +752,8 @@ async def run_node(
     loop.add_signal_handler(
         signal.SIGHUP, lambda: reloads.start(node.reloading.reload_after_signal(node.supervisor), "reloading the settings")
     )
+    if received:
+        stop(signal.SIGTERM in received)
     starting = start_attended(node.start())
     stopping = start_attended(node.wait())
     slow_stop: asyncio.TimerHandle | None = None

@@ -82,7 +82,7 @@ class Finder:
         if name == "sidecar.node.node":
             held = Finder()
             reference = weakref.ref(held, lambda _: os.kill(os.getpid(), signal.SIGTERM))
-            del held  # Python ignores what the handler raises in the callback
+            del held  # Python ignores what a handler raises in the callback
         return None
 
 sys.meta_path.insert(0, Finder())
@@ -90,10 +90,9 @@ main(sys.argv[1:])
 """
 
 
-def test_node_with_a_stop_signal_that_an_import_swallows_ends_with_exit_code_0(tmp_path: Path) -> None:
+def test_node_with_a_stop_signal_in_a_callback_of_an_import_ends_with_exit_code_0(tmp_path: Path) -> None:
     flags = ["--node-id", "n1", "--data", str(tmp_path / "data"), "--controllers", "n1", "--nats", "nats://127.0.0.1:1"]
     command = [sys.executable, "-c", _SIGNAL_IN_A_CALLBACK, "sidecar", *flags, "--status-port", "-1"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert "Exception ignored" in ended.stderr
     assert not (tmp_path / "data").exists()
