@@ -452,7 +452,7 @@ class ReplicationConfig:
     """Time without a heartbeat after which a node is fenced and its partitions get new leaders, in seconds. Initial value
     of a new cluster: `liftpy settings node-session` changes it later.
     """
-    lease_s: float = 0.9
+    lease_s: float = 0.75
     """Time that a leader may send acks without a heartbeat answer, in seconds. After a kill, the new leader waits for the
     end of this lease. Initial value of a new cluster.
     """

@@ -24,7 +24,7 @@ from nats.aio.client import Client
 
 from liftpy import __version__
 from liftpy.client.closest_replica import this_host
-from liftpy.config import NS_PER_S, SessionTimes
+from liftpy.config import NS_PER_S, ReplicationConfig, SessionTimes
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.features import DAMAGED_LOGS, SUPPORTED_LEVELS
 from liftpy.core.metadata.idempotency import PAUSE_NS, UNDECIDED
@@ -315,9 +315,13 @@ class Membership:
         self._end_heartbeats = spawn_in(self._group.loop, beats.run(), "heartbeats", endless=True)
 
     def _compare(self, image: ClusterImage) -> None:
-        """Log a warning if the session times in this node's settings differ from those of the cluster in ``image``."""
+        """Log a warning if the session times in this node's settings differ from those of the cluster in ``image``.
+
+        Defaults cause no warning: the cluster may have been created by a version with other defaults.
+        """
         own, current = self._settings.replication.session_times, image.session_times
-        if current is not None and _values(current) != _values(own):
+        is_set = _values(own) != _values(ReplicationConfig().session_times)
+        if is_set and current is not None and _values(current) != _values(own):
             logger.warning(
                 (
                     "session times in the settings differ from those of the cluster settings=%s cluster=%s: using those "
