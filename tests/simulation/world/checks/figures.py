@@ -221,8 +221,13 @@ async def _whole(world: World, client: Client) -> str:
 
 
 async def metrics_of(client: Client, node: str) -> Series:
-    """Return the metrics of a node."""
-    text = (await client.admin.ask_node(node, b'{"metrics": {}}'))["metrics"]
+    """Return the metrics of a node.
+
+    A busy node repeats an answer for some seconds. So no two questions are equal: each ends with the time, written in spaces and tabs.
+    """
+    now_us = int(asyncio.get_running_loop().time() * 1e6)
+    question = b'{"metrics": {}}' + f"{now_us:b}".translate({48: " ", 49: "\t"}).encode()
+    text = (await client.admin.ask_node(node, question))["metrics"]
     return {(name, labels or ""): float(value) for name, labels, value in _SERIES.findall(text)}
 
 
