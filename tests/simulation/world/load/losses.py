@@ -137,6 +137,9 @@ class Losses:
         members = {one.node_id: one for one in state.controllers}
         if self.lost.name not in members:
             return True
+        if members[self.lost.name].learner:  # it was lost while it became a controller: end that change first
+            await client.admin.change_controllers(remove=self.lost.name)
+            return False
         if not self._new:
             self._start_another()
         if self._new in members:
