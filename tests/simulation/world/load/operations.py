@@ -92,6 +92,8 @@ class Operations:
     # ---- publishers ------------------------------------------------------------------------------------------------------
     async def _publish_keys(self, client: Client, draw: random.Random) -> None:
         for _ in range(draw.choice((1, 5, 30))):
+            if self.clients.stopping:
+                return
             self._number += 1
             key = draw.choice(_KEYS)
             value = b"v-%d-%s" % (self._number, b"y" * draw.choice((1, 300)))
