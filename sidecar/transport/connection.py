@@ -296,8 +296,8 @@ class BusConnection(ClientConnection):
 
     # ---- receiving-----------------------------------------------------------------------------------------------------
     def listen(
-        self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None,
-        refuser: PublishRejector | None = None,
+        self, subject: str, sink: Sink, queue: str = "", on_dropped: Callable[[int], None] | None = None,
+        rejector: PublishRejector | None = None,
     ) -> Listener:  # fmt: skip
         """Subscribe to ``subject``. nats-py renews the subscription at each reconnect.
 
@@ -305,8 +305,8 @@ class BusConnection(ClientConnection):
             subject: Subject, wildcards allowed.
             sink: Called with each message when it is read from the socket.
             queue: Queue group. '': none.
-            given_up: Not used here. ``IngestConnection`` calls it with the number of messages that it drops unread.
-            refuser: Not used here. ``IngestConnection`` lets it reject messages unread.
+            on_dropped: Not used here. ``IngestConnection`` calls it with the number of messages that it drops unread.
+            rejector: Not used here. ``IngestConnection`` lets it reject messages unread.
 
         Returns:
             The subscription.

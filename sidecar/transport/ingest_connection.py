@@ -243,8 +243,8 @@ class IngestConnection(BusConnection):
         return self._parser.dropped_unread
 
     def listen(
-        self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None,
-        refuser: PublishRejector | None = None,
+        self, subject: str, sink: Sink, queue: str = "", on_dropped: Callable[[int], None] | None = None,
+        rejector: PublishRejector | None = None,
     ) -> Listener:  # fmt: skip
         """Subscribe to ``subject``.
 
@@ -252,17 +252,17 @@ class IngestConnection(BusConnection):
             subject: Subject, wildcards allowed.
             sink: Called with each message when it is processed.
             queue: Queue group. '': none.
-            given_up: Called with the number of messages that are dropped unread while the buffer is full.
-            refuser: Rejects messages unread when they have waited too long. None: no message is rejected unread.
+            on_dropped: Called with the number of messages that are dropped unread while the buffer is full.
+            rejector: Rejects messages unread when they have waited too long. None: no message is rejected unread.
 
         Returns:
             The subscription.
         """
         listener = super().listen(subject, sink, queue)
-        if given_up is not None:
-            self._parser.on_dropped(self._sid, given_up)
-        if refuser is not None:
-            self._parser.set_rejector(self._sid, refuser)
+        if on_dropped is not None:
+            self._parser.on_dropped(self._sid, on_dropped)
+        if rejector is not None:
+            self._parser.set_rejector(self._sid, rejector)
         return listener
 
     def redirect(self, sid: int, sink: Sink, on_dropped: Callable[[int], None]) -> None:

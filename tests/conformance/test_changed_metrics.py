@@ -91,7 +91,7 @@ class WorkerHistory:
 
     def _unread(self) -> None:
         """Too many have come: some are refused before they are looked at."""
-        self.t.nodes[self.leader].worker.ingest.refuse([b"_INBOX.4"])
+        self.t.nodes[self.leader].worker.ingest.reject_unread([b"_INBOX.4"])
 
     def _read(self) -> None:
         node, wait_ms = self.rng.choice(NODES), self.rng.choice((0, 20))

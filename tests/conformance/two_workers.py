@@ -67,7 +67,7 @@ class Bus:
         self.broken: list[Exception] = []
 
     def listen(
-        self, subject: str, sink: Callable[..., None], queue: str = "", given_up: Any = None, refuser: Any = None
+        self, subject: str, sink: Callable[..., None], queue: str = "", on_dropped: Any = None, rejector: Any = None
     ) -> Any:
         entry = (self.node_id, subject, sink)
         self._table.append(entry)

@@ -617,7 +617,7 @@ class Standby:
             self._leader = *leader, replica.live_incarnation(state.leader)
         if self._subscription is None and replica.role is not RoleName.LEADER:
             self._begin()
-            self._subscription = self.shell.hear(self.subject, self._message_arrived, self._record_dropped)
+            self._subscription = self.shell.subscribe(self.subject, self._message_arrived, self._record_dropped)
 
     def stop(self) -> None:
         if self._subscription is not None:
@@ -721,7 +721,7 @@ class Standby:
             self.stop()
             then(None)
         else:
-            subscription.soon(lambda: self._run_slice(subscription, turn, work, then))
+            subscription.call_soon(lambda: self._run_slice(subscription, turn, work, then))
 
     def cancel(self) -> None:
         """Cancel ``replay``, because the node has lost the leadership. The messages stay in the buffer."""

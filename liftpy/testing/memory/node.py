@@ -512,11 +512,11 @@ class MemoryReplica(PartitionShell):
         return self.node.bus.max_payload
 
     def listen(
-        self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: PublishRejector | None = None
+        self, subject: str, sink: Sink, *, on_dropped: Callable[[int], None], rejector: PublishRejector | None = None
     ) -> BusSubscription:
         return self.node.bus.listen(subject, sink)
 
-    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> _StandbySubscription:
+    def subscribe(self, subject: str, sink: Sink, on_dropped: Callable[[int], None]) -> _StandbySubscription:
         return _StandbySubscription(self, self.node.bus, subject, sink)
 
     def when_subscribed(self, heard: Callable[[], None]) -> None:
@@ -789,10 +789,10 @@ class _StandbySubscription:
     def _message_arrived(self, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
         self._sink(subject, reply, payload, block)
 
-    def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
+    def feed_to(self, sink: Sink, on_dropped: Callable[[int], None], lost: Callable[[], None]) -> None:
         self._sink = sink
 
-    def soon(self, callback: Callable[[], None]) -> None:
+    def call_soon(self, callback: Callable[[], None]) -> None:
         self._replica.later(callback)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
