@@ -360,7 +360,7 @@ class Node(RunningNode):
         self.reloading.apply_again()
         self._opened = True
         self._recovered.close()
-        partitions.leave_behind(self._recovered.names)
+        partitions.delete_moved_logs(self._recovered.names)
 
     def _lost_logs(self, folder: DataDirectory, image: ClusterImage) -> list[str]:
         """Return the names of logs that this node has lost: the directory is missing, but this replica counts as complete [S17].

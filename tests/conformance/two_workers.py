@@ -216,7 +216,7 @@ class WorkerNode:
         self.audit = self.bus.audit = Audit(node_id, self.log, lambda: self.storage, lambda: self.promises, threads=True)
         self.audit.watch(self.worker.replica)
         self.worker.audit = self.audit
-        self.worker.begin()
+        self.worker.feed_log_opened()
 
     def _fault(self, what: str) -> None:
         if what == "sync":

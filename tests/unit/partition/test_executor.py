@@ -98,16 +98,16 @@ def test_replica_driver_on_hold_handles_queued_events_after_release() -> None:
         done.append("work")
         driver.feed("again")  # type: ignore[arg-type]
 
-    driver.go_on(work)
+    driver.resume(work)
     assert done == ["a", "b", "work", "c", "d", "e"]
     driver.hold()
 
     def fails() -> None:
         raise ValueError("a bug")
 
-    driver.go_on(fails)
+    driver.resume(fails)
     assert len(broken) == 1, "a bug in it is one of the replica's"
-    driver.go_on(lambda: done.append("after the end"))
+    driver.resume(lambda: done.append("after the end"))
     assert done[-1] == "e"
 
 
@@ -124,7 +124,7 @@ def test_replica_driver_on_hold_merges_repeated_wake_ups() -> None:
     driver.feed("before")  # type: ignore[arg-type]
     for _ in range(100):
         driver.feed(events.NotificationReceived())
-    driver.go_on(lambda: None)
+    driver.resume(lambda: None)
     assert taken == ["before", events.NotificationReceived()]
 
 

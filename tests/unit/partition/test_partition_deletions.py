@@ -217,7 +217,7 @@ async def test_partition_manager_stop_ends_the_deletion_of_orphaned_partitions(
     node.partitions.image_changed(before, held_elsewhere(before))
     await node.partitions.wait_until_open()
     monkeypatch.setattr(node.deletions, "is_allowed", is_allowed)
-    node.partitions.leave_behind([f"s-{before.streams['s'].uid}/0"])
+    node.partitions.delete_moved_logs([f"s-{before.streams['s'].uid}/0"])
     await until(lambda: asked)
     assert await node.partitions.stop()
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -400,6 +400,6 @@ async def test_orphaned_partition_directories_are_deleted_only_when_a_controller
     elsewhere = stream.key(1)
     folders = [f"s-{stream.uid}/{number}" for number in (0, 1, 7)]
     async with asyncio.timeout(30):
-        await partitions.leave_behind([*folders, "s-another/1", "t-u/0"])
+        await partitions.delete_moved_logs([*folders, "s-another/1", "t-u/0"])
     assert asked == [elsewhere]
     assert gone == ([elsewhere] if allowed else [])
