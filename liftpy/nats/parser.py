@@ -685,7 +685,7 @@ def watch_subscription_limit(connection: Client, callback: Callable[[], None]) -
     return unwatch
 
 
-def cut_off(connection: Client) -> None:
+def abort_connection(connection: Client) -> None:
     """Drop the data that ``connection`` has not written yet, because nats-py's ``close`` would wait for a blocked socket."""
     stream = getattr(getattr(connection, "_transport", None), "_io_writer", None)
     if stream is not None:

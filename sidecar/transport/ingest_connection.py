@@ -147,7 +147,7 @@ class DisconnectLoss:
             loss_logger.warning("publishes lost with a connection, number not known at_least=%d", lost)
             return
         if "pending" in stats.reason.lower():
-            self._overflow.cut_at(stats.backlog_bytes)
+            self._overflow.server_closed_at(stats.backlog_bytes)
         if lost:
             loss_logger.warning(
                 "publishes lost with a connection that the server closed reason=%s count=%d", stats.reason, lost
@@ -342,8 +342,8 @@ class IngestConnection(BusConnection):
 
     def _connection_lost(self) -> None:
         self._end_thread()
-        self._gate.cut_off()
-        self.overflow.cut_off()
+        self._gate.connection_lost()
+        self.overflow.connection_lost()
         self.disconnect_loss.connection_lost(*self._identity())
         self._parser.lost += 1
         self._chunks.append(None)
@@ -460,7 +460,7 @@ class IngestConnection(BusConnection):
         ):
             self._backlog.ask(*self._identity(), partial(self._record_server_report, self._arrived_bytes))
         if not self._is_half_full():
-            self.overflow.roomy()
+            self.overflow.buffer_has_room()
             return
         if self._thread is not None:
             self._pings_outstanding = 0  # the node itself does not read now, so the server buffers more
