@@ -288,7 +288,7 @@ class WorkerNode(Node):
         starts: dict[str, Step] = {
             "task failures": self._watch_tasks,
             "loop watch": self._loop_watch.start,
-            "supervisor": self._start_signs,
+            "supervisor": self._start_health_reports,
             "data directory": self._open_folder,
             "connections": self._connect,
             "metadata group": self._recover,
@@ -303,7 +303,7 @@ class WorkerNode(Node):
         await start_all(self._components())
         return {}
 
-    def _start_signs(self) -> None:
+    def _start_health_reports(self) -> None:
         self._health_task = spawn(self._send_health_reports(), "reporting the health of the worker", endless=True)
 
     def _open_folder(self) -> None:

@@ -133,7 +133,7 @@ class Workers:
         """
         logs: dict[str, list[str]] = {"damaged": [], "confined": [], "suspect": []}
         for handle in self.handles:
-            worker_logs = json.loads((await handle.wait_for_event(FrameKind.RECOVERED)).body)
+            worker_logs = json.loads((await asyncio.shield(handle.event(FrameKind.RECOVERED))).body)
             logs = {kind: names + worker_logs[kind] for kind, names in logs.items()}
         return logs
 
@@ -156,7 +156,7 @@ class Workers:
     async def wait_until_open(self) -> None:
         """Wait until all workers have opened their partitions. Raises WorkerError."""
         for handle in self.handles:
-            await handle.wait_for_event(FrameKind.PARTITIONS_OPENED)
+            await asyncio.shield(handle.event(FrameKind.PARTITIONS_OPENED))
 
     def _image_changed(self, _: ClusterImage, new: ClusterImage) -> None:
         old, self._image = self._image, new
@@ -377,17 +377,10 @@ class WorkerHandle(asyncio.Protocol):
         if transport.get_write_buffer_size() > MOST_UNSENT_BYTES:
             self._fail(WorkerError(f"Worker {self.share.number} does not read its messages. The node stops with exit code 1."))
 
-    async def wait_for_event(self, kind: FrameKind) -> Frame:
-        """Wait for a frame of the worker and return it. ``kind``: RECOVERED, SETTLED, CLOSED or STOPPED.
-
-        Raises WorkerError if the worker ends before it.
-        """
-        return await asyncio.shield(self._events[kind])
-
     def event(self, kind: FrameKind) -> asyncio.Future[Frame]:
-        """Return a future of the frame ``kind``, which the worker sends once: RECOVERED, SETTLED, CLOSED or STOPPED.
+        """Return the future of a frame that the worker sends once: RECOVERED, PARTITIONS_OPENED, SUBJECTS_CLOSED or STOPPED.
 
-        Do not cancel the future, because others may wait for it.
+        It raises WorkerError if the worker ends before. Do not cancel the future, because others may wait for it.
         """
         return self._events[kind]
 
@@ -413,7 +406,7 @@ class WorkerHandle(asyncio.Protocol):
         if self._transport is not None and not self._has_failed:
             self.send(FrameKind.STOP)
             with contextlib.suppress(TimeoutError, WorkerError):
-                token = (await asyncio.wait_for(self.wait_for_event(FrameKind.STOPPED), timeout_s)).token
+                token = (await asyncio.wait_for(asyncio.shield(self.event(FrameKind.STOPPED)), timeout_s)).token
                 clean, self.all_flushed = bool(token & _CLEAN), bool(token & _FLUSHED)
         if self._spawning is not None:
             await asyncio.wait([self._spawning])
