@@ -299,9 +299,9 @@ class SimReplica(PartitionShell):
         self.counters["fresh start"] += 1
         super().reset_log(effect)
 
-    def log_was_cut(self, *, afresh: bool) -> None:
+    def log_was_truncated(self, *, is_reset: bool) -> None:
         """Check the truncated log."""
-        super().log_was_cut(afresh=afresh)
+        super().log_was_truncated(is_reset=is_reset)
         self.cluster.checkers.cut(self, afresh=self._behind_deletes)
 
     def drop_prefix(self, log_start_offset: int) -> None:

@@ -488,7 +488,7 @@ def test_standby_messages_whose_records_were_truncated_are_appended() -> None:
     bench.shows(b"a", after_ns=MS)
     bench.shows(b"b", after_ns=MS)
     bench.log.truncate_to(1)
-    bench.standby.cut()
+    bench.standby.log_was_truncated()
     assert values(bench.leads()) == [b"b"]
 
 
