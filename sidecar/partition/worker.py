@@ -26,7 +26,7 @@ from liftpy.config import NS_PER_S, FlushMode, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments, PublishTimes
 from liftpy.core.base.partition import PartitionMetadata, PartitionState
-from liftpy.core.log.log import Log
+from liftpy.core.log.log import Log, RecheckResult
 from liftpy.core.log.recovery import OpenReport, delete_quarantined_files
 from liftpy.core.observe.tracing import SWITCHED, PartitionTraces
 from liftpy.core.partition.reads import ReplicaSource
@@ -468,10 +468,11 @@ class PartitionWorker(PartitionShell):
             replica_logger.warning("truncation delayed partition=%s: waiting for the running flush", self.key)
             self._driver.hold()
 
-    def recheck_log(self, effect: do.RecheckLog) -> None:
-        outcome = self.recheck(effect)
+    def recheck_log(self, effect: do.RecheckLog) -> RecheckResult:
+        outcome = super().recheck_log(effect)
         text = "replica fetched damaged bytes partition=%s replica=%s offset=%d result=%s"
         _seldom.warning(replica_logger, text, self.key, effect.replica, effect.offset, outcome.value)
+        return outcome
 
     def store_promise(self, leader_epoch: int, then: Callable[[StorageError | None], None]) -> None:
         def stored(error: StorageError | None) -> None:
@@ -796,7 +797,7 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
 
 
 def _append_traced(worker: PartitionWorker, effect: do.AppendBatch) -> None:
-    owed, batch = worker.acks.count, worker.append(effect)
+    owed, batch = worker.acks.count, worker.append_batch(effect)
     if not batch:
         return
     end_offset = worker.log.log_end_offset

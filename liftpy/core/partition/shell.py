@@ -146,10 +146,7 @@ class PartitionShell(ABC):
             self.no_space = isinstance(error, NoSpaceError)
         self.feed(events.StorageFailed(reason=str(error), no_space=self.no_space, token=token))
 
-    def append_batch(self, effect: do.AppendBatch) -> None:
-        self.append(effect)
-
-    def append(self, effect: do.AppendBatch) -> bytes:
+    def append_batch(self, effect: do.AppendBatch) -> bytes:
         """Append the publishes of ``effect`` to the log as one batch, and request a flush.
 
         Return the bytes of the batch. b"": the log has failed.
@@ -212,10 +209,7 @@ class PartitionShell(ABC):
             self.derived.log_was_truncated()
         self.standby.log_was_truncated()
 
-    def recheck_log(self, effect: do.RecheckLog) -> None:
-        self.recheck(effect)
-
-    def recheck(self, effect: do.RecheckLog) -> RecheckResult:
+    def recheck_log(self, effect: do.RecheckLog) -> RecheckResult:
         """Read the batch again that a follower or a reader has received with wrong bytes. Return and count the result."""
         outcome = self.log.complaint(effect.offset, effect.replica, self.now_ns())
         self.counters[outcome.value] += 1

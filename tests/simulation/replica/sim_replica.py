@@ -280,9 +280,9 @@ class SimReplica(PartitionShell):
         state = self.replica.state
         return state.leader, state.leader_epoch, state.epoch
 
-    def append_batch(self, effect: do.AppendBatch) -> None:
+    def append_batch(self, effect: do.AppendBatch) -> bytes:
         self.publishers.appends(effect)
-        super().append_batch(effect)
+        return super().append_batch(effect)
 
     def appended(self, data: bytes | memoryview, *, leads: bool) -> None:
         """Check the appended batches."""
