@@ -10,7 +10,7 @@ if the end of a frame is unknown, it raises a ProtocolError, and nats-py reconne
 A PONG that arrives after its caller has given up is only counted. Every message or command shows that the server is alive.
 If much data waits to be read, a PONG is late although the connection is healthy.
 
-Only this package and ``sidecar/transport/connection.py`` use private parts of nats-py.
+Only ``liftpy/nats`` and ``sidecar/transport`` use private parts of nats-py.
 """
 
 from __future__ import annotations

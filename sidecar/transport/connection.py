@@ -1,7 +1,7 @@
 """One NATS data connection. nats-py does handshake, credentials and reconnects, this module sends and receives data.
 
-Publishing, subscribing and receiving are synchronous. ``WriteCoalescer`` sends data in few writes per turn of the event loop. Only
-this module and the parsers use private names of nats-py. ``check_nats_py`` stops the node if nats-py does not have them.
+Publishing, subscribing and receiving are synchronous. ``WriteCoalescer`` sends data in few writes per turn of the event loop. The
+module uses private names of nats-py. ``check_nats_py`` stops the node if nats-py does not have them.
 
 Limits: at most ``send_buffer_bytes`` wait to be sent per connection. Above this limit, and while disconnected, replication
 traffic is dropped and counted (the protocol repeats it). Acks are kept up to ``_ACK_BUFFER_BYTES``.
