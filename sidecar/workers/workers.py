@@ -124,7 +124,7 @@ class Workers:
         while True:
             await asyncio.sleep(self._settings.replication.heartbeat_interval_s)
             for handle in self.handles:
-                handle.ping()
+                handle.send_ping()
 
     async def wait_until_recovered(self) -> dict[str, list[str]]:
         """Wait until all workers have recovered their logs. Raises WorkerError.
@@ -384,7 +384,7 @@ class WorkerHandle(asyncio.Protocol):
         """
         return self._events[kind]
 
-    def ping(self) -> None:
+    def send_ping(self) -> None:
         """Ping the worker. Call it with each heartbeat of the node, on the event loop of the node."""
         if not self._has_answered or self._is_stopping or self._has_failed:
             return

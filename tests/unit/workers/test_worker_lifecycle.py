@@ -182,17 +182,17 @@ async def test_worker_process_that_answers_no_pings_is_killed_and_ends_the_node(
     node: Node, handle: WorkerHandle, worker: Worker
 ) -> None:
     for _ in range(10):  # a worker that starts cannot answer yet
-        handle.ping()
+        handle.send_ping()
     for number in range(3):
         await worker.report(handle, number)
         for _ in range(3):
-            handle.ping()
+            handle.send_ping()
     assert node.failures == []
-    handle.ping()
+    handle.send_ping()
     (failure,) = node.failures
     assert ") is blocked" in str(failure)
     assert worker.is_killed, "it must not act for the node when it resumes"
-    handle.ping()
+    handle.send_ping()
     worker.end.close()
     with pytest.raises(WorkerError):
         await node.workers.wait_until_open()
@@ -355,7 +355,7 @@ async def test_worker_processes_that_end_because_the_node_stops_are_no_failure_a
     for process in node.processes:
         await process.receive(FrameKind.STOP)
     for _ in range(10):
-        handle.ping()  # a worker may need long for its stop
+        handle.send_ping()  # a worker may need long for its stop
     for process in node.processes:
         process.send(FrameKind.STOPPED, 1)
     assert await asyncio.wait_for(stopping, 30)
