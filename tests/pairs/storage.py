@@ -30,12 +30,12 @@ class Compaction(Feature):
         if rng.random() < 0.6:
             world.pass_time(DELETE_RETENTION_S + 60)  # also past the window of message ids
             await world.write(rng, 25)
-        await world.run_housekeeping()
+        await world.keep_house()
 
     async def check(self, world: World) -> None:
         world.pass_time(DELETE_RETENTION_S + 60)
         for _ in range(2):
-            await world.run_housekeeping()
+            await world.keep_house()
 
 
 class Retention(Feature):
@@ -46,7 +46,7 @@ class Retention(Feature):
 
     async def act(self, world: World, rng: random.Random) -> None:
         await world.write(rng, 60)
-        await world.run_housekeeping()
+        await world.keep_house()
 
 
 class RetentionByAge(Feature):
@@ -58,7 +58,7 @@ class RetentionByAge(Feature):
     async def act(self, world: World, rng: random.Random) -> None:
         world.pass_time(RETENTION_AGE_S / 2 + 10)
         await world.write(rng, 20)
-        await world.run_housekeeping()
+        await world.keep_house()
 
 
 class MaxPerSubject(Feature):
@@ -71,7 +71,7 @@ class MaxPerSubject(Feature):
         await world.write(rng, 30)
         if rng.random() < 0.5:
             world.pass_time(150)  # past the window of message ids
-        await world.run_housekeeping()
+        await world.keep_house()
 
 
 class Purge(Feature):
@@ -94,7 +94,7 @@ class Purge(Feature):
         world.model.purges.append((uid, partition, Filter(subjects, keys), end))
         if rng.random() < 0.5:
             world.pass_time(150)
-        await world.run_housekeeping()
+        await world.keep_house()
 
 
 class Truncate(Feature):
@@ -116,7 +116,7 @@ class Truncate(Feature):
             await world.client.admin.truncate_before(world.stream, partition, at)
         except OffsetOutOfRangeError:
             assert world.recreations, "truncate: an offset that was in range is out of range"
-        await world.run_housekeeping()
+        await world.keep_house()
 
 
 class MessageIds(Feature):

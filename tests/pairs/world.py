@@ -225,9 +225,9 @@ class World:
         """Set the wall clock of all nodes ahead."""
         self.jumped_s += seconds
 
-    async def run_housekeeping(self) -> None:
+    async def keep_house(self) -> None:
         """Run retention and compaction now."""
-        await asyncio.to_thread(self.cluster.run_housekeeping)
+        await asyncio.to_thread(self.cluster.keep_house)
 
     # ---- nodes and faults ----------------------------------------------------------------------------------------------------
     @property
@@ -365,7 +365,7 @@ class World:
             await self.until(partial(self._mark, partition, rng), f"partition {partition} takes a record again")
         if self.model.violations or not await self.until(self.is_in_sync, "every replica is in sync"):
             return False
-        await self.run_housekeeping()
+        await self.keep_house()
         for partition in range(self.partitions):
             self.logs[partition] = await self._read(partition)
         return True

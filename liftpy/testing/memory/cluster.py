@@ -339,9 +339,9 @@ class MemoryCluster:
 
     def _keep_house(self, dirty_ratio: float | None) -> None:
         for node in self._nodes.values():
-            node.run_housekeeping(dirty_ratio)
+            node.keep_house(dirty_ratio)
 
-    def run_housekeeping(self) -> None:
+    def keep_house(self) -> None:
         """Run retention and compaction on all nodes now. Without this call, they run every few seconds."""
         self._call(lambda: self._keep_house(0.0))
 

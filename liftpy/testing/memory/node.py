@@ -178,13 +178,13 @@ class MemoryNode:
         for replica in list(self.replicas.values()):
             replica.feed(ev.LeaseChanged())
 
-    def run_housekeeping(self, dirty_ratio: float | None = None) -> None:
+    def keep_house(self, dirty_ratio: float | None = None) -> None:
         """Run retention and compaction of all logs of the node.
 
         ``dirty_ratio``: minimum share of a log that is not compacted, for compaction. None: the default.
         """
         for replica in list(self.replicas.values()):
-            replica.run_housekeeping(*() if dirty_ratio is None else (dirty_ratio,))
+            replica.keep_house(*() if dirty_ratio is None else (dirty_ratio,))
 
     # ---- the image -------------------------------------------------------------------------------------------------------
     def image_changed(self, image: ClusterImage) -> None:
@@ -448,7 +448,7 @@ class MemoryReplica(PartitionShell):
         self.later(self.apply_retention, _LATER_NS)
         return False
 
-    def run_housekeeping(self, dirty_ratio: float = _COMPACT_FROM_DIRTY_RATIO) -> None:
+    def keep_house(self, dirty_ratio: float = _COMPACT_FROM_DIRTY_RATIO) -> None:
         """Store the HW, apply retention, and compact the log if its stream is compacted.
 
         ``dirty_ratio``: minimum share of the log that is not compacted, for compaction.
