@@ -62,9 +62,9 @@ from sidecar.metadata.identity import NodeFile, PreviousProcess, unknown_folders
 from sidecar.metadata.membership import Membership, wait_for_predecessor
 from sidecar.node.reload import ReloadableParts, SettingsReloader
 from sidecar.partition.deletions import Deletions, UnknownStreams
-from sidecar.partition.figures import NodeCounts, StreamLabels
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.leadership import LeadershipTransfers
+from sidecar.partition.metric_sums import NodeCounts, StreamLabels
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiescence import FetchCombiner, FetchSender

@@ -35,7 +35,7 @@ from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.partition.deletions import LATER_S
-from sidecar.partition.figures import NodeCounts, NoNodeCounts
+from sidecar.partition.metric_sums import NodeCounts
 from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.services import PartitionServices
 from sidecar.partition.worker import NodeTools, PartitionWorker, open_worker
@@ -59,7 +59,7 @@ class Partitions:
     ``share``: partitions of this process. ``counts``: sums of their metrics.
     """
 
-    def __init__(self, node: NodeTools, counts: NodeCounts | None = None, share: WorkerShare = WHOLE) -> None:
+    def __init__(self, node: NodeTools, counts: NodeCounts, share: WorkerShare = WHOLE) -> None:
         self._node = node
         self._share = share
         self._node_id = node.settings.node_id
@@ -86,7 +86,7 @@ class Partitions:
         self._leading: dict[PartitionKey, PartitionWorker] = {}
         self._data_path_is_up = True
         self._garbage = GarbageCollection()
-        self.counts = counts or NoNodeCounts()
+        self.counts = counts
         self._stopping = False
         self._all_clean = True
         self.all_flushed = True
@@ -283,7 +283,7 @@ class Partitions:
             return False
         self.failed.pop(key, None)
         self._workers[key] = worker
-        self.counts.begins(worker)
+        self.counts.opened(worker)
         if not self._data_path_is_up:
             worker.feed(DataPathChanged(is_up=False))
         self._by_name[key.stream, key.partition] = worker
@@ -310,7 +310,7 @@ class Partitions:
 
     async def _end(self, worker: PartitionWorker) -> None:
         key = worker.key
-        self.counts.begins_to_end(worker)
+        self.counts.closing(worker)
         del self._workers[key]
         self._leading.pop(key, None)
         if self._by_name.get((key.stream, key.partition)) is worker:
@@ -325,7 +325,7 @@ class Partitions:
         if is_removed:
             logger.info("partition deleted partition=%s", key)
         clean = await worker.stop(delete=is_removed and not self._stopping)
-        self.counts.has_ended(worker)
+        self.counts.closed(worker)
         self._all_clean = self._all_clean and clean
         self.all_flushed = self.all_flushed and (clean or worker.has_flushed_all)
         if not self._stopping:

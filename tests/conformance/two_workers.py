@@ -35,7 +35,7 @@ from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes
-from sidecar.partition.figures import NodeCounts
+from sidecar.partition.metric_sums import NodeCounts
 from sidecar.partition.promises import Promises
 from sidecar.partition.quiescence import FetchCombiner, FetchSender
 from sidecar.partition.reads import ReadTools
@@ -212,7 +212,7 @@ class WorkerNode:
             promises=Promises(PromiseJournal(self.promises), pool, counters, self.errors.append),
         )  # fmt: skip
         self.worker = AuditedWorker(tools, KEY, SUBJECT, stream, self.log)
-        self.counts.begins(self.worker)
+        self.counts.opened(self.worker)
         self.audit = self.bus.audit = Audit(node_id, self.log, lambda: self.storage, lambda: self.promises, threads=True)
         self.audit.watch(self.worker.replica)
         self.worker.audit = self.audit

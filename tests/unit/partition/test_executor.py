@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,6 +29,7 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import InvariantError, NoSpaceError, StorageError
 from sidecar.partition import worker as driver_module
 from sidecar.partition.deletions import Deletions
+from sidecar.partition.metric_sums import NodeCounts
 from sidecar.partition.promises import Promises
 from sidecar.partition.replication import AnswerRouter, FetchClient
 from sidecar.partition.worker import RECENT_STEPS, PartitionWorker, ReplicaDriver
@@ -357,7 +359,7 @@ def a_set(monkeypatch: pytest.MonkeyPatch, count: int, open_worker: Any) -> tupl
     settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
     deletions = Deletions(None, "a", decides=lambda: True)  # type: ignore[arg-type]
     tools = SimpleNamespace(settings=settings, **process_tools(), deletions=deletions)
-    return group, set_module.Partitions(tools)  # type: ignore[arg-type]
+    return group, set_module.Partitions(tools, Mock(NodeCounts))  # type: ignore[arg-type]
 
 
 async def test_replica_manager_stop_cancels_partitions_waiting_to_open(monkeypatch: pytest.MonkeyPatch) -> None:

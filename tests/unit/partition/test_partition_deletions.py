@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,6 +20,7 @@ from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.records import PartitionStateChanged, StreamDeleted, replay
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.disk.data_folder import DataDirectory
+from sidecar.partition.metric_sums import NodeCounts
 from tests.born import born_fsm, registration
 from tests.unit.partition.shell_parts import process_tools
 from tests.unit.partition.test_partition_opening import Group
@@ -95,7 +97,7 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> Any:
         promises=SimpleNamespace(forget=lambda folder: None),
         pool=None,
     )
-    partitions = module.Partitions(tools)
+    partitions = module.Partitions(tools, Mock(NodeCounts))
     partitions.image_changed(ClusterImage(), controllers.image)
     async with asyncio.timeout(30):
         await partitions.wait_until_open()
@@ -394,7 +396,7 @@ async def test_orphaned_partition_directories_are_deleted_only_when_a_controller
         promises=SimpleNamespace(forget=lambda folder: None),
         pool=None,
     )
-    partitions = module.Partitions(node)
+    partitions = module.Partitions(node, Mock(NodeCounts))
     partitions.image_changed(ClusterImage(), group.fsm.image)
     partitions._workers[stream.key(0)] = SimpleNamespace()  # type: ignore[assignment]
     elsewhere = stream.key(1)
