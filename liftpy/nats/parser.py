@@ -10,7 +10,7 @@ if the end of a frame is unknown, it raises a ProtocolError, and nats-py reconne
 A PONG that arrives after its caller has given up is only counted. Every message or command shows that the server is alive.
 If much data waits to be read, a PONG is late although the connection is healthy.
 
-Only this package and ``sidecar/transport/connection.py`` use private parts of nats-py.
+Only ``liftpy/nats`` and ``sidecar/transport`` use private parts of nats-py.
 """
 
 from __future__ import annotations
@@ -685,7 +685,7 @@ def watch_subscription_limit(connection: Client, callback: Callable[[], None]) -
     return unwatch
 
 
-def cut_off(connection: Client) -> None:
+def abort_connection(connection: Client) -> None:
     """Drop the data that ``connection`` has not written yet, because nats-py's ``close`` would wait for a blocked socket."""
     stream = getattr(getattr(connection, "_transport", None), "_io_writer", None)
     if stream is not None:

@@ -32,7 +32,7 @@ from liftpy.errors import (
 from liftpy.nats.cancellation import end_tasks, with_cancellation
 from liftpy.nats.connection import ClientConnection
 from liftpy.nats.credentials import Credentials
-from liftpy.nats.parser import Denied, StrictConnection, cut_off, watch_denials, watch_subscription_limit
+from liftpy.nats.parser import Denied, StrictConnection, abort_connection, watch_denials, watch_subscription_limit
 from liftpy.nats.urls import check_urls, without_secrets
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
@@ -536,7 +536,7 @@ class Transport:
             async with asyncio.timeout(_CLOSE_S):
                 await with_cancellation(self.connection.flush(timeout=_CLOSE_S))  # type: ignore[arg-type]
         except Exception:  # the connection is down or blocked, so a flush would not end
-            cut_off(self.connection)
+            abort_connection(self.connection)
         finally:
             await _close(self.connection)
 
@@ -558,7 +558,7 @@ async def _close_bounded(connection: NatsConnection) -> None:
     closing.add_done_callback(lambda done: done.cancelled() or done.exception())
     await asyncio.wait([closing], timeout=_CLOSE_S)
     if not closing.done():
-        cut_off(connection)
+        abort_connection(connection)
         await asyncio.wait([closing], timeout=_CLOSE_S)
         await end_tasks([closing])
 

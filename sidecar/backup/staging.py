@@ -108,7 +108,7 @@ def stage(
         if not has_batches:
             has_batches = True
             if batches[0].base_offset:
-                log.start_afresh(batches[0].base_offset)
+                log.reset(batches[0].base_offset)
         for batch in batches:
             digest.add(batch)
         data = b"".join(batch.view for batch in batches)
@@ -121,7 +121,7 @@ def stage(
             log.flush()
             unflushed = 0
     if not has_batches and copy.start:
-        log.start_afresh(copy.start)
+        log.reset(copy.start)
     log.flush()
     log.raise_high_watermark(log.newest_offset)
     log.checkpoint()

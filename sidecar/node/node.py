@@ -62,9 +62,9 @@ from sidecar.metadata.identity import NodeFile, PreviousProcess, unknown_folders
 from sidecar.metadata.membership import Membership, wait_for_predecessor
 from sidecar.node.reload import ReloadableParts, SettingsReloader
 from sidecar.partition.deletions import Deletions, UnknownStreams
-from sidecar.partition.figures import NodeCounts, StreamLabels
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.leadership import LeadershipTransfers
+from sidecar.partition.metric_sums import NodeCounts, StreamLabels
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiescence import FetchCombiner, FetchSender
@@ -92,7 +92,7 @@ from sidecar.runtime.restarts import (
 from sidecar.runtime.settings import NodeSettings, SettingsLoader, supervisor_of, was_open_nats_reported
 from sidecar.runtime.tasks import TaskSet, fatal_on, open_in_thread, start_attended
 from sidecar.runtime.timers import Timers
-from sidecar.status.health import Health, LoopWatch, MetadataContact
+from sidecar.status.health import Health, LoopWatch
 from sidecar.status.report import Reporter
 from sidecar.status.status_api import StatusHandler
 from sidecar.tracing.node_tracing import Tracing
@@ -146,7 +146,8 @@ class Node(RunningNode):
         self.supervisor = Supervisor(*supervisor_of())
         self.status.answers.settings = self.reloading.setting_rows
         self.status.on_reload = lambda: self.reloading.reload_after_signal(self.supervisor)
-        self._metadata_contact = MetadataContact()
+        self._metadata_contact_s: float | None = None
+        """Monotonic time of the last answered heartbeat, in seconds. None: none was answered."""
         self._opened = False
         """True if the partitions of the metadata image at the start are open."""
         self._inboxes = InboxRule(settings.inbox_prefixes)
@@ -360,7 +361,7 @@ class Node(RunningNode):
         self.reloading.apply_again()
         self._opened = True
         self._recovered.close()
-        partitions.leave_behind(self._recovered.names)
+        partitions.delete_moved_logs(self._recovered.names)
 
     def _lost_logs(self, folder: DataDirectory, image: ClusterImage) -> list[str]:
         """Return the names of logs that this node has lost: the directory is missing, but this replica counts as complete [S17].
@@ -418,14 +419,14 @@ class Node(RunningNode):
         return self._memory.update(self._links.ingest if self._links is not None else None, waiting)
 
     def _health_input(self) -> HealthInput:
-        workers = list(self.partitions) if self.partitions is not None else []
+        workers, contact_s = list(self.partitions) if self.partitions is not None else [], self._metadata_contact_s
         return HealthInput(
             failure=str(self._failure or ""),
             longest_flush_s=max((worker.flusher.under_way_s for worker in workers), default=0.0),
             hung_flush_s=self.settings.replication.hung_flush_s,
             registered=self.incarnation > 0,
             nats=self._links is not None and self._links.are_up,
-            metadata_silence_s=self._metadata_contact.age_s,
+            metadata_silence_s=None if contact_s is None else time.monotonic() - contact_s,
             session_s=self._membership.session_s if self._membership else self.settings.replication.session_s,
             opening=self.partitions.opening_count if self.partitions is not None else 0,
             opened=self._opened,
@@ -569,7 +570,7 @@ class Node(RunningNode):
             self.partitions.deliver(stream, partition, uid, event)
 
     def _lease_granted(self, sent_ns: int, lease_ns: int) -> None:
-        self._metadata_contact.now()
+        self._metadata_contact_s = time.monotonic()
         self._loop_watch.heartbeat_answered()
         if self.partitions is not None:
             self.partitions.heartbeat_answered(sent_ns, lease_ns)

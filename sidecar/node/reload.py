@@ -75,19 +75,20 @@ class ReloadableParts:
         self.tracing.apply_settings(settings, partitions)
 
 
-Parts = Callable[[], ReloadableParts]
-Prove = Callable[[Credentials], Awaitable[None]]
-"""Checks new credentials. Raises ConfigError if the node cannot work with them."""
-
-
 class SettingsReloader:
     """Reloads the settings of a running node.
 
     ``source``: reads the settings. None: they never change. ``parts``: returns the parts that apply settings. ``prove``: checks new
-    credentials with a connection, and raises an error if NATS rejects them.
+    credentials with a connection, and raises ConfigError if NATS rejects them.
     """
 
-    def __init__(self, settings: NodeSettings, source: SettingsLoader | None, parts: Parts, prove: Prove) -> None:
+    def __init__(
+        self,
+        settings: NodeSettings,
+        source: SettingsLoader | None,
+        parts: Callable[[], ReloadableParts],
+        prove: Callable[[Credentials], Awaitable[None]],
+    ) -> None:
         self.running = settings
         """Settings that the node uses now."""
         self._preferred_every = settings.replication.preferred_leader_interval_s

@@ -117,7 +117,7 @@ class RelayedGroup(MetadataGroup):
         return self._image
 
     def distrust(self) -> None:
-        self._send(FrameKind.DISTRUST, 0, b"")
+        self._send(FrameKind.RELOAD_IMAGE, 0, b"")
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
         """Send ``request`` to the metadata group through the first process, and return the answer.
@@ -128,7 +128,7 @@ class RelayedGroup(MetadataGroup):
         token = self._token
         answer: asyncio.Future[pb.ControlResponse] = asyncio.get_running_loop().create_future()
         self._asked[token] = answer
-        self._send(FrameKind.PROPOSE, token, _PROPOSAL.pack(round(timeout_s * 1000)) + request.SerializeToString())
+        self._send(FrameKind.CONTROL_REQUEST, token, _PROPOSAL.pack(round(timeout_s * 1000)) + request.SerializeToString())
         try:
             return await answer
         finally:
@@ -288,7 +288,7 @@ class WorkerNode(Node):
         starts: dict[str, Step] = {
             "task failures": self._watch_tasks,
             "loop watch": self._loop_watch.start,
-            "supervisor": self._start_signs,
+            "supervisor": self._start_health_reports,
             "data directory": self._open_folder,
             "connections": self._connect,
             "metadata group": self._recover,
@@ -303,7 +303,7 @@ class WorkerNode(Node):
         await start_all(self._components())
         return {}
 
-    def _start_signs(self) -> None:
+    def _start_health_reports(self) -> None:
         self._health_task = spawn(self._send_health_reports(), "reporting the health of the worker", endless=True)
 
     def _open_folder(self) -> None:
@@ -341,12 +341,12 @@ class WorkerNode(Node):
 
     def _begin_service(self) -> None:
         self._rights.start_completed()
-        self._channel.send(FrameKind.SIGNS, 0, self._health_report())
-        self._channel.send(FrameKind.SETTLED)
+        self._channel.send(FrameKind.HEALTH_REPORT, 0, self._health_report())
+        self._channel.send(FrameKind.PARTITIONS_OPENED)
 
     async def _send_health_reports(self) -> None:
         while True:
-            self._channel.send(FrameKind.SIGNS, 0, self._health_report())
+            self._channel.send(FrameKind.HEALTH_REPORT, 0, self._health_report())
             await asyncio.sleep(HEALTH_REPORT_S)
 
     def _health_report(self) -> bytes:
@@ -377,20 +377,20 @@ class WorkerNode(Node):
                 self._relayed.replace_image(frame.body)
             case FrameKind.ENTRY:
                 self._relayed.apply_entry(frame.body)
-            case FrameKind.HEARD:
+            case FrameKind.HEARTBEAT_ANSWERED:
                 self._lease_granted(frame.token, *LEASE.unpack(frame.body))
-            case FrameKind.ANSWER:
+            case FrameKind.CONTROL_RESPONSE:
                 self._relayed.process_answer(frame.token, frame.body)
-            case FrameKind.BEGIN:
+            case FrameKind.REGISTERED:
                 self._registration.set_result(frame.token)
-            case FrameKind.QUIET:
+            case FrameKind.COMBINED_FETCH:
                 self._quiet_guard.call(lambda: self._process_quiet_fetches(frame))
-            case FrameKind.ASK:
+            case FrameKind.STATUS_REQUEST:
                 guard = RequestGuard("status of a worker", self.counters, lambda token, _: self._status_arrived(int(token), {}))
                 self._requests.start(
                     guard.run(self._send_status(frame), b"%d" % frame.token), "sending the status of the worker"
                 )
-            case FrameKind.LEVEL:
+            case FrameKind.LOG_LEVEL:
                 request = json.loads(frame.body)
                 LOGS.change_level(request["level"], request["for_s"], asyncio.get_running_loop().call_later)
             case FrameKind.SETTINGS:
@@ -404,7 +404,7 @@ class WorkerNode(Node):
         if self._fetch_combiner is not None:
             question = replication_pb2.QuietFetches.FromString(frame.body)
             answer = replication_pb2.QuietFetchesAnswer(over=self._fetch_combiner.over(question), count=len(question.fetches))
-            self._channel.send(FrameKind.QUIET_OVER, frame.token, answer.SerializeToString())
+            self._channel.send(FrameKind.COMBINED_FETCH_ANSWER, frame.token, answer.SerializeToString())
 
     async def _send_status(self, frame: Frame) -> None:
         reporter = self.status.reporter
@@ -414,15 +414,15 @@ class WorkerNode(Node):
         self._status_arrived(frame.token, answer)
 
     def _status_arrived(self, token: int, answer: dict[str, Any]) -> None:
-        self._channel.send(FrameKind.TOLD, token, json.dumps(answer).encode())
+        self._channel.send(FrameKind.STATUS_ANSWER, token, json.dumps(answer).encode())
 
     def _send_sample(self, sample: ProcessSample) -> None:
-        self._channel.send(FrameKind.SAMPLED, 0, json.dumps(sample).encode())
+        self._channel.send(FrameKind.SAMPLE, 0, json.dumps(sample).encode())
 
     async def _close_subjects(self, timeout_s: float) -> None:
         if self.partitions is not None:
             await self.partitions.close_subjects(timeout_s)
-        self._channel.send(FrameKind.CLOSED)
+        self._channel.send(FrameKind.SUBJECTS_CLOSED)
 
     # ---- frames to the node-------------------------------------------------------------------------------------------------
     def fatal(self, error: Exception) -> None:

@@ -32,7 +32,9 @@ class Promises:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, tuple[int, OnStored]] = {}
         self._running: Future[None] | None = None
-        self._telling: CooperativeQueue[tuple[OnStored, StorageError | None]] = CooperativeQueue(lambda told: told[0](told[1]))
+        self._results: CooperativeQueue[tuple[OnStored, StorageError | None]] = CooperativeQueue(
+            lambda result: result[0](result[1])
+        )
         self._closed = False
 
     def epoch_of(self, key: str) -> int:
@@ -62,10 +64,10 @@ class Promises:
         self._counters["leader_epoch_promises"] += len(waiting)
         epochs = {key: epoch for key, (epoch, _) in waiting.items()}
         self._running = future = self._pool.submit(self._journal.store, epochs)
-        tolds = [callbacks for _, callbacks in waiting.values()]
-        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._write_ended, future, tolds))
+        callbacks = [callbacks for _, callbacks in waiting.values()]
+        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._write_ended, future, callbacks))
 
-    def _write_ended(self, future: Future[None], tolds: list[OnStored]) -> None:
+    def _write_ended(self, future: Future[None], callbacks: list[OnStored]) -> None:
         self._running = None
         if self._closed:
             return
@@ -76,16 +78,16 @@ class Promises:
         if self._waiting:
             self._running = Future()
             self._begin()
-        self._telling.add((callback, error) for callback in tolds)
+        self._results.add((callback, error) for callback in callbacks)
 
     def forget(self, key: str) -> None:
         self._waiting.pop(key, None)
         self._journal.forget(key)
 
     async def close(self) -> None:
-        """Wait for the running flush of promises. No ``told`` callback is called any more."""
+        """Wait for the running flush of promises. No ``on_stored`` callback is called any more."""
         self._closed = True
-        self._telling.close()
+        self._results.close()
         running, self._running = self._running, None
         if running is not None and not running.cancel():
             await asyncio.wait([asyncio.wrap_future(running)])

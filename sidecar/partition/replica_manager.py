@@ -18,7 +18,7 @@ from typing import Any
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
-from liftpy.core.metadata.data_deletion import DataDeletion
+from liftpy.core.metadata.data_deletion import DepartedPartitions
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.publish.log_state_part import NodeStateMemory
@@ -35,7 +35,7 @@ from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.partition.deletions import LATER_S
-from sidecar.partition.figures import NodeCounts, NoNodeCounts
+from sidecar.partition.metric_sums import NodeCounts
 from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.services import PartitionServices
 from sidecar.partition.worker import NodeTools, PartitionWorker, open_worker
@@ -59,7 +59,7 @@ class Partitions:
     ``share``: partitions of this process. ``counts``: sums of their metrics.
     """
 
-    def __init__(self, node: NodeTools, counts: NodeCounts | None = None, share: WorkerShare = WHOLE) -> None:
+    def __init__(self, node: NodeTools, counts: NodeCounts, share: WorkerShare = WHOLE) -> None:
         self._node = node
         self._share = share
         self._node_id = node.settings.node_id
@@ -70,23 +70,23 @@ class Partitions:
         self._changed = CooperativeQueue(self._follow_image)
         """Partitions whose state in the image has changed, and whose workers must be updated."""
         self._lease_ends = Timer(self._lease_ended)
-        self._lease_news = CooperativeQueue(self._pass_lease_on)
+        self._lease_notifications = CooperativeQueue(self._notify_lease_change)
         """Partitions that this node leads, and that must learn that the lease has ended or is valid again."""
         self._deferred: dict[PartitionKey, None] = {}
         """Partitions that wait to be opened or stopped, as an ordered set."""
         self._retries: dict[PartitionKey, asyncio.TimerHandle] = {}
         self._busy: dict[PartitionKey, asyncio.Task[Any]] = {}
-        self._later: set[asyncio.Task[None]] = set()
+        self._background_tasks: set[asyncio.Task[None]] = set()
         """Tasks that delete data of partitions that have left this node, when a controller confirms it."""
         self._endings: dict[PartitionKey, asyncio.Task[None]] = {}
         """Partition -> task that stops its worker."""
-        self._changed_meanwhile: set[PartitionKey] = set()
+        self._changed_while_busy: set[PartitionKey] = set()
         """Partitions whose state in the image has changed while they were opened or stopped."""
-        self._departures = DataDeletion(node.settings.node_id)
+        self._departed = DepartedPartitions(node.settings.node_id)
         self._leading: dict[PartitionKey, PartitionWorker] = {}
         self._data_path_is_up = True
         self._garbage = GarbageCollection()
-        self.counts = counts or NoNodeCounts()
+        self.counts = counts
         self._stopping = False
         self._all_clean = True
         self.all_flushed = True
@@ -167,7 +167,7 @@ class Partitions:
         nodes_changed = bool(change.nodes)
         if nodes_changed:
             self._live = {node_id: node.incarnation for node_id, node in new.nodes.items() if not node.fenced}
-        self._departures.note_deleted_streams(change.deleted)
+        self._departed.note_deleted_streams(change.deleted)
         holds = self._share.holds
         changed = [c.key for c in change.for_node(self._node_id) if holds(c.key.stream, c.key.partition)]
         if nodes_changed or change.lease_changed:
@@ -188,13 +188,13 @@ class Partitions:
         if lease.is_current(now_ns):
             self._node.timers.set(self._lease_ends, lease.until_ns(now_ns))
         if had_ended:
-            self._lease_news.add(self._leading.values())
+            self._lease_notifications.add(self._leading.values())
 
     def _lease_ended(self) -> None:
         """Tell the leaders that their lease has ended. Each of them also notices it itself before it sends an ack."""
-        self._lease_news.add(self._leading.values())
+        self._lease_notifications.add(self._leading.values())
 
-    def _pass_lease_on(self, worker: PartitionWorker) -> None:
+    def _notify_lease_change(self, worker: PartitionWorker) -> None:
         if self._leading.get(worker.key) is worker:
             worker.feed(LeaseChanged())
 
@@ -222,7 +222,7 @@ class Partitions:
         if self._stopping:
             return  # ``stop`` ends whatever there is
         if key in self._busy:
-            self._changed_meanwhile.add(key)  # its task may have looked at the image for the last time already
+            self._changed_while_busy.add(key)  # its task may have looked at the image for the last time already
             return
         worker, wanted = self._workers.get(key), self._find_in_image(key)
         if worker is not None and wanted is not None:
@@ -232,15 +232,15 @@ class Partitions:
         elif len(self._busy) >= _OPENED_AT_ONCE:
             self._deferred[key] = None
         else:
-            task = start_attended(self._bring_together(key))
+            task = start_attended(self._open_or_stop(key))
             self._busy[key] = task
             task.add_done_callback(lambda done: self._opening_ended(key, done))
 
     def _opening_ended(self, key: PartitionKey, done: asyncio.Task[None]) -> None:
         self._busy.pop(key, None)
         if not self._stopping:
-            if key in self._changed_meanwhile:
-                self._changed_meanwhile.discard(key)
+            if key in self._changed_while_busy:
+                self._changed_while_busy.discard(key)
                 self._changed.add((key,))
             self._changed.add(self._next_to_open())
         if not done.cancelled() and done.exception() is not None:
@@ -261,7 +261,7 @@ class Partitions:
                 following.append(key)
         return following
 
-    async def _bring_together(self, key: PartitionKey) -> None:
+    async def _open_or_stop(self, key: PartitionKey) -> None:
         while (worker := self._workers.get(key)) is None or self._find_in_image(key) is None:
             wanted = self._find_in_image(key)
             if worker is not None:
@@ -283,7 +283,7 @@ class Partitions:
             return False
         self.failed.pop(key, None)
         self._workers[key] = worker
-        self.counts.begins(worker)
+        self.counts.opened(worker)
         if not self._data_path_is_up:
             worker.feed(DataPathChanged(is_up=False))
         self._by_name[key.stream, key.partition] = worker
@@ -310,22 +310,22 @@ class Partitions:
 
     async def _end(self, worker: PartitionWorker) -> None:
         key = worker.key
-        self.counts.begins_to_end(worker)
+        self.counts.closing(worker)
         del self._workers[key]
         self._leading.pop(key, None)
         if self._by_name.get((key.stream, key.partition)) is worker:
             del self._by_name[key.stream, key.partition]
-        is_removed, later = self._departures.has_moved_away(key, self._image), False
+        is_removed, later = self._departed.has_moved_away(key, self._image), False
         if is_removed and not self._stopping:
             allowed = await self._node.deletions.is_allowed(key)
-            is_removed = bool(allowed) and self._departures.has_moved_away(key, self._image)  # it may be back by now
+            is_removed = bool(allowed) and self._departed.has_moved_away(key, self._image)  # it may be back by now
             later = allowed is None
             if allowed is False:
-                self._departures.deletion_denied(key)
+                self._departed.deletion_denied(key)
         if is_removed:
             logger.info("partition deleted partition=%s", key)
         clean = await worker.stop(delete=is_removed and not self._stopping)
-        self.counts.has_ended(worker)
+        self.counts.closed(worker)
         self._all_clean = self._all_clean and clean
         self.all_flushed = self.all_flushed and (clean or worker.has_flushed_all)
         if not self._stopping:
@@ -334,22 +334,22 @@ class Partitions:
             self._delete_later(key)
 
     def _delete_later(self, key: PartitionKey) -> None:
-        self._start_later(self._leave_later(key), f"deleting {key} later")
+        self._start_in_background(self._delete_when_allowed(key), f"deleting {key} later")
 
-    def _start_later(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+    def _start_in_background(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
         task = spawn(work, what)
-        self._later.add(task)
-        task.add_done_callback(self._later.discard)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)
         return task
 
-    async def _leave_later(self, key: PartitionKey) -> None:
+    async def _delete_when_allowed(self, key: PartitionKey) -> None:
         """Ask the controllers again, from time to time, whether the data of the partition ``key`` may be deleted.
 
         Stop when a controller has answered, or when the partition is on this node again.
         """
         while not self._stopping:
             await asyncio.sleep(LATER_S)
-            if not self._is_left_behind(key) or await self._leave(key) is not None:
+            if not self._has_moved_away(key) or await self._delete_if_allowed(key) is not None:
                 return
 
     def _update_worker(self, worker: PartitionWorker) -> None:
@@ -364,7 +364,7 @@ class Partitions:
             self._leading.pop(worker.key, None)
 
     # ---- what moved away while the node was down ---------------------------------------------------------------------------
-    def leave_behind(self, folders: Iterable[str]) -> asyncio.Task[None]:
+    def delete_moved_logs(self, folders: Iterable[str]) -> asyncio.Task[None]:
         """Delete the logs of partitions that are on other nodes now, one after the other. Return the task that does it.
 
         ``folders``: names of the directories, ``<stream>-<uid>/<partition>``.
@@ -375,25 +375,25 @@ class Partitions:
             folder, _, number = name.rpartition("/")
             if folder in streams and self._share.holds_folder(name):
                 keys.append(streams[folder].key(int(number)))
-        return self._start_later(self._leave_all(sorted(keys)), "logs that moved away")
+        return self._start_in_background(self._delete_moved_logs(sorted(keys)), "logs that moved away")
 
-    async def _leave_all(self, keys: list[PartitionKey]) -> None:
+    async def _delete_moved_logs(self, keys: list[PartitionKey]) -> None:
         for key in keys:
-            if self._is_left_behind(key) and await self._leave(key) is None:
+            if self._has_moved_away(key) and await self._delete_if_allowed(key) is None:
                 self._delete_later(key)
 
-    def _is_left_behind(self, key: PartitionKey) -> bool:
+    def _has_moved_away(self, key: PartitionKey) -> bool:
         """Return whether the partition ``key`` is neither open here nor on this node by the current image."""
         is_free = not (self._stopping or key in self._busy or key in self._workers)
-        return is_free and self._departures.has_moved_away(key, self._image)
+        return is_free and self._departed.has_moved_away(key, self._image)
 
-    async def _leave(self, key: PartitionKey) -> bool | None:
+    async def _delete_if_allowed(self, key: PartitionKey) -> bool | None:
         """Delete the data of the partition ``key`` if a controller allows it, and if it has not come back to this node by then.
 
         Return the decision of the controller. None: no controller answered.
         """
         allowed = await self._node.deletions.is_allowed(key)
-        if allowed and self._is_left_behind(key):
+        if allowed and self._has_moved_away(key):
             task = self._busy[key] = start_attended(self._delete_data(key))  # it cannot be opened until then
             task.add_done_callback(partial(self._opening_ended, key))
             await asyncio.wait([task])
@@ -448,12 +448,12 @@ class Partitions:
         self._stopping = True
         self._node.deletions.close()
         self._changed.close()
-        self._lease_news.close()
+        self._lease_notifications.close()
         self._deferred.clear()
         for retry in self._retries.values():
             retry.cancel()
         await self._node.transfers.close()
-        await end_tasks([*self._later])
+        await end_tasks([*self._background_tasks])
         for task in list(self._busy.values()):
             task.cancel()
         await asyncio.gather(*self._busy.values(), return_exceptions=True)

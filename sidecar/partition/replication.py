@@ -72,8 +72,8 @@ class ReplicationHandler:
     """Leader's side of replication for one partition: receives requests of followers and sends the answers of the core."""
 
     __slots__ = (
-        "_bus", "_counters", "_does_not_fit", "_feed", "_holding", "_inbox_rules", "_instruments", "_kept", "_key",
-        "_listeners", "_next_token", "_read", "_subjects", "_tokens", "state_server",
+        "_bus", "_counters", "_feed", "_inbox_rules", "_instruments", "_is_collecting", "_key", "_last_read", "_listeners",
+        "_next_token", "_parked", "_subjects", "_tokens", "_too_large_offset", "state_server",
     )  # fmt: skip
 
     def __init__(
@@ -93,18 +93,18 @@ class ReplicationHandler:
         self._inbox_rules = (inboxes.allows,)
         self._feed = feed
         self._counters = counters
-        self._does_not_fit = -1
+        self._too_large_offset = -1
         """Offset of the last batch that was too large for a message to a follower that accepts no pieces. -1: none."""
         self._listeners: list[Listener] = []
         self._tokens: dict[int, ReplyDestination] = {}
-        self._kept: dict[str, ReplyDestination] = {}
+        self._parked: dict[str, ReplyDestination] = {}
         """Replica -> its waiting fetch that got an empty answer."""
         self._next_token = 1
-        self._holding = False
+        self._is_collecting = False
         """True while the answers of a step are collected, so that they are sent together."""
         self.state_server: StateServer | None = None
         """Source of state that the log no longer contains. None: no source."""
-        self._read: tuple[tuple[int, int, int, int], Portion] | None = None
+        self._last_read: tuple[tuple[int, int, int, int], Portion] | None = None
         """Arguments and result of the last log read in this step, which several followers may share. None: no read yet."""
 
     def start(self) -> None:
@@ -124,12 +124,12 @@ class ReplicationHandler:
         self._bus.retire(self._listeners)
         self._listeners = []
         self._tokens.clear()
-        self._kept.clear()
+        self._parked.clear()
 
-    def _token(self, asker: ReplyDestination) -> int:
+    def _token(self, destination: ReplyDestination) -> int:
         token = self._next_token
         self._next_token += 1
-        self._tokens[token] = asker
+        self._tokens[token] = destination
         if len(self._tokens) > _MAX_TOKENS:
             del self._tokens[next(iter(self._tokens))]
         return token
@@ -144,8 +144,8 @@ class ReplicationHandler:
             return None
         return reply_to(reply, self._inbox_rules, self._counters, f"{self._subjects.inbox(replica)}.")
 
-    def _send(self, asker: ReplyDestination, pieces: Sequence[Buffer]) -> None:
-        self._bus.send(asker.reply, pieces)  # the reply subject was checked when the request arrived
+    def _send(self, destination: ReplyDestination, pieces: Sequence[Buffer]) -> None:
+        self._bus.send(destination.reply, pieces)  # the reply subject was checked when the request arrived
 
     def _fetch_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         try:
@@ -212,60 +212,60 @@ class ReplicationHandler:
 
         If the log cannot be read, send nothing, because an empty answer means that the follower has all records.
         """
-        asker = self._tokens.pop(effect.token, None)
-        if asker is None:
+        destination = self._tokens.pop(effect.token, None)
+        if destination is None:
             return
         if effect.from_offset >= log.log_end_offset:
-            self._send_empty(asker, effect.leader_epoch, high_watermark)
+            self._send_empty(destination, effect.leader_epoch, high_watermark)
         else:
-            self._send_batches(effect, asker, log, high_watermark)
+            self._send_batches(effect, destination, log, high_watermark)
 
-    def keep(self, effect: do.ParkFetch) -> None:
+    def park(self, effect: do.ParkFetch) -> None:
         """Store the reply subject of a fetch that waits for records."""
-        asker = self._tokens.pop(effect.token, None)
-        if asker is not None:
-            self._kept[effect.replica] = asker
+        destination = self._tokens.pop(effect.token, None)
+        if destination is not None:
+            self._parked[effect.replica] = destination
 
     def answer_parked_fetch(self, effect: do.AnswerParkedFetch, log: Log, high_watermark: int) -> None:
         """Answer the waiting fetch of a follower with the new records and the HW."""
-        self._hold()
-        asker = self._kept.pop(effect.replica, None)
-        if asker is not None and effect.from_offset < log.log_end_offset:
-            self._send_batches(effect, asker, log, high_watermark)
+        self._collect_answers()
+        destination = self._parked.pop(effect.replica, None)
+        if destination is not None and effect.from_offset < log.log_end_offset:
+            self._send_batches(effect, destination, log, high_watermark)
 
     def send_high_watermark(self, effect: do.SendHighWatermark, high_watermark: int) -> None:
         """Send only the HW to a follower whose fetch waits. The fetch continues to wait for records."""
-        self._hold()
-        asker = self._kept.get(effect.replica)
-        if asker is not None:
-            self._send_empty(asker, effect.leader_epoch, high_watermark)
+        self._collect_answers()
+        destination = self._parked.get(effect.replica)
+        if destination is not None:
+            self._send_empty(destination, effect.leader_epoch, high_watermark)
 
-    def _hold(self) -> None:
-        if not self._holding:
-            self._holding = True
+    def _collect_answers(self) -> None:
+        if not self._is_collecting:
+            self._is_collecting = True
             self._bus.hold()
 
-    def step_over(self) -> None:
+    def end_step(self) -> None:
         """Write the answers that were collected during the step to the connection. The driver calls it after each step."""
-        if self._holding:
-            self._holding, self._read = False, None
+        if self._is_collecting:
+            self._is_collecting, self._last_read = False, None
             self._bus.release()
 
-    def _send_empty(self, asker: ReplyDestination, leader_epoch: int, high_watermark: int) -> None:
-        header = frames.replication_response_header(leader_epoch, high_watermark, (), self._address(asker))
-        self._send(asker, (header,))
+    def _send_empty(self, destination: ReplyDestination, leader_epoch: int, high_watermark: int) -> None:
+        header = frames.replication_response_header(leader_epoch, high_watermark, (), self._address(destination))
+        self._send(destination, (header,))
 
-    def _address(self, asker: ReplyDestination) -> bytes:
+    def _address(self, destination: ReplyDestination) -> bytes:
         """Return the address of the request: 16 bytes that its binary answer repeats. b"": the request has no id."""
-        return b"" if asker.request_id is None else address(self._key.uid, self._key.partition, asker.request_id)
+        return b"" if destination.request_id is None else address(self._key.uid, self._key.partition, destination.request_id)
 
     def _send_batches(
-        self, effect: do.SendFetchResponse | do.AnswerParkedFetch, asker: ReplyDestination, log: Log, high_watermark: int
+        self, effect: do.SendFetchResponse | do.AnswerParkedFetch, destination: ReplyDestination, log: Log, high_watermark: int
     ) -> None:
         """Send complete batches, or a piece of the first batch if it is larger than a NATS message."""
         room = room_bytes(self._bus.max_payload, frames.PIECE_OVERHEAD_BYTES, effect.max_bytes)
         try:
-            portion = self._portion(effect.from_offset, effect.max_bytes, room, log, asker.held or NOTHING)
+            portion = self._portion(effect.from_offset, effect.max_bytes, room, log, destination.held or NOTHING)
         except LiftError as error:
             self._counters["fetch_read_failed"] += 1
             _seldom.warning(
@@ -274,30 +274,32 @@ class ReplicationHandler:
             return
         if portion.piece is None:
             header = frames.replication_response_header(
-                effect.leader_epoch, high_watermark, portion.chunks, self._address(asker)
+                effect.leader_epoch, high_watermark, portion.chunks, self._address(destination)
             )
-        elif asker.held is None:
-            self._cannot_be_sent(effect.from_offset, portion.piece.total_bytes)
+        elif destination.held is None:
+            self._log_too_large_batch(effect.from_offset, portion.piece.total_bytes)
             return
         else:
-            header = frames.replication_piece_header(effect.leader_epoch, high_watermark, portion.piece, self._address(asker))
+            header = frames.replication_piece_header(
+                effect.leader_epoch, high_watermark, portion.piece, self._address(destination)
+            )
             self._counters["batch_chunks_sent"] += 1
-        self._send(asker, (header, *portion.chunks))
+        self._send(destination, (header, *portion.chunks))
         self._instruments.replicated_out_bytes += portion.size_bytes
 
     def _portion(self, from_offset: int, max_bytes: int, room_bytes: int, log: Log, partial: PartialBatch) -> Portion:
         request = from_offset, max_bytes, room_bytes, log.log_end_offset
-        if self._read is not None and self._read[0] == request and not partial.position:
-            return self._read[1]
+        if self._last_read is not None and self._last_read[0] == request and not partial.position:
+            return self._last_read[1]
         portion = read_portion(log, from_offset, max_bytes, room_bytes, end_offset=log.log_end_offset, held=partial)
-        if self._holding and not partial.position:
-            self._read = request, portion
+        if self._is_collecting and not partial.position:
+            self._last_read = request, portion
         return portion
 
-    def _cannot_be_sent(self, offset: int, size_bytes: int) -> None:
+    def _log_too_large_batch(self, offset: int, size_bytes: int) -> None:
         self._counters["batch_too_large_for_follower"] += 1
-        if self._does_not_fit != offset:  # said once, not with every try
-            self._does_not_fit = offset
+        if self._too_large_offset != offset:  # the follower retries, but the log needs one line only
+            self._too_large_offset = offset
             logger.error(
                 (
                     "batch too large for the follower partition=%s offset=%d bytes=%d max_payload=%d: its version "
@@ -319,12 +321,12 @@ class ReplicationHandler:
         self._answer(effect.token, messages.EPOCH_ANSWER.to_pb(effect))
 
     def _answer(self, token: int, answer: pb.ReplicationRefusal | pb.LeaderEpochOffsetResponse) -> None:
-        asker = self._tokens.pop(token, None)
-        if asker is None:
+        destination = self._tokens.pop(token, None)
+        if destination is None:
             return
-        if asker.request_id is not None:
-            answer.streamUid, answer.partition, answer.requestId = self._key.uid, self._key.partition, asker.request_id
-        self._send(asker, (frames.seal(answer),))
+        if destination.request_id is not None:
+            answer.streamUid, answer.partition, answer.requestId = self._key.uid, self._key.partition, destination.request_id
+        self._send(destination, (frames.seal(answer),))
 
 
 class FetchClient:

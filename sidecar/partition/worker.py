@@ -26,7 +26,7 @@ from liftpy.config import NS_PER_S, FlushMode, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments, PublishTimes
 from liftpy.core.base.partition import PartitionMetadata, PartitionState
-from liftpy.core.log.log import Log
+from liftpy.core.log.log import Log, RecheckResult
 from liftpy.core.log.recovery import OpenReport, delete_quarantined_files
 from liftpy.core.observe.tracing import SWITCHED, PartitionTraces
 from liftpy.core.partition.reads import ReplicaSource
@@ -96,22 +96,17 @@ RECENT_STEPS = 64
 """Number of steps that one partition keeps for error reports, about 50 KB for a busy partition."""
 RECENT_STEPS_OF_NODE = 8192
 """Maximum number of stored steps over all partitions of a process. Above it, each partition stores fewer steps."""
-_FEWEST_STEPS = 8
+_MIN_RECENT_STEPS = 8
 """Number of steps that a partition always keeps. With more than 1,024 partitions, they are more than RECENT_STEPS_OF_NODE."""
-_STEPS_OF_IDLE = 2
+_IDLE_RECENT_STEPS = 2
 """Number of steps that an idle partition keeps. A node may have thousands of idle partitions."""
-_MOST_OF_A_STEP = 500
+_MAX_STEP_CHARS = 500
 """Maximum length of a printed step, in characters."""
-_NEWEST_COUNTS = (LeaseChanged, NoticeReceived, NotificationReceived)
+_REPLACEABLE_EVENTS = (LeaseChanged, NoticeReceived, NotificationReceived)
 """Events that arrive regularly. A newer waiting event of the same kind replaces an older one."""
-_ROUTINE, _LOOKS = (
-    frozenset({LeaseChanged, DeadlineReached, QuiescentFetchReceived}),
-    frozenset({SetDeadline, ConfirmQuiescence}),
-)
-"""Events of idle partitions. If the only effects of such an event are in ``_LOOKS``, its step changes nothing.
-
-It changes no metric, and an error report does not need it.
-"""
+_ROUTINE_EVENTS = frozenset({LeaseChanged, DeadlineReached, QuiescentFetchReceived})
+"""Events of idle partitions. A step with such an event changes no metric if all its effects are in ``_EFFECTS_WITHOUT_CHANGE``."""
+_EFFECTS_WITHOUT_CHANGE = frozenset({SetDeadline, ConfirmQuiescence})
 Step = tuple[int, Event, list[Effect]]
 """One step of a replica: (monotonic time in nanoseconds, event, effects)."""
 
@@ -321,10 +316,6 @@ class PartitionWorker(PartitionShell):
         )
 
     # ---- events -------------------------------------------------------------------------------------------------------
-    def begin(self) -> None:
-        """Feed LogOpened, the first event, to the replica."""
-        self.feed_log_opened()
-
     def announce_change(self) -> None:
         """Tell the replica that the image of the node has changed for it. ``update`` follows, with the newest image."""
         self.replica.announce_change(clock.now_ns())
@@ -373,7 +364,7 @@ class PartitionWorker(PartitionShell):
         if not isinstance(error, NoSpaceError):
             self._node.process.repair(f"{self.key}: {error}")
 
-    # ---- what reads and status ask -----------------------------------------------------------------------------------
+    # ---- state for reads and status -------------------------------------------------------------------------------------
     @property
     def node_id(self) -> str:
         return self._node.settings.node_id
@@ -412,10 +403,10 @@ class PartitionWorker(PartitionShell):
 
         Return False if no standby follower has received them. Then this replica continues to lead.
         """
-        heir = self.replica.standby_to_lead_next()
-        if heir:
-            self._request_transfer(heir, "publishes may have gone past it", do.TransferCause.MISSED_PUBLISHES)
-        return bool(heir)
+        next_leader = self.replica.standby_to_lead_next()
+        if next_leader:
+            self._request_transfer(next_leader, "publishes may have gone past it", do.TransferCause.MISSED_PUBLISHES)
+        return bool(next_leader)
 
     def _transfer_for_service(self, toward: str, reason: str) -> None:
         self._request_transfer(toward, reason, do.TransferCause.SERVICE)
@@ -471,20 +462,17 @@ class PartitionWorker(PartitionShell):
 
         So the event loop does not wait. The replica gets no event until then.
         """
-
-        def behind_the_flush() -> None:
-            self._driver.go_on(work)
-
-        put_off = False
-        if self.flusher.alone(lambda: behind_the_flush() if put_off else work()):
-            put_off = True
+        is_delayed = False
+        if self.flusher.alone(lambda: self._driver.resume(work) if is_delayed else work()):
+            is_delayed = True
             replica_logger.warning("truncation delayed partition=%s: waiting for the running flush", self.key)
             self._driver.hold()
 
-    def recheck_log(self, effect: do.RecheckLog) -> None:
-        outcome = self.recheck(effect)
+    def recheck_log(self, effect: do.RecheckLog) -> RecheckResult:
+        outcome = super().recheck_log(effect)
         text = "replica fetched damaged bytes partition=%s replica=%s offset=%d result=%s"
         _seldom.warning(replica_logger, text, self.key, effect.replica, effect.offset, outcome.value)
+        return outcome
 
     def store_promise(self, leader_epoch: int, then: Callable[[StorageError | None], None]) -> None:
         def stored(error: StorageError | None) -> None:
@@ -514,7 +502,7 @@ class PartitionWorker(PartitionShell):
         self.ingest.settle()
 
     def park_fetch(self, effect: do.ParkFetch) -> None:
-        self.replication.keep(effect)
+        self.replication.park(effect)
         self.ingest.settle()
 
     def answer_parked_fetch(self, effect: do.AnswerParkedFetch) -> None:
@@ -801,7 +789,7 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
     node.instruments.damaged_segments += len(report.damage)
     if state_match.state is not None:
         node.counters["dedup_state_discarded" if derived is None else "dedup_state_restored"] += 1
-    worker.begin()
+    worker.feed_log_opened()
     return worker
 
 
@@ -809,7 +797,7 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
 
 
 def _append_traced(worker: PartitionWorker, effect: do.AppendBatch) -> None:
-    owed, batch = worker.acks.count, worker.append(effect)
+    owed, batch = worker.acks.count, worker.append_batch(effect)
     if not batch:
         return
     end_offset = worker.log.log_end_offset
@@ -878,23 +866,21 @@ class TracedReplica:
 # ---- driver ----------------------------------------------------------------------------------------------------------
 
 
-class _StoryLimit:
-    """Limit of the steps that one driver keeps. All drivers of the process share it.
-
-    ``steps``: the limit. It was computed when a driver was last created.
-    """
+class _RecentStepLimit:
+    """Limits the steps that each driver keeps for error reports. All drivers of the process share the limit."""
 
     def __init__(self) -> None:
         self._drivers: WeakSet[ReplicaDriver] = WeakSet()
         self.steps = RECENT_STEPS
+        """Maximum number of steps of one driver. It is computed when a driver is created."""
 
     def add(self, driver: ReplicaDriver) -> None:
         """Lower the limit for all drivers, because there is another one. Raise it if drivers are gone."""
         self._drivers.add(driver)
-        self.steps = min(RECENT_STEPS, max(RECENT_STEPS_OF_NODE // len(self._drivers), _FEWEST_STEPS))
+        self.steps = min(RECENT_STEPS, max(RECENT_STEPS_OF_NODE // len(self._drivers), _MIN_RECENT_STEPS))
 
 
-_story_limit = _StoryLimit()
+_recent_step_limit = _RecentStepLimit()
 
 
 class ReplicaDriver:
@@ -919,7 +905,7 @@ class ReplicaDriver:
         self._running = False
         self._stopped = False
         self._held = False
-        _story_limit.add(self)
+        _recent_step_limit.add(self)
         self.recent_steps: list[Step] = []
         """The last steps, for error reports. Steps that changed nothing are left out."""
 
@@ -927,7 +913,7 @@ class ReplicaDriver:
         """Pass an event to the replica now. During a step or after ``hold``, queue the event."""
         if self._stopped:
             return
-        if self._held and isinstance(event, _NEWEST_COUNTS):
+        if self._held and isinstance(event, _REPLACEABLE_EVENTS):
             self._queue = [waiting for waiting in self._queue if type(waiting) is not type(event)]
         self._queue.append(event)
         if self._running or self._held:
@@ -941,10 +927,10 @@ class ReplicaDriver:
         self._run()
 
     def hold(self) -> None:
-        """Queue all further events until ``go_on``, because an effect is still slow work. The running step is finished first."""
+        """Queue all further events until ``resume``, because an effect is still slow work. The running step is finished first."""
         self._held = True
 
-    def go_on(self, work: Callable[[], None]) -> None:
+    def resume(self, work: Callable[[], None]) -> None:
         """Run ``work``, the slow part of an effect, and end ``hold``: process the waiting events. After ``stop``, do nothing."""
         self._held = False
         if not self._stopped:
@@ -961,21 +947,21 @@ class ReplicaDriver:
             while queue and not self._held:
                 event, now_ns = queue.pop(0), clock.now_ns()
                 effects = step(event, now_ns)
-                if type(event) not in _ROUTINE or any(type(effect) not in _LOOKS for effect in effects):
+                if type(event) not in _ROUTINE_EVENTS or any(type(effect) not in _EFFECTS_WITHOUT_CHANGE for effect in effects):
                     recent_steps.append((now_ns, event, effects))
-                    if len(recent_steps) > _story_limit.steps:
-                        del recent_steps[: -_story_limit.steps]
+                    if len(recent_steps) > _recent_step_limit.steps:
+                        del recent_steps[: -_recent_step_limit.steps]
                     if Quiesce in map(type, effects):  # the follower is idle
-                        del recent_steps[:-_STEPS_OF_IDLE]
+                        del recent_steps[:-_IDLE_RECENT_STEPS]
                     worker.mark_changed()
                 elif type(event) is QuiescentFetchReceived:  # a follower of this leader is idle
-                    del recent_steps[:-_STEPS_OF_IDLE]
+                    del recent_steps[:-_IDLE_RECENT_STEPS]
                 if driver_logger.isEnabledFor(logging.DEBUG):  # the level may change
                     driver_logger.debug("replica step partition=%s event=%s effects=%s", self._worker.key, event, effects)
                 for effect in effects:
                     execute(effect)
                 if effects:
-                    worker.replication.step_over()
+                    worker.replication.end_step()
         except Exception as error:
             self._stop_for(error, event)
         finally:
@@ -1000,11 +986,11 @@ class ReplicaDriver:
         """
         now_ns = clock.now_ns()
         lines = [
-            f"{(at_ns - now_ns) / 1e9:9.3f} s  {past_event} -> {effects}"[:_MOST_OF_A_STEP]
+            f"{(at_ns - now_ns) / 1e9:9.3f} s  {past_event} -> {effects}"[:_MAX_STEP_CHARS]
             for at_ns, past_event, effects in self.recent_steps
         ]
         if event is not None and not (self.recent_steps and self.recent_steps[-1][1] is event):
-            lines.append(f"      now    {event}"[:_MOST_OF_A_STEP])
+            lines.append(f"      now    {event}"[:_MAX_STEP_CHARS])
         return "\n".join(lines)
 
     def stop(self) -> None:

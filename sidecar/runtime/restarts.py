@@ -151,13 +151,13 @@ class Supervisor:
             self._task = spawn(self._run(live, ready, doing), "notifying the supervisor", endless=True)
 
     async def _run(self, live: Callable[[], list[Check]], ready: Callable[[], list[Check]], doing: Callable[[], str]) -> None:
-        barked_at = 0.0
+        last_ping_s = 0.0
         while True:
             if not self._is_ready:
                 self._report_start(ready(), doing())
             now = time.monotonic()
-            if self._watchdog_s and now - barked_at >= self._watchdog_s / 3 and all(check.ok for check in live()):
-                barked_at = now
+            if self._watchdog_s and now - last_ping_s >= self._watchdog_s / 3 and all(check.ok for check in live()):
+                last_ping_s = now
                 self.notify("WATCHDOG=1")
             await asyncio.sleep(min(_CHECK_INTERVAL_S, self._watchdog_s / 6) if self._watchdog_s else _CHECK_INTERVAL_S)
 

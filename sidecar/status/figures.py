@@ -1,7 +1,7 @@
 """Gathers the metric values of a node. Values of partitions are read in slices of the event loop's time, all others at
 once.
 
-A counter that is summed over partitions includes partitions that have left the node (``sidecar/partition/figures.py``).
+A counter that is summed over partitions includes partitions that have left the node (``sidecar/partition/metric_sums.py``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.services.sessions import DIVERGED
 from liftpy.core.wire.decode_errors import by_reason
 from sidecar.metadata.cluster_events import LOST
-from sidecar.partition.figures import BY_STREAM, OFTEN, OTHERS, ROLES, SHOWN, SUMS, Counts, LabelSums
+from sidecar.partition.metric_sums import BY_STREAM, FROM_IMAGE, OTHERS, ROLES, SUMS, TRAFFIC, Counts, LabelSums
 from sidecar.quorum.transport import DIVERGENCES
 from sidecar.runtime import clock
 from sidecar.runtime.logs import LEVELS, LOGS
@@ -166,7 +166,7 @@ class NodeFigures:
     # ---- partitions ----------------------------------------------------------------------------------------------------
     async def _partitions(self, figures: Figures) -> None:
         partitions, now_ns = self._reporter.partitions, clock.now_ns()
-        here, labels = partitions.counts.here, partitions.counts.labels
+        here, labels = partitions.counts.open, partitions.counts.labels
         began, cpu_began, took_s = time.monotonic(), time.thread_time(), 0.0
         for _ in here.update():
             slice_s = time.thread_time() - cpu_began
@@ -236,10 +236,10 @@ class NodeFigures:
 
 def _gauges(sums: LabelSums, now_ns: int) -> tuple[float, ...]:
     records, age_ns = sums.lag(now_ns)
-    often, shown = dict(zip(OFTEN, sums.often, strict=True)), dict(zip(SHOWN, sums.shown, strict=False))
+    traffic, from_image = dict(zip(TRAFFIC, sums.traffic, strict=True)), dict(zip(FROM_IMAGE, sums.from_image, strict=False))
     return (
-        often["acks_waiting"], often["log_size_bytes"], records, age_ns / NS_PER_S, shown["partitions_under_replicated"],
-        shown["partitions_under_min_isr"],
+        traffic["acks_waiting"], traffic["log_size_bytes"], records, age_ns / NS_PER_S, from_image["partitions_under_replicated"],
+        from_image["partitions_under_min_isr"],
     )  # fmt: skip
 
 

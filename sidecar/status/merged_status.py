@@ -188,7 +188,7 @@ class NodeStatus:
     async def rows(self, kind: str, own: dict[str, Any], query: Any) -> dict[str, Any]:
         if not self._workers:
             return own
-        answers = [one for one in await self._ask_workers(what=kind, said=query) if one["answers"]]
+        answers = [one for one in await self._ask_workers(what=kind, query=query) if one["answers"]]
         limit = limit_of(query.get("limit", MOST_ROWS))
         if kind == "groups":
             return joined_groups([own, *answers], limit)
@@ -222,14 +222,14 @@ class WorkerStatus:
         """Return the answer to one request of the node.
 
         Requests: ``{"what": "page", "after": [stream, partition], "count": n}``, ``{"what": "stream", "stream": s, "count":
-        n}``, ``{"what": "partitions"|"groups"|"services", "said": ...}`` or ``{"what": "figures"}``.
+        n}``, ``{"what": "partitions"|"groups"|"services", "query": ...}`` or ``{"what": "figures"}``.
         """
         what, reporter = request["what"], self._reporter
         if what == "page":
             stream, partition = request["after"]
             return {**reporter.page((stream, partition), request["count"]), "process": process_facts(reporter)}
         if what in ("partitions", "groups", "services"):
-            return await self._answers.own_rows(what, reporter, request["said"])
+            return await self._answers.own_rows(what, reporter, request["query"])
         if what == "stream":
             return {"rows": reporter.of_stream(request["stream"], request["count"])}
         return figures_to_json(await self._figures.gather())

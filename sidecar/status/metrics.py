@@ -102,12 +102,8 @@ def _histograms(name: str, row: Row, figures: Figures) -> Metric:
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    names = [*map(_number, histogram.bounds), "+Inf"]
+    names = [*map(repr, histogram.bounds), "+Inf"]
     return list(zip(names, map(float, accumulate(histogram.counts)), strict=True))
-
-
-def _number(bound: float) -> str:
-    return repr(bound)
 
 
 def exposition(figures: Figures) -> bytes:

@@ -24,7 +24,7 @@ from liftpy.core.observe.history import MOST_COVERED_S, History, bands_of
 from liftpy.core.observe.node_events import Damage, NodeEvents, NodeSample, NodeWatch
 from liftpy.core.observe.node_summary import percentile
 from liftpy.nats.urls import without_secrets
-from sidecar.partition.figures import BY_STREAM
+from sidecar.partition.metric_sums import BY_STREAM
 from sidecar.runtime import clock
 from sidecar.runtime.timers import until_next_s
 from sidecar.status.figures import disk_space
@@ -156,7 +156,7 @@ class _PartitionSums:
 
     def all(self) -> Iterator[None]:
         partitions = self._partitions.counts
-        here = partitions.here
+        here = partitions.open
         yield from here.update()
         for sums in partitions.all().by_stream.values():
             self.counts = list(map(add, self.counts, sums))
@@ -193,7 +193,7 @@ def _percentile(counts: Sequence[int], part: float) -> float:
 # ---- events of the node ----------------------------------------------------------------------------------------------
 
 
-SELDOM = 5
+SAMPLES_PER_CHECK = 5
 """Number of samples between two reads of services, damage and free disk space."""
 MOST_WATCHED = 200
 """Maximum number of damaged replicas, and of services with one problem, that one process reports."""
@@ -204,7 +204,7 @@ Parts = Mapping[str, Any]
 
 def watched_parts(reporter: Reporter) -> dict[str, Any]:
     """Return the damaged replicas, and the blocked or diverged services of this process, as a JSON object."""
-    here = reporter.partitions.counts.here
+    here = reporter.partitions.counts.open
     damage: list[list[Any]] = []
     blocked: list[list[Any]] = []
     differing: list[list[Any]] = []
@@ -249,7 +249,7 @@ class NodeWatcher:
 
     def sample(self, now_s: float) -> None:
         reporter = self._reporter
-        if self._count % SELDOM == 0:
+        if self._count % SAMPLES_PER_CHECK == 0:
             self._parts = [watched_parts(reporter), *self._others()]
             free, size = disk_space(reporter.settings.data)
             self._is_disk_low = bool(size) and free < DISK_LOW * size

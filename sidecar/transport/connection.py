@@ -1,7 +1,7 @@
 """One NATS data connection. nats-py does handshake, credentials and reconnects, this module sends and receives data.
 
-Publishing, subscribing and receiving are synchronous. ``WriteCoalescer`` sends data in few writes per turn of the event loop. Only
-this module and the parsers use private names of nats-py. ``check_nats_py`` stops the node if nats-py does not have them.
+Publishing, subscribing and receiving are synchronous. ``WriteCoalescer`` sends data in few writes per turn of the event loop. The
+module uses private names of nats-py. ``check_nats_py`` stops the node if nats-py does not have them.
 
 Limits: at most ``send_buffer_bytes`` wait to be sent per connection. Above this limit, and while disconnected, replication
 traffic is dropped and counted (the protocol repeats it). Acks are kept up to ``_ACK_BUFFER_BYTES``.
@@ -167,7 +167,7 @@ class BusConnection(ClientConnection):
         self._send_buffer_bytes = send_buffer_bytes or SEND_BUFFER_BYTES
         self._sinks: dict[bytes, Sink] = {}
         self._ps = self._parser = SinkParser(self, self._sinks, self.errors)
-        self._outlet: WriteCoalescer | None = None
+        self._coalescer: WriteCoalescer | None = None
         """Writer of the current connection. None: there is no ``_receiver``."""
         self._is_parsing = False
         """True while the data of one read is parsed, in the callback of the read."""
@@ -252,10 +252,10 @@ class BusConnection(ClientConnection):
     @property
     def unsent_bytes(self) -> int:
         """Number of bytes that wait to be sent, here and in asyncio's buffer."""
-        receiver, outlet = self._receiver, self._outlet
-        if receiver is None or outlet is None:
+        receiver, coalescer = self._receiver, self._coalescer
+        if receiver is None or coalescer is None:
             return self._pending_data_size
-        return self._pending_data_size + outlet.waiting_bytes + receiver.transport.get_write_buffer_size()
+        return self._pending_data_size + coalescer.waiting_bytes + receiver.transport.get_write_buffer_size()
 
     @property
     def has_room(self) -> bool:
@@ -272,23 +272,23 @@ class BusConnection(ClientConnection):
 
         While disconnected, or while nats-py has data to write, give them to nats-py.
         """
-        outlet = self._outlet
-        if outlet is not None and not self._pending and self._is_up:
-            outlet.write(pieces, size_bytes)
+        coalescer = self._coalescer
+        if coalescer is not None and not self._pending and self._is_up:
+            coalescer.write(pieces, size_bytes)
             return
-        self._let_go()
+        self._flush_writes()
         self._pending.extend(pieces)  # type: ignore[arg-type]  # nats-py joins them, whatever they are
         self._pending_data_size += size_bytes + 1
         self._wake_flusher()
 
     def hold(self) -> None:
         """Collect the next messages. ``release`` writes them together, in the same turn of the event loop."""
-        if self._outlet is not None:
-            self._outlet.hold()
+        if self._coalescer is not None:
+            self._coalescer.hold()
 
     def release(self) -> None:
-        if self._outlet is not None:
-            self._outlet.release()
+        if self._coalescer is not None:
+            self._coalescer.release()
 
     def _wake_flusher(self) -> None:
         if self._is_up and self._flush_queue is not None and self._flush_queue.empty():
@@ -296,8 +296,8 @@ class BusConnection(ClientConnection):
 
     # ---- receiving-----------------------------------------------------------------------------------------------------
     def listen(
-        self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None,
-        refuser: PublishRejector | None = None,
+        self, subject: str, sink: Sink, queue: str = "", on_dropped: Callable[[int], None] | None = None,
+        rejector: PublishRejector | None = None,
     ) -> Listener:  # fmt: skip
         """Subscribe to ``subject``. nats-py renews the subscription at each reconnect.
 
@@ -305,8 +305,8 @@ class BusConnection(ClientConnection):
             subject: Subject, wildcards allowed.
             sink: Called with each message when it is read from the socket.
             queue: Queue group. '': none.
-            given_up: Not used here. ``IngestConnection`` calls it with the number of messages that it drops unread.
-            refuser: Not used here. ``IngestConnection`` lets it reject messages unread.
+            on_dropped: Not used here. ``IngestConnection`` calls it with the number of messages that it drops unread.
+            rejector: Not used here. ``IngestConnection`` lets it reject messages unread.
 
         Returns:
             The subscription.
@@ -336,7 +336,7 @@ class BusConnection(ClientConnection):
 
     def _use_receiver(self, receiver: Receiver | None) -> None:
         super()._use_receiver(receiver)
-        self._outlet = None if receiver is None else WriteCoalescer(receiver.transport, asyncio.get_running_loop())
+        self._coalescer = None if receiver is None else WriteCoalescer(receiver.transport, asyncio.get_running_loop())
 
     def _process_arrived(self, data: bytes) -> bytes | None:
         """Process data from the socket. Return b"" if the reading task must process data that needs an await, otherwise None."""
@@ -351,12 +351,12 @@ class BusConnection(ClientConnection):
             callbacks, self._after_read = self._after_read, []
             for callback in callbacks:
                 _call(callback)
-            self._let_go()
+            self._flush_writes()
         return None if is_done else b""
 
-    def _let_go(self) -> None:
-        if self._outlet is not None:
-            self._outlet.let_go()
+    def _flush_writes(self) -> None:
+        if self._coalescer is not None:
+            self._coalescer.flush()
 
     def call_after_read(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when all messages that were read together have been passed to their sinks.
@@ -427,7 +427,7 @@ class BusConnection(ClientConnection):
 
         ``timeout_s``: time limit for each of two round trips. Raises the errors of ``flush``.
         """
-        self._let_go()
+        self._flush_writes()
         for _ in range(2):  # nats-py's PING overtakes unsent data. The second one cannot
             await self.flush(timeout_s)  # type: ignore[arg-type]  # nats-py says int, and waits for any number
 
@@ -466,7 +466,7 @@ class BusConnection(ClientConnection):
         self._on_change.append(callback)
 
     async def stop(self) -> None:
-        self._let_go()
+        self._flush_writes()
         if self._subscribe_timer is not None:
             self._subscribe_timer.cancel()
         await end_tasks([self._retire_task, self._confirm_task])
@@ -641,16 +641,16 @@ class WriteCoalescer:
         self._written = 0
         """Number of writes in this turn of the loop that were not delayed."""
         self._held = False
-        self._ends = False
+        self._is_turn_end_scheduled = False
         """True if a callback for the end of this turn is scheduled."""
 
     def write(self, pieces: Sequence[Buffer], size_bytes: int) -> None:
         """Write ``pieces`` (``size_bytes`` in total) now or at the end of this turn of the event loop. Pieces that wait are copied."""
-        if not self._ends:
-            self._ends = True
+        if not self._is_turn_end_scheduled:
+            self._is_turn_end_scheduled = True
             self._loop.call_soon(self._turn_ends)
         if size_bytes >= TOGETHER_BYTES:
-            self.let_go()
+            self.flush()
             self._written += 1
             self._transport.writelines(pieces)
         elif self._written < AT_ONCE and not self._held:
@@ -661,7 +661,7 @@ class WriteCoalescer:
             self._waiting.append(message)
             self.waiting_bytes += len(message)
             if self.waiting_bytes >= TOGETHER_BYTES:
-                self.let_go()
+                self.flush()
 
     def hold(self) -> None:
         """Delay small writes until ``release``, which the caller calls in the same turn of the event loop."""
@@ -671,9 +671,9 @@ class WriteCoalescer:
         self._held = False
         if self._waiting and self._written < AT_ONCE:
             self._written += 1
-            self.let_go()
+            self.flush()
 
-    def let_go(self) -> None:
+    def flush(self) -> None:
         """Write the waiting data to the transport. If the transport is closing, drop the data."""
         if not self._waiting:
             return
@@ -682,8 +682,8 @@ class WriteCoalescer:
             self._transport.write(b"".join(waiting))
 
     def _turn_ends(self) -> None:
-        self._written, self._held, self._ends = 0, False, False
-        self.let_go()
+        self._written, self._held, self._is_turn_end_scheduled = 0, False, False
+        self.flush()
 
 
 async def unsubscribe(subscriptions: list[Any]) -> None:

@@ -148,7 +148,7 @@ class StandbySubscription:
         self.is_denied = False
 
     def subscribe(self, link: IngestConnection) -> None:
-        self._listener = link.listen(self.subject, self._sink, given_up=self._on_dropped)
+        self._listener = link.listen(self.subject, self._sink, on_dropped=self._on_dropped)
 
     def feed_to(self, sink: Sink, on_dropped: Callable[[int], None], lost: Callable[[], None]) -> None:
         """Pass the messages to another sink from now on, because the follower has become the leader.
@@ -178,7 +178,7 @@ class StandbySubscription:
         else:
             self._standby.link.call_after_read(callback)
 
-    def soon(self, callback: Callable[[], None]) -> None:
+    def call_soon(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
@@ -233,7 +233,7 @@ class StandbyLink:
         self.timers: set[asyncio.TimerHandle] = set()
         """Time limits of leaders that wait for earlier publishes (``when_settled``)."""
 
-    def hear(self, subject: str, sink: Sink, on_dropped: Callable[[int], None]) -> StandbySubscription:
+    def subscribe(self, subject: str, sink: Sink, on_dropped: Callable[[int], None]) -> StandbySubscription:
         """Subscribe to ``subject``, now or when the connection is open.
 
         ``sink`` gets the messages. ``on_dropped`` is called with the number of messages dropped unread.

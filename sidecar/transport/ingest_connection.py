@@ -147,7 +147,7 @@ class DisconnectLoss:
             loss_logger.warning("publishes lost with a connection, number not known at_least=%d", lost)
             return
         if "pending" in stats.reason.lower():
-            self._overflow.cut_at(stats.backlog_bytes)
+            self._overflow.server_closed_at(stats.backlog_bytes)
         if lost:
             loss_logger.warning(
                 "publishes lost with a connection that the server closed reason=%s count=%d", stats.reason, lost
@@ -243,8 +243,8 @@ class IngestConnection(BusConnection):
         return self._parser.dropped_unread
 
     def listen(
-        self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None,
-        refuser: PublishRejector | None = None,
+        self, subject: str, sink: Sink, queue: str = "", on_dropped: Callable[[int], None] | None = None,
+        rejector: PublishRejector | None = None,
     ) -> Listener:  # fmt: skip
         """Subscribe to ``subject``.
 
@@ -252,17 +252,17 @@ class IngestConnection(BusConnection):
             subject: Subject, wildcards allowed.
             sink: Called with each message when it is processed.
             queue: Queue group. '': none.
-            given_up: Called with the number of messages that are dropped unread while the buffer is full.
-            refuser: Rejects messages unread when they have waited too long. None: no message is rejected unread.
+            on_dropped: Called with the number of messages that are dropped unread while the buffer is full.
+            rejector: Rejects messages unread when they have waited too long. None: no message is rejected unread.
 
         Returns:
             The subscription.
         """
         listener = super().listen(subject, sink, queue)
-        if given_up is not None:
-            self._parser.on_dropped(self._sid, given_up)
-        if refuser is not None:
-            self._parser.set_rejector(self._sid, refuser)
+        if on_dropped is not None:
+            self._parser.on_dropped(self._sid, on_dropped)
+        if rejector is not None:
+            self._parser.set_rejector(self._sid, rejector)
         return listener
 
     def redirect(self, sid: int, sink: Sink, on_dropped: Callable[[int], None]) -> None:
@@ -342,8 +342,8 @@ class IngestConnection(BusConnection):
 
     def _connection_lost(self) -> None:
         self._end_thread()
-        self._gate.cut_off()
-        self.overflow.cut_off()
+        self._gate.connection_lost()
+        self.overflow.connection_lost()
         self.disconnect_loss.connection_lost(*self._identity())
         self._parser.lost += 1
         self._chunks.append(None)
@@ -460,7 +460,7 @@ class IngestConnection(BusConnection):
         ):
             self._backlog.ask(*self._identity(), partial(self._record_server_report, self._arrived_bytes))
         if not self._is_half_full():
-            self.overflow.roomy()
+            self.overflow.buffer_has_room()
             return
         if self._thread is not None:
             self._pings_outstanding = 0  # the node itself does not read now, so the server buffers more

@@ -239,13 +239,13 @@ class IngestParser(SinkParser):
         while (first := _MESSAGE_WITH_REPLY(buffer, position)) is not None:
             _, subject, sid = first[1].split(b" ")
             rejector = self._rejectors.get(sid)
-            if rejector is None or not self._is_subscribed(subject, sid) or not rejector.refuses():
+            if rejector is None or not self._is_subscribed(subject, sid) or not rejector.rejects_now():
                 break
             replies, size_bytes, position = _rejectable_run(buffer, position, first[1], rejector.is_new)
             if not replies:
                 break
             try:
-                rejector.refuse(replies)
+                rejector.reject_unread(replies)
             except Exception as error:  # it is a bug. The next messages are processed [A6]
                 self._connection.sink_failed(subject, error)
             self.refused += len(replies)

@@ -57,9 +57,9 @@ _CLEAN, _FLUSHED = 1, 2
 _PROPOSAL = struct.Struct(">I")
 MOST_UNSENT_BYTES = 640 * 1024 * 1024
 """Maximum size of frames that a worker has not read, in bytes: a metadata image, and the changes since."""
-_END_S = 5.0
+_EXIT_TIMEOUT_S = 5.0
 """Time in seconds for a process to end after it has reported its stop. A busy machine needs seconds for it."""
-ANSWER_S = 1.0
+STATUS_TIMEOUT_S = 1.0
 """Maximum wait for answers of workers for the status, in seconds."""
 DIVIDED_LIMITS = {
     "ingest_buffer_bytes": 8192,
@@ -70,8 +70,8 @@ DIVIDED_LIMITS = {
     "copy_min_bytes_per_s": 1,
 }
 """Name of a node limit in ``ReplicationConfig`` -> minimum for one process. A limit of 0 stays 0."""
-WITHIN_S = 0.3
-MOST_AT_ONCE = 256
+COMBINED_FETCH_TIMEOUT_S = 0.3
+MAX_WAITING_FETCHES = 256
 """Maximum number of requests that wait for workers. Further requests get no answer, and their senders retry."""
 
 
@@ -95,7 +95,7 @@ class Workers:
         self.repair = repair
         self._group: MetadataGroup | None = None
         self._image = ClusterImage()
-        self._beating: asyncio.Task[None] | None = None
+        self._ping_task: asyncio.Task[None] | None = None
         self._requests = TaskSet()
         """Tasks that answer requests of workers, and of other nodes with the help of workers."""
         self._has_started = False
@@ -118,13 +118,13 @@ class Workers:
         setup = {"settings": settings_to_json(self._settings), "clean_stop": clean_stop, "flushed_always": flushed_always}
         for handle in self.handles:
             await handle.start(folder.lock, {**setup, "share": handle.share.number})
-        self._beating = spawn(self._beat(), "watching the workers", endless=True)
+        self._ping_task = spawn(self._send_pings(), "watching the workers", endless=True)
 
-    async def _beat(self) -> None:
+    async def _send_pings(self) -> None:
         while True:
             await asyncio.sleep(self._settings.replication.heartbeat_interval_s)
             for handle in self.handles:
-                handle.beat()
+                handle.send_ping()
 
     async def wait_until_recovered(self) -> dict[str, list[str]]:
         """Wait until all workers have recovered their logs. Raises WorkerError.
@@ -133,7 +133,7 @@ class Workers:
         """
         logs: dict[str, list[str]] = {"damaged": [], "confined": [], "suspect": []}
         for handle in self.handles:
-            worker_logs = json.loads((await handle.wait_for_event(FrameKind.RECOVERED)).body)
+            worker_logs = json.loads((await asyncio.shield(handle.event(FrameKind.RECOVERED))).body)
             logs = {kind: names + worker_logs[kind] for kind, names in logs.items()}
         return logs
 
@@ -150,13 +150,13 @@ class Workers:
         self._has_started = True
         for handle in self.handles:
             handle.send_bytes(image)
-            handle.send(FrameKind.BEGIN, incarnation)
+            handle.send(FrameKind.REGISTERED, incarnation)
         group.watch(self._image_changed)
 
     async def wait_until_open(self) -> None:
         """Wait until all workers have opened their partitions. Raises WorkerError."""
         for handle in self.handles:
-            await handle.wait_for_event(FrameKind.SETTLED)
+            await asyncio.shield(handle.event(FrameKind.PARTITIONS_OPENED))
 
     def _image_changed(self, _: ClusterImage, new: ClusterImage) -> None:
         old, self._image = self._image, new
@@ -172,11 +172,11 @@ class Workers:
         """Tell the workers that a heartbeat of the node was answered. Each worker extends its leases by its own clock."""
         if self._has_started:
             for handle in self.handles:
-                handle.send(FrameKind.HEARD, sent_ns, LEASE.pack(lease_ns))
+                handle.send(FrameKind.HEARTBEAT_ANSWERED, sent_ns, LEASE.pack(lease_ns))
 
     def change_level(self, level: str, for_s: float) -> None:
         for handle in self.handles:
-            handle.send(FrameKind.LEVEL, 0, json.dumps({"level": level, "for_s": for_s}).encode())
+            handle.send(FrameKind.LOG_LEVEL, 0, json.dumps({"level": level, "for_s": for_s}).encode())
 
     def change_settings(self, settings: NodeSettings) -> None:
         for handle in self.handles:
@@ -195,25 +195,25 @@ class Workers:
             self._unavailable(worker, token)
         else:
             answer = await self._group.propose(request, timeout_s)
-            worker.send(FrameKind.ANSWER, token, answer.SerializeToString())
+            worker.send(FrameKind.CONTROL_RESPONSE, token, answer.SerializeToString())
 
     def _unavailable(self, worker: WorkerHandle, token: int) -> None:
         answer = pb.ControlResponse(error=pb.ControlResponse.UNAVAILABLE)
-        worker.send(FrameKind.ANSWER, token, answer.SerializeToString())
+        worker.send(FrameKind.CONTROL_RESPONSE, token, answer.SerializeToString())
 
     def worker_distrusts(self) -> None:
         """Load the metadata image again, because a controller has contradicted the image of a worker."""
         if self._group is not None:
             self._group.distrust()
 
-    def answer_combined_fetches(self, talk: FetchCombiner) -> Callable[[bytes, memoryview], None]:
+    def answer_combined_fetches(self, combiner: FetchCombiner) -> Callable[[bytes, memoryview], None]:
         """Return the function that answers combined fetches for all processes of the node.
 
-        ``talk``: answers the part that concerns the first process.
+        ``combiner``: answers the part that concerns the first process.
         """
         if not self.handles:
-            return talk.answer_question
-        return WorkerCombinedFetches(talk, self.handles, self._requests, self._counters).answer_question
+            return combiner.answer_question
+        return WorkerCombinedFetches(combiner, self.handles, self._requests, self._counters).answer_question
 
     # ---- status ------------------------------------------------------------------------------------------------------------
     def merged_health_input(self, own: HealthInput) -> HealthInput:
@@ -239,7 +239,7 @@ class Workers:
         for handle in self.handles:
             handle.send(FrameKind.CLOSE_SUBJECTS, round(timeout_s * 1000))
         if self.handles:
-            await asyncio.wait([handle.event(FrameKind.CLOSED) for handle in self.handles], timeout=2 * timeout_s)
+            await asyncio.wait([handle.event(FrameKind.SUBJECTS_CLOSED) for handle in self.handles], timeout=2 * timeout_s)
 
     @property
     def all_flushed(self) -> bool:
@@ -249,7 +249,7 @@ class Workers:
     async def stop(self) -> bool:
         """Stop the workers. Return whether all of them stopped cleanly. A worker that hangs is killed."""
         stopped = await asyncio.gather(*(handle.stop(STOP_S) for handle in self.handles))
-        await end_tasks([self._beating])
+        await end_tasks([self._ping_task])
         await self._requests.end()
         return all(stopped)
 
@@ -336,7 +336,7 @@ class WorkerHandle(asyncio.Protocol):
         """Start the worker process and send its setup. ``lock``: file descriptor of the lock of the data directory, to inherit."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         loop = asyncio.get_running_loop()
-        for kind in (FrameKind.RECOVERED, FrameKind.SETTLED, FrameKind.CLOSED, FrameKind.STOPPED):
+        for kind in (FrameKind.RECOVERED, FrameKind.PARTITIONS_OPENED, FrameKind.SUBJECTS_CLOSED, FrameKind.STOPPED):
             self._events[kind] = loop.create_future()
         self._spawning = loop.run_in_executor(None, self._spawn, theirs, lock)
         try:
@@ -377,21 +377,14 @@ class WorkerHandle(asyncio.Protocol):
         if transport.get_write_buffer_size() > MOST_UNSENT_BYTES:
             self._fail(WorkerError(f"Worker {self.share.number} does not read its messages. The node stops with exit code 1."))
 
-    async def wait_for_event(self, kind: FrameKind) -> Frame:
-        """Wait for a frame of the worker and return it. ``kind``: RECOVERED, SETTLED, CLOSED or STOPPED.
-
-        Raises WorkerError if the worker ends before it.
-        """
-        return await asyncio.shield(self._events[kind])
-
     def event(self, kind: FrameKind) -> asyncio.Future[Frame]:
-        """Return a future of the frame ``kind``, which the worker sends once: RECOVERED, SETTLED, CLOSED or STOPPED.
+        """Return the future of a frame that the worker sends once: RECOVERED, PARTITIONS_OPENED, SUBJECTS_CLOSED or STOPPED.
 
-        Do not cancel the future, because others may wait for it.
+        It raises WorkerError if the worker ends before. Do not cancel the future, because others may wait for it.
         """
         return self._events[kind]
 
-    def beat(self) -> None:
+    def send_ping(self) -> None:
         """Ping the worker. Call it with each heartbeat of the node, on the event loop of the node."""
         if not self._has_answered or self._is_stopping or self._has_failed:
             return
@@ -413,7 +406,7 @@ class WorkerHandle(asyncio.Protocol):
         if self._transport is not None and not self._has_failed:
             self.send(FrameKind.STOP)
             with contextlib.suppress(TimeoutError, WorkerError):
-                token = (await asyncio.wait_for(self.wait_for_event(FrameKind.STOPPED), timeout_s)).token
+                token = (await asyncio.wait_for(asyncio.shield(self.event(FrameKind.STOPPED)), timeout_s)).token
                 clean, self.all_flushed = bool(token & _CLEAN), bool(token & _FLUSHED)
         if self._spawning is not None:
             await asyncio.wait([self._spawning])
@@ -458,7 +451,11 @@ class WorkerHandle(asyncio.Protocol):
         Without an answer, the last answer to this kind of request is returned, so that counters never decrease.
         """
         kind = str(what["what"])
-        answer = await self.ask(FrameKind.ASK, json.dumps(what).encode(), ANSWER_S) if self._has_answered else None
+        answer = (
+            await self.ask(FrameKind.STATUS_REQUEST, json.dumps(what).encode(), STATUS_TIMEOUT_S)
+            if self._has_answered
+            else None
+        )
         if answer is not None:
             self._last_statuses[kind] = json.loads(answer)
         return {**self._last_statuses.get(kind, {}), "answers": answer is not None}
@@ -491,20 +488,20 @@ class WorkerHandle(asyncio.Protocol):
     def _process_frame(self, frame: Frame) -> None:
         kind = frame.kind
         self._has_answered, self._unanswered = True, 0
-        if kind is FrameKind.SIGNS:
+        if kind is FrameKind.HEALTH_REPORT:
             self.health_report = json.loads(frame.body)
-        elif kind is FrameKind.SAMPLED:
+        elif kind is FrameKind.SAMPLE:
             self.last_sample = json.loads(frame.body)
-        elif kind is FrameKind.PROPOSE:
+        elif kind is FrameKind.CONTROL_REQUEST:
             self._workers.worker_proposes(self, frame)
-        elif kind in (FrameKind.TOLD, FrameKind.QUIET_OVER):
+        elif kind in (FrameKind.STATUS_ANSWER, FrameKind.COMBINED_FETCH_ANSWER):
             answer = self._requests.get(frame.token)
             if answer is not None and not answer.done():
                 answer.set_result(frame.body)
         elif kind in self._events:
             if not self._events[kind].done():
                 self._events[kind].set_result(frame)
-        elif kind is FrameKind.DISTRUST:
+        elif kind is FrameKind.RELOAD_IMAGE:
             self._workers.worker_distrusts()
         elif kind is FrameKind.REPAIR:
             self._workers.repair(f"worker {self.share.number}: {frame.body.decode()}")
@@ -517,7 +514,7 @@ class WorkerHandle(asyncio.Protocol):
 def _wait_for_exit(process: subprocess.Popen[Any]) -> int:
     """Wait for the end of the process and return its exit code. A process that hangs is killed."""
     with contextlib.suppress(subprocess.TimeoutExpired):
-        return process.wait(_END_S)
+        return process.wait(_EXIT_TIMEOUT_S)
     process.kill()
     return process.wait()
 
@@ -572,14 +569,14 @@ class WorkerCombinedFetches:
 
     If a worker does not answer, its partitions count as active: their followers send their own fetches again.
 
-    ``talk``: answers the part that concerns the first process. ``handles``: the workers. ``requests``: ends the waits for workers
+    ``combiner``: answers the part that concerns the first process. ``handles``: the workers. ``requests``: ends the waits for workers
     when the node stops.
     """
 
     def __init__(
-        self, talk: FetchCombiner, handles: Sequence[WorkerHandle], requests: TaskSet, counters: Counter[str] | None = None
+        self, combiner: FetchCombiner, handles: Sequence[WorkerHandle], requests: TaskSet, counters: Counter[str] | None = None
     ) -> None:
-        self._talk = talk
+        self._combiner = combiner
         self._guard = RequestGuard("quiet fetches", Counter() if counters is None else counters)
         self._handles = handles
         self._requests = requests
@@ -590,14 +587,14 @@ class WorkerCombinedFetches:
 
         ``body``: the request without its envelope. Raises ProtocolError.
         """
-        question = self._talk.decode_question(reply, body)
-        if question is None or self._waiting >= MOST_AT_ONCE:
+        question = self._combiner.decode_question(reply, body)
+        if question is None or self._waiting >= MAX_WAITING_FETCHES:
             return
         parts = split_by_process(question, len(self._handles) + 1)
         own = parts.pop(0, None)
-        over = [] if own is None else _places(own, self._talk.over(_part(question, own)))
+        over = [] if own is None else _places(own, self._combiner.over(_part(question, own)))
         if not parts:
-            self._talk.answer(reply, question, over)
+            self._combiner.answer(reply, question, over)
             return
         self._waiting += 1
         gathering = self._collect_answers(reply, question, over, parts)
@@ -610,12 +607,14 @@ class WorkerCombinedFetches:
             requests = (self._ask(self._handles[share - 1], question, places) for share, places in parts.items())
             for more in await asyncio.gather(*requests):
                 over += more
-            self._talk.answer(reply, question, sorted(over))
+            self._combiner.answer(reply, question, sorted(over))
         finally:
             self._waiting -= 1
 
     async def _ask(self, handle: WorkerHandle, question: replication_pb2.QuietFetches, places: list[int]) -> list[int]:
-        answer_bytes = await handle.ask(FrameKind.QUIET, _part(question, places).SerializeToString(), WITHIN_S)
+        answer_bytes = await handle.ask(
+            FrameKind.COMBINED_FETCH, _part(question, places).SerializeToString(), COMBINED_FETCH_TIMEOUT_S
+        )
         if answer_bytes is None:
             return places
         try:

@@ -24,8 +24,8 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.envelope import MAGIC
 from liftpy.errors import StorageError
-from sidecar.partition.figures import StreamLabels
 from sidecar.partition.housekeeping import Housekeeping
+from sidecar.partition.metric_sums import StreamLabels
 from sidecar.runtime import clock
 from tests.conformance.two_workers import KEY, NODES, SUBJECT, TwoWorkers
 from tests.unit.status.full_metrics_scan import kept, walked
@@ -54,7 +54,7 @@ class WorkerHistory:
         """Of both nodes; ``but``: what is left out."""
         now_ns = clock.now_ns()
         for name, node in self.t.nodes.items():
-            expected, held = walked([node.worker], StreamLabels(), now_ns), kept(node.counts.here, now_ns)
+            expected, held = walked([node.worker], StreamLabels(), now_ns), kept(node.counts.open, now_ns)
             sums, others = held.pop("sums")[""], expected.pop("sums")[""]
             wrong = {
                 figure: (sums[figure], true) for figure, true in others.items() if sums[figure] != true and figure not in but
@@ -91,7 +91,7 @@ class WorkerHistory:
 
     def _unread(self) -> None:
         """Too many have come: some are refused before they are looked at."""
-        self.t.nodes[self.leader].worker.ingest.refuse([b"_INBOX.4"])
+        self.t.nodes[self.leader].worker.ingest.reject_unread([b"_INBOX.4"])
 
     def _read(self) -> None:
         node, wait_ms = self.rng.choice(NODES), self.rng.choice((0, 20))

@@ -120,7 +120,7 @@ def test_storage_log_has_the_same_records_after_operations_and_reopening(storage
     log.close()
     log, _ = Log.open(storage, CONFIG)
     assert log.epochs.entries == ((1, 48), (2, 105))
-    log.start_afresh(1000)
+    log.reset(1000)
     assert content(log) == []
     log.close()
     assert Log.open(storage, CONFIG)[0].log_end_offset == 1000

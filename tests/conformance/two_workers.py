@@ -35,7 +35,7 @@ from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes
-from sidecar.partition.figures import NodeCounts
+from sidecar.partition.metric_sums import NodeCounts
 from sidecar.partition.promises import Promises
 from sidecar.partition.quiescence import FetchCombiner, FetchSender
 from sidecar.partition.reads import ReadTools
@@ -67,7 +67,7 @@ class Bus:
         self.broken: list[Exception] = []
 
     def listen(
-        self, subject: str, sink: Callable[..., None], queue: str = "", given_up: Any = None, refuser: Any = None
+        self, subject: str, sink: Callable[..., None], queue: str = "", on_dropped: Any = None, rejector: Any = None
     ) -> Any:
         entry = (self.node_id, subject, sink)
         self._table.append(entry)
@@ -212,11 +212,11 @@ class WorkerNode:
             promises=Promises(PromiseJournal(self.promises), pool, counters, self.errors.append),
         )  # fmt: skip
         self.worker = AuditedWorker(tools, KEY, SUBJECT, stream, self.log)
-        self.counts.begins(self.worker)
+        self.counts.opened(self.worker)
         self.audit = self.bus.audit = Audit(node_id, self.log, lambda: self.storage, lambda: self.promises, threads=True)
         self.audit.watch(self.worker.replica)
         self.worker.audit = self.audit
-        self.worker.begin()
+        self.worker.feed_log_opened()
 
     def _fault(self, what: str) -> None:
         if what == "sync":

@@ -32,7 +32,7 @@ from sidecar.cli import publish
 from sidecar.disk import files
 from sidecar.node import jetstream_api as jetstream_node
 from sidecar.node import jetstream_reads
-from sidecar.partition import figures, housekeeping
+from sidecar.partition import housekeeping, metric_sums
 from sidecar.runtime.settings import defaults
 from sidecar.status import answers, http, metric_names
 from tests.docs.pages import DOCS, pages
@@ -183,7 +183,7 @@ LIMITS: dict[str, Iterable[str]] = {
     "rows of an Arrow batch": [f"{range_reader.MAX_ROWS:,} rows", size(range_reader.MAX_BYTES)],
     "size of a `writeId`": [],
     "Prometheus series of a node": ["500"],
-    "streams and groups with series of their own, of a node": [f"{n}" for n in (figures.MOST_LABELS, lag.MOST_GROUPS)],
+    "streams and groups with series of their own, of a node": [f"{n}" for n in (metric_sums.MAX_LABELS, lag.MOST_GROUPS)],
     "series of `/metrics/partitions`": [f"{metric_names.MOST_SERIES_OF_A_STREAM:,}"],
     "connections of the status page": [f"{http.MOST_CONNECTIONS}", f"{http.MOST_LIVE} live"],
     "status requests of one kind that wait at a node": [f"{answers.MOST_WAITING:,}", f"{answers.MOST_QUESTIONS} different"],

@@ -47,7 +47,7 @@ class FakeBus:
         """Messages sent before each ``hold`` and ``release``."""
 
     def listen(
-        self, subject: str, sink: Callable[..., None], queue: str = "", given_up: Any = None, refuser: Any = None
+        self, subject: str, sink: Callable[..., None], queue: str = "", on_dropped: Any = None, rejector: Any = None
     ) -> Any:
         self.sinks[subject] = sink
         return FakeListener(self, subject)

@@ -515,7 +515,7 @@ class CompactionSchedule:
         self._not_before_ns = {number: at_ns for number, at_ns in self._not_before_ns.items() if number in numbers}
         return any(purge not in before for purge in self.purges)
 
-    def cut(self, end_offset: int) -> None:
+    def truncate(self, end_offset: int) -> None:
         """Note that the log was truncated to ``end_offset`` (exclusive). Purges that end above it must be carried out again.
 
         0: all records were deleted.

@@ -69,7 +69,7 @@ class EpochCache:
         end_offset = self._starts[index] if index < len(self._starts) else log_end_offset
         return (self._epochs[index - 1] if index else NO_EPOCH), end_offset
 
-    def cut(self, end_offset: int) -> None:
+    def truncate(self, end_offset: int) -> None:
         """Remove the epochs whose records are all at ``end_offset`` or above, because the log was truncated there."""
         while self._starts and self._starts[-1] >= end_offset:
             self._starts.pop()

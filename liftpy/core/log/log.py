@@ -529,10 +529,10 @@ class Log:
             self.storage.sync_folder()
             self._truncate_segment(active, position)
         self._forget_flushes(self.log_end_offset)
-        self.epochs.cut(self.log_end_offset)
+        self.epochs.truncate(self.log_end_offset)
         if self.log_end_offset <= self.log_start_offset:
             self._horizon.forget()
-        self.cleaning.cut(self.log_end_offset)
+        self.cleaning.truncate(self.log_end_offset)
         self._durable_end_offset = min(self._durable_end_offset, self.log_end_offset)
         if self.high_watermark > self.newest_offset:
             self.high_watermark = self.newest_offset
@@ -549,7 +549,7 @@ class Log:
         prefix.created_wall_ns = segment.created_wall_ns
         self.segments[-1] = prefix
 
-    def start_afresh(self, start_offset: int, deletes_end: int = 0) -> None:
+    def reset(self, start_offset: int, deletes_end: int = 0) -> None:
         """Delete all records and begin an empty log at ``start_offset`` (inclusive).
 
         A follower does this when its log ends below the leader's log start [D26], or below tombstones that the leader has
@@ -574,7 +574,7 @@ class Log:
         self._forget_flushes(start_offset)
         self._new_names = False
         self._horizon.forget(deletes_end)
-        self.cleaning.cut(0)
+        self.cleaning.truncate(0)
         self._notify_advance()
 
     def drop_prefix(self, log_start_offset: int) -> None:

@@ -214,7 +214,7 @@ def recover(storage: Storage, *, clean: bool = False, before_loss: Callable[[], 
     _remove_stray_indexes(storage, names, bases)
     segments, walked, rebuilt, cut, damage = _segments(storage, bases, checkpoint.log_start_offset, clean, before_loss)
     if segments and segments[-1].next_offset < checkpoint.log_start_offset:
-        for segment in reversed(segments):  # a crash interrupted `Log.start_afresh` before the old segments were removed
+        for segment in reversed(segments):  # a crash interrupted `Log.reset` before the old segments were removed
             segment.file.close()
             _remove_segment(storage, segment.base_offset)
         segments = []

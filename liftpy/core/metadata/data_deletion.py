@@ -14,7 +14,7 @@ from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
-class DataDeletion:
+class DepartedPartitions:
     """Finds the partitions that left this node by a change in its image, so that their data may be deleted.
 
     A partition that is only missing in the image stays on the disk [M11].

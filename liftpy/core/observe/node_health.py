@@ -52,27 +52,27 @@ class HealthInput:
     """Number of replicas that are stopped because the disk is full."""
 
 
-def live(signs: HealthInput) -> list[Check]:
-    """Check by the state ``signs`` whether this process should keep running. Return the results."""
-    hung = signs.longest_flush_s >= signs.hung_flush_s
+def live(state: HealthInput) -> list[Check]:
+    """Check by the ``state`` of the node whether this process should keep running. Return the results."""
+    hung = state.longest_flush_s >= state.hung_flush_s
     return [
-        Check("tasks", signs.failure),
-        Check("flush", f"a flush has not ended for {signs.longest_flush_s:.0f} s" if hung else ""),
+        Check("tasks", state.failure),
+        Check("flush", f"a flush has not ended for {state.longest_flush_s:.0f} s" if hung else ""),
     ]
 
 
-def ready(signs: HealthInput) -> list[Check]:
-    """Check by the state ``signs`` whether the node takes part in the cluster. Return the results."""
-    silence_s = signs.metadata_silence_s
-    late = silence_s is None or silence_s > signs.session_s
+def ready(state: HealthInput) -> list[Check]:
+    """Check by the ``state`` of the node whether the node takes part in the cluster. Return the results."""
+    silence_s = state.metadata_silence_s
+    late = silence_s is None or silence_s > state.session_s
     silence = "it has never been heard" if silence_s is None else f"nothing heard for {silence_s:.1f} s"
-    opening = f"{signs.opening} are being opened" if signs.opening else "they are not opened yet"
+    opening = f"{state.opening} are being opened" if state.opening else "they are not opened yet"
     return [
-        Check("registered", "" if signs.registered else "not registered with the metadata group yet"),
-        Check("nats", "" if signs.nats else "not connected"),
+        Check("registered", "" if state.registered else "not registered with the metadata group yet"),
+        Check("nats", "" if state.nats else "not connected"),
         Check("metadata", silence if late else ""),
-        Check("partitions", "" if signs.opened else opening),
-        Check("space", f"a full disk has stopped {signs.stopped_for_space}" if signs.stopped_for_space else ""),
+        Check("partitions", "" if state.opened else opening),
+        Check("space", f"a full disk has stopped {state.stopped_for_space}" if state.stopped_for_space else ""),
     ]
 
 

@@ -146,10 +146,7 @@ class PartitionShell(ABC):
             self.no_space = isinstance(error, NoSpaceError)
         self.feed(events.StorageFailed(reason=str(error), no_space=self.no_space, token=token))
 
-    def append_batch(self, effect: do.AppendBatch) -> None:
-        self.append(effect)
-
-    def append(self, effect: do.AppendBatch) -> bytes:
+    def append_batch(self, effect: do.AppendBatch) -> bytes:
         """Append the publishes of ``effect`` to the log as one batch, and request a flush.
 
         Return the bytes of the batch. b"": the log has failed.
@@ -185,37 +182,34 @@ class PartitionShell(ABC):
         self.counters[f"dropped answer: {effect.why}"] += 1
 
     def truncate_log(self, effect: do.TruncateLog) -> None:
-        self._cut(lambda: self.log.truncate_to(effect.end_offset))
+        self._truncate(lambda: self.log.truncate_to(effect.end_offset))
 
     def reset_log(self, effect: do.ResetLog) -> None:
-        self._cut(lambda: self.log.start_afresh(effect.start_offset, effect.deletes_end), afresh=True)
+        self._truncate(lambda: self.log.reset(effect.start_offset, effect.deletes_end), is_reset=True)
 
-    def _cut(self, cut: Callable[[], object], *, afresh: bool = False) -> None:
-        def cut_and_report() -> None:
+    def _truncate(self, truncate: Callable[[], object], *, is_reset: bool = False) -> None:
+        def truncate_and_report() -> None:
             try:
-                cut()
+                truncate()
             except StorageError as error:
                 self.log_failed(error)
                 return
-            self.log_was_cut(afresh=afresh)
+            self.log_was_truncated(is_reset=is_reset)
             self.feed(events.LogTruncated(end_offset=self.log.log_end_offset))
 
-        self.run_without_flush(cut_and_report)
+        self.run_without_flush(truncate_and_report)
 
-    def log_was_cut(self, *, afresh: bool) -> None:
-        """Update the parts that depend on the log, because it was truncated. ``afresh``: all records were deleted."""
-        if afresh:
-            self.derived.started_afresh()
+    def log_was_truncated(self, *, is_reset: bool) -> None:
+        """Update the parts that depend on the log, because it was truncated. ``is_reset``: all records were deleted."""
+        if is_reset:
+            self.derived.log_was_reset()
             if self.state_fetcher is not None:
-                self.state_fetcher.started_afresh()
+                self.state_fetcher.log_was_reset()
         else:
-            self.derived.cut()
-        self.standby.cut()
+            self.derived.log_was_truncated()
+        self.standby.log_was_truncated()
 
-    def recheck_log(self, effect: do.RecheckLog) -> None:
-        self.recheck(effect)
-
-    def recheck(self, effect: do.RecheckLog) -> RecheckResult:
+    def recheck_log(self, effect: do.RecheckLog) -> RecheckResult:
         """Read the batch again that a follower or a reader has received with wrong bytes. Return and count the result."""
         outcome = self.log.complaint(effect.offset, effect.replica, self.now_ns())
         self.counters[outcome.value] += 1

@@ -233,7 +233,7 @@ class RecentIds:
         self.share.hold(self.share.size_bytes - entry.size_bytes)
         entry.ids, entry.offsets, entry.size_bytes, entry.before, entry.hashes = (), (), 0, None, None
 
-    def cut(self, end_offset: int) -> None:
+    def truncate(self, end_offset: int) -> None:
         while self._tail and self._tail[-1].last_offset >= end_offset:
             entry = self._tail.pop()
             before = entry.before or {}

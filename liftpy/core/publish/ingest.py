@@ -342,7 +342,7 @@ class Ingest:
         if self._backlog is not None:
             self._backlog.subscription = None
         self._listener = listener = self._shell.listen(
-            self._subject, self._message_arrived, given_up=self._record_dropped, refuser=self
+            self._subject, self._message_arrived, on_dropped=self._record_dropped, rejector=self
         )
         self.is_subscribed = False
         self._shell.when_subscribed(lambda: self._on_subscribed(listener))
@@ -418,7 +418,7 @@ class Ingest:
             memory.note_slow_commits(now_ns)
         return late
 
-    def refuses(self) -> bool:
+    def rejects_now(self) -> bool:
         """Return whether publishes may be rejected without decoding now, because the node is late or there is no room."""
         return self._is_late or (self._is_full() and self.reader.answers and self._may_refuse_for_now())
 
@@ -428,7 +428,7 @@ class Ingest:
             return False
         return not self._derived.ids.may_hold(message_id, self.wall_ns())
 
-    def refuse(self, replies: Sequence[bytes]) -> None:
+    def reject_unread(self, replies: Sequence[bytes]) -> None:
         self.counters.overloaded += len(replies)
         self._reject_overloaded(self.reader.publishers_of(replies), len(replies))
 

@@ -294,7 +294,7 @@ class LastPerSubject:
         self._grow(_size_bytes(newest.keys() - self._committed.keys()))
         self._committed.update(newest)
 
-    def cut(self, end_offset: int) -> None:
+    def truncate(self, end_offset: int) -> None:
         if self._began_at is not None and end_offset < self._began_at:
             self._restart(end_offset if self.wanted else None)
             return

@@ -196,13 +196,13 @@ class LogState:
             for part in self.parts:
                 part.committed(high_watermark)
 
-    def started_afresh(self) -> None:
+    def log_was_reset(self) -> None:
         """Drop the whole state, because all records of the log were deleted. The leader has the state of the deleted records."""
         self.awaited, self.covered = None, -1
         self.fresh_starts += 1
         self._begin(self._log.log_end_offset)
 
-    def cut(self) -> None:
+    def log_was_truncated(self) -> None:
         """Adapt the state to a truncated log. If the log ends below the high watermark, drop the whole state."""
         log = self._log
         end_offset = log.log_end_offset
@@ -217,7 +217,7 @@ class LogState:
         else:
             self.end_offset = end_offset
             for part in self.parts:
-                part.cut(end_offset)
+                part.truncate(end_offset)
 
     def has_lost(self, offset: int, leader_epoch: int) -> bool:
         """Return whether the log lacks a record that a publisher has an ack for. A record below the log start does not count as lost.

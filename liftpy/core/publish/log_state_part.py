@@ -100,7 +100,7 @@ class StatePart(Protocol):
         It may be above the last added batch. It decreases only after a truncation.
         """
 
-    def cut(self, end_offset: int) -> None:
+    def truncate(self, end_offset: int) -> None:
         """Undo all batches from ``end_offset`` on, because the log was truncated there. None of them is committed."""
 
     def snapshot(self) -> Callable[[], Sequence[bytes]]:

@@ -27,7 +27,7 @@ class Subscription(Protocol):
 class PublishRejector(Protocol):
     """Rejects publishes without decoding them, when there is no time or no room for them."""
 
-    def refuses(self) -> bool:
+    def rejects_now(self) -> bool:
         """Return whether publishes are rejected now, if they have a reply subject, no envelope, and no known id."""
 
     def is_new(self, message_id: bytes) -> bool:
@@ -36,7 +36,7 @@ class PublishRejector(Protocol):
         Only then may the publish be rejected unread [A2].
         """
 
-    def refuse(self, replies: Sequence[bytes]) -> None: ...
+    def reject_unread(self, replies: Sequence[bytes]) -> None: ...
 
 
 def can_be_rejected_unread(headers: bytes, is_new: Callable[[bytes], bool]) -> bool:
@@ -58,15 +58,15 @@ class IngestShell(AckShell, Protocol):
         """Maximum size of a message that the NATS server accepts now, in bytes."""
 
     def listen(
-        self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: PublishRejector | None = None
+        self, subject: str, sink: Sink, *, on_dropped: Callable[[int], None], rejector: PublishRejector | None = None
     ) -> Subscription:
         """Subscribe to the data subject of the partition.
 
         Args:
             subject: Data subject.
-            sink: Called with each message that ``refuser`` does not reject.
-            given_up: Called with the number of messages that were dropped unread because the buffers were full.
-            refuser: Rejects messages unread. None: no message is rejected unread.
+            sink: Called with each message that ``rejector`` does not reject.
+            on_dropped: Called with the number of messages that were dropped unread because the buffers were full.
+            rejector: Rejects messages unread. None: no message is rejected unread.
         """
 
     def when_subscribed(self, on_subscribed: Callable[[], None]) -> None:
@@ -85,16 +85,16 @@ class StandbySubscription(Subscription, Protocol):
     is_denied: bool
     """True if NATS has denied the subscription."""
 
-    def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
+    def feed_to(self, sink: Sink, on_dropped: Callable[[int], None], lost: Callable[[], None]) -> None:
         """Pass the messages to another ``sink`` from now on, because the follower has become the leader.
 
-        ``given_up``: called with the number of messages dropped unread. ``lost``: called when the connection is lost.
+        ``on_dropped``: called with the number of messages dropped unread. ``lost``: called when the connection is lost.
         """
 
     def call_after_read(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when all messages that were read together have been passed to their sinks."""
 
-    def soon(self, callback: Callable[[], None]) -> None:
+    def call_soon(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` after all other pending work of the event loop."""
 
     def when_settled(self, callback: Callable[[], None]) -> None:
@@ -104,8 +104,8 @@ class StandbySubscription(Subscription, Protocol):
 class StandbyShell(Protocol):
     """Interface of the code around ``Standby``: it receives publishes."""
 
-    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> StandbySubscription:
+    def subscribe(self, subject: str, sink: Sink, on_dropped: Callable[[int], None]) -> StandbySubscription:
         """Subscribe to ``subject``, now or when the connection is open. ``sink``: called with each message.
 
-        ``given_up``: called with the number of messages that were dropped unread because the buffers were full.
+        ``on_dropped``: called with the number of messages that were dropped unread because the buffers were full.
         """

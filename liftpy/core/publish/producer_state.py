@@ -416,7 +416,7 @@ class Producers:
             excess_bytes -= STATE_BYTES
         self._count()
 
-    def cut(self, end_offset: int) -> None:
+    def truncate(self, end_offset: int) -> None:
         while self._tail and self._tail[-1].last_offset >= end_offset:
             entry = self._tail.pop()
             self._time_ns = self._tail[-1].time_ns if self._tail else self._committed_ns

@@ -335,7 +335,7 @@ class OffsetHistory:
         while len(samples) > 1 and samples[1][0] < now_ns - self.reach_ns:
             samples.popleft()
 
-    def cut(self, offset: int) -> None:
+    def truncate(self, offset: int) -> None:
         """Lower the current value to ``offset``, because the log was truncated. The removed records are fetched again."""
         samples = self._samples
         while len(samples) > 1 and samples[-1][1] > offset:
@@ -617,7 +617,7 @@ class Standby:
             self._leader = *leader, replica.live_incarnation(state.leader)
         if self._subscription is None and replica.role is not RoleName.LEADER:
             self._begin()
-            self._subscription = self.shell.hear(self.subject, self._message_arrived, self._record_dropped)
+            self._subscription = self.shell.subscribe(self.subject, self._message_arrived, self._record_dropped)
 
     def stop(self) -> None:
         if self._subscription is not None:
@@ -675,9 +675,9 @@ class Standby:
         if self._subscription is not None and self.replica.role is not RoleName.LEADER:
             self._marks.note(self.now_ns(), high_watermark)
 
-    def cut(self) -> None:
+    def log_was_truncated(self) -> None:
         if self._subscription is not None:
-            self._ends.cut(self.log.log_end_offset)
+            self._ends.truncate(self.log.log_end_offset)
 
     # ---- as a new leader --------------------------------------------------------------------------------------------------------
     def replay(self, then: Callable[[FailoverBacklog | None], None]) -> None:
@@ -721,7 +721,7 @@ class Standby:
             self.stop()
             then(None)
         else:
-            subscription.soon(lambda: self._run_slice(subscription, turn, work, then))
+            subscription.call_soon(lambda: self._run_slice(subscription, turn, work, then))
 
     def cancel(self) -> None:
         """Cancel ``replay``, because the node has lost the leadership. The messages stay in the buffer."""

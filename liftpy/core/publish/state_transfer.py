@@ -157,7 +157,7 @@ class StateFetcher:
         self.missed = 0
         """Number of times that the follower continued without the state, because its leader does not know the request."""
 
-    def started_afresh(self) -> None:
+    def log_was_reset(self) -> None:
         """Note that all records of the log were deleted, so that the state must be requested if the log begins above 0."""
         self.is_wanted = self._log.log_start_offset > 0
         self._begin()

@@ -220,8 +220,8 @@ class FetchHandler:
 
     def awaits_answer(self, replica: str) -> bool:
         """Return whether ``replica`` has an open fetch, which waits for records and can be answered."""
-        waiter = self.parked.get(replica)
-        return waiter is not None and waiter.max_bytes > 0
+        parked = self.parked.get(replica)
+        return parked is not None and parked.max_bytes > 0
 
     def _max_bytes(self, event: FetchReceived) -> int:
         maximum = self._shared.config.replication_max_bytes
@@ -235,20 +235,20 @@ class FetchHandler:
         if not self.parked:
             return
         end_offset = self._log.log_end_offset
-        for waiter in sorted((w for w in self.parked.values() if w.end_offset < end_offset), key=lambda w: w.replica):
-            del self.parked[waiter.replica]
-            if waiter.max_bytes:
-                self.followers[waiter.replica].record_sent_high_watermark(self._log.high_watermark)
+        for parked in sorted((one for one in self.parked.values() if one.end_offset < end_offset), key=lambda one: one.replica):
+            del self.parked[parked.replica]
+            if parked.max_bytes:
+                self.followers[parked.replica].record_sent_high_watermark(self._log.high_watermark)
                 out.append(
                     AnswerParkedFetch(
-                        replica=waiter.replica,
-                        from_offset=waiter.end_offset,
-                        max_bytes=waiter.max_bytes,
+                        replica=parked.replica,
+                        from_offset=parked.end_offset,
+                        max_bytes=parked.max_bytes,
                         leader_epoch=self._leader_epoch,
                     )
                 )
             else:
-                out.append(NotifyReplica(replica=waiter.replica))
+                out.append(NotifyReplica(replica=parked.replica))
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
         """Answer a follower's epoch query: the largest epoch in this log that is not above the requested one, and its last offset

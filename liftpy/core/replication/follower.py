@@ -291,7 +291,7 @@ class FollowerRole(ReplicaRole):
             return
         cut = LogReset(event.log_start_offset) if self._is_horizon_query else reconcile(self.log, event)
         if isinstance(cut, LogReset):
-            self._start_afresh(cut.start_offset, out)
+            self._reset_log(cut.start_offset, out)
             return
         if self._would_lose_committed(cut.end_offset):
             if self.shared.state.status is PartitionStatus.ONLINE and not self.shared.copy_epoch:
@@ -301,10 +301,10 @@ class FollowerRole(ReplicaRole):
         self._has_next_query = not cut.agreed
         if cut.end_offset < self.log.log_end_offset:
             self._waits_for(FollowerPhase.CUTTING)
-            self.log.cut(cut.end_offset)
+            self.log.truncate(cut.end_offset)
             out.append(TruncateLog(end_offset=cut.end_offset))
         else:
-            self._cut_done(now_ns, out)
+            self._truncation_ended(now_ns, out)
 
     def _would_lose_committed(self, end_offset: int) -> bool:
         """Return whether a truncation to ``end_offset`` (exclusive) would remove committed records.
@@ -314,18 +314,18 @@ class FollowerRole(ReplicaRole):
         """
         return end_offset <= self.log.high_watermark and not self.shared.state.unclean_elected
 
-    def _start_afresh(self, start_offset: int, out: Effects, deletes_end: int = 0) -> None:
+    def _reset_log(self, start_offset: int, out: Effects, deletes_end: int = 0) -> None:
         self._has_next_query = False
         self._deletes_end = deletes_end
         self._waits_for(FollowerPhase.CUTTING)
-        self.log.start_afresh(start_offset, deletes_end)
+        self.log.reset(start_offset, deletes_end)
         out.append(ResetLog(start_offset=start_offset, deletes_end=deletes_end))
 
     def log_truncated(self, now_ns: int, out: Effects) -> None:
         if self.phase is FollowerPhase.CUTTING:
-            self._cut_done(now_ns, out)
+            self._truncation_ended(now_ns, out)
 
-    def _cut_done(self, now_ns: int, out: Effects) -> None:
+    def _truncation_ended(self, now_ns: int, out: Effects) -> None:
         if self._has_next_query:
             self._ask(now_ns, out)
         else:
@@ -584,7 +584,7 @@ class FollowerRole(ReplicaRole):
         elif fetching and self._is_of_no_use(event):
             self._leader_answered(now_ns)
             self._request_ended(out)
-            self._start_afresh(event.log_start_offset, out, event.deletes_end)
+            self._reset_log(event.log_start_offset, out, event.deletes_end)
         else:
             self._retry_later(now_ns, out)
 

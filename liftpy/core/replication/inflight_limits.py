@@ -221,7 +221,7 @@ class Gate:
         due_bytes = self.least_rate_bytes * (now_ns - self._since_ns) // _NS_PER_S
         return self._stuck or total_bytes - self._taken_bytes < due_bytes
 
-    def cut_off(self) -> None:
+    def connection_lost(self) -> None:
         """Note that the NATS server closed the connection while the node did not read. The node then processes messages faster."""
         if self._since_ns:
             self.least_rate_bytes = min(2 * self.least_rate_bytes, _MOST_RATE_BYTES)
@@ -294,7 +294,7 @@ class LoadShedding:
             return max(0, due_bytes, self.held_bytes(read_bytes, now_ns) - self.limit_bytes)
         return max(0, due_bytes, self._due_without_counts(done_bytes, now_ns))
 
-    def roomy(self) -> None:
+    def buffer_has_room(self) -> None:
         """Note that the node's buffer is less than half full, so that the node reads everything from the connection."""
         self._full_ns = self._since_ns = self._blind_ns = 0
 
@@ -323,14 +323,14 @@ class LoadShedding:
             self._blind_ns, self._blind_bytes = now_ns, done_bytes
         return due_bytes
 
-    def cut_off(self) -> None:
+    def connection_lost(self) -> None:
         """Note that the connection was lost. If the node's buffer was full, the node reads faster next time."""
         if self._full_ns:
             self.blind_rate_bytes = min(2 * self.blind_rate_bytes, _MOST_BLIND_RATE_BYTES)
         self._pong_ns = self._inflow_bytes = self.backlog_bytes = 0
         self._mark = None
 
-    def cut_at(self, backlog_bytes: int) -> None:
+    def server_closed_at(self, backlog_bytes: int) -> None:
         """Note that a server closed a connection for which it had buffered ``backlog_bytes``. Its limit is about that size."""
         learned_bytes = backlog_bytes * _LIMIT_PARTS[0] // _LIMIT_PARTS[1]
         self.limit_bytes = max(_LEAST_LIMIT_BYTES, min(self.limit_bytes, learned_bytes))

@@ -91,16 +91,16 @@ class LogOffsets:
         """
         self.flushed_end_offset = max(self.flushed_end_offset, min(end_offset, self.log_end_offset))
 
-    def was_cut(self, end_offset: int) -> None:
+    def was_truncated(self, end_offset: int) -> None:
         """Record that a truncation ended at ``end_offset`` (exclusive).
 
         The log may be shorter than requested, because a batch is truncated as a whole [D23].
         """
         check(end_offset <= self.log_end_offset, "D12", "asked for a cut to", self.log_end_offset, "got", end_offset)
         if end_offset < self.log_end_offset:
-            self.cut(end_offset)
+            self.truncate(end_offset)
 
-    def cut(self, end_offset: int) -> None:
+    def truncate(self, end_offset: int) -> None:
         """Record that the log is truncated to ``end_offset`` (exclusive).
 
         The HW falls with the log end. That happens only after an unclean election [D7, D9, C11].
@@ -108,11 +108,11 @@ class LogOffsets:
         self.log_end_offset = end_offset
         self.flushed_end_offset = min(self.flushed_end_offset, end_offset)
         self.high_watermark = min(self.high_watermark, end_offset - 1)
-        self.epochs.cut(end_offset)
+        self.epochs.truncate(end_offset)
         if self.is_empty:
             self.horizon = NEVER
 
-    def start_afresh(self, start_offset: int, deletes_end: int = 0) -> None:
+    def reset(self, start_offset: int, deletes_end: int = 0) -> None:
         """Record that the log was discarded, and that an empty one begins at ``start_offset``.
 
         All earlier records are committed, and deleted on the leader too [D26]. ``deletes_end``: offset (exclusive) below which

@@ -597,7 +597,7 @@ class Replica:
             case ev.IsrChangeAnswered():
                 role.isr_change_answered(event, now_ns, out)
             case ev.LogTruncated():
-                self._shared.log.was_cut(event.end_offset)
+                self._shared.log.was_truncated(event.end_offset)
                 role.log_truncated(now_ns, out)
             case ev.ReplayProgressed() | ev.ReplayFinished():
                 role.replay_progressed(event.end_offset, isinstance(event, ev.ReplayFinished), now_ns, out)

@@ -19,7 +19,7 @@ from liftpy.errors import ProtocolError
 _CRC = struct.Struct(">I")
 _REST = struct.Struct(">IBQ")
 LEASE = struct.Struct(">Q")
-"""Body of HEARD: length of the lease in ns. 0: length from the settings."""
+"""Body of HEARTBEAT_ANSWERED: length of the lease in ns. 0: length from the settings."""
 HEAD_BYTES = _CRC.size + _REST.size
 MOST_BODY_BYTES = 64 * 1024 * 1024
 MOST_IMAGE_BYTES = 512 * 1024 * 1024
@@ -30,51 +30,51 @@ class FrameKind(IntEnum):
     """Kind of a frame between processes. Kinds up to SETTINGS go to a worker, the others come from it."""
 
     SETUP = 1
-    """JSON: settings, share, what the node was before."""
-    BEGIN = 2
-    """Token: the incarnation of the node. The worker opens its partitions of the image."""
+    """JSON: settings, number of the worker, and how the last process of the node stopped."""
+    REGISTERED = 2
+    """The node is registered. Token: its incarnation. The worker opens its partitions of the image."""
     IMAGE = 3
     """Snapshot of the metadata image. It replaces the image that the worker has."""
     ENTRY = 4
     """pb.FeedEntry: a change of the image."""
-    HEARD = 5
+    HEARTBEAT_ANSWERED = 5
     """Token: sending time of the answered heartbeat in ns, and the granted lease (``LEASE``)."""
     PING = 6
-    ANSWER = 7
+    CONTROL_RESPONSE = 7
     """Answer to a control request (pb.ControlResponse)."""
-    QUIET = 8
+    COMBINED_FETCH = 8
     """Fetches for the worker's quiet partitions (pb.QuietFetches)."""
-    ASK = 9
-    """JSON: the status values to return in TOLD."""
+    STATUS_REQUEST = 9
+    """JSON: the status values to return in STATUS_ANSWER."""
     CLOSE_SUBJECTS = 10
     """Token: time limit in ms. The worker accepts no more publishes."""
     STOP = 11
-    LEVEL = 12
+    LOG_LEVEL = 12
     """JSON: level and for_s of the log."""
     SETTINGS = 13
     """JSON: settings of each process. A running process adopts those that it can change."""
     HELLO = 32
     RECOVERED = 33
     """JSON: result of the recovery of its logs."""
-    SETTLED = 34
+    PARTITIONS_OPENED = 34
     """All partitions of the image are open, or have failed to open."""
     PONG = 35
-    PROPOSE = 36
+    CONTROL_REQUEST = 36
     """Timeout in ms (4 bytes), then pb.ControlRequest."""
-    DISTRUST = 37
+    RELOAD_IMAGE = 37
     FATAL = 38
     """JSON: the error that stops the process."""
     REPAIR = 39
     """Text: the reason why the node must restart."""
-    SIGNS = 40
+    HEALTH_REPORT = 40
     """JSON: health values of the process."""
-    SAMPLED = 45
+    SAMPLE = 45
     """JSON: counters of the process, once per second."""
-    TOLD = 41
-    """JSON: the answer to ASK."""
-    QUIET_OVER = 42
+    STATUS_ANSWER = 41
+    """JSON: the answer to STATUS_REQUEST."""
+    COMBINED_FETCH_ANSWER = 42
     """Answer about fetches of quiet partitions (pb.QuietFetchesAnswer)."""
-    CLOSED = 43
+    SUBJECTS_CLOSED = 43
     STOPPED = 44
     """Token 1: all acknowledged records are on the disk."""
 

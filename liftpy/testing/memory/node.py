@@ -281,8 +281,8 @@ class MemoryReplica(PartitionShell):
         self._loop = node.loop
         self.fetched: dict[int, FetchedBatches] = {}
         self._next_token = 1
-        self._askers: dict[int, _PendingRequest] = {}
-        self._kept: dict[str, _PendingRequest] = {}
+        self._requests: dict[int, _PendingRequest] = {}
+        self._parked: dict[str, _PendingRequest] = {}
         """Replica -> its last fetch, which got an empty answer and waits for records."""
         self._waiting: do.SendFetch | None = None
         """Fetch that is sent after the state of the leader has arrived. None: none."""
@@ -512,16 +512,16 @@ class MemoryReplica(PartitionShell):
         return self.node.bus.max_payload
 
     def listen(
-        self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: PublishRejector | None = None
+        self, subject: str, sink: Sink, *, on_dropped: Callable[[int], None], rejector: PublishRejector | None = None
     ) -> BusSubscription:
         return self.node.bus.listen(subject, sink)
 
-    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> _StandbySubscription:
+    def subscribe(self, subject: str, sink: Sink, on_dropped: Callable[[int], None]) -> _StandbySubscription:
         return _StandbySubscription(self, self.node.bus, subject, sink)
 
-    def when_subscribed(self, heard: Callable[[], None]) -> None:
-        """Call ``heard`` in the next turn of the event loop, because subscriptions take effect immediately."""
-        self.later(heard)
+    def when_subscribed(self, on_subscribed: Callable[[], None]) -> None:
+        """Call ``on_subscribed`` in the next turn of the event loop, because subscriptions take effect immediately."""
+        self.later(on_subscribed)
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
         """Report an unexpected error in the processing of a message on ``subject`` to the event loop."""
@@ -656,7 +656,7 @@ class MemoryReplica(PartitionShell):
 
     def asked_by(self, peer: MemoryReplica, request_id: int) -> int:
         token = self._token()
-        self._askers[token] = _PendingRequest(peer, request_id)
+        self._requests[token] = _PendingRequest(peer, request_id)
         return token
 
     # ---- a leader --------------------------------------------------------------------------------------------------------
@@ -666,32 +666,32 @@ class MemoryReplica(PartitionShell):
     def stop_serving(self) -> None:
         if self.node.served.get(self.key) is self:
             del self.node.served[self.key]
-        self._askers.clear()
-        self._kept.clear()
+        self._requests.clear()
+        self._parked.clear()
 
     def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
-        asker = self._askers.pop(effect.token, None)
-        if asker is not None:
-            self._send_batches(asker, effect.leader_epoch, effect.from_offset, effect.max_bytes)
+        request = self._requests.pop(effect.token, None)
+        if request is not None:
+            self._send_batches(request, effect.leader_epoch, effect.from_offset, effect.max_bytes)
         self.ingest.settle()
 
     def park_fetch(self, effect: do.ParkFetch) -> None:
-        asker = self._askers.pop(effect.token, None)
-        if asker is not None:
-            self._kept[effect.replica] = asker
+        request = self._requests.pop(effect.token, None)
+        if request is not None:
+            self._parked[effect.replica] = request
         self.ingest.settle()
 
     def answer_parked_fetch(self, effect: do.AnswerParkedFetch) -> None:
-        asker = self._kept.pop(effect.replica, None)
-        if asker is not None and effect.from_offset < self.log.log_end_offset:
-            self._send_batches(asker, effect.leader_epoch, effect.from_offset, effect.max_bytes)
+        request = self._parked.pop(effect.replica, None)
+        if request is not None and effect.from_offset < self.log.log_end_offset:
+            self._send_batches(request, effect.leader_epoch, effect.from_offset, effect.max_bytes)
 
     def send_high_watermark(self, effect: do.SendHighWatermark) -> None:
-        asker = self._kept.get(effect.replica)
-        if asker is not None:
-            self._send(asker, effect.leader_epoch, b"")
+        request = self._parked.get(effect.replica)
+        if request is not None:
+            self._send(request, effect.leader_epoch, b"")
 
-    def _send_batches(self, asker: _PendingRequest, leader_epoch: int, from_offset: int, max_bytes: int) -> None:
+    def _send_batches(self, request: _PendingRequest, leader_epoch: int, from_offset: int, max_bytes: int) -> None:
         try:
             end_offset = self.log.log_end_offset
             portion = read_portion(self.log, from_offset, max_bytes, _ROOM_BYTES, end_offset=end_offset, held=NOTHING)
@@ -699,23 +699,23 @@ class MemoryReplica(PartitionShell):
             if isinstance(error, StorageError):
                 return  # a read that fails is answered by nothing: an empty response would say "you are caught up"
             raise
-        self._send(asker, leader_epoch, b"".join(portion.chunks))
+        self._send(request, leader_epoch, b"".join(portion.chunks))
 
-    def _send(self, asker: _PendingRequest, leader_epoch: int, data: bytes) -> None:
-        high_watermark, peer = self.replica.high_watermark, asker.peer
-        peer.later(lambda: peer.answer_arrived(asker.request_id, leader_epoch, high_watermark, data))
+    def _send(self, request: _PendingRequest, leader_epoch: int, data: bytes) -> None:
+        high_watermark, peer = self.replica.high_watermark, request.peer
+        peer.later(lambda: peer.answer_arrived(request.request_id, leader_epoch, high_watermark, data))
 
     def send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
-        asker = self._askers.pop(effect.token, None)
-        if asker is not None:
-            refused = received_from(ev.FetchRefused, effect, request_id=asker.request_id)
-            asker.peer.later(lambda: asker.peer.feed(refused))
+        request = self._requests.pop(effect.token, None)
+        if request is not None:
+            refused = received_from(ev.FetchRefused, effect, request_id=request.request_id)
+            request.peer.later(lambda: request.peer.feed(refused))
 
     def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
-        asker = self._askers.pop(effect.token, None)
-        if asker is not None:
-            answered = received_from(ev.EpochQueryAnswered, effect, request_id=asker.request_id)
-            asker.peer.later(lambda: asker.peer.feed(answered))
+        request = self._requests.pop(effect.token, None)
+        if request is not None:
+            answered = received_from(ev.EpochQueryAnswered, effect, request_id=request.request_id)
+            request.peer.later(lambda: request.peer.feed(answered))
 
     def notify_replica(self, effect: do.NotifyReplica) -> None:
         self._send_event(effect.replica, ev.NotificationReceived())
@@ -789,10 +789,10 @@ class _StandbySubscription:
     def _message_arrived(self, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
         self._sink(subject, reply, payload, block)
 
-    def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
+    def feed_to(self, sink: Sink, on_dropped: Callable[[int], None], lost: Callable[[], None]) -> None:
         self._sink = sink
 
-    def soon(self, callback: Callable[[], None]) -> None:
+    def call_soon(self, callback: Callable[[], None]) -> None:
         self._replica.later(callback)
 
     def when_settled(self, callback: Callable[[], None]) -> None:

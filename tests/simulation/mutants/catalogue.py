@@ -52,10 +52,10 @@ def truncate_by_high_watermark() -> Patches:
         self._has_next_query = False
         _go(self, FollowerPhase.CUTTING)
         if end_offset < self.log.log_end_offset:
-            self.log.cut(end_offset)
+            self.log.truncate(end_offset)
             out.append(do.TruncateLog(end_offset=end_offset))
         else:
-            self._cut_done(now_ns, out)
+            self._truncation_ended(now_ns, out)
 
     return [method(FollowerRole, "_ask", ask)]
 
@@ -69,7 +69,7 @@ def truncate_by_high_watermark_when_nobody_answers() -> Patches:
             self._request_ended(out)
             self._has_next_query = False
             _go(self, FollowerPhase.CUTTING)
-            self.log.cut(end_offset)
+            self.log.truncate(end_offset)
             out.append(do.TruncateLog(end_offset=end_offset))
         else:
             failed(self, now_ns, out)
@@ -118,7 +118,7 @@ def off_by_one_epoch_start() -> Patches:
 
 
 def epoch_cache_not_cut() -> Patches:
-    return [method(EpochCache, "cut", lambda self, end_offset: None)]
+    return [method(EpochCache, "truncate", lambda self, end_offset: None)]
 
 
 def no_reconciliation() -> Patches:
@@ -178,7 +178,7 @@ def notice_moves_the_log_start() -> Patches:
         real(self, event, now_ns, out)
         if event.leader_epoch == self.leader_epoch and event.log_start_offset > self.log.log_start_offset:
             self._request_ended(out)
-            self._start_afresh(event.log_start_offset, out)
+            self._reset_log(event.log_start_offset, out)
 
     return [method(FollowerRole, "notice_received", obey)]
 

@@ -1,9 +1,9 @@
 """Nodes that are no controllers: they register, keep a session, follow the feed, and hold folders of partitions.
 
 Shipped: ``NodeFile`` on its data directory, ``DirectoryIdentity``, the rules of registration and of answered heartbeats,
-``FeedSubscription``, ``Lease``, ``DataDeletion`` and ``may_delete``. Checked: nobody fences a node while its lease runs [D22]. Its
-image is one that the group has had [M5]. It claims no clean stop that there was not [S9]. Only a committed delete removes a
-data directory of a partition [M11].
+``FeedSubscription``, ``Lease``, ``DepartedPartitions`` and ``may_delete``. Checked: nobody fences a node while its lease runs
+[D22]. Its image is one that the group has had [M5]. It claims no clean stop that there was not [S9]. Only a committed delete
+removes a data directory of a partition [M11].
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata import data_deletion, node_identity
-from liftpy.core.metadata.data_deletion import DataDeletion, question
+from liftpy.core.metadata.data_deletion import DepartedPartitions, question
 from liftpy.core.metadata.feed import FeedSubscription
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.metadata.sessions import AnsweredHeartbeats, LeaseGrant, RegistrationOutcome, registration_result
@@ -92,7 +92,7 @@ class NodeProcess:
         self.lease = Lease(round(self._sim.config.lease_s * NS_PER_S))
         self._heartbeats = AnsweredHeartbeats()
         self.subscription = FeedSubscription(node.node_id, self._sim.spoken_by_nodes)
-        self._departures = DataDeletion(node.node_id)
+        self._departed = DepartedPartitions(node.node_id)
         self._believed: int | None = None
         """A forged entry is in the image, which had been fetched anew so many times."""
         self._registered_at = 0
@@ -278,13 +278,13 @@ class NodeProcess:
         if self._believed is None:
             self._sim.ghost.check_fed(image, self.node.node_id)
         change = diff(before, image)  # type: ignore[arg-type]
-        self._departures.note_deleted_streams(change.deleted)
+        self._departed.note_deleted_streams(change.deleted)
         self._extend(self._heartbeats.image_seen(image.index))
         for each in change.for_node(self.node.node_id):
             held = image.find(each.key.stream, each.key.uid, each.key.partition)
             if held is not None and self.node.node_id in held[1].replicas:
                 self.node.folders.add(each.key)
-            elif self._departures.has_moved_away(each.key, image) and each.key in self.node.folders:
+            elif self._departed.has_moved_away(each.key, image) and each.key in self.node.folders:
                 self._ask_for(each.key)
 
     def _ask_for(self, key: PartitionKey) -> None:
@@ -301,5 +301,5 @@ class NodeProcess:
                 raise Violation(f"M11: {self.node.node_id} deletes {key}, which nobody has deleted")
         else:
             self._sim.seen["folders kept against the image"] += 1
-            self._departures.deletion_denied(key)
+            self._departed.deletion_denied(key)
             self.subscription.resynchronize()

@@ -73,7 +73,7 @@ class SimIngest:
         self._replica = replica
         self._cluster, config = replica.cluster, replica.cluster.config
         self._sink: Sink | None = None
-        self._refuser: PublishRejector | None = None
+        self._rejector: PublishRejector | None = None
         self._reads = False
         """True while a Publish is being passed to the sink."""
         self._behind: list[Callable[[], None]] = []
@@ -246,16 +246,16 @@ class SimIngest:
         return self._cluster.network.max_payload_bytes
 
     def listen(
-        self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: PublishRejector | None = None
+        self, subject: str, sink: Sink, *, on_dropped: Callable[[int], None], rejector: PublishRejector | None = None
     ) -> _Subscribed:
         """Subscribe. All messages of one Publish arrive in one read."""
-        self._sink, self._refuser = sink, refuser
+        self._sink, self._rejector = sink, rejector
         self._cluster.network.subscribe(self._replica.host, subject, self._arrived)
         return _Subscribed(self, subject)
 
-    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> _Subscribed:
+    def subscribe(self, subject: str, sink: Sink, on_dropped: Callable[[int], None]) -> _Subscribed:
         """Subscribe as a standby follower. A leader continues the subscription."""
-        return self.listen(subject, sink, given_up=given_up)
+        return self.listen(subject, sink, on_dropped=on_dropped)
 
     def later(self, delay_ns: int, callback: Callable[[], None]) -> None:
         """Call ``callback`` in the time of the replica."""
@@ -296,11 +296,11 @@ class SimIngest:
                 subject, block = b"%b.d%b" % (own, block[len(DELETED_TO) :]), b""
             if self._sink is None:
                 continue
-            refuser = self._refuser
+            rejector = self._rejector
             plain = inbox and not payload.startswith(MAGIC)
-            if plain and refuser is not None and refuser.refuses() and can_be_rejected_unread(block, refuser.is_new):
+            if plain and rejector is not None and rejector.rejects_now() and can_be_rejected_unread(block, rejector.is_new):
                 self._cluster.counters["refused unread"] += 1
-                refuser.refuse([inbox])
+                rejector.reject_unread([inbox])
             else:
                 _, mark, rest = block.partition(_TO)
                 self._sink(b"%b.%b" % (own, rest.split(b"\r\n", 1)[0]) if mark else subject, inbox, payload, block)
@@ -356,7 +356,7 @@ class _Subscribed:
         self._subject = subject
         self.call_after_read = shell.call_after_read
 
-    def soon(self, callback: Callable[[], None]) -> None:
+    def call_soon(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` after messages that have arrived."""
         self._shell.later(_SLICE_NS, callback)
 
@@ -364,7 +364,7 @@ class _Subscribed:
         """Call ``callback`` when all messages on their way have arrived."""
         self._shell.settle(self._subject, callback)
 
-    def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
+    def feed_to(self, sink: Sink, on_dropped: Callable[[int], None], lost: Callable[[], None]) -> None:
         """Deliver messages to another sink."""
         self._shell._sink, self._shell._on_standby_lost = sink, lost
 

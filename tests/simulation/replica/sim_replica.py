@@ -280,9 +280,9 @@ class SimReplica(PartitionShell):
         state = self.replica.state
         return state.leader, state.leader_epoch, state.epoch
 
-    def append_batch(self, effect: do.AppendBatch) -> None:
+    def append_batch(self, effect: do.AppendBatch) -> bytes:
         self.publishers.appends(effect)
-        super().append_batch(effect)
+        return super().append_batch(effect)
 
     def appended(self, data: bytes | memoryview, *, leads: bool) -> None:
         """Check the appended batches."""
@@ -299,9 +299,9 @@ class SimReplica(PartitionShell):
         self.counters["fresh start"] += 1
         super().reset_log(effect)
 
-    def log_was_cut(self, *, afresh: bool) -> None:
+    def log_was_truncated(self, *, is_reset: bool) -> None:
         """Check the truncated log."""
-        super().log_was_cut(afresh=afresh)
+        super().log_was_truncated(is_reset=is_reset)
         self.cluster.checkers.cut(self, afresh=self._behind_deletes)
 
     def drop_prefix(self, log_start_offset: int) -> None:

@@ -44,11 +44,11 @@ def test_simulated_conditional_publishes_are_committed_at_the_expected_sequence(
 
 
 def what_is_cut_is_known_on() -> Patches:
-    def cut(self: LastPerSubject, end_offset: int) -> None:
+    def truncate(self: LastPerSubject, end_offset: int) -> None:
         while self._tail and self._tail[-1][0] >= end_offset:
             self._tail.pop()
 
-    return [patch.object(LastPerSubject, "cut", cut)]
+    return [patch.object(LastPerSubject, "truncate", truncate)]
 
 
 def what_is_not_committed_is_not_looked_at() -> Patches:

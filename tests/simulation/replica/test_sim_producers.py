@@ -79,11 +79,11 @@ def a_gap_is_appended() -> Patches:
 
 
 def what_is_cut_is_known_on() -> Patches:
-    def cut(self: Producers, end_offset: int) -> None:
+    def truncate(self: Producers, end_offset: int) -> None:
         while self._tail and self._tail[-1].last_offset >= end_offset:
             self._tail.pop()
 
-    return [patch.object(Producers, "cut", cut)]
+    return [patch.object(Producers, "truncate", truncate)]
 
 
 def a_follower_takes_no_producers() -> Patches:

@@ -124,8 +124,8 @@ AGAIN: Figures = {
 BOUNDS: Figures = {
     "sidecar.partition.deletions": {"_REMEMBERED": (2000, 50_000)},
     "sidecar.partition.worker": {
-        "MAX_QUEUE": (16_384, 262_144), "RECENT_STEPS": (32, 256), "RECENT_STEPS_OF_NODE": (4096, 32_768), "_FEWEST_STEPS": (8, 16),
-        "_MOST_OF_A_STEP": (200, 2000),
+        "MAX_QUEUE": (16_384, 262_144), "RECENT_STEPS": (32, 256), "RECENT_STEPS_OF_NODE": (4096, 32_768), "_MIN_RECENT_STEPS": (8, 16),
+        "_MAX_STEP_CHARS": (200, 2000),
     },
     "sidecar.partition.replication": {"_MAX_TOKENS": (1024, 16_384), "ASSEMBLING_BYTES": (64 * MIB, GIB)},
     "sidecar.partition.replica_manager": {"_STOPS_AT_ONCE": (32, 128), "_OPENED_AT_ONCE": (16, 128)},

@@ -180,7 +180,7 @@ def cuts_and_goes_on(recorder: Recorder, folder: Path) -> None:
 def begins_afresh(recorder: Recorder, folder: Path) -> None:
     log, _ = Log.open(DirectoryStorage(folder / "log"), SMALL)
     _append(log, recorder, 5)
-    log.start_afresh(100)
+    log.reset(100)
     recorder.promise(("start", 100))
     _append(log, recorder, 5, epoch=2)
     log.raise_high_watermark(102)

@@ -101,7 +101,7 @@ def test_compaction_horizon_of_a_follower_does_not_rise_with_uncompacted_batches
     assert follower.horizon == NEVER
 
 
-@pytest.mark.parametrize("empty", [lambda log: log.start_afresh(0), lambda log: log.truncate_to(0)])
+@pytest.mark.parametrize("empty", [lambda log: log.reset(0), lambda log: log.truncate_to(0)])
 def test_compaction_horizon_of_an_emptied_log_is_reset(empty: Callable[[Log], object]) -> None:
     log = filled()
     compact(log)

@@ -191,7 +191,7 @@ OPERATIONS = {
     "truncate over segments": lambda log: log.truncate_to(23),
     "drop prefix": lambda log: log.drop_prefix(21),
     "retention of a quiet stream": lambda log: (log.raise_high_watermark(log.newest_offset), _retire(log)),
-    "reset": lambda log: log.start_afresh(1000),
+    "reset": lambda log: log.reset(1000),
     "checkpoint": lambda log: (log.raise_high_watermark(30), log.checkpoint()),
 }
 
@@ -251,7 +251,7 @@ def test_log_emptied_by_retention_still_reports_its_last_epoch() -> None:
     assert (log.epochs.position_epoch, log.epochs.before_start) == (7, 5)
     log.truncate_to(9)
     assert log.epochs.position_epoch == 5
-    log.start_afresh(100)
+    log.reset(100)
     assert log.epochs.position_epoch == 0, "of what others have dropped nothing is known"
     assert reopened(storage.crash(power=True)).epochs.position_epoch == 0
 

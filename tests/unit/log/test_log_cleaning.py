@@ -250,7 +250,7 @@ def test_purge_is_pending_again_after_a_truncation_below_its_end(afresh: bool) -
     log.truncate_to(2)
     assert log.cleaning.purged == {1}
     if afresh:
-        log.start_afresh(2)
+        log.reset(2)
         assert log.cleaning.purged == set()
         log.apply_retention(0)
         assert log.cleaning.purged == {1}, "what it is about lies before the log"

@@ -15,7 +15,7 @@ from tests.unit.log.test_compaction_contract import keyed
 
 CHANGES: dict[str, Callable[[Log], object]] = {
     "cut": lambda log: log.truncate_to(2),
-    "a fresh start": lambda log: log.start_afresh(40),
+    "a fresh start": lambda log: log.reset(40),
     "retention": lambda log: log.drop_prefix(6),
     "a clean close": lambda log: log.close(),
 }
@@ -79,7 +79,7 @@ def test_log_truncation_reset_and_retention_close_removed_files(monkeypatch: pyt
     assert closed == files[:1]
     log.truncate_to(8)
     assert closed == [files[0], files[2]]
-    log.start_afresh(30)
+    log.reset(30)
     assert closed == [files[0], files[2], files[1]]
     log.close()
     assert closed[3:] == [segment.file for segment in log.segments]

@@ -231,7 +231,7 @@ OPERATIONS: dict[str, Callable[[Log], object]] = {
     "roll and flush": lambda log: (fill(log, 30, epoch=2, size=150), log.flush()),
     "cut": lambda log: (fill(log, 30, epoch=2, size=150), log.truncate_to(20), fill(log, 30, epoch=3, size=150), log.flush()),
     "retention": lambda log: (log.raise_high_watermark(30), log.drop_prefix(25), fill(log, 30, epoch=2, size=150), log.flush()),
-    "reset": lambda log: (log.start_afresh(1000), fill(log, 40, epoch=2, size=150), log.flush()),
+    "reset": lambda log: (log.reset(1000), fill(log, 40, epoch=2, size=150), log.flush()),
     "close": lambda log: (fill(log, 30, epoch=2, size=150), log.close()),
 }
 
@@ -327,7 +327,7 @@ def _replacing(storage: MemoryStorage, name: str, data: bytes) -> None:
 def killed_before_its_checkpoint_was_durable(log_start_offset: int, base_offset: int = 0) -> MemoryStorage:
     log, _ = opened(MemoryStorage())
     if base_offset:
-        log.start_afresh(base_offset)
+        log.reset(base_offset)
     fill(log, 40, size=50)
     log.flush()
     log.raise_high_watermark(base_offset + 10)

@@ -99,7 +99,7 @@ def test_epoch_cache_returns_the_epoch_of_an_offset_and_the_end_offset_of_an_epo
     ]  # fmt: skip
     for end, left in ((12, 3), (10, 3), (9, 2), (8, 2), (7, 1), (1, 1), (0, 0)):
         cache = EpochCache([(1, 0), (4, 7), (6, 9)])
-        cache.cut(end)
+        cache.truncate(end)
         assert len(cache.entries) == left
 
 

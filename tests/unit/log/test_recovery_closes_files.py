@@ -71,7 +71,7 @@ def a_gap_with_nothing_behind(folder: Path, files: list[Path]) -> None:
 def a_start_above_all(folder: Path, files: list[Path]) -> None:
     log, _ = Log.open(DirectoryStorage(folder), SMALL)
     checkpoint = folder / "high-watermark"
-    log.start_afresh(5000)
+    log.reset(5000)
     log.close()
     kept = checkpoint.read_bytes()
     for path in folder.glob("*.log"):

@@ -67,7 +67,7 @@ def test_log_truncation_lowers_all_offsets_epochs_and_the_stored_high_watermark(
 def test_log_reset_clears_offsets_and_epochs_but_not_the_promised_epoch() -> None:
     log = filled()
     log.note_promise(4)
-    log.start_afresh(100)
+    log.reset(100)
     assert (log.log_start_offset, log.log_end_offset, log.high_watermark, log.durable_end_offset) == (100, 100, 99, 100)
     assert log.epochs.entries == ()
     assert log.horizon == NEVER

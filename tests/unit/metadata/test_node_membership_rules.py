@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.metadata.data_deletion import DataDeletion, may_delete
+from liftpy.core.metadata.data_deletion import DepartedPartitions, may_delete
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import stopped_cleanly
 from liftpy.core.metadata.sessions import RegistrationOutcome, registration_result
@@ -41,11 +41,11 @@ def test_node_stop_is_clean_only_if_the_node_was_opened_and_had_no_error() -> No
 
 def test_partition_data_missing_in_the_image_is_not_deleted() -> None:
     key = PartitionKey("s", "uid", 0)
-    assert not DataDeletion("n1").has_moved_away(key, ClusterImage())
+    assert not DepartedPartitions("n1").has_moved_away(key, ClusterImage())
 
 
 def test_partition_data_deleted_in_the_image_is_deleted_unless_a_controller_denies_the_deletion() -> None:
-    key, departures = PartitionKey("s", "uid", 0), DataDeletion("n1")
+    key, departures = PartitionKey("s", "uid", 0), DepartedPartitions("n1")
     departures.note_deleted_streams([SimpleNamespace(uid="uid")])  # type: ignore[list-item]
     assert departures.has_moved_away(key, ClusterImage())
     assert not departures.has_moved_away(PartitionKey("s", "another", 0), ClusterImage())

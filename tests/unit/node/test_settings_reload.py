@@ -20,7 +20,7 @@ from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from sidecar.node import reload as module
 from sidecar.node.reload import LIVE, ReloadableParts, ReloadResult, SettingsReloader
-from sidecar.partition.figures import StreamLabels
+from sidecar.partition.metric_sums import StreamLabels
 from sidecar.runtime.settings import NodeSettings, SettingsLoader, flat, rows, with_values
 from sidecar.workers.workers import divided_settings
 

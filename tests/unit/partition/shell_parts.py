@@ -89,7 +89,7 @@ class DrivenWorker:
     def mark_changed(self) -> None:
         self.touches += 1
 
-    def step_over(self) -> None:
+    def end_step(self) -> None:
         self.steps_over += 1
 
 

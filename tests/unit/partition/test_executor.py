@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,6 +29,7 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import InvariantError, NoSpaceError, StorageError
 from sidecar.partition import worker as driver_module
 from sidecar.partition.deletions import Deletions
+from sidecar.partition.metric_sums import NodeCounts
 from sidecar.partition.promises import Promises
 from sidecar.partition.replication import AnswerRouter, FetchClient
 from sidecar.partition.worker import RECENT_STEPS, PartitionWorker, ReplicaDriver
@@ -98,16 +100,16 @@ def test_replica_driver_on_hold_handles_queued_events_after_release() -> None:
         done.append("work")
         driver.feed("again")  # type: ignore[arg-type]
 
-    driver.go_on(work)
+    driver.resume(work)
     assert done == ["a", "b", "work", "c", "d", "e"]
     driver.hold()
 
     def fails() -> None:
         raise ValueError("a bug")
 
-    driver.go_on(fails)
+    driver.resume(fails)
     assert len(broken) == 1, "a bug in it is one of the replica's"
-    driver.go_on(lambda: done.append("after the end"))
+    driver.resume(lambda: done.append("after the end"))
     assert done[-1] == "e"
 
 
@@ -124,7 +126,7 @@ def test_replica_driver_on_hold_merges_repeated_wake_ups() -> None:
     driver.feed("before")  # type: ignore[arg-type]
     for _ in range(100):
         driver.feed(events.NotificationReceived())
-    driver.go_on(lambda: None)
+    driver.resume(lambda: None)
     assert taken == ["before", events.NotificationReceived()]
 
 
@@ -357,7 +359,7 @@ def a_set(monkeypatch: pytest.MonkeyPatch, count: int, open_worker: Any) -> tupl
     settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
     deletions = Deletions(None, "a", decides=lambda: True)  # type: ignore[arg-type]
     tools = SimpleNamespace(settings=settings, **process_tools(), deletions=deletions)
-    return group, set_module.Partitions(tools)  # type: ignore[arg-type]
+    return group, set_module.Partitions(tools, Mock(NodeCounts))  # type: ignore[arg-type]
 
 
 async def test_replica_manager_stop_cancels_partitions_waiting_to_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,6 +20,7 @@ from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.records import PartitionStateChanged, StreamDeleted, replay
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.disk.data_folder import DataDirectory
+from sidecar.partition.metric_sums import NodeCounts
 from tests.born import born_fsm, registration
 from tests.unit.partition.shell_parts import process_tools
 from tests.unit.partition.test_partition_opening import Group
@@ -95,7 +97,7 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> Any:
         promises=SimpleNamespace(forget=lambda folder: None),
         pool=None,
     )
-    partitions = module.Partitions(tools)
+    partitions = module.Partitions(tools, Mock(NodeCounts))
     partitions.image_changed(ClusterImage(), controllers.image)
     async with asyncio.timeout(30):
         await partitions.wait_until_open()
@@ -217,7 +219,7 @@ async def test_partition_manager_stop_ends_the_deletion_of_orphaned_partitions(
     node.partitions.image_changed(before, held_elsewhere(before))
     await node.partitions.wait_until_open()
     monkeypatch.setattr(node.deletions, "is_allowed", is_allowed)
-    node.partitions.leave_behind([f"s-{before.streams['s'].uid}/0"])
+    node.partitions.delete_moved_logs([f"s-{before.streams['s'].uid}/0"])
     await until(lambda: asked)
     assert await node.partitions.stop()
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -394,12 +396,12 @@ async def test_orphaned_partition_directories_are_deleted_only_when_a_controller
         promises=SimpleNamespace(forget=lambda folder: None),
         pool=None,
     )
-    partitions = module.Partitions(node)
+    partitions = module.Partitions(node, Mock(NodeCounts))
     partitions.image_changed(ClusterImage(), group.fsm.image)
     partitions._workers[stream.key(0)] = SimpleNamespace()  # type: ignore[assignment]
     elsewhere = stream.key(1)
     folders = [f"s-{stream.uid}/{number}" for number in (0, 1, 7)]
     async with asyncio.timeout(30):
-        await partitions.leave_behind([*folders, "s-another/1", "t-u/0"])
+        await partitions.delete_moved_logs([*folders, "s-another/1", "t-u/0"])
     assert asked == [elsewhere]
     assert gone == ([elsewhere] if allowed else [])

@@ -6,6 +6,7 @@ import asyncio
 import random
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,6 +17,7 @@ from liftpy.core.replication.lease import Lease, ReplicaLease
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import StorageError
 from sidecar.partition.deletions import Deletions
+from sidecar.partition.metric_sums import NodeCounts
 from sidecar.runtime import clock
 from sidecar.runtime.timers import Timers
 from tests.born import born_fsm, registration
@@ -91,8 +93,9 @@ async def test_replica_manager_applies_a_metadata_change_that_arrives_while_a_pa
             settings=settings,
             **process_tools(),
             deletions=DECIDES,
-        )
-    )  # type: ignore[arg-type]
+        ),  # type: ignore[arg-type]
+        Mock(NodeCounts),
+    )
     partitions.image_changed(ClusterImage(), group.fsm.image)
     async with asyncio.timeout(30):
         await partitions.wait_until_open()
@@ -118,7 +121,7 @@ async def test_replica_manager_reports_an_unexpected_error_while_a_partition_ope
         **process_tools(failures.append),
         deletions=DECIDES,
     )
-    partitions = module.Partitions(tools)  # type: ignore[arg-type]
+    partitions = module.Partitions(tools, Mock(NodeCounts))  # type: ignore[arg-type]
     partitions.image_changed(ClusterImage(), group.fsm.image)
     async with asyncio.timeout(30):
         while not failures:
@@ -161,8 +164,9 @@ async def _with_slow_worker(
             settings=settings,
             **process_tools(),
             deletions=DECIDES,
-        )
-    )  # type: ignore[arg-type]
+        ),  # type: ignore[arg-type]
+        Mock(NodeCounts),
+    )
     partitions.image_changed(ClusterImage(), group.fsm.image)
     await partitions.wait_until_open()
     return group, partitions, made, may_end
@@ -234,7 +238,7 @@ def _partitions_of(node_id: str) -> module.Partitions:
         settings=SimpleNamespace(node_id=node_id, replication=ReplicationConfig()), **process_tools(), deletions=DECIDES,
         lease=Lease(3_600 * NS_PER_S), timers=Timers(),
     )  # fmt: skip
-    return module.Partitions(tools)
+    return module.Partitions(tools, Mock(NodeCounts))
 
 
 async def _leading(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[Group, module.Partitions, list[Leader], list[int]]:

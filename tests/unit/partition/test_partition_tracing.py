@@ -35,7 +35,7 @@ class Executing:
     def followers(self) -> frozenset[str]:
         return frozenset(("n2",))
 
-    def append(self, effect: do.AppendBatch) -> bytes:
+    def append_batch(self, effect: do.AppendBatch) -> bytes:
         self.done["append"] += 1
         if self.batch:
             self.acks.count += 1

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,6 +21,7 @@ from liftpy.errors import StorageError
 from sidecar.partition import leadership
 from sidecar.partition import replica_manager as partitions_module
 from sidecar.partition.leadership import LeadershipTransfers
+from sidecar.partition.metric_sums import NodeCounts
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.runtime import clock
 from sidecar.runtime.timers import Timers
@@ -78,7 +80,8 @@ def partitions(*workers: RecordingWorker, allowed: bool = True, links: Any = Non
         SimpleNamespace(
             settings=settings, process=SimpleNamespace(fatal=pytest.fail), deletions=deletions, lease=Lease(NS_PER_S),
             timers=Timers(), transfers=transfers, previous=previous, recovered=recovered,
-        )  # type: ignore[arg-type]
+        ),  # type: ignore[arg-type]
+        Mock(NodeCounts),
     )  # fmt: skip
     made.previous, made.recovered = previous, recovered
     made.transfers, made.links = transfers, links

@@ -28,7 +28,7 @@ class NatsBus:
         self.queues: dict[str, str] = {}
         self.up = True
 
-    def listen(self, subject: str, sink: Any, queue: str = "", given_up: Any = None, refuser: Any = None) -> Any:
+    def listen(self, subject: str, sink: Any, queue: str = "", on_dropped: Any = None, rejector: Any = None) -> Any:
         self.listening[subject], self.queues[subject] = sink, queue
         return SimpleNamespace(close=lambda: self.listening.pop(subject, None), leave=lambda: None)
 

@@ -38,7 +38,7 @@ def fetch(bench: ReplicationBench, replica: str, kept_for: str) -> bytes:
     event = bench.fetches.pop()
     assert event.awaits_more
     if kept_for:
-        bench.replication.keep(do.ParkFetch(token=event.token, replica=kept_for))
+        bench.replication.park(do.ParkFetch(token=event.token, replica=kept_for))
         assert bench.bus.take(f"liftpy.inbox.{replica}") == []
         bench.replication.send_high_watermark(do.SendHighWatermark(replica=kept_for, leader_epoch=1), bench.log.high_watermark)
     else:
@@ -91,13 +91,13 @@ async def test_replication_server_responses_of_one_step_share_one_log_read(monke
     for end in (1, 2):
         for replica in ("n2", "n3", "n4"):
             fetch(bench, replica, replica)
-        bench.replication.step_over()
+        bench.replication.end_step()
         bench.publish(b"%d" % end)
         await bench.turn()
         before = len(bench.bus.held)
         sent = [more(bench, replica, from_offset) for replica, from_offset in (("n2", end - 1), ("n3", end - 1), ("n4", 0))]
-        bench.replication.step_over()
-        bench.replication.step_over()
+        bench.replication.end_step()
+        bench.replication.end_step()
         assert len(bench.bus.held) == before + 2, "held once, released once"
         first, same, _ = (bytes(frames.decode_replication_response(answer).batches) for (answer,) in sent)
         assert first == same

@@ -65,7 +65,7 @@ class Bench:
 
     end = log_end_offset
 
-    def listen(self, subject: str, sink: Any, given_up: Any = None, refuser: Any = None) -> Any:
+    def listen(self, subject: str, sink: Any, on_dropped: Any = None, rejector: Any = None) -> Any:
         return None
 
     def when_subscribed(self, heard: Callable[[], None]) -> None:

@@ -71,7 +71,7 @@ def test_dedup_window_of_the_documented_example_expires_ids_at_the_documented_ti
     assert made.find(b"a", 0) == StoredId(7, 9), "a clock that is behind makes nothing older or newer"
     take(made, 10, 10, 1121, {})
     assert made.find(b"a", 1000) == StoredId(7, 9), "what may be cut makes nothing expire"
-    made.cut(10)
+    made.truncate(10)
     assert made.find(b"a", 1000) == StoredId(7, 9)
     take(made, 10, 10, 1120, {})
     made.committed(10)
@@ -113,11 +113,11 @@ def test_log_state_truncated_below_the_high_watermark_is_incomplete_until_replay
     state.appended(4, 2, 5, {4: b"b"}, b"")
     state.committed(3)
     log.high_watermark, log.log_end_offset = 3, 4
-    state.cut()
+    state.log_was_truncated()
     assert state.is_complete
     assert (state.ids.find(b"a", 0), state.ids.find(b"b", 0)) == (StoredId(3, 3), None)
     log.log_end_offset = 3
-    state.cut()
+    state.log_was_truncated()
     assert (state.end_offset, state.is_complete, state.ids.find(b"a", 0), state.ids.last_id) == (None, False, None, b"")
 
 
@@ -280,7 +280,7 @@ def test_dedup_window_after_random_operations_equals_a_scan_of_the_log(steps: li
                 if end > naive.high_watermark:
                     naive.batches = kept
                     log.truncate_to(end)
-                    state.cut()
+                    state.log_was_truncated()
             case ("reopen", int(slices)):
                 state = LogState(log, WINDOW, ROOM, long_ago)
                 for _ in range(slices):
@@ -344,8 +344,8 @@ def test_log_state_after_a_log_reset_has_no_message_ids() -> None:
     state = LogState(log, 120 * NS_PER_S, ROOM, long_ago)
     while not state.replay():
         pass
-    log.start_afresh(50)
-    state.started_afresh()
+    log.reset(50)
+    state.log_was_reset()
     assert state.is_complete
     assert state.ids.find(b"m1", 0) is None
 
@@ -362,7 +362,7 @@ def test_dedup_window_truncation_restores_no_id_that_expired_or_was_evicted() ->
         take(made, 2, 2, 1000 + WINDOW, {2: b"a"})
         made.committed(1)
         assert (made.find(b"a", 0), made.size_bytes) == (StoredId(2, 2), one.size_bytes), why
-        made.cut(2)
+        made.truncate(2)
         assert (made.find(b"a", 0), len(made), made.size_bytes) == (None, 0, 0), why
 
 
@@ -374,7 +374,7 @@ def test_log_state_replay_starts_one_dedup_window_before_the_committed_end() -> 
     while not state.replay():
         pass
     log.truncate_to(400)
-    state.cut()
+    state.log_was_truncated()
     assert (state.is_complete, state.ids.find(b"m100", 0), state.ids.find(b"m99", 0)) == (True, StoredId(100, 100), None)
 
 
@@ -423,6 +423,6 @@ def test_dedup_window_finds_the_last_of_equal_ids_in_a_batch_without_comparing_a
     assert made.find(_CountedId(b"m0"), 1000) == StoredId(count - 1, count - 1)
     assert made.find(_CountedId(b"m1"), 1000) == StoredId(1, count - 1)
     assert _CountedId.compared < 20
-    made.cut(0)
+    made.truncate(0)
     take(made, 0, 1, 1000, {1: b"m1"})
     assert made.find(b"m1", 1000) == StoredId(1, 1)

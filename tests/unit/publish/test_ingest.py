@@ -40,7 +40,7 @@ class FakeBus:
         self.left = self.listened = 0
 
     def listen(
-        self, subject: str, sink: Callable[..., None], queue: str = "", given_up: Any = None, refuser: Any = None
+        self, subject: str, sink: Callable[..., None], queue: str = "", on_dropped: Any = None, rejector: Any = None
     ) -> Any:
         self.sink = sink
         self.listened += 1

@@ -21,7 +21,7 @@ class FakeSubscription(FakeBus):
     lost: Any = None
     is_denied = False
 
-    def feed_to(self, sink: Any, given_up: Any, lost: Any) -> None:
+    def feed_to(self, sink: Any, on_dropped: Any, lost: Any) -> None:
         self.sink, self.lost = sink, lost
 
 

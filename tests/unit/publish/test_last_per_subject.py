@@ -66,10 +66,10 @@ def test_subject_index_of_the_documented_example_returns_the_documented_offsets(
     append(log, state, ["s.b"])
     assert state.last_of("s.b") == 3
     log.truncate_to(3)
-    state.cut()
+    state.log_was_truncated()
     assert [state.last_of(f"s.{name}") for name in "abc"] == [2, 1, -1]
     log.truncate_to(2)
-    state.cut()
+    state.log_was_truncated()
     assert state.subjects.state == "reading", "below where it was read backwards from"
     while not state.index_backwards():
         pass
@@ -99,8 +99,8 @@ def test_subject_index_of_a_stream_with_one_subject_stays_off() -> None:
     assert state.last_of_matching("*") == 1
     assert state.last_of_matching("t.*") == -1
     assert (state.subjects.state, len(state.subjects)) == ("off", 0)
-    log.start_afresh(9)
-    state.cut()
+    log.reset(9)
+    state.log_was_truncated()
     assert state.last_of("s") == -1, "the log is empty"
 
 
@@ -257,7 +257,7 @@ def test_subject_index_after_random_operations_equals_a_scan_of_the_log(steps: l
                 end = ends[max(len(ends) - 1 - back, 0)]
                 if end > log.high_watermark and end > log.log_start_offset:
                     log.truncate_to(end)
-                    state.cut()
+                    state.log_was_truncated()
                     del ends[ends.index(end) + 1 :]
                     del stored[end:]
             case ("drop", int(back)) if len(ends) > 1:

@@ -292,13 +292,13 @@ def test_producer_state_truncation_resets_the_log_time_used_for_expiry() -> None
     bench.producers.committed(0)
     bench.publish([A], time=1090, producer=8)
     bench.publish([A], time=5000, producer=9)
-    bench.producers.cut(2)
+    bench.producers.truncate(2)
     bench.end = 2
     bench.publish([B], time=1050, producer=10)
     bench.producers.committed(2)
     assert sorted(bench.producers._states) == [7, 8, 10]
     bench.publish([C], time=9999, producer=11)
-    bench.producers.cut(3)
+    bench.producers.truncate(3)
     bench.publish([C], time=1, producer=10, sequence=1)
     assert bench.producers._states[10].time_ns == 1090
 
@@ -314,12 +314,12 @@ def test_producer_state_truncation_restores_the_state_at_the_truncation_offset()
         assert bench.publish(records, producer=producer, epoch=epoch, sequence=sequence).finding is Finding.APPEND
         known.append((bench.end, list(bench.producers._states.items())))
     for end, states in reversed(known[3:]):
-        bench.producers.cut(end)
+        bench.producers.truncate(end)
         assert list(bench.producers._states.items()) == states
     bench.end = known[3][0]
     assert bench.publish([C], sequence=2) == BatchCheck(Finding.APPEND, next_sequence=2)
     assert bench.publish([B], sequence=1) == BatchCheck(Finding.DUPLICATE, 1, 1, 3)
-    bench.producers.cut(known[3][0])
+    bench.producers.truncate(known[3][0])
     bench.end = known[3][0]
     assert bench.publish([A], producer=10).finding is Finding.APPEND
     assert sorted(bench.producers._states) == [8, 9, 10], "7 was heard first"
@@ -379,7 +379,7 @@ def test_producer_state_after_random_operations_equals_a_rebuild_from_the_log(
             end = max(high_watermark + 1, bench.end - count)
             end = next((b.base_offset for b in log if b.base_offset <= end <= b.last_offset), end)
             log = [batch for batch in log if batch.base_offset < end]
-            bench.producers.cut(end)
+            bench.producers.truncate(end)
             bench.end = end
         elif what == 1 and log:
             high_watermark = max(high_watermark, log[min(count, len(log)) - 1].last_offset)

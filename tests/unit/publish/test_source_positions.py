@@ -178,7 +178,7 @@ def test_producer_query_with_another_plan_for_a_stored_spark_round_gets_plan_cha
     assert isinstance(asked(again(bench.producers, 1), 7), ProducerGrant)
     bench.publish(0, at(offset_in(2, 0, 8), 6), epoch=1, reset=True)  # another round
     assert (asked(bench.producers, 7, 6), isinstance(asked(bench.producers, 8), ProducerGrant)) == (Finding.PLAN_CHANGED, True)
-    bench.producers.cut(1)
+    bench.producers.truncate(1)
     assert isinstance(asked(bench.producers, 7, 6), ProducerGrant)
     assert asked(bench.producers, 8) is Finding.PLAN_CHANGED
 
@@ -194,7 +194,7 @@ def test_producer_names_and_source_positions_survive_checkpoint_truncation_and_c
     assert known is not None
     assert (known.name, known.position) == ("me", at(4, 1 << 40, "\u00fc" * 30, 99))
     assert bench.state == ("me", at(9, 1 << 40, "\u00fc" * 30, 99))
-    bench.producers.cut(1)
+    bench.producers.truncate(1)
     assert bench.state == ("me", at(4, 1 << 40, "\u00fc" * 30, 99))
     kept = parse_batch(kept_of(batch := a_batch(3, name="me", position=at(4)), batch.offsets() == 1))
     assert kept.record_count == 1
@@ -281,7 +281,7 @@ def test_producer_processes_that_reread_their_source_store_each_record_once_in_o
             bench.registry.begin()
             for lost in [log.pop() for _ in range(rng.randrange(3)) if log]:
                 bench.end -= lost.record_count
-            bench.producers.cut(bench.end)
+            bench.producers.truncate(bench.end)
     else:
         pytest.fail("nobody came to the end")
     values = [value for batch in log for value in batch.values()]

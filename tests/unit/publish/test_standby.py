@@ -46,7 +46,7 @@ class FakeSubscription:
     def when_settled(self, callback: Callable[[], None]) -> None:
         callback()
 
-    def soon(self, callback: Callable[[], None]) -> None:
+    def call_soon(self, callback: Callable[[], None]) -> None:
         self.soon_calls.append(callback)
 
     def call_after_read(self, callback: Callable[[], None]) -> None:
@@ -80,9 +80,9 @@ class Bench:
         )  # fmt: skip
         self.standby.review()
 
-    def hear(self, subject: str, sink: Callable[..., None], given_up: Callable[[int], None]) -> Any:
+    def subscribe(self, subject: str, sink: Callable[..., None], on_dropped: Callable[[int], None]) -> Any:
         assert subject == "ev"
-        self.given_up = given_up
+        self.on_dropped = on_dropped
         self.hearings.append(FakeSubscription(sink))
         return self.hearings[-1]
 
@@ -488,7 +488,7 @@ def test_standby_messages_whose_records_were_truncated_are_appended() -> None:
     bench.shows(b"a", after_ns=MS)
     bench.shows(b"b", after_ns=MS)
     bench.log.truncate_to(1)
-    bench.standby.cut()
+    bench.standby.log_was_truncated()
     assert values(bench.leads()) == [b"b"]
 
 
@@ -574,7 +574,7 @@ def test_standby_buffers_of_all_partitions_of_a_node_share_one_size_limit() -> N
 
 def test_standby_messages_dropped_by_its_connection_are_reported_as_lost() -> None:
     bench = Bench()
-    bench.given_up(7)
+    bench.on_dropped(7)
     assert (bench.lost, bench.standby.report()["lost"]) == ([7], 7)
 
 

@@ -115,7 +115,7 @@ def test_state_file_restores_the_state_and_the_rest_of_the_log_is_replayed() -> 
     assert again.replayed_bytes < log.size_bytes / 2
     append(log, again, ["m0"], at=1070)
     log.truncate_to(9)
-    again.cut()
+    again.log_was_truncated()
     assert (again.ids.find(b"m0", 0), again.ids.last_id) == (StoredId(0, 2), b"m7")
     assert again.producers.state_of(8) == again.producers.state_of(8)
     for _ in range(3):
@@ -239,7 +239,7 @@ def test_state_file_of_a_log_that_was_truncated_and_rewritten_is_ignored() -> No
     log, state = filled()
     name = write(log, state)
     log.truncate_to(7)
-    state.cut()
+    state.log_was_truncated()
     append(log, state, ["x", "y"], epoch=5)
     append(log, state, ["z"], epoch=5)
     commit(log, state, 9)
@@ -449,8 +449,8 @@ def test_state_file_restored_state_equals_a_full_replay_for_random_operations(st
                 end = ends[len(ends) - 1 - back]
                 if end > log.high_watermark:
                     log.truncate_to(end)
-                    state.cut()
-                    plain.cut()
+                    state.log_was_truncated()
+                    plain.log_was_truncated()
                     del ends[len(ends) - back :]
                     epoch += 1
             case ("write",):
@@ -486,8 +486,8 @@ def test_state_file_of_a_log_without_message_ids_is_small() -> None:
     again = a_state(log)
     assert restore_state(again, log, OF) == {}
     assert (again.is_complete, again.last_of("s.a"), len(again.ids), len(again.producers)) == (True, 0, 0, 0)
-    log.start_afresh(5)
-    again.cut()
+    log.reset(5)
+    again.log_was_truncated()
     assert again.last_of("s.a") == -1
 
 

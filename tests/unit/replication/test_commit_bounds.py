@@ -111,7 +111,7 @@ def answer(epoch: int, last: int, start: int = 0) -> EpochQueryAnswered:
 def test_reconciliation_with_another_epoch_truncates_the_log_and_needs_a_second_epoch_query() -> None:
     own = log(((1, 0), (3, 10)), 14)
     assert reconcile(own, answer(2, 11)) == Truncation(10, agreed=False)
-    own.cut(10)
+    own.truncate(10)
     assert reconcile(own, answer(1, 7)) == Truncation(8, agreed=True)
 
 

@@ -249,12 +249,12 @@ def test_ingest_gate_closed_for_long_passes_a_minimum_rate() -> None:
             taken += 64 * KIB
     least = gate.least_rate_bytes
     assert 8 * least < taken < 11 * least
-    gate.cut_off()
+    gate.connection_lost()
     assert gate.least_rate_bytes == 2 * least
     node.full_count = 0
     assert gate.may_take(taken, False, now_ns + 60 * S)
     assert gate.least_rate_bytes == least, "calm has returned"
-    gate.cut_off()
+    gate.connection_lost()
     assert gate.least_rate_bytes == least, "it was cut for another reason"
 
 
@@ -342,14 +342,14 @@ def test_slow_consumer_guard_lowers_its_limit_after_a_disconnect_at_or_below_the
     overflow.record_pong(5, 0, 9)
     assert overflow.backlog_bytes == 1000
     before = overflow.limit_bytes
-    overflow.cut_at(1 << 40)
+    overflow.server_closed_at(1 << 40)
     assert overflow.limit_bytes == before
-    overflow.cut_at(before)
+    overflow.server_closed_at(before)
     lower = overflow.limit_bytes
     assert lower < before
-    overflow.cut_at(before)
+    overflow.server_closed_at(before)
     assert overflow.limit_bytes == lower
-    overflow.cut_at(0)
+    overflow.server_closed_at(0)
     assert 0 < overflow.limit_bytes < lower
 
 

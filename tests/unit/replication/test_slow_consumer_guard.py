@@ -41,7 +41,7 @@ class Server:
     def _step(self, now_ns: int) -> None:
         due = 0
         if self.waiting < BUFFER // 2:
-            self.overflow.roomy()
+            self.overflow.buffer_has_room()
         else:
             room = BUFFER - self.waiting
             due = self.overflow.due_bytes(room <= BUFFER // 16, self.read, self.done, now_ns)
@@ -86,7 +86,7 @@ def test_slow_consumer_guard_of_a_silent_server_reads_at_a_fixed_rate_doubled_pe
     server.run(20)
     assert server.most < MAX_PENDING
     assert server.overflow.blind_rate_bytes == BLIND_RATE_BYTES
-    server.overflow.cut_off()
+    server.overflow.connection_lost()
     assert server.overflow.blind_rate_bytes == 2 * BLIND_RATE_BYTES
 
 

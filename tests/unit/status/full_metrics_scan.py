@@ -8,9 +8,9 @@ from typing import Any
 
 from liftpy.core.base.partition import Pause
 from liftpy.core.replication.phases import RoleName
-from sidecar.partition.figures import OFTEN, ROLES, SELDOM, SHOWN, IncrementalFigures, StreamLabels
+from sidecar.partition.metric_sums import FROM_IMAGE, RARE, ROLES, TRAFFIC, MetricSums, StreamLabels
 
-NAMES = (*OFTEN, *SELDOM, *SHOWN, *ROLES)
+NAMES = (*TRAFFIC, *RARE, *FROM_IMAGE, *ROLES)
 
 
 def walked(workers: Iterable[Any], labels: StreamLabels, now_ns: int) -> dict[str, Any]:
@@ -48,15 +48,15 @@ def walked(workers: Iterable[Any], labels: StreamLabels, now_ns: int) -> dict[st
     }  # fmt: skip
 
 
-def kept(here: IncrementalFigures, now_ns: int) -> dict[str, Any]:
+def kept(here: MetricSums, now_ns: int) -> dict[str, Any]:
     """Return these values from the incremental metrics."""
     for _ in here.update():
         pass
     sums = {
-        label: dict(zip(NAMES, (*one.often, *one.seldom, *one.shown), strict=True)) for label, one in here.by_label.items()
+        label: dict(zip(NAMES, (*one.traffic, *one.rare, *one.from_image), strict=True)) for label, one in here.by_label.items()
     }  # fmt: skip
     return {
-        "sums": sums, "told": [dict(+total) for total in here.told], "slow": here.slow_disks(now_ns),
+        "sums": sums, "told": [dict(+total) for total in here.publish_counts], "slow": here.slow_disks(now_ns),
         "lags": {label: one.lag(now_ns) for label, one in here.by_label.items() if one.records}, "services": here.with_services,
     }  # fmt: skip
 

@@ -16,8 +16,8 @@ import pytest
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import Pause
 from liftpy.core.replication.phases import RoleName
-from sidecar.partition import figures
-from sidecar.partition.figures import NodeCounts, StreamLabels
+from sidecar.partition import metric_sums
+from sidecar.partition.metric_sums import NodeCounts, StreamLabels
 from sidecar.runtime import clock
 from sidecar.status import figures as figures_module
 from sidecar.status.figures import NodeFigures
@@ -48,16 +48,16 @@ class History:
             worker.standby.has_counted, lag = True, (3, 10**9, ())
             worker.replica.lag = lambda: lag
             self.here.append(worker)
-            self.counts.begins(worker)
+            self.counts.opened(worker)
         elif what == "labels" and rng.random() < 0.2:
             self.counts.labels.patterns = rng.choice(((), ("s*",), ("s2", "s3")))
         elif what == "update":
-            self.looks.append(self.counts.here.update())
+            self.looks.append(self.counts.open.update())
         elif what == "goes":
             gone = self.here.pop(rng.randrange(len(self.here)))
-            self.counts.begins_to_end(gone)
+            self.counts.closing(gone)
             self.counts.changed_partitions.add(gone)  # it may still count while it ends
-            self.counts.has_ended(gone)
+            self.counts.closed(gone)
         else:
             self._change(rng.choice(self.here), what)
         if self.looks:
@@ -94,32 +94,32 @@ class History:
 
 @each("seed", range(40))
 def test_metrics_updated_incrementally_equal_a_full_scan(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "AT_ONCE", 2)
-    monkeypatch.setattr(figures, "ROWS_PER_STEP", 3)
+    monkeypatch.setattr(metric_sums, "READS_PER_STEP", 2)
+    monkeypatch.setattr(metric_sums, "ROWS_PER_STEP", 3)
     history, now_ns = History(seed), clock.now_ns()
     for number in range(400):
         history.step()
         if number % 40 == 39:
             expected = walked(history.here, history.counts.labels, now_ns)
-            assert kept(history.counts.here, now_ns) == expected, number
+            assert kept(history.counts.open, now_ns) == expected, number
 
 
 def test_metrics_gathering_of_many_changed_partitions_yields_between_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "AT_ONCE", 1)
-    monkeypatch.setattr(figures, "ROWS_PER_STEP", 4)
+    monkeypatch.setattr(metric_sums, "READS_PER_STEP", 1)
+    monkeypatch.setattr(metric_sums, "ROWS_PER_STEP", 4)
     counts = NodeCounts()
     workers = [a_worker("s", number) for number in range(10)]
     for worker in workers:
-        counts.begins(worker)
-    look = counts.here.update()
+        counts.opened(worker)
+    look = counts.open.update()
     for taken in (4, 8):
         next(look)
-        assert (counts.here.unread_count, len(counts.changed_partitions)) == (taken, 10 - taken)
+        assert (counts.open.unread_count, len(counts.changed_partitions)) == (taken, 10 - taken)
     read = sum(1 for _ in look)
-    assert (read, counts.here.unread_count, len(counts.changed_partitions)) == (10, 0, 0)
+    assert (read, counts.open.unread_count, len(counts.changed_partitions)) == (10, 0, 0)
     for worker in workers:
         counts.changed_partitions.add(worker)
-    look = counts.here.update()
+    look = counts.open.update()
     for _ in range(1000):  # a look ends, however often all of them are touched meanwhile
         counts.changed_partitions.update(workers)
         if next(look, "ended") == "ended":
@@ -130,25 +130,27 @@ def test_metrics_gathering_of_many_changed_partitions_yields_between_slices(monk
 
 def test_metrics_of_a_closed_partition_stay_in_the_totals_without_a_reference_to_the_partition() -> None:
     counts, one = NodeCounts(), a_worker()
-    counts.begins(one)
-    counts.begins_to_end(one)
+    counts.opened(one)
+    counts.closing(one)
     assert not counts.changed_partitions
     counts.changed_partitions.add(one)  # the last steps of its end
-    counts.has_ended(one)
+    counts.closed(one)
     assert not counts.changed_partitions, "nothing keeps it until the next scrape, which may never come"
     assert counts.all().total("ingest_records") == 10
 
 
 async def test_metrics_scrape_stops_at_its_time_limit_and_the_next_scrape_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures_module, "MOST_S", 0.0)
-    held = Held([a_worker("s", number) for number in range(5 * figures.AT_ONCE)])
+    held = Held([a_worker("s", number) for number in range(5 * metric_sums.READS_PER_STEP)])
     reporter = a_reporter([])
     reporter.partitions = held
     left = []
     for _ in range(3):  # all are touched each time, and wait once
         found = await NodeFigures(reporter).gather()
         left.append(found.numbers["scrape_stale_partitions"][()])
-    assert left == [4 * figures.AT_ONCE] * 3
-    assert held.counts.all().total("ingest_records") == 3 * 10 * figures.AT_ONCE, "those that have waited longest come first"
-    list(held.counts.here.update())
+    assert left == [4 * metric_sums.READS_PER_STEP] * 3
+    assert held.counts.all().total("ingest_records") == 3 * 10 * metric_sums.READS_PER_STEP, (
+        "those that have waited longest come first"
+    )
+    list(held.counts.open.update())
     assert held.counts.all().total("ingest_records") == 10 * len(held)

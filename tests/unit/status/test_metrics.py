@@ -35,8 +35,8 @@ from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.phases import RoleName
 from liftpy.core.wire.decode_errors import REFUSED
 from sidecar.cli.backup import TABLE as BACKUP_TABLE
-from sidecar.partition import figures as by_change
-from sidecar.partition.figures import AT_ONCE, MOST_LABELS, OTHERS, NodeCounts, StreamLabels
+from sidecar.partition import metric_sums
+from sidecar.partition.metric_sums import MAX_LABELS, OTHERS, READS_PER_STEP, NodeCounts, StreamLabels
 from sidecar.quorum.transport import DIVERGENCES
 from sidecar.runtime import clock
 from sidecar.status import figures as figures_module
@@ -101,7 +101,7 @@ class AllOfThem(set[Any]):
         for worker in self._held:
             if worker not in self._begun:
                 self._begun.add(worker)
-                self._held.counts.begins(worker)
+                self._held.counts.opened(worker)
         return iter(list(self._held))
 
 
@@ -157,7 +157,7 @@ def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -
 
 
 def gathered(reporter: Any) -> Figures:
-    with patch.object(figures_module, "MOST_S", 60.0), patch.object(by_change, "ROWS_PER_STEP", 1 << 20):
+    with patch.object(figures_module, "MOST_S", 60.0), patch.object(metric_sums, "ROWS_PER_STEP", 1 << 20):
         return asyncio.run(NodeFigures(reporter).gather())
 
 
@@ -323,8 +323,8 @@ def test_metrics_of_selected_streams_have_own_series_and_other_streams_share_one
     }  # fmt: skip
     assert found["replica_lag_records", "shop-1"] == 24
     labels = StreamLabels(("*",))
-    given = [labels.of(f"s{number}") for number in range(MOST_LABELS + 2)]
-    assert given[-3:] == [f"s{MOST_LABELS - 1}", OTHERS, OTHERS]
+    given = [labels.of(f"s{number}") for number in range(MAX_LABELS + 2)]
+    assert given[-3:] == [f"s{MAX_LABELS - 1}", OTHERS, OTHERS]
     assert labels.of("s0") == "s0"
     assert StreamLabels().of("s0") == ""
 
@@ -359,7 +359,7 @@ async def test_metrics_gathering_yields_to_the_event_loop_in_slices(monkeypatch:
             await asyncio.sleep(0)
 
     beside = asyncio.ensure_future(others())
-    await NodeFigures(a_reporter([a_worker("s", number) for number in range(10 * AT_ONCE)])).gather()
+    await NodeFigures(a_reporter([a_worker("s", number) for number in range(10 * READS_PER_STEP)])).gather()
     beside.cancel()
     assert turns >= 10
 

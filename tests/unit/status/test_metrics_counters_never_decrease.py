@@ -18,7 +18,7 @@ import pytest
 
 from liftpy.config import AckPolicy
 from liftpy.core.replication.phases import RoleName
-from sidecar.partition import figures
+from sidecar.partition import metric_sums
 from sidecar.status import figures as figures_module
 from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.merged_status import add_figures, figures_to_json
@@ -44,7 +44,7 @@ class Process:
     def step(self) -> None:
         """Change one random partition."""
         rng, held = self._rng, self.held
-        partitions = [*held, *held.counts.ending]
+        partitions = [*held, *held.counts.being_closed]
         what = rng.choice(("comes", "counts", "counts", "counts", "role", "goes", "has gone"))
         if what == "comes" or not partitions:
             made = a_worker(f"s{rng.randrange(3)}", rng.randrange(1000), rng.choice(_ROLES))
@@ -59,10 +59,10 @@ class Process:
             one = rng.choice(partitions)
             one.replica.role = rng.choice(_ROLES)
         elif what == "goes" and held:  # deleted, or moved to another node; it counts until it has stopped
-            held.counts.begins_to_end(gone := rng.choice(held))
+            held.counts.closing(gone := rng.choice(held))
             held.remove(gone)
-        elif held.counts.ending:
-            held.counts.has_ended(rng.choice(held.counts.ending))
+        elif held.counts.being_closed:
+            held.counts.closed(rng.choice(held.counts.being_closed))
 
     def _count(self, one: Any) -> None:
         count, truth = self._rng.randrange(1, 9), self._truth
@@ -104,7 +104,7 @@ def test_metrics_counters_never_fall_when_partitions_and_processes_end(
 ) -> None:
     monkeypatch.setattr(figures_module, "SLICE_S", 0.0)
     monkeypatch.setattr(figures_module, "MOST_S", 60.0)
-    monkeypatch.setattr(figures, "AT_ONCE", 2)  # many turns of the loop in a scrape
+    monkeypatch.setattr(metric_sums, "READS_PER_STEP", 2)  # many turns of the loop in a scrape
 
     async def history(seed: int) -> None:
         rng, truth = random.Random(seed), Counter[str]()

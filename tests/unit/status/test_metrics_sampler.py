@@ -11,7 +11,7 @@ import pytest
 
 from liftpy.config import AckPolicy
 from liftpy.core.observe.history import NAMES, SECONDS, History
-from sidecar.partition import figures
+from sidecar.partition import metric_sums
 from sidecar.runtime import clock
 from sidecar.status import sampler
 from sidecar.status.sampler import MOST_COVERED_S, MOST_REST_S, SLICE_S, Sampler
@@ -72,12 +72,12 @@ def test_metrics_sampler_sums_include_counts_of_closed_partitions() -> None:
     list(made.sample())
     clocks.go_on(1.0)
     reporter.partitions.remove(worker)
-    reporter.partitions.counts.begins_to_end(worker)
+    reporter.partitions.counts.closing(worker)
     worker.ingest.counters.records += 7
     list(made.sample())
     assert newest(history)["records_in"] == 7
     clocks.go_on(1.0)
-    reporter.partitions.counts.has_ended(worker)
+    reporter.partitions.counts.closed(worker)
     other.ingest.counters.records += 5
     list(made.sample())
     assert newest(history)["records_in"] == 5
@@ -105,7 +105,7 @@ def test_metrics_sampler_yields_between_slices_and_pauses_in_proportion_to_its_c
     look_s: float, rests_s: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``rests_s``: the most, where samples cost so much that none would count any more."""
-    monkeypatch.setattr(figures, "ROWS_PER_STEP", 1 << 20)
+    monkeypatch.setattr(metric_sums, "ROWS_PER_STEP", 1 << 20)
     reporter = a_reporter([a_worker(partition=number) for number in range(2_000)])
     now_s, soon, later = [0.0], [], []
 

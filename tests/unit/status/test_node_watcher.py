@@ -12,7 +12,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups.lag import GroupLag
 from liftpy.core.observe.node_events import NodeEvents
 from sidecar.status import sampler
-from sidecar.status.sampler import MOST_WATCHED, SELDOM, NodeWatcher, watched_parts
+from sidecar.status.sampler import MOST_WATCHED, SAMPLES_PER_CHECK, NodeWatcher, watched_parts
 
 KEY = PartitionKey("orders", "u1", 0)
 
@@ -49,8 +49,8 @@ class Node:
     @property
     def partitions(self) -> Any:
         quarantined = sum(bool(one.quarantined_files) for one in self.replicas)
-        here = SimpleNamespace(total=lambda name: quarantined, with_services=self.services)
-        return type("Partitions", (list,), {"counts": SimpleNamespace(here=here)})(self.replicas)
+        open_sums = SimpleNamespace(total=lambda name: quarantined, with_services=self.services)
+        return type("Partitions", (list,), {"counts": SimpleNamespace(open=open_sums)})(self.replicas)
 
     @staticmethod
     def stream(leader: str, uid: str = "u1") -> Any:
@@ -60,7 +60,7 @@ class Node:
         state = SimpleNamespace(leader=leader)
         self.replicas.append(SimpleNamespace(key=key, quarantined_files=("x",), damage_offset=offset, state=state))
 
-    def sample(self, count: int = SELDOM) -> list[tuple[str, str]]:
+    def sample(self, count: int = SAMPLES_PER_CHECK) -> list[tuple[str, str]]:
         """Take samples until all parts of the state were read, and return the new events as (kind, detail)."""
         before = self._all()
         for _ in range(count):
@@ -124,9 +124,9 @@ def test_node_watcher_reports_problems_of_its_services_and_of_the_other_processe
 
 def test_node_watcher_reads_services_and_damage_only_in_every_fifth_sample(node: Node) -> None:
     node.damage(7, "n2")
-    assert [len(node.sample(1)) for _ in range(SELDOM)] == [1, 0, 0, 0, 0]
+    assert [len(node.sample(1)) for _ in range(SAMPLES_PER_CHECK)] == [1, 0, 0, 0, 0]
     node.replicas.clear()
-    assert [len(node.sample(1)) for _ in range(SELDOM)] == [1, 0, 0, 0, 0]
+    assert [len(node.sample(1)) for _ in range(SAMPLES_PER_CHECK)] == [1, 0, 0, 0, 0]
 
 
 def test_watched_parts_of_one_process_are_bounded(node: Node) -> None:
@@ -148,7 +148,7 @@ def test_node_watcher_reports_a_lost_connection_without_the_password(node: Node)
 def test_node_watcher_reports_each_full_disk_and_each_overload_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "disk_space", lambda folder: (1, 100))
     node.room.used_bytes = 99
-    assert sorted(kind for kind, _ in node.sample(3 * SELDOM)) == ["disk_low", "overloaded"]
+    assert sorted(kind for kind, _ in node.sample(3 * SAMPLES_PER_CHECK)) == ["disk_low", "overloaded"]
     monkeypatch.setattr(sampler, "disk_space", lambda folder: (60, 100))
     node.room.used_bytes = 0
     node.sample()

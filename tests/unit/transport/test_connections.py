@@ -240,7 +240,7 @@ async def test_ingest_connection_loss_within_the_grace_time_does_not_report_the_
     replication, reads = [await open_bus(settings(server), lambda: BusConnection("test")) for _ in "12"]
     standby = StandbyLink(lambda: inflow(server.url))
     links = NodeConnections(replication, await inflow(server.url), reads, standby)
-    standby.hear("data.x", lambda *_: None, lambda count: None)
+    standby.subscribe("data.x", lambda *_: None, lambda count: None)
     await until(lambda: len(links.all()) == 4)
     seen: list[bool] = []
     links.watch(seen.append)

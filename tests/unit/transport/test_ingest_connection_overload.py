@@ -63,7 +63,7 @@ class IngestRecorder:
     async def connect(self, url: str, asks: BusConnection, buffer_bytes: int) -> None:
         given = NodeSettings("n1", Path("unused"), nats=(url,))
         self.bus = await open_bus(given, lambda: IngestConnection(self.node, buffer_bytes, stats_connection=asks))
-        self.bus.listen("ev", self._take, given_up=self._on_dropped)
+        self.bus.listen("ev", self._take, on_dropped=self._on_dropped)
 
     def _take(self, *_: bytes) -> None:
         self.taken += 1

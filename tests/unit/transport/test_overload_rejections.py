@@ -68,13 +68,13 @@ class SwitchableRefuser:
         self.shut = True
         self._log, self._name = log, name
 
-    def refuses(self) -> bool:
+    def rejects_now(self) -> bool:
         return self.shut
 
     def is_new(self, message_id: bytes) -> bool:
         return message_id != b"m1"
 
-    def refuse(self, replies: Sequence[bytes]) -> None:
+    def reject_unread(self, replies: Sequence[bytes]) -> None:
         if b"bug" in replies:
             raise KeyError("a bug")
         self._log.append((self._name, list(replies)))
@@ -197,14 +197,14 @@ def test_overload_rejects_publishes_while_the_queue_delay_is_above_its_limit_or_
 ) -> None:
     bench = OverloadedIngest()
     door = bench.ingest
-    assert not door.refuses()
+    assert not door.rejects_now()
     why(bench)
-    assert door.refuses()
+    assert door.rejects_now()
     bench.replica.has_standby = True
-    assert not door.refuses(), "somebody else may store it"
+    assert not door.rejects_now(), "somebody else may store it"
     bench.replica.has_standby = False
     bench.ingest.reader._policy = AckPolicy.NONE
-    assert not door.refuses(), "nobody is answered here: nobody waits"
+    assert not door.rejects_now(), "nobody is answered here: nobody waits"
 
 
 def test_overload_with_acks_above_the_delay_limit_rejects_publishes_even_without_memory_pressure() -> None:
@@ -215,7 +215,7 @@ def test_overload_with_acks_above_the_delay_limit_rejects_publishes_even_without
     for step in range(100):
         at_ms = 7000 + 50 * step
         bench.ingest.counters.times.now_ns = lambda now_ms=at_ms: now_ms * MS  # type: ignore[misc]
-        seen.append(door.refuses())
+        seen.append(door.rejects_now())
         bench.node.update_wait(0, 0, at_ms * MS)
         if seen[-1]:
             break
@@ -229,7 +229,7 @@ def test_overload_with_acks_above_the_delay_limit_rejects_publishes_even_without
 def test_overload_rejection_has_a_retry_delay_and_is_sent_only_to_inboxes() -> None:
     bench = OverloadedIngest()
     bench.node.waited_ns = 700_000_000
-    bench.ingest.refuse([b"_INBOX.1", b"shop.orders", b"_INBOX.2"])
+    bench.ingest.reject_unread([b"_INBOX.1", b"shop.orders", b"_INBOX.2"])
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1", b"_INBOX.2"]
     assert all(b'"code": 429' in line and line.endswith(b'"retry_after_ms":700}\r\n') for line in bench.lines)
     sizes = [line.split(b"\r\n") for line in bench.lines]
@@ -242,7 +242,7 @@ def test_overload_rejection_has_a_retry_delay_and_is_sent_only_to_inboxes() -> N
 def test_overload_rejection_without_a_lease_is_sent_when_the_lease_returns() -> None:
     bench = OverloadedIngest()
     bench.replica.may_refuse = False
-    bench.ingest.refuse([b"_INBOX.1"])
+    bench.ingest.reject_unread([b"_INBOX.1"])
     assert bench.lines == []
     bench.replica.may_refuse = True
     bench.ingest.settle()

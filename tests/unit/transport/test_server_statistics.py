@@ -157,7 +157,7 @@ async def judged(
 ) -> tuple[DisconnectLoss, list[int]]:
     monkeypatch.setattr(ingest_connection, "_TRY_S", 0.001)
     learned: list[int] = []
-    overflow: Any = SimpleNamespace(cut_at=learned.append)
+    overflow: Any = SimpleNamespace(server_closed_at=learned.append)
     made = DisconnectLoss(server, overflow)  # type: ignore[arg-type]
     made._seen = 10
     if last is not None:
@@ -193,8 +193,8 @@ async def test_disconnect_counts_messages_sent_by_the_server_but_not_received(
     answers: Any, last: Any, lost: int, unknown: int, learned: list[int], monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     server = Server(*answers)
-    made, cut_at = await judged(server, last, 35, monkeypatch)
-    assert (made.lost_messages, made.unknown, cut_at) == (lost, unknown, learned)
+    made, server_closed_at = await judged(server, last, 35, monkeypatch)
+    assert (made.lost_messages, made.unknown, server_closed_at) == (lost, unknown, learned)
     assert set(server.asked) == {("s1", 7, True)}
     assert len(server.asked) == (len(answers) or ingest_connection._TRIES)
     text = caplog.messages[0] if caplog.messages else ""

@@ -43,7 +43,7 @@ class Bench:
         return lambda subject, reply, payload, headers: self.heard.append((name, payload))
 
     def hear(self, subject: str) -> StandbySubscription:
-        return self.standby.hear(subject, self.sink(subject), lambda count: None)
+        return self.standby.subscribe(subject, self.sink(subject), lambda count: None)
 
     async def opened(self) -> IngestConnection:
         """Wait until the connection is open, and the server has all subscriptions."""
@@ -153,7 +153,7 @@ async def test_standby_subscription_is_confirmed_once_despite_a_slow_server(
 
 
 async def test_standby_subscription_calls_back_behind_the_messages_that_were_read_with_it(bench: Bench) -> None:
-    hearing = bench.standby.hear(
+    hearing = bench.standby.subscribe(
         "a", lambda *_: hearing.call_after_read(lambda: bench.heard.append(("after", b""))), lambda count: None
     )
     hearing.call_after_read(lambda: bench.heard.append(("no connection", b"")))

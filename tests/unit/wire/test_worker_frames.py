@@ -8,7 +8,11 @@ from liftpy.core.wire import worker_frames
 from liftpy.core.wire.worker_frames import HEAD_BYTES, Frame, FrameKind, FrameReader, encode
 from liftpy.errors import ProtocolError
 
-FRAMES = [Frame(FrameKind.SETUP, 0, b"{}"), Frame(FrameKind.HEARD, (1 << 64) - 1, b""), Frame(FrameKind.ENTRY, 7, b"x" * 300)]
+FRAMES = [
+    Frame(FrameKind.SETUP, 0, b"{}"),
+    Frame(FrameKind.HEARTBEAT_ANSWERED, (1 << 64) - 1, b""),
+    Frame(FrameKind.ENTRY, 7, b"x" * 300),
+]
 BYTES = b"".join(encode(*frame) for frame in FRAMES)
 
 
@@ -49,13 +53,13 @@ def test_worker_frame_above_the_size_limit_is_rejected_by_sender_and_receiver(mo
     monkeypatch.setattr(worker_frames, "MOST_BODY_BYTES", 100)
     monkeypatch.setattr(worker_frames, "MOST_IMAGE_BYTES", 200)
     assert list(FrameReader().feed(encode(FrameKind.IMAGE, 0, bytes(200))))
-    assert list(FrameReader().feed(encode(FrameKind.ASK, 0, bytes(100))))
-    for kind, size in ((FrameKind.IMAGE, 201), (FrameKind.ASK, 101)):
+    assert list(FrameReader().feed(encode(FrameKind.STATUS_REQUEST, 0, bytes(100))))
+    for kind, size in ((FrameKind.IMAGE, 201), (FrameKind.STATUS_REQUEST, 101)):
         with pytest.raises(ProtocolError, match="bytes"):
             encode(kind, 0, bytes(size))
     large = encode(FrameKind.IMAGE, 0, bytes(150))
     small = bytearray(large)
-    small[8] = FrameKind.ASK
+    small[8] = FrameKind.STATUS_REQUEST
     with pytest.raises(ProtocolError, match="150 between"):  # said by its head, before it is read
         list(FrameReader().feed(bytes(small[:HEAD_BYTES])))
 

@@ -57,10 +57,10 @@ class Ends:
 
     def pongs(self, number: int) -> int:
         """Send a ping. Return the number of answers. ``number``: token of the frame behind the ping."""
-        self.ours.sendall(encode(FrameKind.PING) + encode(FrameKind.HEARD, number))
-        block_until(lambda: any(frame == Frame(FrameKind.HEARD, number, b"") for _, frame in self.calls))
-        self.channel.send(FrameKind.SETTLED)
-        return self.received(FrameKind.SETTLED).count(FrameKind.PONG)
+        self.ours.sendall(encode(FrameKind.PING) + encode(FrameKind.HEARTBEAT_ANSWERED, number))
+        block_until(lambda: any(frame == Frame(FrameKind.HEARTBEAT_ANSWERED, number, b"") for _, frame in self.calls))
+        self.channel.send(FrameKind.PARTITIONS_OPENED)
+        return self.received(FrameKind.PARTITIONS_OPENED).count(FrameKind.PONG)
 
     def close(self) -> None:
         """End the node. The worker leaves."""
@@ -77,12 +77,12 @@ def ends() -> Iterator[Ends]:
 
 def test_worker_channel_passes_frames_to_the_event_loop_and_ends_with_the_node() -> None:
     ends = Ends()
-    ends.ours.sendall(encode(FrameKind.SETUP, 0, b"{}") + encode(FrameKind.HEARD, 3))
+    ends.ours.sendall(encode(FrameKind.SETUP, 0, b"{}") + encode(FrameKind.HEARTBEAT_ANSWERED, 3))
     assert ends.channel.setup() == b"{}"
     ends.start()
     assert ends.pongs(4) == 1
     ends.turn()
-    assert ends.heard == [Frame(FrameKind.HEARD, number, b"") for number in (3, 4)]
+    assert ends.heard == [Frame(FrameKind.HEARTBEAT_ANSWERED, number, b"") for number in (3, 4)]
     ends.close()
     assert ends.codes[0] == EXIT_NODE_ENDED
 
@@ -106,7 +106,7 @@ def test_worker_channel_answers_no_ping_after_the_event_loop_is_blocked_for_a_se
     assert [frame.kind for _, frame in ends.calls].count(FrameKind.PING) == 1, "the loop is asked again after each turn"
 
 
-@pytest.mark.parametrize("first", [encode(FrameKind.HEARD, 3), b"x" * 100])
+@pytest.mark.parametrize("first", [encode(FrameKind.HEARTBEAT_ANSWERED, 3), b"x" * 100])
 def test_worker_channel_without_a_setup_frame_ends_the_worker_process(ends: Ends, first: bytes) -> None:
     ends.ours.sendall(first)
     ends.channel.setup()
@@ -119,12 +119,12 @@ def test_worker_channel_of_a_node_that_does_not_read_ends_the_worker_process(
     monkeypatch.setattr(channels, "MOST_UNSENT_BYTES", 1000)
     ends.start()
     for _ in range(5):
-        ends.channel.send(FrameKind.SIGNS, 0, bytes(400))
-        ends.received(FrameKind.SIGNS)
+        ends.channel.send(FrameKind.HEALTH_REPORT, 0, bytes(400))
+        ends.received(FrameKind.HEALTH_REPORT)
         block_until(lambda: not ends.channel._unsent_bytes)
     assert ends.codes == []
     for _ in range(1000):  # more than the socket holds
-        ends.channel.send(FrameKind.SIGNS, 0, bytes(900))
+        ends.channel.send(FrameKind.HEALTH_REPORT, 0, bytes(900))
     assert ends.codes[0] == EXIT_NODE_ENDED
 
 
@@ -162,7 +162,7 @@ async def test_worker_process_metadata_passes_each_answer_to_its_proposal() -> N
     asking = asyncio.ensure_future(group.propose(cluster.ControlRequest(barrier=cluster.Barrier()), 2.5))
     await asyncio.sleep(0)
     kind, token, body = said[1]
-    assert (kind, body[:4]) == (FrameKind.PROPOSE, (2500).to_bytes(4, "big"))
+    assert (kind, body[:4]) == (FrameKind.CONTROL_REQUEST, (2500).to_bytes(4, "big"))
     group.process_answer(token + 1, b"")
     group.process_answer(token, cluster.ControlResponse(index=8).SerializeToString())
     assert (await asking).index == 8

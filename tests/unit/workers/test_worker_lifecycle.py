@@ -74,7 +74,7 @@ class Worker:
 
     async def report(self, handle: WorkerHandle, number: int) -> None:
         """Send a health report, and wait until the node has it."""
-        self.send(FrameKind.SIGNS, 0, b'{"opening": %d}' % number)
+        self.send(FrameKind.HEALTH_REPORT, 0, b'{"opening": %d}' % number)
         await until(lambda: handle.health_report.get("opening") == number)
 
 
@@ -182,17 +182,17 @@ async def test_worker_process_that_answers_no_pings_is_killed_and_ends_the_node(
     node: Node, handle: WorkerHandle, worker: Worker
 ) -> None:
     for _ in range(10):  # a worker that starts cannot answer yet
-        handle.beat()
+        handle.send_ping()
     for number in range(3):
         await worker.report(handle, number)
         for _ in range(3):
-            handle.beat()
+            handle.send_ping()
     assert node.failures == []
-    handle.beat()
+    handle.send_ping()
     (failure,) = node.failures
     assert ") is blocked" in str(failure)
     assert worker.is_killed, "it must not act for the node when it resumes"
-    handle.beat()
+    handle.send_ping()
     worker.end.close()
     with pytest.raises(WorkerError):
         await node.workers.wait_until_open()
@@ -201,7 +201,7 @@ async def test_worker_process_that_answers_no_pings_is_killed_and_ends_the_node(
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"x" * 50, encode(FrameKind.STOP), encode(FrameKind.SIGNS, 0, b"no JSON")],
+    [b"", b"x" * 50, encode(FrameKind.STOP), encode(FrameKind.HEALTH_REPORT, 0, b"no JSON")],
     ids=["end", "no frame", "frame of a node", "no JSON"],
 )
 async def test_worker_process_that_exits_or_sends_invalid_frames_is_killed_and_ends_the_node(
@@ -236,14 +236,14 @@ async def test_worker_process_that_does_not_read_its_channel_is_killed(
 async def test_worker_process_answers_that_are_late_or_received_twice_are_ignored(
     node: Node, handle: WorkerHandle, worker: Worker
 ) -> None:
-    assert await handle.ask(FrameKind.ASK, b"", 0) is None
-    asking = asyncio.ensure_future(handle.ask(FrameKind.ASK, b"", 20))
-    late, question = await worker.receive(FrameKind.ASK), await worker.receive(FrameKind.ASK)
+    assert await handle.ask(FrameKind.STATUS_REQUEST, b"", 0) is None
+    asking = asyncio.ensure_future(handle.ask(FrameKind.STATUS_REQUEST, b"", 20))
+    late, question = await worker.receive(FrameKind.STATUS_REQUEST), await worker.receive(FrameKind.STATUS_REQUEST)
     for token, body in ((late.token, b"late"), (question.token, b"a"), (question.token, b"b")):
-        worker.send(FrameKind.TOLD, token, body)
+        worker.send(FrameKind.STATUS_ANSWER, token, body)
     assert await asking == b"a"
     for _ in range(2):
-        worker.send(FrameKind.SETTLED)
+        worker.send(FrameKind.PARTITIONS_OPENED)
     await worker.report(handle, 1)
     assert node.failures == []
 
@@ -252,11 +252,11 @@ async def test_status_of_a_worker_process_that_stops_answering_is_its_last_answe
     handle: WorkerHandle, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await worker.report(handle, 1)
-    monkeypatch.setattr(worker_process, "ANSWER_S", 20)
+    monkeypatch.setattr(worker_process, "STATUS_TIMEOUT_S", 20)
     looking = asyncio.ensure_future(handle.request_status({"what": "page"}))
-    worker.send(FrameKind.TOLD, (await worker.receive(FrameKind.ASK)).token, b'{"pid": 7}')
+    worker.send(FrameKind.STATUS_ANSWER, (await worker.receive(FrameKind.STATUS_REQUEST)).token, b'{"pid": 7}')
     assert await looking == {"pid": 7, "answers": True}
-    monkeypatch.setattr(worker_process, "ANSWER_S", 0)
+    monkeypatch.setattr(worker_process, "STATUS_TIMEOUT_S", 0)
     assert await handle.request_status({"what": "page"}) == {"pid": 7, "answers": False}
     assert await handle.request_status({"what": "figures"}) == {"answers": False}
 
@@ -294,8 +294,8 @@ def proposal(timeout_ms: int) -> bytes:
 async def test_worker_process_proposal_is_forwarded_with_its_timeout_and_answered(node: Node, worker: Worker) -> None:
     group: Any = Group()
     for token, error in ((5, cluster.ControlResponse.UNAVAILABLE), (6, 0)):
-        worker.send(FrameKind.PROPOSE, token, proposal(2500))
-        answer = await worker.receive(FrameKind.ANSWER)
+        worker.send(FrameKind.CONTROL_REQUEST, token, proposal(2500))
+        answer = await worker.receive(FrameKind.CONTROL_RESPONSE)
         assert (answer.token, cluster.ControlResponse.FromString(answer.body).error) == (token, error)
         node.workers.begin(9, group)
 
@@ -303,8 +303,8 @@ async def test_worker_process_proposal_is_forwarded_with_its_timeout_and_answere
 async def test_worker_processes_stop_cancels_their_proposals(node: Node, worker: Worker) -> None:
     group: Any = Group()
     node.workers.begin(9, group)
-    worker.send(FrameKind.PROPOSE, 5, proposal(60_000))
-    worker.send(FrameKind.DISTRUST)
+    worker.send(FrameKind.CONTROL_REQUEST, 5, proposal(60_000))
+    worker.send(FrameKind.RELOAD_IMAGE)
     await until(lambda: group.is_distrusted)
     assert await node.stop()
     assert group.is_canceled
@@ -321,9 +321,9 @@ async def test_worker_process_receives_a_lease_after_the_image_of_the_lease(node
     frames = [await worker.frame() for _ in range(6)]
     assert [(frame.kind, frame.token) for frame in frames[1:]] == [
         (FrameKind.IMAGE, 0),
-        (FrameKind.BEGIN, 9),
+        (FrameKind.REGISTERED, 9),
         (FrameKind.ENTRY, 0),
-        (FrameKind.HEARD, 2),
+        (FrameKind.HEARTBEAT_ANSWERED, 2),
         (FrameKind.IMAGE, 0),
     ]
     entry = cluster.FeedEntry.FromString(frames[3].body)
@@ -343,7 +343,7 @@ async def test_close_subjects_waits_for_the_answers_of_all_worker_processes(node
     for process in node.processes:
         assert (await process.receive(FrameKind.CLOSE_SUBJECTS)).token == 20_000
         assert not closing.done()
-        process.send(FrameKind.CLOSED)
+        process.send(FrameKind.SUBJECTS_CLOSED)
     await asyncio.wait_for(closing, 20)
 
 
@@ -355,7 +355,7 @@ async def test_worker_processes_that_end_because_the_node_stops_are_no_failure_a
     for process in node.processes:
         await process.receive(FrameKind.STOP)
     for _ in range(10):
-        handle.beat()  # a worker may need long for its stop
+        handle.send_ping()  # a worker may need long for its stop
     for process in node.processes:
         process.send(FrameKind.STOPPED, 1)
     assert await asyncio.wait_for(stopping, 30)

@@ -246,7 +246,7 @@ async def test_idle_partition_fetches_are_divided_between_worker_processes_and_a
 async def test_idle_partition_fetches_above_a_bound_of_waiting_requests_are_not_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sidecar.workers.workers.MOST_AT_ONCE", 2)
+    monkeypatch.setattr("sidecar.workers.workers.MAX_WAITING_FETCHES", 2)
     gate = asyncio.Event()
 
     async def ask(kind: FrameKind, body: bytes, timeout_s: float) -> None:

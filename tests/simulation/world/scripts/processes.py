@@ -67,7 +67,7 @@ async def script_process_of_a_node_dies(s: Stage) -> None:
 @script(workers=2, long=True)
 async def script_idle_partitions_of_two_processes(s: Stage) -> None:
     """Given idle partitions in two processes, when time passes, no replica fetches alone, and a record is committed at once."""
-    workers.MOST_AT_ONCE = 4  # more than two other nodes need
+    workers.MAX_WAITING_FETCHES = 4  # more than two other nodes need
     await s.create("orders", partitions=8)
     for partition in range(8):
         await s.publish("orders", 1, partition=partition)

@@ -3,7 +3,7 @@
 A partition is added to ``changed_partitions`` when something changes (``PartitionWorker.mark_changed``). A scrape reads these
 partitions again and adds the difference to the sums. Lags are stored as start times, so they need no update. The
 counters of partitions that have left the node stay in the sums, so no sum ever falls. A stream has its own label if
-``metrics_streams`` names it, up to ``MOST_LABELS`` streams.
+``metrics_streams`` names it, up to ``MAX_LABELS`` streams.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from liftpy.core.replication.phases import FollowerPhase, RoleName
 
 OTHERS = "(other)"
 """Label for streams beyond the limit of labels. No stream can have this name."""
-MOST_LABELS = 50
+MAX_LABELS = 50
 BY_STREAM = ("ingest_records", "ingest_bytes", "read_records", "read_bytes")
 _COUNTED = {
     "ingest_records": ("ingest.counters", "records"),
@@ -41,14 +41,14 @@ _COUNTED = {
 SUMS = tuple(_COUNTED)
 _counts = attrgetter(*(f"{leaf}.{name}" for leaf, name in _COUNTED.values()))
 """Function that returns the counters of a partition in the order of SUMS."""
-OFTEN = (*BY_STREAM, "acks_waiting", "log_size_bytes", "readers_waiting", "uncommitted_records", "partitions_quiet")
+TRAFFIC = (*BY_STREAM, "acks_waiting", "log_size_bytes", "readers_waiting", "uncommitted_records", "partitions_quiet")
 """Names of values that change with traffic."""
-SELDOM = (
+RARE = (
     *(name for name in SUMS if name not in BY_STREAM), "fragment_reassembly_bytes", "partitions_failed",
     "partitions_with_full_subject_index",
     "partitions_with_quarantined_files",
 )  # fmt: skip
-SHOWN = (
+FROM_IMAGE = (
     "led", "partitions_under_replicated", "partitions_under_min_isr", "led_short", "partitions_at_min_isr", "partitions_paused",
     "partitions_moving",
 )  # fmt: skip
@@ -57,8 +57,8 @@ SHOWN = (
 ``led_short``: partitions that are under-replicated and under min_isr.
 """
 ROLES = tuple(role.value for role in RoleName)
-_LEADER, _FOLLOWER, _QUIET = RoleName.LEADER, RoleName.FOLLOWER, FollowerPhase.QUIET  # an enum takes its time to find them
-AT_ONCE = 32
+_LEADER, _FOLLOWER, _QUIET = RoleName.LEADER, RoleName.FOLLOWER, FollowerPhase.QUIET  # globals: access to enum members is slow
+READS_PER_STEP = 32
 """Number of partitions that are read between two checks of the clock."""
 ROWS_PER_STEP = 1024
 """Number of partitions that are taken out of ``changed_partitions`` at once."""
@@ -66,9 +66,9 @@ _leaves = attrgetter(
     "ingest.counters", "reads", "acks", "log", "replica", "derived", "derived.ids", "derived.producers", "derived.subjects",
     "states.writer", "ingest.reader", "fetches", "standby",
 )  # fmt: skip
-_NOTHING_OFTEN, _NOTHING_SELDOM, _NOTHING_SHOWN = (0,) * len(OFTEN), (0,) * len(SELDOM), (0,) * (len(SHOWN) + len(ROLES))
+_NO_TRAFFIC, _NO_RARE, _NO_FROM_IMAGE = (0,) * len(TRAFFIC), (0,) * len(RARE), (0,) * (len(FROM_IMAGE) + len(ROLES))
 Numbers = Sequence[int]
-_Told = tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, int]]
+_PublishCounts = tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, int]]
 
 
 class StreamLabels:
@@ -87,7 +87,7 @@ class StreamLabels:
             return ""
         label = self._given.get(stream)
         if label is None:
-            wanted = len(self._given) < MOST_LABELS and any(fnmatchcase(stream, pattern) for pattern in self.patterns)
+            wanted = len(self._given) < MAX_LABELS and any(fnmatchcase(stream, pattern) for pattern in self.patterns)
             if not wanted:
                 return OTHERS
             label = self._given[stream] = stream
@@ -138,14 +138,14 @@ class Counts:
 class LabelSums:
     """Sums of the metrics of all partitions with one label."""
 
-    __slots__ = ("before", "count", "now", "often", "records", "seldom", "shown", "since_ns")
+    __slots__ = ("before", "count", "from_image", "now", "rare", "records", "since_ns", "traffic")
 
     def __init__(self) -> None:
         self.count = 0
-        self.often: Numbers = _NOTHING_OFTEN
-        self.seldom: Numbers = _NOTHING_SELDOM
-        self.shown: Numbers = _NOTHING_SHOWN
-        """Sums in the order of SHOWN, then of ROLES."""
+        self.traffic: Numbers = _NO_TRAFFIC
+        self.rare: Numbers = _NO_RARE
+        self.from_image: Numbers = _NO_FROM_IMAGE
+        """Sums in the order of FROM_IMAGE, then of ROLES."""
         self.records: dict[Any, int] = {}
         """Partition -> number of records that its slowest follower lacks, if any."""
         self.since_ns: dict[Any, int] = {}
@@ -157,14 +157,14 @@ class LabelSums:
     def add(self, row: _ReadValues, op: Callable[[int, int], int]) -> None:
         """Add the values of a partition to the sums, or remove them. ``op``: ``operator.add`` or ``operator.sub``."""
         self.count = op(self.count, 1)
-        self.often = list(map(op, self.often, row.often))
-        self.seldom = list(map(op, self.seldom, row.seldom))
-        self.shown = list(map(op, self.shown, row.shown))
+        self.traffic = list(map(op, self.traffic, row.traffic))
+        self.rare = list(map(op, self.rare, row.rare))
+        self.from_image = list(map(op, self.from_image, row.from_image))
 
     def settle(self) -> None:
         """Add the pending changes of partitions to the sums, all at once. This costs a quarter of the time of single additions."""
         differences = map(sub, map(sum, zip(*self.now, strict=True)), map(sum, zip(*self.before, strict=True)))
-        self.often = list(map(add, self.often, differences))
+        self.traffic = list(map(add, self.traffic, differences))
         self.now.clear()
         self.before.clear()
 
@@ -178,18 +178,18 @@ class LabelSums:
 class _ReadValues:
     """Values of one partition when its metrics were last read."""
 
-    __slots__ = ("label", "leaves", "of", "often", "seldom", "shown", "told")
+    __slots__ = ("from_image", "label", "leaves", "publish_counts", "rare", "source", "traffic")
 
     def __init__(self, label: str, leaves: tuple[Any, ...]) -> None:
         self.label, self.leaves = label, leaves
-        self.often, self.seldom, self.shown = _NOTHING_OFTEN, _NOTHING_SELDOM, _NOTHING_SHOWN
-        self.of: tuple[Any, ...] = (None, None, None)
-        """Role, state and settings from which ``shown`` was computed."""
-        self.told: _Told | None = None
+        self.traffic, self.rare, self.from_image = _NO_TRAFFIC, _NO_RARE, _NO_FROM_IMAGE
+        self.source: tuple[Any, ...] = (None, None, None)
+        """Role, state and settings from which ``from_image`` was computed."""
+        self.publish_counts: _PublishCounts | None = None
         """Numbers of rejected, dropped, throttled and buffered publishes. None: all are 0."""
 
 
-class IncrementalFigures:
+class MetricSums:
     """Sums of the metrics of a node's partitions, updated incrementally.
 
     ``changed_partitions``: partitions that have changed since they were last read. It may contain partitions that left the node.
@@ -203,29 +203,29 @@ class IncrementalFigures:
         self._unread: OrderedDict[Any, None] = OrderedDict()
         """Changed partitions that must be read, each once, in order."""
         self.by_label: dict[str, LabelSums] = {}
-        self.told: tuple[Counter[str], ...] = (Counter(), Counter(), Counter(), Counter())
+        self.publish_counts: tuple[Counter[str], ...] = (Counter(), Counter(), Counter(), Counter())
         """Sums of rejected, dropped, throttled and buffered publishes."""
         self.with_services: set[Any] = set()
         self._slow_until_ns: dict[Any, Sequence[int]] = {}
 
-    def begins(self, worker: Any) -> None:
+    def add(self, worker: Any) -> None:
         """Add the partition ``worker``, which this node has opened, to the sums."""
         row = self._rows[worker] = _ReadValues(self._labels.of(worker.key.stream), _leaves(worker))
         self.by_label.setdefault(row.label, LabelSums()).add(row, add)
         self._changed_partitions.add(worker)
 
-    def ends(self, worker: Any) -> None:
+    def remove(self, worker: Any) -> None:
         """Remove the partition ``worker``, which this node has closed, and its counters from the sums."""
         row = self._rows.pop(worker, None)
         self._changed_partitions.discard(worker)
         self._unread.pop(worker, None)
         if row is not None:
-            self._leave(worker, row)
-            self._update_row(row, None)
+            self._subtract(worker, row)
+            self._set_publish_counts(row, None)
             self._slow_until_ns.pop(worker, None)
             self.with_services.discard(worker)
 
-    def _leave(self, worker: Any, row: _ReadValues) -> None:
+    def _subtract(self, worker: Any, row: _ReadValues) -> None:
         sums = self.by_label[row.label]
         sums.add(row, sub)
         sums.records.pop(worker, None)
@@ -251,9 +251,9 @@ class IncrementalFigures:
             yield
         rest = len(unread)
         while rest > 0 and unread:
-            some = min(rest, AT_ONCE, len(unread))
+            some = min(rest, READS_PER_STEP, len(unread))
             for _ in range(some):
-                self._read_figures(unread.popitem(last=False)[0])
+                self._read(unread.popitem(last=False)[0])
             for sums in self.by_label.values():
                 if sums.now:
                     sums.settle()
@@ -275,13 +275,13 @@ class IncrementalFigures:
             if label == row.label:
                 continue
             lag = self.by_label[row.label].records.get(worker, 0), self.by_label[row.label].since_ns.get(worker, 0)
-            self._leave(worker, row)
+            self._subtract(worker, row)
             row.label = label
             sums = self.by_label.setdefault(label, LabelSums())
             sums.add(row, add)
-            self._lags(worker, sums, *lag, self._slow_until_ns.get(worker, ()))
+            self._set_lag(worker, sums, *lag, self._slow_until_ns.get(worker, ()))
 
-    def _read_figures(self, worker: Any) -> None:
+    def _read(self, worker: Any) -> None:
         row = self._rows.get(worker)
         if row is None:
             return
@@ -291,40 +291,40 @@ class IncrementalFigures:
         ) = row.leaves  # fmt: skip
         role, state, config = replica.role, worker.state, worker.config
         leads = role is _LEADER and state is not None
-        often = (
+        traffic = (
             counters.records, counters.size_bytes, reads.record_count, reads.size_bytes, acks.count, log.size_bytes,
             reads.waiting_count, log.log_end_offset - 1 - replica.high_watermark if leads else 0,
             1 if role is _FOLLOWER and replica.phase == _QUIET else 0,
         )  # fmt: skip
-        sums.now.append(often)
-        sums.before.append(row.often)
-        row.often = often
-        seldom = (
+        sums.now.append(traffic)
+        sums.before.append(row.traffic)
+        row.traffic = traffic
+        rare = (
             counters.duplicates, ids.evicted_count, producers.evicted_count, derived.replayed_bytes, writer.written, writer.failed,
             reader.poison_envelopes, reader.refused_replies, log.truncated_records, fetches.fragment_reassembly_bytes,
             worker.storage_failed, subjects.state == "full", bool(worker.quarantined_files),
         )  # fmt: skip
-        if seldom != row.seldom:
-            sums.seldom = list(map(add, sums.seldom, map(sub, seldom, row.seldom)))
-            row.seldom = seldom
-        of = row.of
-        if of[0] is not role or of[1] is not state or of[2] is not config:
-            row.of = role, state, config
-            shown = _gauge_values(role, state, config, worker.node_id)
-            sums.shown = list(map(add, sums.shown, map(sub, shown, row.shown)))
-            row.shown = shown
+        if rare != row.rare:
+            sums.rare = list(map(add, sums.rare, map(sub, rare, row.rare)))
+            row.rare = rare
+        source = row.source
+        if source[0] is not role or source[1] is not state or source[2] is not config:
+            row.source = role, state, config
+            from_image = _gauge_values(role, state, config, worker.node_id)
+            sums.from_image = list(map(add, sums.from_image, map(sub, from_image, row.from_image)))
+            row.from_image = from_image
         if leads:
-            self._lags(worker, sums, *replica.lag())
+            self._set_lag(worker, sums, *replica.lag())
         elif worker in sums.records or worker in self._slow_until_ns:
-            self._lags(worker, sums, 0, 0, ())
+            self._set_lag(worker, sums, 0, 0, ())
         if counters.refused or counters.dropped or counters.throttled or standby.has_counted:
-            self._update_row(
+            self._set_publish_counts(
                 row, (dict(counters.refused), dict(counters.dropped), dict(counters.throttled), _standby_counts(standby))
             )
         if worker.services.known:
             self.with_services.add(worker)
 
-    def _lags(self, worker: Any, sums: LabelSums, records: int, since_ns: int, slow_until_ns: Sequence[int]) -> None:
+    def _set_lag(self, worker: Any, sums: LabelSums, records: int, since_ns: int, slow_until_ns: Sequence[int]) -> None:
         if records:
             sums.records[worker], sums.since_ns[worker] = records, since_ns
         elif worker in sums.records:
@@ -334,24 +334,26 @@ class IncrementalFigures:
         elif self._slow_until_ns:
             self._slow_until_ns.pop(worker, None)
 
-    def _update_row(self, row: _ReadValues, counts: _Told | None) -> None:
-        if counts != row.told:
-            for total, before in zip(self.told, row.told or (), strict=False):
+    def _set_publish_counts(self, row: _ReadValues, counts: _PublishCounts | None) -> None:
+        if counts != row.publish_counts:
+            for total, before in zip(self.publish_counts, row.publish_counts or (), strict=False):
                 total.subtract(before)
-            for total, now in zip(self.told, counts or (), strict=False):
+            for total, now in zip(self.publish_counts, counts or (), strict=False):
                 total.update(now)
-            row.told = counts
+            row.publish_counts = counts
 
     # ---- what is asked ------------------------------------------------------------------------------------------------------
     def add_to(self, counts: Counts) -> None:
         """Add the counters of all open partitions to ``counts``, with their values at the last scrape."""
         for label, sums in self.by_label.items():
-            counts.add_sums(label, (*sums.often[: len(BY_STREAM)], *sums.seldom[: len(SUMS) - len(BY_STREAM)]))
-        for total, counter in zip((counts.refused, counts.dropped, counts.throttled, counts.standby), self.told, strict=True):
+            counts.add_sums(label, (*sums.traffic[: len(BY_STREAM)], *sums.rare[: len(SUMS) - len(BY_STREAM)]))
+        for total, counter in zip(
+            (counts.refused, counts.dropped, counts.throttled, counts.standby), self.publish_counts, strict=True
+        ):
             total.update(+counter)
 
     def total(self, name: str) -> int:
-        """Return the sum of the metric ``name`` over all labels. It must be in OFTEN, SELDOM, SHOWN or ROLES."""
+        """Return the sum of the metric ``name`` over all labels. It must be in TRAFFIC, RARE, FROM_IMAGE or ROLES."""
         where, index = _WHERE[name]
         return sum(getattr(sums, where)[index] for sums in self.by_label.values())
 
@@ -365,8 +367,8 @@ class IncrementalFigures:
 
 
 _WHERE = {
-    **{name: ("often", index) for index, name in enumerate(OFTEN)}, **{name: ("seldom", index) for index, name in enumerate(SELDOM)},
-    **{name: ("shown", index) for index, name in enumerate((*SHOWN, *ROLES))},
+    **{name: ("traffic", index) for index, name in enumerate(TRAFFIC)}, **{name: ("rare", index) for index, name in enumerate(RARE)},
+    **{name: ("from_image", index) for index, name in enumerate((*FROM_IMAGE, *ROLES))},
 }  # fmt: skip
 
 
@@ -377,7 +379,7 @@ def _standby_counts(standby: Any) -> dict[str, int]:
 
 
 def _gauge_values(role: RoleName, state: PartitionState | None, config: Any, node_id: str) -> tuple[int, ...]:
-    values = [0] * len(SHOWN)
+    values = [0] * len(FROM_IMAGE)
     shown_role = role
     if role is RoleName.LEADER and state is not None:
         spare, is_short = len(state.isr) - state.min_isr(config), len(state.isr) < len(state.replicas)
@@ -397,40 +399,30 @@ class NodeCounts:
         self.labels = labels or StreamLabels()
         self.changed_partitions: set[Any] = set() if changed_partitions is None else changed_partitions
         """Partitions that have changed since they were last read. They add themselves."""
-        self.here = IncrementalFigures(self.labels, self.changed_partitions)
-        self.ended = Counts()
+        self.open = MetricSums(self.labels, self.changed_partitions)
+        self.closed_sums = Counts()
         """Sums of the counters of partitions that this node no longer has."""
-        self.ending: list[Any] = []
+        self.being_closed: list[Any] = []
         """Partitions that are being stopped. Their counters may still grow."""
 
-    def begins(self, worker: Any) -> None:
-        self.here.begins(worker)
+    def opened(self, worker: Any) -> None:
+        self.open.add(worker)
 
-    def begins_to_end(self, worker: Any) -> None:
+    def closing(self, worker: Any) -> None:
         """Note that the partition ``worker`` is being closed. Its counters may still grow."""
-        self.here.ends(worker)
-        self.ending.append(worker)
+        self.open.remove(worker)
+        self.being_closed.append(worker)
 
-    def has_ended(self, worker: Any) -> None:
+    def closed(self, worker: Any) -> None:
         """Note that the partition ``worker`` is closed. Its counters do not grow any more, and stay in the sums."""
-        self.ending.remove(worker)
+        self.being_closed.remove(worker)
         self.changed_partitions.discard(worker)
-        self.ended.add(self.labels.of(worker.key.stream), worker)
+        self.closed_sums.add(self.labels.of(worker.key.stream), worker)
 
     def all(self) -> Counts:
         """Return the sums of all counters since the start. Open partitions count with the values of the last scrape."""
-        counts = self.ended.copy()
-        self.here.add_to(counts)
-        for worker in self.ending:
+        counts = self.closed_sums.copy()
+        self.open.add_to(counts)
+        for worker in self.being_closed:
             counts.add(self.labels.of(worker.key.stream), worker)
         return counts
-
-
-class NoNodeCounts(NodeCounts):
-    """Replacement for ``NodeCounts`` that sums nothing, because metrics are off."""
-
-    def begins(self, worker: Any) -> None: ...
-
-    def begins_to_end(self, worker: Any) -> None: ...
-
-    def has_ended(self, worker: Any) -> None: ...
