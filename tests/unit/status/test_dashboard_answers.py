@@ -293,4 +293,4 @@ def test_dashboard_settings_answer_prefers_values_of_the_cluster_metadata_to_the
     assert rows["replication.session_s"] == {
         "name": "replication.session_s", "value": 5.0, "source": "cluster", "default": 2.0, "applies": "cluster",
     }  # fmt: skip
-    assert (rows["replication.lease_s"]["value"], rows["replication.lease_s"]["default"]) == (3.0, 0.9)
+    assert (rows["replication.lease_s"]["value"], rows["replication.lease_s"]["default"]) == (3.0, 0.75)
