@@ -84,6 +84,7 @@ class Feeder:
         self._identity = identity
         self._settings = settings
         self._keeper = keeper
+        keeper.is_comparable = self._is_comparable
         self._outbox = outbox
         self._factory = factory
         self._emitter = emitter
@@ -101,6 +102,8 @@ class Feeder:
         """Unit to skip -> offset after the record that decides it, for decisions that the machine had not read when it skipped."""
         self._lost_skips: set[int] = set()
         """Offsets of records that the state lacks, although the log may have lost the decision to skip them."""
+        self._missed: dict[Unit, int] = {}
+        """Applied unit that the log decides to skip -> offset after the decision. Snapshots between them contain the unit."""
         self._stop_position: int | None = None
         """Exclusive: the feeder applies records up to this offset. None: up to the high watermark."""
         self._told = False
@@ -187,7 +190,11 @@ class Feeder:
         machine. Raises DataLossError if there is no usable snapshot.
         """
         self._log_start_offset = max(self._log_start_offset, log_start_offset)
-        snapshot = await self._keeper.newest(wanted)
+
+        def suitable(snapshot: Snapshot) -> bool:
+            return wanted(snapshot) and not self._has_missed(snapshot)
+
+        snapshot = await self._keeper.newest(suitable)
         if _position(snapshot) < self._log_start_offset:
             own = f"at snapshot {snapshot.position}" if snapshot is not None else "without a snapshot"
             is_abandoned = False
@@ -197,10 +204,12 @@ class Feeder:
                 is_abandoned = is_abandoned or not needed()  # a search that has ended early does not count as failed
                 return not is_abandoned
 
-            snapshot, tried = await self._keeper.later(self._log_start_offset, wanted, is_needed)
+            snapshot, tried = await self._keeper.later(self._log_start_offset, suitable, is_needed)
             if _position(snapshot) < self._log_start_offset and not is_needed():
                 await self.restart(0, replay_end=replay_end)
                 return
+            if _position(snapshot) < self._log_start_offset and self._missed:
+                raise self._cannot_skip(tried)
             if _position(snapshot) < self._log_start_offset:
                 raise DataLossError(
                     f"{self._identity}: the log starts at offset {self._log_start_offset}, but the state {own} needs "
@@ -246,6 +255,7 @@ class Feeder:
         if cut is not None:
             self._failing = None
             self._decided.clear()  # the records of these decisions may be lost
+            self._clear_missed()
             logger.warning(
                 "log truncated below the state service=%s end_offset=%d position=%d: restoring a snapshot",
                 self._identity,
@@ -260,7 +270,7 @@ class Feeder:
             return True
         # retention has deleted the next records: start from a later snapshot
         if self._machine.position < self._log_start_offset:
-            await self.restart(0)
+            await self.restart(0, replay_end=self._machine.replay_end)
             self._reread_outputs()
             return True
         if self._disproven:
@@ -305,7 +315,8 @@ class Feeder:
             self._replay_epoch = earlier.leader_epoch
         self._decided.update(earlier.skipped_units)
         replay_end = max(earlier.position, earlier.replay_end, known_end)
-        await self.restart(0, wanted, needed=needed, replay_end=replay_end, rewind_epoch=rewind_epoch)
+        log_start = self._host.log_start_offset
+        await self.restart(log_start, wanted, needed=needed, replay_end=replay_end, rewind_epoch=rewind_epoch)
 
     def _forget_decisions(self, position: int) -> None:
         """Forget the decisions at or above ``position``, because the log may have lost them.
@@ -343,6 +354,7 @@ class Feeder:
     def _truncate_replay(self, end_offset: int) -> None:
         if self._machine.truncate_replay(end_offset):
             self._decided.clear()
+            self._clear_missed()
             self._forget_decisions(self._machine.position)
             if self._lost_skips:
                 self._wake.set()
@@ -370,6 +382,7 @@ class Feeder:
                     fetch = None
                     await self._handle_failure()
                     continue
+                await self._forget_missed()
                 if self._keeper.is_due:
                     await self._keeper.keep(self._machine)
                 if self._must_wait():
@@ -476,8 +489,47 @@ class Feeder:
             self._failing.undone = True
         except DecisionMissedError as missed:
             logger.warning("decision missed service=%s unit=%s: restoring a snapshot", self._identity, missed)
-            await self._keeper.drop_above(missed.unit.offset)
+            self._missed[missed.unit] = missed.decision_offset + 1
             await self._skip_unit(missed.unit, missed.decision_offset + 1)
+
+    def _has_missed(self, snapshot: Snapshot) -> bool:
+        """Return whether the state of ``snapshot`` contains a unit that a later record decides to skip."""
+        return any(unit.offset < snapshot.position < end and unit not in snapshot.skips for unit, end in self._missed.items())
+
+    def _cannot_skip(self, tried: str) -> DataLossError:
+        """Return the error for applied units that cannot be skipped. ``tried``: text about the other nodes."""
+        unit, end = min(self._missed), max(self._missed.values())
+        return DataLossError(
+            f"{self._identity}: the record at offset {end - 1} decides to skip {unit}, but this service has applied it. The log "
+            f"starts at offset {self._log_start_offset}, and there is no snapshot from there to offset {unit.offset}. No other "
+            f"node gave one, or one from offset {end} on: {tried}. All snapshots of this node are unchanged. Start the service "
+            "again when it has skipped the record on another node, or copy the snapshot directory of a node that has an "
+            "earlier snapshot."
+        )
+
+    async def _forget_missed(self) -> None:
+        """Delete the snapshots that contain missed units, when the state has passed the decisions without these units.
+
+        Until then these snapshots stay. A process that starts from one of them reads the decision again. The node then stores
+        a snapshot soon, because other nodes may need it.
+        """
+        machine = self._machine
+        if not self._missed or self._verifying or machine.failed or machine.position < max(self._missed.values()):
+            return
+        await self._keeper.drop(self._has_missed)
+        self._clear_missed()
+        self._keeper.ask()
+
+    def _clear_missed(self) -> None:
+        self._missed.clear()
+        self._keeper.pin(0)
+
+    def _is_comparable(self, position: int) -> bool:
+        """Return whether the state at ``position`` depends on the log below it alone.
+
+        It does not between a skipped unit and the decision to skip it. Another node may have a state with the unit there.
+        """
+        return not any(unit.offset < position < end for unit, end in self._decision_ends.items())
 
     async def _handle_failure(self) -> None:
         """Process a unit (record or timer) on which the service failed: skip it if the log decides so, else retry or decide."""
@@ -522,8 +574,18 @@ class Feeder:
         await self._rebuild(unit, decision_end)
 
     async def _rebuild(self, unit: Unit, known_end: int = 0) -> None:
-        """Restore the newest snapshot at or below the failed ``unit``, so that the state has no part of the unit."""
-        await self._replay(lambda snapshot: snapshot.position <= unit.offset, known_end=known_end)
+        """Restore a snapshot whose state has no part of the failed ``unit``.
+
+        It is the newest one at or below the unit, or one of another node that has read the decision to skip the unit.
+        ``known_end``: offset after this decision. 0: there is none.
+        """
+
+        def wanted(snapshot: Snapshot) -> bool:
+            return snapshot.position <= unit.offset or 0 < known_end <= snapshot.position
+
+        await self._replay(wanted, known_end=known_end)
+        if self._missed:
+            self._keeper.pin(self._machine.position)
         self._reread_outputs()
 
     def _reread_outputs(self) -> None:

@@ -227,6 +227,8 @@ class SnapshotStore:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)  # of a process that was killed
         self._deleting = threading.Lock()
+        self.pinned = 0
+        """Position of a snapshot that stays although there are newer ones. 0: there is none."""
 
     def positions(self) -> list[int]:
         """Return the positions of the stored snapshots, ascending."""
@@ -330,6 +332,9 @@ class SnapshotStore:
             )
         path = self._path(snapshot.position)
         with _storage_errors("write", path):
+            with self._deleting:
+                if path.with_suffix(_RETAINED).exists() and path.exists() and path.read_bytes() != data:
+                    self._release(path)
             self._replace(path, data, snapshot)
             with self._deleting:
                 self._drop_old(snapshot, compared_end)
@@ -376,7 +381,7 @@ class SnapshotStore:
             return
         needed = stored if stored.output_count <= compared_end else self.newest(lambda s: s.output_count <= compared_end)
         retained = self.retained()
-        kept = {retained, needed.position if needed is not None else retained or old[0]}
+        kept = {self.pinned, retained, needed.position if needed is not None else retained or old[0]}
         for position in old:
             if position not in kept:
                 self._path(position).unlink(missing_ok=True)  # the file may have been quarantined a moment ago
@@ -390,6 +395,16 @@ class SnapshotStore:
                     self._release(path)
                     path.unlink(missing_ok=True)
 
+    def drop(self, outdated: Callable[[Snapshot], bool]) -> None:
+        """Delete the snapshots for which ``outdated`` is true, because they contain a record that the log decides to skip."""
+        for path in self._files():
+            with _storage_errors("remove", path), contextlib.suppress(CorruptionError, UnknownFormatError):
+                if outdated(decode(path.read_bytes(), self._identity)):
+                    logger.warning("snapshot contains a skipped record file=%s: deleted", path.name)
+                    with self._deleting:
+                        self._release(path)
+                        path.unlink(missing_ok=True)
+
     def set_aside(self, diverged: Callable[[Snapshot], bool]) -> None:
         """Quarantine snapshots for which ``diverged`` is true: rename them with the suffix ``.diverged``. They are not used again."""
         for path in self._files():
@@ -402,7 +417,7 @@ class SnapshotStore:
                     _flush_names(self.folder)
 
     def _release(self, path: Path) -> None:
-        """Stop retaining a snapshot before its file goes: a later one at its position may have other outputs."""
+        """Stop retaining a snapshot before its file goes or changes: a later one at its position may have other outputs."""
         path.with_suffix(_RETAINED).unlink(missing_ok=True)
 
     def _path(self, position: int) -> Path:
@@ -463,6 +478,8 @@ class SnapshotKeeper:
         """Time for which the last snapshot blocked the service, in seconds."""
         self.given_bytes = 0
         """Number of bytes sent to other nodes."""
+        self.is_comparable: Callable[[int], bool] = lambda position: True
+        """Returns whether the snapshot at a position depends on the log below it alone, so that nodes may compare it."""
         self.turn = 0
         """Place of this node in the order of turns, from the sidecar. 0: the first."""
         self.life = secrets.randbits(62)
@@ -503,7 +520,8 @@ class SnapshotKeeper:
     def confirm_first_state(self) -> None:
         """Allow other nodes to download the snapshot from which the service started, because its state belongs to this log."""
         if self._began is not None:
-            self.digests = [(self._began.position, self._began.digest), *self.digests]
+            if self.is_comparable(self._began.position):
+                self.digests = [(self._began.position, self._began.digest), *self.digests]
             self._began = None
 
     async def later(
@@ -518,6 +536,20 @@ class SnapshotKeeper:
             return None, "nobody was asked"
         await self._fetcher.fetch(lowest, wanted, needed)
         return await self.newest(wanted), self._fetcher.tried
+
+    def pin(self, position: int) -> None:
+        """Keep the snapshot at ``position`` although there are newer ones. 0: none.
+
+        The service replays from it, because the newer ones contain a record that the log decides to skip.
+        """
+        self._store.pinned = position
+
+    async def drop(self, outdated: Callable[[Snapshot], bool]) -> None:
+        """Delete the snapshots for which ``outdated`` is true."""
+        await asyncio.to_thread(self._store.drop, outdated)
+        kept = await asyncio.to_thread(self._store.positions)
+        self._stored = [snapshot for snapshot in self._stored if snapshot.position in kept]
+        self._retained = min(self._retained, await asyncio.to_thread(self._store.retained))
 
     async def drop_above(self, position: int) -> None:
         await asyncio.to_thread(self._store.drop_above, position)
@@ -558,9 +590,11 @@ class SnapshotKeeper:
             self.problem = ""
             stored = [*self._stored[-_MAX_STORED:], stored_snapshot]
             self._stored = [snapshot for snapshot in stored if snapshot.position in kept]
+            self._retained = min(self._retained, await asyncio.to_thread(self._store.retained))
             self._stored_s, self._fresh_bytes = time.monotonic(), 0
             self.stored_count, self.state_bytes, self.saved_s = self.stored_count + 1, len(whole.state), time.monotonic()
-            self.digests = [*self.digests[1 - _MAX_DIGESTS :], (stored_snapshot.position, stored_snapshot.digest)]
+            if self.is_comparable(stored_snapshot.position):
+                self.digests = [*self.digests[1 - _MAX_DIGESTS :], (stored_snapshot.position, stored_snapshot.digest)]
 
     def retain_from(self) -> int:
         """Return the position from which the log must be kept. 0: all of it.
