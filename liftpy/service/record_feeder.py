@@ -31,7 +31,8 @@ from liftpy.core.services.bad_records import (
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.outbox import Outbox
 from liftpy.core.services.service import Role, Service, ServiceFailedError
-from liftpy.core.services.snapshot import Identity, Snapshot
+from liftpy.core.services.snapshot import Identity, Section, Snapshot
+from liftpy.core.services.versions import CodeTooNewError, VersionError, from_section
 from liftpy.core.wire.batch import Record
 from liftpy.errors import DataLossError, LiftError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError
 from liftpy.service.output_writer import Emitter
@@ -187,12 +188,12 @@ class Feeder:
 
         ``log_start_offset``: first offset of the log. A snapshot below it cannot be used. ``wanted``: returns whether a snapshot
         is suitable. ``needed``: returns False when any snapshot is suitable. ``replay_end``, ``rewind_epoch``: values of the new
-        machine. Raises DataLossError if there is no usable snapshot.
+        machine. Raises DataLossError if there is no usable snapshot, and VersionError if the code supports none.
         """
         self._log_start_offset = max(self._log_start_offset, log_start_offset)
 
         def suitable(snapshot: Snapshot) -> bool:
-            return wanted(snapshot) and not self._has_missed(snapshot)
+            return wanted(snapshot) and self._is_usable(snapshot)
 
         snapshot = await self._keeper.newest(suitable)
         if _position(snapshot) < self._log_start_offset:
@@ -216,6 +217,13 @@ class Feeder:
                     f"earlier records. No other node gave a later snapshot: {tried}. Start the service next to a node "
                     "that has one, or copy its snapshot directory."
                 )
+        try:
+            await self._begin(snapshot, replay_end, rewind_epoch)
+        except CodeTooNewError as error:
+            await self._begin(await self._supported(error, suitable, needed), replay_end, rewind_epoch)
+
+    async def _begin(self, snapshot: Snapshot | None, replay_end: int, rewind_epoch: int) -> None:
+        """Start a new machine with the state of ``snapshot``, None: an empty one. Raises VersionError."""
         machine = ServiceMachine(
             self._factory(),
             self._identity,
@@ -240,6 +248,31 @@ class Feeder:
             self._keeper.confirm_first_state()
         self._align()
         self._host.machine_started(machine, snapshot)
+
+    async def _supported(
+        self, error: CodeTooNewError, wanted: Callable[[Snapshot], bool], needed: Callable[[], bool]
+    ) -> Snapshot:
+        """Return another node's snapshot that the code supports, because the code is too new for the records before it.
+
+        Args:
+            error: Error of the own state.
+            wanted: Says whether a snapshot is suitable.
+            needed: Returns False when the search must end.
+
+        Raises:
+            VersionError: No other node gave such a snapshot.
+        """
+
+        def is_supported(snapshot: Snapshot) -> bool:
+            return wanted(snapshot) and from_section(snapshot.section(Section.VERSION)) >= error.lowest_version
+
+        snapshot, tried = await self._keeper.later(error.position + 1, wanted, needed, is_supported)
+        if snapshot is None or not is_supported(snapshot):
+            raise VersionError(
+                f"{error} Or start the service next to a node that has a snapshot of version {error.lowest_version} or later. No "
+                f"other node gave one: {tried}."
+            ) from error
+        return snapshot
 
     def _align(self) -> None:
         """Set the next read to the machine's position, or to the record before it if its LeaderEpoch must be checked."""
@@ -491,6 +524,13 @@ class Feeder:
             logger.warning("decision missed service=%s unit=%s: restoring a snapshot", self._identity, missed)
             self._missed[missed.unit] = missed.decision_offset + 1
             await self._skip_unit(missed.unit, missed.decision_offset + 1)
+        except CodeTooNewError as error:
+            machine = self._machine
+            await self._begin(await self._supported(error, self._is_usable, _yes), machine.replay_end, machine.rewind_epoch)
+            self._reread_outputs()
+
+    def _is_usable(self, snapshot: Snapshot) -> bool:
+        return not self._has_missed(snapshot)
 
     def _has_missed(self, snapshot: Snapshot) -> bool:
         """Return whether the state of ``snapshot`` contains a unit that a later record decides to skip."""
@@ -720,6 +760,10 @@ class Feeder:
                 self._keeper.confirm_first_state()
             if record.offset >= machine.position:
                 yield record
+
+
+def _yes() -> bool:
+    return True
 
 
 def _position(snapshot: Snapshot | None) -> int:

@@ -525,16 +525,29 @@ class SnapshotKeeper:
             self._began = None
 
     async def later(
-        self, lowest: int, wanted: Callable[[Snapshot], bool], needed: Callable[[], bool]
+        self,
+        lowest: int,
+        wanted: Callable[[Snapshot], bool],
+        needed: Callable[[], bool],
+        is_usable: Callable[[Snapshot], bool] = lambda snapshot: True,
     ) -> tuple[Snapshot | None, str]:
         """Search on other nodes for a snapshot at the offset ``lowest`` or above, for which ``wanted`` is true. Download it.
 
-        ``needed``: returns False when the search must end, because no snapshot is needed any more. Return
-        (snapshot, text about failed attempts). The snapshot is None if there is none.
+        ``needed``: returns False when the search must end, because no snapshot is needed any more. ``is_usable``: returns whether
+        a downloaded snapshot is suitable. If it is not, the search goes on with the next one. Return (snapshot, text about failed
+        attempts). The snapshot is None if there is none.
         """
         if self._fetcher is None:
             return None, "nobody was asked"
-        await self._fetcher.fetch(lowest, wanted, needed)
+        give_up_s = time.monotonic() + self._settings.snapshot_fetch_timeout_s
+
+        def may_end(snapshot: Snapshot) -> bool:
+            return snapshot.position >= lowest and wanted(snapshot) and is_usable(snapshot)
+
+        while await self._fetcher.fetch(lowest, wanted, needed):
+            snapshot = await self.newest(may_end)
+            if snapshot is not None or time.monotonic() >= give_up_s:
+                return snapshot, "no snapshot is usable"
         return await self.newest(wanted), self._fetcher.tried
 
     def pin(self, position: int) -> None:
@@ -839,7 +852,7 @@ class SnapshotFetcher:
         """
         give_up_s, pause_s = time.monotonic() + self._settings.snapshot_fetch_timeout_s, _FIRST_PAUSE_S
         logger.warning(
-            "log starts above all local snapshots service=%s log_start=%d: searching on other nodes", self._identity, lowest
+            "no usable local snapshot service=%s lowest_position=%d: searching on other nodes", self._identity, lowest
         )
         now_s = time.monotonic()
         self._took_s = {digest: took_s for digest, took_s in self._took_s.items() if now_s - took_s < _BARRED_S}

@@ -303,6 +303,9 @@ async def test_service_record_feeder_that_applied_a_skipped_record_rewinds_to_a_
     await node.at(45)
     assert node.services[-1].seen == [*expected(), *["c"] * 10]
     await node.until(lambda: not any("bad" in path.read_text(errors="replace") for path in files_of(node)))
+    await node.until(lambda: node.keeper.digests[-1][0] == 45)
+    told = [position for position, _ in node.keeper.digests]
+    assert not [position for position in told if 25 < position < 45], "another node may not have read the decision yet"
 
 
 def files_of(node: Node) -> list[Path]:
