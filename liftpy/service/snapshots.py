@@ -30,6 +30,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,13 @@ from liftpy.core.services.outbox import Outbox
 from liftpy.core.services.snapshot import (
     DIGEST_SIZE_BYTES,
     Identity,
+    ReplayPoint,
     Snapshot,
     SnapshotOffer,
     SnapshotRange,
     SnapshotSearch,
     decode,
+    replay_point,
 )
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import service_pb2 as pb
@@ -129,6 +132,10 @@ class StoredSnapshot:
     output_count: int
     digest: bytes
     size_bytes: int
+
+
+def _read_at(descriptor: int, start: int, size_bytes: int) -> bytes:
+    return os.pread(descriptor, size_bytes, start)
 
 
 def _stored_snapshot_of(snapshot: Snapshot, data: bytes) -> StoredSnapshot:
@@ -283,6 +290,14 @@ class SnapshotStore:
         stored = self.positions()
         named = [int(path.stem) for path in self.folder.glob(f"*{_RETAINED}") if path.stem.isascii() and path.stem.isdigit()]
         return max((position for position in named if position in stored), default=0)
+
+    def replay_points(self) -> list[ReplayPoint]:
+        """Return the snapshots from which the service can replay the log, ascending. Damaged files are left out."""
+        points = []
+        for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
+            with contextlib.suppress(OSError, CorruptionError), path.open("rb") as file:
+                points.append(replay_point(partial(_read_at, file.fileno())))
+        return points
 
     def stored_at(self, position: int) -> StoredSnapshot | None:
         """Return the facts about the snapshot at ``position``. None: it is damaged. Raises StorageError."""
@@ -476,6 +491,8 @@ class SnapshotKeeper:
         self._soon = False
         self._blocked_s = 0.0
         """Time for which the last snapshot blocked the service, in seconds."""
+        self.replay_points: list[ReplayPoint] = []
+        """Stored snapshots from which the service can replay the log, ascending."""
         self.given_bytes = 0
         """Number of bytes sent to other nodes."""
         self.is_comparable: Callable[[int], bool] = lambda position: True
@@ -508,9 +525,15 @@ class SnapshotKeeper:
         if newest is not None and 0 < self._retained < newest[1].position:
             retained = await asyncio.to_thread(self._store.stored_at, self._retained)
             self._stored = [retained, *self._stored] if retained is not None else self._stored
+        await self._note_files()
         self._stored_s, self._fresh_bytes = time.monotonic(), 0
         self.life, self.digests = self.life + 1, []
         return newest[0] if newest is not None else None
+
+    async def _note_files(self) -> None:
+        """Note which snapshots the store has, after they may have changed."""
+        self._retained = min(self._retained, await asyncio.to_thread(self._store.retained))
+        self.replay_points = await asyncio.to_thread(self._store.replay_points)
 
     async def newest_position(self, highest: int) -> int:
         """Return the position of the newest valid snapshot at or below the offset ``highest``. 0: there is none."""
@@ -562,16 +585,16 @@ class SnapshotKeeper:
         await asyncio.to_thread(self._store.drop, outdated)
         kept = await asyncio.to_thread(self._store.positions)
         self._stored = [snapshot for snapshot in self._stored if snapshot.position in kept]
-        self._retained = min(self._retained, await asyncio.to_thread(self._store.retained))
+        await self._note_files()
 
     async def drop_above(self, position: int) -> None:
         await asyncio.to_thread(self._store.drop_above, position)
-        self._retained = min(self._retained, await asyncio.to_thread(self._store.retained))
+        await self._note_files()
 
     async def set_aside(self, first_wrong: int) -> None:
         """Quarantine the snapshots at or above the offset ``first_wrong``, because their states have diverged."""
         await asyncio.to_thread(self._store.set_aside, lambda snapshot: snapshot.position >= first_wrong)
-        self._retained = min(self._retained, await asyncio.to_thread(self._store.retained))
+        await self._note_files()
 
     def quarantine_diverged(self, position: int | None = None) -> None:
         """Quarantine the snapshots that may be wrong after the state has diverged.
@@ -603,7 +626,7 @@ class SnapshotKeeper:
             self.problem = ""
             stored = [*self._stored[-_MAX_STORED:], stored_snapshot]
             self._stored = [snapshot for snapshot in stored if snapshot.position in kept]
-            self._retained = min(self._retained, await asyncio.to_thread(self._store.retained))
+            await self._note_files()
             self._stored_s, self._fresh_bytes = time.monotonic(), 0
             self.stored_count, self.state_bytes, self.saved_s = self.stored_count + 1, len(whole.state), time.monotonic()
             if self.is_comparable(stored_snapshot.position):
