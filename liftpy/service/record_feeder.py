@@ -44,6 +44,8 @@ logger = logging.getLogger("liftpy.service")
 _FIRST_CHUNK_RECORDS = 32
 _MAX_CHUNK_RECORDS = 128
 _PAUSE_S = 0.25
+_MAX_DECIDED = 10_000
+"""Maximum number of units that a replay knows to skip in advance."""
 
 
 class FeederHost(Protocol):
@@ -608,6 +610,8 @@ class Feeder:
     async def _skip_unit(self, unit: Unit, decision_end: int) -> None:
         """Rebuild the state without ``unit``. ``decision_end``: offset after the record that decides to skip it."""
         self._decided.add(unit)
+        if len(self._decided) > _MAX_DECIDED:
+            self._decided.remove(min(self._decided))  # a replay that comes to it searches for its decision again
         self._decision_ends[unit] = decision_end
         if len(self._decision_ends) > MAX_SKIPS:
             del self._decision_ends[min(self._decision_ends)]

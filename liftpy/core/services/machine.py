@@ -291,7 +291,7 @@ class ServiceMachine:
 
     def skip(self, unit: Unit) -> None:
         """Skip ``unit`` when the machine comes to its record, because a later record of the log decides so."""
-        self._skips.add(unit)
+        self._skips.add(unit, self.position)
 
     def _apply(self, record: Record) -> None:
         """Apply one record: fire the timers that are due before it, then call ``on_record``, unless the record must be skipped."""
@@ -490,7 +490,7 @@ class ServiceMachine:
             timers=self._timers.entries(),
             state=state,
             output_digest=self.outbox.digest if self.outbox is not None else b"",
-            skips=tuple(unit for unit in self._skips if unit.offset < self.position),
+            skips=self._skips.newest(self.position),
             sections=tuple((kind, content) for kind, content in self._sections() if content),
             make=make,
         )

@@ -14,6 +14,7 @@ import pytest
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.progress import ReadProgress
 from liftpy.config import StreamConfig
+from liftpy.core.services import bad_records
 from liftpy.core.services.bad_records import (
     MAX_SKIPS,
     BadRecordError,
@@ -146,10 +147,11 @@ def test_service_snapshot_contains_the_applied_skip_decisions() -> None:
 def test_service_skip_decisions_are_bounded_in_number() -> None:
     skips = SkippedUnits()
     for offset in range(MAX_SKIPS + 5):
-        skips.add(Unit(offset))
-    assert len(list(skips)) == MAX_SKIPS
-    assert Unit(4) not in skips
-    assert Unit(5) in skips
+        skips.add(Unit(offset), offset)
+    assert len(list(skips)) == MAX_SKIPS + 1, "those that were skipped, and the last one"
+    assert Unit(3) not in skips
+    assert Unit(4) in skips
+    assert len(skips.newest(MAX_SKIPS + 5)) == MAX_SKIPS
 
 
 # ---- what is done about it ---------------------------------------------------------------------------------------------------
@@ -329,6 +331,27 @@ async def test_service_process_killed_while_it_skips_an_applied_record_skips_it_
     await again.start()
     await again.at(45)
     assert again.services[-1].seen == [*expected(), *["c"] * 10]
+
+
+async def test_service_that_replays_more_skipped_records_than_a_snapshot_names_skips_all_of_them(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bad_records, "MAX_SKIPS", 4)
+    node = nodes(Skipping)
+    node.log.append(b"first", *[b"bad"] * 8, *AFTER)
+    for offset in range(1, 9):
+        node.log.append(b"why", headers=SkipDecision("brittle", Unit(offset), 1).headers())
+    await node.start()
+    await node.at(25)
+    assert node.services[-1].seen == ["first", *[value.decode() for value in AFTER]]
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(0)).headers())  # the replay begins with the first record
+    await node.at(26)
+    assert node.services[-1].seen == [value.decode() for value in AFTER]
+    late = nodes(Skipping)
+    await late.start()
+    await late.at(26)
+    assert late.machine.snapshot().encode() == node.machine.snapshot().encode()
+    assert len(decode(late.machine.snapshot().encode(), WHO).skips) == 4
 
 
 class PeerSnapshots:
