@@ -222,7 +222,11 @@ class Feeder:
         try:
             await self._begin(snapshot, replay_end, rewind_epoch)
         except CodeTooNewError as error:
-            await self._begin(await self._supported(error, suitable, needed), replay_end, rewind_epoch)
+            supported = await self._supported(error, suitable, needed)
+            if supported is None:
+                await self.restart(0, replay_end=replay_end)
+            else:
+                await self._begin(supported, replay_end, rewind_epoch)
 
     async def _begin(self, snapshot: Snapshot | None, replay_end: int, rewind_epoch: int) -> None:
         """Start a new machine with the state of ``snapshot``, None: an empty one. Raises VersionError."""
@@ -253,8 +257,10 @@ class Feeder:
 
     async def _supported(
         self, error: CodeTooNewError, wanted: Callable[[Snapshot], bool], needed: Callable[[], bool]
-    ) -> Snapshot:
+    ) -> Snapshot | None:
         """Return another node's snapshot that the code supports, because the code is too new for the records before it.
+
+        None: no snapshot is needed any more.
 
         Args:
             error: Error of the own state.
@@ -270,6 +276,8 @@ class Feeder:
 
         snapshot, tried = await self._keeper.later(error.position + 1, wanted, needed, is_supported)
         if snapshot is None or not is_supported(snapshot):
+            if not needed():
+                return None
             raise VersionError(
                 f"{error} Or start the service next to a node that has a snapshot of version {error.lowest_version} or later. No "
                 f"other node gave one: {tried}."
@@ -528,7 +536,8 @@ class Feeder:
             await self._skip_unit(missed.unit, missed.decision_offset + 1)
         except CodeTooNewError as error:
             machine = self._machine
-            await self._begin(await self._supported(error, self._is_usable, _yes), machine.replay_end, machine.rewind_epoch)
+            supported = await self._supported(error, self._is_usable, _yes)
+            await self._begin(supported, machine.replay_end, machine.rewind_epoch)
             self._reread_outputs()
 
     def _is_usable(self, snapshot: Snapshot) -> bool:

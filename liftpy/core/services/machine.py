@@ -145,7 +145,7 @@ class ServiceMachine:
         self.active_version = FIRST
         """Version by which the machine applies records now."""
         self.failed = False
-        """True if a callback has raised an error, so that the state may be incomplete."""
+        """True if a callback has raised an error, or if the state contains a unit that the log decides to skip."""
         self.is_apply_thread: Callable[[], bool] = _yes
         """Returns whether the caller is the thread that applies records."""
         self.on_work: Callable[[], None] | None = None
@@ -368,6 +368,7 @@ class ServiceMachine:
             return False
         unit = decided_unit(record, self.identity.service)
         if unit is not None and unit not in self._skips:
+            self.failed = True
             raise DecisionMissedError(unit, record.offset)
         return True
 

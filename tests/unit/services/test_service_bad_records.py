@@ -107,6 +107,8 @@ def test_service_skip_decision_for_an_applied_record_raises_decision_missed() ->
     with pytest.raises(DecisionMissedError) as missed:  # the offsets between were compacted
         machine.apply([record(0), record(9, b"", headers=SkipDecision("brittle", Unit(0)).headers())])
     assert (missed.value.unit, missed.value.decision_offset) == (Unit(0), 9)
+    with pytest.raises(ServiceFailedError, match="makes no snapshot"):  # a stop would store it instead of an earlier one
+        machine.snapshot()
 
 
 @each(

@@ -19,11 +19,11 @@ from liftpy.core.wire.batch import Record, build_batch
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError, DataLossError, UnknownFormatError
 from liftpy.nats.transport import NoRespondersError
-from liftpy.service import Identity, Outbox, Snapshot, snapshots
+from liftpy.service import Identity, Outbox, Role, Snapshot, snapshots
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import SnapshotFetcher, SnapshotKeeper, SnapshotServer, SnapshotStore
 from tests.only_in import only_in
-from tests.unit.services.test_record_feeder import FakeLog, Node, Sum
+from tests.unit.services.test_record_feeder import EndlessSearch, FakeLog, Node, Sum
 from tests.until import until
 
 WHO = Identity("sum", "in", "u1", 0)
@@ -446,6 +446,36 @@ async def test_service_with_code_that_is_too_new_for_all_snapshots_raises_with_t
     await node.start()
     with pytest.raises(VersionError, match=r"Start version 2 on all nodes first\. Or .*version 2 or later.*: n2 .*n3 "):
         await node.at(35)
+    await node.close()
+
+
+class LoudTwo(Two):
+    def on_record(self, record: Record) -> None:
+        super().on_record(record)
+        self.emit(b"x")
+
+
+class LoudThree(LoudTwo):
+    version = 3
+
+
+async def test_service_that_is_no_leader_any_more_ends_its_search_for_a_snapshot_that_its_code_supports(tmp_path: Path) -> None:
+    log, search = log_of_two_versions(), EndlessSearch()
+    before = Node(log, tmp_path, LoudTwo, kept=5)
+    await before.start()
+    await before.at(35)
+    await before.stored(10, 20, 30)
+    await before.close()
+    node = Node(log, tmp_path, LoudThree, kept=5, fetcher=search, max_records=2)
+    await node.start()
+    await node.at(35)
+    node.outbox.outputs_committed(12)  # the snapshot with so few outputs is of the first version
+    node.become(Role.LEADER, 2)
+    await until(lambda: search.is_searching)
+    node.become(Role.FOLLOWER, 3)
+    begun = len(node.services)
+    await node.until(lambda: len(node.services) > begun)
+    await node.at(35)
     await node.close()
 
 
