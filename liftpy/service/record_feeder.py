@@ -591,8 +591,16 @@ class Feeder:
             logger.warning("record skipped service=%s unit=%s: the log has the decision", self._identity, failing.unit)
             await self._skip_unit(failing.unit, decision_end)
         elif decision_end is not None:
-            leads = self._host.is_beside_leader()
+            leads = self._host.is_beside_leader() and not self._has_written_later_outputs()
             await self._do(failing.next(self._machine.on_error, leads=leads, now_s=time.monotonic()), failing)
+
+    def _has_written_later_outputs(self) -> bool:
+        """Return whether the output stream may have outputs of the failed unit or of later ones.
+
+        Another instance has then applied the unit. To skip it would change outputs that are written.
+        """
+        outbox = self._outbox
+        return outbox is not None and (not outbox.known or outbox.emitted_end > outbox.output_count)
 
     async def _do(self, step: NextStep, failing: FailedUnit) -> None:
         if step is NextStep.STOP:

@@ -381,8 +381,9 @@ async def pass_over(
     if len(applied) == len(instances) > 0:
         first_version = await _first_version(client, stream, partition, image.uid, name, bounds.log_start_offset)
         _check_replay(name, unit, f"{stream}/{partition}", applied.values(), bounds.log_start_offset, first_version)
-    if applied and not has_no_side_effects:
-        _check_side_effects(name, unit, instances.values())
+    reached = [status for status in instances.values() if int(status["position"]) >= unit.offset]
+    if reached and not has_no_side_effects:
+        _check_side_effects(name, unit, instances.values(), is_applied=bool(applied))
     record = await _record(client, stream, partition, unit.offset, image.uid)
     writer = DecisionWriter(client, dead_letter)
     return await writer.pass_over(
@@ -419,18 +420,22 @@ def _check_replay(
     )
 
 
-def _check_side_effects(name: str, unit: Unit, instances: Collection[dict[str, Any]]) -> None:
-    """Check that the service has written no outputs and requested no effects since the newest snapshot below ``unit``.
+def _check_side_effects(name: str, unit: Unit, instances: Collection[dict[str, Any]], *, is_applied: bool) -> None:
+    """Check that the service has written no outputs and requested no effects since the newest known state before ``unit``.
 
-    Raises ConfigError.
+    This state is a snapshot, or that of an instance that is blocked at the unit. ``is_applied``: True if an instance has applied the
+    unit. Raises ConfigError.
     """
-    points = [
-        point for status in instances for point in status.get("replay_points", []) if int(point["position"]) <= unit.offset
-    ]
-    base = max(points, key=lambda point: int(point["position"]), default={"position": 0, "output_count": 0, "effect_count": 0})
+    points = [point for status in instances for point in status.get("replay_points", [])]
+    points += [status for status in instances if "effect_count" in status]
+    before = [point for point in points if int(point["position"]) <= unit.offset]
+    base = max(before, key=lambda point: int(point["position"]), default={"position": 0, "output_count": 0, "effect_count": 0})
     outputs = max(int(status.get("emitted_end", 0)) for status in instances) - int(base["output_count"])
     effects = max(int(status.get("effect_count", 0)) for status in instances) - int(base["effect_count"])
-    if outputs <= 0 and effects <= 0 and all("effect_count" in status for status in instances):
+    is_known = not is_applied or all("effect_count" in status for status in instances)
+    if not is_applied and int(base["position"]) < unit.offset:
+        return
+    if outputs <= 0 and effects <= 0 and is_known:
         return
     raise ConfigError(
         f"Service {name} has applied {unit}. Since offset {base['position']}, it has written {max(0, outputs)} outputs and "

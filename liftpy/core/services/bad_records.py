@@ -14,9 +14,8 @@ decision. If it finds one, it skips the unit. If it finds none:
     stop       the service ends                          the service ends
     skip       tries once more, then decides             tries again with growing waits, until there is a decision
 
-A service that has applied the unit and finds a decision about it restores a snapshot from before the unit. A service
-becomes LEADER in an epoch only when all records of earlier epochs are in its state, so no output of the unit was sent by
-then.
+A service that has applied the unit and finds a decision about it restores a snapshot from before the unit. A service does
+not decide if outputs from after the unit are written, because another LEADER has applied it then.
 
 Worked example: no node can apply record 17. The service on the leader's node in epoch 5 tries it twice, writes it to the
 dead-letter stream, and appends ``bank/17/5/`` at offset 40. All nodes wait at 17, read up to 40, and continue with 18.

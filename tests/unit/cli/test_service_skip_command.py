@@ -23,7 +23,7 @@ from tests.flat_client import FlatClient
 def applied(position: int, *points: tuple[int, int], version: int = 1, **more: int) -> dict[str, Any]:
     """Return the status of a service that has snapshots at ``points``: (position, version) each."""
     replay_points = [{"position": at, "output_count": 0, "effect_count": 0, "version": active} for at, active in points]
-    counts = {"emitted_end": 0, "effect_count": 0} | more
+    counts = {"emitted_end": 0, "output_count": 0, "effect_count": 0} | more
     return {"position": position, "version": version, "replay_points": replay_points, **counts}
 
 
@@ -202,3 +202,17 @@ async def test_service_skip_command_with_an_instance_of_an_earlier_version_needs
         await force(client, 5)
     assert await force(client, 5, has_no_side_effects=True) == 42
     assert decisions == [Unit(5)]
+
+
+@pytest.mark.parametrize("written", [3, 4])
+async def test_service_skip_command_for_a_record_whose_outputs_are_written_needs_a_confirmation(
+    decisions: list[Unit], written: int
+) -> None:
+    """An instance is blocked at the record, but an earlier LEADER has applied it."""
+    client: Any = Asked(n1=applied(5, (2, 1), output_count=3, emitted_end=written), n2=applied(3, (2, 1), emitted_end=written))
+    if written == 3:
+        assert await service.pass_over(client, "counter", "s", 0, Unit(5, "")) == 42
+    else:
+        with pytest.raises(ConfigError, match=r"Since offset 5, it has written 1 outputs.*--no-side-effects"):
+            await service.pass_over(client, "counter", "s", 0, Unit(5, ""))
+    assert decisions == ([Unit(5)] if written == 3 else [])

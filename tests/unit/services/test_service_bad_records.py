@@ -584,6 +584,22 @@ async def test_service_failing_record_that_succeeds_on_retry_is_not_skipped(
     assert "bad" in node.services[-1].seen
 
 
+async def test_service_of_the_leader_that_fails_at_a_record_whose_outputs_are_written_does_not_skip_it(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier LEADER has applied the record. If all nodes skipped it now, their outputs would differ from the written ones."""
+    monkeypatch.setattr(bad_records, "FIRST_WAIT_S", 0.01)
+    node = nodes(Skipping, leads=True)
+    node.log.append(*BEFORE, b"bad", *AFTER)
+    node.outbox.outputs_committed(2 * len(BEFORE) + 2)
+    await node.start()
+    await node.until(lambda: node.feeder.failing is not None and node.feeder.failing.tries >= 4)
+    assert node.decisions == 0
+    monkeypatch.setattr(Skipping, "broken", False)
+    await node.at(len(BEFORE) + 1 + len(AFTER))
+    assert "bad" in node.services[-1].seen
+
+
 async def test_service_skip_decision_rejected_by_the_stream_is_written_again(nodes: Any) -> None:
     node = nodes(Skipping, leads=True)
     node.refuse_decisions = True

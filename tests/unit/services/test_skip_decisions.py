@@ -47,7 +47,7 @@ class Cluster(FlatClient):
             raise UnavailableError("gone")
         points = [{"position": 10, "output_count": 3, "effect_count": 2, "version": 1}]
         bank = {"service": "bank", "position": self.position, "snapshot": self.snapshot, "replay_points": points}
-        bank |= {"version": 1, "emitted_end": 3, "effect_count": 2}
+        bank |= {"version": 1, "output_count": 3, "emitted_end": 3, "effect_count": 2}
         return {"partitions": [{"uid": "u1", "partition": 1, "services": [bank]}]}
 
     async def read_range(self, stream: str, partition: int, start: int, end: int, *, uid: str, exact: bool = False) -> Any:
