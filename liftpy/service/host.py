@@ -27,7 +27,7 @@ from liftpy.core.services.outbox import Outbox
 from liftpy.core.services.replies import ReplyBuffer
 from liftpy.core.services.rules import NO_PARAMETERS, check_outputs
 from liftpy.core.services.service import DivergedError, Role, Service
-from liftpy.core.services.snapshot import BEGINNING, Identity, Snapshot
+from liftpy.core.services.snapshot import BEGINNING, MAX_POSITIONS, Identity, Snapshot
 from liftpy.core.services.versions import VersionDecision
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import service_pb2 as pb
@@ -557,6 +557,16 @@ class ServiceHost:
             fetchedBytes=self._fetcher.fetched_bytes if self._fetcher is not None else 0,
             givenBytes=self._keeper.given_bytes if self._keeper is not None else 0,
             snapshotPosition=self._keeper.retain_from() if self._keeper is not None and machine is not None else 0,
+            replayPoints=[
+                pb.ReplayPoint(
+                    position=point.position,
+                    outputCount=point.output_count,
+                    effectCount=point.effect_count,
+                    version=point.version,
+                )
+                for point in (self._keeper.replay_points if self._keeper is not None else [])[-MAX_POSITIONS:]
+            ],
+            effectCount=machine.effects.count if machine is not None else 0,
         )
 
     def _figures(self) -> pb.ServiceFigures:

@@ -31,7 +31,8 @@ from liftpy.core.services.bad_records import (
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.outbox import Outbox
 from liftpy.core.services.service import Role, Service, ServiceFailedError
-from liftpy.core.services.snapshot import Identity, Snapshot
+from liftpy.core.services.snapshot import Identity, Section, Snapshot
+from liftpy.core.services.versions import CodeTooNewError, VersionError, from_section
 from liftpy.core.wire.batch import Record
 from liftpy.errors import DataLossError, LiftError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError
 from liftpy.service.output_writer import Emitter
@@ -43,6 +44,8 @@ logger = logging.getLogger("liftpy.service")
 _FIRST_CHUNK_RECORDS = 32
 _MAX_CHUNK_RECORDS = 128
 _PAUSE_S = 0.25
+_MAX_DECIDED = 10_000
+"""Maximum number of units that a replay knows to skip in advance."""
 
 
 class FeederHost(Protocol):
@@ -84,6 +87,7 @@ class Feeder:
         self._identity = identity
         self._settings = settings
         self._keeper = keeper
+        keeper.is_comparable = self._is_comparable
         self._outbox = outbox
         self._factory = factory
         self._emitter = emitter
@@ -101,6 +105,8 @@ class Feeder:
         """Unit to skip -> offset after the record that decides it, for decisions that the machine had not read when it skipped."""
         self._lost_skips: set[int] = set()
         """Offsets of records that the state lacks, although the log may have lost the decision to skip them."""
+        self._missed: dict[Unit, int] = {}
+        """Applied unit that the log decides to skip -> offset after the decision. Snapshots between them contain the unit."""
         self._stop_position: int | None = None
         """Exclusive: the feeder applies records up to this offset. None: up to the high watermark."""
         self._told = False
@@ -184,10 +190,14 @@ class Feeder:
 
         ``log_start_offset``: first offset of the log. A snapshot below it cannot be used. ``wanted``: returns whether a snapshot
         is suitable. ``needed``: returns False when any snapshot is suitable. ``replay_end``, ``rewind_epoch``: values of the new
-        machine. Raises DataLossError if there is no usable snapshot.
+        machine. Raises DataLossError if there is no usable snapshot, and VersionError if the code supports none.
         """
         self._log_start_offset = max(self._log_start_offset, log_start_offset)
-        snapshot = await self._keeper.newest(wanted)
+
+        def suitable(snapshot: Snapshot) -> bool:
+            return wanted(snapshot) and self._is_usable(snapshot)
+
+        snapshot = await self._keeper.newest(suitable)
         if _position(snapshot) < self._log_start_offset:
             own = f"at snapshot {snapshot.position}" if snapshot is not None else "without a snapshot"
             is_abandoned = False
@@ -197,16 +207,29 @@ class Feeder:
                 is_abandoned = is_abandoned or not needed()  # a search that has ended early does not count as failed
                 return not is_abandoned
 
-            snapshot, tried = await self._keeper.later(self._log_start_offset, wanted, is_needed)
+            snapshot, tried = await self._keeper.later(self._log_start_offset, suitable, is_needed)
             if _position(snapshot) < self._log_start_offset and not is_needed():
                 await self.restart(0, replay_end=replay_end)
                 return
+            if _position(snapshot) < self._log_start_offset and self._missed:
+                raise self._cannot_skip(tried)
             if _position(snapshot) < self._log_start_offset:
                 raise DataLossError(
                     f"{self._identity}: the log starts at offset {self._log_start_offset}, but the state {own} needs "
                     f"earlier records. No other node gave a later snapshot: {tried}. Start the service next to a node "
                     "that has one, or copy its snapshot directory."
                 )
+        try:
+            await self._begin(snapshot, replay_end, rewind_epoch)
+        except CodeTooNewError as error:
+            supported = await self._supported(error, suitable, needed)
+            if supported is None:
+                await self.restart(0, replay_end=replay_end)
+            else:
+                await self._begin(supported, replay_end, rewind_epoch)
+
+    async def _begin(self, snapshot: Snapshot | None, replay_end: int, rewind_epoch: int) -> None:
+        """Start a new machine with the state of ``snapshot``, None: an empty one. Raises VersionError."""
         machine = ServiceMachine(
             self._factory(),
             self._identity,
@@ -232,6 +255,35 @@ class Feeder:
         self._align()
         self._host.machine_started(machine, snapshot)
 
+    async def _supported(
+        self, error: CodeTooNewError, wanted: Callable[[Snapshot], bool], needed: Callable[[], bool]
+    ) -> Snapshot | None:
+        """Return another node's snapshot that the code supports, because the code is too new for the records before it.
+
+        None: no snapshot is needed any more.
+
+        Args:
+            error: Error of the own state.
+            wanted: Says whether a snapshot is suitable.
+            needed: Returns False when the search must end.
+
+        Raises:
+            VersionError: No other node gave such a snapshot.
+        """
+
+        def is_supported(snapshot: Snapshot) -> bool:
+            return wanted(snapshot) and from_section(snapshot.section(Section.VERSION)) >= error.lowest_version
+
+        snapshot, tried = await self._keeper.later(error.position + 1, wanted, needed, is_supported)
+        if snapshot is None or not is_supported(snapshot):
+            if not needed():
+                return None
+            raise VersionError(
+                f"{error} Or start the service next to a node that has a snapshot of version {error.lowest_version} or later. No "
+                f"other node gave one: {tried}."
+            ) from error
+        return snapshot
+
     def _align(self) -> None:
         """Set the next read to the machine's position, or to the record before it if its LeaderEpoch must be checked."""
         identity = self._identity
@@ -246,6 +298,7 @@ class Feeder:
         if cut is not None:
             self._failing = None
             self._decided.clear()  # the records of these decisions may be lost
+            self._clear_missed()
             logger.warning(
                 "log truncated below the state service=%s end_offset=%d position=%d: restoring a snapshot",
                 self._identity,
@@ -260,7 +313,7 @@ class Feeder:
             return True
         # retention has deleted the next records: start from a later snapshot
         if self._machine.position < self._log_start_offset:
-            await self.restart(0)
+            await self.restart(0, replay_end=self._machine.replay_end)
             self._reread_outputs()
             return True
         if self._disproven:
@@ -305,7 +358,8 @@ class Feeder:
             self._replay_epoch = earlier.leader_epoch
         self._decided.update(earlier.skipped_units)
         replay_end = max(earlier.position, earlier.replay_end, known_end)
-        await self.restart(0, wanted, needed=needed, replay_end=replay_end, rewind_epoch=rewind_epoch)
+        log_start = self._host.log_start_offset
+        await self.restart(log_start, wanted, needed=needed, replay_end=replay_end, rewind_epoch=rewind_epoch)
 
     def _forget_decisions(self, position: int) -> None:
         """Forget the decisions at or above ``position``, because the log may have lost them.
@@ -343,6 +397,7 @@ class Feeder:
     def _truncate_replay(self, end_offset: int) -> None:
         if self._machine.truncate_replay(end_offset):
             self._decided.clear()
+            self._clear_missed()
             self._forget_decisions(self._machine.position)
             if self._lost_skips:
                 self._wake.set()
@@ -370,6 +425,7 @@ class Feeder:
                     fetch = None
                     await self._handle_failure()
                     continue
+                await self._forget_missed()
                 if self._keeper.is_due:
                     await self._keeper.keep(self._machine)
                 if self._must_wait():
@@ -476,8 +532,55 @@ class Feeder:
             self._failing.undone = True
         except DecisionMissedError as missed:
             logger.warning("decision missed service=%s unit=%s: restoring a snapshot", self._identity, missed)
-            await self._keeper.drop_above(missed.unit.offset)
+            self._missed[missed.unit] = missed.decision_offset + 1
             await self._skip_unit(missed.unit, missed.decision_offset + 1)
+        except CodeTooNewError as error:
+            machine = self._machine
+            supported = await self._supported(error, self._is_usable, _yes)
+            await self._begin(supported, machine.replay_end, machine.rewind_epoch)
+            self._reread_outputs()
+
+    def _is_usable(self, snapshot: Snapshot) -> bool:
+        return not self._has_missed(snapshot)
+
+    def _has_missed(self, snapshot: Snapshot) -> bool:
+        """Return whether the state of ``snapshot`` contains a unit that a later record decides to skip."""
+        return any(unit.offset < snapshot.position < end and unit not in snapshot.skips for unit, end in self._missed.items())
+
+    def _cannot_skip(self, tried: str) -> DataLossError:
+        """Return the error for applied units that cannot be skipped. ``tried``: text about the other nodes."""
+        unit, end = min(self._missed), max(self._missed.values())
+        return DataLossError(
+            f"{self._identity}: the record at offset {end - 1} decides to skip {unit}, but this service has applied it. The log "
+            f"starts at offset {self._log_start_offset}, and there is no snapshot from there to offset {unit.offset}. No other "
+            f"node gave one, or one from offset {end} on: {tried}. All snapshots of this node are unchanged. Start the service "
+            "again when it has skipped the record on another node, or copy the snapshot directory of a node that has an "
+            "earlier snapshot."
+        )
+
+    async def _forget_missed(self) -> None:
+        """Delete the snapshots that contain missed units, when the state has passed the decisions without these units.
+
+        Until then these snapshots stay. A process that starts from one of them reads the decision again. The node then stores
+        a snapshot soon, because other nodes may need it.
+        """
+        machine = self._machine
+        if not self._missed or self._verifying or machine.failed or machine.position < max(self._missed.values()):
+            return
+        await self._keeper.drop(self._has_missed)
+        self._clear_missed()
+        self._keeper.ask()
+
+    def _clear_missed(self) -> None:
+        self._missed.clear()
+        self._keeper.pin(0)
+
+    def _is_comparable(self, position: int) -> bool:
+        """Return whether the state at ``position`` depends on the log below it alone.
+
+        It does not between a skipped unit and the decision to skip it. Another node may have a state with the unit there.
+        """
+        return not any(unit.offset < position < end for unit, end in self._decision_ends.items())
 
     async def _handle_failure(self) -> None:
         """Process a unit (record or timer) on which the service failed: skip it if the log decides so, else retry or decide."""
@@ -488,8 +591,16 @@ class Feeder:
             logger.warning("record skipped service=%s unit=%s: the log has the decision", self._identity, failing.unit)
             await self._skip_unit(failing.unit, decision_end)
         elif decision_end is not None:
-            leads = self._host.is_beside_leader()
+            leads = self._host.is_beside_leader() and not self._has_written_later_outputs()
             await self._do(failing.next(self._machine.on_error, leads=leads, now_s=time.monotonic()), failing)
+
+    def _has_written_later_outputs(self) -> bool:
+        """Return whether the output stream may have outputs of the failed unit or of later ones.
+
+        Another instance has then applied the unit. To skip it would change outputs that are written.
+        """
+        outbox = self._outbox
+        return outbox is not None and (not outbox.known or outbox.emitted_end > outbox.output_count)
 
     async def _do(self, step: NextStep, failing: FailedUnit) -> None:
         if step is NextStep.STOP:
@@ -516,14 +627,26 @@ class Feeder:
     async def _skip_unit(self, unit: Unit, decision_end: int) -> None:
         """Rebuild the state without ``unit``. ``decision_end``: offset after the record that decides to skip it."""
         self._decided.add(unit)
+        if len(self._decided) > _MAX_DECIDED:
+            self._decided.remove(min(self._decided))  # a replay that comes to it searches for its decision again
         self._decision_ends[unit] = decision_end
         if len(self._decision_ends) > MAX_SKIPS:
             del self._decision_ends[min(self._decision_ends)]
         await self._rebuild(unit, decision_end)
 
     async def _rebuild(self, unit: Unit, known_end: int = 0) -> None:
-        """Restore the newest snapshot at or below the failed ``unit``, so that the state has no part of the unit."""
-        await self._replay(lambda snapshot: snapshot.position <= unit.offset, known_end=known_end)
+        """Restore a snapshot whose state has no part of the failed ``unit``.
+
+        It is the newest one at or below the unit, or one of another node that has read the decision to skip the unit.
+        ``known_end``: offset after this decision. 0: there is none.
+        """
+
+        def wanted(snapshot: Snapshot) -> bool:
+            return snapshot.position <= unit.offset or 0 < known_end <= snapshot.position
+
+        await self._replay(wanted, known_end=known_end)
+        if self._missed:
+            self._keeper.pin(self._machine.position)
         self._reread_outputs()
 
     def _reread_outputs(self) -> None:
@@ -658,6 +781,10 @@ class Feeder:
                 self._keeper.confirm_first_state()
             if record.offset >= machine.position:
                 yield record
+
+
+def _yes() -> bool:
+    return True
 
 
 def _position(snapshot: Snapshot | None) -> int:

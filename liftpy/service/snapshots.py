@@ -30,6 +30,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,13 @@ from liftpy.core.services.outbox import Outbox
 from liftpy.core.services.snapshot import (
     DIGEST_SIZE_BYTES,
     Identity,
+    ReplayPoint,
     Snapshot,
     SnapshotOffer,
     SnapshotRange,
     SnapshotSearch,
     decode,
+    replay_point,
 )
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import service_pb2 as pb
@@ -129,6 +132,10 @@ class StoredSnapshot:
     output_count: int
     digest: bytes
     size_bytes: int
+
+
+def _read_at(descriptor: int, start: int, size_bytes: int) -> bytes:
+    return os.pread(descriptor, size_bytes, start)
 
 
 def _stored_snapshot_of(snapshot: Snapshot, data: bytes) -> StoredSnapshot:
@@ -227,6 +234,8 @@ class SnapshotStore:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)  # of a process that was killed
         self._deleting = threading.Lock()
+        self.pinned = 0
+        """Position of a snapshot that stays although there are newer ones. 0: there is none."""
 
     def positions(self) -> list[int]:
         """Return the positions of the stored snapshots, ascending."""
@@ -282,6 +291,14 @@ class SnapshotStore:
         named = [int(path.stem) for path in self.folder.glob(f"*{_RETAINED}") if path.stem.isascii() and path.stem.isdigit()]
         return max((position for position in named if position in stored), default=0)
 
+    def replay_points(self) -> list[ReplayPoint]:
+        """Return the snapshots from which the service can replay the log, ascending. Damaged files are left out."""
+        points = []
+        for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
+            with contextlib.suppress(OSError, CorruptionError), path.open("rb") as file:
+                points.append(replay_point(partial(_read_at, file.fileno())))
+        return points
+
     def stored_at(self, position: int) -> StoredSnapshot | None:
         """Return the facts about the snapshot at ``position``. None: it is damaged. Raises StorageError."""
         path = self._path(position)
@@ -330,6 +347,9 @@ class SnapshotStore:
             )
         path = self._path(snapshot.position)
         with _storage_errors("write", path):
+            with self._deleting:
+                if path.with_suffix(_RETAINED).exists() and path.exists() and path.read_bytes() != data:
+                    self._release(path)
             self._replace(path, data, snapshot)
             with self._deleting:
                 self._drop_old(snapshot, compared_end)
@@ -376,7 +396,7 @@ class SnapshotStore:
             return
         needed = stored if stored.output_count <= compared_end else self.newest(lambda s: s.output_count <= compared_end)
         retained = self.retained()
-        kept = {retained, needed.position if needed is not None else retained or old[0]}
+        kept = {self.pinned, retained, needed.position if needed is not None else retained or old[0]}
         for position in old:
             if position not in kept:
                 self._path(position).unlink(missing_ok=True)  # the file may have been quarantined a moment ago
@@ -390,6 +410,16 @@ class SnapshotStore:
                     self._release(path)
                     path.unlink(missing_ok=True)
 
+    def drop(self, outdated: Callable[[Snapshot], bool]) -> None:
+        """Delete the snapshots for which ``outdated`` is true, because they contain a record that the log decides to skip."""
+        for path in self._files():
+            with _storage_errors("remove", path), contextlib.suppress(CorruptionError, UnknownFormatError):
+                if outdated(decode(path.read_bytes(), self._identity)):
+                    logger.warning("snapshot contains a skipped record file=%s: deleted", path.name)
+                    with self._deleting:
+                        self._release(path)
+                        path.unlink(missing_ok=True)
+
     def set_aside(self, diverged: Callable[[Snapshot], bool]) -> None:
         """Quarantine snapshots for which ``diverged`` is true: rename them with the suffix ``.diverged``. They are not used again."""
         for path in self._files():
@@ -402,7 +432,7 @@ class SnapshotStore:
                     _flush_names(self.folder)
 
     def _release(self, path: Path) -> None:
-        """Stop retaining a snapshot before its file goes: a later one at its position may have other outputs."""
+        """Stop retaining a snapshot before its file goes or changes: a later one at its position may have other outputs."""
         path.with_suffix(_RETAINED).unlink(missing_ok=True)
 
     def _path(self, position: int) -> Path:
@@ -461,8 +491,12 @@ class SnapshotKeeper:
         self._soon = False
         self._blocked_s = 0.0
         """Time for which the last snapshot blocked the service, in seconds."""
+        self.replay_points: list[ReplayPoint] = []
+        """Stored snapshots from which the service can replay the log, ascending."""
         self.given_bytes = 0
         """Number of bytes sent to other nodes."""
+        self.is_comparable: Callable[[int], bool] = lambda position: True
+        """Returns whether the snapshot at a position depends on the log below it alone, so that nodes may compare it."""
         self.turn = 0
         """Place of this node in the order of turns, from the sidecar. 0: the first."""
         self.life = secrets.randbits(62)
@@ -491,9 +525,15 @@ class SnapshotKeeper:
         if newest is not None and 0 < self._retained < newest[1].position:
             retained = await asyncio.to_thread(self._store.stored_at, self._retained)
             self._stored = [retained, *self._stored] if retained is not None else self._stored
+        await self._note_files()
         self._stored_s, self._fresh_bytes = time.monotonic(), 0
         self.life, self.digests = self.life + 1, []
         return newest[0] if newest is not None else None
+
+    async def _note_files(self) -> None:
+        """Note which snapshots the store has, after they may have changed."""
+        self._retained = min(self._retained, await asyncio.to_thread(self._store.retained))
+        self.replay_points = await asyncio.to_thread(self._store.replay_points)
 
     async def newest_position(self, highest: int) -> int:
         """Return the position of the newest valid snapshot at or below the offset ``highest``. 0: there is none."""
@@ -503,30 +543,58 @@ class SnapshotKeeper:
     def confirm_first_state(self) -> None:
         """Allow other nodes to download the snapshot from which the service started, because its state belongs to this log."""
         if self._began is not None:
-            self.digests = [(self._began.position, self._began.digest), *self.digests]
+            if self.is_comparable(self._began.position):
+                self.digests = [(self._began.position, self._began.digest), *self.digests]
             self._began = None
 
     async def later(
-        self, lowest: int, wanted: Callable[[Snapshot], bool], needed: Callable[[], bool]
+        self,
+        lowest: int,
+        wanted: Callable[[Snapshot], bool],
+        needed: Callable[[], bool],
+        is_usable: Callable[[Snapshot], bool] = lambda snapshot: True,
     ) -> tuple[Snapshot | None, str]:
         """Search on other nodes for a snapshot at the offset ``lowest`` or above, for which ``wanted`` is true. Download it.
 
-        ``needed``: returns False when the search must end, because no snapshot is needed any more. Return
-        (snapshot, text about failed attempts). The snapshot is None if there is none.
+        ``needed``: returns False when the search must end, because no snapshot is needed any more. ``is_usable``: returns whether
+        a downloaded snapshot is suitable. If it is not, the search goes on with the next one. Return (snapshot, text about failed
+        attempts). The snapshot is None if there is none.
         """
         if self._fetcher is None:
             return None, "nobody was asked"
-        await self._fetcher.fetch(lowest, wanted, needed)
+        give_up_s = time.monotonic() + self._settings.snapshot_fetch_timeout_s
+
+        def may_end(snapshot: Snapshot) -> bool:
+            return snapshot.position >= lowest and wanted(snapshot) and is_usable(snapshot)
+
+        while await self._fetcher.fetch(lowest, wanted, needed):
+            snapshot = await self.newest(may_end)
+            if snapshot is not None or time.monotonic() >= give_up_s:
+                return snapshot, "no snapshot is usable"
         return await self.newest(wanted), self._fetcher.tried
+
+    def pin(self, position: int) -> None:
+        """Keep the snapshot at ``position`` although there are newer ones. 0: none.
+
+        The service replays from it, because the newer ones contain a record that the log decides to skip.
+        """
+        self._store.pinned = position
+
+    async def drop(self, outdated: Callable[[Snapshot], bool]) -> None:
+        """Delete the snapshots for which ``outdated`` is true."""
+        await asyncio.to_thread(self._store.drop, outdated)
+        kept = await asyncio.to_thread(self._store.positions)
+        self._stored = [snapshot for snapshot in self._stored if snapshot.position in kept]
+        await self._note_files()
 
     async def drop_above(self, position: int) -> None:
         await asyncio.to_thread(self._store.drop_above, position)
-        self._retained = min(self._retained, await asyncio.to_thread(self._store.retained))
+        await self._note_files()
 
     async def set_aside(self, first_wrong: int) -> None:
         """Quarantine the snapshots at or above the offset ``first_wrong``, because their states have diverged."""
         await asyncio.to_thread(self._store.set_aside, lambda snapshot: snapshot.position >= first_wrong)
-        self._retained = min(self._retained, await asyncio.to_thread(self._store.retained))
+        await self._note_files()
 
     def quarantine_diverged(self, position: int | None = None) -> None:
         """Quarantine the snapshots that may be wrong after the state has diverged.
@@ -558,9 +626,11 @@ class SnapshotKeeper:
             self.problem = ""
             stored = [*self._stored[-_MAX_STORED:], stored_snapshot]
             self._stored = [snapshot for snapshot in stored if snapshot.position in kept]
+            await self._note_files()
             self._stored_s, self._fresh_bytes = time.monotonic(), 0
             self.stored_count, self.state_bytes, self.saved_s = self.stored_count + 1, len(whole.state), time.monotonic()
-            self.digests = [*self.digests[1 - _MAX_DIGESTS :], (stored_snapshot.position, stored_snapshot.digest)]
+            if self.is_comparable(stored_snapshot.position):
+                self.digests = [*self.digests[1 - _MAX_DIGESTS :], (stored_snapshot.position, stored_snapshot.digest)]
 
     def retain_from(self) -> int:
         """Return the position from which the log must be kept. 0: all of it.
@@ -805,7 +875,7 @@ class SnapshotFetcher:
         """
         give_up_s, pause_s = time.monotonic() + self._settings.snapshot_fetch_timeout_s, _FIRST_PAUSE_S
         logger.warning(
-            "log starts above all local snapshots service=%s log_start=%d: searching on other nodes", self._identity, lowest
+            "no usable local snapshot service=%s lowest_position=%d: searching on other nodes", self._identity, lowest
         )
         now_s = time.monotonic()
         self._took_s = {digest: took_s for digest, took_s in self._took_s.items() if now_s - took_s < _BARRED_S}

@@ -16,7 +16,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from liftpy.core.services.outbox import OutputConflictError, Route
 from liftpy.core.services.rules import check_class, check_outputs, check_parameters, parameter_in, parameters_digest
 from liftpy.core.services.service import DivergedError, Service, ServiceFailedError
 from liftpy.core.services.snapshot import Identity
+from liftpy.core.services.versions import FIRST, decided_version
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import service_pb2
 from liftpy.core.wire.batch import Record
@@ -226,20 +227,50 @@ def table() -> str:
 @click.option("--timer", default="", help="Id of the timer that fails at this offset, if a timer fails.")
 @click.option("--dead-letter-stream", "dead_letter", default="", metavar="STREAM", help="Stream that keeps the skipped record.")
 @click.option("--force", is_flag=True, help="Skip also if a service has already applied the record.")
+@click.option(
+    "--no-side-effects",
+    "has_no_side_effects",
+    is_flag=True,
+    help=(
+        "Confirm, for --force, that the record caused no output, effect or offer, neither by itself nor by changing what later "
+        "records did."
+    ),
+)
 @connection_options
 def skip(
-    name: str, stream: str, partition: int | None, offset: int, timer: str, dead_letter: str, force: bool, target: Target
+    name: str,
+    stream: str,
+    partition: int | None,
+    offset: int,
+    timer: str,
+    dead_letter: str,
+    force: bool,
+    has_no_side_effects: bool,
+    target: Target,
 ) -> None:
     """Make the service NAME skip a record, on all nodes. The decision becomes a record of the stream.
 
     A service that is blocked at the record continues. A service that has stopped continues after its restart.
 
     The command fails if a running service has already applied the record. It cannot check services on nodes that do not answer.
+
+    With --force, the services that have applied the record rebuild their states without it. The command fails if no instance has a
+    snapshot for this, or if outputs were written or effects were requested since.
     """
     check_name(name, "service")
     unit = Unit(offset, timer)
     decided_at = with_client(
-        target, lambda client: pass_over(client, name, stream, partition, unit, dead_letter=dead_letter, force=force)
+        target,
+        lambda client: pass_over(
+            client,
+            name,
+            stream,
+            partition,
+            unit,
+            dead_letter=dead_letter,
+            force=force,
+            has_no_side_effects=has_no_side_effects,
+        ),
     )
     click.echo(f"{name} skips {unit} of {stream}/{partition or 0}: decided by the record at offset {decided_at}")
 
@@ -304,12 +335,30 @@ async def store_now(
 
 
 async def pass_over(
-    client: Client, name: str, stream: str, number: int | None, unit: Unit, *, dead_letter: str = "", force: bool = False
+    client: Client,
+    name: str,
+    stream: str,
+    number: int | None,
+    unit: Unit,
+    *,
+    dead_letter: str = "",
+    force: bool = False,
+    has_no_side_effects: bool = False,
 ) -> int:
     """Append a record that makes the service skip ``unit``, and return the offset of this record.
 
-    ``dead_letter``: name of a stream that gets a copy of the skipped record, '' for none. ``force``: True to skip a record that the
-    service may have applied. Raises ConfigError if a service has applied it, or cannot be asked.
+    Args:
+        client: Connected client.
+        name: Name of the service.
+        stream: Name of its input stream.
+        number: Number of the partition. None: the only one.
+        unit: Record or timer to skip.
+        dead_letter: Name of a stream that gets a copy of the skipped record. Default '': none.
+        force: True to skip a record that the service may have applied. Default False.
+        has_no_side_effects: True if the operator confirms that an applied record caused no outputs and effects. Default False.
+
+    Raises:
+        ConfigError: A service has applied the record, and the skip is not possible or not confirmed.
     """
     image = await client.stream(stream)
     partition = _partition_in(stream, len(image.partitions), number)
@@ -319,19 +368,80 @@ async def pass_over(
             f"{stream}/{partition} has the offsets {bounds.log_start_offset} to {bounds.end_offset - 1}, not "
             f"{unit.offset}. Check --offset."
         )
-    if not force:
-        replicas = image.partitions[partition].replicas
-        positions = await asyncio.gather(*(_position(client, node, image.uid, partition, name) for node in replicas))
-        for node, position in zip(replicas, positions, strict=True):
-            if position is not None and position > unit.offset:
-                raise ConfigError(
-                    f"Service {name} on {node} is at offset {position}. It has already applied {unit}, and may have "
-                    "written its outputs. To skip the record anyway, use --force."
-                )
+    replicas = image.partitions[partition].replicas
+    answers = await asyncio.gather(*(_service_status(client, node, image.uid, partition, name) for node in replicas))
+    instances = {node: status for node, status in zip(replicas, answers, strict=True) if status}
+    applied = {node: status for node, status in instances.items() if int(status["position"]) > unit.offset}
+    for node, status in applied.items():
+        if not force:
+            raise ConfigError(
+                f"Service {name} on {node} is at offset {status['position']}. It has already applied {unit}, and may have "
+                "written its outputs. To skip the record anyway, use --force."
+            )
+    if len(applied) == len(instances) > 0:
+        first_version = await _first_version(client, stream, partition, image.uid, name, bounds.log_start_offset)
+        _check_replay(name, unit, f"{stream}/{partition}", applied.values(), bounds.log_start_offset, first_version)
+    reached = [status for status in instances.values() if int(status["position"]) >= unit.offset]
+    if reached and not has_no_side_effects:
+        _check_side_effects(name, unit, instances.values(), is_applied=bool(applied))
     record = await _record(client, stream, partition, unit.offset, image.uid)
     writer = DecisionWriter(client, dead_letter)
     return await writer.pass_over(
         Identity(name, stream, image.uid, partition), SkipDecision(name, unit), record, _BY_AN_OPERATOR
+    )
+
+
+async def _first_version(client: Client, stream: str, partition: int, uid: str, name: str, log_start_offset: int) -> int:
+    """Return the version by which the service ``name`` applies the first record of the log. 0: this record is deleted."""
+    if log_start_offset > 0:
+        return 0
+    return decided_version(await _record(client, stream, partition, 0, uid), name) or FIRST
+
+
+def _check_replay(
+    name: str, unit: Unit, place: str, instances: Iterable[dict[str, Any]], log_start_offset: int, first_version: int
+) -> None:
+    """Check that an instance of the service can rebuild its state without ``unit``, which all have applied.
+
+    The other instances can then fetch its later snapshots. ``place``: stream and partition. ``first_version``: version of the first
+    record, 0 if it is deleted. Raises ConfigError.
+    """
+    for status in instances:
+        lowest = int(status.get("version", 0)) - 1
+        points = [(int(point["position"]), int(point["version"])) for point in status.get("replay_points", [])]
+        if first_version >= max(lowest, FIRST):
+            return
+        if any(log_start_offset <= position <= unit.offset and version >= lowest for position, version in points):
+            return
+    raise ConfigError(
+        f"Service {name} has applied {unit}, and no instance can rebuild its state without it. {place} starts at offset "
+        f"{log_start_offset}, and no instance has a snapshot from there to offset {unit.offset} that its code supports. "
+        "Nothing was changed. Publish a record that corrects the state instead."
+    )
+
+
+def _check_side_effects(name: str, unit: Unit, instances: Collection[dict[str, Any]], *, is_applied: bool) -> None:
+    """Check that the service has written no outputs and requested no effects since the newest known state before ``unit``.
+
+    This state is a snapshot, or that of an instance that is blocked at the unit. ``is_applied``: True if an instance has applied the
+    unit. Raises ConfigError.
+    """
+    points = [point for status in instances for point in status.get("replay_points", [])]
+    points += [status for status in instances if "effect_count" in status]
+    before = [point for point in points if int(point["position"]) <= unit.offset]
+    base = max(before, key=lambda point: int(point["position"]), default={"position": 0, "output_count": 0, "effect_count": 0})
+    outputs = max(int(status.get("emitted_end", 0)) for status in instances) - int(base["output_count"])
+    effects = max(int(status.get("effect_count", 0)) for status in instances) - int(base["effect_count"])
+    is_known = not is_applied or all("effect_count" in status for status in instances)
+    if not is_applied and int(base["position"]) < unit.offset:
+        return
+    if outputs <= 0 and effects <= 0 and is_known:
+        return
+    raise ConfigError(
+        f"Service {name} has applied {unit}. Since offset {base['position']}, it has written {max(0, outputs)} outputs and "
+        f"requested {max(0, effects)} effects. If the record caused one of them, a skip stops all instances with "
+        "SERVICE_DIVERGED, or gives the results and ids of effects to other effects. Publish a record that corrects the state "
+        "instead. If the record caused none of them, use --no-side-effects."
     )
 
 
@@ -346,12 +456,6 @@ def _partition_in(stream: str, count: int, partition: int | None) -> int:
     if place >= count:
         raise NotFoundError(f"Stream {stream} has no partition {place}. It has {count} partitions, numbered from 0.")
     return place
-
-
-async def _position(client: Client, node: str, uid: str, partition: int, name: str) -> int | None:
-    """Return the position of the service on ``node``. None: the service does not run there, or the node does not answer."""
-    status = await _service_status(client, node, uid, partition, name)
-    return int(status["position"]) if status else None
 
 
 async def _service_status(client: Client, node: str, uid: str, partition: int, name: str) -> dict[str, Any]:

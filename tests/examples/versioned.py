@@ -24,6 +24,12 @@ class Sums(Service):
         return json.dumps(self.state).encode()
 
 
+class QuietSums(Sums):
+    """Emits no outputs."""
+
+    def emit(self, value: bytes | None, **more: Any) -> None: ...
+
+
 class CountedSums(Sums):
     """Version 2."""
 

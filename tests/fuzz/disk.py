@@ -176,6 +176,15 @@ def _effects() -> PendingEffects:
     return made
 
 
+_WITH_EFFECTS = replace(
+    _SNAPSHOT,
+    sections=(
+        (service_snapshot.Section.EFFECTS, _effects().encode()),
+        (service_snapshot.Section.VERSION, versions.encode_section(2)),
+    ),
+)
+
+
 def _loaded(data: bytes) -> PendingEffects:
     made = PendingEffects("u/0/bank")
     made.load(data)
@@ -308,6 +317,16 @@ def decoders() -> list[Decoder]:
             (versions.VersionError,),
             versions.encode_section,
             covers=("liftpy.core.services.versions:from_section",),
+        ),
+        Decoder(
+            "service snapshot's header",
+            [_SNAPSHOT.encode(), _WITH_SECTIONS.encode(), _WITH_EFFECTS.encode()],
+            lambda d: service_snapshot.replay_point(lambda start, size_bytes: d[start : start + size_bytes]),
+            s,
+            covers=(
+                "liftpy.core.services.snapshot:replay_point",
+                "liftpy.core.services.effects:count_in",
+            ),
         ),
         Decoder(
             "service snapshot",

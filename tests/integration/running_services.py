@@ -23,7 +23,7 @@ from tests.examples.echo import Echo
 from tests.examples.processes import snapshot_path, start_service
 from tests.examples.rate_limiter import RateLimiter
 from tests.examples.till import Till
-from tests.examples.versioned import CountedSums
+from tests.examples.versioned import CountedSums, QuietSums
 from tests.integration.conftest import Bench
 
 NODES = ("n1", "n2", "n3")
@@ -33,6 +33,7 @@ EXAMPLES: dict[str, tuple[str, Callable[[], Service]]] = {
     "echo": ("tests.examples.echo:Echo", Echo),
     "ratelimiter": ("tests.examples.rate_limiter:RateLimiter", RateLimiter),
     "till": ("tests.examples.till:Till", lambda: Till(".")),
+    "quiet": ("tests.examples.versioned:QuietSums", QuietSums),
     "sums": ("tests.examples.versioned:Sums", CountedSums),
 }
 QUICK = {

@@ -96,6 +96,38 @@ async def test_service_version_that_is_rolled_out_becomes_active_at_the_same_rec
     await _shows_end(bench, [])
 
 
+async def skips(service: Running, offset: int, *more: str) -> tuple[int, str]:
+    """Let an operator skip a record. Return the exit code and the texts of the command."""
+    command = [sys.executable, "-c", "from sidecar.cli.main import main; main()", "service", "skip", service.name]
+    command += ["--stream", service.stream, "--offset", str(offset), "--nats", service.bench.cluster.nats_url, *more]
+    done = await asyncio.to_thread(fork_server.run, command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+async def test_service_skip_of_an_applied_record_is_done_by_all_nodes_or_changes_nothing(run: Any) -> None:
+    service: Running = await run("quiet")
+    bench = service.bench
+    await service.publish(120)
+    await bench.until(service.caught_up, "all have applied the record")
+    code, text = await skips(service, 110)
+    assert (code, "--force" in text) == (2, True), text
+    code, text = await skips(service, 110, "--force")
+    assert code == 0, text
+    await bench.until(service.went_on, "all have read the decision")
+    await service.check()
+    for node in NODES:
+        assert service.processes[node].poll() is None, "no instance takes another for a diverged one"
+
+    for _ in range(2):
+        await service.publish(10)
+    await bench.until(service.caught_up, "all have applied the next record")
+    await bench.client.admin.truncate_before(service.stream, 0, service.sent - 10)
+    code, text = await skips(service, service.sent - 5, "--force")
+    assert (code, "no instance can rebuild its state" in text) == (2, True), text
+    await service.publish(10)
+    await bench.until(service.caught_up, "all go on")
+
+
 async def _shows_end(bench: Bench, reasons: list[str]) -> None:
     """Wait until the page gives ``reasons`` about services that have ended; then ``health``, ``status`` and the events say the same."""
     page = ClusterSite(bench.client, bench.cluster.namespace, ("127.0.0.1",))

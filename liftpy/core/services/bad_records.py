@@ -14,9 +14,8 @@ decision. If it finds one, it skips the unit. If it finds none:
     stop       the service ends                          the service ends
     skip       tries once more, then decides             tries again with growing waits, until there is a decision
 
-A service that has applied the unit and finds a decision about it restores a snapshot from before the unit. A service
-becomes LEADER in an epoch only when all records of earlier epochs are in its state, so no output of the unit was sent by
-then.
+A service that has applied the unit and finds a decision about it restores a snapshot from before the unit. A service does
+not decide if outputs from after the unit are written, because another LEADER has applied it then.
 
 Worked example: no node can apply record 17. The service on the leader's node in epoch 5 tries it twice, writes it to the
 dead-letter stream, and appends ``bank/17/5/`` at offset 40. All nodes wait at 17, read up to 40, and continue with 18.
@@ -135,9 +134,10 @@ def decided_unit(record: Record, service: str) -> Unit | None:
 
 
 class SkippedUnits:
-    """Units that a service must skip or has skipped, the newest ``MAX_SKIPS`` by offset. They are part of a snapshot.
+    """Units that a service must skip or has skipped. The newest ``MAX_SKIPS`` that it has skipped are part of a snapshot.
 
-    Units that were skipped already stay in the list, because the log may have a decision twice.
+    Units that were skipped already stay in the list, because the log may have a decision twice. A replay may know any number of
+    units that it must skip later.
     """
 
     def __init__(self, units: Iterable[Unit] = ()) -> None:
@@ -153,12 +153,23 @@ class SkippedUnits:
     def __len__(self) -> int:
         return len(self._units)
 
-    def add(self, unit: Unit) -> None:
-        """Add a unit that the service must skip. If there are too many, forget the one with the lowest offset."""
+    def add(self, unit: Unit, position: int) -> None:
+        """Add a unit that the service must skip.
+
+        ``position``: offset of the next record. If the service has skipped too many units below it, forget those with the lowest
+        offsets.
+        """
         self._units.add(unit)
         if len(self._units) > MAX_SKIPS:
-            self._units.remove(min(self._units))
+            self._units.difference_update(self._below(position)[:-MAX_SKIPS])
         self._offsets = {unit.offset for unit in self._units}
+
+    def newest(self, position: int) -> tuple[Unit, ...]:
+        """Return the newest ``MAX_SKIPS`` units that a service has skipped below the offset ``position``, ascending."""
+        return tuple(self._below(position)[-MAX_SKIPS:])
+
+    def _below(self, position: int) -> list[Unit]:
+        return sorted(unit for unit in self._units if unit.offset < position)
 
     def forget_from(self, offset: int) -> None:
         """Forget the units at or above ``offset``."""

@@ -27,6 +27,7 @@ MAX_PENDING_BYTES = 8 * 1024 * 1024
 MAX_NAME_BYTES = 256
 _COUNT = struct.Struct("<Q")
 _ENTRY = struct.Struct("<QQBHIi")
+COUNT_SIZE_BYTES = _COUNT.size
 _MAX_DIGITS = 19
 
 
@@ -155,6 +156,11 @@ class PendingEffects:
             raise damaged_snapshot("its list of effects cannot be decoded") from None
         if self.encode() != data or any(effect.number >= self.count for effect in self):
             raise damaged_snapshot("its list of effects does not match its counts")
+
+
+def count_in(data: bytes) -> int:
+    """Return the number of all effects so far from the beginning of the bytes of ``PendingEffects.encode``. Raises struct.error."""
+    return int(_COUNT.unpack_from(data)[0])
 
 
 def result_headers(service: str, number: int) -> Pairs:

@@ -145,7 +145,7 @@ class ServiceMachine:
         self.active_version = FIRST
         """Version by which the machine applies records now."""
         self.failed = False
-        """True if a callback has raised an error, so that the state may be incomplete."""
+        """True if a callback has raised an error, or if the state contains a unit that the log decides to skip."""
         self.is_apply_thread: Callable[[], bool] = _yes
         """Returns whether the caller is the thread that applies records."""
         self.on_work: Callable[[], None] | None = None
@@ -291,7 +291,7 @@ class ServiceMachine:
 
     def skip(self, unit: Unit) -> None:
         """Skip ``unit`` when the machine comes to its record, because a later record of the log decides so."""
-        self._skips.add(unit)
+        self._skips.add(unit, self.position)
 
     def _apply(self, record: Record) -> None:
         """Apply one record: fire the timers that are due before it, then call ``on_record``, unless the record must be skipped."""
@@ -368,6 +368,7 @@ class ServiceMachine:
             return False
         unit = decided_unit(record, self.identity.service)
         if unit is not None and unit not in self._skips:
+            self.failed = True
             raise DecisionMissedError(unit, record.offset)
         return True
 
@@ -490,7 +491,7 @@ class ServiceMachine:
             timers=self._timers.entries(),
             state=state,
             output_digest=self.outbox.digest if self.outbox is not None else b"",
-            skips=tuple(unit for unit in self._skips if unit.offset < self.position),
+            skips=self._skips.newest(self.position),
             sections=tuple((kind, content) for kind, content in self._sections() if content),
             make=make,
         )

@@ -607,6 +607,16 @@ class ServiceSessions:
                 "failing": session.failing,
                 "differs": bool(session.differs),
                 "snapshot": session.snapshot_position,
+                "effect_count": session.hello.effectCount,
+                "replay_points": [
+                    {
+                        "position": point.position,
+                        "output_count": point.outputCount,
+                        "effect_count": point.effectCount,
+                        "version": point.version,
+                    }
+                    for point in session.hello.replayPoints
+                ],
                 "version": session.hello.version,
                 "active_version": session.hello.activeVersion,
                 "fetched_bytes": session.hello.fetchedBytes,
@@ -657,6 +667,7 @@ def _bounded(hello: pb.ServiceHello) -> pb.ServiceHello:
     bounded_hello.DiscardUnknownFields()
     bounded_hello.problem = hello.problem[:_MAX_PROBLEM]
     del bounded_hello.snapshots[MAX_POSITIONS:]
+    del bounded_hello.replayPoints[MAX_POSITIONS:]
     return bounded_hello
 
 

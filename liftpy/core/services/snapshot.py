@@ -32,7 +32,7 @@ import crc32c
 
 from liftpy.core.base.ids import check_name
 from liftpy.core.services.bad_records import Unit
-from liftpy.core.services.effects import PendingEffects, damaged_snapshot
+from liftpy.core.services.effects import COUNT_SIZE_BYTES, PendingEffects, count_in, damaged_snapshot
 from liftpy.core.services.replies import decode_answers
 from liftpy.core.services.versions import VersionError, from_section
 from liftpy.errors import CorruptionError, UnknownFormatError
@@ -228,6 +228,45 @@ def decode(data: bytes, identity: Identity) -> Snapshot:
         skips=skips,
         sections=_sections(rest[sections_at:state_at]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPoint:
+    """A stored snapshot from which a service can replay the log.
+
+    ``output_count``, ``effect_count``: numbers of outputs and effects up to it. ``version``: active version of the service.
+    """
+
+    position: int
+    output_count: int
+    effect_count: int
+    version: int
+
+
+def replay_point(read: Callable[[int, int], bytes]) -> ReplayPoint:
+    """Return the facts about the snapshot file that ``read`` reads: (start, size in bytes) -> bytes.
+
+    Only the header and the headers of the sections are read, and no checksum is verified. Raises CorruptionError if the file is
+    no snapshot that this version can read.
+    """
+    try:
+        magic, version, identity_size_bytes, _ = _HEAD.unpack(read(0, _HEAD.size))
+        layout = {VERSION: _FIELDS, _WITHOUT_SECTIONS: _FIELDS_3}[version if magic == MAGIC else 0]
+        fields = layout.unpack(read(_HEAD.size, layout.size))
+        _, _, skips_size, sections_size = (*fields[7:], 0)[:4]
+        place = _HEAD.size + layout.size + identity_size_bytes + fields[5] + skips_size
+        end, effect_count, active = place + sections_size, 0, b""
+        while place < end:
+            kind, size_bytes = _SECTION.unpack(read(place, _SECTION.size))
+            place += _SECTION.size
+            if kind == Section.EFFECTS:
+                effect_count = count_in(read(place, min(size_bytes, COUNT_SIZE_BYTES)))
+            elif kind == Section.VERSION:
+                active = read(place, min(size_bytes, COUNT_SIZE_BYTES))
+            place += size_bytes
+        return ReplayPoint(fields[0], fields[3], effect_count, from_section(active))
+    except (struct.error, KeyError, VersionError):
+        raise damaged_snapshot("its header cannot be decoded") from None
 
 
 def _encode_named(entries: Iterable[tuple[int, str]]) -> bytes:

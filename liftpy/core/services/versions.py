@@ -41,6 +41,18 @@ class VersionError(ConfigError):
     code = "SERVICE_VERSION"
 
 
+class CodeTooNewError(VersionError):
+    """Raised if the code of a service is more than one version newer than its state. A later snapshot may have a newer version.
+
+    ``position``: offset of the next record of the state. ``lowest_version``: lowest version that the code supports.
+    """
+
+    def __init__(self, text: str, position: int, lowest_version: int) -> None:
+        super().__init__(text)
+        self.position = position
+        self.lowest_version = lowest_version
+
+
 @dataclass(frozen=True, slots=True)
 class VersionDecision:
     """Decision that ``version`` is active from its record on. ``leader_epoch``: LeaderEpoch of the deciding service."""
@@ -78,7 +90,7 @@ def follows(version: int, active: int, offset: int) -> bool:
 
 
 def check_code(code: int, active: int, position: int) -> None:
-    """Check that code of version ``code`` can apply the record at ``position``. Raises VersionError if not.
+    """Check that code of version ``code`` can apply the record at ``position``. Raises VersionError or CodeTooNewError if not.
 
     ``active``: version that is active there.
     """
@@ -88,9 +100,11 @@ def check_code(code: int, active: int, position: int) -> None:
             f"Start version {active}."
         )
     if code > active + 1:
-        raise VersionError(
+        raise CodeTooNewError(
             f"At offset {position} the service has version {active}. Code of version {code} supports only "
-            f"{code - 1} and {code}. Start version {active + 1} on all nodes first."
+            f"{code - 1} and {code}. Start version {active + 1} on all nodes first.",
+            position,
+            code - 1,
         )
 
 

@@ -14,6 +14,7 @@ import pytest
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.progress import ReadProgress
 from liftpy.config import StreamConfig
+from liftpy.core.services import bad_records
 from liftpy.core.services.bad_records import (
     MAX_SKIPS,
     BadRecordError,
@@ -29,8 +30,8 @@ from liftpy.core.services.bad_records import (
 )
 from liftpy.core.services.snapshot import decode
 from liftpy.core.wire.batch import Record, build_batch, parse_batch
-from liftpy.errors import UnavailableError
-from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
+from liftpy.errors import DataLossError, OffsetOutOfRangeError, UnavailableError
+from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine, Snapshot
 from liftpy.service.bad_record_writer import DecisionWriter
 from liftpy.testing.memory import memory_cluster
 from tests.each import each
@@ -106,6 +107,8 @@ def test_service_skip_decision_for_an_applied_record_raises_decision_missed() ->
     with pytest.raises(DecisionMissedError) as missed:  # the offsets between were compacted
         machine.apply([record(0), record(9, b"", headers=SkipDecision("brittle", Unit(0)).headers())])
     assert (missed.value.unit, missed.value.decision_offset) == (Unit(0), 9)
+    with pytest.raises(ServiceFailedError, match="makes no snapshot"):  # a stop would store it instead of an earlier one
+        machine.snapshot()
 
 
 @each(
@@ -146,10 +149,11 @@ def test_service_snapshot_contains_the_applied_skip_decisions() -> None:
 def test_service_skip_decisions_are_bounded_in_number() -> None:
     skips = SkippedUnits()
     for offset in range(MAX_SKIPS + 5):
-        skips.add(Unit(offset))
-    assert len(list(skips)) == MAX_SKIPS
-    assert Unit(4) not in skips
-    assert Unit(5) in skips
+        skips.add(Unit(offset), offset)
+    assert len(list(skips)) == MAX_SKIPS + 1, "those that were skipped, and the last one"
+    assert Unit(3) not in skips
+    assert Unit(4) in skips
+    assert len(skips.newest(MAX_SKIPS + 5)) == MAX_SKIPS
 
 
 # ---- what is done about it ---------------------------------------------------------------------------------------------------
@@ -215,6 +219,8 @@ class FakeLog:
             self.batches.append(build_batch([value], base_offset=len(self.batches), leader_epoch=epoch, headers=[headers]))
 
     async def fetch(self, progress: ReadProgress) -> list[BatchSlice]:
+        if progress.next_offset < self.log_start:
+            raise OffsetOutOfRangeError("gone")
         await asyncio.sleep(0 if progress.next_offset < len(self.batches) else 0.01)
         if self.is_busy and progress.next_offset >= len(self.batches):
             self.append(b"more")
@@ -230,8 +236,8 @@ class Node(FeederNode):
 
     who = WHO
 
-    def __init__(self, log: FakeLog, data: Path, factory: type[Brittle], *, leads: bool = False) -> None:
-        super().__init__(log, data, factory, kept=3)
+    def __init__(self, log: FakeLog, data: Path, factory: type[Brittle], *, leads: bool = False, fetcher: Any = None) -> None:
+        super().__init__(log, data, factory, kept=3, fetcher=fetcher)
         self.role = Role.LEADER
         self.leads, self.decisions, self.refuse_decisions = leads, 0, False
 
@@ -253,8 +259,8 @@ async def nodes(tmp_path: Path) -> AsyncIterator[Any]:
     made: list[Node] = []
     log = FakeLog()
 
-    def make(factory: type[Brittle], *, leads: bool = False) -> Node:
-        made.append(Node(log, tmp_path / f"n{len(made)}", factory, leads=leads))
+    def make(factory: type[Brittle], *, leads: bool = False, fetcher: Any = None, folder: str = "", log: FakeLog = log) -> Node:
+        made.append(Node(log, tmp_path / (folder or f"n{len(made)}"), factory, leads=leads, fetcher=fetcher))
         return made[-1]
 
     yield make
@@ -297,15 +303,122 @@ async def test_service_record_feeder_that_applied_a_skipped_record_rewinds_to_a_
     node.log.append(*BEFORE, b"bad", *AFTER, *[b"c"] * 10)
     await node.start()
     await node.at(44)
-    kept: list[list[int]] = []
-    made = node._make
-    node.feeder._factory = lambda: (kept.append(node.store.positions()), made())[1]
     node.log.append(b"why", headers=SkipDecision("brittle", Unit(25), 1).headers())
     await node.at(45)
-    assert kept[0]
-    assert max(kept[0]) <= 25, "a process that begins now would begin from what was passed over"
     assert node.services[-1].seen == [*expected(), *["c"] * 10]
-    assert "bad" not in (await asyncio.to_thread(node.store.newest)).state.decode()
+    await node.until(lambda: not any("bad" in path.read_text(errors="replace") for path in files_of(node)))
+    await node.until(lambda: node.keeper.digests[-1][0] == 45)
+    told = [position for position, _ in node.keeper.digests]
+    assert not [position for position in told if 25 < position < 45], "another node may not have read the decision yet"
+
+
+def files_of(node: Node) -> list[Path]:
+    return sorted(node.store.folder.glob("*.snapshot"))
+
+
+async def test_service_process_killed_while_it_skips_an_applied_record_skips_it_at_the_next_start(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = nodes(Skipping, folder="n1")
+    monkeypatch.setattr(Skipping, "broken", False)
+    node.log.append(*BEFORE, b"bad", *AFTER, *[b"c"] * 10)
+    await node.start()
+    await node.at(44)
+    started = node.machine_started
+    node.machine_started = lambda machine, snapshot: (started(machine, snapshot), node.feeder.stop_at(33))
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(25), 1).headers())
+    await node.at(33)
+    await node.close()
+    again = nodes(Skipping, folder="n1")
+    await again.start()
+    await again.at(45)
+    assert again.services[-1].seen == [*expected(), *["c"] * 10]
+
+
+async def test_service_that_replays_more_skipped_records_than_a_snapshot_names_skips_all_of_them(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bad_records, "MAX_SKIPS", 4)
+    node = nodes(Skipping)
+    node.log.append(b"first", *[b"bad"] * 8, *AFTER)
+    for offset in range(1, 9):
+        node.log.append(b"why", headers=SkipDecision("brittle", Unit(offset), 1).headers())
+    await node.start()
+    await node.at(25)
+    assert node.services[-1].seen == ["first", *[value.decode() for value in AFTER]]
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(0)).headers())  # the replay begins with the first record
+    await node.at(26)
+    assert node.services[-1].seen == [value.decode() for value in AFTER]
+    late = nodes(Skipping)
+    await late.start()
+    await late.at(26)
+    assert late.machine.snapshot().encode() == node.machine.snapshot().encode()
+    assert len(decode(late.machine.snapshot().encode(), WHO).skips) == 4
+
+
+class PeerSnapshots:
+    """Gives a node the snapshots of another node: those that ``wanted`` accepts by their position, the oldest first."""
+
+    problem = tried = ""
+
+    def __init__(self, giver: Node) -> None:
+        self.giver = giver
+        self.taker: Node
+
+    async def fetch(self, lowest: int, wanted: Any, needed: Any) -> bool:
+        async with asyncio.timeout(30):
+            while True:
+                for position in self.giver.store.positions():
+                    if position >= lowest and wanted(Snapshot(WHO, position, 0, 0, 0, (), b"")):
+                        found = self.giver.store.newest(lambda stored, position=position: stored.position == position)
+                        self.taker.store.save(found, 1000)
+                        return True
+                await asyncio.sleep(0.002)
+
+
+async def test_service_that_cannot_skip_an_applied_record_ends_and_keeps_its_snapshots(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log starts above all snapshots from before the record."""
+    node = nodes(Skipping, folder="n1")
+    monkeypatch.setattr(Skipping, "broken", False)
+    node.log.append(*BEFORE, b"bad", *AFTER, *[b"c"] * 10)
+    await node.start()
+    await node.at(44)
+    await node.until(lambda: node.store.positions()[-1] == 40)
+    node.log.log_start = 35
+    before = [path.read_bytes() for path in files_of(node)]
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(37)).headers())
+    with pytest.raises(DataLossError, match=r"decides to skip offset 37, but this service has applied it.*unchanged"):
+        await node.at(45)
+    assert [path.read_bytes() for path in files_of(node)] == before
+    again = nodes(Skipping, folder="n1")
+    await again.start()
+    with pytest.raises(DataLossError):
+        await again.at(45)
+    assert [path.read_bytes() for path in files_of(node)] == before
+
+
+async def test_service_that_cannot_skip_an_applied_record_fetches_the_snapshot_of_a_node_that_has_skipped_it(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Skipping, "broken", False)
+    able = nodes(Skipping)
+    able.log.append(*BEFORE, b"bad", *AFTER, *[b"c%d" % n for n in range(10)])
+    peer, same_log = PeerSnapshots(able), FakeLog()
+    same_log.batches = able.log.batches
+    node = peer.taker = nodes(Skipping, fetcher=peer, log=same_log)
+    for one in (able, node):
+        await one.start()
+        await one.at(44)
+        await one.until(lambda one=one: one.store.positions()[-1] == 40)
+    same_log.log_start = 35
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(37)).headers())
+    for one in (able, node):
+        await one.at(45)
+        assert "c3" not in one.services[-1].seen
+    assert able.services[-1].seen == node.services[-1].seen
+    assert able.machine.snapshot().encode() == node.machine.snapshot().encode()
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.02])
@@ -468,6 +581,22 @@ async def test_service_failing_record_that_succeeds_on_retry_is_not_skipped(
     node.task = asyncio.create_task(node.feeder.run())
     await node.at(len(BEFORE) + 1 + len(AFTER))
     assert node.decisions == 0
+    assert "bad" in node.services[-1].seen
+
+
+async def test_service_of_the_leader_that_fails_at_a_record_whose_outputs_are_written_does_not_skip_it(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier LEADER has applied the record. If all nodes skipped it now, their outputs would differ from the written ones."""
+    monkeypatch.setattr(bad_records, "FIRST_WAIT_S", 0.01)
+    node = nodes(Skipping, leads=True)
+    node.log.append(*BEFORE, b"bad", *AFTER)
+    node.outbox.outputs_committed(2 * len(BEFORE) + 2)
+    await node.start()
+    await node.until(lambda: node.feeder.failing is not None and node.feeder.failing.tries >= 4)
+    assert node.decisions == 0
+    monkeypatch.setattr(Skipping, "broken", False)
+    await node.at(len(BEFORE) + 1 + len(AFTER))
     assert "bad" in node.services[-1].seen
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.core.services.snapshot import Identity, Section, Snapshot
+from liftpy.core.services.effects import PendingEffects
+from liftpy.core.services.snapshot import Identity, ReplayPoint, Section, Snapshot
+from liftpy.core.services.versions import encode_section
 from liftpy.errors import DataDirectoryLockedError, StorageError, UnknownFormatError
 from liftpy.service.snapshots import ServiceLock, SnapshotStore, _digest
 
@@ -222,3 +224,16 @@ def test_service_snapshot_store_flushes_all_new_directories_of_a_snapshot(
     assert store(data).folder == found.folder == data / "bank" / "orders-u7" / "0"
     assert flushed == below, "a process may have died before it flushed them; what is above the data folder is not its own"
     assert [path.stat().st_mode & 0o777 for path in (found.folder, data)] == [0o750, 0o750]
+
+
+def test_service_snapshot_store_names_the_snapshots_from_which_a_replay_can_start(tmp_path: Path) -> None:
+    effects = PendingEffects("")
+    effects.add("charge", b"7", None, is_offer=False, output_count=0)
+    effects.end(0)
+    sections = ((Section.PARAMETERS, b"p" * 16), (Section.EFFECTS, effects.encode()), (Section.VERSION, encode_section(3)))
+    files = store(tmp_path, kept=4)
+    for one in (snapshot(5), replace(snapshot(10, outputs=2), sections=sections), snapshot(15, outputs=4)):
+        files.save(one, 0)
+    path = next(path for path in files.folder.iterdir() if path.stem.endswith("15"))
+    path.write_bytes(path.read_bytes()[:60])
+    assert files.replay_points() == [ReplayPoint(5, 0, 0, 1), ReplayPoint(10, 2, 1, 3)]

@@ -45,7 +45,9 @@ class Cluster(FlatClient):
     async def node_status(self, node: str) -> dict[str, Any]:
         if node == "n2":
             raise UnavailableError("gone")
-        bank = {"service": "bank", "position": self.position, "snapshot": self.snapshot}
+        points = [{"position": 10, "output_count": 3, "effect_count": 2, "version": 1}]
+        bank = {"service": "bank", "position": self.position, "snapshot": self.snapshot, "replay_points": points}
+        bank |= {"version": 1, "output_count": 3, "emitted_end": 3, "effect_count": 2}
         return {"partitions": [{"uid": "u1", "partition": 1, "services": [bank]}]}
 
     async def read_range(self, stream: str, partition: int, start: int, end: int, *, uid: str, exact: bool = False) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.services.bad_records import Unit
 from liftpy.core.wire.batch import Record
 from liftpy.service import Identity, Outbox, Service, ServiceMachine
 from liftpy.service.settings import ServiceSettings
@@ -133,6 +134,36 @@ async def test_service_snapshot_keeper_after_a_truncation_does_not_retain_a_new_
     later = World(tmp_path)
     await later.keeper.newest(lambda _: True)
     assert later.keeper.retain_from() == 0
+
+
+async def test_service_snapshot_keeper_that_replaces_the_retained_snapshot_does_not_retain_the_new_one(tmp_path: Path) -> None:
+    """The outputs of the new one may differ, because the service skips a record that it had applied."""
+    world = World(tmp_path)
+    await world.take_snapshots(3)
+    world.outbox.compared_end = 15
+    assert await world.retain_from() == 15
+    earlier = await world.keeper.newest(lambda snapshot: snapshot.position <= 10)
+    world.outbox.compared_end = 0
+    world.machine = ServiceMachine(Count(), WHO, snapshot_interval_records=1000, outbox=world.outbox)
+    world.machine.start(earlier)
+    world.machine.skip(Unit(12))
+    await world.take_snapshots(1)
+    assert world.store.positions() == [5, 10, 15]
+    assert await world.retain_from() == 0
+    later = World(tmp_path)
+    await later.keeper.newest(lambda _: True)
+    assert later.keeper.retain_from() == 0
+
+
+async def test_service_snapshot_keeper_keeps_a_pinned_snapshot_until_it_is_released(world: World) -> None:
+    await world.take_snapshots(2)
+    world.outbox.compared_end = 1000
+    world.keeper.pin(5)
+    await world.take_snapshots(4)
+    assert world.store.positions() == [5, 20, 25, 30]
+    world.keeper.pin(0)
+    await world.take_snapshots(1)
+    assert world.store.positions() == [25, 30, 35]
 
 
 class Forgetful(Count):

@@ -7,21 +7,23 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from liftpy.core.services.snapshot import SnapshotOffer, SnapshotRange, SnapshotSearch
+from liftpy.core.services.versions import VersionDecision, VersionError
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import service_pb2 as pb
+from liftpy.core.wire.batch import Record, build_batch
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError, DataLossError, UnknownFormatError
 from liftpy.nats.transport import NoRespondersError
-from liftpy.service import Identity, Outbox, Snapshot, snapshots
+from liftpy.service import Identity, Outbox, Role, Snapshot, snapshots
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import SnapshotFetcher, SnapshotKeeper, SnapshotServer, SnapshotStore
 from tests.only_in import only_in
-from tests.unit.services.test_record_feeder import FakeLog, Node
+from tests.unit.services.test_record_feeder import EndlessSearch, FakeLog, Node, Sum
 from tests.until import until
 
 WHO = Identity("sum", "in", "u1", 0)
@@ -382,6 +384,99 @@ async def test_service_record_feeder_with_a_log_start_above_its_snapshots_fetche
     with pytest.raises(DataLossError, match=r"starts at offset 35.*there is no other node to ask"):
         await hopeless.start()
     await healthy.close()
+
+
+class One(Sum):
+    """A service whose state names the version that applied each record."""
+
+    version: ClassVar[int] = 1
+
+    def on_record(self, record: Record) -> None:
+        self.values.append(f"{self.active_version}:{record.offset}")
+
+
+class Two(One):
+    version = 2
+
+
+class Three(One):
+    version = 3
+
+
+def log_of_two_versions() -> FakeLog:
+    """Return a log whose first 13 records belong to version 1, and the rest to version 2."""
+    log = FakeLog()
+    log.append(12)
+    decision = VersionDecision("sum", 2, 1).headers()
+    log.batches.append(build_batch([b""], base_offset=12, leader_epoch=1, headers=[decision]))
+    log.append(22)
+    return log
+
+
+@pytest.mark.parametrize("own", [(), (10,)])
+async def test_service_with_code_that_is_too_new_for_its_state_starts_from_the_snapshot_of_another_node(
+    bus: Bus, tmp_path: Path, own: tuple[int, ...]
+) -> None:
+    log = log_of_two_versions()
+    before = Node(log, tmp_path / "before", Two, kept=5)
+    await before.start()
+    await before.at(35)
+    await before.stored(10, 20, 30)
+    taken = {at: before.store.newest(lambda stored, at=at: stored.position == at) for at in (10, 20, 30)}
+    old, new = Peer(bus, "n2", tmp_path), Peer(bus, "n1", tmp_path)
+    digests = await old.has(*(taken[at] for at in (10, 20)))
+    bus.agree((10, digests[0], 2), (20, digests[1], 1))  # the one from before the second version is preferred
+    bus.order.startOffset, bus.order.highWatermark = 0, 34
+    for at in own:
+        new.store.save(taken[at], 0)
+    node = Node(log, tmp_path / "n1", Three, fetcher=new.fetcher)
+    await node.start()
+    await node.at(35)
+    assert node.services[-1].values == before.services[-1].values
+    for one in (before, node):
+        await one.close()
+
+
+async def test_service_with_code_that_is_too_new_for_all_snapshots_raises_with_the_tried_nodes(
+    bus: Bus, tmp_path: Path
+) -> None:
+    new = Peer(bus, "n1", tmp_path)
+    bus.order.startOffset, bus.order.highWatermark = 0, 34
+    node = Node(log_of_two_versions(), tmp_path / "n1", Three, fetcher=new.fetcher)
+    await node.start()
+    with pytest.raises(VersionError, match=r"Start version 2 on all nodes first\. Or .*version 2 or later.*: n2 .*n3 "):
+        await node.at(35)
+    await node.close()
+
+
+class LoudTwo(Two):
+    def on_record(self, record: Record) -> None:
+        super().on_record(record)
+        self.emit(b"x")
+
+
+class LoudThree(LoudTwo):
+    version = 3
+
+
+async def test_service_that_is_no_leader_any_more_ends_its_search_for_a_snapshot_that_its_code_supports(tmp_path: Path) -> None:
+    log, search = log_of_two_versions(), EndlessSearch()
+    before = Node(log, tmp_path, LoudTwo, kept=5)
+    await before.start()
+    await before.at(35)
+    await before.stored(10, 20, 30)
+    await before.close()
+    node = Node(log, tmp_path, LoudThree, kept=5, fetcher=search, max_records=2)
+    await node.start()
+    await node.at(35)
+    node.outbox.outputs_committed(12)  # the snapshot with so few outputs is of the first version
+    node.become(Role.LEADER, 2)
+    await until(lambda: search.is_searching)
+    node.become(Role.FOLLOWER, 3)
+    begun = len(node.services)
+    await node.until(lambda: len(node.services) > begun)
+    await node.at(35)
+    await node.close()
 
 
 async def test_service_record_feeder_overtaken_by_retention_fetches_a_later_snapshot(bus: Bus, tmp_path: Path) -> None:

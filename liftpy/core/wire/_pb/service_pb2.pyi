@@ -32,6 +32,18 @@ class AgreedSnapshot(_message.Message):
     nodes: int
     def __init__(self, position: _Optional[int] = ..., digest: _Optional[bytes] = ..., nodes: _Optional[int] = ...) -> None: ...
 
+class ReplayPoint(_message.Message):
+    __slots__ = ("position", "outputCount", "effectCount", "version")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTCOUNT_FIELD_NUMBER: _ClassVar[int]
+    EFFECTCOUNT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    outputCount: int
+    effectCount: int
+    version: int
+    def __init__(self, position: _Optional[int] = ..., outputCount: _Optional[int] = ..., effectCount: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+
 class ServiceFigures(_message.Message):
     __slots__ = ("sinceOutputMs", "queriesWaiting", "queriesAnswered", "queriesRefused", "snapshotsStored", "sinceSnapshotMs", "snapshotBytes", "timersWaiting", "effectsWaiting")
     SINCEOUTPUTMS_FIELD_NUMBER: _ClassVar[int]
@@ -55,7 +67,7 @@ class ServiceFigures(_message.Message):
     def __init__(self, sinceOutputMs: _Optional[int] = ..., queriesWaiting: _Optional[int] = ..., queriesAnswered: _Optional[int] = ..., queriesRefused: _Optional[int] = ..., snapshotsStored: _Optional[int] = ..., sinceSnapshotMs: _Optional[int] = ..., snapshotBytes: _Optional[int] = ..., timersWaiting: _Optional[int] = ..., effectsWaiting: _Optional[int] = ...) -> None: ...
 
 class ServiceHello(_message.Message):
-    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "first", "leaving", "position", "outputCount", "emittedEnd", "problem", "snapshots", "life", "snapshotPosition", "failing", "fetching", "fetchedBytes", "givenBytes", "figures", "version", "activeVersion", "ending")
+    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "first", "leaving", "position", "outputCount", "emittedEnd", "problem", "snapshots", "life", "snapshotPosition", "failing", "fetching", "fetchedBytes", "givenBytes", "figures", "version", "activeVersion", "ending", "replayPoints", "effectCount")
     class Ending(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STOPPED: _ClassVar[ServiceHello.Ending]
@@ -86,6 +98,8 @@ class ServiceHello(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ACTIVEVERSION_FIELD_NUMBER: _ClassVar[int]
     ENDING_FIELD_NUMBER: _ClassVar[int]
+    REPLAYPOINTS_FIELD_NUMBER: _ClassVar[int]
+    EFFECTCOUNT_FIELD_NUMBER: _ClassVar[int]
     service: str
     stream: str
     partition: int
@@ -108,7 +122,9 @@ class ServiceHello(_message.Message):
     version: int
     activeVersion: int
     ending: ServiceHello.Ending
-    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., first: _Optional[bool] = ..., leaving: _Optional[bool] = ..., position: _Optional[int] = ..., outputCount: _Optional[int] = ..., emittedEnd: _Optional[int] = ..., problem: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotDigest, _Mapping]]] = ..., life: _Optional[int] = ..., snapshotPosition: _Optional[int] = ..., failing: _Optional[bool] = ..., fetching: _Optional[bool] = ..., fetchedBytes: _Optional[int] = ..., givenBytes: _Optional[int] = ..., figures: _Optional[_Union[ServiceFigures, _Mapping]] = ..., version: _Optional[int] = ..., activeVersion: _Optional[int] = ..., ending: _Optional[_Union[ServiceHello.Ending, str]] = ...) -> None: ...
+    replayPoints: _containers.RepeatedCompositeFieldContainer[ReplayPoint]
+    effectCount: int
+    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., first: _Optional[bool] = ..., leaving: _Optional[bool] = ..., position: _Optional[int] = ..., outputCount: _Optional[int] = ..., emittedEnd: _Optional[int] = ..., problem: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotDigest, _Mapping]]] = ..., life: _Optional[int] = ..., snapshotPosition: _Optional[int] = ..., failing: _Optional[bool] = ..., fetching: _Optional[bool] = ..., fetchedBytes: _Optional[int] = ..., givenBytes: _Optional[int] = ..., figures: _Optional[_Union[ServiceFigures, _Mapping]] = ..., version: _Optional[int] = ..., activeVersion: _Optional[int] = ..., ending: _Optional[_Union[ServiceHello.Ending, str]] = ..., replayPoints: _Optional[_Iterable[_Union[ReplayPoint, _Mapping]]] = ..., effectCount: _Optional[int] = ...) -> None: ...
 
 class JoinLog(_message.Message):
     __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "role", "leaderEpoch", "startOffset", "stopPosition", "highWatermark", "logEndOffset", "leaseMs", "node", "snapshotRequest", "leads", "agreed", "lowestVersion", "turn")
