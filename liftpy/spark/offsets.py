@@ -19,10 +19,11 @@ appears in a checkpoint.
 
 from __future__ import annotations
 
+import heapq
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from liftpy.core.base.ids import check_name, quote
 from liftpy.core.base.strict_json import load_json
@@ -41,6 +42,7 @@ _LAST_MS = 1 << 43
 _BEYOND_OFFSETS = 1 << 63
 _MAX_DIGITS = 10
 
+T = TypeVar("T")
 Bounds = dict[tuple[str, int], int]
 """(stream, partition) -> offset."""
 
@@ -297,16 +299,42 @@ def raise_to_start(end: Bounds, start: Mapping[tuple[str, int], int]) -> Bounds:
 def share_out(limit_records: int, start: Mapping[tuple[str, int], int], end: Bounds) -> Bounds:
     """Return the ends of a micro-batch that has at most ``limit_records`` records, from ``start`` (inclusive) on.
 
-    ``end``: ends without the limit, exclusive. Each partition gets a share in proportion to its unread records, rounded down. The rest
-    goes to the partitions with the largest remainders, one record each. There is at least one record if any is unread.
+    ``end``: ends without the limit, exclusive. Each partition gets a share in proportion to its unread records, at least one record.
+    Shares are rounded down, and the rest goes to the partitions with the largest remainders, one record each. If there are more
+    partitions with unread records than the limit, they take turns.
     """
-    waiting = {key: max(0, offset - start.get(key, offset)) for key, offset in end.items()}
+    waiting = {key: count for key, offset in end.items() if (count := offset - start.get(key, offset)) > 0}
     total = sum(waiting.values())
     if total <= limit_records:
         return dict(end)
     limit_records = max(1, limit_records)
+    if len(waiting) > limit_records:  # each micro-batch moves the turn by the number of its records
+        turns = in_turn(sorted(waiting), sum(start[key] for key in waiting))
+        share = dict.fromkeys(turns[:limit_records], 1)
+    else:
+        share = _proportional_shares(limit_records, waiting, total)
+    return {key: start.get(key, offset) + share.get(key, 0) for key, offset in end.items()}
+
+
+def _proportional_shares(limit_records: int, waiting: Bounds, total: int) -> Bounds:
+    """Return the share of each partition in ``limit_records``, which is at least the number of partitions.
+
+    ``waiting``: number of unread records of each partition, at least 1. ``total``: their sum.
+    """
     share = {key: limit_records * count // total for key, count in waiting.items()}
     by_remainder = sorted(waiting, key=lambda key: (-(limit_records * waiting[key] % total), key))
     for key in by_remainder[: limit_records - sum(share.values())]:
         share[key] += 1
-    return {key: start.get(key, offset) + share[key] for key, offset in end.items()}
+    largest = [(-count, key) for key, count in share.items()]
+    heapq.heapify(largest)
+    for key in [key for key, count in share.items() if not count]:
+        count, giver = largest[0]
+        heapq.heapreplace(largest, (count + 1, giver))
+        share[giver], share[key] = -count - 1, 1
+    return share
+
+
+def in_turn(keys: Sequence[T], turn: int) -> list[T]:
+    """Return ``keys`` from the one at index ``turn`` on, modulo their number, and then those before it."""
+    first = turn % len(keys) if keys else 0
+    return [*keys[first:], *keys[:first]]

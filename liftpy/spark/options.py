@@ -335,7 +335,7 @@ TABLE = (
     Option(
         name="maxOffsetsPerTrigger", kind=COUNT, table="size", takers=(STREAMING_QUERY,), field="max_records_per_trigger",
         default=0, low=1, high=_MAX_COUNT, default_text="no limit", instead=_USE_END,
-        help="Maximum number of records of a micro-batch, divided between partitions in proportion.",
+        help="Maximum number of records of a micro-batch, divided between partitions in proportion to their unread records.",
     ),
     Option(
         name="maxBytesPerTrigger", kind=SIZE, table="size", takers=(STREAMING_QUERY,), field="max_bytes_per_trigger",
