@@ -283,7 +283,8 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of the next micro-batch: committed, within ``limit``, never behind ``start``."""
         with with_error_code():
             start_at = StreamOffsets.from_json(start)
-            end = self._target or _ends(self._views_from(start_at))
+            views = self._views_from(start_at)
+            end = self._target or _ends(views)
             starts = without(start_at.next_offsets, self._recreated_streams(start_at.uids, end.uids))
             ends = raise_to_start(end.next_offsets, starts)
             if self._has_too_few_records(starts, ends):

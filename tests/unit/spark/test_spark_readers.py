@@ -445,6 +445,18 @@ def test_available_now_query_reads_only_records_committed_before_its_start(
     assert reader.latestOffset(last, ReadMaxRows(80)) == last
 
 
+@pytest.mark.parametrize("count", [0, 5, 40])
+def test_available_now_query_after_an_unclean_election_that_lost_read_records_raises_data_loss(
+    cut_query: Any, count: int
+) -> None:
+    log, restarted, start, _ = cut_query
+    rewrite(log, 10, 4, count)
+    reader = restarted()
+    reader.prepareForTriggerAvailableNow()
+    with pytest.raises(SourceError, match=r"^\[DATA_LOSS\] orders/0: .*unclean election lost records"):
+        reader.latestOffset(start, ALL)
+
+
 def test_streaming_query_without_new_records_sends_at_most_one_request_per_second(
     source: Open, node: FakeNode, link: ProcessConnection
 ) -> None:
