@@ -288,7 +288,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             starts = without(start_at.next_offsets, self._recreated_streams(start_at.uids, end.uids))
             ends = raise_to_start(end.next_offsets, starts)
             added = _first_offsets(views, starts, ends)
-            readable = {**added, **starts}
+            readable = self._readable_starts(views, {**added, **starts}, ends)
             if self._has_too_few_records(readable, ends):
                 return start_at.to_json()
             uids = {**start_at.uids, **end.uids}
@@ -299,6 +299,16 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             self._open_catalog().add_confirmation(end_offsets)
             return end_offsets.to_json()
+
+    def _readable_starts(self, views: Views, starts: Bounds, ends: Bounds) -> Bounds:
+        """Return ``starts`` for the limits of a micro-batch up to ``ends``: without deleted records, if their loss is no error.
+
+        Otherwise a query would use up its limits for records that retention has deleted, and would never catch up.
+        """
+        if self.options.fail_on_data_loss:
+            return starts
+        log_starts = {key: min(views[key].log_start_offset, ends[key]) for key in starts if key in views}
+        return {key: max(start, log_starts.get(key, start)) for key, start in starts.items()}
 
     def _with_starts(self, end: StreamOffsets, start_at: StreamOffsets, starts: Bounds, added: Bounds) -> StreamOffsets:
         """Return ``end``, the end of a micro-batch, with those of its start offsets that no other offset in the checkpoint has.

@@ -380,6 +380,23 @@ def test_streaming_query_with_a_byte_limit_continues_after_retention_has_deleted
         assert ranges(streaming(source(failOnDataLoss="false")).partitions(start, end)) == expected
 
 
+def test_streaming_query_that_loses_records_without_an_error_uses_its_limits_for_the_remaining_records(
+    source: Open, node: FakeNode
+) -> None:
+    log = node.add_stream("orders").partitions[0]
+    for _ in range(20):
+        append(log, 50)
+    start = streaming(source(startingOffsets="earliest")).initialOffset()
+    log.log_start_offset = 800
+    size = len(log.batches[-1][1])
+    for limit, end_offset in ((ReadMaxRows(20), 820), (ReadMaxBytes(size), 850)):
+        end = streaming(source(failOnDataLoss="false")).latestOffset(start, limit)
+        assert ranges(streaming(source(failOnDataLoss="false")).partitions(start, end)) == [(0, 800, end_offset)]
+    waits = streaming(source(failOnDataLoss="false", minOffsetsPerTrigger="300"))
+    waits._triggered_s = waits._clock()
+    assert waits.latestOffset(start, ALL) == start, "200 records remain"
+
+
 def test_streaming_query_reads_added_partitions_from_their_first_record(
     source: Open, node: FakeNode, link: ProcessConnection
 ) -> None:
