@@ -415,8 +415,13 @@ def _view_of(
     )
 
 
-async def wanted_streams(requests: MetadataRequests, wanted: Selection) -> tuple[StreamImage, ...]:
+async def wanted_streams(requests: MetadataRequests, wanted: Selection, *, internal: bool = False) -> tuple[StreamImage, ...]:
     """Request the streams that the user wants to read, and return them.
+
+    Args:
+        requests: Requests to the metadata group.
+        wanted: Streams to read.
+        internal: If True, a pattern also selects internal streams. Default False.
 
     Raises:
         NotFoundError: A named stream does not exist. The text names the most similar one.
@@ -425,4 +430,4 @@ async def wanted_streams(requests: MetadataRequests, wanted: Selection) -> tuple
         with suppress(NotFoundError):
             return tuple(await asyncio.gather(*(requests.stream(name) for name in wanted.streams)))
     there = (await requests.describe()).image.streams
-    return tuple(there[name] for name in wanted.among(there))
+    return tuple(there[name] for name in wanted.among(there, internal=internal))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from liftpy.core.base.ids import check_name, check_published, quote
+from liftpy.core.base.ids import check_name, check_published, is_internal, quote
 from liftpy.core.base.strict_json import load_json
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_spec, parse_times, relative
@@ -289,7 +289,8 @@ TABLE = (
     Option(name="subscribe", kind=NAMES, table="streams", help="Names of several streams."),
     Option(
         name="subscribePattern", kind=PATTERN, table="streams",
-        help="Pattern for whole stream names, also for streams that are created later.",
+        help="Pattern for whole stream names, also for streams that are created later. It matches internal streams (`_...`) only "
+        "if it begins with `_`.",
     ),
     Option(name="assign", kind=ASSIGNMENT, table="streams", help="Partitions to read."),
     Option(
@@ -624,7 +625,8 @@ class Selection:
 
     Args:
         streams: Names of streams. Default (): use ``pattern``.
-        pattern: Regular expression that the whole name must match. Default '': use ``streams``.
+        pattern: Regular expression that the whole name must match. Default '': use ``streams``. It selects internal
+            streams only if it begins with ``_``.
         partitions: (stream, partition) pairs. Default (): all partitions.
     """
 
@@ -632,18 +634,22 @@ class Selection:
     pattern: str = ""
     partitions: tuple[tuple[str, int], ...] = ()
 
-    def among(self, present: Iterable[str]) -> list[str]:
+    def among(self, present: Iterable[str], *, internal: bool = False) -> list[str]:
         """Return the selected ones of the streams that exist.
+
+        A pattern selects internal streams (names that begin with ``_``) only if the pattern itself begins with ``_``.
 
         Args:
             present: Names of all streams.
+            internal: If True, every pattern selects internal streams. Default False.
 
         Raises:
             NotFoundError: A named stream does not exist. The text names the closest one.
         """
         there = sorted(present)
         if self.pattern:
-            return [name for name in there if re.fullmatch(self.pattern, name)]
+            internal = internal or self.pattern.startswith("_")
+            return [name for name in there if (internal or not is_internal(name)) and re.fullmatch(self.pattern, name)]
         for name in self.streams:
             if name not in there:
                 raise NotFoundError(

@@ -708,6 +708,19 @@ def test_streaming_query_with_a_pattern_reads_new_streams_from_their_first_recor
     assert [(p.value.stream, p.value.start_offset, p.value.end_offset) for p in reader.partitions(start, end)] == [("a2", 0, 5)]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "streams"),
+    [(".*", ["orders"]), ("[_a-z]+", ["orders"]), ("_.*", ["_events", "_groups"]), ("_groups", ["_groups"])],
+)
+def test_spark_source_pattern_selects_internal_streams_only_if_it_begins_with_an_underscore(
+    access: Access, node: FakeNode, pattern: str, streams: list[str]
+) -> None:
+    for name in ("_events", "_groups", "orders"):
+        append(node.add_stream(name).partitions[0], 5)
+    given = {"nats": access.servers, "namespace": access.namespace, "subscribepattern": pattern}
+    assert [p.value.stream for p in batch(LiftDataSource(given)).partitions()] == streams
+
+
 def test_streaming_query_with_a_pattern_repeats_its_first_micro_batch_of_streams_that_came_later(
     access: Access, node: FakeNode, link: ProcessConnection
 ) -> None:
