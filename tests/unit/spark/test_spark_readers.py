@@ -436,6 +436,34 @@ def test_streaming_query_with_deleted_records_in_an_added_partition_raises_data_
     assert ranges(reader.partitions(start, end)) == [(1, 20, 60)]
 
 
+@pytest.mark.parametrize("loss", ["true", "false"])
+@pytest.mark.parametrize(
+    ("option", "known"), [("subscribe", 1), ("subscribe", 0), ("subscribepattern", 1), ("subscribepattern", 0)]
+)
+def test_streaming_query_plans_partitions_that_the_answering_controller_does_not_know_yet(
+    access: Access, node: FakeNode, loss: str, option: str, known: int
+) -> None:
+    stream = node.add_stream("orders", partitions=2)
+    for log in stream.partitions:
+        append(log, 10)
+    given = {"nats": access.servers, "namespace": access.namespace, option: "orders", "failondataloss": loss, "patience": "3"}
+    start = {"orders": {"0": 10, "uid": "uid-orders"}}
+    end = streaming(LiftDataSource(given)).latestOffset(start, ALL)
+    node.partitions_known["orders"] = known
+    reader = streaming(LiftDataSource(given))
+    assert ranges(reader.partitions(start, end)) == [(1, 0, 10)]
+    assert offsets(reader, reader.partitions(start, end)) == list(range(10))
+
+
+def test_spark_source_reads_assigned_partitions_that_the_answering_controller_does_not_know_yet(
+    access: Access, node: FakeNode
+) -> None:
+    append(node.add_stream("orders", partitions=2).partitions[1], 10)
+    node.partitions_known["orders"] = 1
+    given = {"nats": access.servers, "namespace": access.namespace, "assign": '{"orders": [1]}'}
+    assert ranges(batch(LiftDataSource(given)).partitions()) == [(1, 0, 10)]
+
+
 def test_streaming_query_offsets_never_decrease_after_a_leader_change(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
