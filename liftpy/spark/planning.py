@@ -206,7 +206,8 @@ def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss
         if view is None:
             if starts.get(key, 0) < ends[key]:
                 losses.append(
-                    f"NOT_FOUND {key[0]}/{key[1]} does not exist anymore, with its offsets [{starts.get(key, 0)}, {ends[key]})"
+                    f"NOT_FOUND {key[0]}/{key[1]}: offsets [{starts.get(key, 0)}, {ends[key]}) were planned, but the partition was "
+                    "deleted, or the options of the query do not select it anymore"
                 )
             continue
         start, end = starts.get(key, min(view.log_start_offset, ends[key])), ends[key]

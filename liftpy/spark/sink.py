@@ -181,8 +181,12 @@ def _explain_errors(round: Round | None, settings: Mapping[str, str] | None = No
                 "order, the first of a group, another number of tasks), and cannot be written exactly once. Make it "
                 "deterministic, or use a new checkpoint (or writeId)."
             )
-        elif behind.reason == "PRODUCER_FENCED":
-            text = f"{text.rstrip('.')}. A newer attempt of this task continues."
+        elif behind.reason == "PRODUCER_FENCED" and round is not None:
+            text = (
+                f"{text.rstrip('.')}. Batch {round.number} of {round.run}, task {round.part}: a newer attempt of this task runs, or a "
+                "later batch was written before. A newer attempt of this task continues. If none runs, the checkpoint is older "
+                "than the stream, for example because it was restored. Use a new checkpoint (or writeId)."
+            )
         raise SourceError(f"[{behind.reason}] {text}", behind.reason) from behind
 
 
