@@ -157,6 +157,8 @@ class StreamOffsets:
 def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tuple[int, ...]) -> OffsetSpec:
     """Parse ``text``, the value of an option for the start or the end of a query.
 
+    The offset of a checkpoint is valid, too. Its start offsets of a micro-batch are ignored.
+
     ``option``: name of the option. ``words``: allowed words. ``specials``: allowed special offsets (-2 is earliest, -1 is latest).
     Raises ConfigError that names the option and the allowed values.
     """
@@ -180,9 +182,6 @@ def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tupl
     offsets, uids, epochs = named.next_offsets, named.uids, named.epochs
     if not offsets:
         raise ConfigError(f"Invalid {option} = {text!r}: it names no partition. Use {allowed}.")
-    for key, firsts in ((_BEGAN, named.began), (_ADDED, named.added)):
-        if firsts:
-            raise ConfigError(f"Invalid {option}: the key {key!r} is only for checkpoints. Remove this key from the JSON.")
     for (stream, partition), offset in offsets.items():
         if offset < 0 and offset not in specials:
             raise ConfigError(f"Invalid {option}: {offset} for {stream}/{partition}. Use {allowed}.")

@@ -686,6 +686,17 @@ def test_spark_patience_option_limits_the_connection_time() -> None:
         assert time.monotonic() - begun < 8  # 10 s for the connection alone without it
 
 
+def test_spark_query_starts_and_ends_at_the_checkpoint_offset_of_another_query(source: Open, node: FakeNode) -> None:
+    log = node.add_stream("orders").partitions[0]
+    append(log, 10)
+    first = streaming(source(startingOffsets="earliest"))
+    position = json.dumps(first.latestOffset(first.initialOffset(), ALL))
+    assert "began" in position
+    append(log, 5)
+    assert ranges(batch(source(startingOffsets=position)).partitions()) == [(0, 10, 15)]
+    assert ranges(batch(source(endingOffsets=position)).partitions()) == [(0, 0, 10)]
+
+
 def test_streaming_query_with_a_start_below_the_log_start_raises_data_loss(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
