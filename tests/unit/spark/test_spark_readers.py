@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -658,7 +659,7 @@ def test_batch_query_with_a_plan_older_than_five_minutes_logs_the_age(
     assert "was planned" not in caplog.text
     plan[0].value = replace(plan[0].value, planned_ns=plan[0].value.planned_ns - 400 * 10**9)
     assert offsets(reader, plan) == list(range(10))
-    assert "was planned 400 s ago, when its DataFrame first ran" in caplog.text
+    assert re.search(r"was planned 4\d\d s ago, when its DataFrame first ran", caplog.text)
 
 
 def test_spark_query_of_a_stream_deleted_after_planning_raises_not_found(source: Open, node: FakeNode) -> None:
