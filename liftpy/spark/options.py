@@ -421,6 +421,11 @@ TABLE = (
         instead="Remove it, because a streaming query has an id in its checkpoint.",
     ),
     Option(
+        name="batchId", kind=COUNT, table="write", takers=(BATCH_WRITE,), field="batch_id", default=0, low=0, high=_MAX_COUNT,
+        help="Number of this write among the writes with its writeId, which increases, such as the batch id of `foreachBatch`.",
+        instead="Remove it, because Spark numbers the micro-batches of a streaming query.",
+    ),
+    Option(
         name="maxTaskBytes", kind=BYTES, table="write", takers=WRITES, field="max_task_bytes", default=DEFAULT_TASK_BYTES,
         default_text="1 GiB", low=1, high=1 << 40, unit="bytes",
         help="Maximum size of the rows of one task of an exactly-once write, which the task holds in memory.",
@@ -803,6 +808,7 @@ class SinkOptions:
         access: How to reach the cluster.
         stream: Name of the stream to write to. '': the column ``stream`` names it.
         write_id: Name of an exactly-once batch write. '': none.
+        batch_id: Number of the write among those with its name.
         by_content: True if each task sorts its rows.
         tombstones: True if a null value is a tombstone.
         max_task_bytes: Maximum size of the rows of a task, in bytes.
@@ -812,6 +818,7 @@ class SinkOptions:
     access: Access
     stream: str = ""
     write_id: str = ""
+    batch_id: int = 0
     by_content: bool = True
     tombstones: bool = False
     max_task_bytes: int = DEFAULT_TASK_BYTES
@@ -826,6 +833,8 @@ class SinkOptions:
             InvalidNameError: The stream has an invalid name.
         """
         options = UserOptions(given, _SINK, SPARK_OPTIONS)
+        if "batchId" in options and "writeId" not in options:
+            raise ConfigError("The option batchId needs the option writeId. Set writeId to a name of the query.")
         return cls(
             access=_access(options),
             by_content=options.value("order") == "content",

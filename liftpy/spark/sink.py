@@ -97,7 +97,7 @@ class SinkCommitMessage(WriterCommitMessage):
 
     Attributes:
         run: Id of the query, or ``write:`` and the writeId. '': the write has no id.
-        number: Number of the micro-batch.
+        number: Number of the micro-batch, or the batchId of a batch write.
         part: Number of the task.
         attempt: Number of the attempt of the task.
         sent: Stored rows.
@@ -352,7 +352,7 @@ class LiftWriter(DataSourceArrowWriter):
         link, attempt = link_to(options.access), task.attemptNumber()
         if not options.write_id:
             return append(link, options, iterator, task.partitionId(), attempt)
-        round = Round(f"write:{options.write_id}", task.partitionId(), 0)
+        round = Round(f"write:{options.write_id}", task.partitionId(), options.batch_id)
         return write_round(link, options, iterator, round, attempt, counting_settings(task.getLocalProperty, streaming=False))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -27,6 +27,7 @@ from pyspark.sql.types import StructType
 from liftpy.client import Client
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.partition_sender import PartitionSender
+from liftpy.config import ReplicationConfig
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.subjects import Subjects
@@ -44,9 +45,11 @@ TASKS = Callable[..., None]
 
 @pytest.fixture
 async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
+    """Yield a client of a cluster with the stream ``out``, whose partition has memory for ten producers."""
     loop = asyncio.get_running_loop()
+    config = ReplicationConfig(partition_producer_bytes=20_000)
 
-    async with memory_cluster() as cluster, cluster.client() as made:
+    async with memory_cluster(config=config) as cluster, cluster.client() as made:
         await made.create_stream("out", "data.out")
 
         async def transport(_: float) -> Any:
@@ -182,6 +185,19 @@ async def test_spark_sink_repeated_batch_write_stores_rows_once_only_with_a_writ
     assert (await held(client))[4:] == [b"c", b"d"]
     writer.commit([None])  # type: ignore[attr-defined]
     writer.abort([None])
+
+
+async def test_spark_sink_numbered_batch_writes_store_each_batch_once_with_one_producer(client: Client, task: TASKS) -> None:
+    """As a function of foreachBatch does, which Spark calls again for a micro-batch whose end it does not know."""
+    task(query=None, batch=None)
+    for number in range(12):
+        for _ in range(2):
+            await write(source(writeId="copy", batchId=str(number)).writer(SCHEMA, False), b"row %d" % number)
+    assert await held(client) == [b"row %d" % number for number in range(12)]
+    with pytest.raises(SourceError, match=r"\[PRODUCER_FENCED\].*Batch 10 of write:copy, task 0: "):
+        await write(source(writeId="copy", batchId="10").writer(SCHEMA, False), b"row 10")
+    with pytest.raises(SourceError, match=r"\[DIVERGED_PRODUCER\].*Batch 11 of write:copy, task 0, "):
+        await write(source(writeId="copy", batchId="11").writer(SCHEMA, False), b"another row")
 
 
 async def test_spark_sink_rejects_invalid_writes_before_storing_rows(client: Client, task: TASKS) -> None:
