@@ -33,6 +33,8 @@ _LONGEST_NS = 30 * 86_400 * 10**9
 _NS_PER_MS = 1_000_000
 _MAX_DIGITS = 19
 _SIZE = re.compile(r"([0-9]{1,19})([kmg]?)b?")
+_SEED = re.compile(r"S[A-Z2-7]{57}")
+"""Seed of an nkey."""
 _SIZE_SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30}
 _ROUND_NUMBER = 1 << 40
 """Powers of two from this number on are shown as 2^N."""
@@ -128,6 +130,15 @@ class Option:
 
 
 def _text(_: Option, text: str) -> str:
+    return text
+
+
+def _file(option: Option, text: str) -> str:
+    if "\n" in text or "-----BEGIN" in text or _SEED.fullmatch(text.strip()):
+        raise ConfigError(
+            f"The option {option.name} contains a secret, which every query plan would show. Write the secret into a file on "
+            f"all hosts, and set {option.name} to the path of this file."
+        )
     return text
 
 
@@ -256,7 +267,7 @@ def _write_id(option: Option, text: str) -> str:
 
 
 URLS = Kind("URLs, separated by commas", _urls)
-FILE = Kind("a path", _text)
+FILE = Kind("a path", _file)
 TEXT = Kind("text", _text)
 NAME = Kind("a name", _parse_name)
 STREAM = Kind("a name", _stream)
@@ -473,6 +484,7 @@ SINK_OPTIONS = {name: option.description for name, option in _SINK.items()}
 """Option for writing -> description."""
 CREDENTIALS = {option.field: name for name, option in _SOURCE.items() if name.startswith("nats.")}
 """Field of ``Access`` -> option that sets it."""
+_KINDS_OF_CREDENTIALS = ("creds_file", "nkey_seed_file", "user", "token_file")
 
 _PATH = "path"
 """Option in which Spark passes the argument of ``load(NAME)``, ``save(NAME)`` and ``start(NAME)``."""
@@ -612,7 +624,8 @@ def access_of(given: Mapping[str, str]) -> Access:
         given: Options such as ``nats`` and ``nats.creds``. Other options of the source are ignored.
 
     Raises:
-        ConfigError: An option is unknown or invalid, or only one of ``nats.user`` and ``nats.passwordFile`` is set.
+        ConfigError: An option is unknown or invalid. Or one of two options is set that belong together. Or several kinds of
+            credentials are set.
     """
     return _access(UserOptions(given, _SOURCE))
 
@@ -621,6 +634,11 @@ def _access(options: UserOptions) -> Access:
     access = Access(**options.fields("connection"))
     if bool(access.user) != bool(access.password_file):
         raise ConfigError("nats.user and nats.passwordFile belong together. Set both, or neither.")
+    if bool(access.tls_cert_file) != bool(access.tls_key_file):
+        raise ConfigError("nats.tlsCert and nats.tlsKey belong together. Set both, or neither.")
+    kinds = [CREDENTIALS[field] for field in _KINDS_OF_CREDENTIALS if getattr(access, field)]
+    if len(kinds) > 1:
+        raise ConfigError(f"Several kinds of credentials are set: {', '.join(kinds)}. Set only one of them.")
     return access
 
 
