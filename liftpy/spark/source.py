@@ -247,6 +247,8 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Start of a new query. None: Spark has not requested it yet. Micro-batch 0 always starts here."""
         self._target: StreamOffsets | None = None
         """End that Trigger.AvailableNow fixed. None: another trigger."""
+        self._target_views: Views = {}
+        """State of the partitions when the target was fixed. Empty: there is no target."""
         self._triggered_s: float | None = None
         """Monotonic time of the last micro-batch, in seconds. None: there was none. The first one is never delayed."""
         self._clock = time.monotonic
@@ -297,7 +299,8 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end_offsets = self._with_starts(
                 StreamOffsets(ends, uids, self._epochs_at(ends, start_at, end)), start_at, starts, added
             )
-            self._open_catalog().add_confirmation(end_offsets)
+            if self._target is None or _have_same_leaders(self._target_views, views):
+                self._open_catalog().add_confirmation(end_offsets)
             return end_offsets.to_json()
 
     def _readable_starts(self, views: Views, starts: Bounds, ends: Bounds) -> Bounds:
@@ -390,7 +393,8 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of this run, so that it reads only the records that are committed now."""
         with with_error_code():
-            self._target = _ends(self._open_catalog().views())
+            self._target_views = self._open_catalog().views()
+            self._target = _ends(self._target_views)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the committed offsets. Spark shows them in the query's progress, next to what was read."""
@@ -508,6 +512,11 @@ def _unread_records(start_at: StreamOffsets, ended: StreamOffsets, again: set[st
             what = "all records" if end is None else f"offsets [{offset}, {end})" if end > offset else "no known records"
             whose = f"{stream}/{partition} (uid {start_at.uids[stream]})"
             yield f"{stream} was deleted and created again. The query lost {what} from offset {offset} of {whose} on"
+
+
+def _have_same_leaders(earlier: Views, now: Views) -> bool:
+    """Return whether no partition has had an election between two states. Otherwise records of the first one may be lost."""
+    return all(key in now and now[key].leader_epoch == view.leader_epoch for key, view in earlier.items())
 
 
 def _first_offsets(views: Views, starts: Bounds, ends: Bounds) -> Bounds:

@@ -504,6 +504,26 @@ def test_available_now_query_after_an_unclean_election_that_lost_read_records_ra
         reader.latestOffset(start, ALL)
 
 
+def test_available_now_query_leaves_out_records_that_an_unclean_election_lost_during_the_run(
+    source: Open, node: FakeNode
+) -> None:
+    log = node.add_stream("orders").partitions[0]
+    for _ in range(3):
+        append(log, 10)
+    reader = streaming(source(startingOffsets="earliest", failOnDataLoss="false"))
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    first = reader.latestOffset(start, ReadMaxRows(10))
+    rewrite(log, 20, 4, 40)
+    while reader._open_catalog()._watched_views([]) is not None:  # until the driver knows of the election
+        time.sleep(0.002)
+    second = reader.latestOffset(first, ReadMaxRows(10))
+    assert ranges(reader.partitions(first, second)) == [(0, 10, 20)]
+    last = reader.latestOffset(second, ReadMaxRows(10))
+    assert last["orders"]["0"] == 30
+    assert reader.partitions(second, last) == [], "the log has other records there"
+
+
 def test_streaming_query_without_new_records_sends_at_most_one_request_per_second(
     source: Open, node: FakeNode, link: ProcessConnection
 ) -> None:
