@@ -78,7 +78,7 @@ _SLOWEST_BYTES_S = 100_000
 _CHECK_TIMEOUT_S = 600.0
 _FIX_COUNT = (
     f"To keep the number of tasks constant, set {ADAPTIVE_STREAMING}=false (for batch writes {ADAPTIVE}=false) or use "
-    'repartition(8, "key"). Do not change spark.sql.shuffle.partitions and minPartitions'
+    'repartition(8, "key"). Do not change spark.sql.shuffle.partitions, minPartitions and maxRecordsPerPartition'
 )
 _logger = logging.getLogger(__name__)
 _SCAN_BYTES, _SCAN_TOTAL_BYTES = 4 << 20, 256 << 20
