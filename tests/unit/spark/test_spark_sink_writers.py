@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,8 +27,10 @@ from pyspark.sql.types import StructType
 
 from liftpy.client import Client
 from liftpy.client.consumer import PartitionReader
+from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.partition_sender import PartitionSender
 from liftpy.config import ReplicationConfig
+from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.subjects import Subjects
@@ -430,3 +433,25 @@ async def test_spark_sink_task_outside_a_spark_worker_is_rejected(client: Client
     with pytest.raises(SourceError, match="not show where the input"):
         await asyncio.to_thread(source().streamWriter(SCHEMA, False).write, iter(batches(b"a")))
     assert await held(client) == []
+
+
+async def test_spark_sink_task_repeated_with_an_older_number_of_partitions_stores_each_row_once(
+    client: Client, task: TASKS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A controller that is behind describes the stream as it was before partitions were added."""
+    current = MetadataRequests.stream
+
+    async def older(self: MetadataRequests, name: str, *, linearizable: bool = False) -> StreamImage:
+        image = await current(self, name, linearizable=linearizable)
+        return image if linearizable else replace(image, partitions=image.partitions[:1])
+
+    await client.admin.add_partitions("out", 4)
+    schema = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+    rows = pa.record_batch([pa.array([b"%d" % n for n in range(20)])] * 2, schema=schema)
+    writer = source().streamWriter(SCHEMA, False)
+    task()
+    await asyncio.to_thread(run_task, writer, [rows])
+    monkeypatch.setattr(MetadataRequests, "stream", older)
+    task(attempt=1)
+    sent = await asyncio.to_thread(run_task, writer, [rows])
+    assert (sent.sent.rows, sent.sent.known) == (20, 20)
