@@ -58,6 +58,16 @@ def offsets(reader: LiftReader | LiftStreamReader, partitions: list[Any]) -> lis
     return [i for p in pickle.loads(pickle.dumps(partitions)) for b in other.read(p) for i in b["offset"].to_pylist()]
 
 
+def use_catalog(reader: LiftStreamReader, link: ProcessConnection, **arguments: Any) -> None:
+    """Let the reader use a catalog with another clock or wait function."""
+    reader._catalog = Catalog(link, reader.options, **arguments)
+
+
+def wait_for_the_end_of_the_watch(reader: LiftStreamReader) -> None:
+    while reader._open_catalog()._watched_views([]) is not None:
+        time.sleep(0.002)
+
+
 def without_start(end: dict[str, Any]) -> dict[str, Any]:
     """Return an end offset without the starts of partitions that were not read before, as in later micro-batches."""
     starts = ("began", "added")
@@ -382,7 +392,7 @@ def test_streaming_query_with_a_byte_limit_continues_after_retention_has_deleted
 
 
 def test_streaming_query_that_loses_records_without_an_error_uses_its_limits_for_the_remaining_records(
-    source: Open, node: FakeNode
+    source: Open, node: FakeNode, link: ProcessConnection
 ) -> None:
     log = node.add_stream("orders").partitions[0]
     for _ in range(20):
@@ -393,9 +403,11 @@ def test_streaming_query_that_loses_records_without_an_error_uses_its_limits_for
     for limit, end_offset in ((ReadMaxRows(20), 820), (ReadMaxBytes(size), 850)):
         end = streaming(source(failOnDataLoss="false")).latestOffset(start, limit)
         assert ranges(streaming(source(failOnDataLoss="false")).partitions(start, end)) == [(0, 800, end_offset)]
-    waits = streaming(source(failOnDataLoss="false", minOffsetsPerTrigger="300"))
-    waits._triggered_s = waits._clock()
-    assert waits.latestOffset(start, ALL) == start, "200 records remain"
+    waits = streaming(source(failOnDataLoss="false", minOffsetsPerTrigger="100"))
+    use_catalog(waits, link, clock=itertools.count(step=10).__next__)
+    first = waits.latestOffset(start, ReadMaxRows(20))
+    log.log_start_offset = 950
+    assert waits.latestOffset(first, ALL) == first, "50 records remain"
 
 
 def test_streaming_query_reads_added_partitions_from_their_first_record(
@@ -404,7 +416,7 @@ def test_streaming_query_reads_added_partitions_from_their_first_record(
     stream = node.add_stream("orders")
     append(stream.partitions[0], 100)
     reader = streaming(source())
-    reader._catalog = Catalog(link, reader.options, clock=itertools.count(step=10).__next__)  # what is known is too old
+    use_catalog(reader, link, clock=itertools.count(step=10).__next__)  # what is known is too old
     start = reader.initialOffset()
     append(stream.partitions[0], 30)
     stream.partitions.append(FakePartition())
@@ -480,7 +492,7 @@ def test_available_now_query_reads_only_records_committed_before_its_start(
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
     reader = streaming(source(startingOffsets="earliest"))
-    reader._catalog = Catalog(link, reader.options, clock=itertools.count().__next__)  # no answer is ever fresh enough
+    use_catalog(reader, link, clock=itertools.count().__next__)  # no answer is ever fresh enough
     start = reader.initialOffset()
     reader.prepareForTriggerAvailableNow()
     append(log, 100)
@@ -515,8 +527,7 @@ def test_available_now_query_leaves_out_records_that_an_unclean_election_lost_du
     reader.prepareForTriggerAvailableNow()
     first = reader.latestOffset(start, ReadMaxRows(10))
     rewrite(log, 20, 4, 40)
-    while reader._open_catalog()._watched_views([]) is not None:  # until the driver knows of the election
-        time.sleep(0.002)
+    wait_for_the_end_of_the_watch(reader)  # until the driver knows of the election
     second = reader.latestOffset(first, ReadMaxRows(10))
     assert ranges(reader.partitions(first, second)) == [(0, 10, 20)]
     last = reader.latestOffset(second, ReadMaxRows(10))
@@ -529,7 +540,7 @@ def test_streaming_query_without_new_records_sends_at_most_one_request_per_secon
 ) -> None:
     append(node.add_stream("orders").partitions[0], 100)
     reader, now = streaming(source()), [1000.0]
-    reader._catalog = Catalog(link, reader.options, clock=lambda: now[0])
+    use_catalog(reader, link, clock=lambda: now[0])
     start = reader.initialOffset()
     reader.latestOffset(start, ALL)
     asked = sum(node.asked.values())
@@ -556,7 +567,7 @@ def test_streaming_query_repeated_micro_batch_waits_for_a_new_leader(
 
     start, end = ({"orders": {"0": offset, "uid": "uid-orders"}} for offset in (40, 100))
     reader = streaming(source())
-    reader._catalog = Catalog(link, reader.options, wait=wait)
+    use_catalog(reader, link, wait=wait)
     assert offsets(reader, reader.partitions(start, end)) == list(range(40, 100))
     assert waits
 
@@ -590,10 +601,7 @@ def test_spark_query_of_a_recreated_stream_raises_not_found_in_planning_and_read
     refused = pytest.raises(SourceError, match=r"^\[NOT_FOUND\] .*deleted and created again")
     with refused:
         offsets(reader, plan)
-    while (
-        reader._open_catalog()._watched_views([]) is not None
-    ):  # until that is told, planning is as before, and reading is refused
-        time.sleep(0.002)
+    wait_for_the_end_of_the_watch(reader)  # until that is told, planning is as before, and reading is refused
     with refused:
         reader.partitions(start, end)
     with refused:
@@ -611,7 +619,7 @@ def test_spark_query_with_on_recreated_earliest_reads_a_recreated_stream_from_it
     for taken in ({"onrecreated": "earliest"}, {"failondataloss": "false"}):
         append(node.add_stream("a1", uid="first").partitions[0], 50)
         reader = streaming(LiftDataSource({**given, "startingoffsets": "earliest", **taken}))
-        reader._catalog = Catalog(link, reader.options, clock=itertools.count(step=10).__next__)
+        use_catalog(reader, link, clock=itertools.count(step=10).__next__)
         start = reader.initialOffset()
         end = reader.latestOffset(start, ReadMaxRows(35))
         assert without_start(end) == {"a1": {"0": 25, **EPOCH_1, "uid": "first"}, "a2": {"0": 10, **EPOCH_1, "uid": "uid-a2"}}
@@ -642,7 +650,7 @@ def test_spark_micro_batch_below_the_minimum_record_count_is_delayed_up_to_max_t
     append(log, 10)
     now = [1000.0]
     reader = streaming(source(startingOffsets="earliest", minOffsetsPerTrigger="50", maxTriggerDelay="30s"))
-    reader._catalog = Catalog(link, reader.options, clock=itertools.count(step=10).__next__)
+    use_catalog(reader, link, clock=itertools.count(step=10).__next__)
     reader._clock = lambda: now[0]
     first = reader.latestOffset(reader.initialOffset(), ALL)
     assert first["orders"]["0"] == 10  # the first one never waits
@@ -759,7 +767,7 @@ def test_streaming_query_with_a_pattern_reads_new_streams_from_their_first_recor
     append(node.add_stream("a1").partitions[0], 10)
     given = {"nats": access.servers, "namespace": access.namespace, "subscribepattern": "a.*"}
     reader = streaming(LiftDataSource(given))
-    reader._catalog = Catalog(link, reader.options, clock=itertools.count(step=10).__next__)
+    use_catalog(reader, link, clock=itertools.count(step=10).__next__)
     start = reader.initialOffset()
     append(node.add_stream("a2").partitions[0], 5)
     append(node.add_stream("b").partitions[0], 5)
@@ -786,7 +794,7 @@ def test_streaming_query_with_a_pattern_repeats_its_first_micro_batch_of_streams
 ) -> None:
     given = {"nats": access.servers, "namespace": access.namespace, "subscribepattern": "a.*"}
     reader = streaming(LiftDataSource(given))
-    reader._catalog = Catalog(link, reader.options, clock=itertools.count(step=10).__next__)
+    use_catalog(reader, link, clock=itertools.count(step=10).__next__)
     start = reader.initialOffset()
     assert start == {}
     log = node.add_stream("a1").partitions[0]
