@@ -147,6 +147,8 @@ class FakeNode:
     ``asked``: how often each node was asked for a read. ``measures``: whether it tells sizes and borders, as older nodes don't.
     ``files``: node id -> (host, folder, log) of a node that offers the files of its partition.
     ``waits``: whether it waits with bounds until there is more, likewise.
+    ``partitions_known``: stream -> number of its partitions that it describes, unless the request is linearizable. 0: it describes no
+    such stream.
     """
 
     def __init__(self, connection: NatsConnection, namespace: str = "liftpy", node_ids: tuple[str, ...] = ("n1", "n2", "n3")):
@@ -163,6 +165,7 @@ class FakeNode:
         self.measures = True
         self.files: dict[str, tuple[str, str, Log]] = {}
         self.waits = True
+        self.partitions_known: dict[str, int] = {}
         self._polls: set[asyncio.Task[None]] = set()
         self._turn = 0
 
@@ -191,7 +194,7 @@ class FakeNode:
         description = describer(request)
         if description is None:
             return
-        response = description(image_from_pb(self._image()))
+        response = description(image_from_pb(self._image({} if request.linearizable else self.partitions_known)))
         response.operationId, response.metadataLeader = request.operationId, self.node_ids[0]
         if response.HasField("cluster"):
             response.cluster.metadataLeader = self.node_ids[0]
@@ -204,11 +207,14 @@ class FakeNode:
             head.fileBegins.append(span.begin)
             head.fileEnds.append(span.end)
 
-    def _image(self) -> cluster_pb2.Image:
+    def _image(self, partitions_known: dict[str, int]) -> cluster_pb2.Image:
         image = cluster_pb2.Image(index=1, nodes=[cluster_pb2.Node(nodeId=n, incarnation=1) for n in self.node_ids])
         for stream in self.streams.values():
+            count = partitions_known.get(stream.name, len(stream.partitions))
+            if not count:
+                continue
             described = image.streams.add(name=stream.name, uid=stream.uid, subject=stream.name)
-            for number, partition in enumerate(stream.partitions):
+            for number, partition in enumerate(stream.partitions[:count]):
                 described.config.compaction = partition.compacted
                 described.partitions.add(
                     partition=number,

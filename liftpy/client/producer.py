@@ -46,6 +46,7 @@ from liftpy.errors import (
     NotAllowedError,
     OutcomeUnknownError,
     PublishRejectedError,
+    UnavailableError,
 )
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import Transport, unsubscribe
@@ -69,6 +70,10 @@ _METHODS = {
     for numbered in (False, True)
 }
 """(Partitioner, whether keyless records are partitioned by their number) -> method that is stored in the log."""
+
+
+class OutdatedDescriptionError(UnavailableError):
+    """The description of the stream lacks partitions that an earlier process of the producer has used."""
 
 
 class Producer:
@@ -282,6 +287,11 @@ class Producer:
             async with asyncio.TaskGroup() as group:
                 for sender in self._senders:
                     group.create_task(sender.begin())
+            if (used := self._partitions_used_before()) > self.partitions:
+                raise OutdatedDescriptionError(
+                    f"An earlier process of this producer used {used} partitions of {self._stream}, but the answering controller "
+                    f"knows {self.partitions}. Retry later, when it has caught up."
+                )
         except BaseExceptionGroup as group_of:
             await self.close()
             raise group_of.exceptions[0] from None
@@ -292,6 +302,13 @@ class Producer:
         self._tasks = [
             asyncio.create_task(sender.run(), name=f"producer of {self._stream}/{sender.partition}") for sender in self._senders
         ]
+
+    def _partitions_used_before(self) -> int:
+        """Return the number of partitions that an earlier process used, if this process sends its records again. Otherwise 0."""
+        counts = [sender.repeat.partitions for sender in self._senders]
+        if self._options.begin == "repeat":
+            counts += [sender.known.partitioning.partitions for sender in self._senders if sender.known is not None]
+        return max(counts)
 
     async def flush(self) -> None:
         """Wait until every record is stored.

@@ -21,7 +21,7 @@ from liftpy.client.encode_publish import Address
 from liftpy.client.iteration import Iteration
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.partition_sender import ProducerOptions, Source, check_answers, name_for
-from liftpy.client.producer import Partitioner, Producer
+from liftpy.client.producer import OutdatedDescriptionError, Partitioner, Producer
 from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import Publisher
 from liftpy.client.write_epoch import Round
@@ -135,8 +135,7 @@ class StreamDirectory:
         async def find(partition: int) -> Address:
             return address_of(await self.current_stream(stream), partition)
 
-        async def opened() -> Producer:
-            known = await self.current_stream(check_published(stream))
+        async def opened_on(known: StreamImage) -> Producer:
             check_answers(known)
             addresses = [address_of(known, number) for number in range(max(len(known.partitions), 1))]
             position: SourcePosition | Round | None
@@ -148,6 +147,13 @@ class StreamDirectory:
             made = self.factories.producer(transport, stream, name, addresses, chosen, partitioner, find, position)
             await made.open()
             return made
+
+        async def opened() -> Producer:
+            try:
+                return await opened_on(await self.current_stream(check_published(stream)))
+            except OutdatedDescriptionError:  # the answering controller is behind
+                self.cached[stream] = await self.requests.stream(stream, linearizable=True)
+                return await opened_on(self.cached[stream])
 
         return AwaitableContext(opened())
 

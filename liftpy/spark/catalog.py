@@ -199,6 +199,7 @@ class Catalog:
         starting: OffsetSpec = _ANY,
         ending: OffsetSpec = _ANY,
         known: Sequence[StreamOffsets] = (),
+        linearizable: bool = False,
     ) -> Views:
         """Return the state of all partitions.
 
@@ -207,6 +208,8 @@ class Catalog:
             starting: Start whose times leaders convert into offsets.
             ending: End whose times leaders convert into offsets.
             known: Positions whose records were committed once. The views say if such a record was lost.
+            linearizable: If True, the list of partitions contains every partition that was added before this call. Default
+                False: an answer may come from a controller that is behind.
 
         Raises:
             NotFoundError: A stream or partition does not exist.
@@ -215,6 +218,8 @@ class Catalog:
         now_s = self._clock()
         request = BoundsRequest(starting, ending, tuple(known))
         timed = starting.timed or ending.timed
+        if linearizable:
+            self._link.call(self._describe(linearizable=True), 4 * self._options.patience_s)
         if max_age_s and not timed and (watched := self._watched_views(known)) is not None:
             return watched
         if (
@@ -263,10 +268,13 @@ class Catalog:
         """
         known = (ended, start_at)
         watched = self._watched_views(known)
-        if watched is not None and not _behind(watched, ended):
+        if watched is not None and not _behind(watched, ended) and not self._lacks_planned(watched, ended, start_at):
             return watched
+        views = self.views(known=known)
+        if self._lacks_planned(views, ended, start_at):
+            views = self.views(known=known, linearizable=True)
         give_up_at_s = self._clock() + self._options.patience_s
-        while behind := _behind(views := self.views(known=known), ended):
+        while behind := _behind(views, ended):
             if self._clock() > give_up_at_s:
                 for key in behind:
                     if key in ended.lasts:  # the leader has compared the epochs: the records are in its log
@@ -277,7 +285,18 @@ class Catalog:
                         )
                 return views
             self._wait(_BEHIND_WAIT_S)
+            views = self.views(known=known)
         return views
+
+    def _lacks_planned(self, views: Views, ended: StreamOffsets, start_at: StreamOffsets) -> bool:
+        """Return whether ``views`` lacks a partition of which the micro-batch from ``start_at`` to ``ended`` has records.
+
+        It was deleted, or the controller that listed the partitions does not know yet that it was added.
+        """
+        return any(
+            key not in views and start_at.next_offsets.get(key, 0) < end and self._options.wanted.takes(*key)
+            for key, end in ended.next_offsets.items()
+        )
 
     def measure(self, questions: Sequence[RangeRequest]) -> list[RangeFacts]:
         """Return the size and the batch boundaries of each requested offset range, in order.
@@ -328,12 +347,16 @@ class Catalog:
                 return await self._ask_leaders(known, request, min(patience_s, _KNOWN_PATIENCE_S))
         return await self._ask_leaders(await self._describe(), request, patience_s)
 
-    async def _describe(self) -> tuple[StreamImage, ...]:
+    async def _describe(self, *, linearizable: bool = False) -> tuple[StreamImage, ...]:
+        """Request the streams that the user wants to read, and store them. ``linearizable``: include all changes before this call.
+
+        If a requested partition is missing, the request is sent again as a linearizable one.
+        """
         now_s = self._clock()
         patience_s, wanted, access = self._options.patience_s, self._options.wanted, self._options.access
         requests = MetadataRequests(await self._link.transport(patience_s), self._link.subjects, patience_s)
         try:
-            streams = await wanted_streams(requests, wanted)
+            streams = await wanted_streams(requests, wanted, linearizable=linearizable)
         except (NoRespondersError, NoClusterError):
             raise NoRespondersError(
                 f"NATS answers at {access.servers}, but no node of namespace {access.namespace!r} does. Check the "
@@ -341,6 +364,8 @@ class Catalog:
             ) from None
         there = {(stream.name, p.partition) for stream in streams for p in stream.partitions}
         if lacking := [f"{stream}/{partition}" for stream, partition in wanted.partitions if (stream, partition) not in there]:
+            if not linearizable:
+                return await self._describe(linearizable=True)
             raise NotFoundError(
                 f"The option assign names partitions that do not exist: {', '.join(lacking)}. Check the stream with "
                 "`liftpy stream show`."
@@ -415,14 +440,25 @@ def _view_of(
     )
 
 
-async def wanted_streams(requests: MetadataRequests, wanted: Selection) -> tuple[StreamImage, ...]:
+async def wanted_streams(
+    requests: MetadataRequests, wanted: Selection, *, internal: bool = False, linearizable: bool = False
+) -> tuple[StreamImage, ...]:
     """Request the streams that the user wants to read, and return them.
+
+    Args:
+        requests: Requests to the metadata group.
+        wanted: Streams to read.
+        internal: If True, a pattern also selects internal streams. Default False.
+        linearizable: If True, the answer contains all changes before this call. Default False: an answer may come from a
+            controller that is behind. A named stream that it does not know is requested again.
 
     Raises:
         NotFoundError: A named stream does not exist. The text names the most similar one.
     """
     if not wanted.pattern:
         with suppress(NotFoundError):
-            return tuple(await asyncio.gather(*(requests.stream(name) for name in wanted.streams)))
-    there = (await requests.describe()).image.streams
-    return tuple(there[name] for name in wanted.among(there))
+            named = (requests.stream(name, linearizable=linearizable) for name in wanted.streams)
+            return tuple(await asyncio.gather(*named))
+        linearizable = True
+    there = (await requests.describe(linearizable=linearizable)).image.streams
+    return tuple(there[name] for name in wanted.among(there, internal=internal))

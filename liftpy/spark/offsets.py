@@ -10,8 +10,11 @@ Two documents have the shape ``{"<stream>": {"<partition>": offset}}``, as in Sp
 Spark compares checkpoint offsets as strings. So keys are sorted, and equal positions always have equal text. This is
 possible because the LeaderEpoch of a committed record never changes.
 
-The end of micro-batch 0 also has ``began``, the start of the query. Spark does not store this start. It requests the
-start again at each restart, when "latest" would be another offset [R10].
+The end of micro-batch 0 also has ``began``, the first offset that the micro-batch reads of each partition. Spark does not
+store the start of a query. It requests the start again at each restart, when "latest" would be another offset [R10].
+
+The end of a later micro-batch has ``added``, the first offset of each partition of a stream that no earlier micro-batch
+has read. Retention may move the log start before the micro-batch is read, or repeated. The loss is then detected [R5].
 
 The offset in a checkpoint is the next one to read (an exclusive end). The inclusive high watermark of the log never
 appears in a checkpoint.
@@ -19,10 +22,11 @@ appears in a checkpoint.
 
 from __future__ import annotations
 
+import heapq
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from liftpy.core.base.ids import check_name, quote
 from liftpy.core.base.strict_json import load_json
@@ -33,6 +37,7 @@ LATEST = -1
 _UID = "uid"
 _EPOCHS = "epochs"
 _BEGAN = "began"
+_ADDED = "added"
 _RELATIVE_RECORDS = re.compile(r"-([1-9]\d{0,17})")
 _RELATIVE_TIME = re.compile(r"-(\d{1,9})(ms|s|m|h|d)")
 _UNITS_NS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86_400 * 10**9}
@@ -41,6 +46,7 @@ _LAST_MS = 1 << 43
 _BEYOND_OFFSETS = 1 << 63
 _MAX_DIGITS = 10
 
+T = TypeVar("T")
 Bounds = dict[tuple[str, int], int]
 """(stream, partition) -> offset."""
 
@@ -106,13 +112,16 @@ class StreamOffsets:
         next_offsets: Next offset to read, by (stream, partition).
         uids: Uid of each stream, by name.
         epochs: LeaderEpoch of the record before the offset, by (stream, partition).
-        began: First offset of the query, by (stream, partition). Only the end of micro-batch 0 has it.
+        began: First offset of micro-batch 0, by (stream, partition). Only the end of micro-batch 0 has it.
+        added: First offset of partitions that only the end of a later micro-batch has, by (stream, partition). Added partitions
+            of a stream that was read before begin at offset 0, and are missing here.
     """
 
     next_offsets: Bounds
     uids: dict[str, str]
     epochs: Bounds = field(default_factory=dict)
     began: Bounds = field(default_factory=dict)
+    added: Bounds = field(default_factory=dict)
 
     @property
     def lasts(self) -> dict[tuple[str, int], tuple[int, int]]:
@@ -128,24 +137,27 @@ class StreamOffsets:
         for (stream, partition), epoch in sorted(self.epochs.items()):
             if epoch:
                 document[stream].setdefault(_EPOCHS, {})[str(partition)] = epoch
-        for (stream, partition), offset in sorted(self.began.items()):
-            document[stream].setdefault(_BEGAN, {})[str(partition)] = offset
+        for name, firsts in ((_BEGAN, self.began), (_ADDED, self.added)):
+            for (stream, partition), offset in sorted(firsts.items()):
+                document[stream].setdefault(name, {})[str(partition)] = offset
         return {stream: dict(sorted(entries.items())) for stream, entries in document.items()}
 
     @classmethod
     def from_json(cls, document: Mapping[str, object]) -> StreamOffsets:
         """Decode ``document``, the dict that a checkpoint contains. Raise ConfigError if it is invalid."""
-        offsets, uids, epochs, began = _entries(document, "the checkpoint's offset")
-        if lacking := sorted({stream for stream, _ in offsets} - set(uids)):
+        decoded = _decode(document, "the checkpoint's offset")
+        if lacking := sorted({stream for stream, _ in decoded.next_offsets} - set(decoded.uids)):
             raise ConfigError(
                 f"The offset of the checkpoint has no stream uid for {', '.join(lacking)}. Another source wrote it. "
                 "Use a new checkpoint."
             )
-        return cls(offsets, uids, epochs, began)
+        return decoded
 
 
 def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tuple[int, ...]) -> OffsetSpec:
     """Parse ``text``, the value of an option for the start or the end of a query.
+
+    The offset of a checkpoint is valid, too. Its start offsets of a micro-batch are ignored.
 
     ``option``: name of the option. ``words``: allowed words. ``specials``: allowed special offsets (-2 is earliest, -1 is latest).
     Raises ConfigError that names the option and the allowed values.
@@ -166,11 +178,10 @@ def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tupl
         raise ConfigError(f"Invalid {option} = {text!r}. Use {allowed}.") from None
     if not isinstance(document, dict):
         raise ConfigError(f"Invalid {option} = {text!r}. Use {allowed}.")
-    offsets, uids, epochs, began = _entries(document, option)
+    named = _decode(document, option)
+    offsets, uids, epochs = named.next_offsets, named.uids, named.epochs
     if not offsets:
         raise ConfigError(f"Invalid {option} = {text!r}: it names no partition. Use {allowed}.")
-    if began:
-        raise ConfigError(f"Invalid {option}: the key {_BEGAN!r} is only for checkpoints. Remove this key from the JSON.")
     for (stream, partition), offset in offsets.items():
         if offset < 0 and offset not in specials:
             raise ConfigError(f"Invalid {option}: {offset} for {stream}/{partition}. Use {allowed}.")
@@ -208,39 +219,38 @@ def parse_times(text: str, option: str, *, must_match: bool) -> OffsetSpec:
         raise ConfigError(problem) from None
     if not isinstance(document, dict) or not document:
         raise ConfigError(problem)
-    times, uids, *_ = _entries(document, option)
+    named = _decode(document, option)
+    times = named.next_offsets
     if not times or not all(0 <= moment <= _LAST_MS for moment in times.values()):
         raise ConfigError(problem)
     in_ns = sorted((key, moment * _NS_PER_MS) for key, moment in times.items())
-    return OffsetSpec(times=tuple(in_ns), uids=tuple(sorted(uids.items())), must_match=must_match)
+    return OffsetSpec(times=tuple(in_ns), uids=tuple(sorted(named.uids.items())), must_match=must_match)
 
 
-def _entries(document: Mapping[str, object], what: str) -> tuple[Bounds, dict[str, str], Bounds, Bounds]:
-    """Return (offsets, uids, epochs, began) from a JSON object that a user or a checkpoint contains.
+def _decode(document: Mapping[str, object], what: str) -> StreamOffsets:
+    """Return the offsets, uids and LeaderEpochs in a JSON object that a user or a checkpoint contains.
 
     ``what``: name of the option, for the error text. Raises ConfigError if the object is not valid.
     """
-    offsets: Bounds = {}
-    uids: dict[str, str] = {}
-    epochs: Bounds = {}
-    began: Bounds = {}
+    decoded = StreamOffsets({}, {})
+    firsts = {_BEGAN: decoded.began, _ADDED: decoded.added}
     for stream, entries in document.items():
         check_name(stream, f"{what}: stream")
         if not isinstance(entries, Mapping):
             raise ConfigError(f'Invalid {what}: {stream!r} must map partitions to offsets, as in {{"orders": {{"0": 100}}}}.')
         for key, value in entries.items():
             if key == _UID and isinstance(value, str):
-                uids[stream] = value
+                decoded.uids[stream] = value
             elif key == _EPOCHS and isinstance(value, Mapping) and all(_is_epoch(*entry) for entry in value.items()):
-                epochs |= {(stream, int(partition)): epoch for partition, epoch in value.items()}
-            elif key == _BEGAN and isinstance(value, Mapping) and all(_is_offset(*entry) for entry in value.items()):
-                began |= {(stream, int(partition)): offset for partition, offset in value.items()}
+                decoded.epochs.update({(stream, int(partition)): epoch for partition, epoch in value.items()})
+            elif key in firsts and isinstance(value, Mapping) and all(_is_offset(*entry) for entry in value.items()):
+                firsts[key].update({(stream, int(partition)): offset for partition, offset in value.items()})
             elif _is_partition(key) and type(value) is int and abs(value) < _BEYOND_OFFSETS:
-                offsets[stream, int(key)] = value
+                decoded.next_offsets[stream, int(key)] = value
             else:
                 text = f"{what}: {quote(str(key))}: {quote(_brief(value))} of stream {stream} is not a partition number and its offset"
                 raise ConfigError(text)
-    return offsets, uids, epochs, began
+    return decoded
 
 
 def _is_epoch(partition: object, value: object) -> bool:
@@ -297,16 +307,42 @@ def raise_to_start(end: Bounds, start: Mapping[tuple[str, int], int]) -> Bounds:
 def share_out(limit_records: int, start: Mapping[tuple[str, int], int], end: Bounds) -> Bounds:
     """Return the ends of a micro-batch that has at most ``limit_records`` records, from ``start`` (inclusive) on.
 
-    ``end``: ends without the limit, exclusive. Each partition gets a share in proportion to its unread records, rounded down. The rest
-    goes to the partitions with the largest remainders, one record each. There is at least one record if any is unread.
+    ``end``: ends without the limit, exclusive. Each partition gets a share in proportion to its unread records, at least one record.
+    Shares are rounded down, and the rest goes to the partitions with the largest remainders, one record each. If there are more
+    partitions with unread records than the limit, they take turns.
     """
-    waiting = {key: max(0, offset - start.get(key, offset)) for key, offset in end.items()}
+    waiting = {key: count for key, offset in end.items() if (count := offset - start.get(key, offset)) > 0}
     total = sum(waiting.values())
     if total <= limit_records:
         return dict(end)
     limit_records = max(1, limit_records)
+    if len(waiting) > limit_records:  # each micro-batch moves the turn by the number of its records
+        turns = in_turn(sorted(waiting), sum(start[key] for key in waiting))
+        share = dict.fromkeys(turns[:limit_records], 1)
+    else:
+        share = _proportional_shares(limit_records, waiting, total)
+    return {key: start.get(key, offset) + share.get(key, 0) for key, offset in end.items()}
+
+
+def _proportional_shares(limit_records: int, waiting: Bounds, total: int) -> Bounds:
+    """Return the share of each partition in ``limit_records``, which is at least the number of partitions.
+
+    ``waiting``: number of unread records of each partition, at least 1. ``total``: their sum.
+    """
     share = {key: limit_records * count // total for key, count in waiting.items()}
     by_remainder = sorted(waiting, key=lambda key: (-(limit_records * waiting[key] % total), key))
     for key in by_remainder[: limit_records - sum(share.values())]:
         share[key] += 1
-    return {key: start.get(key, offset) + share[key] for key, offset in end.items()}
+    largest = [(-count, key) for key, count in share.items()]
+    heapq.heapify(largest)
+    for key in [key for key, count in share.items() if not count]:
+        count, giver = largest[0]
+        heapq.heapreplace(largest, (count + 1, giver))
+        share[giver], share[key] = -count - 1, 1
+    return share
+
+
+def in_turn(keys: Sequence[T], turn: int) -> list[T]:
+    """Return ``keys`` from the one at index ``turn`` on, modulo their number, and then those before it."""
+    first = turn % len(keys) if keys else 0
+    return [*keys[first:], *keys[:first]]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from liftpy.core.base.ids import check_name, check_published, quote
+from liftpy.core.base.ids import check_name, check_published, is_internal, quote
 from liftpy.core.base.strict_json import load_json
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_spec, parse_times, relative
@@ -33,6 +33,8 @@ _LONGEST_NS = 30 * 86_400 * 10**9
 _NS_PER_MS = 1_000_000
 _MAX_DIGITS = 19
 _SIZE = re.compile(r"([0-9]{1,19})([kmg]?)b?")
+_SEED = re.compile(r"S[A-Z2-7]{57}")
+"""Seed of an nkey."""
 _SIZE_SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30}
 _ROUND_NUMBER = 1 << 40
 """Powers of two from this number on are shown as 2^N."""
@@ -128,6 +130,15 @@ class Option:
 
 
 def _text(_: Option, text: str) -> str:
+    return text
+
+
+def _file(option: Option, text: str) -> str:
+    if "\n" in text or "-----BEGIN" in text or _SEED.fullmatch(text.strip()):
+        raise ConfigError(
+            f"The option {option.name} contains a secret, which every query plan would show. Write the secret into a file on "
+            f"all hosts, and set {option.name} to the path of this file."
+        )
     return text
 
 
@@ -256,7 +267,7 @@ def _write_id(option: Option, text: str) -> str:
 
 
 URLS = Kind("URLs, separated by commas", _urls)
-FILE = Kind("a path", _text)
+FILE = Kind("a path", _file)
 TEXT = Kind("text", _text)
 NAME = Kind("a name", _parse_name)
 STREAM = Kind("a name", _stream)
@@ -289,7 +300,8 @@ TABLE = (
     Option(name="subscribe", kind=NAMES, table="streams", help="Names of several streams."),
     Option(
         name="subscribePattern", kind=PATTERN, table="streams",
-        help="Pattern for whole stream names, also for streams that are created later.",
+        help="Pattern for whole stream names, also for streams that are created later. It matches internal streams (`_...`) only "
+        "if it begins with `_`.",
     ),
     Option(name="assign", kind=ASSIGNMENT, table="streams", help="Partitions to read."),
     Option(
@@ -335,7 +347,7 @@ TABLE = (
     Option(
         name="maxOffsetsPerTrigger", kind=COUNT, table="size", takers=(STREAMING_QUERY,), field="max_records_per_trigger",
         default=0, low=1, high=_MAX_COUNT, default_text="no limit", instead=_USE_END,
-        help="Maximum number of records of a micro-batch, divided between partitions in proportion.",
+        help="Maximum number of records of a micro-batch, divided between partitions in proportion to their unread records.",
     ),
     Option(
         name="maxBytesPerTrigger", kind=SIZE, table="size", takers=(STREAMING_QUERY,), field="max_bytes_per_trigger",
@@ -420,6 +432,11 @@ TABLE = (
         instead="Remove it, because a streaming query has an id in its checkpoint.",
     ),
     Option(
+        name="batchId", kind=COUNT, table="write", takers=(BATCH_WRITE,), field="batch_id", default=0, low=0, high=_MAX_COUNT,
+        help="Number of this write among the writes with its writeId, which increases, such as the batch id of `foreachBatch`.",
+        instead="Remove it, because Spark numbers the micro-batches of a streaming query.",
+    ),
+    Option(
         name="maxTaskBytes", kind=BYTES, table="write", takers=WRITES, field="max_task_bytes", default=DEFAULT_TASK_BYTES,
         default_text="1 GiB", low=1, high=1 << 40, unit="bytes",
         help="Maximum size of the rows of one task of an exactly-once write, which the task holds in memory.",
@@ -467,6 +484,7 @@ SINK_OPTIONS = {name: option.description for name, option in _SINK.items()}
 """Option for writing -> description."""
 CREDENTIALS = {option.field: name for name, option in _SOURCE.items() if name.startswith("nats.")}
 """Field of ``Access`` -> option that sets it."""
+_KINDS_OF_CREDENTIALS = ("creds_file", "nkey_seed_file", "user", "token_file")
 
 _PATH = "path"
 """Option in which Spark passes the argument of ``load(NAME)``, ``save(NAME)`` and ``start(NAME)``."""
@@ -606,7 +624,8 @@ def access_of(given: Mapping[str, str]) -> Access:
         given: Options such as ``nats`` and ``nats.creds``. Other options of the source are ignored.
 
     Raises:
-        ConfigError: An option is unknown or invalid, or only one of ``nats.user`` and ``nats.passwordFile`` is set.
+        ConfigError: An option is unknown or invalid. Or one of two options is set that belong together. Or several kinds of
+            credentials are set.
     """
     return _access(UserOptions(given, _SOURCE))
 
@@ -615,6 +634,11 @@ def _access(options: UserOptions) -> Access:
     access = Access(**options.fields("connection"))
     if bool(access.user) != bool(access.password_file):
         raise ConfigError("nats.user and nats.passwordFile belong together. Set both, or neither.")
+    if bool(access.tls_cert_file) != bool(access.tls_key_file):
+        raise ConfigError("nats.tlsCert and nats.tlsKey belong together. Set both, or neither.")
+    kinds = [CREDENTIALS[field] for field in _KINDS_OF_CREDENTIALS if getattr(access, field)]
+    if len(kinds) > 1:
+        raise ConfigError(f"Several kinds of credentials are set: {', '.join(kinds)}. Set only one of them.")
     return access
 
 
@@ -624,7 +648,8 @@ class Selection:
 
     Args:
         streams: Names of streams. Default (): use ``pattern``.
-        pattern: Regular expression that the whole name must match. Default '': use ``streams``.
+        pattern: Regular expression that the whole name must match. Default '': use ``streams``. It selects internal
+            streams only if it begins with ``_``.
         partitions: (stream, partition) pairs. Default (): all partitions.
     """
 
@@ -632,18 +657,22 @@ class Selection:
     pattern: str = ""
     partitions: tuple[tuple[str, int], ...] = ()
 
-    def among(self, present: Iterable[str]) -> list[str]:
+    def among(self, present: Iterable[str], *, internal: bool = False) -> list[str]:
         """Return the selected ones of the streams that exist.
+
+        A pattern selects internal streams (names that begin with ``_``) only if the pattern itself begins with ``_``.
 
         Args:
             present: Names of all streams.
+            internal: If True, every pattern selects internal streams. Default False.
 
         Raises:
             NotFoundError: A named stream does not exist. The text names the closest one.
         """
         there = sorted(present)
         if self.pattern:
-            return [name for name in there if re.fullmatch(self.pattern, name)]
+            internal = internal or self.pattern.startswith("_")
+            return [name for name in there if (internal or not is_internal(name)) and re.fullmatch(self.pattern, name)]
         for name in self.streams:
             if name not in there:
                 raise NotFoundError(
@@ -797,6 +826,7 @@ class SinkOptions:
         access: How to reach the cluster.
         stream: Name of the stream to write to. '': the column ``stream`` names it.
         write_id: Name of an exactly-once batch write. '': none.
+        batch_id: Number of the write among those with its name.
         by_content: True if each task sorts its rows.
         tombstones: True if a null value is a tombstone.
         max_task_bytes: Maximum size of the rows of a task, in bytes.
@@ -806,6 +836,7 @@ class SinkOptions:
     access: Access
     stream: str = ""
     write_id: str = ""
+    batch_id: int = 0
     by_content: bool = True
     tombstones: bool = False
     max_task_bytes: int = DEFAULT_TASK_BYTES
@@ -820,6 +851,8 @@ class SinkOptions:
             InvalidNameError: The stream has an invalid name.
         """
         options = UserOptions(given, _SINK, SPARK_OPTIONS)
+        if "batchId" in options and "writeId" not in options:
+            raise ConfigError("The option batchId needs the option writeId. Set writeId to a name of the query.")
         return cls(
             access=_access(options),
             by_content=options.value("order") == "content",

@@ -21,9 +21,11 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import crc32c
+
 from liftpy.client.progress import RangeFacts
 from liftpy.errors import ConfigError, DataLossError, OffsetOutOfRangeError
-from liftpy.spark.offsets import EARLIEST, LATEST, Bounds, OffsetSpec
+from liftpy.spark.offsets import EARLIEST, LATEST, Bounds, OffsetSpec, in_turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +206,8 @@ def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss
         if view is None:
             if starts.get(key, 0) < ends[key]:
                 losses.append(
-                    f"NOT_FOUND {key[0]}/{key[1]} does not exist anymore, with its offsets [{starts.get(key, 0)}, {ends[key]})"
+                    f"NOT_FOUND {key[0]}/{key[1]}: offsets [{starts.get(key, 0)}, {ends[key]}) were planned, but the partition was "
+                    "deleted, or the options of the query do not select it anymore"
                 )
             continue
         start, end = starts.get(key, min(view.log_start_offset, ends[key])), ends[key]
@@ -448,8 +451,8 @@ def end_within_bytes(limit_bytes: int, starts: Bounds, ends: Bounds, uids: Mappi
     """Return ends at or below ``ends`` so that a micro-batch has at most ``limit_bytes``, but at least one batch.
 
     ``measure``: function that returns the sizes of ranges. Each end is the beginning of a batch. The limit is divided evenly, but no
-    partition gets more than it has. A rest that is too small for a batch goes to the partitions with the most unread records. Raises
-    ConfigError if nodes are too old to report sizes.
+    partition gets more than it has. A partition whose first batch is larger than its part gets this batch if there is room. The
+    partitions take turns to be the first one, which always gets a batch. Raises ConfigError if nodes are too old to report sizes.
     """
     waiting = [key for key in sorted(ends) if ends[key] > starts.get(key, ends[key])]
     requests = [RangeRequest(key, uids[key[0]], starts[key], ends[key]) for key in waiting]
@@ -460,20 +463,23 @@ def end_within_bytes(limit_bytes: int, starts: Bounds, ends: Bounds, uids: Mappi
     if sum(sizes.values()) <= limit_bytes:
         return dict(ends)
     level = _level(limit_bytes, list(sizes.values()))
-    taken_ends = {key: ends[key] for key in waiting if sizes[key] <= level}
-    left = limit_bytes - sum(sizes[key] for key in taken_ends)
-    steps = [replace(question, every_bytes=max(level, 1)) for question in requests if question.key not in taken_ends]
+    parts = {key: (ends[key], sizes[key]) for key in waiting if sizes[key] <= level}
+    steps = [replace(question, every_bytes=max(level, 1)) for question in requests if question.key not in parts]
     firsts = []
     for question, range_facts in zip(steps, measure(steps), strict=True):
         if range_facts.borders and range_facts.positions[0] <= level:
-            taken_ends[question.key], left = range_facts.borders[0], left - range_facts.positions[0]
+            parts[question.key] = range_facts.borders[0], range_facts.positions[0]
         else:
             firsts.append(replace(question, every_bytes=1))
-    firsts.sort(key=lambda question: (-sizes[question.key], question.key))
     for question, range_facts in zip(firsts, measure(firsts) if firsts else [], strict=True):
-        size = range_facts.positions[0] if range_facts.borders else sizes[question.key]
+        whole = question.end, sizes[question.key]
+        parts[question.key] = (range_facts.borders[0], range_facts.positions[0]) if range_facts.borders else whole
+    taken_ends: Bounds = {}
+    left = limit_bytes
+    for key in in_turn(waiting, crc32c.crc32c(repr([starts[key] for key in waiting]).encode())):
+        end, size = parts[key]
         if size <= left or not taken_ends:
-            taken_ends[question.key], left = range_facts.borders[0] if range_facts.borders else question.end, left - size
+            taken_ends[key], left = end, left - size
     return {key: taken_ends.get(key, starts.get(key, end)) for key, end in ends.items()}
 
 

@@ -178,7 +178,7 @@ def _secret(file: str) -> str:
         return ""
     try:
         return Path(file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # not UTF-8, or a path with a null character
         raise ConfigError(
             f"Cannot read the file {file} with a NATS secret: {error}. Check the path and its permissions on this machine."
         ) from error

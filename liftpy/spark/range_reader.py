@@ -347,7 +347,7 @@ def check_pieces(planned: PlannedRange, pieces: list[BatchSlice], leader_epoch: 
             raise DataLossError(
                 f"{planned}: records from offset {piece.batch.base_offset} have LeaderEpoch {epoch}, but others were "
                 f"committed there in epoch {planned.leader_epoch} or before. An unclean election lost the first "
-                "records. Start with a new checkpoint, or set failOnDataLoss to false."
+                "records. Run the query again. If it fails again, use a new checkpoint, or set failOnDataLoss=false."
             )
         if epoch < leader_epoch:
             raise ProtocolError(
@@ -895,7 +895,7 @@ async def _after_loss(reader: PartitionReader, progress: ReadProgress, span: _Sp
     text = f"OFFSET_OUT_OF_RANGE {span.planned}: offsets [{progress.next_offset}, {lost_end}) were deleted after planning, "
     text += f"the log of {bounds.leader} starts at {bounds.log_start_offset}"
     if span.rules.fail_on_data_loss:
-        raise DataLossError(f"{text}. Start from existing records, or set failOnDataLoss to false.")
+        raise DataLossError(f"{text}. Start from existing records, or set failOnDataLoss=false.")
     _logger.warning("%s; skipping them, because failOnDataLoss is false", text)
     progress.next_offset = lost_end
 

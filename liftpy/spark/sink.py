@@ -78,7 +78,7 @@ _SLOWEST_BYTES_S = 100_000
 _CHECK_TIMEOUT_S = 600.0
 _FIX_COUNT = (
     f"To keep the number of tasks constant, set {ADAPTIVE_STREAMING}=false (for batch writes {ADAPTIVE}=false) or use "
-    'repartition(8, "key"). Do not change spark.sql.shuffle.partitions and minPartitions'
+    'repartition(8, "key"). Do not change spark.sql.shuffle.partitions, minPartitions and maxRecordsPerPartition'
 )
 _logger = logging.getLogger(__name__)
 _SCAN_BYTES, _SCAN_TOTAL_BYTES = 4 << 20, 256 << 20
@@ -97,7 +97,7 @@ class SinkCommitMessage(WriterCommitMessage):
 
     Attributes:
         run: Id of the query, or ``write:`` and the writeId. '': the write has no id.
-        number: Number of the micro-batch.
+        number: Number of the micro-batch, or the batchId of a batch write.
         part: Number of the task.
         attempt: Number of the attempt of the task.
         sent: Stored rows.
@@ -181,8 +181,12 @@ def _explain_errors(round: Round | None, settings: Mapping[str, str] | None = No
                 "order, the first of a group, another number of tasks), and cannot be written exactly once. Make it "
                 "deterministic, or use a new checkpoint (or writeId)."
             )
-        elif behind.reason == "PRODUCER_FENCED":
-            text = f"{text.rstrip('.')}. A newer attempt of this task continues."
+        elif behind.reason == "PRODUCER_FENCED" and round is not None:
+            text = (
+                f"{text.rstrip('.')}. Batch {round.number} of {round.run}, task {round.part}: a newer attempt of this task runs, or a "
+                "later batch was written before. A newer attempt of this task continues. If none runs, the checkpoint is older "
+                "than the stream, for example because it was restored. Use a new checkpoint (or writeId)."
+            )
         raise SourceError(f"[{behind.reason}] {text}", behind.reason) from behind
 
 
@@ -348,7 +352,7 @@ class LiftWriter(DataSourceArrowWriter):
         link, attempt = link_to(options.access), task.attemptNumber()
         if not options.write_id:
             return append(link, options, iterator, task.partitionId(), attempt)
-        round = Round(f"write:{options.write_id}", task.partitionId(), 0)
+        round = Round(f"write:{options.write_id}", task.partitionId(), options.batch_id)
         return write_round(link, options, iterator, round, attempt, counting_settings(task.getLocalProperty, streaming=False))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

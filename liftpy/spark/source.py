@@ -247,6 +247,8 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Start of a new query. None: Spark has not requested it yet. Micro-batch 0 always starts here."""
         self._target: StreamOffsets | None = None
         """End that Trigger.AvailableNow fixed. None: another trigger."""
+        self._target_views: Views = {}
+        """State of the partitions when the target was fixed. Empty: there is no target."""
         self._triggered_s: float | None = None
         """Monotonic time of the last micro-batch, in seconds. None: there was none. The first one is never delayed."""
         self._clock = time.monotonic
@@ -283,26 +285,46 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of the next micro-batch: committed, within ``limit``, never behind ``start``."""
         with with_error_code():
             start_at = StreamOffsets.from_json(start)
-            end = self._target or _ends(self._views_from(start_at))
+            views = self._views_from(start_at)
+            end = self._target or _ends(views)
             starts = without(start_at.next_offsets, self._recreated_streams(start_at.uids, end.uids))
             ends = raise_to_start(end.next_offsets, starts)
-            if self._has_too_few_records(starts, ends):
+            added = _first_offsets(views, starts, ends)
+            readable = self._readable_starts(views, {**added, **starts}, ends)
+            if self._has_too_few_records(readable, ends):
                 return start_at.to_json()
             uids = {**start_at.uids, **end.uids}
             if not isinstance(limit, ReadAllAvailable):
-                ends = self._apply_limit(limit, self._with_added(starts, ends), ends, uids)
-            end_offsets = StreamOffsets(ends, uids, self._epochs_at(ends, start_at, end), self._began(start_at, ends))
-            self._open_catalog().add_confirmation(end_offsets)
+                ends = self._apply_limit(limit, readable, ends, uids)
+            end_offsets = self._with_starts(
+                StreamOffsets(ends, uids, self._epochs_at(ends, start_at, end)), start_at, starts, added
+            )
+            if self._target is None or _have_same_leaders(self._target_views, views):
+                self._open_catalog().add_confirmation(end_offsets)
             return end_offsets.to_json()
 
-    def _began(self, start_at: StreamOffsets, ends: Bounds) -> Bounds:
-        """Return the start of the query for the checkpoint text of a micro-batch that ends at ``ends``. Empty: it has none.
+    def _readable_starts(self, views: Views, starts: Bounds, ends: Bounds) -> Bounds:
+        """Return ``starts`` for the limits of a micro-batch up to ``ends``: without deleted records, if their loss is no error.
 
-        Only the end of micro-batch 0 has the start, because Spark itself does not store it. ``start_at``: start of the micro-batch.
+        Otherwise a query would use up its limits for records that retention has deleted, and would never catch up.
         """
+        if self.options.fail_on_data_loss:
+            return starts
+        log_starts = {key: min(views[key].log_start_offset, ends[key]) for key in starts if key in views}
+        return {key: max(start, log_starts.get(key, start)) for key, start in starts.items()}
+
+    def _with_starts(self, end: StreamOffsets, start_at: StreamOffsets, starts: Bounds, added: Bounds) -> StreamOffsets:
+        """Return ``end``, the end of a micro-batch, with those of its start offsets that no other offset in the checkpoint has.
+
+        For micro-batch 0, these are all start offsets, because Spark does not store the start of a query. ``start_at``: start of the
+        micro-batch. ``starts``, ``added``: start offsets of partitions that were read before, and of all others.
+        """
+        from_zero = self._streams_from_zero(start_at.uids, end.uids)
         if start_at == self._start_offsets:
-            return start_at.next_offsets
-        return start_at.began if ends == start_at.next_offsets else {}
+            return replace(end, began={**{key: 0 if key[0] in from_zero else first for key, first in added.items()}, **starts})
+        if end.next_offsets == start_at.next_offsets and end.uids == start_at.uids:
+            return replace(end, began=start_at.began, added=start_at.added)
+        return replace(end, added=without(added, from_zero))
 
     def _views_from(self, start_at: StreamOffsets) -> Views:
         """Return the state of the partitions. ``start_at``: position up to which the query has read.
@@ -355,8 +377,8 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         least = self.options.min_records_per_trigger
         if not least or self._target is not None:
             return False
-        positions, now_s = self._with_added(starts, ends), self._clock()
-        waiting = sum(max(0, end - positions.get(key, end)) for key, end in ends.items())
+        now_s = self._clock()
+        waiting = sum(max(0, end - starts.get(key, end)) for key, end in ends.items())
         since_s = math.inf if self._triggered_s is None else now_s - self._triggered_s
         if waiting < least and since_s < self.options.max_trigger_delay_s:
             return True
@@ -368,21 +390,11 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             check_uids(known, now)
         return find_recreated_streams(known, now)
 
-    def _with_added(self, starts: Bounds, ends: Bounds) -> Bounds:
-        """Return ``starts`` with the log starts of partitions that only ``ends`` has, because they were added to the stream.
-
-        So their records also count for the limits of a micro-batch.
-        """
-        if ends.keys() <= starts.keys():
-            return starts
-        views = self._open_catalog().views(max_age_s=BOUNDS_AGE_S)
-        added = {key: min(views[key].log_start_offset, ends[key]) for key in ends.keys() - starts.keys() if key in views}
-        return {**added, **starts}
-
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of this run, so that it reads only the records that are committed now."""
         with with_error_code():
-            self._target = _ends(self._open_catalog().views())
+            self._target_views = self._open_catalog().views()
+            self._target = _ends(self._target_views)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the committed offsets. Spark shows them in the query's progress, next to what was read."""
@@ -405,9 +417,9 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             again = self._recreated_streams(start_at.uids, ended.uids) | recreated_streams
             if not self.options.accept_recreated:
                 check_uids(start_at.uids, _uids(views))
-            starts, known = without(start_at.next_offsets, again), start_at.uids.keys() - again
-            if not self.options.wanted.partitions:  # partitions that were added to a stream begin at offset 0
-                starts = {**{key: 0 for key in ended.next_offsets if key[0] in known}, **starts}
+            from_zero = self._streams_from_zero(start_at.uids, ended.uids)
+            firsts = {key: 0 for key in ended.next_offsets if key[0] in from_zero - again}
+            starts = {**firsts, **without(ended.added, recreated_streams), **without(start_at.next_offsets, again)}
             ranges, losses = plan_ranges(
                 views,
                 starts,
@@ -418,14 +430,26 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ranges = _split(with_epochs(ranges, same, _epochs_of_ends(ended, ranges)), self.options, self._open_catalog())
         return _input_partitions(ranges, [*losses, *_unread_records(start_at, ended, again)])
 
+    def _streams_from_zero(self, known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+        """Return the names of the streams whose added partitions the query reads from offset 0 on.
+
+        These are the streams that the query has read before. Partitions that the user adds with the option ``assign`` may be old.
+        ``known``, ``now``: uid of each stream before and now.
+        """
+        return set() if self.options.wanted.partitions else {*known} - find_recreated_streams(known, now)
+
     @staticmethod
     def _epochs_began(start_at: StreamOffsets, ended: StreamOffsets) -> Bounds:
-        """Return the LeaderEpochs of the records before the start of the query, if the checkpoint has this start. Otherwise empty.
+        """Return the LeaderEpochs of the records before the start of the query, for each partition whose start is in the checkpoint.
 
         ``start_at``: start of the query now. ``ended``: end of micro-batch 0 in the checkpoint.
         """
-        same = start_at.uids == ended.uids and start_at.next_offsets == ended.began
-        return start_at.epochs if same else {}
+        same = {stream for stream, uid in start_at.uids.items() if ended.uids.get(stream) == uid}
+        return {
+            key: epoch
+            for key, epoch in start_at.epochs.items()
+            if key[0] in same and ended.began.get(key) == start_at.next_offsets[key]
+        }
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the cursor up to ``end``, if the option ``cursor`` is set. Spark calls this when it begins the next micro-batch."""
@@ -488,6 +512,16 @@ def _unread_records(start_at: StreamOffsets, ended: StreamOffsets, again: set[st
             what = "all records" if end is None else f"offsets [{offset}, {end})" if end > offset else "no known records"
             whose = f"{stream}/{partition} (uid {start_at.uids[stream]})"
             yield f"{stream} was deleted and created again. The query lost {what} from offset {offset} of {whose} on"
+
+
+def _have_same_leaders(earlier: Views, now: Views) -> bool:
+    """Return whether no partition has had an election between two states. Otherwise records of the first one may be lost."""
+    return all(key in now and now[key].leader_epoch == view.leader_epoch for key, view in earlier.items())
+
+
+def _first_offsets(views: Views, starts: Bounds, ends: Bounds) -> Bounds:
+    """Return the log starts of the partitions that ``ends`` has and ``starts`` lacks, because no micro-batch has read them yet."""
+    return {key: min(views[key].log_start_offset, ends[key]) for key in ends.keys() - starts.keys() if key in views}
 
 
 def _uids(views: Views) -> dict[str, str]:

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client, ProducerOptions
+from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.sync import SyncClient
 from liftpy.config import StreamConfig
+from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import ConfigError, LiftError, OutcomeUnknownError, PublishRejectedError, UnavailableError
 from liftpy.testing.memory import memory_cluster
 from liftpy.testing.memory.cluster import MemoryCluster
@@ -232,6 +234,27 @@ async def test_producer_that_repeats_deleted_records_chooses_the_same_partitions
 
 
 # ---- lost records ------------------------------------------------------------------------------------------------------------
+async def test_producer_that_repeats_records_stores_each_once_if_a_controller_does_not_know_all_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    current = MetadataRequests.stream
+
+    async def older(self: MetadataRequests, name: str, *, linearizable: bool = False) -> StreamImage:
+        image = await current(self, name, linearizable=linearizable)
+        return image if linearizable else dataclasses.replace(image, partitions=image.partitions[:2])
+
+    async with memory_cluster() as cluster, cluster.client() as client:
+        await client.create_stream("s", "data.s", partitions=4)
+        values = [b"%d" % number for number in range(20)]
+        for _ in range(2):
+            async with client.producer("s", id="p", options=REPEAT) as producer:
+                await producer.send_many(values, keys=values)
+            monkeypatch.setattr(MetadataRequests, "stream", older)
+        monkeypatch.undo()
+        read = [r.value for place in range(4) async for r in client.consume("s", place, until="end")]
+        assert sorted(read) == sorted(values)
+
+
 @pytest.mark.parametrize("begin", ["resume", "repeat", "anew"])
 @pytest.mark.parametrize("others", [0, 80])
 async def test_open_producer_whose_records_were_lost_raises_records_lost_error(begin: Any, others: int) -> None:

@@ -87,6 +87,25 @@ def test_spark_streaming_query_that_repeats_a_batch_stores_each_record_once(sink
     assert Counter(sinks.written()) == wanted
 
 
+def test_spark_foreach_batch_that_repeats_a_batch_with_a_batch_id_stores_each_record_once(sinks: Sinks) -> None:
+    def store(batch: Any, batch_id: int) -> None:
+        write = batch.repartition(3, "key").select("key", "value").write.format("liftpy").mode("append")
+        write.options(**sinks.options(writeId=sinks.target)).option("batchId", batch_id).save(sinks.target)
+
+    for _ in range(2):
+        source = sinks.spark.readStream.format("liftpy").options(
+            **sinks.options(startingOffsets="earliest", maxOffsetsPerTrigger="1600")
+        )
+        query = (
+            source.load(sinks.source)
+            .writeStream.foreachBatch(store)
+            .option("checkpointLocation", str(sinks.folder / "checkpoint"))
+        )
+        assert query.trigger(availableNow=True).start().awaitTermination(QUERY_TIMEOUT_S)
+        assert Counter(sinks.written()) == Counter(b"%d" % n for n in range(COUNT))
+        sinks.forget_the_last_commit()
+
+
 @pytest.mark.long
 def test_spark_streaming_query_that_repeats_a_batch_with_other_rows_fails(sinks: Sinks) -> None:
     sinks.run_to_end(value="cast(uuid() as binary)")

@@ -43,7 +43,6 @@ from liftpy.client.replica_reads import (
     ReplicaReads,
     ReplicaUnavailableError,
 )
-from liftpy.core.base.ids import is_internal
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire.batch import RecordBatch
@@ -370,13 +369,11 @@ def audit(
 
     async def planned() -> list[tuple[StreamImage, PartitionAudit]]:
         transport = await link.transport(_METADATA_PATIENCE_S)
-        streams = await wanted_streams(MetadataRequests(transport, link.subjects, _METADATA_PATIENCE_S), wanted)
+        streams = await wanted_streams(
+            MetadataRequests(transport, link.subjects, _METADATA_PATIENCE_S), wanted, internal=internal
+        )
         pairs = [
-            (stream, state)
-            for stream in streams
-            if internal or not wanted.pattern or not is_internal(stream.name)
-            for state in stream.partitions
-            if wanted.takes(stream.name, state.partition)
+            (stream, state) for stream in streams for state in stream.partitions if wanted.takes(stream.name, state.partition)
         ]
         audits = await asyncio.gather(*(_comparable_range(transport, link.subjects, *each, patience_s) for each in pairs))
         return [(stream, one) for (stream, _), one in zip(pairs, audits, strict=True)]

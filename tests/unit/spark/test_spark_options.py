@@ -54,9 +54,11 @@ def test_spark_source_accepts_every_known_option() -> None:
         "isolation": "committed", "cursor": "nightly",
     }  # fmt: skip
     for name in OPTIONS:
-        if name not in ("stream", "subscribe", "subscribePattern", "assign", "nats.user", "nats.passwordFile"):
+        pairs = ("nats.user", "nats.passwordFile", "nats.tlsCert", "nats.tlsKey")
+        if name not in ("stream", "subscribe", "subscribePattern", "assign", *pairs):
             parse(**{name: values.get(name, "a-file-or-host")})
-    assert parse(**{"nats.user": "u", "nats.passwordFile": "f"}).access.user == "u"
+    given = {"nats.user": "u", "nats.passwordFile": "f", "nats.tlsCert": "c", "nats.tlsKey": "k"}
+    assert parse(**given).access.user == "u"
     assert parse(minPartitions="1").min_partitions == 1
 
 
@@ -167,9 +169,9 @@ WRONG = {
     "minPartitions": "0", "maxRecordsPerPartition": "few", "maxOffsetsPerTrigger": "-1", "maxBytesPerTrigger": "5t",
     "minOffsetsPerTrigger": "1.5", "maxTriggerDelay": "1y", "cursor": "a b", "onRecreated": "latest", "failOnDataLoss": "yes",
     "includeHeaders": "1", "topicColumn": "no", "columns": "offset,colour", "isolation": "dirty", "readFrom": "near", "patience": "0",
-    "nats.user": "u", "nats.passwordFile": "f",
+    "nats.user": "u", "nats.passwordFile": "f", "nats.tlsCert": "c", "nats.tlsKey": "k",
 }  # fmt: skip
-FILES = {"nats.creds", "nats.nkeySeed", "nats.tokenFile", "nats.tlsCa", "nats.tlsCert", "nats.tlsKey", "nats.inboxPrefix"}
+FILES = {"nats.creds", "nats.nkeySeed", "nats.tokenFile", "nats.tlsCa", "nats.inboxPrefix"}
 """What is looked at when a connection is made."""
 
 
@@ -212,6 +214,27 @@ def test_spark_source_url_with_a_secret_is_rejected_without_the_secret_in_the_er
     with pytest.raises(ConfigError) as caught:
         parse(nats=url)
     assert "secret" not in str(caught.value)
+
+
+SEED = "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY"  # of the NATS documentation
+
+
+@pytest.mark.parametrize("name", ["nats.creds", "nats.nkeySeed", "nats.tlsKey", "nats.tokenFile"])
+@pytest.mark.parametrize(
+    "text", [SEED, f"-----BEGIN USER NKEY SEED-----\n{SEED}\n", "-----BEGIN PRIVATE KEY-----", "two\nlines"]
+)
+def test_spark_source_with_a_secret_instead_of_a_file_is_rejected_without_the_secret_in_the_error(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"The option {name} contains a secret") as caught:
+        parse(**{name: text})
+    assert text not in str(caught.value)
+    assert SEED not in str(caught.value)
+
+
+def test_spark_source_with_several_kinds_of_credentials_raises_with_their_option_names() -> None:
+    with pytest.raises(ConfigError, match=r"nats\.creds, nats\.user\. Set only one"):
+        parse(**{"nats.creds": "a", "nats.user": "u", "nats.passwordFile": "f"})
+    with pytest.raises(ConfigError, match=r"nats\.nkeySeed, nats\.tokenFile\. Set only one"):
+        parse(**{"nats.nkeySeed": "a", "nats.tokenFile": "f"})
 
 
 def test_spark_source_with_streaming_options_in_a_batch_query_raises_config_error() -> None:

@@ -92,6 +92,25 @@ def test_spark_micro_batch_with_a_record_limit_has_exactly_that_many_records_unt
     assert batches == -(-total // limit)
 
 
+def test_spark_micro_batch_record_limit_reads_a_small_partition_while_a_large_backlog_lasts() -> None:
+    start, end = {("s", 0): 0, ("s", 1): 0}, {("s", 0): 1_000_000, ("s", 1): 3}
+    for count in (1, 2, 3):
+        end["s", 0] += 1000  # the backlog never gets smaller
+        start = share_out(1000, start, end)
+        assert start["s", 1] == count
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_spark_micro_batches_with_fewer_records_than_partitions_read_each_partition_in_turn(
+    partitions: int, limit: int
+) -> None:
+    backlog = {("s", number): 1000 * (number + 1) for number in range(partitions)}
+    start = first = {key: 7 * count for key, count in backlog.items()}
+    for _ in range(-(-partitions // limit)):
+        start = share_out(limit, start, {key: start[key] + count for key, count in backlog.items()})
+    assert all(start[key] > first[key] for key in start)
+
+
 # ---- starts and ends ---------------------------------------------------------------------------------------------------
 def test_spark_offset_words_and_kafka_values_resolve_to_offsets() -> None:
     both = views(view(0, 10, 100), view(1, 0, 50))

@@ -169,11 +169,23 @@ def test_spark_micro_batch_byte_limit_unused_by_small_partitions_is_divided_amon
     assert end_within_bytes(113 * one, dict.fromkeys(ends, 0), logs.ends(), UIDS, logs.measure) == logs.ends()
 
 
-def test_spark_micro_batch_byte_limit_below_one_batch_reads_one_batch_of_the_largest_backlog() -> None:
-    logs = Logs([10] * 3, [10] * 9)
-    starts = {("s", 0): 0, ("s", 1): 0}
-    assert end_within_bytes(1, starts, logs.ends(), UIDS, logs.measure) == {("s", 0): 0, ("s", 1): 10}
-    assert end_within_bytes(1, {("s", 0): 30, ("s", 1): 80}, logs.ends(), UIDS, logs.measure) == logs.ends()
+def test_spark_micro_batches_with_a_byte_limit_below_one_batch_read_batches_of_all_partitions() -> None:
+    logs = Logs([10] * 3, [10] * 900)
+    starts = dict.fromkeys(logs.ends(), 0)
+    for _ in range(100):
+        ends = end_within_bytes(1, starts, logs.ends(), UIDS, logs.measure)
+        assert sum(ends.values()) == sum(starts.values()) + 10
+        starts = ends
+    assert starts["s", 0] == 30
+
+
+def test_spark_micro_batch_byte_limit_reads_large_batches_while_others_have_small_ones() -> None:
+    logs = Logs([900] * 3, [1] * 1500, [1] * 1500, [1] * 1500)
+    starts = dict.fromkeys(logs.ends(), 0)
+    limit = logs.bytes_of(starts, {("s", 0): 900}) * 11 // 10
+    while not starts["s", 0]:
+        starts = end_within_bytes(limit, starts, logs.ends(), UIDS, logs.measure)
+    assert all(starts["s", number] < 1500 for number in (1, 2, 3)), "the others still have records"
 
 
 @given(counts, st.integers(1, 20_000))

@@ -56,6 +56,8 @@ def test_spark_sink_option_names_are_parsed_without_regard_to_case() -> None:
         ({"order": "size"}, "Invalid order = 'size'. Use content or plan."),
         ({"writeId": ""}, "1 to 100 bytes"),
         ({"writeId": "x" * 101}, "1 to 100 bytes"),
+        ({"batchId": "7"}, "batchId needs the option writeId"),
+        ({"batchId": "-1", "writeId": "x"}, "batchId"),
         ({"maxTaskBytes": "0"}, "maxTaskBytes"),
         ({"nats": "nats://u:p@h"}, "user or password"),
     ],

@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,10 @@ from pyspark.sql.types import StructType
 
 from liftpy.client import Client
 from liftpy.client.consumer import PartitionReader
+from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.partition_sender import PartitionSender
+from liftpy.config import ReplicationConfig
+from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.subjects import Subjects
@@ -44,9 +48,11 @@ TASKS = Callable[..., None]
 
 @pytest.fixture
 async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
+    """Yield a client of a cluster with the stream ``out``, whose partition has memory for ten producers."""
     loop = asyncio.get_running_loop()
+    config = ReplicationConfig(partition_producer_bytes=20_000)
 
-    async with memory_cluster() as cluster, cluster.client() as made:
+    async with memory_cluster(config=config) as cluster, cluster.client() as made:
         await made.create_stream("out", "data.out")
 
         async def transport(_: float) -> Any:
@@ -163,7 +169,9 @@ async def test_spark_sink_micro_batch_repeated_with_other_rows_raises_diverged(c
     ):
         await write(writer, b"a", b"c")
     task(batch=6, part=2)
-    with pytest.raises(SourceError, match=r"\[PRODUCER_FENCED\].*A newer attempt of this task continues"):
+    with pytest.raises(
+        SourceError, match=r"\[PRODUCER_FENCED\].*Batch 6 of query, task 2: .*the checkpoint is older than the stream"
+    ):
         await write(writer, b"a")
     assert await held(client) == [b"a", b"b"]
 
@@ -180,6 +188,19 @@ async def test_spark_sink_repeated_batch_write_stores_rows_once_only_with_a_writ
     assert (await held(client))[4:] == [b"c", b"d"]
     writer.commit([None])  # type: ignore[attr-defined]
     writer.abort([None])
+
+
+async def test_spark_sink_numbered_batch_writes_store_each_batch_once_with_one_producer(client: Client, task: TASKS) -> None:
+    """As a function of foreachBatch does, which Spark calls again for a micro-batch whose end it does not know."""
+    task(query=None, batch=None)
+    for number in range(12):
+        for _ in range(2):
+            await write(source(writeId="copy", batchId=str(number)).writer(SCHEMA, False), b"row %d" % number)
+    assert await held(client) == [b"row %d" % number for number in range(12)]
+    with pytest.raises(SourceError, match=r"\[PRODUCER_FENCED\].*Batch 10 of write:copy, task 0: "):
+        await write(source(writeId="copy", batchId="10").writer(SCHEMA, False), b"row 10")
+    with pytest.raises(SourceError, match=r"\[DIVERGED_PRODUCER\].*Batch 11 of write:copy, task 0, "):
+        await write(source(writeId="copy", batchId="11").writer(SCHEMA, False), b"another row")
 
 
 async def test_spark_sink_rejects_invalid_writes_before_storing_rows(client: Client, task: TASKS) -> None:
@@ -412,3 +433,25 @@ async def test_spark_sink_task_outside_a_spark_worker_is_rejected(client: Client
     with pytest.raises(SourceError, match="not show where the input"):
         await asyncio.to_thread(source().streamWriter(SCHEMA, False).write, iter(batches(b"a")))
     assert await held(client) == []
+
+
+async def test_spark_sink_task_repeated_with_an_older_number_of_partitions_stores_each_row_once(
+    client: Client, task: TASKS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A controller that is behind describes the stream as it was before partitions were added."""
+    current = MetadataRequests.stream
+
+    async def older(self: MetadataRequests, name: str, *, linearizable: bool = False) -> StreamImage:
+        image = await current(self, name, linearizable=linearizable)
+        return image if linearizable else replace(image, partitions=image.partitions[:1])
+
+    await client.admin.add_partitions("out", 4)
+    schema = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+    rows = pa.record_batch([pa.array([b"%d" % n for n in range(20)])] * 2, schema=schema)
+    writer = source().streamWriter(SCHEMA, False)
+    task()
+    await asyncio.to_thread(run_task, writer, [rows])
+    monkeypatch.setattr(MetadataRequests, "stream", older)
+    task(attempt=1)
+    sent = await asyncio.to_thread(run_task, writer, [rows])
+    assert (sent.sent.rows, sent.sent.known) == (20, 20)
