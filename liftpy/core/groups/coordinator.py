@@ -1,7 +1,8 @@
 """``GroupCoordinator``: the replicated service that manages the groups of one partition of the groups stream. Pure.
 
 Every record is a command, and its answer is the reply. The clock of the coordinator is the time of its records. While a
-group has members, or a queue has leased records, the coordinator appends an empty record each second if no command arrives.
+group has members, or a queue has leased or delayed records, the coordinator appends an empty record each second if no command
+arrives.
 
 The module also builds the lists and descriptions of groups for operators. They do not change the state.
 """

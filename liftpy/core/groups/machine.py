@@ -86,6 +86,10 @@ class GroupRecord:
         """True if the group has a session or lease that can expire."""
         return bool(self.readers.members) or any(queue.out_count for queue in self.queues.values())
 
+    def has_delays(self, now_ns: int) -> bool:
+        """Return whether a queue has records that are to be delivered again later than ``now_ns``."""
+        return any(queue.has_delays(now_ns) for queue in self.queues.values())
+
     @property
     def is_empty(self) -> bool:
         return not (self.readers.members or self.readers.positions or self.queues or self.cursor)
@@ -112,6 +116,8 @@ class GroupMachine:
         """First generation of a new group. A deleted group with the same name may have used the generations below it."""
         self._busy: set[str] = set()
         """Groups with sessions or leases. Their order has no effect."""
+        self._delayed: dict[str, None] = {}
+        """Groups that may have records with a delay. Their order has no effect."""
         self._sizes: dict[str, int] = {}
         self._size_bytes = 0
 
@@ -121,8 +127,15 @@ class GroupMachine:
 
     @property
     def waits(self) -> bool:
-        """True if a session or lease can expire. The coordinator then appends empty records to the log to advance the clock."""
-        return bool(self._busy)
+        """True if a session, a lease or a delay can expire. The coordinator then appends empty records to advance the clock."""
+        if self._busy:
+            return True
+        while self.stores_epochs and self._delayed:  # version 1 does not count delays, and all nodes must do the same
+            name = next(iter(self._delayed))
+            if self.groups[name].has_delays(self.clock.now_ns):
+                return True
+            del self._delayed[name]
+        return False
 
     def pass_time(self, stamp_ns: int, leader_epoch: int) -> None:
         """Advance the clock to the next record, and sometimes end the expired sessions and leases.
@@ -306,6 +319,10 @@ class GroupMachine:
             self._busy.add(name)
         else:
             self._busy.discard(name)
+        if group is not None and group.has_delays(self.clock.now_ns):
+            self._delayed[name] = None
+        else:
+            self._delayed.pop(name, None)
         size = group.size_bytes if group is not None else 0
         self._size_bytes += size - self._sizes.pop(name, 0)
         if size:
@@ -352,6 +369,7 @@ class GroupMachine:
         self._swept_ns, self._generations = state.sweptNs, state.generations
         self.groups = {group.group: _group_of(group) for group in state.groups}
         self._busy = {name for name, group in self.groups.items() if group.is_busy}
+        self._delayed = {name: None for name, group in self.groups.items() if group.queues}
         self._sizes = {name: group.size_bytes for name, group in self.groups.items()}
         self._size_bytes = sum(self._sizes.values())
 

@@ -190,6 +190,8 @@ class WorkQueue:
         """(deadline, start) of OUT pieces. An entry whose piece has changed has no meaning."""
         self._ready: list[tuple[int, int]] = []
         """(time, start) of BACK pieces. An entry whose piece has changed has no meaning."""
+        self._latest: list[tuple[int, int]] = []
+        """(-time, start) of BACK pieces, the latest time first. An entry whose piece has changed has no meaning."""
         self._out: dict[str, int] = {}
         """Member -> number of its leased records. Members without records are not in it."""
         self._leased: dict[int, int] = {}
@@ -269,6 +271,13 @@ class WorkQueue:
             while heap and self._at(heap[0], kind) is None:
                 heapq.heappop(heap)
         return min((heap[0][0] for heap in (self._ready, self._ends) if heap), default=None)
+
+    def has_delays(self, now_ns: int) -> bool:
+        """Return whether some records are to be delivered again later than ``now_ns``. Call ``expire`` first."""
+        heap = self._latest
+        while heap and self._at((-heap[0][0], heap[0][1]), PieceKind.BACK) is None:
+            heapq.heappop(heap)
+        return bool(heap) and -heap[0][0] > now_ns
 
     # ---- commands --------------------------------------------------------------------------------------------------------
     def order(self, ordered: bool) -> bool:
@@ -593,6 +602,10 @@ class WorkQueue:
         heapq.heappush(heap, (piece.due_ns, piece.start))
         if len(heap) > 64 + 4 * len(self._pieces):
             heap[:] = self._entries(kind)
+        if kind is PieceKind.BACK:
+            heapq.heappush(self._latest, (-piece.due_ns, piece.start))
+            if len(self._latest) > 64 + 4 * len(self._pieces):
+                self._latest = self._latest_entries()
 
     def _count(self, piece: QueuePiece, records: int) -> None:
         self._records[piece.kind] += records
@@ -652,6 +665,7 @@ class WorkQueue:
                 self._order.add(piece.key, piece.start)
         self._ends = self._entries(PieceKind.OUT)
         self._ready = self._entries(PieceKind.BACK)
+        self._latest = self._latest_entries()
 
     def _entries(self, kind: PieceKind) -> list[tuple[int, int]]:
         """Return the heap entries (due time in ns, start offset) of all pieces of ``kind``, sorted.
@@ -659,6 +673,9 @@ class WorkQueue:
         Records that wait for an earlier one of their key are left out.
         """
         return sorted((p.due_ns, p.start) for p in self._pieces if p.kind is kind and not self._order.holds(p.key, p.start))
+
+    def _latest_entries(self) -> list[tuple[int, int]]:
+        return sorted((-due_ns, start) for due_ns, start in self._entries(PieceKind.BACK))
 
     def frozen(self) -> WorkQueue:
         """Return a copy of the queue for a snapshot. Later commands do not change the copy."""

@@ -488,3 +488,55 @@ def test_group_coordinator_of_the_first_version_has_equal_states_with_and_withou
     for log_epoch in (5, 7, 0, (1 << 64) - 1):
         assert take(newer, log_epoch, compared=(log_epoch, -1)) == take(older)
     assert newer.test.snapshot() == older.test.snapshot()
+
+
+def return_records(lab: Lab, start: int, delay_s: float, given: pb.GroupAnswer) -> None:
+    (lease,) = [part.lease for part in given.granted if part.start <= start < part.end]
+    ranges = [pb.RecordRange(start=start, end=start + 1, lease=lease)]
+    part = pb.Settlement(kind=pb.SETTLE_NACK, stream="s", uid=UID, ranges=ranges, delayMs=round(delay_s * 1000))
+    assert lab.say(settle=pb.SettleRecords(member="w", settlements=[part])).code == pb.GROUP_OK
+
+
+def pass_idle_seconds(lab: Lab, seconds: int) -> int:
+    """Let time pass without commands. Return the number of records that the coordinator has appended to its log."""
+    count = 0
+    for _ in range(seconds):
+        lab.test.advance(1).tick()
+        for effect in lab.test.effects:
+            lab.test.result(effect)
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_group_coordinator_counts_the_delay_of_a_returned_record_while_no_worker_asks(snapshot: bool) -> None:
+    lab = Lab()
+    given = take(lab, 5)
+    assert [(part.start, part.end) for part in given.granted] == [(0, 2)]
+    return_records(lab, 0, 30, given)
+    return_records(lab, 1, 5, given)
+    if snapshot:
+        lab.test.service.on_start(lab.test.snapshot())
+    pass_idle_seconds(lab, 40)
+    assert [(part.start, part.deliveries) for part in take(lab, 5).granted] == [(0, 2), (1, 2)]
+    lab.test.verify(hash_seeds=0)
+
+
+def test_group_coordinator_appends_nothing_after_the_last_delay_of_a_queue() -> None:
+    lab = Lab()
+    given = take(lab, 5)
+    return_records(lab, 0, 5, given)
+    return_records(lab, 1, 10, given)
+    assert pass_idle_seconds(lab, 20) >= 9
+    assert pass_idle_seconds(lab, 60) == 0
+    lab.test.verify(hash_seeds=0)
+
+
+def test_group_coordinator_of_the_first_version_does_not_count_delays_without_commands() -> None:
+    """Nodes of an earlier release do not count them, and all nodes must have one state."""
+    lab = Lab(EarlierGroupCoordinator)
+    given = take(lab, 5)
+    return_records(lab, 0, 5, given)
+    return_records(lab, 1, 5, given)
+    assert pass_idle_seconds(lab, 20) == 0
+    lab.test.verify(hash_seeds=0)
