@@ -101,7 +101,7 @@ class GroupMemberInfo:
         name: Id of the member.
         instance: Static identity, '' for none.
         client: Host of the member.
-        streams: Stream names or patterns that it reads.
+        streams: Names of the streams that it reads. Empty if the description of the group would be too large.
         owned: Partitions that it owns, as (stream, partition).
         silent_s: Time since its last heartbeat, in seconds.
         session_s: Session timeout, in seconds.
@@ -147,7 +147,8 @@ class QueueFigures:
         held: Number of records that wait until another record of the same key is acked.
         acknowledged: Number of acked records above ``acknowledged_below``.
         ranges: Number of offset ranges in the state of the coordinator.
-        holders: Workers with delivered records, the largest number first, at most 50.
+        holders: Workers with delivered records, the largest number first, at most 50. A queue of more than 40 partitions
+            has fewer of them per partition, at least one.
     """
 
     key: PartitionKey

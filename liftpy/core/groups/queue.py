@@ -290,6 +290,10 @@ class WorkQueue:
         return self.ordered == ordered
 
     @property
+    def range_count(self) -> int:
+        return len(self._pieces)
+
+    @property
     def is_full(self) -> bool:
         return len(self._pieces) >= commands.MAX_QUEUE_RANGES
 
@@ -685,15 +689,15 @@ class WorkQueue:
         copied._pieces = self._pieces.copy()
         return copied
 
-    def view(self, stream: str, partition: int, *, with_holders: bool = True) -> pb.QueueView:
+    def view(self, stream: str, partition: int, *, max_holders: int = commands.MAX_HOLDERS) -> pb.QueueView:
         """Return the figures of the queue for operators, such as its numbers of records.
 
-        ``with_holders``: include the members with leased records. This reads all pieces.
+        ``max_holders``: maximum number of members with leased records to include. Above 0, this reads all pieces.
         """
         held_count = self._order.held_count
         holders: dict[str, pb.QueueHolder] = {}
-        if with_holders:
-            most = heapq.nsmallest(commands.MAX_HOLDERS, self._out.items(), key=lambda out: (-out[1], out[0]))
+        if max_holders:
+            most = heapq.nsmallest(max_holders, self._out.items(), key=lambda out: (-out[1], out[0]))
             holders = {name: pb.QueueHolder(member=name, records=records, first=-1) for name, records in most}
             for piece in self._pieces:
                 if (holder := holders.get(piece.member)) is not None:
@@ -711,7 +715,7 @@ class WorkQueue:
             returned=back - self._dead_back - held_count,
             dead=self._dead_back,
             acknowledged=self._records[PieceKind.DONE],
-            ranges=len(self._pieces),
+            ranges=self.range_count,
             held=held_count,
             holders=holders.values(),
         )

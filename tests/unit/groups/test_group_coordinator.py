@@ -10,10 +10,12 @@ import pytest
 
 from liftpy.core.groups import commands
 from liftpy.core.groups.commands import decode_answer, decode_query_answer, encode_command
-from liftpy.core.groups.coordinator import EarlierGroupCoordinator, GroupCoordinator
+from liftpy.core.groups.coordinator import EarlierGroupCoordinator, GroupCoordinator, answer_query
 from liftpy.core.groups.group import ADDED_LATER
 from liftpy.core.groups.machine import GroupMachine
+from liftpy.core.groups.queue import PieceKind
 from liftpy.core.wire._pb import group_pb2 as pb
+from liftpy.testing.memory.nats import MAX_PAYLOAD_BYTES
 from liftpy.testing.services import ServiceTest
 
 UID, LATER = "000001-1", "000002-1"
@@ -287,6 +289,37 @@ def test_group_coordinator_query_returns_members_committed_offsets_and_queues() 
     queue = lab.query("work").queues[0]
     assert (queue.takenBelow, queue.out, queue.acknowledgedBelow) == (10, 10, 0)
     lab.test.verify(hash_seeds=0)
+
+
+def description(group: pb.GroupState) -> bytes:
+    machine = GroupMachine()
+    machine.restore(pb.CoordinatorState(version=1, groups=[group]).SerializeToString())
+    return answer_query(machine, pb.GroupQuery(group=group.group).SerializeToString())
+
+
+def test_group_coordinator_description_of_a_queue_with_many_workers_and_partitions_fits_into_a_message() -> None:
+    group = pb.GroupState(group="g")
+    for partition in range(400):
+        queue = group.queues.add(stream="s", uid=UID, partition=partition, leases=100)
+        for number in range(100):
+            queue.pieces.add(start=number, end=number + 1, kind=PieceKind.OUT, lease=number, dueNs=1, member=f"{number:064d}")
+    data = description(group)
+    assert len(data) < MAX_PAYLOAD_BYTES - 64 * 1024
+    assert [(queue.out, len(queue.holders) > 0) for queue in decode_query_answer(data).queues] == [(100, True)] * 400
+
+
+def test_group_coordinator_description_of_a_group_with_many_members_and_streams_fits_into_a_message() -> None:
+    names = [f"{number:064d}" for number in range(16)]
+    group = pb.GroupState(group="g", streams=[stream(250, name) for name in names])
+    for number in range(1000):
+        group.members.add(member=f"{number:032d}", client="a-host.example.com", streams=names)
+    for name in names:
+        for partition in range(250):
+            group.partitions.add(stream=name, partition=partition, owner=partition + 1, hasPosition=True, position=1 << 40)
+    data = description(group)
+    assert len(data) < MAX_PAYLOAD_BYTES - 64 * 1024
+    members = decode_query_answer(data).members
+    assert (len(members), sum(len(part.partitions) for member in members for part in member.owned)) == (1000, 4000)
 
 
 def test_group_coordinator_group_that_was_deleted_and_recreated_gets_a_higher_generation() -> None:
