@@ -37,6 +37,7 @@ from liftpy.client.positions import Bounds
 from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base.ids import check_name, quote
 from liftpy.core.base.strict_json import load_json, whole_number
+from liftpy.core.publish.jetstream_headers import stream_of
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.filters import MAX_SUBJECTS, Filter
 from liftpy.core.wire.subjects import data_subject
@@ -320,11 +321,6 @@ class JsPartition(NamedTuple):
     last_ns: int | None
 
 
-def name_of(stream: str, partition: int) -> str:
-    """Return the JetStream name of a partition: ``orders`` for partition 0, ``orders:1`` for partition 1."""
-    return f"{stream}:{partition}" if partition else stream
-
-
 def rejection_answer(kind: Kind, refusal: JsRefusal) -> JsAnswer:
     """Return the answer message that reports the rejection ``refusal`` of a request of this kind."""
     if kind in (Kind.DIRECT, Kind.NEXT):
@@ -379,7 +375,7 @@ def describe_stream(place: JsPartition, now_ns: int) -> dict[str, Any]:
     config, count = stream.config, max(bounds.high_watermark + 1 - bounds.log_start_offset, 0)
     return {
         "config": {
-            "name": name_of(stream.name, partition),
+            "name": stream_of(stream.name, partition),
             "subjects": [data_subject(stream.subject, partition)],
             "retention": "limits",
             "max_consumers": -1,
@@ -545,12 +541,12 @@ class StatelessReads:
         ]
         begin = question.page_offset
         if question.kind is Kind.NAMES:
-            names = [name_of(stream.name, partition) for stream, partition in streams[begin : begin + NAMES_PAGE]]
+            names = [stream_of(stream.name, partition) for stream, partition in streams[begin : begin + NAMES_PAGE]]
             return page(question.kind, question, len(streams), names)
         now_ns, found, missing = self.wall_ns(), list[dict[str, Any]](), list[str]()
         for (stream, partition), place in await self._states(streams[begin : begin + LIST_PAGE]):
             if place is None:
-                missing.append(name_of(stream.name, partition))
+                missing.append(stream_of(stream.name, partition))
             else:
                 found.append(describe_stream(place, now_ns))
         return page(question.kind, question, len(streams), found, missing)
@@ -644,7 +640,7 @@ class StatelessReads:
 
     async def _records(self, question: JsRequest) -> AsyncIterator[JsAnswer]:
         stream, partition = await self._stream(question)
-        name, subject = name_of(stream.name, partition), data_subject(stream.subject, partition)
+        name, subject = stream_of(stream.name, partition), data_subject(stream.subject, partition)
         bounds = await self.client.bounds(stream.name, partition, options=_OPTIONS)
         if question.multi:
             parts = self._newest_of_each(question, bounds, name, subject)

@@ -13,6 +13,7 @@ import pytest
 
 from liftpy.client import Client
 from liftpy.config import StreamConfig
+from liftpy.core.publish.jetstream_headers import stream_of
 from liftpy.testing.memory import memory_cluster
 from sidecar.node import jetstream_reads
 from sidecar.node.jetstream_reads import JsAnswer, StatelessReads
@@ -114,6 +115,19 @@ async def test_jetstream_get_returns_one_message(client: Client) -> None:
     assert direct(none) == ("404 Message Not Found", {})
     (nobody,) = await parts(client, "DIRECT.GET.nobody", seq=1)
     assert direct(nobody) == ("503 No Responders", {})
+
+
+async def test_jetstream_get_with_the_stream_and_sequence_of_an_ack_returns_the_message() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as connection:
+        await client.create_stream("pairs", "pairs", partitions=2)
+        for number, subject in enumerate(("pairs", "pairs.1")):
+            value = f"v{number}".encode()
+            ack = json.loads((await connection.request(subject, value, timeout=20)).data)
+            found = await said(client, f"STREAM.MSG.GET.{ack['stream']}", seq=ack["seq"])
+            assert base64.b64decode(found["message"]["data"]) == value
+            expects = {"Nats-Expected-Stream": ack["stream"]}
+            again = json.loads((await connection.request(subject, value, timeout=20, headers=expects)).data)
+            assert (again["stream"], again["seq"]) == (ack["stream"], 2)
 
 
 async def test_jetstream_get_below_the_log_start_returns_not_found(client: Client) -> None:
@@ -264,7 +278,7 @@ async def test_jetstream_stream_list_names_partitions_without_leader_as_missing(
                 await asyncio.sleep(0.05)
         cluster.leader("orders")
         page = await said(client, "STREAM.LIST")
-        missing = [jetstream_reads.name_of("alone", number) for number in lost]
+        missing = [stream_of("alone", number) for number in lost]
         assert page["missing"] == missing
         assert [one["config"]["name"] for one in page["streams"]] == [
             name for name in ("alone", "alone:1", "orders") if name not in missing
