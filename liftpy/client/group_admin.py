@@ -370,14 +370,16 @@ class Groups:
         return (await self._coordinator.describe(name, "group"))[0]
 
     async def reset(self, name: str, positions: Mapping[PartitionKey, int]) -> None:
-        """Set the committed positions of a group without members.
+        """Set the committed positions of a group without members, or of a work queue without unacked records.
+
+        A work queue delivers again from its new position on, also records that were acked.
 
         Args:
-            name: Name of the group.
+            name: Name of the group or queue.
             positions: Offset of the next record, by partition. -1 deletes the position.
 
         Raises:
-            GroupRejectedError: The group has members.
+            GroupRejectedError: The group has members, or workers have records of these partitions.
 
         Example:
             stream = await client.stream("orders")

@@ -80,7 +80,7 @@ def _describe(machine: GroupMachine, name: str, group: GroupRecord) -> pb.GroupQ
             )
             for member in sorted(readers.members.values(), key=lambda member: member.joined)
         ),
-        positions=readers.all_positions(),
+        positions=(at for at in readers.all_positions() if not group.is_position_of_queue((at.stream, at.partition))),
         queues=_queues(group),
         streams=(pb.KnownStream(name=s, uid=k.uid, partitions=k.partitions) for s, k in sorted(readers.streams.items())),
     )

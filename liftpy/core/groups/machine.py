@@ -90,6 +90,11 @@ class GroupRecord:
         """Return whether a queue has records that are to be delivered again later than ``now_ns``."""
         return any(queue.has_delays(now_ns) for queue in self.queues.values())
 
+    def is_position_of_queue(self, place: Place) -> bool:
+        """Return whether the committed position of ``place`` is only the one at which its work queue began."""
+        queue, known = self.queues.get(place), self.readers.streams.get(place[0])
+        return queue is not None and known is not None and queue.uid == known.uid and place not in self.readers.targets
+
     @property
     def is_empty(self) -> bool:
         return not (self.readers.members or self.readers.positions or self.queues or self.cursor)
@@ -109,7 +114,10 @@ class GroupMachine:
     def __init__(self) -> None:
         self.clock = LogClock()
         self.stores_epochs = False
-        """True if queues store LeaderEpochs: version 2 of the coordinator is active. The log decides it, so all nodes agree."""
+        """True if version 2 of the coordinator is active. The log decides it, so all nodes agree.
+
+        Then queues store LeaderEpochs, delays count while no worker asks, and a reset also sets the positions of queues.
+        """
         self.groups: dict[str, GroupRecord] = {}
         self._swept_ns = 0
         self._generations = 0
@@ -195,8 +203,13 @@ class GroupMachine:
         if command.HasField("reset"):
             if group.readers.members:
                 answer.code, answer.detail = pb.GROUP_NOT_EMPTY, "the group has members: stop them, then reset"
+            elif self.stores_epochs and (busy := _busy_queue(group, command.reset)):
+                answer.code = pb.GROUP_NOT_EMPTY
+                answer.detail = f"workers have records of {busy[0]}/{busy[1]}: stop them, wait for their ack wait, then reset"
             elif self._has_room(group, command.reset.positions, answer):
                 group.readers.reset(command.reset, answer)
+                if self.stores_epochs:
+                    _reset_queues(group, command.reset)
                 if group.cursor:
                     group.new_holder()
         if command.HasField("delete"):
@@ -425,6 +438,31 @@ def _settle(group: GroupRecord, settle: pb.SettleRecords, now_ns: int, answer: p
     if answer.lost:
         answer.code = pb.GROUP_STALE
         answer.detail = f"{len(answer.lost)} ranges are not the member's any more"
+
+
+def _busy_queue(group: GroupRecord, reset: pb.ResetPositions) -> Place | None:
+    """Return a partition of ``reset`` whose queue has leased records. None: there is none."""
+    for at in reset.positions:
+        queue = group.queues.get((at.stream, at.partition))
+        if queue is not None and queue.uid == at.uid and queue.out_count:
+            return at.stream, at.partition
+    return None
+
+
+def _reset_queues(group: GroupRecord, reset: pb.ResetPositions) -> None:
+    """Let each queue of a partition in ``reset`` begin at its new position. Its numbers of leases are not used again.
+
+    A queue whose position is removed begins as a new one.
+    """
+    for at in reset.positions:
+        place = (at.stream, at.partition)
+        queue = group.queues.get(place)
+        if queue is None or queue.uid != at.uid:
+            continue
+        if at.position < 0:
+            del group.queues[place]
+        else:
+            group.queues[place] = queue.restarted(at.position)
 
 
 def _first_partitions(group: GroupRecord, take: pb.TakeRecords) -> int | None:

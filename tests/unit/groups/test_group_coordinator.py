@@ -12,6 +12,7 @@ from liftpy.core.groups import commands
 from liftpy.core.groups.commands import decode_answer, decode_query_answer, encode_command
 from liftpy.core.groups.coordinator import EarlierGroupCoordinator, GroupCoordinator, answer_query
 from liftpy.core.groups.group import ADDED_LATER
+from liftpy.core.groups.lag import read_positions
 from liftpy.core.groups.machine import GroupMachine
 from liftpy.core.groups.queue import PieceKind
 from liftpy.core.wire._pb import group_pb2 as pb
@@ -573,3 +574,62 @@ def test_group_coordinator_of_the_first_version_does_not_count_delays_without_co
     return_records(lab, 1, 5, given)
     assert pass_idle_seconds(lab, 20) == 0
     lab.test.verify(hash_seeds=0)
+
+
+def settle(lab: Lab, given: pb.GroupAnswer) -> None:
+    ranges = [pb.RecordRange(start=part.start, end=part.end, lease=part.lease) for part in given.granted]
+    part = pb.Settlement(kind=pb.SETTLE_ACK, stream="s", uid=UID, ranges=ranges)
+    assert lab.say(settle=pb.SettleRecords(member="w", settlements=[part])).code == pb.GROUP_OK
+
+
+def reset(lab: Lab, position: int) -> pb.GroupAnswer:
+    return lab.say(reset=pb.ResetPositions(positions=[pb.GroupPosition(stream="s", uid=UID, position=position)]))
+
+
+@pytest.mark.parametrize("position", [0, 1, 6, -1])
+def test_group_coordinator_reset_sets_the_position_of_a_queue_without_leased_records(position: int) -> None:
+    lab = Lab()
+    settle(lab, take(lab, 5))
+    given = take(lab, 5)
+    refused = reset(lab, position)
+    assert (refused.code, "stop them" in refused.detail) == (pb.GROUP_NOT_EMPTY, True)
+    settle(lab, given)
+    assert reset(lab, position).code == pb.GROUP_OK
+    assert [part.start for part in take(lab, 5).granted] == [max(position, 0)]
+    lab.test.verify(hash_seeds=0)
+
+
+def test_group_coordinator_ignores_settlements_of_leases_before_a_reset() -> None:
+    lab = Lab()
+    given = take(lab, 5)
+    settle(lab, given)
+    assert reset(lab, 0).code == pb.GROUP_OK
+    again = take(lab, 5)
+    ranges = [pb.RecordRange(start=part.start, end=part.end, lease=part.lease) for part in given.granted]
+    late = pb.Settlement(kind=pb.SETTLE_ACK, stream="s", uid=UID, ranges=ranges)
+    answer = lab.say(settle=pb.SettleRecords(member="w", settlements=[late]))
+    assert [(part.start, part.end) for part in answer.lost] == [(0, 2)]
+    settle(lab, again)
+
+
+def test_group_coordinator_of_the_first_version_resets_only_committed_positions() -> None:
+    """Nodes of an earlier release do so, and all nodes must have one state."""
+    lab = Lab(EarlierGroupCoordinator)
+    settle(lab, take(lab))
+    given = take(lab)
+    assert reset(lab, 0).code == pb.GROUP_OK
+    settle(lab, given)
+    assert [part.start for part in take(lab).granted] == [4]
+
+
+def test_group_coordinator_description_and_lag_of_a_queue_have_only_its_own_position() -> None:
+    """The position at which the queue began does not move with the queue."""
+    lab = Lab()
+    assert reset(lab, 1).code == pb.GROUP_OK
+    assert [at.position for at in lab.query("g").positions] == [1]
+    settle(lab, take(lab, 5))
+    described = lab.query("g")
+    assert ([at.position for at in described.positions], [queue.acknowledgedBelow for queue in described.queues]) == ([], [3])
+    service = lab.test.service
+    assert isinstance(service, GroupCoordinator)
+    assert [position for _, position in read_positions(service.groups["g"])] == [3]
