@@ -318,6 +318,11 @@ class GroupMachine:
             begin = max(committed[0], take.logStart)
         else:
             begin = take.logStart if is_later else max(take.begin, take.logStart)
+        if self.stores_epochs:  # the records of an earlier incarnation of the stream are gone, in all its partitions
+            for other in [
+                at for at, one in group.queues.items() if at[0] == take.stream and uid_order(one.uid) < uid_order(take.uid)
+            ]:
+                del group.queues[other]
         new_queue = group.queues[place] = WorkQueue(take.uid, begin, ordered=take.ordered)
         new_queue.first_partitions = first
         return new_queue

@@ -633,3 +633,18 @@ def test_group_coordinator_description_and_lag_of_a_queue_have_only_its_own_posi
     service = lab.test.service
     assert isinstance(service, GroupCoordinator)
     assert [position for _, position in read_positions(service.groups["g"])] == [3]
+
+
+def test_group_coordinator_drops_all_queues_of_a_stream_that_was_created_again() -> None:
+    """Also those of partitions that the new stream does not have, and its partitions begin at their first record."""
+    lab = Lab()
+
+    def begins(partition: int, uid: str, partitions: int) -> list[int]:
+        place = {"member": "w", "stream": "s", "uid": uid, "partition": partition, "partitions": partitions}
+        return [given.start for given in lab.say(take=pb.TakeRecords(**place, maxRecords=9, begin=7, logEnd=9)).granted]
+
+    assert [begins(partition, UID, 3) for partition in range(3)] == [[7], [7], [7]]
+    assert begins(0, LATER, 2) == [0]
+    assert [(queue.partition, queue.uid) for queue in lab.query("g").queues] == [(0, LATER)]
+    assert begins(1, LATER, 2) == [0]
+    lab.test.verify(hash_seeds=0)
