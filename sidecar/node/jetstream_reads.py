@@ -43,6 +43,7 @@ from liftpy.core.wire.filters import MAX_SUBJECTS, Filter
 from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError
 from liftpy.nats.cancellation import end_tasks
+from sidecar.runtime.tasks import start_attended
 
 MAX_BODY_BYTES = 64 * 1024
 MOST = 1 << 62
@@ -559,7 +560,7 @@ class StatelessReads:
         Partitions of streams that were deleted since are left out.
         """
         tasks = {
-            asyncio.create_task(self._limited_place(stream, partition)): (stream, partition)
+            start_attended(self._limited_place(stream, partition)): (stream, partition)
             for stream, partition in wanted
             if stream.partitions[partition].leader
         }
