@@ -101,7 +101,7 @@ class GroupMemberInfo:
         name: Id of the member.
         instance: Static identity, '' for none.
         client: Host of the member.
-        streams: Stream names or patterns that it reads.
+        streams: Names of the streams that it reads. Empty if the description of the group would be too large.
         owned: Partitions that it owns, as (stream, partition).
         silent_s: Time since its last heartbeat, in seconds.
         session_s: Session timeout, in seconds.
@@ -147,7 +147,8 @@ class QueueFigures:
         held: Number of records that wait until another record of the same key is acked.
         acknowledged: Number of acked records above ``acknowledged_below``.
         ranges: Number of offset ranges in the state of the coordinator.
-        holders: Workers with delivered records, the largest number first, at most 50.
+        holders: Workers with delivered records, the largest number first, at most 50. A queue of more than 40 partitions
+            has fewer of them per partition, at least one.
     """
 
     key: PartitionKey
@@ -369,14 +370,16 @@ class Groups:
         return (await self._coordinator.describe(name, "group"))[0]
 
     async def reset(self, name: str, positions: Mapping[PartitionKey, int]) -> None:
-        """Set the committed positions of a group without members.
+        """Set the committed positions of a group without members, or of a work queue without unacked records.
+
+        A work queue delivers again from its new position on, also records that were acked.
 
         Args:
-            name: Name of the group.
+            name: Name of the group or queue.
             positions: Offset of the next record, by partition. -1 deletes the position.
 
         Raises:
-            GroupRejectedError: The group has members.
+            GroupRejectedError: The group has members, or workers have records of these partitions.
 
         Example:
             stream = await client.stream("orders")

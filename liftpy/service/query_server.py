@@ -175,10 +175,15 @@ class QueryServer:
                 )
 
     async def _answer_ready(self) -> None:
-        machine = self._instance.machine
-        if machine is not None and not machine.failed:  # otherwise the machine is being restored, and the queries wait for that
-            for query in self._pending.ready(machine.position):
-                await self._answer_one(machine, query)
+        """Answer the queries whose records the state has. Other tasks of the process run every ``step_s`` seconds."""
+        began_s = time.monotonic()
+        while (machine := self._instance.machine) is not None and not machine.failed:  # otherwise queries wait for a restore
+            if (query := self._pending.pop_ready(machine.position)) is None:
+                return
+            await self._answer_one(machine, query)
+            if time.monotonic() - began_s >= self._settings.step_s:
+                await asyncio.sleep(0)
+                began_s = time.monotonic()
 
     async def _answer_one(self, machine: ServiceMachine, query: Query) -> None:
         await self._guard.run(self._query(machine, query), query.reply.encode())

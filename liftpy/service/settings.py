@@ -35,7 +35,7 @@ class ServiceSettings:
         outbox_bytes: Maximum size of unwritten outputs, in bytes. A LEADER waits at this size.
         emit_window: Maximum number of outputs sent before the first ack.
         emit_poll_interval_s: Interval at which a follower reads the LEADER's progress in the outputs, in seconds.
-        step_s: Maximum time of applying records before the heartbeats run, in seconds.
+        step_s: Maximum time of applying records or answering queries before the heartbeats run, in seconds.
         max_snapshot_bytes: Maximum size of a snapshot of this or another node, in bytes.
         max_concurrent_effects: Maximum number of effect handlers at a time.
         effect_timeout_s: Timeout of an effect handler, in seconds. After a timeout, the effect runs again.

@@ -191,7 +191,8 @@ def reset(name: str, **choice: Any) -> None:
     """Set the committed position of group NAME. The group must have no members."""
 
     async def read(client: Client) -> Positions:
-        return (await client.groups.describe(name)).positions
+        described = await client.groups.describe(name)
+        return {**described.positions, **{queue.key: queue.acknowledged_below for queue in described.queues}}
 
     question = f"set the committed positions of group {name}?"
     if _set_positions(read, lambda client, wanted: client.groups.reset(name, wanted), "committed", question, **choice):

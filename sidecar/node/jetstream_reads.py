@@ -24,7 +24,7 @@ import json
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import Enum
 from itertools import zip_longest
@@ -37,10 +37,13 @@ from liftpy.client.positions import Bounds
 from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base.ids import check_name, quote
 from liftpy.core.base.strict_json import load_json, whole_number
+from liftpy.core.publish.jetstream_headers import stream_of
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.filters import MAX_SUBJECTS, Filter
 from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError
+from liftpy.nats.cancellation import end_tasks
+from sidecar.runtime.tasks import start_attended
 
 MAX_BODY_BYTES = 64 * 1024
 MOST = 1 << 62
@@ -62,9 +65,18 @@ _ZERO = "0001-01-01T00:00:00Z"
 _KEY = "Lift-Key"
 PATIENCE_S = 4.0
 """Maximum time to compute an answer, in seconds. Clients wait for 5 s by default."""
+LIST_PATIENCE_S = 3.0
+"""Maximum time in which a list reads the state of its streams, in seconds. The answer names the others as missing."""
+PLACES_AT_ONCE = 32
+"""Maximum number of streams whose state the node reads at a time, for all lists."""
+SLICE_S = 0.002
+"""Maximum time for which one request uses the event loop without a pause, in seconds. Replication shares the loop."""
+MAX_SUBJECTS_OF_ANSWER = 1024
+"""Maximum number of subjects whose newest messages one answer has, as in nats-server."""
 MAX_BYTES = 8 * 1024 * 1024
 """Maximum size of the records of one answer, in bytes. The next request continues after them."""
 _OPTIONS = ReadOptions(max_bytes=128 * 1024, wait_s=0, answer_timeout_s=2.0, patience_s=PATIENCE_S, read_ahead=1)
+_ONE_RECORD = replace(_OPTIONS, max_bytes=4096)
 _Records = Iteration[Record] | AsyncGenerator[Record, None]
 
 
@@ -310,11 +322,6 @@ class JsPartition(NamedTuple):
     last_ns: int | None
 
 
-def name_of(stream: str, partition: int) -> str:
-    """Return the JetStream name of a partition: ``orders`` for partition 0, ``orders:1`` for partition 1."""
-    return f"{stream}:{partition}" if partition else stream
-
-
 def rejection_answer(kind: Kind, refusal: JsRefusal) -> JsAnswer:
     """Return the answer message that reports the rejection ``refusal`` of a request of this kind."""
     if kind in (Kind.DIRECT, Kind.NEXT):
@@ -342,12 +349,16 @@ def account(domain: str, streams: int) -> JsAnswer:
     return _json(Kind.INFO, **nothing, streams=streams, consumers=0, limits=limits, domain=domain, api=api)
 
 
-def page(kind: Kind, question: JsRequest, total: int, items: Sequence[Any]) -> JsAnswer:
-    """Return the answer with one page of a list of streams or consumers."""
+def page(kind: Kind, question: JsRequest, total: int, items: Sequence[Any], missing: Sequence[str] = ()) -> JsAnswer:
+    """Return the answer with one page of a list of streams or consumers.
+
+    ``missing``: names of the streams on this page whose state is not available now.
+    """
     limit = LIST_PAGE if kind in (Kind.LIST, Kind.CONSUMER_LIST) else NAMES_PAGE
     what = "consumers" if kind in (Kind.CONSUMER_NAMES, Kind.CONSUMER_LIST) else "streams"
     numbers = {"total": total, "offset": min(question.page_offset, total), "limit": limit}
-    return _json(kind, **numbers, **{what: list(items)})
+    absent = {"missing": list(missing)} if missing else {}
+    return _json(kind, **numbers, **{what: list(items)}, **absent)
 
 
 def stream_info(place: JsPartition, now_ns: int) -> JsAnswer:
@@ -365,7 +376,7 @@ def describe_stream(place: JsPartition, now_ns: int) -> dict[str, Any]:
     config, count = stream.config, max(bounds.high_watermark + 1 - bounds.log_start_offset, 0)
     return {
         "config": {
-            "name": name_of(stream.name, partition),
+            "name": stream_of(stream.name, partition),
             "subjects": [data_subject(stream.subject, partition)],
             "retention": "limits",
             "max_consumers": -1,
@@ -456,6 +467,19 @@ def places(streams: Iterable[StreamInfo]) -> list[tuple[StreamInfo, int]]:
     return [(stream, p.partition) for stream in sorted(streams, key=lambda one: one.name) for p in stream.partitions]
 
 
+class LoopPauses:
+    """Pauses of one request in the event loop, so that an answer of many messages does not delay other tasks of the node."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+
+    async def pause(self) -> None:
+        """Let other tasks run if this request has used the event loop for ``SLICE_S`` seconds."""
+        if time.monotonic() - self._began_s >= SLICE_S:
+            await asyncio.sleep(0)
+            self._began_s = time.monotonic()
+
+
 @dataclass
 class StatelessReads:
     """Answers JetStream read requests."""
@@ -463,6 +487,7 @@ class StatelessReads:
     client: Client
     domain: str
     wall_ns: Callable[[], int] = field(default=time.time_ns)
+    _places_at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PLACES_AT_ONCE), init=False)
 
     async def answer(self, rest: str, body: bytes) -> AsyncGenerator[JsAnswer, None]:
         """Yield the messages that answer a request on ``$JS.<domain>.API.<rest>``, at least one."""
@@ -479,8 +504,8 @@ class StatelessReads:
         except OffsetOutOfRangeError:  # retention was faster
             yield rejection_answer(kind, _no_message(kind))
         except TimeoutError:
-            text = f"not found within {PATIENCE_S:g} s: say where to begin, or read with a consumer"
-            yield rejection_answer(kind, _late(kind, text))
+            hint = "say where to begin, or read with a consumer" if kind is Kind.MESSAGE else "retry"
+            yield rejection_answer(kind, _late(kind, f"no answer within {PATIENCE_S:g} s: {hint}"))
         except LiftError as error:
             yield rejection_answer(kind, _late(kind, str(error)[:200]))
 
@@ -517,36 +542,89 @@ class StatelessReads:
         ]
         begin = question.page_offset
         if question.kind is Kind.NAMES:
-            names = [name_of(stream.name, partition) for stream, partition in streams[begin : begin + NAMES_PAGE]]
+            names = [stream_of(stream.name, partition) for stream, partition in streams[begin : begin + NAMES_PAGE]]
             return page(question.kind, question, len(streams), names)
-        requests = (self._place(stream, partition) for stream, partition in streams[begin : begin + LIST_PAGE])
-        now_ns = self.wall_ns()
-        return page(
-            question.kind, question, len(streams), [describe_stream(place, now_ns) for place in await asyncio.gather(*requests)]
-        )
+        now_ns, found, missing = self.wall_ns(), list[dict[str, Any]](), list[str]()
+        for (stream, partition), place in await self._states(streams[begin : begin + LIST_PAGE]):
+            if place is None:
+                missing.append(stream_of(stream.name, partition))
+            else:
+                found.append(describe_stream(place, now_ns))
+        return page(question.kind, question, len(streams), found, missing)
+
+    async def _states(
+        self, wanted: Sequence[tuple[StreamInfo, int]]
+    ) -> list[tuple[tuple[StreamInfo, int], JsPartition | None]]:
+        """Read the state of each partition in ``wanted``. None: no leader reported it within ``LIST_PATIENCE_S``.
+
+        Partitions of streams that were deleted since are left out.
+        """
+        tasks = {
+            start_attended(self._limited_place(stream, partition)): (stream, partition)
+            for stream, partition in wanted
+            if stream.partitions[partition].leader
+        }
+        try:
+            if tasks:
+                await asyncio.wait(tasks, timeout=LIST_PATIENCE_S)
+            states: dict[tuple[str, int], JsPartition] = {}
+            deleted = set[tuple[str, int]]()
+            for task, (stream, partition) in tasks.items():
+                if task.done():
+                    try:
+                        states[stream.name, partition] = task.result()
+                    except NotFoundError:
+                        deleted.add((stream.name, partition))
+                    except LiftError:
+                        pass  # it is missing in the list
+        finally:
+            await end_tasks(tasks)
+        places = ((at, (at[0].name, at[1])) for at in wanted)
+        return [(at, states.get(key)) for at, key in places if key not in deleted]
+
+    async def _limited_place(self, stream: StreamInfo, partition: int) -> JsPartition:
+        async with self._places_at_once:
+            return await self._place(stream, partition)
 
     async def _place(self, stream: StreamInfo, partition: int) -> JsPartition:
-        bounds = await self.client.bounds(stream.name, partition, options=_OPTIONS)
+        name = stream.name
+        bounds = await self.client.bounds(name, partition, options=_OPTIONS)
         first = last = None
         if bounds.high_watermark >= bounds.log_start_offset:
-            first = await self._first(self._forwards(stream.name, partition, bounds, bounds.log_start_offset, ()))
-            last = await self._first(self._backwards(stream.name, partition, bounds, bounds.high_watermark, ()))
+            first = await self._first(self._forwards(name, partition, bounds, bounds.log_start_offset, (), _ONE_RECORD))
+            last = await self._first(self._backwards(name, partition, bounds, bounds.high_watermark, (), _ONE_RECORD))
         times = (None if record is None else record.timestamp_ns for record in (first, last))
         return JsPartition(stream, partition, bounds, *times)
 
     # ---- records -----------------------------------------------------------------------------------------------------
-    def _forwards(self, stream: str, partition: int, bounds: Bounds, start: int, subjects: tuple[str, ...]) -> _Records:
+    def _forwards(
+        self,
+        stream: str,
+        partition: int,
+        bounds: Bounds,
+        start: int,
+        subjects: tuple[str, ...],
+        options: ReadOptions = _OPTIONS,
+    ) -> _Records:
         begin, until = max(start, bounds.log_start_offset), bounds.high_watermark
         if begin > until:
             return _none()
-        made = self.client.consume(stream, partition, start=begin, until=until, subjects=subjects, options=_OPTIONS)
+        made = self.client.consume(stream, partition, start=begin, until=until, subjects=subjects, options=options)
         return aiter(made)
 
-    def _backwards(self, stream: str, partition: int, bounds: Bounds, newest: int, subjects: tuple[str, ...]) -> _Records:
+    def _backwards(
+        self,
+        stream: str,
+        partition: int,
+        bounds: Bounds,
+        newest: int,
+        subjects: tuple[str, ...],
+        options: ReadOptions = _OPTIONS,
+    ) -> _Records:
         if newest < bounds.log_start_offset:
             return _none()
         consumer = self.client.consume(
-            stream, partition, start=newest, until=0, subjects=subjects, backwards=True, options=_OPTIONS
+            stream, partition, start=newest, until=0, subjects=subjects, backwards=True, options=options
         )
         return aiter(consumer)
 
@@ -563,7 +641,7 @@ class StatelessReads:
 
     async def _records(self, question: JsRequest) -> AsyncIterator[JsAnswer]:
         stream, partition = await self._stream(question)
-        name, subject = name_of(stream.name, partition), data_subject(stream.subject, partition)
+        name, subject = stream_of(stream.name, partition), data_subject(stream.subject, partition)
         bounds = await self.client.bounds(stream.name, partition, options=_OPTIONS)
         if question.multi:
             parts = self._newest_of_each(question, bounds, name, subject)
@@ -603,8 +681,10 @@ class StatelessReads:
         start, most_bytes = await self._start(question), min(question.max_bytes or MAX_BYTES, MAX_BYTES)
         records = self._forwards(question.stream, question.partition, bounds, start, question.subjects)
         count = size_bytes = last = pending = 0
+        pauses = LoopPauses()
         try:
             async for record in records:
+                await pauses.pause()
                 pending = bounds.high_watermark - record.offset
                 numbers = ("Nats-Num-Pending", pending), ("Nats-Last-Sequence", last)
                 yield direct(name, record, subject, numbers)
@@ -629,13 +709,15 @@ class StatelessReads:
         sought = literal if len(literal) == len(question.subjects) else None
         newest_by_subject: dict[str, Record] = {}
         size_bytes = 0
+        pauses = LoopPauses()
         records = self._backwards(question.stream, question.partition, bounds, newest, question.subjects)
         try:
             async for record in records:
+                await pauses.pause()
                 if record.subject not in newest_by_subject:
                     newest_by_subject[record.subject] = record
                     size_bytes += len(record.value or b"")
-                    if size_bytes > MAX_BYTES:
+                    if size_bytes > MAX_BYTES or len(newest_by_subject) > MAX_SUBJECTS_OF_ANSWER:
                         raise JsRefusal(413, 0, "Too Many Results")
                     if newest_by_subject.keys() == sought:
                         break
@@ -647,6 +729,7 @@ class StatelessReads:
         limit = question.batch or len(chosen)
         last = 0
         for place, record in enumerate(chosen[:limit]):
+            await pauses.pause()
             numbers = ("Nats-Num-Pending", len(chosen) - 1 - place), ("Nats-Last-Sequence", last)
             yield direct(name, record, subject, numbers)
             last = record.offset + 1

@@ -144,6 +144,7 @@ LIMITS: dict[str, Iterable[str]] = {
     "memory of one `consume_many`": [size(multi_consumer.AHEAD_BYTES)],
     "JetStream reads that a node answers at a time": [f"{jetstream_node.AT_ONCE}"],
     "size of an answer of the JetStream read API": [size(jetstream_reads.MAX_BYTES)],
+    "subjects of an answer to `multi_last` of the JetStream read API": [f"{jetstream_reads.MAX_SUBJECTS_OF_ANSWER:,}"],
     "groups of a coordinator": [f"{groups.MAX_GROUPS:,}"],
     "coordinators of a cluster": [f"{R.groups_partitions}"],
     "members of a group": [f"{groups.MAX_MEMBERS:,}"],

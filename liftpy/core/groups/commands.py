@@ -46,7 +46,11 @@ MAX_CLIENT_LENGTH = max_text_of(pb.JoinGroup, "client")
 MAX_REASON_BYTES = max_text_of(pb.Settlement, "reason")
 MAX_LIST = bounds_of(pb.GroupQuery, "limit").high
 MAX_HOLDERS = 50
-"""Maximum number of workers of one queue that the answer to an operator lists."""
+"""Maximum number of workers of one partition of a queue that the answer to an operator lists."""
+MAX_HOLDERS_OF_ANSWER = 2_000
+"""Maximum number of workers in the answer to an operator. With more than 40 partitions, each lists fewer of them, at least one."""
+MAX_QUERY_ANSWER_BYTES = 900 * 1024
+"""Size of the answer to an operator above which it omits the streams that the members read. It must fit into one message."""
 
 MAX_GROUPS = 10_000
 """Maximum number of groups of one coordinator. A coordinator manages one partition of the groups stream."""

@@ -1,7 +1,8 @@
 """``GroupCoordinator``: the replicated service that manages the groups of one partition of the groups stream. Pure.
 
 Every record is a command, and its answer is the reply. The clock of the coordinator is the time of its records. While a
-group has members, or a queue has leased records, the coordinator appends an empty record each second if no command arrives.
+group has members, or a queue has leased or delayed records, the coordinator appends an empty record each second if no command
+arrives.
 
 The module also builds the lists and descriptions of groups for operators. They do not change the state.
 """
@@ -65,7 +66,7 @@ def _summary(name: str, group: GroupRecord) -> pb.GroupSummary:
 
 def _describe(machine: GroupMachine, name: str, group: GroupRecord) -> pb.GroupQueryAnswer:
     readers = group.readers
-    return pb.GroupQueryAnswer(
+    answer = pb.GroupQueryAnswer(
         summary=_summary(name, group),
         members=(
             pb.MemberView(
@@ -79,23 +80,28 @@ def _describe(machine: GroupMachine, name: str, group: GroupRecord) -> pb.GroupQ
             )
             for member in sorted(readers.members.values(), key=lambda member: member.joined)
         ),
-        positions=readers.all_positions(),
+        positions=(at for at in readers.all_positions() if not group.is_position_of_queue((at.stream, at.partition))),
         queues=_queues(group),
         streams=(pb.KnownStream(name=s, uid=k.uid, partitions=k.partitions) for s, k in sorted(readers.streams.items())),
     )
+    if answer.ByteSize() > commands.MAX_QUERY_ANSWER_BYTES:
+        for member in answer.members:
+            del member.streams[:]
+    return answer
 
 
 def _queues(group: GroupRecord) -> Iterator[pb.QueueView]:
     """Yield the figures of each work queue of ``group``, in order.
 
     Only the first queues include the members with leased records. To find these members, the function reads all pieces of a
-    queue, and one query reads at most ``_MAX_PIECES``.
+    queue, and one query reads at most ``_MAX_PIECES``. With many queues, each includes fewer members.
     """
     left = _MAX_PIECES
+    most = min(commands.MAX_HOLDERS, max(1, commands.MAX_HOLDERS_OF_ANSWER // max(1, len(group.queues))))
     for place in sorted(group.queues):
         queue = group.queues[place]
-        left -= len(queue.pieces)
-        yield queue.view(*place, with_holders=left >= 0)
+        left -= queue.range_count
+        yield queue.view(*place, max_holders=most if left >= 0 else 0)
 
 
 class GroupCoordinator(Service):

@@ -51,7 +51,8 @@ def read_positions(group: GroupRecord) -> Iterator[tuple[PartitionKey, int]]:
         return
     readers = group.readers
     for (stream, partition), (position, _) in list(readers.positions.items()):
-        if (known := readers.streams.get(stream)) is not None:
+        known = readers.streams.get(stream)
+        if known is not None and not group.is_position_of_queue((stream, partition)):
             yield PartitionKey(stream, known.uid, partition), position
     for (stream, partition), queue in list(group.queues.items()):
         yield PartitionKey(stream, queue.uid, partition), queue.prefix

@@ -86,6 +86,15 @@ class GroupRecord:
         """True if the group has a session or lease that can expire."""
         return bool(self.readers.members) or any(queue.out_count for queue in self.queues.values())
 
+    def has_delays(self, now_ns: int) -> bool:
+        """Return whether a queue has records that are to be delivered again later than ``now_ns``."""
+        return any(queue.has_delays(now_ns) for queue in self.queues.values())
+
+    def is_position_of_queue(self, place: Place) -> bool:
+        """Return whether the committed position of ``place`` is only the one at which its work queue began."""
+        queue, known = self.queues.get(place), self.readers.streams.get(place[0])
+        return queue is not None and known is not None and queue.uid == known.uid and place not in self.readers.targets
+
     @property
     def is_empty(self) -> bool:
         return not (self.readers.members or self.readers.positions or self.queues or self.cursor)
@@ -105,13 +114,18 @@ class GroupMachine:
     def __init__(self) -> None:
         self.clock = LogClock()
         self.stores_epochs = False
-        """True if queues store LeaderEpochs: version 2 of the coordinator is active. The log decides it, so all nodes agree."""
+        """True if version 2 of the coordinator is active. The log decides it, so all nodes agree.
+
+        Then queues store LeaderEpochs, delays count while no worker asks, and a reset also sets the positions of queues.
+        """
         self.groups: dict[str, GroupRecord] = {}
         self._swept_ns = 0
         self._generations = 0
         """First generation of a new group. A deleted group with the same name may have used the generations below it."""
         self._busy: set[str] = set()
         """Groups with sessions or leases. Their order has no effect."""
+        self._delayed: dict[str, None] = {}
+        """Groups that may have records with a delay. Their order has no effect."""
         self._sizes: dict[str, int] = {}
         self._size_bytes = 0
 
@@ -121,8 +135,15 @@ class GroupMachine:
 
     @property
     def waits(self) -> bool:
-        """True if a session or lease can expire. The coordinator then appends empty records to the log to advance the clock."""
-        return bool(self._busy)
+        """True if a session, a lease or a delay can expire. The coordinator then appends empty records to advance the clock."""
+        if self._busy:
+            return True
+        while self.stores_epochs and self._delayed:  # version 1 does not count delays, and all nodes must do the same
+            name = next(iter(self._delayed))
+            if self.groups[name].has_delays(self.clock.now_ns):
+                return True
+            del self._delayed[name]
+        return False
 
     def pass_time(self, stamp_ns: int, leader_epoch: int) -> None:
         """Advance the clock to the next record, and sometimes end the expired sessions and leases.
@@ -182,8 +203,13 @@ class GroupMachine:
         if command.HasField("reset"):
             if group.readers.members:
                 answer.code, answer.detail = pb.GROUP_NOT_EMPTY, "the group has members: stop them, then reset"
+            elif self.stores_epochs and (busy := _busy_queue(group, command.reset)):
+                answer.code = pb.GROUP_NOT_EMPTY
+                answer.detail = f"workers have records of {busy[0]}/{busy[1]}: stop them, wait for their ack wait, then reset"
             elif self._has_room(group, command.reset.positions, answer):
                 group.readers.reset(command.reset, answer)
+                if self.stores_epochs:
+                    _reset_queues(group, command.reset)
                 if group.cursor:
                     group.new_holder()
         if command.HasField("delete"):
@@ -292,6 +318,11 @@ class GroupMachine:
             begin = max(committed[0], take.logStart)
         else:
             begin = take.logStart if is_later else max(take.begin, take.logStart)
+        if self.stores_epochs:  # the records of an earlier incarnation of the stream are gone, in all its partitions
+            for other in [
+                at for at, one in group.queues.items() if at[0] == take.stream and uid_order(one.uid) < uid_order(take.uid)
+            ]:
+                del group.queues[other]
         new_queue = group.queues[place] = WorkQueue(take.uid, begin, ordered=take.ordered)
         new_queue.first_partitions = first
         return new_queue
@@ -306,6 +337,10 @@ class GroupMachine:
             self._busy.add(name)
         else:
             self._busy.discard(name)
+        if group is not None and group.has_delays(self.clock.now_ns):
+            self._delayed[name] = None
+        else:
+            self._delayed.pop(name, None)
         size = group.size_bytes if group is not None else 0
         self._size_bytes += size - self._sizes.pop(name, 0)
         if size:
@@ -352,6 +387,7 @@ class GroupMachine:
         self._swept_ns, self._generations = state.sweptNs, state.generations
         self.groups = {group.group: _group_of(group) for group in state.groups}
         self._busy = {name for name, group in self.groups.items() if group.is_busy}
+        self._delayed = {name: None for name, group in self.groups.items() if group.queues}
         self._sizes = {name: group.size_bytes for name, group in self.groups.items()}
         self._size_bytes = sum(self._sizes.values())
 
@@ -407,6 +443,31 @@ def _settle(group: GroupRecord, settle: pb.SettleRecords, now_ns: int, answer: p
     if answer.lost:
         answer.code = pb.GROUP_STALE
         answer.detail = f"{len(answer.lost)} ranges are not the member's any more"
+
+
+def _busy_queue(group: GroupRecord, reset: pb.ResetPositions) -> Place | None:
+    """Return a partition of ``reset`` whose queue has leased records. None: there is none."""
+    for at in reset.positions:
+        queue = group.queues.get((at.stream, at.partition))
+        if queue is not None and queue.uid == at.uid and queue.out_count:
+            return at.stream, at.partition
+    return None
+
+
+def _reset_queues(group: GroupRecord, reset: pb.ResetPositions) -> None:
+    """Let each queue of a partition in ``reset`` begin at its new position. Its numbers of leases are not used again.
+
+    A queue whose position is removed begins as a new one.
+    """
+    for at in reset.positions:
+        place = (at.stream, at.partition)
+        queue = group.queues.get(place)
+        if queue is None or queue.uid != at.uid:
+            continue
+        if at.position < 0:
+            del group.queues[place]
+        else:
+            group.queues[place] = queue.restarted(at.position)
 
 
 def _first_partitions(group: GroupRecord, take: pb.TakeRecords) -> int | None:

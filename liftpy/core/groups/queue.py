@@ -190,6 +190,8 @@ class WorkQueue:
         """(deadline, start) of OUT pieces. An entry whose piece has changed has no meaning."""
         self._ready: list[tuple[int, int]] = []
         """(time, start) of BACK pieces. An entry whose piece has changed has no meaning."""
+        self._latest: list[tuple[int, int]] = []
+        """(-time, start) of BACK pieces, the latest time first. An entry whose piece has changed has no meaning."""
         self._out: dict[str, int] = {}
         """Member -> number of its leased records. Members without records are not in it."""
         self._leased: dict[int, int] = {}
@@ -227,6 +229,13 @@ class WorkQueue:
     def pieces(self) -> tuple[QueuePiece, ...]:
         """Pieces of the queue in order, from the first offset that is not done to the first that was never delivered."""
         return tuple(self._pieces)
+
+    def restarted(self, position: int) -> WorkQueue:
+        """Return this queue without its records: it begins at ``position`` again. Later leases have other numbers."""
+        queue = WorkQueue(self.uid, position, ordered=self.ordered)
+        queue.leases, queue.max_deliveries, queue.wait_ns = self.leases, self.max_deliveries, self.wait_ns
+        queue.first_partitions = self.first_partitions
+        return queue
 
     # ---- time ------------------------------------------------------------------------------------------------------------
     def expire(self, now_ns: int) -> None:
@@ -270,6 +279,13 @@ class WorkQueue:
                 heapq.heappop(heap)
         return min((heap[0][0] for heap in (self._ready, self._ends) if heap), default=None)
 
+    def has_delays(self, now_ns: int) -> bool:
+        """Return whether some records are to be delivered again later than ``now_ns``. Call ``expire`` first."""
+        heap = self._latest
+        while heap and self._at((-heap[0][0], heap[0][1]), PieceKind.BACK) is None:
+            heapq.heappop(heap)
+        return bool(heap) and -heap[0][0] > now_ns
+
     # ---- commands --------------------------------------------------------------------------------------------------------
     def order(self, ordered: bool) -> bool:
         """Switch the delivery in order by key on (``ordered`` True) or off. Return True if the queue is in the requested mode.
@@ -279,6 +295,10 @@ class WorkQueue:
         if ordered != self.ordered and not self._pieces:
             self.ordered = ordered
         return self.ordered == ordered
+
+    @property
+    def range_count(self) -> int:
+        return len(self._pieces)
 
     @property
     def is_full(self) -> bool:
@@ -593,6 +613,10 @@ class WorkQueue:
         heapq.heappush(heap, (piece.due_ns, piece.start))
         if len(heap) > 64 + 4 * len(self._pieces):
             heap[:] = self._entries(kind)
+        if kind is PieceKind.BACK:
+            heapq.heappush(self._latest, (-piece.due_ns, piece.start))
+            if len(self._latest) > 64 + 4 * len(self._pieces):
+                self._latest = self._latest_entries()
 
     def _count(self, piece: QueuePiece, records: int) -> None:
         self._records[piece.kind] += records
@@ -652,6 +676,7 @@ class WorkQueue:
                 self._order.add(piece.key, piece.start)
         self._ends = self._entries(PieceKind.OUT)
         self._ready = self._entries(PieceKind.BACK)
+        self._latest = self._latest_entries()
 
     def _entries(self, kind: PieceKind) -> list[tuple[int, int]]:
         """Return the heap entries (due time in ns, start offset) of all pieces of ``kind``, sorted.
@@ -659,6 +684,9 @@ class WorkQueue:
         Records that wait for an earlier one of their key are left out.
         """
         return sorted((p.due_ns, p.start) for p in self._pieces if p.kind is kind and not self._order.holds(p.key, p.start))
+
+    def _latest_entries(self) -> list[tuple[int, int]]:
+        return sorted((-due_ns, start) for due_ns, start in self._entries(PieceKind.BACK))
 
     def frozen(self) -> WorkQueue:
         """Return a copy of the queue for a snapshot. Later commands do not change the copy."""
@@ -668,15 +696,15 @@ class WorkQueue:
         copied._pieces = self._pieces.copy()
         return copied
 
-    def view(self, stream: str, partition: int, *, with_holders: bool = True) -> pb.QueueView:
+    def view(self, stream: str, partition: int, *, max_holders: int = commands.MAX_HOLDERS) -> pb.QueueView:
         """Return the figures of the queue for operators, such as its numbers of records.
 
-        ``with_holders``: include the members with leased records. This reads all pieces.
+        ``max_holders``: maximum number of members with leased records to include. Above 0, this reads all pieces.
         """
         held_count = self._order.held_count
         holders: dict[str, pb.QueueHolder] = {}
-        if with_holders:
-            most = heapq.nsmallest(commands.MAX_HOLDERS, self._out.items(), key=lambda out: (-out[1], out[0]))
+        if max_holders:
+            most = heapq.nsmallest(max_holders, self._out.items(), key=lambda out: (-out[1], out[0]))
             holders = {name: pb.QueueHolder(member=name, records=records, first=-1) for name, records in most}
             for piece in self._pieces:
                 if (holder := holders.get(piece.member)) is not None:
@@ -694,7 +722,7 @@ class WorkQueue:
             returned=back - self._dead_back - held_count,
             dead=self._dead_back,
             acknowledged=self._records[PieceKind.DONE],
-            ranges=len(self._pieces),
+            ranges=self.range_count,
             held=held_count,
             holders=holders.values(),
         )

@@ -82,9 +82,10 @@ class PendingQueries:
         for query in queries:
             query.position = position
 
-    def ready(self, position: int) -> list[Query]:
-        """Remove and return the queries that a state with all records below ``position`` can answer."""
-        return self._remove([query for query in self._waiting if query.position is not None and query.position <= position])
+    def pop_ready(self, position: int) -> Query | None:
+        """Remove and return a query that a state with all records below ``position`` can answer. None: there is none."""
+        ready = (query for query in self._waiting if query.position is not None and query.position <= position)
+        return None if (query := next(ready, None)) is None else self._remove([query])[0]
 
     def pop_expired(self, now_s: float) -> list[Query]:
         return self._remove([query for query in self._waiting if now_s - query.arrived_s >= self._patience_s])

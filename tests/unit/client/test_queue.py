@@ -13,6 +13,7 @@ import pytest
 from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions, job_acks
 from liftpy.client import queue as module
 from liftpy.client.consumer import PartitionReader
+from liftpy.client.group_admin import GroupRejectedError
 from liftpy.client.queue import PrefetchLimit
 from liftpy.client.queue_log import QueueLog
 from liftpy.config import AckPolicy, StreamConfig
@@ -441,6 +442,21 @@ async def test_queue_start_option_selects_the_first_record(client: Client) -> No
         assert numbers(await queue.take(3)) == [3]
     async with client.queue("jobs", "all") as queue:
         assert numbers(await queue.take(9)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+async def test_queue_delivers_from_the_position_of_a_reset_although_a_worker_is_open(client: Client, by_key: bool) -> None:
+    await fill(client, 6, key=b"k")
+    partition = (await client.stream("jobs")).key(0)
+    async with client.queue("jobs", "w", options=QueueOptions(order_by_key=by_key)) as queue:
+        assert await all_of(queue, 6, Job.ack) == [0, 1, 2, 3, 4, 5]
+        await client.groups.reset("w", {partition: 2})
+        (job,) = await queue.take(1, timeout_s=20)
+        assert job.record.offset == 2
+        with pytest.raises(GroupRejectedError, match="stop them"):
+            await client.groups.reset("w", {partition: 0})
+        await job.ack()
+        assert await all_of(queue, 3, Job.ack) == [3, 4, 5]
 
 
 async def test_queue_pending_records_are_limited_in_total_and_per_worker(client: Client) -> None:

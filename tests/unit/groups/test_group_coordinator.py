@@ -10,10 +10,13 @@ import pytest
 
 from liftpy.core.groups import commands
 from liftpy.core.groups.commands import decode_answer, decode_query_answer, encode_command
-from liftpy.core.groups.coordinator import EarlierGroupCoordinator, GroupCoordinator
+from liftpy.core.groups.coordinator import EarlierGroupCoordinator, GroupCoordinator, answer_query
 from liftpy.core.groups.group import ADDED_LATER
+from liftpy.core.groups.lag import read_positions
 from liftpy.core.groups.machine import GroupMachine
+from liftpy.core.groups.queue import PieceKind
 from liftpy.core.wire._pb import group_pb2 as pb
+from liftpy.testing.memory.nats import MAX_PAYLOAD_BYTES
 from liftpy.testing.services import ServiceTest
 
 UID, LATER = "000001-1", "000002-1"
@@ -289,6 +292,37 @@ def test_group_coordinator_query_returns_members_committed_offsets_and_queues() 
     lab.test.verify(hash_seeds=0)
 
 
+def description(group: pb.GroupState) -> bytes:
+    machine = GroupMachine()
+    machine.restore(pb.CoordinatorState(version=1, groups=[group]).SerializeToString())
+    return answer_query(machine, pb.GroupQuery(group=group.group).SerializeToString())
+
+
+def test_group_coordinator_description_of_a_queue_with_many_workers_and_partitions_fits_into_a_message() -> None:
+    group = pb.GroupState(group="g")
+    for partition in range(400):
+        queue = group.queues.add(stream="s", uid=UID, partition=partition, leases=100)
+        for number in range(100):
+            queue.pieces.add(start=number, end=number + 1, kind=PieceKind.OUT, lease=number, dueNs=1, member=f"{number:064d}")
+    data = description(group)
+    assert len(data) < MAX_PAYLOAD_BYTES - 64 * 1024
+    assert [(queue.out, len(queue.holders) > 0) for queue in decode_query_answer(data).queues] == [(100, True)] * 400
+
+
+def test_group_coordinator_description_of_a_group_with_many_members_and_streams_fits_into_a_message() -> None:
+    names = [f"{number:064d}" for number in range(16)]
+    group = pb.GroupState(group="g", streams=[stream(250, name) for name in names])
+    for number in range(1000):
+        group.members.add(member=f"{number:032d}", client="a-host.example.com", streams=names)
+    for name in names:
+        for partition in range(250):
+            group.partitions.add(stream=name, partition=partition, owner=partition + 1, hasPosition=True, position=1 << 40)
+    data = description(group)
+    assert len(data) < MAX_PAYLOAD_BYTES - 64 * 1024
+    members = decode_query_answer(data).members
+    assert (len(members), sum(len(part.partitions) for member in members for part in member.owned)) == (1000, 4000)
+
+
 def test_group_coordinator_group_that_was_deleted_and_recreated_gets_a_higher_generation() -> None:
     lab = Lab()
     before = lab.join("a")
@@ -488,3 +522,129 @@ def test_group_coordinator_of_the_first_version_has_equal_states_with_and_withou
     for log_epoch in (5, 7, 0, (1 << 64) - 1):
         assert take(newer, log_epoch, compared=(log_epoch, -1)) == take(older)
     assert newer.test.snapshot() == older.test.snapshot()
+
+
+def return_records(lab: Lab, start: int, delay_s: float, given: pb.GroupAnswer) -> None:
+    (lease,) = [part.lease for part in given.granted if part.start <= start < part.end]
+    ranges = [pb.RecordRange(start=start, end=start + 1, lease=lease)]
+    part = pb.Settlement(kind=pb.SETTLE_NACK, stream="s", uid=UID, ranges=ranges, delayMs=round(delay_s * 1000))
+    assert lab.say(settle=pb.SettleRecords(member="w", settlements=[part])).code == pb.GROUP_OK
+
+
+def pass_idle_seconds(lab: Lab, seconds: int) -> int:
+    """Let time pass without commands. Return the number of records that the coordinator has appended to its log."""
+    count = 0
+    for _ in range(seconds):
+        lab.test.advance(1).tick()
+        for effect in lab.test.effects:
+            lab.test.result(effect)
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_group_coordinator_counts_the_delay_of_a_returned_record_while_no_worker_asks(snapshot: bool) -> None:
+    lab = Lab()
+    given = take(lab, 5)
+    assert [(part.start, part.end) for part in given.granted] == [(0, 2)]
+    return_records(lab, 0, 30, given)
+    return_records(lab, 1, 5, given)
+    if snapshot:
+        lab.test.service.on_start(lab.test.snapshot())
+    pass_idle_seconds(lab, 40)
+    assert [(part.start, part.deliveries) for part in take(lab, 5).granted] == [(0, 2), (1, 2)]
+    lab.test.verify(hash_seeds=0)
+
+
+def test_group_coordinator_appends_nothing_after_the_last_delay_of_a_queue() -> None:
+    lab = Lab()
+    given = take(lab, 5)
+    return_records(lab, 0, 5, given)
+    return_records(lab, 1, 10, given)
+    assert pass_idle_seconds(lab, 20) >= 9
+    assert pass_idle_seconds(lab, 60) == 0
+    lab.test.verify(hash_seeds=0)
+
+
+def test_group_coordinator_of_the_first_version_does_not_count_delays_without_commands() -> None:
+    """Nodes of an earlier release do not count them, and all nodes must have one state."""
+    lab = Lab(EarlierGroupCoordinator)
+    given = take(lab, 5)
+    return_records(lab, 0, 5, given)
+    return_records(lab, 1, 5, given)
+    assert pass_idle_seconds(lab, 20) == 0
+    lab.test.verify(hash_seeds=0)
+
+
+def settle(lab: Lab, given: pb.GroupAnswer) -> None:
+    ranges = [pb.RecordRange(start=part.start, end=part.end, lease=part.lease) for part in given.granted]
+    part = pb.Settlement(kind=pb.SETTLE_ACK, stream="s", uid=UID, ranges=ranges)
+    assert lab.say(settle=pb.SettleRecords(member="w", settlements=[part])).code == pb.GROUP_OK
+
+
+def reset(lab: Lab, position: int) -> pb.GroupAnswer:
+    return lab.say(reset=pb.ResetPositions(positions=[pb.GroupPosition(stream="s", uid=UID, position=position)]))
+
+
+@pytest.mark.parametrize("position", [0, 1, 6, -1])
+def test_group_coordinator_reset_sets_the_position_of_a_queue_without_leased_records(position: int) -> None:
+    lab = Lab()
+    settle(lab, take(lab, 5))
+    given = take(lab, 5)
+    refused = reset(lab, position)
+    assert (refused.code, "stop them" in refused.detail) == (pb.GROUP_NOT_EMPTY, True)
+    settle(lab, given)
+    assert reset(lab, position).code == pb.GROUP_OK
+    assert [part.start for part in take(lab, 5).granted] == [max(position, 0)]
+    lab.test.verify(hash_seeds=0)
+
+
+def test_group_coordinator_ignores_settlements_of_leases_before_a_reset() -> None:
+    lab = Lab()
+    given = take(lab, 5)
+    settle(lab, given)
+    assert reset(lab, 0).code == pb.GROUP_OK
+    again = take(lab, 5)
+    ranges = [pb.RecordRange(start=part.start, end=part.end, lease=part.lease) for part in given.granted]
+    late = pb.Settlement(kind=pb.SETTLE_ACK, stream="s", uid=UID, ranges=ranges)
+    answer = lab.say(settle=pb.SettleRecords(member="w", settlements=[late]))
+    assert [(part.start, part.end) for part in answer.lost] == [(0, 2)]
+    settle(lab, again)
+
+
+def test_group_coordinator_of_the_first_version_resets_only_committed_positions() -> None:
+    """Nodes of an earlier release do so, and all nodes must have one state."""
+    lab = Lab(EarlierGroupCoordinator)
+    settle(lab, take(lab))
+    given = take(lab)
+    assert reset(lab, 0).code == pb.GROUP_OK
+    settle(lab, given)
+    assert [part.start for part in take(lab).granted] == [4]
+
+
+def test_group_coordinator_description_and_lag_of_a_queue_have_only_its_own_position() -> None:
+    """The position at which the queue began does not move with the queue."""
+    lab = Lab()
+    assert reset(lab, 1).code == pb.GROUP_OK
+    assert [at.position for at in lab.query("g").positions] == [1]
+    settle(lab, take(lab, 5))
+    described = lab.query("g")
+    assert ([at.position for at in described.positions], [queue.acknowledgedBelow for queue in described.queues]) == ([], [3])
+    service = lab.test.service
+    assert isinstance(service, GroupCoordinator)
+    assert [position for _, position in read_positions(service.groups["g"])] == [3]
+
+
+def test_group_coordinator_drops_all_queues_of_a_stream_that_was_created_again() -> None:
+    """Also those of partitions that the new stream does not have, and its partitions begin at their first record."""
+    lab = Lab()
+
+    def begins(partition: int, uid: str, partitions: int) -> list[int]:
+        place = {"member": "w", "stream": "s", "uid": uid, "partition": partition, "partitions": partitions}
+        return [given.start for given in lab.say(take=pb.TakeRecords(**place, maxRecords=9, begin=7, logEnd=9)).granted]
+
+    assert [begins(partition, UID, 3) for partition in range(3)] == [[7], [7], [7]]
+    assert begins(0, LATER, 2) == [0]
+    assert [(queue.partition, queue.uid) for queue in lab.query("g").queues] == [(0, LATER)]
+    assert begins(1, LATER, 2) == [0]
+    lab.test.verify(hash_seeds=0)

@@ -13,6 +13,7 @@ import pytest
 
 from liftpy.client import Client
 from liftpy.config import StreamConfig
+from liftpy.core.publish.jetstream_headers import stream_of
 from liftpy.testing.memory import memory_cluster
 from sidecar.node import jetstream_reads
 from sidecar.node.jetstream_reads import JsAnswer, StatelessReads
@@ -114,6 +115,19 @@ async def test_jetstream_get_returns_one_message(client: Client) -> None:
     assert direct(none) == ("404 Message Not Found", {})
     (nobody,) = await parts(client, "DIRECT.GET.nobody", seq=1)
     assert direct(nobody) == ("503 No Responders", {})
+
+
+async def test_jetstream_get_with_the_stream_and_sequence_of_an_ack_returns_the_message() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as connection:
+        await client.create_stream("pairs", "pairs", partitions=2)
+        for number, subject in enumerate(("pairs", "pairs.1")):
+            value = f"v{number}".encode()
+            ack = json.loads((await connection.request(subject, value, timeout=20)).data)
+            found = await said(client, f"STREAM.MSG.GET.{ack['stream']}", seq=ack["seq"])
+            assert base64.b64decode(found["message"]["data"]) == value
+            expects = {"Nats-Expected-Stream": ack["stream"]}
+            again = json.loads((await connection.request(subject, value, timeout=20, headers=expects)).data)
+            assert (again["stream"], again["seq"]) == (ack["stream"], 2)
 
 
 async def test_jetstream_get_below_the_log_start_returns_not_found(client: Client) -> None:
@@ -245,3 +259,90 @@ async def test_jetstream_read_that_ends_early_closes_its_consumer(client: Client
     for fields in requests:
         assert await parts(client, "DIRECT.GET.orders", **fields)
         assert not reading, fields
+
+
+async def test_jetstream_stream_list_names_partitions_without_leader_as_missing() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client:
+        await client.create_stream("orders", "orders")
+        await client.create_stream("alone", "alone", partitions=2, replicas=1)
+        leader = cluster.leader("alone", 1)
+        lost = [number for number in range(2) if cluster.leader("alone", number) == leader]
+        cluster.kill(leader)
+
+        async def is_without_leader() -> bool:
+            partitions = (await client.stream("alone")).partitions
+            return not any(partitions[number].leader for number in lost)
+
+        async with asyncio.timeout(30):
+            while not await is_without_leader():
+                await asyncio.sleep(0.05)
+        cluster.leader("orders")
+        page = await said(client, "STREAM.LIST")
+        missing = [stream_of("alone", number) for number in lost]
+        assert page["missing"] == missing
+        assert [one["config"]["name"] for one in page["streams"]] == [
+            name for name in ("alone", "alone:1", "orders") if name not in missing
+        ]
+        assert page["total"] == 3
+
+
+async def test_jetstream_stream_list_reads_a_limited_number_of_streams_at_a_time(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.create_stream("many", "many", partitions=12)
+    monkeypatch.setattr(jetstream_reads, "PLACES_AT_ONCE", 3)
+    reads, running, most = StatelessReads(client, "liftpy"), 0, 0
+    bounds = client.bounds
+
+    async def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            return await bounds(*arguments, **named)
+        finally:
+            running -= 1
+
+    monkeypatch.setattr(client, "bounds", counted)
+
+    async def listed() -> int:
+        (part,) = [part async for part in reads.answer("STREAM.LIST", b"")]
+        return len(json.loads(part.payload)["streams"])
+
+    assert await asyncio.gather(listed(), listed()) == [14, 14]
+    assert most == 3
+
+
+async def test_jetstream_newest_messages_of_too_many_subjects_return_the_status_of_nats_server() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as connection:
+        await client.create_stream("many", "many.*")
+        for number in range(1024):
+            await connection.publish(f"many.{number}", b"")
+        await connection.request("many.0", b"", timeout=20)
+        assert len(await parts(client, "DIRECT.GET.many", multi_last=["many.>"])) == 1025
+        await connection.request("many.1024", b"", timeout=20)
+        (answer,) = await parts(client, "DIRECT.GET.many", multi_last=["many.>"])
+        assert direct(answer)[0] == "413 Too Many Results"
+
+
+@pytest.mark.parametrize("fields", [{"seq": 1, "batch": 500}, {"multi_last": ["orders.>"]}])
+async def test_jetstream_answer_of_many_messages_lets_other_tasks_run(
+    fields: dict[str, Any], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await client.publisher("orders", subject="orders.a") as publisher:
+        await asyncio.gather(*[await publisher.send(b"") for _ in range(200)])
+    monkeypatch.setattr(jetstream_reads, "SLICE_S", 0.0)
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    seen = []
+    async for _ in StatelessReads(client, "liftpy").answer("DIRECT.GET.orders", json.dumps(fields).encode()):
+        seen.append(turns)
+    counting.cancel()
+    assert len(set(seen[:-1])) == len(seen) - 1, "other tasks run between two messages"

@@ -144,8 +144,8 @@ def test_ack_to_a_jetstream_client_names_stream_and_partition() -> None:
     acks.release(AckPolicy.ALL, 6, 1, 0)
     acks.reject(Publishers(AckPolicy.ALL, [REPLY]), jetstream_headers.Rejection(RejectReason.TOO_LARGE, ""))
     stored, refused = (json.loads(line.split(b"\r\n", 2)[1]) for line in sent)
-    assert stored == {"stream": "s.3", "seq": 7}
-    assert refused["stream"] == "s.3"
-    for expected in ("s", "s.3"):
+    assert stored == {"stream": "s:3", "seq": 7}
+    assert refused["stream"] == "s:3"
+    for expected in ("s", "s:3", "s.3"):
         assert jetstream_headers.rejection_before_sequence([("Nats-Expected-Stream", expected.encode())], "s", 3) is None
-    assert jetstream_headers.rejection_before_sequence([("Nats-Expected-Stream", b"s.2")], "s", 3) is not None
+    assert jetstream_headers.rejection_before_sequence([("Nats-Expected-Stream", b"s:2")], "s", 3) is not None

@@ -90,7 +90,7 @@ def test_duplicate_message_over_quota_is_acked_and_not_charged() -> None:
     bench.arrive((b"_INBOX.again", b"a", block % b"a"), (b"_INBOX.c", b"c", block % b"c"))
     assert set(json_of(bench)) == {b"_INBOX.c"}
     bench.acks.release(AckPolicy.ALL, 1, 3, 0)
-    assert json_of(bench)[b"_INBOX.again"] == {"stream": "s.1", "seq": 1, "duplicate": True}
+    assert json_of(bench)[b"_INBOX.again"] == {"stream": "s:1", "seq": 1, "duplicate": True}
     bench.ingest.wall_ns = lambda: 2_000_000
     bench.arrive((b"_INBOX.c", b"c", block % b"c"))
     assert values(bench) == [b"a", b"b", b"c"], "who was refused may come again under the same id"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -208,6 +209,28 @@ async def test_service_query_server_error_answer_contains_code_and_reason(body: 
     await bus.ask(b"?")
     assert (await bus.answer())[1] == b"0", "the next one is answered"
     assert (server.answered_count, server.refused_count, server.waiting_count) == (1, 1, 0)
+    task.cancel()
+
+
+class Slow(Sum):
+    """A service whose queries take longer than a step. Each one lets the event loop count a turn."""
+
+    def on_query(self, query: bytes) -> bytes:
+        time.sleep(0.025)
+        asyncio.get_running_loop().call_soon(TURNS.append, None)
+        return b"%d" % len(TURNS)
+
+
+TURNS: list[None] = []
+
+
+async def test_service_query_server_lets_other_tasks_run_between_many_slow_queries() -> None:
+    TURNS.clear()
+    bus, machine = Bus(), machine_of(Slow())
+    task = await served(bus, machine)
+    for _ in range(4):
+        await bus.ask(b"?", at_least="0")
+    assert [(await bus.answer())[1] for _ in range(4)] == [b"0", b"1", b"2", b"3"]
     task.cancel()
 
 
