@@ -143,7 +143,7 @@ async def test_group_coordinators_start_and_stop_with_the_replicas_of_the_groups
         "",
     )
     assert (one.snapshot_interval_records, one.tick_interval_s, one.step_s) == (10_000, 1.0, 0.005)
-    assert (one.heartbeat_interval_s, one.read_wait_s) == (0.9, 10.0)
+    assert (one.heartbeat_interval_s, one.read_wait_s) == (0.75, 10.0)
     made.follow(ClusterImage(), image_of("ab", "b", "a"))
     made.follow(ClusterImage(), image_of("ab", "ba", "b"))
     await until(lambda: len(Host.made) == 3 and sum(host.ended for host in Host.made) == 1)
