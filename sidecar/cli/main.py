@@ -17,6 +17,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -53,6 +54,8 @@ EXIT_INTERRUPTED = 130
 SIGNALED = 128
 """Exit code of a command that SIGTERM or SIGHUP ended, without the signal's number."""
 
+_REPEAT_DELAY_S = 0.01
+"""Time until a signal is sent again whose KeyboardInterrupt Python has ignored, in seconds."""
 _GC_THRESHOLD = 10_000
 """Threshold of the garbage collector. Imported objects stay in memory, so frequent collections only slow the start."""
 
@@ -206,14 +209,29 @@ def _ended_by_signals() -> Iterator[list[int]]:
     """Let the first signal of ``stop_signals`` end the command in this block as Ctrl-C does. Yield a list of the received signals.
 
     Later signals have no effect, because a closed terminal sends SIGHUP twice. A command may set its own signal handlers.
+
+    Python ignores a KeyboardInterrupt in some callbacks, for example at the end of an import. It then calls ``sys.unraisablehook``,
+    and also ignores an exception of this hook. So a thread sends the signal again.
     """
     signals: list[int] = []
+    repeats: list[threading.Timer] = []
 
     def end(number: int, _: object) -> None:
         signals.append(number)
         session = sys.modules.get("sidecar.cli.session")  # imported by commands that use it
-        if len(signals) == 1 and not (session is not None and session.cancel_running()):
+        cancel_running = getattr(session, "cancel_running", None)  # missing while the module is being imported
+        if len(signals) == 1 and not (cancel_running is not None and cancel_running()):
             raise KeyboardInterrupt(number)
+
+    def send_again(ignored: sys.UnraisableHookArgs) -> None:
+        if not isinstance(ignored.exc_value, KeyboardInterrupt):
+            hook(ignored)
+            return
+        number = signals[0] if signals else signal.SIGINT
+        signals.clear()
+        repeats.append(threading.Timer(_REPEAT_DELAY_S, os.kill, (os.getpid(), number)))
+        repeats[-1].daemon = True
+        repeats[-1].start()
 
     before = {}
     try:
@@ -221,9 +239,13 @@ def _ended_by_signals() -> Iterator[list[int]]:
             before[number] = signal.signal(number, end)
     except ValueError:  # only the main thread gets signals
         pass
+    hook, sys.unraisablehook = sys.unraisablehook, send_again
     try:
         yield signals
     finally:
+        sys.unraisablehook = hook
+        for repeat in repeats:
+            repeat.cancel()
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
