@@ -36,6 +36,8 @@ class Node:
         self.described = 0
         self.kinds: set[str] = set()
         self.silent = False
+        self.has_no_metadata = False
+        """True if the metadata group does not answer."""
         self.listening: dict[str, Any] = {}
 
     async def start(self) -> Node:
@@ -75,6 +77,8 @@ class Node:
     async def on_control(self, message: Any) -> None:
         request = frames.decode(message.data, pb.ControlRequest)
         self.described += 1
+        if self.has_no_metadata:
+            return
         self.kinds.add(request.WhichOneof("request") or "")
         description = describer(request)
         assert description is not None
@@ -182,6 +186,21 @@ async def test_publisher_after_an_ack_timeout_looks_up_the_stream_and_resends_no
         await publisher.publish(b"next")
     assert node.values("u1") == [b"maybe"]
     assert node.values("u2") == [b"next"]
+    await publisher.close()
+
+
+async def test_client_opens_publishers_of_a_known_stream_while_its_refresh_has_no_answer(client: Client, node: Node) -> None:
+    await node.make("a", "u1")
+    publisher = await client.publisher("a", options=PublishOptions(timeout_s=0.2))
+    before, node.silent, node.has_no_metadata = node.described, True, True
+    with pytest.raises(OutcomeUnknownError):
+        await publisher.publish(b"maybe")
+    while node.described == before:
+        await asyncio.sleep(0.01)
+    node.silent = False
+    async with asyncio.timeout(5), client.publisher("a") as other:
+        await other.publish(b"next")
+    assert node.values("u1") == [b"maybe", b"next"]
     await publisher.close()
 
 
