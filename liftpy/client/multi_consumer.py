@@ -18,7 +18,7 @@ from typing import Any
 from liftpy.client.batch_view import BatchSlice, ConsumedBatch, ConsumedRecord, records_of
 from liftpy.client.consumer import Consumer, ReadOptions, filter_of
 from liftpy.client.group_admin import ClientMethods
-from liftpy.client.iteration import Iteration, ResultIterator
+from liftpy.client.iteration import Iteration, ResultIterator, end_later
 from liftpy.client.positions import Position, Start, Until, checked_until, resolve_start
 from liftpy.core.base.ids import check_name, is_internal, quote
 from liftpy.core.base.strict_json import load_json
@@ -94,7 +94,8 @@ def positions_from(text: str) -> dict[Place, Position]:
 class ManyConsumer:
     """Reads many partitions as one. Iterate over it for records, or over ``batches()``.
 
-    Create it with ``client.consume_many`` and use it with ``async with``. Only one task may read at a time.
+    Create it with ``client.consume_many`` and use it with ``async with``. Only one task may read at a time. If you drop
+    the consumer without closing it, its reading ends by itself.
 
     Example:
         async with client.consume_many("orders", "pay-*", until="end") as many:
@@ -114,6 +115,7 @@ class ManyConsumer:
         keys: Sequence[bytes] = (),
         options: ReadOptions | None = None,
     ) -> None:
+        self._next_batches: dict[asyncio.Task[BatchSlice | None], Place] = {}
         filter_of(subjects, keys)  # an invalid argument is an error now, not later in a task
         self._client = client
         self._names = tuple(names)
@@ -125,7 +127,6 @@ class ManyConsumer:
         self._positions = dict(positions or {})
         self._readers: dict[Place, Consumer] = {}
         self._iterations: dict[Place, Iteration[BatchSlice]] = {}
-        self._next_batches: dict[asyncio.Task[BatchSlice | None], Place] = {}
         self._paused: set[Place] = set()
         self._ended: set[Place] = set()
         self._next_check_s = 0.0
@@ -172,6 +173,10 @@ class ManyConsumer:
         await end_tasks([*(coming.keys() - self._next_batches.keys()), refreshing])
         iterations, self._iterations = list(self._iterations.values()), {}
         await asyncio.gather(*(iteration.aclose() for iteration in iterations))
+
+    def __del__(self) -> None:
+        for task in self._next_batches:
+            end_later(task)
 
     # ---- what is read --------------------------------------------------------------------------------------------------
     @property

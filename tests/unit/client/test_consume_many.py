@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -361,3 +362,14 @@ async def test_consume_many_after_an_interrupted_loop_returns_the_rest_of_the_sl
             assert (await many.positions())["orders", 0].offset == 5
             assert [record.record.offset async for record in many] == [5, 6, 7, 8, 9]
             assert await many.next() is None
+
+
+async def test_consume_many_dropped_without_close_leaves_no_task() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(20):
+        await client.create_stream("orders", "shop.orders", partitions=3)
+        await client.publish("orders", b"1")
+        before = asyncio.all_tasks()
+        async for _ in client.consume_many("orders"):
+            break
+        gc.collect()
+        await until(lambda: asyncio.all_tasks() == before, "the end of the tasks")
