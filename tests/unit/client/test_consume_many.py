@@ -214,14 +214,14 @@ async def test_consume_many_close_ends_a_wait_in_another_task(at: str, monkeypat
         monkeypatch.setattr(streams, "list_streams", list_streams)
     if at == "nothing":
         many.pause(("orders", 0))
-    waiting = asyncio.create_task(many.next())
+    before, waiting = asyncio.all_tasks(), asyncio.create_task(many.next())
     async with asyncio.timeout(20):
-        while not (many._waiting and (at == "a look" or many.places)) or (at == "a slice" and not many._next_batches):
+        while not (many._waiting and (at == "a look" or many.places)) or (at == "a slice" and not many._iterations):
             await asyncio.sleep(0)
         await many.aclose()
         gate.set()
         assert await waiting is None
-    assert not many._next_batches
+        await until(lambda: asyncio.all_tasks() == before, "the end of the tasks")
 
 
 async def test_consume_many_at_a_corrupt_record_raises_and_keeps_its_position(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,11 +138,13 @@ async def test_group_returns_batches_of_all_partitions_in_turn(client: Client) -
     await client.create_stream("parted", "shop.parted", partitions=3)
     async with client.producer("parted", options=ProducerOptions(batch_records=1)) as producer:
         for partition in range(3):
-            await producer.send_many([b"%d" % number for number in range(20)], partition=partition)
+            await producer.send_many([b"%d" % number for number in range(100)], partition=partition)
     async with asyncio.timeout(30), client.group("billing", ["parted"], options=BY_HAND) as group:
-        turns = [(await anext(group.batches())).key.partition for _ in range(60)]
-    assert sorted(turns) == [0] * 20 + [1] * 20 + [2] * 20
-    assert all(len({*turns[at : at + 3]}) == 3 for at in range(6, 51, 3)), turns
+        turns = [(await anext(group.batches())).key.partition for _ in range(300)]
+    assert sorted(turns) == [0] * 100 + [1] * 100 + [2] * 100
+    first_end = min(299 - turns[::-1].index(partition) for partition in range(3))
+    common = turns[max(map(turns.index, range(3))) + 3 : first_end]  # all partitions have records
+    assert all(len({*common[at : at + 3]}) == 3 for at in range(len(common) - 2)), turns
 
 
 async def test_group_with_a_filter_commits_its_position_over_filtered_records(client: Client) -> None:
