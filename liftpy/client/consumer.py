@@ -147,7 +147,7 @@ class ReadEventEmitter:
 
 logger = logging.getLogger("liftpy.client")
 _PAYLOAD_RESERVE_BYTES = 4096
-_IDLE_S = 0.05
+IDLE_S = 0.05
 """Minimum time between two requests at the end of the log, in seconds. It limits the requests of a reader with a short ``wait_s``."""
 _HEDGE_S = 0.2
 _MOST_HEDGES = 5
@@ -300,7 +300,7 @@ class PartitionReader:
                 progress.end_offset = (await self.bounds(progress.uid, at_ns=until_ns))[1]
             if progress.done:
                 return None
-            position, earliest_s = progress.next_offset, now_s() + _IDLE_S
+            position, earliest_s = progress.next_offset, now_s() + IDLE_S
             slices = await self.fetch(progress)
             if not slices and progress.moves_end and not progress.done:  # the end moves down to the committed end
                 committed = (await self.bounds(progress.uid))[0].end_offset
