@@ -154,7 +154,9 @@ class LazyGroup(HelpGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name.replace("-", "_"))
+        with _exit_at_signals():
+            module = importlib.import_module(COMMANDS[cmd_name][0])
+        command = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return check_texts(command)
 
@@ -205,13 +207,36 @@ def stop_signals() -> list[signal.Signals]:
 
 
 @contextmanager
+def _exit_at_signals() -> Iterator[None]:
+    """Let the first signal of ``stop_signals``, or Ctrl-C, end the process at once. In this block, it has nothing to clean up.
+
+    A handler that raises is not enough for an import. Python ignores the exception in some callbacks, and turns it into a RuntimeError
+    in others.
+    """
+    numbers = stop_signals()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        numbers.append(signal.SIGINT)
+    before = {}
+    try:
+        for number in numbers:
+            before[number] = signal.signal(number, lambda number, _: os._exit(SIGNALED + number))
+    except ValueError:  # only the main thread gets signals
+        pass
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
 def _ended_by_signals() -> Iterator[list[int]]:
     """Let the first signal of ``stop_signals`` end the command in this block as Ctrl-C does. Yield a list of the received signals.
 
     Later signals have no effect, because a closed terminal sends SIGHUP twice. A command may set its own signal handlers.
 
     Python ignores a KeyboardInterrupt in some callbacks, for example at the end of an import. It then calls ``sys.unraisablehook``,
-    and also ignores an exception of this hook. So a thread sends the signal again.
+    and also ignores an exception of this hook. So a thread sends the signal again. ``_exit_at_signals`` handles most imports.
     """
     signals: list[int] = []
     repeats: list[threading.Timer] = []
@@ -219,8 +244,7 @@ def _ended_by_signals() -> Iterator[list[int]]:
     def end(number: int, _: object) -> None:
         signals.append(number)
         session = sys.modules.get("sidecar.cli.session")  # imported by commands that use it
-        cancel_running = getattr(session, "cancel_running", None)  # missing while the module is being imported
-        if len(signals) == 1 and not (cancel_running is not None and cancel_running()):
+        if len(signals) == 1 and not (session is not None and session.cancel_running()):
             raise KeyboardInterrupt(number)
 
     def send_again(ignored: sys.UnraisableHookArgs) -> None:

@@ -24,6 +24,10 @@ from sidecar.cli.main import main
 
 moment, number = sys.argv[1], int(sys.argv[2])
 
+class Attribute:
+    def __set_name__(self, owner, name):
+        os.kill(os.getpid(), number)
+
 class Finder:
     is_sent = False
 
@@ -31,7 +35,10 @@ class Finder:
         session = sys.modules.get("sidecar.cli.session")
         if self.is_sent:
             pass
-        elif moment == "callback" and name == "liftpy.client":
+        elif moment == "attribute" and name == "liftpy.client":
+            self.is_sent = True
+            type("Owner", (), {"attribute": Attribute()})  # Python 3.11 turns what a handler raises into a RuntimeError
+        elif (moment, name) in (("callback", "liftpy.client"), ("callback of a late import", "liftpy.core.observe.cluster_health")):
             self.is_sent, held = True, Finder()
             reference = weakref.ref(held, lambda _: os.kill(os.getpid(), number))
             del held  # Python ignores what a handler raises in the callback
@@ -51,13 +58,17 @@ def signaled(moment: str, number: signal.Signals) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
-def test_command_with_a_signal_in_a_callback_of_an_import_ends_by_the_signal(number: signal.Signals, code: int) -> None:
-    ended = signaled("callback", number)
+@pytest.mark.parametrize("moment", ["callback", "callback of a late import"])
+def test_command_with_a_signal_in_a_callback_of_an_import_ends_by_the_signal(
+    moment: str, number: signal.Signals, code: int
+) -> None:
+    ended = signaled(moment, number)
     assert (ended.returncode, ended.stderr.strip()) == (code, "")
 
 
-def test_command_with_a_signal_during_the_import_of_the_session_ends_by_the_signal() -> None:
-    ended = signaled("session", signal.SIGTERM)
+@pytest.mark.parametrize("moment", ["session", "attribute"])
+def test_command_with_a_signal_in_an_import_ends_by_the_signal(moment: str) -> None:
+    ended = signaled(moment, signal.SIGTERM)
     assert (ended.returncode, ended.stderr.strip()) == (143, "")
 
 
