@@ -35,6 +35,7 @@ from liftpy.client.in_flight import (
     now_ns,
     rejection,
 )
+from liftpy.client.retrying import look_up
 from liftpy.config import AckPolicy
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
@@ -203,7 +204,7 @@ class Publisher:
             raise ConfigError("A message without an ack has no result. Use post() instead of send().")
         self._must_be_open()
         if self._addressing.unknown:
-            await self._addressing.refresh()
+            _, timeout_s = await look_up(self._addressing.refresh, self._stream, timeout_s)
         if not self._addressing.address.answers:
             raise ConfigError(
                 f"Stream {self._stream} has the ack policy none and sends no acks. Use post(), or publish with ack NONE."

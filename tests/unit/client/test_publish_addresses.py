@@ -204,6 +204,17 @@ async def test_client_opens_publishers_of_a_known_stream_while_its_refresh_has_n
     await publisher.close()
 
 
+async def test_client_calls_without_an_answer_of_the_metadata_group_end_at_their_timeout(client: Client, node: Node) -> None:
+    node.has_no_metadata = True
+    async with asyncio.timeout(10):
+        for call in (client.publish("a", b"1", timeout_s=0.2), client.services.call("bank", "a", b"1", timeout_s=0.2)):
+            with pytest.raises(UnavailableError, match=r"Cannot look up stream a.* within 0\.2 s"):
+                await call
+        node.has_no_metadata = False
+        await node.make("a", "u1")
+        assert (await client.publish("a", b"1", timeout_s=5)).offset == 0
+
+
 async def test_concurrent_publishes_to_a_deleted_stream_send_at_most_four_lookups(client: Client, node: Node) -> None:
     await node.make("a", "u1")
     await client.publish("a", b"1")
