@@ -22,7 +22,8 @@ class Fetcher(Generic[Key]):
     """Fetches the next slices of many partitions at once, until the owner calls ``stop``."""
 
     def __init__(self) -> None:
-        self._sources: dict[Key, FetchNext] = {}
+        self._sources: dict[Key, tuple[FetchNext, str]] = {}
+        """Partition -> function that fetches its next slice, and the name of its tasks."""
         self._tasks: dict[Key, asyncio.Task[BatchSlice | None]] = {}
         self._arrived: dict[Key, None] = {}
         self.news = asyncio.Event()
@@ -40,7 +41,7 @@ class Fetcher(Generic[Key]):
 
     def add(self, partition: Key, fetch_next: FetchNext) -> None:
         """Read a partition from the next call of ``start`` on. ``fetch_next`` is called again after each taken slice."""
-        self._sources[partition] = fetch_next
+        self._sources[partition] = fetch_next, f"next slice of {partition}"
 
     def remove(self, partition: Key) -> None:
         """Stop reading a partition, and drop its slice."""
@@ -55,7 +56,8 @@ class Fetcher(Generic[Key]):
                 self._fetch(partition)
 
     def _fetch(self, partition: Key) -> None:
-        task = self._tasks[partition] = asyncio.create_task(self._sources[partition](), name=f"next slice of {partition}")
+        fetch_next, name = self._sources[partition]
+        task = self._tasks[partition] = asyncio.create_task(fetch_next(), name=name)
         task.add_done_callback(lambda done: self._fetched(partition, done))
 
     def _fetched(self, partition: Key, task: asyncio.Task[BatchSlice | None]) -> None:
