@@ -31,6 +31,7 @@ from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import MessageFields, Publisher
 from liftpy.client.queue import Queue, QueueOptions
+from liftpy.client.retrying import look_up
 from liftpy.client.services import Services
 from liftpy.client.stream_directory import ClientFactories, StreamDirectory, address_of, subject_address
 from liftpy.config import AckPolicy
@@ -474,7 +475,8 @@ class Client:
         """
         publisher = self._publishers.get((stream, partition))
         if publisher is None:
-            publisher = await self._own_publisher(stream, partition)
+            made, timeout_s = await look_up(functools.partial(self._own_publisher, stream, partition), stream, timeout_s)
+            publisher = made
         return await publisher.publish(
             value, key=key, headers=headers, ack=ack, msg_id=msg_id, expected_last=expected_last, timeout_s=timeout_s
         )

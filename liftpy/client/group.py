@@ -19,14 +19,16 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Literal, Self
 
 from liftpy.client.arguments import check_bounds
 from liftpy.client.batch_view import BatchSlice, ConsumedRecord, GroupBatch, records_of
 from liftpy.client.consumer import Consumer, ReadOptions, filter_of
+from liftpy.client.fetcher import Fetcher, wait_for_event
 from liftpy.client.group_admin import ClientMethods, GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.in_flight import now_ns
-from liftpy.client.iteration import ResultIterator
+from liftpy.client.iteration import Iteration, ResultIterator
 from liftpy.client.partition_sender import ManyReceipt, ProducerOptions, Source
 from liftpy.client.positions import Position, Start
 from liftpy.client.producer import Producer
@@ -115,14 +117,14 @@ class GroupOptions:
             raise ConfigError(f"Invalid start = {self.start!r}. Use 'earliest' or 'new'.")
 
 
-class _PartitionFetcher:
-    """Background task that reads one partition of this member. At most one slice is queued for the application."""
+@dataclass(slots=True)
+class _OwnedPartition:
+    """Partition that this member reads."""
 
-    def __init__(self, gained: PartitionAssigned) -> None:
-        self.gained = gained
-        self.taken = asyncio.Event()
-        self.consumer: Consumer | None = None
-        self.task: asyncio.Task[None] | None = None
+    gained: PartitionAssigned
+    consumer: Consumer
+    slices: Iteration[BatchSlice] | None = None
+    """Iteration over its slices. None before the start of the read is known and stored."""
 
 
 class Group:
@@ -150,10 +152,10 @@ class Group:
         self._hooks = on_assigned, on_revoked
         self._machine: MemberMachine | None = None
         self._partition = 0
-        self._fetchers: dict[PartitionKey, _PartitionFetcher] = {}
+        self._owned: dict[PartitionKey, _OwnedPartition] = {}
+        self._fetcher: Fetcher[PartitionKey] = Fetcher()
         self._revoking: dict[PartitionKey, int] = {}
         """Partitions to release after the application has finished their batches, with their generations."""
-        self._ready: deque[tuple[_PartitionFetcher, BatchSlice]] = deque()
         self._current_batch: GroupBatch | None = None
         """The batch that an iteration returned last, as a whole or record by record."""
         self._records: Iterator[ConsumedRecord] | None = None
@@ -170,7 +172,7 @@ class Group:
         """Owned partition -> next offset to commit, and the LeaderEpoch of the record before it."""
         self._committed: dict[PartitionKey, tuple[int, int]] = {}
         self._committing = asyncio.Lock()
-        self._news, self._wake, self._beat_soon = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._news, self._wake, self._beat_soon = self._fetcher.news, asyncio.Event(), asyncio.Event()
         self._error: Exception | None = None
         self._closed = False
         self._last_check_s = -math.inf
@@ -182,7 +184,7 @@ class Group:
     @property
     def owned(self) -> list[PartitionKey]:
         """The partitions that this member reads now, sorted."""
-        return sorted(self._fetchers)
+        return sorted(self._owned)
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     async def open(self) -> Group:
@@ -220,8 +222,8 @@ class Group:
         self._closed = True
         self._news.set()
         self._note_finished(self._past)
-        await end_tasks([*self._tasks, *(fetcher.task for fetcher in self._fetchers.values())])
-        self._fetchers.clear()
+        await end_tasks([*self._tasks, *self._fetcher.stop()])
+        self._owned.clear()
         machine = self._machine
         if machine is None:
             return
@@ -355,19 +357,18 @@ class Group:
             self._news.clear()
             while self._returned and self.generation_of(self._returned[0].key) != self._returned[0].generation:
                 self._returned.popleft()  # this member has lost the partition
-            while self._ready and self._fetchers.get(self._ready[0][0].gained.key) is not self._ready[0][0]:
-                self._ready.popleft()  # this member has released or lost the partition
             if self._returned:
                 if self._machine.may_deliver(self._returned[0].key, now_ns()):
                     return self._returned.popleft()
                 self.counters["held_back"] += 1
-            elif self._ready:
-                fetcher, piece = self._ready[0]
-                if self._machine.may_deliver(fetcher.gained.key, now_ns()):
-                    self._ready.popleft()
-                    fetcher.taken.set()
-                    self._unfinished_counts[fetcher.gained.key, fetcher.gained.generation] += 1
-                    return GroupBatch(fetcher.gained.key, fetcher.gained.generation, piece)
+            elif (key := next(iter(self._fetcher.arrived), None)) is not None:
+                if self._machine.may_deliver(key, now_ns()):
+                    piece = self._fetcher.take(key)
+                    if piece is None:  # the stream was deleted, or the member has failed
+                        continue
+                    generation = self._owned[key].gained.generation
+                    self._unfinished_counts[key, generation] += 1
+                    return GroupBatch(key, generation, piece)
                 self.counters["held_back"] += 1
             await self._news.wait()
 
@@ -477,19 +478,19 @@ class Group:
         Returns:
             The generation, also while the partition is being released. None: this member does not own it.
         """
-        fetcher = self._fetchers.get(key)
-        return fetcher.gained.generation if fetcher is not None else self._revoking.get(key)
+        owned = self._owned.get(key)
+        return owned.gained.generation if owned is not None else self._revoking.get(key)
 
     def _pass_over(self) -> None:
         """Move the positions of owned partitions past records that were filtered out or deleted.
 
         A position moves only if all earlier records of its partition are finished.
         """
-        for key, fetcher in self._fetchers.items():
-            if self._unfinished_counts[key, fetcher.gained.generation] or fetcher.consumer is None:
+        for key, owned in self._owned.items():
+            if self._unfinished_counts[key, owned.gained.generation]:
                 continue
-            at = fetcher.consumer.passed_position()
-            if at is not None and at.offset > max(fetcher.gained.position, self._finished_ends.get(key, (0, 0))[0]):
+            at = owned.consumer.passed_position()
+            if at is not None and at.offset > max(owned.gained.position, self._finished_ends.get(key, (0, 0))[0]):
                 self._finished_ends[key] = (at.offset, at.leader_epoch)
 
     # ---- the member's life -------------------------------------------------------------------------------------------------
@@ -500,7 +501,7 @@ class Group:
                 command = machine.command(now_ns())
                 if command is not None:
                     await self._beat(machine, command)
-                await _wait(self._beat_soon, max(0.0, min(1.0, (machine.wake_ns - now_ns()) / _NS_PER_S)))
+                await wait_for_event(self._beat_soon, max(0.0, min(1.0, (machine.wake_ns - now_ns()) / _NS_PER_S)))
         except Exception as error:  # the client is closed, an error of a callback, or a bug: the iteration raises it
             self._fail(error)
 
@@ -519,7 +520,7 @@ class Group:
                 if time.monotonic() - self._last_check_s >= STREAMS_S:
                     await self._refresh_streams(machine)
                 longest_s = _AGAIN_S if self._revoking and not self._unfinished_counts else 1.0
-                await _wait(self._wake, max(0.0, min(longest_s, commit_at_s - time.monotonic())))
+                await wait_for_event(self._wake, max(0.0, min(longest_s, commit_at_s - time.monotonic())))
         except Exception as error:  # as above
             self._fail(error)
 
@@ -676,30 +677,29 @@ class Group:
         self._revoking.pop(gained.key, None)
         self._finished_ends.pop(gained.key, None)
         self._committed.pop(gained.key, None)
-        fetcher = self._fetchers[gained.key] = _PartitionFetcher(gained)
-        fetcher.task = asyncio.create_task(
-            self._fetch_partition(fetcher), name=f"{self.name} reads {gained.key.stream}/{gained.key.partition}"
-        )
+        key, position, options = gained.key, gained.position, self._options
+        epoch = gained.leader_epoch if position > 0 else 0
+        consumer = self._client.consume(
+            key.stream, key.partition, start=Position(key.uid, position, epoch) if position >= 0 else self._start_of(gained),
+            options=options.read, subjects=options.subjects, keys=options.keys,
+        )  # fmt: skip
+        owned = self._owned[key] = _OwnedPartition(gained, consumer)
+        self._fetcher.add(key, partial(self._next_slice, owned))
+        self._fetcher.start()
 
     def _stop(self, key: PartitionKey) -> None:
-        fetcher = self._fetchers.pop(key, None)
-        if fetcher is not None and fetcher.task is not None:
-            fetcher.task.cancel()
+        self._owned.pop(key, None)
+        self._fetcher.remove(key)
 
-    async def _fetch_partition(self, fetcher: _PartitionFetcher) -> None:
-        key, position = fetcher.gained.key, fetcher.gained.position
-        epoch = fetcher.gained.leader_epoch if position > 0 else 0
-        start: Start = Position(key.uid, position, epoch) if position >= 0 else self._start_of(fetcher.gained)
-        options = self._options
+    async def _next_slice(self, owned: _OwnedPartition) -> BatchSlice | None:
+        """Return the next slice of a partition. None: the stream was deleted, or this member has failed."""
         try:
-            consumer = fetcher.consumer = self._client.consume(
-                key.stream, key.partition, start=start, after_epoch=0, options=options.read,
-                subjects=options.subjects, keys=options.keys,
-            )  # fmt: skip
             while True:
                 try:
-                    await self._read(fetcher, consumer)
-                    return
+                    if owned.slices is None:
+                        await self._begin_reading(owned)
+                        owned.slices = owned.consumer.batches()
+                    return await anext(owned.slices, None)
                 except (UnavailableError, OutcomeUnknownError) as error:  # a suspended process gets OutcomeUnknownError
                     self.counters["unread"] += 1
                     logger.debug("group %s: %s", self.name, error)
@@ -707,9 +707,10 @@ class Group:
                 except NotFoundError:
                     self._last_check_s = -math.inf  # the stream was deleted, or created again
                     self._wake.set()
-                    return
+                    return None
         except Exception as error:  # the iteration raises the error, so that the application decides
             self._fail(error)
+            return None
 
     def _start_of(self, gained: PartitionAssigned) -> Start:
         """Return where to start in a new partition without a committed position.
@@ -723,13 +724,14 @@ class Group:
         was_there = known is not None and known.uid == key.uid and key.partition < known.partitions
         return self._options.start if was_there else "earliest"
 
-    async def _read(self, fetcher: _PartitionFetcher, consumer: Consumer) -> None:
-        bounds = await consumer.begin()
-        if bounds.uid != fetcher.gained.key.uid:
-            raise NotFoundError(f"Stream {fetcher.gained.key.stream} was deleted and created again. Join the group again.")
-        key = fetcher.gained.key
-        if fetcher.gained.position < 0 and self._options.start == "new" and key not in self._committed:
-            first = await consumer.position()
+    async def _begin_reading(self, owned: _OwnedPartition) -> None:
+        """Resolve the start of a partition. With ``start="new"``, commit it."""
+        gained, key = owned.gained, owned.gained.key
+        bounds = await owned.consumer.begin()
+        if bounds.uid != key.uid:
+            raise NotFoundError(f"Stream {key.stream} was deleted and created again. Join the group again.")
+        if gained.position < 0 and self._options.start == "new" and key not in self._committed:
+            first = await owned.consumer.position()
             begins = self._finished_ends.setdefault(key, (first.offset, first.leader_epoch))
             assert self._machine is not None
             # commit the start before any record is delivered. Otherwise the next owner would start later
@@ -737,11 +739,6 @@ class Group:
                 raise UnavailableError(
                     f"Group {self.name}: this member has lost {key.stream}/{key.partition} before its first record."
                 )
-        async for piece in consumer.batches():
-            fetcher.taken.clear()
-            self._ready.append((fetcher, piece))
-            self._news.set()
-            await fetcher.taken.wait()
 
 
 class GroupCopy:
@@ -939,11 +936,3 @@ class _PartitionCopy:
 
 async def _wait_for_ack(receipt: ManyReceipt) -> None:
     await receipt
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        pass

@@ -108,6 +108,7 @@ class InFlight:
     overload_give_up: float = 0.0
     """Latest ``give_up`` while the leader rejects messages with OVERLOADED. 0: that does not extend ``give_up``."""
     deadline: float = 0.0
+    """End of the current attempt."""
     began: float = 0.0
     """Time when the application published it."""
     maybe_stored: bool = False
@@ -132,8 +133,10 @@ class InFlight:
         """Make the pauses short again after a reconnect, because a lost connection says nothing about the leader."""
         self.attempt_s, self.wait_s = attempt_s, FIRST_WAIT_S
 
-    def deadline_from(self, now: float) -> float:
-        return min(now + self.attempt_s, self.give_up) if self.known_until_ns else now + self.attempt_s
+    @property
+    def answer_by(self) -> float:
+        """Time at which the wait for an ack ends: the end of the current attempt, or of the time for all attempts."""
+        return min(self.deadline, self.give_up)
 
 
 def now_ns() -> int:

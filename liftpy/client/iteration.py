@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import islice
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.core.wire.batch import Record
@@ -143,9 +143,7 @@ class ReadAhead:
 
     def abandon(self) -> None:
         """Stop fetching, without waiting for the end of the background tasks."""
-        fetching = self._detach()
-        if fetching is not None and not fetching.done() and not fetching.get_loop().is_closed():
-            fetching.get_loop().call_soon_threadsafe(_close_later, fetching)
+        end_later(self._detach())
 
     def _detach(self) -> asyncio.Task[None] | None:
         self.ended = True
@@ -183,8 +181,14 @@ _close_tasks: set[asyncio.Task[None]] = set()
 """Closing tasks of abandoned iterations. The set keeps a reference, so that they run to their end."""
 
 
-def _close_later(fetching: asyncio.Task[None]) -> None:
-    closing = asyncio.create_task(end_tasks([fetching]), name="closing of an iteration")
+def end_later(task: asyncio.Task[Any] | None) -> None:
+    """Cancel ``task`` without waiting for its end, from any thread. None: ignored."""
+    if task is not None and not task.done() and not task.get_loop().is_closed():
+        task.get_loop().call_soon_threadsafe(_close_later, task)
+
+
+def _close_later(task: asyncio.Task[Any]) -> None:
+    closing = asyncio.create_task(end_tasks([task]), name="closing of an iteration")
     _close_tasks.add(closing)
     closing.add_done_callback(_close_tasks.discard)
 

@@ -13,12 +13,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from typing import Any
+from functools import partial
 
 from liftpy.client.batch_view import BatchSlice, ConsumedBatch, ConsumedRecord, records_of
 from liftpy.client.consumer import Consumer, ReadOptions, filter_of
+from liftpy.client.fetcher import Fetcher, wait_for_event
 from liftpy.client.group_admin import ClientMethods
-from liftpy.client.iteration import Iteration, ResultIterator
+from liftpy.client.iteration import Iteration, ResultIterator, end_later
 from liftpy.client.positions import Position, Start, Until, checked_until, resolve_start
 from liftpy.core.base.ids import check_name, is_internal, quote
 from liftpy.core.base.strict_json import load_json
@@ -94,7 +95,8 @@ def positions_from(text: str) -> dict[Place, Position]:
 class ManyConsumer:
     """Reads many partitions as one. Iterate over it for records, or over ``batches()``.
 
-    Create it with ``client.consume_many`` and use it with ``async with``. Only one task may read at a time.
+    Create it with ``client.consume_many`` and use it with ``async with``. Only one task may read at a time. If you drop
+    the consumer without closing it, its reading ends by itself.
 
     Example:
         async with client.consume_many("orders", "pay-*", until="end") as many:
@@ -114,6 +116,7 @@ class ManyConsumer:
         keys: Sequence[bytes] = (),
         options: ReadOptions | None = None,
     ) -> None:
+        self._fetcher: Fetcher[Place] = Fetcher()
         filter_of(subjects, keys)  # an invalid argument is an error now, not later in a task
         self._client = client
         self._names = tuple(names)
@@ -125,9 +128,7 @@ class ManyConsumer:
         self._positions = dict(positions or {})
         self._readers: dict[Place, Consumer] = {}
         self._iterations: dict[Place, Iteration[BatchSlice]] = {}
-        self._next_batches: dict[asyncio.Task[BatchSlice | None], Place] = {}
         self._paused: set[Place] = set()
-        self._ended: set[Place] = set()
         self._next_check_s = 0.0
         self._refreshing: asyncio.Task[None] | None = None
         """Task that lists the partitions. It continues if its caller is canceled: calls with a short timeout must not stop it."""
@@ -135,14 +136,11 @@ class ManyConsumer:
         """True if the partitions at the start of the read were listed, and their starts are resolved."""
         self._waiting = False
         self._closes = 0
-        self._turn = 0
         self._returned_ends: dict[Place, tuple[int, int]] = {}
         """Partition -> offset after the last slice that ``next`` returned, and the LeaderEpoch of its last record.
 
         Before the first slice, it is the stored position at which the read has started, if there is one.
         """
-        self._served: dict[Place, int] = {}
-        """Partition -> number of the turn in which it last returned a slice."""
         self._rest: Iterator[ConsumedRecord] = iter(())
         """Remaining records of the slice that is delivered record by record. An interrupted iteration loses none of them."""
         self._last: ConsumedRecord | None = None
@@ -166,12 +164,16 @@ class ManyConsumer:
     async def aclose(self) -> None:
         """Stop reading all partitions. A task that waits for records gets the end of the iteration."""
         self._closes += 1
-        coming = self._next_batches
-        self._next_batches = {task: place for task, place in coming.items() if _fetched_slice(task) is not None}
+        self._fetcher.news.set()
         refreshing, self._refreshing = self._refreshing, None
-        await end_tasks([*(coming.keys() - self._next_batches.keys()), refreshing])
-        iterations, self._iterations = list(self._iterations.values()), {}
+        await end_tasks([*self._fetcher.stop(), refreshing])
+        iterations = list(self._iterations.values())
+        self._iterations.clear()
         await asyncio.gather(*(iteration.aclose() for iteration in iterations))
+
+    def __del__(self) -> None:
+        for task in self._fetcher.stop():
+            end_later(task)
 
     # ---- what is read --------------------------------------------------------------------------------------------------
     @property
@@ -194,6 +196,7 @@ class ManyConsumer:
             *places: Partitions as (stream, partition).
         """
         self._paused.difference_update(places)
+        self._fetcher.news.set()
 
     async def _refresh_partitions(self) -> None:
         """List the partitions and start to read the new ones. Do nothing if the last call was less than ``CHECK_EVERY_S`` ago.
@@ -207,6 +210,7 @@ class ManyConsumer:
         if refreshing is None:
             refreshing = self._refreshing = asyncio.create_task(self._list_partitions(now), name="partitions of a consumer")
             refreshing.add_done_callback(lambda done: done.cancelled() or done.exception())
+            refreshing.add_done_callback(lambda _: self._fetcher.news.set())
         elif self._has_started and not refreshing.done():
             return
         closes = self._closes
@@ -253,6 +257,8 @@ class ManyConsumer:
                 keys=self._keys,
                 options=bounded_ahead(self._options, ahead),
             )
+        for place in new:  # without a reference to this consumer, so that it can be dropped
+            self._fetcher.add(place, partial(_next_slice, self._iterations, place, self._readers[place]))
         # resolve the start "new" now, not at the first read
         await asyncio.gather(*(self._readers[place].begin() for place in new))
         self._has_started, self._next_check_s = True, now + CHECK_EVERY_S
@@ -286,32 +292,23 @@ class ManyConsumer:
         self._waiting, closes = True, self._closes
         try:
             while True:
+                self._fetcher.news.clear()
                 await self._refresh_partitions()
                 if self._closes != closes:
                     return None
-                self._arm()
-                going = [task for task, place in self._next_batches.items() if place not in self._paused]
-                if not going:
-                    if self._ended >= set(self._readers) and self._readers:
-                        return None
-                    await asyncio.sleep(_IDLE_S)  # all partitions are paused, or there are none yet
-                    continue
-                awaited: list[asyncio.Task[Any]] = going if self._refreshing is None else [*going, self._refreshing]
-                await asyncio.wait(awaited, timeout=CHECK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
-                if self._closes != closes:
+                self._fetcher.start()
+                place = next((place for place in self._fetcher.arrived if place not in self._paused), None)
+                if place is not None:
+                    piece = self._fetcher.take(place)
+                    if piece is not None:
+                        self._returned_ends[place] = (piece.last_offset + 1, piece.leader_epoch)
+                        return ConsumedBatch(*place, piece)
+                elif self._readers and not self._fetcher.partitions:
                     return None
-                done = [task for task in going if task.done()]
-                if not done:
-                    continue
-                task = min(done, key=lambda task: self._served.get(self._next_batches[task], 0))
-                place = self._next_batches.pop(task)
-                piece = task.result()
-                if piece is not None:
-                    self._turn += 1
-                    self._served[place] = self._turn
-                    self._returned_ends[place] = (piece.last_offset + 1, piece.leader_epoch)
-                    return ConsumedBatch(*place, piece)
-                self._ended.add(place)
+                else:
+                    await wait_for_event(self._fetcher.news, CHECK_EVERY_S)
+                    if self._closes != closes:
+                        return None
         finally:
             self._waiting = False
 
@@ -323,17 +320,6 @@ class ManyConsumer:
         self._rest, self._last = iter(()), None
         rest = BatchSlice.between(current.slice.batch, last.record.offset + 1, current.slice.last_offset + 1)
         return None if rest is None else ConsumedBatch(current.stream, current.partition, rest)
-
-    def _arm(self) -> None:
-        """For each partition that is read and not paused, start a task that waits for its next slice, unless one is waiting."""
-        waited_for = set(self._next_batches.values())
-        for place, reader in self._readers.items():
-            if place in waited_for or place in self._ended or place in self._paused:
-                continue
-            iteration = self._iterations.get(place)
-            if iteration is None:
-                iteration = self._iterations[place] = reader.batches()
-            self._next_batches[asyncio.create_task(_next(iteration), name=f"next of {place[0]}/{place[1]}")] = place
 
     def __aiter__(self) -> AsyncIterator[ConsumedRecord]:
         return ResultIterator(self.next_record)
@@ -364,11 +350,10 @@ class ManyConsumer:
             The positions by (stream, partition), for ``client.consume_many(positions=...)``.
         """
         await self._refresh_partitions()
-        waiting = {place: task for task, place in self._next_batches.items()}
         positions = {}
         for place, reader in list(self._readers.items()):  # another task may find new partitions during a wait
             behind = await reader.position()
-            ahead = _fetched_slice(waiting.get(place))
+            ahead = self._fetcher.peek(place)
             if ahead is not None:  # the next slice is fetched, but not returned: the read continues before it
                 behind = Position(behind.uid, *self._returned_ends.get(place, (ahead.first_offset, 0)))
             positions[place] = behind
@@ -402,10 +387,9 @@ async def _end_offset(reader: Consumer) -> int:
     return await reader.lag() + (await reader.position()).offset
 
 
-def _fetched_slice(task: asyncio.Task[BatchSlice | None] | None) -> BatchSlice | None:
-    """Return the slice that ``task`` has fetched. None: it has fetched none."""
-    return None if task is None or not task.done() or task.cancelled() or task.exception() else task.result()
-
-
-async def _next(iteration: Iteration[BatchSlice]) -> BatchSlice | None:
+async def _next_slice(iterations: dict[Place, Iteration[BatchSlice]], place: Place, reader: Consumer) -> BatchSlice | None:
+    """Return the next slice of ``reader``, from its iteration in ``iterations``. Begin an iteration if there is none."""
+    iteration = iterations.get(place)
+    if iteration is None:
+        iteration = iterations[place] = reader.batches()
     return await anext(iteration, None)

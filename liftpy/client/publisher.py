@@ -35,6 +35,7 @@ from liftpy.client.in_flight import (
     now_ns,
     rejection,
 )
+from liftpy.client.retrying import look_up
 from liftpy.config import AckPolicy
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
@@ -203,7 +204,7 @@ class Publisher:
             raise ConfigError("A message without an ack has no result. Use post() instead of send().")
         self._must_be_open()
         if self._addressing.unknown:
-            await self._addressing.refresh()
+            _, timeout_s = await look_up(self._addressing.refresh, self._stream, timeout_s)
         if not self._addressing.address.answers:
             raise ConfigError(
                 f"Stream {self._stream} has the ack policy none and sends no acks. Use post(), or publish with ack NONE."
@@ -240,7 +241,7 @@ class Publisher:
             overload_give_up=now + options.overload_patience_s if timeout_s is None and options.overload_patience_s else 0.0,
             began=now,
         )
-        message.deadline = min(now + message.attempt_s, message.give_up) if window_s else now + message.attempt_s
+        message.deadline = now + message.attempt_s
         number = self._next_id
         self._next_id = number + 1
         self._in_flight[number] = message
@@ -440,7 +441,7 @@ class Publisher:
         The result is False if the message has failed, or if it was scheduled for another attempt. A canceled call sends nothing.
         """
         try:
-            await self._transport.room(message.deadline)
+            await self._transport.room(message.answer_by)
         except UnavailableError as error:  # the sweeper retries until the patience is over
             self._send_again(number, message, error)
             return False
@@ -465,7 +466,7 @@ class Publisher:
             message.payload, message.uid = with_new_uid(message.payload, address.uid), address.uid
         try:
             reply = f"{self._inbox}.{number}"
-            await self._transport.write(address.subject, message.payload, reply, None, message.deadline)
+            await self._transport.write(address.subject, message.payload, reply, None, message.answer_by)
         except ProtocolError as error:  # another server with a higher limit may have received an earlier attempt
             text = f"{_EARLIER_ATTEMPT} Last error: {error}"
             unknown = OutcomeUnknownError(text) if message.maybe_stored else None
@@ -672,7 +673,7 @@ class Publisher:
                 self._addressing.doubt()
             await self._send_refused(now)
             if tick % _TICKS_PER_DEADLINE_CHECK == 0:
-                late = [n for n, message in self._in_flight.items() if not message.resend_at and now >= message.deadline]
+                late = [n for n, message in self._in_flight.items() if not message.resend_at and now >= message.answer_by]
                 self._may_be_stored(late, now)
                 if late:
                     self._addressing.doubt()
@@ -753,7 +754,7 @@ class Publisher:
                 ),
             )
         elif now >= message.resend_at and self._transport.has_room:
-            message.resend_at, message.deadline, message.refusal = 0.0, message.deadline_from(now), None
+            message.resend_at, message.deadline, message.refusal = 0.0, now + message.attempt_s, None
             self._refused.discard(number)
             await self._send_to_nats(number, message)
 

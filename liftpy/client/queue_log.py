@@ -17,7 +17,7 @@ from itertools import islice
 import numpy as np
 
 from liftpy.client.batch_view import BatchSlice
-from liftpy.client.consumer import PartitionReader, ReadOptions
+from liftpy.client.consumer import IDLE_S, PartitionReader, ReadOptions
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
 from liftpy.core.base.ids import PartitionKey
@@ -230,12 +230,12 @@ class QueueLog:
     async def _wait(self, end: int) -> None:
         key = self.key
         progress = ReadProgress(key.stream, key.partition, end, uid=key.uid, compacted=self._compacted)
-        until_s, slices = time.monotonic() + self._options.wait_s / 2, list[BatchSlice]()
+        until_s, slices = time.monotonic() + max(self._options.wait_s / 2, IDLE_S), list[BatchSlice]()
         with suppress(LiftError):  # the next take repeats the request and raises the error
             slices = await self._reader.fetch(progress)
         if progress.next_offset > end:
             self._keep(end, slices, progress)
-        elif time.monotonic() < until_s:  # it failed, or the replica does not support long polls
+        elif time.monotonic() < until_s:  # it failed, or there was no long poll
             await asyncio.sleep(_FAILED_S)
 
     def close(self) -> asyncio.Task[None] | None:

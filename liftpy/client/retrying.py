@@ -1,11 +1,18 @@
-"""Retries of the client: randomized exponential waits with a limit. The core never retries."""
+"""Retries and time limits of the client. Retries wait for randomized exponential times. The core never retries."""
 
 from __future__ import annotations
 
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from liftpy.errors import CorruptionError, LiftError, OutcomeUnknownError, ProtocolError
+from liftpy.client.arguments import check_number
+from liftpy.errors import CorruptionError, LiftError, OutcomeUnknownError, ProtocolError, UnavailableError
 
+_T = TypeVar("_T")
 FIRST_WAIT_S = 0.02
 LONGEST_WAIT_S = 0.5
 
@@ -27,3 +34,28 @@ def retry_attempts(patience_s: float, *, reads: bool = False) -> AsyncRetrying:
         retry=retry_if_exception(worth_it),
         reraise=True,
     )
+
+
+async def look_up(lookup: Callable[[], Awaitable[_T]], stream: str, timeout_s: float | None) -> tuple[_T, float | None]:
+    """Call ``lookup`` for the stream ``stream``, as the first part of a call that may take ``timeout_s`` seconds.
+
+    Returns:
+        Its result, and the time left for the other parts of the call, in seconds. None: the call has no time limit.
+
+    Raises:
+        UnavailableError: The metadata group did not answer in time. Nothing was sent.
+    """
+    if timeout_s is None:
+        return await lookup(), None
+    check_number("timeout_s", timeout_s)
+    now_s = asyncio.get_running_loop().time
+    until_s = now_s() + timeout_s
+    try:
+        async with asyncio.timeout_at(None if math.isinf(until_s) else until_s):
+            result = await lookup()
+    except TimeoutError:
+        raise UnavailableError(
+            f"Cannot look up stream {stream}: the metadata group did not answer within {timeout_s:g} s. Nothing was sent. Check "
+            "the controllers with `liftpy status`, or increase timeout_s."
+        ) from None
+    return result, max(until_s - now_s(), 0.0)

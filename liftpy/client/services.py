@@ -13,12 +13,13 @@ import contextlib
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from liftpy.client.arguments import check_number, check_offset, check_partition
 from liftpy.client.encode_publish import MESSAGE_ID, Address, check_message_id
 from liftpy.client.in_flight import NOT_STORED_NOW, ack_reason
-from liftpy.client.retrying import retry_attempts
+from liftpy.client.retrying import look_up, retry_attempts
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.core.base.ids import check_name, is_utf8, quote
 from liftpy.core.metadata.image import StreamImage
@@ -368,12 +369,7 @@ class Services:
                 raise ConfigError(f"Invalid header {MESSAGE_ID}. Set the id of the command with message_id=.")
             if not is_utf8(name):
                 raise ConfigError(f"Invalid header name {quote(name)}. Use UTF-8 text.")
-        if partition is not None:
-            place = partition
-        elif key is not None:
-            place = partition_of(key, len((await self._streams.stream(stream)).partitions))
-        else:
-            place = _only_partition(await self._streams.cached_stream(stream, 0))
+        place, left_s = await look_up(partial(self._partition_of, stream, partition, key), stream, timeout_s)
         check_partition(place)
 
         async def find(refresh: bool) -> Address:
@@ -381,7 +377,15 @@ class Services:
 
         own_key = None if key is None else bytes(key)
         sent = Command(service, stream, place, bytes(command), own_key, pairs, message_id)
-        return await send_command(self._streams.requests.transport, find, sent, timeout_s)
+        return await send_command(self._streams.requests.transport, find, sent, timeout_s, left_s)
+
+    async def _partition_of(self, stream: str, partition: int | None, key: bytes | None) -> int:
+        """Return the partition of a command: ``partition``, or the partition of ``key``, or the only one of the stream."""
+        if partition is not None:
+            return partition
+        if key is not None:
+            return partition_of(key, len((await self._streams.stream(stream)).partitions))
+        return _only_partition(await self._streams.cached_stream(stream, 0))
 
 
 def _check_bytes(what: str, given: object) -> None:
@@ -418,7 +422,11 @@ def _only_partition(stream: StreamImage) -> int:
 
 # ---- commands ------------------------------------------------------------------------------------------------------
 async def send_command(
-    transport: Transport, find: Callable[[bool], Awaitable[Address]], command: Command, timeout_s: float
+    transport: Transport,
+    find: Callable[[bool], Awaitable[Address]],
+    command: Command,
+    timeout_s: float,
+    left_s: float | None = None,
 ) -> CommandAnswer:
     """Send a command, again and again until the service replies or the time is over. Return the reply.
 
@@ -427,18 +435,20 @@ async def send_command(
         find: Returns the address of the stream. Its argument True skips the cache.
         command: The command.
         timeout_s: Time limit in seconds.
+        left_s: Rest of ``timeout_s``. Default None: all of it.
     """
     message_id = command.message_id or secrets.token_hex(16)
-    until, address = _Deadline(timeout_s), None
+    until, address = _Deadline(timeout_s if left_s is None else left_s), None
     maybe_stored = doubtful = False
     async with contextlib.AsyncExitStack() as stack:
         answering: Answering | None = None
-        async for attempt in retry_attempts(timeout_s):
+        async for attempt in retry_attempts(until.timeout_s):
             with attempt:
                 attempt_s = until.attempt_s(_COMMAND_ATTEMPT_S)
                 try:
                     if address is None:
-                        address = await find(False)
+                        found, _ = await look_up(partial(find, False), command.stream, attempt_s)
+                        address = found
                     elif doubtful:
                         with contextlib.suppress(UnavailableError, OutcomeUnknownError, TimeoutError):  # no answer
                             address = await asyncio.wait_for(find(True), attempt_s)

@@ -89,12 +89,13 @@ class StreamDirectory:
     async def describe(self, stream: str) -> StreamImage:
         """Request the stream from the metadata group, store it in the cache and return it.
 
-        If the answering controller does not know the stream, the metadata leader is asked.
+        If the answering controller does not know the stream, the metadata leader is asked. Without an answer, the cache keeps the
+        earlier description.
         """
-        self.cached.pop(stream, None)
         try:
             image = await self.requests.stream(stream)
         except NotFoundError:  # the answering controller may be behind
+            self.cached.pop(stream, None)
             image = await self.requests.stream(stream, linearizable=True)
         self.cached[stream] = image
         return image

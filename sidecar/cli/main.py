@@ -17,6 +17,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -53,6 +54,8 @@ EXIT_INTERRUPTED = 130
 SIGNALED = 128
 """Exit code of a command that SIGTERM or SIGHUP ended, without the signal's number."""
 
+_REPEAT_DELAY_S = 0.01
+"""Time until a signal is sent again whose KeyboardInterrupt Python has ignored, in seconds."""
 _GC_THRESHOLD = 10_000
 """Threshold of the garbage collector. Imported objects stay in memory, so frequent collections only slow the start."""
 
@@ -151,7 +154,9 @@ class LazyGroup(HelpGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name.replace("-", "_"))
+        with _exit_at_signals():
+            module = importlib.import_module(COMMANDS[cmd_name][0])
+        command = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return check_texts(command)
 
@@ -202,12 +207,39 @@ def stop_signals() -> list[signal.Signals]:
 
 
 @contextmanager
+def _exit_at_signals() -> Iterator[None]:
+    """Let the first signal of ``stop_signals``, or Ctrl-C, end the process at once. In this block, it has nothing to clean up.
+
+    A handler that raises is not enough for an import. Python ignores the exception in some callbacks, and turns it into a RuntimeError
+    in others.
+    """
+    numbers = stop_signals()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        numbers.append(signal.SIGINT)
+    before = {}
+    try:
+        for number in numbers:
+            before[number] = signal.signal(number, lambda number, _: os._exit(SIGNALED + number))
+    except ValueError:  # only the main thread gets signals
+        pass
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
 def _ended_by_signals() -> Iterator[list[int]]:
     """Let the first signal of ``stop_signals`` end the command in this block as Ctrl-C does. Yield a list of the received signals.
 
     Later signals have no effect, because a closed terminal sends SIGHUP twice. A command may set its own signal handlers.
+
+    Python ignores a KeyboardInterrupt in some callbacks, for example at the end of an import. It then calls ``sys.unraisablehook``,
+    and also ignores an exception of this hook. So a thread sends the signal again. ``_exit_at_signals`` handles most imports.
     """
     signals: list[int] = []
+    repeats: list[threading.Timer] = []
 
     def end(number: int, _: object) -> None:
         signals.append(number)
@@ -215,15 +247,29 @@ def _ended_by_signals() -> Iterator[list[int]]:
         if len(signals) == 1 and not (session is not None and session.cancel_running()):
             raise KeyboardInterrupt(number)
 
+    def send_again(ignored: sys.UnraisableHookArgs) -> None:
+        if not isinstance(ignored.exc_value, KeyboardInterrupt):
+            hook(ignored)
+            return
+        number = signals[0] if signals else signal.SIGINT
+        signals.clear()
+        repeats.append(threading.Timer(_REPEAT_DELAY_S, os.kill, (os.getpid(), number)))
+        repeats[-1].daemon = True
+        repeats[-1].start()
+
     before = {}
     try:
         for number in stop_signals():
             before[number] = signal.signal(number, end)
     except ValueError:  # only the main thread gets signals
         pass
+    hook, sys.unraisablehook = sys.unraisablehook, send_again
     try:
         yield signals
     finally:
+        sys.unraisablehook = hook
+        for repeat in repeats:
+            repeat.cancel()
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 

@@ -178,6 +178,18 @@ async def test_consumer_stops_at_the_high_watermark_and_resumes_when_the_high_wa
     assert await following == expected(20, 35)
 
 
+async def test_consumer_without_long_polls_pauses_between_requests_at_the_end(client: Client, leader: Replica) -> None:
+    leader.grow(10)
+    records = aiter(client.consume("s", options=ReadOptions(wait_s=0)))
+    assert await values(records, 10) == expected(0, 10)
+    following, before = asyncio.create_task(values(records, 10)), len(leader.asked)
+    began_s = asyncio.get_running_loop().time()
+    await until(lambda: len(leader.asked) >= before + 6)
+    assert asyncio.get_running_loop().time() - began_s > 0.2
+    leader.grow(10)
+    assert await following == expected(10, 20)
+
+
 async def test_consumer_offset_outside_the_log_raises_out_of_range_without_a_reset(client: Client, leader: Replica) -> None:
     leader.grow(50)
     leader.log_start = 20

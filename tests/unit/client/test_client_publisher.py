@@ -15,7 +15,7 @@ from liftpy.client.publisher import Publisher
 from liftpy.config import AckPolicy
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.errors import ClientClosedError, ConfigError, OutcomeUnknownError, PublishRejectedError, UnavailableError
+from liftpy.errors import ClientClosedError, ConfigError, LiftError, OutcomeUnknownError, PublishRejectedError, UnavailableError
 from liftpy.nats import transport as transport_module
 from liftpy.nats.transport import Transport, open_connection
 from sidecar.dev.nats_server import NatsServer
@@ -125,6 +125,21 @@ async def test_publisher_without_an_ack_ends_soon_with_a_timeout_of_zero(transpo
     async with publisher(transport, leader) as p, asyncio.timeout(5):
         with pytest.raises(OutcomeUnknownError, match="No ack"):
             await p.publish(b"x", timeout_s=0)
+
+
+async def test_publisher_retry_without_an_ack_ends_with_the_timeout_of_the_message(
+    transport: Transport, leader: Leader
+) -> None:
+    """The last attempt begins shortly before the end of the timeout. It does not get the time of a whole attempt."""
+    leader.script = [None, *[_Ack(ackError=_Ack.NOT_LEADER)] * 3, None]
+    async with publisher(transport, leader) as p:
+        longer = await p.send(b"longer", timeout_s=0.6)
+        shorter = await p.send(b"shorter", timeout_s=0.4)  # attempts begin after 0, 0.05, 0.15 and 0.35 s
+        await asyncio.wait({longer, shorter}, return_when=asyncio.FIRST_COMPLETED)
+        assert shorter.done()
+        for future in (longer, shorter):
+            with pytest.raises(LiftError):
+                await future
 
 
 async def test_publisher_without_an_ack_in_time_raises_outcome_unknown_without_a_resend(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -213,14 +214,14 @@ async def test_consume_many_close_ends_a_wait_in_another_task(at: str, monkeypat
         monkeypatch.setattr(streams, "list_streams", list_streams)
     if at == "nothing":
         many.pause(("orders", 0))
-    waiting = asyncio.create_task(many.next())
+    before, waiting = asyncio.all_tasks(), asyncio.create_task(many.next())
     async with asyncio.timeout(20):
-        while not (many._waiting and (at == "a look" or many.places)) or (at == "a slice" and not many._next_batches):
+        while not (many._waiting and (at == "a look" or many.places)) or (at == "a slice" and not many._iterations):
             await asyncio.sleep(0)
         await many.aclose()
         gate.set()
         assert await waiting is None
-    assert not many._next_batches
+        await until(lambda: asyncio.all_tasks() == before, "the end of the tasks")
 
 
 async def test_consume_many_at_a_corrupt_record_raises_and_keeps_its_position(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,3 +362,14 @@ async def test_consume_many_after_an_interrupted_loop_returns_the_rest_of_the_sl
             assert (await many.positions())["orders", 0].offset == 5
             assert [record.record.offset async for record in many] == [5, 6, 7, 8, 9]
             assert await many.next() is None
+
+
+async def test_consume_many_dropped_without_close_leaves_no_task() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(20):
+        await client.create_stream("orders", "shop.orders", partitions=3)
+        await client.publish("orders", b"1")
+        before = asyncio.all_tasks()
+        async for _ in client.consume_many("orders"):
+            break
+        gc.collect()
+        await until(lambda: asyncio.all_tasks() == before, "the end of the tasks")

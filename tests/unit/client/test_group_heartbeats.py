@@ -48,7 +48,7 @@ class Coordinated:
         return [await self.stream("orders")]
 
     def consume(self, stream: str, partition: int, **how: Any) -> Any:
-        return consumer(self.nodes[0], how["start"], after_epoch=how["after_epoch"])  # any of them: they hold the same
+        return consumer(self.nodes[0], how["start"])  # any of them: they hold the same
 
     async def call_service(self, service: str, stream: str, command: bytes, *, partition: int, timeout_s: float) -> Any:
         asked = decode_command(command)
@@ -116,7 +116,7 @@ async def test_group_rebalance_moves_a_partition_only_after_its_unfinished_recor
             while not other.owned:
                 other._beat_soon.set()
                 await asyncio.sleep(0.01)
-            assert (other.owned, other._fetchers[key].gained.position) == ([key], 2)
+            assert (other.owned, other._owned[key].gained.position) == ([key], 2)
 
 
 def suspend(home: Coordinated, patch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ async def test_group_member_that_lost_a_partition_drops_its_buffered_records() -
         assert first is not None
         assert second is not None
         home.node.append(b"c")
-        while not group._ready:
+        while not group._fetcher.arrived:
             await asyncio.sleep(0)
         group.finished(first)
         group._follow([PartitionLost(first.key, first.generation)])
@@ -240,7 +240,7 @@ async def test_group_member_that_lost_a_partition_drops_its_buffered_records() -
         assert (group._finished_ends, group.generation_of(first.key)) == ({}, None)
         taking = asyncio.create_task(group.take())
         await asyncio.sleep(0)
-        assert (taking.done(), len(group._ready)) == (False, 0)
+        assert (taking.done(), len(group._fetcher.arrived)) == (False, 0)
         group._follow([PartitionAssigned(first.key, first.generation + 1, 1, 1)])
         group.finished(second)
         assert group._finished_ends == {}, "of an earlier generation"

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from liftpy.client import BatchSlice, Client, ConsumedRecord, GroupOptions, GroupRejectedError
+from liftpy.client import BatchSlice, Client, ConsumedRecord, GroupOptions, GroupRejectedError, ProducerOptions
 from liftpy.client import group as group_module
 from liftpy.client.group import Group
 from liftpy.core.groups import commands
@@ -132,6 +132,46 @@ async def test_group_record_slice_attribute_raises_with_a_hint_to_group_batches(
         record = await anext(group)
         with pytest.raises(AttributeError, match=r"iterate over group\.batches"):
             _ = record.slice  # type: ignore[attr-defined]
+
+
+async def test_group_returns_batches_of_all_partitions_in_turn(client: Client) -> None:
+    await client.create_stream("parted", "shop.parted", partitions=3)
+    async with client.producer("parted", options=ProducerOptions(batch_records=1)) as producer:
+        for partition in range(3):
+            await producer.send_many([b"%d" % number for number in range(100)], partition=partition)
+    async with asyncio.timeout(30), client.group("billing", ["parted"], options=BY_HAND) as group:
+        turns = [(await anext(group.batches())).key.partition for _ in range(300)]
+    assert sorted(turns) == [0] * 100 + [1] * 100 + [2] * 100
+    first_end = min(299 - turns[::-1].index(partition) for partition in range(3))
+    common = turns[max(map(turns.index, range(3))) + 3 : first_end]  # all partitions have records
+    assert all(len({*common[at : at + 3]}) == 3 for at in range(len(common) - 2)), turns
+
+
+async def test_group_with_a_filter_commits_its_position_over_filtered_records(client: Client) -> None:
+    async with client.producer("orders") as producer:
+        await producer.send(b"wanted", key=b"k")
+        await producer.flush()
+        await producer.send_many([b"x"] * 5)
+    options = GroupOptions(auto_commit_s=0, keys=(b"k",))
+    async with asyncio.timeout(30), client.group("billing", ["orders"], options=options) as group:
+        async for record in group:
+            assert (record.offset, record.value) == (COUNT, b"wanted")
+            break
+        offset = -1
+        while offset != COUNT + 6:
+            await group.commit()
+            (offset,) = (await client.groups.describe("billing")).positions.values()
+
+
+async def test_group_continues_with_other_streams_when_one_is_deleted(client: Client) -> None:
+    await client.create_stream("more", "shop.more")
+    await client.publish("more", b"x")
+    async with asyncio.timeout(60), client.group("billing", ["*"]) as group:
+        found = {record.stream for record in [await anext(group) for _ in range(COUNT + 1)]}
+        assert found == {"orders", "more"}
+        await client.admin.delete_stream("more")
+        await client.publish("orders", b"last")
+        assert (await anext(group)).value == b"last"
 
 
 async def test_group_at_an_undecodable_batch_raises_and_keeps_its_position(

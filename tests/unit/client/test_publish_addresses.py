@@ -36,6 +36,8 @@ class Node:
         self.described = 0
         self.kinds: set[str] = set()
         self.silent = False
+        self.has_no_metadata = False
+        """True if the metadata group does not answer."""
         self.listening: dict[str, Any] = {}
 
     async def start(self) -> Node:
@@ -75,6 +77,8 @@ class Node:
     async def on_control(self, message: Any) -> None:
         request = frames.decode(message.data, pb.ControlRequest)
         self.described += 1
+        if self.has_no_metadata:
+            return
         self.kinds.add(request.WhichOneof("request") or "")
         description = describer(request)
         assert description is not None
@@ -183,6 +187,32 @@ async def test_publisher_after_an_ack_timeout_looks_up_the_stream_and_resends_no
     assert node.values("u1") == [b"maybe"]
     assert node.values("u2") == [b"next"]
     await publisher.close()
+
+
+async def test_client_opens_publishers_of_a_known_stream_while_its_refresh_has_no_answer(client: Client, node: Node) -> None:
+    await node.make("a", "u1")
+    publisher = await client.publisher("a", options=PublishOptions(timeout_s=0.2))
+    before, node.silent, node.has_no_metadata = node.described, True, True
+    with pytest.raises(OutcomeUnknownError):
+        await publisher.publish(b"maybe")
+    while node.described == before:
+        await asyncio.sleep(0.01)
+    node.silent = False
+    async with asyncio.timeout(5), client.publisher("a") as other:
+        await other.publish(b"next")
+    assert node.values("u1") == [b"maybe", b"next"]
+    await publisher.close()
+
+
+async def test_client_calls_without_an_answer_of_the_metadata_group_end_at_their_timeout(client: Client, node: Node) -> None:
+    node.has_no_metadata = True
+    async with asyncio.timeout(10):
+        for call in (client.publish("a", b"1", timeout_s=0.2), client.services.call("bank", "a", b"1", timeout_s=0.2)):
+            with pytest.raises(UnavailableError, match=r"Cannot look up stream a.* within 0\.2 s"):
+                await call
+        node.has_no_metadata = False
+        await node.make("a", "u1")
+        assert (await client.publish("a", b"1", timeout_s=5)).offset == 0
 
 
 async def test_concurrent_publishes_to_a_deleted_stream_send_at_most_four_lookups(client: Client, node: Node) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
-from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions, job_acks
+from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions, ReadOptions, job_acks
 from liftpy.client import queue as module
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.group_admin import GroupRejectedError
@@ -645,6 +646,21 @@ async def test_queue_take_with_an_infinite_timeout_returns_the_first_record(clie
         taking = asyncio.create_task(queue.take(timeout_s=float("inf")))
         await fill(client, 1)
         assert numbers(await taking) == [0]
+
+
+async def test_queue_without_long_polls_pauses_between_requests_at_the_end(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, count = client.transport.request, itertools.count(1)
+
+    async def request(*arguments: Any, **more: Any) -> bytes:
+        next(count)
+        return await real(*arguments, **more)
+
+    async with client.queue("jobs", "workers", options=QueueOptions(start="new", read=ReadOptions(wait_s=0))) as queue:
+        monkeypatch.setattr(client.transport, "request", request)
+        assert await queue.take(1, 1.0) == []
+        assert next(count) < 40
 
 
 async def test_queue_reject_with_a_reason_that_is_not_utf_8_raises_config_error(client: Client) -> None:
