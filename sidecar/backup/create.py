@@ -202,7 +202,10 @@ class _BackupRun:
             await in_thread(self._remove_unused, copies)
         cursors = _cursors(described, {stream.name for stream in copies})
         self.step("image")
-        snapshot = encode_snapshot(state.image, operations=False)
+        copied = state.image
+        for name in self.deleted:
+            copied = copied.without_stream(name)  # a stream that only the metadata have makes a backup partial
+        snapshot = encode_snapshot(copied, operations=False)
         image = StoredFile(path=image_path(self.id), size_bytes=len(snapshot), sha256=hashlib.sha256(snapshot).hexdigest())
         await self._store_file(image.path, snapshot)
         self.written_bytes += image.size_bytes

@@ -29,7 +29,7 @@ from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import ConfigError, CorruptionError, NotFoundError, StorageError, UnavailableError
 from sidecar.backup import create
 from sidecar.backup import store as store_module
-from sidecar.backup.inspect import prune_backups, read_image
+from sidecar.backup.inspect import list_backups, prune_backups, read_image
 from sidecar.backup.staging import NOWHERE, stage
 from sidecar.backup.store import Store
 from sidecar.disk.files import DirectoryStorage, sync_folder
@@ -225,6 +225,7 @@ async def test_backup_omits_streams_and_groups_that_are_deleted_during_the_backu
     taken = await create.take_backup(client, store, create.BackupOptions())
     assert (taken.deleted, [stream.name for stream in taken.manifest.streams]) == (("gone",), ["orders"])
     assert taken.manifest.cursors == (CursorCopy(name="g", is_cursor=False, positions=(("orders", "u", 0, 5),)),)
+    assert list_backups(store)[0].left_out == (), "a backup without a deleted stream has all streams"
 
 
 class SmallDisk:
