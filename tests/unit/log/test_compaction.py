@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -292,6 +293,32 @@ def test_compaction_of_more_keys_than_fit_into_one_run_keeps_only_the_newest_rec
         log.complete_compaction(run)
         assert all(newest[key] == found for key, found in _newest_per_key(_records(log)).items())
     assert sorted(record.offset for record in _records(log)) == list(range(81, 120)), "the old tombstone is gone, too"
+
+
+@pytest.mark.parametrize("written_twice", [(), (37,), (50, 120, 190)])
+def test_compaction_of_more_keys_than_fit_into_one_run_writes_only_segments_with_replaced_records(
+    monkeypatch: pytest.MonkeyPatch, written_twice: Sequence[int]
+) -> None:
+    """Each cycle wrote the whole log once for each class of keys."""
+    monkeypatch.setattr(compaction, "MAX_KEYS", 100)
+    calls: list[str] = []
+    storage = MemoryStorage(fault=calls.append)
+    log, _ = Log.open(storage, CONFIG)
+    for number in (*range(400), *written_twice):
+        _append(log, [(b"k%d" % number, b"." * 300)])
+    log.roll()
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    calls.clear()
+    before, runs = len(log.segments), 0
+    while (run := log.begin_compaction(NOW_NS, min_dirty_ratio=0.5)) is not None:
+        runs += 1
+        run.run()
+        log.complete_compaction(run)
+    assert runs > 4
+    assert before > 30
+    assert len(_records(log)) == 400
+    assert calls.count("create") == len(written_twice), "one file for each segment with a replaced record"
 
 
 def test_purge_in_a_log_with_more_keys_than_fit_into_one_run_is_carried_out_completely(monkeypatch: pytest.MonkeyPatch) -> None:
