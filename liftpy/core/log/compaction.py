@@ -20,8 +20,9 @@ Which records go: with ``compaction``, a record that a later one of its key foll
 a purge below its end. Records that may have a message id stay for the deduplication window [A3], and then they also
 keep the record that replaced them [D29].
 
-``Compaction.run`` may run in another thread: it only reads sealed segments and writes ``.tmp`` files. ``CompactionSchedule``
-decides when a run is worth it, and which purges are done.
+``Compaction.run`` may run in another thread: it only reads sealed segments and writes ``.tmp`` files. Retention may remove the
+first of these segments during the run, which does not change what goes from the others. The counts of ``max_per_subject`` would
+change, so the run is then in vain. ``CompactionSchedule`` decides when a run is worth it, and which purges are done.
 """
 
 from __future__ import annotations
@@ -302,11 +303,13 @@ class CompactedFile:
     """A finished output file of a compaction, still under its ``temporary`` name.
 
     ``replaced``: base offsets of the segments that the file replaces. The first one is the base offset of the file itself.
+    ``dropped_records``: number of their records that the file lacks.
     """
 
     segment: Segment
     temporary: str
     replaced: tuple[int, ...]
+    dropped_records: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -334,7 +337,8 @@ class Compaction:
     outputs: list[CompactedFile] = field(default_factory=list)
     is_partial: bool = False
     """True if the disk had no room to compact all ``inputs``. The first ones are compacted, which makes room for the next run."""
-    dropped_records: int = 0
+    has_unwritten_segments: bool = False
+    """True if some segments stay as they are, because retention has removed others for which their output file stands, too."""
     _writer: _Writer | None = None
 
     def __post_init__(self) -> None:
@@ -363,33 +367,53 @@ class Compaction:
     def _write(self) -> None:
         lasts = self._learn()
         for group in self._groups(self.inputs):
-            if len(group) == 1 and not self.may_remove:
-                continue
-            if not self._has_room_for(group):
-                self.is_partial = True
-                break
-            self._write_group(group, lasts)
+            if not self.is_partial:
+                self._write_group(group, lasts)
 
     def _write_group(self, group: tuple[Segment, ...], lasts: dict[int, int]) -> None:
-        """Write the output file of ``group``, unless it would equal the only segment of the group.
+        """Write the output file of the segments of ``group`` that retention has not removed.
 
         ``lasts``: producer id -> base offset of its last batch.
         """
-        before, only = self.dropped_records, group[0] if len(group) == 1 else None
+        while (remaining := tuple(segment for segment in group if not segment.is_removed)) and not self._is_in_vain():
+            if len(remaining) == 1 and not self.may_remove:
+                return
+            if not self._has_room_for(remaining):
+                self.is_partial = True
+                return
+            try:
+                self._write_file(remaining, lasts)
+                return
+            except StorageError:
+                if not any(segment.is_removed for segment in remaining):
+                    raise
+                self._remove_unfinished()
+
+    def _is_in_vain(self) -> bool:
+        """Return whether the results cannot be used, because the counts of subjects include removed records. Then abandon them."""
+        if not self.config.max_per_subject or not any(segment.is_removed for segment in self.inputs):
+            return False
+        self.is_partial = True
+        self.abandon()
+        return True
+
+    def _write_file(self, group: tuple[Segment, ...], lasts: dict[int, int]) -> None:
+        """Write the output file of ``group``, unless it would equal the only segment of the group."""
+        dropped_records, only = 0, group[0] if len(group) == 1 else None
         writer = self._writer = _Writer(self.storage, group[0].base_offset, only)
         for segment in group:
             for batch in _batches(segment):
                 is_last = lasts.get(batch.header.producer_id) == batch.base_offset
                 mask = self.rules.retained_mask(batch)
                 if not (is_last and batch.header.is_remains):
-                    self.dropped_records += int(batch.record_count - mask.sum())
+                    dropped_records += int(batch.record_count - mask.sum())
                 writer.add(batch, mask, is_last)
         written = writer.finish()
         self._writer = None
         if written is None:
             return
-        output = CompactedFile(written, writer.temporary, tuple(s.base_offset for s in group))
-        if self.dropped_records == before and only is not None and written.size_bytes == only.size_bytes:
+        output = CompactedFile(written, writer.temporary, tuple(s.base_offset for s in group), dropped_records)
+        if not dropped_records and only is not None and written.size_bytes == only.size_bytes:
             self._discard(output)
         else:
             self.outputs.append(output)
@@ -409,12 +433,37 @@ class Compaction:
 
     def abandon(self) -> None:
         """Remove the output files without using them. The run has removed no records, or the segments have changed during the run."""
-        unfinished, self._writer = self._writer, None
-        if unfinished is not None:
-            self.storage.remove(unfinished.temporary)
+        self._remove_unfinished()
         for output in self.outputs:
             self._discard(output)
         self.outputs = []
+
+    def _remove_unfinished(self) -> None:
+        unfinished, self._writer = self._writer, None
+        if unfinished is not None:
+            self.storage.remove(unfinished.temporary)
+
+    def keep_usable_outputs(self, segments: Sequence[Segment], log_start_offset: int) -> bool:
+        """Remove the output files that cannot replace segments of the log any more. Return False if no output may be used.
+
+        All inputs that the log lacks must be the first ones, and retention must have removed them. Otherwise the log was truncated,
+        and the run has perhaps removed records because of others that the log lacks now.
+
+        ``segments``: segments of the log, ascending. ``log_start_offset``: log start, inclusive.
+        """
+        known = {id(segment) for segment in segments}
+        count = sum(id(segment) not in known for segment in self.inputs)
+        gone = self.inputs[:count]
+        if any(id(segment) in known or segment.next_offset > log_start_offset for segment in gone):
+            return False
+        if gone and (count == len(self.inputs) or self.config.max_per_subject):
+            return False
+        start = self.inputs[count].base_offset
+        for output in [output for output in self.outputs if output.replaced[0] < start]:
+            self.has_unwritten_segments |= output.replaced[-1] >= start
+            self.outputs.remove(output)
+            self._discard(output)
+        return True
 
     def _discard(self, output: CompactedFile) -> None:
         output.segment.file.close()
@@ -429,7 +478,7 @@ class Compaction:
         remains: list[tuple[int, int]] = []
         time_ns = 0
         for segment in self.inputs:
-            for batch in _batches(segment):
+            for batch in _batches_if_there(segment):
                 header = batch.header
                 time_ns = max(time_ns, header.timestamp_ns)  # producers expire by the same log time
                 if header.producer_id:
@@ -527,6 +576,15 @@ class _Writer:
         self._file.sync()
         self._segment.sealed = True
         return self._segment
+
+
+def _batches_if_there(segment: Segment) -> Iterator[RecordBatch]:
+    """Yield the batches of a sealed segment. There are none if retention has removed it."""
+    try:
+        yield from _batches(segment)
+    except StorageError:
+        if not segment.is_removed:
+            raise
 
 
 def _batches(segment: Segment) -> Iterator[RecordBatch]:
@@ -669,7 +727,7 @@ class CompactionSchedule:
     def ran(self, run: Compaction) -> None:
         """Note that the files of the compaction ``run`` have replaced its inputs. Record the purges that are complete now."""
         rules = run.rules
-        if run.is_partial:
+        if run.is_partial or (run.has_unwritten_segments and run.purges):
             return
         if not run.key_class:
             self._cycle_purges, self._cycle_end_offset = run.purges, run.inputs[-1].next_offset
