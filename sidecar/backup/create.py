@@ -290,10 +290,12 @@ class _BackupRun:
         return None
 
     async def _is_deleted(self, stream: StreamImage) -> bool:
+        """Return whether the stream was deleted. Another stream may have its name by now."""
         if stream.name in self.deleted:
             return True
         with suppress(LiftError):
-            return stream.name not in (await self.client.admin.describe_cluster(linearizable=True)).image.streams
+            now = (await self.client.admin.describe_cluster(linearizable=True)).image.streams.get(stream.name)
+            return now is None or now.uid != stream.uid
         return False
 
     def _remove_unused(self, streams: list[StreamCopy]) -> None:
@@ -440,8 +442,8 @@ class _PartitionCopying:
         """Request the producer state first and the bounds after it, so that the state covers the log from its start."""
         for _ in range(_MOVED):
             state = await self._request_state()
-            bounds = await self._home.client.bounds(self._stream.name, self._number)
-            if state is None or not state[1] or bounds.uid != self._stream.uid:
+            bounds = await self._bounds()
+            if state is None or not state[1]:
                 return Barrier(bounds, knows_dropped=state is not None)
             end, data = state
             if end >= bounds.log_start_offset:
@@ -454,6 +456,13 @@ class _PartitionCopying:
             f"{self._stream.name}/{self._number}: retention deletes records faster than the backup copies the "
             "state of producers. Start the backup again, or increase the retention of the stream."
         )
+
+    async def _bounds(self) -> Bounds:
+        """Return the bounds of the log from its leader. Raises NotFoundError if another stream has the name by now."""
+        bounds = await self._home.client.bounds(self._stream.name, self._number)
+        if bounds.uid != self._stream.uid:
+            raise NotFoundError(f"Stream {self._stream.name} was deleted during the backup. Start the backup again.")
+        return bounds
 
     async def _request_state(self) -> tuple[int, bytes] | None:
         """Return the state from a replica whose version supports the request. None: no replica does."""
@@ -500,12 +509,7 @@ class _PartitionCopying:
             except _DeletedTombstonesError:
                 before = None
             except _RecordsDeletedError:
-                bounds_now = await self._home.client.bounds(self._stream.name, self._number)
-                if bounds_now.uid != self._stream.uid:
-                    raise NotFoundError(
-                        f"Stream {self._stream.name} was deleted during the backup. Start the backup again."
-                    ) from None
-                start = bounds_now.log_start_offset
+                start = (await self._bounds()).log_start_offset
         raise UnavailableError(
             f"{self._stream.name}/{self._number}: retention or compaction deletes records faster than the backup "
             "copies them. Increase --bytes-per-s, or the delete retention of the stream."
@@ -535,7 +539,7 @@ class _PartitionCopying:
                 batches_read = await self._batches(position)
                 if self._compacted_end > max(high_watermark + 1, compacted_end):
                     compacted_end = self._compacted_end
-                    committed = (await self._home.client.bounds(self._stream.name, self._number)).high_watermark
+                    committed = (await self._bounds()).high_watermark
                     high_watermark = max(high_watermark, min(compacted_end - 1, committed))
                 if position > barrier:
                     now_s = time.monotonic()
@@ -586,10 +590,9 @@ class _PartitionCopying:
                     last_error_text, damaged = f"{node}: {error}", error
                 except ReplicaUnavailableError as error:
                     last_error_text, damaged = f"{node}: {error}", None
-                    if str(error).startswith("OFFSET_OUT_OF_RANGE"):
-                        bounds = await self._home.client.bounds(self._stream.name, self._number)
-                        if offset < bounds.log_start_offset:
-                            raise _RecordsDeletedError from None
+                    is_outside = str(error).startswith("OFFSET_OUT_OF_RANGE")
+                    if is_outside and offset < (await self._bounds()).log_start_offset:
+                        raise _RecordsDeletedError from None
                 self._nodes_tried += 1
             await asyncio.sleep(AGAIN_S)
             await self._find_nodes()

@@ -174,12 +174,14 @@ async def test_backup_reads_the_metadata_then_the_cursors_then_the_partition_end
 
 @pytest.mark.parametrize("named", [(), ("gone", "orders")], ids=["all streams", "named streams"])
 @pytest.mark.parametrize("at", ["its bounds are asked", "it is copied"])
+@pytest.mark.parametrize("is_back", [False, True], ids=["deleted", "created again"])
 async def test_backup_omits_streams_and_groups_that_are_deleted_during_the_backup(
-    at: str, named: tuple[str, ...], client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_back: bool, at: str, named: tuple[str, ...], client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = (await client.admin.describe_cluster()).image
     other = replace(image.streams["orders"], name="gone", uid="00000f-1")
     here = [image.with_stream(other)]
+    later = image.with_stream(replace(other, uid="00000f-2")) if is_back else image
     bounds, reads = client.bounds, create.ReplicaReads
 
     async def describe_cluster(*, linearizable: bool = False) -> Any:
@@ -187,13 +189,15 @@ async def test_backup_omits_streams_and_groups_that_are_deleted_during_the_backu
 
     async def bounds_of(stream: str, number: int) -> Bounds:
         if stream == "gone" and at == "its bounds are asked":
-            here.append(image)
-            raise NotFoundError("there is no stream 'gone'")
+            here.append(later)
+            if not is_back:
+                raise NotFoundError("there is no stream 'gone'")
+            return replace(await bounds(stream, number), uid="00000f-2")
         return replace(await bounds(stream, number), uid=here[0].streams[stream].uid)
 
     def reads_of(transport: Any, subjects: Any, address: Any) -> Any:
         async def batches(offset: int) -> Any:
-            here.append(image)
+            here.append(later)
             raise ReplicaUnavailableError("no responders")
 
         return SimpleNamespace(batches=batches) if address.stream == "gone" else reads(transport, subjects, address)
