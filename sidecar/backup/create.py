@@ -46,7 +46,7 @@ from liftpy.core.backup.manifest import (
     state_path,
     writer_of,
 )
-from liftpy.core.backup.pieces import PIECE_BYTES, extend_chain, missing_files, reusable_pieces
+from liftpy.core.backup.pieces import PIECE_BYTES, extend_chain, left_out_streams, missing_files, reusable_pieces
 from liftpy.core.base.ids import PartitionKey, is_internal
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.codec import encode_snapshot
@@ -234,24 +234,37 @@ class _BackupRun:
         await in_thread(self.store.put, path, data)
 
     def _before(self) -> Manifest | None:
-        """Return the backup whose pieces are used again: the newest complete one, or the named one. None: none.
+        """Return the backup whose pieces are used again: the named one, or a complete one. None: none.
 
-        Raises CorruptionError if the named one is not complete.
+        It is the newest one that has all streams of this backup, or else the newest one. Raises CorruptionError if the named one is
+        not complete.
         """
         if self.options.since == "":
             return None
+        newest: Manifest | None = None
         sizes = self.store.sizes("pieces") | self.store.sizes("backups")
         for backup in reversed(self.store.backup_ids()) if self.options.since is None else (self.options.since,):
             try:
                 manifest = self.store.newest(backup)
                 missing = missing_files(manifest, sizes)
-                if not missing:
-                    return manifest
-                raise CorruptionError(missing[0])
+                if missing:
+                    raise CorruptionError(missing[0])
             except CorruptionError:
                 if self.options.since is not None:
                     raise
-        return None
+                continue
+            newest = newest or manifest
+            if self.options.since is not None or self._has_streams(manifest):
+                return manifest
+        return newest
+
+    def _has_streams(self, manifest: Manifest) -> bool:
+        """Return whether an earlier backup has all streams of this one, as far as the metadata of the earlier one show it."""
+        if self.options.streams:
+            return set(self.options.streams) <= {stream.name for stream in manifest.streams}
+        with suppress(CorruptionError, IncompatibleVersionError):
+            return not left_out_streams(manifest, read_image(self.store, manifest))
+        return False
 
     def _chosen_streams(self, image: ClusterImage) -> list[StreamImage]:
         for name in self.options.streams:

@@ -20,7 +20,7 @@ import pytest
 from liftpy.client.positions import Bounds
 from liftpy.client.replica_reads import ReplicaUnavailableError
 from liftpy.config import StreamConfig
-from liftpy.core.backup.manifest import CursorCopy, manifest_path, piece_path, running_path
+from liftpy.core.backup.manifest import CursorCopy, PartitionCopy, StreamCopy, manifest_path, piece_path, running_path
 from liftpy.core.backup.pieces import without_purged
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import Purge
@@ -34,7 +34,7 @@ from sidecar.backup.staging import NOWHERE, stage
 from sidecar.backup.store import Store
 from sidecar.disk.files import DirectoryStorage, sync_folder
 from tests.unit.backup.one_partition import Cluster
-from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, two_backups
+from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, put_backup, two_backups
 
 
 @pytest.fixture
@@ -230,6 +230,24 @@ async def test_backup_omits_streams_and_groups_that_are_deleted_during_the_backu
     assert (taken.deleted, [stream.name for stream in taken.manifest.streams]) == (("gone",), ["orders"])
     assert taken.manifest.cursors == (CursorCopy(name="g", is_cursor=False, positions=(("orders", "u", 0, 5),)),)
     assert list_backups(store)[0].left_out == (), "a backup without a deleted stream has all streams"
+
+
+@pytest.mark.parametrize("streams", [(), ("orders",)])
+async def test_backup_after_a_partial_one_of_other_streams_uses_the_pieces_of_the_backup_before(
+    client: Any, tmp_path: Path, streams: tuple[str, ...]
+) -> None:
+    """It copied all records again."""
+    store = Store.at(str(tmp_path))
+    options = create.BackupOptions(piece_bytes=3 * client.log[0].header.size_bytes, streams=streams)
+    first = (await create.take_backup(client, store, options)).manifest
+    second = create.new_backup_id(datetime.now(UTC), first.backup)
+    partial = put_backup(store, second, first.streams[0].partitions[0], left_out=("users",))
+    users = StreamCopy(name="users", uid="00000b-0", partitions=(PartitionCopy(partition=0, start=0, high_watermark=-1),))
+    store.put_manifest(replace(partial, streams=(users,)))
+    taken = await create.take_backup(client, store, options)
+    assert taken.manifest.since == first.backup
+    pieces = taken.manifest.streams[0].partitions[0].pieces
+    assert [piece in first.streams[0].partitions[0].pieces for piece in pieces] == [True, True, False]
 
 
 class SmallDisk:
