@@ -263,7 +263,7 @@ class _BackupRun:
         if self.options.streams:
             return set(self.options.streams) <= {stream.name for stream in manifest.streams}
         with suppress(CorruptionError, IncompatibleVersionError):
-            return not left_out_streams(manifest, read_image(self.store, manifest))
+            return not left_out_streams(manifest, read_image(self.store, manifest).streams)
         return False
 
     def _chosen_streams(self, image: ClusterImage) -> list[StreamImage]:

@@ -119,7 +119,7 @@ def _entry_of(store: Store, backup: str, sizes: Mapping[str, int]) -> BackupEntr
     if faults:
         return BackupEntry(backup, manifest, faults)
     try:
-        return BackupEntry(backup, manifest, (), left_out_streams(manifest, read_image(store, manifest)))
+        return BackupEntry(backup, manifest, (), left_out_streams(manifest, read_image(store, manifest).streams))
     except (CorruptionError, UnknownFormatError, IncompatibleVersionError, InvariantError) as error:
         return BackupEntry(backup, manifest, (str(error),))
 

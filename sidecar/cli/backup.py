@@ -223,7 +223,7 @@ def restore(
     store = Store.at(url)
     manifest = store.newest(backup_id)
     image = read_image(store, manifest)
-    left_out = left_out_streams(manifest, image) if everything and not backup_id else ()
+    left_out = left_out_streams(manifest, image.streams) if everything and not backup_id else ()
     if left_out:
         raise ConfigError(
             f"Backup {manifest.backup} is partial: it lacks {', '.join(left_out)}. To restore all streams, choose a complete backup "

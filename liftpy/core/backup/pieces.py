@@ -19,7 +19,6 @@ import numpy as np
 from liftpy.core.backup.manifest import CHAIN_BYTES, Manifest, PartitionCopy, StateCopy, StoredFile, StoredPiece, writer_of
 from liftpy.core.base.ids import PartitionKey, is_internal
 from liftpy.core.base.partition import Purge
-from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.publish.producer_state import Producers, distance
 from liftpy.core.publish.state_file import State, decode_state, state_owner
 from liftpy.core.wire.batch import RecordBatch, build_filler, build_remains, parse_batch, reach, split_batches
@@ -64,13 +63,13 @@ def reusable_pieces(
     return chain, tuple(pieces)
 
 
-def left_out_streams(manifest: Manifest, image: ClusterImage) -> tuple[str, ...]:
+def left_out_streams(manifest: Manifest, streams: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the streams that a backup does not contain, because it was limited to others. (): it has all streams.
 
-    Internal streams do not count. ``image``: the metadata of the backup.
+    Internal streams do not count. ``streams``: names of all streams in the metadata of the backup.
     """
     copied = {stream.name for stream in manifest.streams}
-    return tuple(sorted(name for name in image.streams if name not in copied and not is_internal(name)))
+    return tuple(sorted(name for name in streams if name not in copied and not is_internal(name)))
 
 
 def replaces(newer: Collection[str] | None, older: Collection[str] | None) -> bool:
