@@ -46,7 +46,7 @@ from liftpy.core.backup.manifest import (
     state_path,
     writer_of,
 )
-from liftpy.core.backup.pieces import PIECE_BYTES, extend_chain, missing_files, reusable_pieces
+from liftpy.core.backup.pieces import PIECE_BYTES, extend_chain, left_out_streams, missing_files, reusable_pieces
 from liftpy.core.base.ids import PartitionKey, is_internal
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.codec import encode_snapshot
@@ -202,7 +202,10 @@ class _BackupRun:
             await in_thread(self._remove_unused, copies)
         cursors = _cursors(described, {stream.name for stream in copies})
         self.step("image")
-        snapshot = encode_snapshot(state.image, operations=False)
+        copied = state.image
+        for name in self.deleted:
+            copied = copied.without_stream(name)  # a stream that only the metadata have makes a backup partial
+        snapshot = encode_snapshot(copied, operations=False)
         image = StoredFile(path=image_path(self.id), size_bytes=len(snapshot), sha256=hashlib.sha256(snapshot).hexdigest())
         await self._store_file(image.path, snapshot)
         self.written_bytes += image.size_bytes
@@ -231,24 +234,37 @@ class _BackupRun:
         await in_thread(self.store.put, path, data)
 
     def _before(self) -> Manifest | None:
-        """Return the backup whose pieces are used again: the newest complete one, or the named one. None: none.
+        """Return the backup whose pieces are used again: the named one, or a complete one. None: none.
 
-        Raises CorruptionError if the named one is not complete.
+        It is the newest one that has all streams of this backup, or else the newest one. Raises CorruptionError if the named one is
+        not complete.
         """
         if self.options.since == "":
             return None
+        newest: Manifest | None = None
         sizes = self.store.sizes("pieces") | self.store.sizes("backups")
         for backup in reversed(self.store.backup_ids()) if self.options.since is None else (self.options.since,):
             try:
                 manifest = self.store.newest(backup)
                 missing = missing_files(manifest, sizes)
-                if not missing:
-                    return manifest
-                raise CorruptionError(missing[0])
+                if missing:
+                    raise CorruptionError(missing[0])
             except CorruptionError:
                 if self.options.since is not None:
                     raise
-        return None
+                continue
+            newest = newest or manifest
+            if self.options.since is not None or self._has_streams(manifest):
+                return manifest
+        return newest
+
+    def _has_streams(self, manifest: Manifest) -> bool:
+        """Return whether an earlier backup has all streams of this one, as far as the metadata of the earlier one show it."""
+        if self.options.streams:
+            return set(self.options.streams) <= {stream.name for stream in manifest.streams}
+        with suppress(CorruptionError, IncompatibleVersionError):
+            return not left_out_streams(manifest, read_image(self.store, manifest).streams)
+        return False
 
     def _chosen_streams(self, image: ClusterImage) -> list[StreamImage]:
         for name in self.options.streams:
@@ -287,10 +303,12 @@ class _BackupRun:
         return None
 
     async def _is_deleted(self, stream: StreamImage) -> bool:
+        """Return whether the stream was deleted. Another stream may have its name by now."""
         if stream.name in self.deleted:
             return True
         with suppress(LiftError):
-            return stream.name not in (await self.client.admin.describe_cluster(linearizable=True)).image.streams
+            now = (await self.client.admin.describe_cluster(linearizable=True)).image.streams.get(stream.name)
+            return now is None or now.uid != stream.uid
         return False
 
     def _remove_unused(self, streams: list[StreamCopy]) -> None:
@@ -437,8 +455,8 @@ class _PartitionCopying:
         """Request the producer state first and the bounds after it, so that the state covers the log from its start."""
         for _ in range(_MOVED):
             state = await self._request_state()
-            bounds = await self._home.client.bounds(self._stream.name, self._number)
-            if state is None or not state[1] or bounds.uid != self._stream.uid:
+            bounds = await self._bounds()
+            if state is None or not state[1]:
                 return Barrier(bounds, knows_dropped=state is not None)
             end, data = state
             if end >= bounds.log_start_offset:
@@ -451,6 +469,13 @@ class _PartitionCopying:
             f"{self._stream.name}/{self._number}: retention deletes records faster than the backup copies the "
             "state of producers. Start the backup again, or increase the retention of the stream."
         )
+
+    async def _bounds(self) -> Bounds:
+        """Return the bounds of the log from its leader. Raises NotFoundError if another stream has the name by now."""
+        bounds = await self._home.client.bounds(self._stream.name, self._number)
+        if bounds.uid != self._stream.uid:
+            raise NotFoundError(f"Stream {self._stream.name} was deleted during the backup. Start the backup again.")
+        return bounds
 
     async def _request_state(self) -> tuple[int, bytes] | None:
         """Return the state from a replica whose version supports the request. None: no replica does."""
@@ -497,12 +522,7 @@ class _PartitionCopying:
             except _DeletedTombstonesError:
                 before = None
             except _RecordsDeletedError:
-                bounds_now = await self._home.client.bounds(self._stream.name, self._number)
-                if bounds_now.uid != self._stream.uid:
-                    raise NotFoundError(
-                        f"Stream {self._stream.name} was deleted during the backup. Start the backup again."
-                    ) from None
-                start = bounds_now.log_start_offset
+                start = (await self._bounds()).log_start_offset
         raise UnavailableError(
             f"{self._stream.name}/{self._number}: retention or compaction deletes records faster than the backup "
             "copies them. Increase --bytes-per-s, or the delete retention of the stream."
@@ -532,7 +552,7 @@ class _PartitionCopying:
                 batches_read = await self._batches(position)
                 if self._compacted_end > max(high_watermark + 1, compacted_end):
                     compacted_end = self._compacted_end
-                    committed = (await self._home.client.bounds(self._stream.name, self._number)).high_watermark
+                    committed = (await self._bounds()).high_watermark
                     high_watermark = max(high_watermark, min(compacted_end - 1, committed))
                 if position > barrier:
                     now_s = time.monotonic()
@@ -583,10 +603,9 @@ class _PartitionCopying:
                     last_error_text, damaged = f"{node}: {error}", error
                 except ReplicaUnavailableError as error:
                     last_error_text, damaged = f"{node}: {error}", None
-                    if str(error).startswith("OFFSET_OUT_OF_RANGE"):
-                        bounds = await self._home.client.bounds(self._stream.name, self._number)
-                        if offset < bounds.log_start_offset:
-                            raise _RecordsDeletedError from None
+                    is_outside = str(error).startswith("OFFSET_OUT_OF_RANGE")
+                    if is_outside and offset < (await self._bounds()).log_start_offset:
+                        raise _RecordsDeletedError from None
                 self._nodes_tried += 1
             await asyncio.sleep(AGAIN_S)
             await self._find_nodes()

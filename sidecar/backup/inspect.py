@@ -5,7 +5,7 @@ A backup writes a *mark* into the store when it begins, and removes it at its en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -15,14 +15,25 @@ from liftpy.core.backup.pieces import (
     check_file,
     checked_batches,
     checked_state,
+    left_out_streams,
     missing_files,
+    replaces,
     unnamed_pieces,
 )
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.metadata.codec import decode_snapshot
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.errors import ConfigError, CorruptionError, LiftError, NotFoundError, StorageError
+from liftpy.errors import (
+    ConfigError,
+    CorruptionError,
+    IncompatibleVersionError,
+    InvariantError,
+    LiftError,
+    NotFoundError,
+    StorageError,
+    UnknownFormatError,
+)
 from sidecar.backup.store import Store
 
 RUNNING_AGE = timedelta(days=1)
@@ -38,12 +49,26 @@ The time of the newest backup is needed because the clock of this machine may be
 class BackupEntry:
     """One backup that has a manifest file in the store.
 
-    ``manifest`` None: the file cannot be read. ``faults``: problems of file names and sizes. The data itself is not read.
+    Attributes:
+        manifest: Manifest of the backup. None: the file cannot be read.
+        faults: Problems of the manifest, of the metadata, and of file names and sizes. The records are not read.
+        left_out: Names of the streams that the backup does not contain, because it was limited to others. (): it has all streams.
     """
 
     backup: str
     manifest: Manifest | None
     faults: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def selection(self) -> tuple[str, ...] | None:
+        """Names of the streams that the backup was limited to. None: it has all streams of its cluster.
+
+        Of an incomplete backup, the names of all streams that it should have. (): its manifest cannot be read.
+        """
+        if self.manifest is None:
+            return ()
+        return tuple(stream.name for stream in self.manifest.streams) if self.left_out or self.faults else None
 
 
 @dataclass(slots=True)
@@ -70,16 +95,42 @@ class PruneResult:
 
 
 def list_backups(store: Store) -> list[BackupEntry]:
-    """Return all backups in ``store`` that have a manifest, oldest first."""
+    """Return all backups in ``store`` that have a manifest, oldest first. A file that cannot be read counts as a fault."""
     sizes = store.sizes("pieces") | store.sizes("backups")
     entries = []
     for backup in store.backup_ids():
         try:
-            manifest = store.manifest(backup)
-            entries.append(BackupEntry(backup, manifest, tuple(missing_files(manifest, sizes))))
+            entries.append(_entry_of(store, backup, sizes))
         except StorageError as error:
             entries.append(BackupEntry(backup, None, (str(error),)))
     return entries
+
+
+def _entry_of(store: Store, backup: str, sizes: Mapping[str, int]) -> BackupEntry:
+    """Return the entry of one backup. ``sizes``: sizes of all files in the store, by path.
+
+    Raises StorageError if a file cannot be read now. A damaged file is a fault of the entry.
+    """
+    try:
+        manifest = store.manifest(backup)
+    except (CorruptionError, UnknownFormatError) as error:
+        return BackupEntry(backup, None, (str(error),))
+    faults = tuple(missing_files(manifest, sizes))
+    if faults:
+        return BackupEntry(backup, manifest, faults)
+    try:
+        return BackupEntry(backup, manifest, (), left_out_streams(manifest, read_image(store, manifest).streams))
+    except (CorruptionError, UnknownFormatError, IncompatibleVersionError, InvariantError) as error:
+        return BackupEntry(backup, manifest, (str(error),))
+
+
+def newest_complete(entries: Sequence[BackupEntry]) -> BackupEntry | None:
+    """Return the newest complete backup among ``entries``, which are in order. None: there is none.
+
+    A backup that was limited to some streams counts only if no complete backup has all streams.
+    """
+    complete = [one for one in entries if not one.faults]
+    return next(reversed([one for one in complete if not one.left_out] or complete), None)
 
 
 def read_image(store: Store, manifest: Manifest) -> ClusterImage:
@@ -139,21 +190,23 @@ def verify_backup(store: Store, manifest: Manifest, tell: Callable[[str], None] 
 
 
 def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = False, died: Collection[str] = ()) -> PruneResult:
-    """Remove all but the newest ``keep`` complete backups, and files that no manifest names.
+    """Remove the backups that ``keep`` newer complete ones replace, and files that no manifest names.
 
-    Manifests are removed first. So if a prune fails, the remaining backups are complete, and the next prune finds the other
-    files. An incomplete backup does not count for ``keep``. It stays if it is newer than the oldest remaining one. Backups
-    whose pieces a running backup uses stay. No piece is removed if a backup begins or ends during the prune.
+    ``backups_to_delete`` says which backup replaces another. Manifests are removed first. So if a prune fails, the remaining
+    backups are complete, and the next prune finds the other files. An incomplete backup does not count for ``keep``. It stays if
+    it is newer than the oldest remaining one, or if no remaining one replaces it. Backups whose pieces a running backup uses stay.
+    No piece is removed if a backup begins or ends during the prune.
 
     Args:
         store: Store of the backups.
-        keep: Number of complete backups that stay, at least 1.
+        keep: Number of newer complete backups that replace a backup, at least 1.
         now: Current time. A clock that is years ahead does not make a backup count as dead.
         dry_run: True to remove nothing.
         died: Ids of backups that the operator reports as dead.
 
     Raises:
         CorruptionError: A manifest that stays cannot be read, so the files that it names are not known.
+        StorageError: The manifest or the metadata of a backup cannot be read now, so it is not known which backups are complete.
     """
     if keep < 1:
         raise ConfigError("--keep must be at least 1.")
@@ -162,12 +215,19 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
         raise NotFoundError(
             f"--unfinished {unknown}: no unfinished backup has this id. Unfinished backups: {', '.join(sorted(marks)) or 'none'}."
         )
-    listed = list_backups(store)
-    doomed = set(backups_to_delete((one.backup for one in listed if not one.faults), keep))
-    whole = [one.backup for one in listed if not one.faults and one.backup not in doomed]
-    if not whole:
+    sizes = store.sizes("pieces") | store.sizes("backups")
+    listed = [_entry_of(store, backup, sizes) for backup in store.backup_ids()]
+    doomed = set(backups_to_delete({one.backup: one.selection for one in listed if not one.faults}, keep))
+    remaining = [one for one in listed if not one.faults and one.backup not in doomed]
+    if not remaining:
         raise NotFoundError("The store has no complete backup, so nothing was removed. Create one with `liftpy backup create`.")
-    doomed |= {one.backup for one in listed if one.faults and one.backup < whole[0]}
+    doomed |= {
+        one.backup
+        for one in listed
+        if one.faults
+        and one.backup < remaining[0].backup
+        and any(replaces(other.selection, one.selection) for other in remaining)
+    }
     ids = [one.backup for one in listed]
     used = _running_backups(store, now, ids, died)
     doomed -= set(used.values())

@@ -26,13 +26,14 @@ from liftpy.client import Client
 from liftpy.client.positions import parse_until, timestamp_ns
 from liftpy.config import NS_PER_S
 from liftpy.core.backup.manifest import Manifest
+from liftpy.core.backup.pieces import left_out_streams
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.observe.trace_context import SPANS_PER_S, Attributes, SpanBudget
 from liftpy.core.observe.tracing import StepSpans
 from liftpy.errors import ConfigError, LiftError, NotFoundError, StorageError
 from sidecar.backup.create import BackupOptions, take_backup
 from sidecar.backup.drill import drill
-from sidecar.backup.inspect import BackupEntry, list_backups, prune_backups, read_image, verify_backup
+from sidecar.backup.inspect import BackupEntry, list_backups, newest_complete, prune_backups, read_image, verify_backup
 from sidecar.backup.restore import (
     NOTHING_WIDE,
     Restore,
@@ -68,13 +69,14 @@ TABLE = {
 
 def write_metrics(path: Path, url: str, entries: Sequence[BackupEntry], now_ns: int) -> None:
     """Write the metrics of a backup store to the file ``path``. Raises StorageError."""
-    whole = [one.manifest for one in entries if one.manifest is not None and not one.faults]
-    newest = whole[-1] if whole else None
+    complete = newest_complete(entries)
+    newest = complete.manifest if complete is not None else None
+    valid_count = sum(not one.faults for one in entries)
     figures = {
         "backup_newest_timestamp_seconds": newest.created_ns / NS_PER_S if newest is not None else 0,
         "backup_newest_size_bytes": newest.size_bytes if newest is not None else 0,
-        "backup_valid": len(whole),
-        "backup_damaged": len(entries) - len(whole),
+        "backup_valid": valid_count,
+        "backup_damaged": len(entries) - valid_count,
         "backup_checked_timestamp_seconds": now_ns / NS_PER_S,
     }
     registry = CollectorRegistry()
@@ -206,7 +208,8 @@ def restore(
 ) -> int:  # fmt: skip
     """Restore streams from a backup. Offsets, timestamps and payloads stay equal.
 
-    A restored stream has a new uid. The command never overwrites an existing stream.
+    A restored stream has a new uid. The command never overwrites an existing stream. With --all, it rejects a partial backup (create
+    --stream) unless --backup names it.
 
     Consumer groups and cursors resume at their stored positions if their stream has its old name again. With --all, an empty cluster
     also gets the default quota and the session times of the backup. A restored stream accepts publishes as soon as all its replicas
@@ -220,6 +223,12 @@ def restore(
     store = Store.at(url)
     manifest = store.newest(backup_id)
     image = read_image(store, manifest)
+    left_out = left_out_streams(manifest, image.streams) if everything and not backup_id else ()
+    if left_out:
+        raise ConfigError(
+            f"Backup {manifest.backup} is partial: it lacks {', '.join(left_out)}. To restore all streams, choose a complete backup "
+            f"(--backup, `liftpy backup list`). To restore only its streams, use --backup {manifest.backup}."
+        )
     names = [stream.name for stream in manifest.streams] if everything else [name or into]
     stream_restores = [_plan_stream_restore(image, manifest, one, into or one, subject, replicas) for one in names]
     options = RestoreOptions(
@@ -408,7 +417,9 @@ def drill_(
 
 
 EXIT_DAMAGED = 1
-"""A backup is incomplete or damaged, or the newest one is too old."""
+"""A backup is incomplete or damaged, or the newest one is too old, or its age is not known."""
+CLOCK_TOLERANCE_S = 300.0
+"""Difference between two clocks up to which a backup with a time in the future counts as new, in seconds."""
 _MIB = 1024 * 1024
 
 
@@ -489,7 +500,10 @@ class MaxAge(Duration):
     "--max-age",
     "max_age_s",
     type=MaxAge(),
-    help="Maximum age of the newest backup, such as 26h. An older one gives exit code 1.",
+    help=(
+        "Maximum age of the newest complete backup, such as 26h. An older one gives exit code 1, and so does one whose time is more "
+        "than 5 min in the future."
+    ),
 )
 @click.option(
     "--metrics-file",
@@ -502,7 +516,11 @@ class MaxAge(Duration):
 )
 @json_option
 def list_(url: str, max_age_s: float | None, metrics_file: Path | None, as_json: bool) -> int:
-    """List the backups, the newest last. Exit code 1: there is no backup, or the newest one is incomplete or older than --max-age."""
+    """List the backups, the newest last. Exit code 1: there is no backup, or the newest one is incomplete or older than --max-age.
+
+    A backup of some streams (create --stream) is partial. It counts for --max-age and for the metrics only if the store has no complete
+    backup of all streams.
+    """
     if metrics_file is not None and metrics_file.suffix != ".prom":  # the file is replaced, which would also replace a device
         raise ConfigError(f"Invalid value for --metrics-file: {metrics_file}. The name must end with .prom.")
     entries = list_backups(Store.at(url))
@@ -510,7 +528,12 @@ def list_(url: str, max_age_s: float | None, metrics_file: Path | None, as_json:
         write_metrics(metrics_file, url, entries, time.time_ns())
     if as_json:
         rows = [
-            {**({} if one.manifest is None else _manifest_as_json(one.manifest)), "backup": one.backup, "faults": one.faults}
+            {
+                **({} if one.manifest is None else _manifest_as_json(one.manifest)),
+                "backup": one.backup,
+                "left_out": one.left_out,
+                "faults": one.faults,
+            }
             for one in entries
         ]
         click.echo(json.dumps(rows))
@@ -519,24 +542,36 @@ def list_(url: str, max_age_s: float | None, metrics_file: Path | None, as_json:
     if not entries:
         missing = "://" not in url and not Path(url).expanduser().is_dir()
         click.echo(f"No backups in {shown_store(url)}" + (" (the directory does not exist)." if missing else "."), err=True)
-    newest = entries[-1] if entries else None
-    if newest is None or newest.faults or newest.manifest is None:
+    newest = newest_complete(entries)
+    if newest is None or newest.manifest is None or entries[-1].faults:
         return EXIT_DAMAGED
     age_s = (time.time_ns() - newest.manifest.created_ns) / NS_PER_S
-    return EXIT_DAMAGED if max_age_s is not None and age_s > max_age_s else 0
+    if max_age_s is None:
+        return 0
+    if age_s < -CLOCK_TOLERANCE_S:
+        click.echo(
+            f"The age of {newest.backup} is not known, because its time is in the future. Check the clocks of this machine and of "
+            "the one that takes the backups, then take a backup.",
+            err=True,
+        )
+        return EXIT_DAMAGED
+    return EXIT_DAMAGED if age_s > max_age_s else 0
 
 
 def _row(one: BackupEntry) -> tuple[str, ...]:
     if one.manifest is None:
         return one.backup, "", "", "", f"damaged: {one.faults[0]}"
     state = f"incomplete: {one.faults[0]}" if one.faults else "complete"
+    if one.left_out:
+        state = f"partial: without {', '.join(one.left_out[:3])}{', ...' * (len(one.left_out) > 3)}"
     manifest = one.manifest
     return one.backup, _age(manifest), str(len(manifest.streams)), f"{manifest.size_bytes / _MIB:.1f}", state
 
 
 def _age(manifest: Manifest) -> str:
-    minutes = max(0, time.time_ns() - manifest.created_ns) // (60 * NS_PER_S)
-    return f"{minutes // 60} h {minutes % 60:02} min"
+    age_ns = time.time_ns() - manifest.created_ns
+    minutes = abs(age_ns) // (60 * NS_PER_S)
+    return f"{'in ' * (age_ns < 0 and minutes > 0)}{minutes // 60} h {minutes % 60:02} min"
 
 
 def _contents(manifest: Manifest) -> str:
@@ -586,7 +621,7 @@ def verify(url: str, backup_id: str, as_json: bool) -> int:
     "--keep",
     required=True,
     type=click.IntRange(1),
-    help="Number of complete backups to keep. The command keeps the newest ones.",
+    help="Number of complete backups of all streams to keep. The command keeps the newest ones.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, and change nothing.")
 @click.option(
@@ -599,6 +634,9 @@ def verify(url: str, backup_id: str, as_json: bool) -> int:
 @json_option
 def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bool) -> None:
     """Remove old backups, and files that no backup uses.
+
+    A backup of some streams (create --stream) replaces only backups that have no other streams. So it never counts for --keep in the
+    place of a backup of all streams. A backup of all streams replaces any other.
 
     The command orders backups by id, not by clock time. It removes the files of an unfinished backup when they are older than one day
     and another backup started at least half a day later.

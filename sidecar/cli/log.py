@@ -112,7 +112,13 @@ def repair(folder: Path, as_json: bool) -> None:
             if data is not None:
                 data.set_mark(UNREPORTED_DAMAGE)
 
-        recovered = recover(storage, clean=identity is not None and identity.stopped_cleanly, before_loss=mark_damage)
+        ends = data.load_log_ends() if data is not None else {}
+        recovered = recover(
+            storage,
+            clean=identity is not None and identity.stopped_cleanly,
+            clean_end_offset=ends.get("/".join(folder.absolute().parts[-2:]), 0),
+            before_loss=mark_damage,
+        )
         if recovered.report.must_leave_isr:
             mark_damage()
         opened, report = Log.open(storage, StreamConfig(), recovered=recovered)

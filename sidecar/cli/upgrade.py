@@ -59,6 +59,9 @@ DISK_FORMATS: Mapping[str, DiskFormat] = {
     ),
     "promises": DiskFormat("promises/promises of a node", "liftpy.core.log.epoch_promises:_VERSION", (1,), {FIRST: 1}),
     "node file": DiskFormat("node, in the data directory", "sidecar.disk.data_folder:_FORMAT", (1,), {FIRST: 1}),
+    "log ends": DiskFormat(
+        "log-ends, in the data directory", "sidecar.disk.data_folder:_LOG_ENDS_FORMAT", (1,), {FIRST: 1}, is_cache=True
+    ),
     "group's journal": DiskFormat("raft/journal of a controller", "sidecar.quorum.journal:_MAGIC", (1,), {FIRST: 1}),
     "group's snapshot file": DiskFormat(
         "raft/snapshot of a controller", "sidecar.quorum.snapshot_file:_VERSION", (1,), {FIRST: 1}

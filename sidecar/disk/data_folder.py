@@ -4,6 +4,7 @@
 |---|---|
 | ``lock`` | lock: one process per directory [S10] |
 | ``node`` | node id, incarnation, clean-stop marker, starts. Has a checksum, is replaced atomically |
+| ``log-ends`` | log end offset of each log at the clean stop of one process |
 | ``promises/`` | the journal of LeaderEpochs that candidates on this node have promised |
 | ``flush-probe.tmp`` | exists while the start measures the duration of a flush |
 | ``raft/`` | files of the metadata group |
@@ -23,7 +24,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as fields_of
@@ -34,7 +35,14 @@ from liftpy.core.base.strict_json import whole_number
 from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.log.epoch_promises import PROMISES_NAME, PromiseJournal, decode_promises
 from liftpy.core.metadata.node_identity import DirectoryIdentity
-from liftpy.errors import CorruptionError, DataDirectoryLockedError, InvalidNameError, StorageError, UnknownFormatError
+from liftpy.errors import (
+    CorruptionError,
+    DataDirectoryLockedError,
+    InvalidNameError,
+    NoSpaceError,
+    StorageError,
+    UnknownFormatError,
+)
 from sidecar.disk.files import (
     DirectoryCreator,
     DirectoryStorage,
@@ -50,8 +58,10 @@ from sidecar.disk.files import (
 logger = logging.getLogger("liftpy.node")
 
 UNREPORTED_DAMAGE, LAZY_FLUSH = "unreported-damage", "lazy-flush"
+LOG_ENDS_NAME = "log-ends"
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _FORMAT = 1
+_LOG_ENDS_FORMAT = 1
 _STARTS = tuple(field.name for field in fields_of(DirectoryIdentity))
 _ORPHANS_S = 5.0
 """Time in seconds to wait for the lock of workers whose node was killed. They end soon."""
@@ -91,6 +101,18 @@ def _identity_in(data: bytes) -> tuple[object, NodeIdentity | None]:
     identity = NodeIdentity(**fields, starts=starts)
     _check(identity)
     return version, identity
+
+
+def _log_ends_in(data: bytes, nonce: int) -> dict[str, int]:
+    """Return the content of a ``log-ends`` file: name of each log -> its log end offset. {}: the file is of another process.
+
+    ``nonce``: nonce of the process that stopped cleanly. Raises ValueError, TypeError, KeyError or AttributeError if the bytes are
+    damaged.
+    """
+    fields = decode_checked_json(data)
+    if fields["format"] != _LOG_ENDS_FORMAT or fields["nonce"] != nonce:
+        return {}
+    return {str(name): whole_number(end, 0, (1 << 63) - 1) for name, end in fields["ends"].items()}
 
 
 def _check(identity: NodeIdentity) -> None:
@@ -229,6 +251,33 @@ class DataDirectory:
                 f"{self.path / 'node'} differs after the write, so the old file remains. Check the disk."
             )  # [S16]
         replace_file(self.path / "node", data)
+
+    def store_log_ends(self, nonce: int, ends: Mapping[str, int]) -> None:
+        """Store the log end offset of each log durably, before a clean stop. If the disk is full, store nothing.
+
+        The file belongs to one process. So a process of an earlier version, which does not replace it, makes it void.
+
+        Args:
+            nonce: Nonce of this process.
+            ends: Name of each log, ``<stream>-<uid>/<partition>`` -> its log end offset (exclusive). All records are flushed.
+        """
+        with suppress(NoSpaceError):
+            replace_file(
+                self.path / LOG_ENDS_NAME, encode_checked_json({"format": _LOG_ENDS_FORMAT, "nonce": nonce, "ends": dict(ends)})
+            )
+
+    def load_log_ends(self) -> Mapping[str, int]:
+        """Return the log end offset (exclusive) of each log at the last stop, by ``<stream>-<uid>/<partition>``.
+
+        {}: the stop was not clean, or the file is missing or damaged, or an earlier version has not written it.
+        """
+        try:
+            identity = self.load_identity()
+            if identity is None or not (identity.stopped_cleanly and identity.starts.registered):
+                return {}
+            return _log_ends_in((self.path / LOG_ENDS_NAME).read_bytes(), identity.starts.registered)
+        except (ValueError, TypeError, KeyError, AttributeError, OSError):
+            return {}
 
     def partition_path(self, key: PartitionKey) -> Path:
         name = f"{check_name(key.stream, 'stream name')}-{check_name(key.uid, 'stream uid')}"

@@ -9,7 +9,9 @@ process did not flush all its logs at its end.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import DirectoryIdentity
@@ -83,7 +85,11 @@ class NodeFile:
         """
         self._folder.remove_mark(LAZY_FLUSH)
 
-    def end_cleanly(self) -> None:
-        """Store the clean-stop marker. All acknowledged data is on disk, and no more data will be written [S9]."""
+    def end_cleanly(self, log_ends: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Store the clean-stop marker. All acknowledged data is on disk, and no more data will be written [S9].
+
+        ``log_ends``: name of each log -> its log end offset (exclusive).
+        """
+        self._folder.store_log_ends(self._stored.starts.registered, log_ends)
         self._folder.store_identity(replace(self._stored, clean_incarnation=self._stored.incarnation))
         self._folder.remove_mark(LAZY_FLUSH)

@@ -688,8 +688,8 @@ class Node(RunningNode):
             logs_are_clean=self._logs_are_clean,
             repairs=self._repairs,
         )
-        if self._identity is not None and self.was_clean:
-            self._identity.end_cleanly()
+        if self._identity is not None and self.partitions is not None and self.was_clean:
+            self._identity.end_cleanly({**self.partitions.log_ends, **self._workers.log_ends})
         elif self._identity is not None and self.all_flushed and (self._failure is None or momentary(self._failure)):
             self._identity.end_flushed()
 

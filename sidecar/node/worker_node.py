@@ -448,7 +448,9 @@ class WorkerNode(Node):
         await end_tasks([starting, self._health_task])
         await self._requests.end()
         await self.stop()
-        self._channel.send(FrameKind.STOPPED, stop_token(clean=self.was_clean, flushed=self.all_flushed))
+        ends = self.partitions.log_ends if self.partitions is not None else {}
+        token = stop_token(clean=self.was_clean, flushed=self.all_flushed)
+        self._channel.send(FrameKind.STOPPED, token, json.dumps(ends).encode())
         self._channel.finish(_FINISH_S)
         return 0
 

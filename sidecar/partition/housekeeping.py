@@ -1,5 +1,8 @@
 """Periodic work for all logs of a node: checkpoints, retention, compaction, deletion of quarantined files.
 
+Checkpoints, retention and compaction each have a task of their own, because a compaction may take hours. Retention deletes at
+most ``AT_ONCE`` segments of a log before it continues with the next log. Compactions run one after another.
+
 It never blocks the event loop. If a full disk has space again, the node restarts, because a failed log cannot continue.
 """
 
@@ -17,6 +20,7 @@ from pathlib import Path
 
 from liftpy.core.log.compaction import Compaction
 from liftpy.errors import CorruptionError, LiftError, StorageError
+from liftpy.nats.cancellation import end_tasks
 from sidecar.partition.replica_manager import Partitions
 from sidecar.partition.worker import PartitionWorker
 from sidecar.runtime.tasks import spawn
@@ -34,6 +38,8 @@ SPACE_AGAIN_SHARE = 0.05
 ``SPACE_AGAIN_BYTES`` is enough, too.
 """
 _TRIES_AGAIN_EVERY_S = 60.0
+RETENTION_WAIT_S = 600.0
+"""Maximum time that retention waits for the compaction of a log with ``max_per_subject``. Retention then makes the run vain."""
 
 
 class Housekeeping:
@@ -45,23 +51,36 @@ class Housekeeping:
         self._repair = repair
         self._started = time.monotonic()
         self._checkpoint_every_s = checkpoint_every_s
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._compacting: PartitionWorker | None = None
+        """Partition whose log is compacted now. None: no compaction runs."""
+        self._compacting_since_s = 0.0
         self._checkpointed: dict[PartitionWorker, int] = {}
         """Partition -> HW of its last checkpoint that is stored. A failed checkpoint is repeated, although the HW has not changed."""
 
     def start(self) -> None:
         self._partitions.clocks.start()
-        self._task = spawn(self._run(), "housekeeping", endless=True)
+        self._tasks = [
+            spawn(self._store_checkpoints(), "checkpoints", endless=True),
+            spawn(self._delete_old_records(), "retention", endless=True),
+            spawn(self._clean_logs(), "compaction", endless=True),
+        ]
 
-    async def _run(self) -> None:
-        next_retention = time.monotonic() + RETENTION_EVERY_S
+    async def _store_checkpoints(self) -> None:
         while True:
             await asyncio.sleep(until_next_s(self._checkpoint_every_s))
             await self._checkpoints()
-            if time.monotonic() >= next_retention:
-                next_retention = time.monotonic() + RETENTION_EVERY_S
-                if not self._check_space():  # the restart may come before the state of deleted records is stored
-                    await self._retention()
+
+    async def _delete_old_records(self) -> None:
+        while True:
+            await asyncio.sleep(RETENTION_EVERY_S)
+            if not self._check_space():  # the restart may come before the state of deleted records is stored
+                await self._retention()
+
+    async def _clean_logs(self) -> None:
+        while True:
+            await asyncio.sleep(RETENTION_EVERY_S)
+            await self._clean()
 
     def _check_space(self) -> bool:
         """Check the free space of the disk. If a full disk has stopped partitions and now has space, restart the node.
@@ -99,20 +118,39 @@ class Housekeeping:
                 del self._checkpointed[ended_worker]
 
     async def _retention(self) -> None:
-        for number, worker in enumerate(self._partitions):
-            if worker.has_ended or worker.flusher.stalls or (worker.log.closed and not worker.log.is_full):
-                continue
-            if worker.log.may_give_up:
-                while worker.apply_retention(self._partitions.clocks.time_of_age_ns()):
+        """Apply retention to all logs, one step of each log after another, for about ``RETENTION_EVERY_S`` or until none has more."""
+        ends_s = time.monotonic() + RETENTION_EVERY_S
+        due = list(self._partitions)
+        while due:
+            unfinished = []
+            for number, worker in enumerate(due):
+                if self._may_delete(worker) and worker.apply_retention(self._partitions.clocks.time_of_age_ns()):
+                    unfinished.append(worker)
                     await asyncio.sleep(0)  # one step has a limit, so that it does not block the event loop
-                    if worker.has_ended or worker.flusher.stalls:
-                        break
-                if worker.has_ended:
-                    continue
-            if worker.log.closed or worker.storage_failed:
+                elif number % _AT_ONCE == _AT_ONCE - 1:
+                    await asyncio.sleep(0)
+            due = unfinished if time.monotonic() < ends_s else []
+
+    def _may_delete(self, worker: PartitionWorker) -> bool:
+        """Return whether retention may delete records of the log of ``worker`` now."""
+        if worker.has_ended or worker.flusher.stalls or (worker.log.closed and not worker.log.is_full):
+            return False
+        is_in_use = worker is self._compacting and time.monotonic() - self._compacting_since_s < RETENTION_WAIT_S
+        return worker.log.may_give_up and not (is_in_use and worker.log.config.max_per_subject and not worker.log.closed)
+
+    async def _clean(self) -> None:
+        """Compact the logs, and delete quarantined files."""
+        for number, worker in enumerate(self._partitions):
+            if worker.has_ended or worker.flusher.stalls or worker.log.closed or worker.storage_failed:
                 continue
             if worker.log.may_be_cleaned:
-                await self._compact(worker)
+                if self._may_delete(worker):  # also if compactions of this log follow each other without a pause
+                    worker.apply_retention(self._partitions.clocks.time_of_age_ns())
+                self._compacting, self._compacting_since_s = worker, time.monotonic()
+                try:
+                    await self._compact(worker)
+                finally:
+                    self._compacting = None
                 if worker.has_ended:
                     continue
                 worker.report_purged()
@@ -144,10 +182,8 @@ class Housekeeping:
 
     async def close(self) -> None:
         await self._partitions.clocks.close()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await end_tasks(self._tasks)
+        self._tasks = []
 
 
 def _complete(worker: PartitionWorker, compaction: Compaction) -> None:

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor as Pool
 from contextlib import suppress
 from functools import partial
@@ -96,6 +96,8 @@ class RecoveredLogs:
         """Logs that could not be recovered and were not opened since. Their data may be only in the page cache."""
         self._retried: list[Path] = []
         """Logs whose recovery failed, but may succeed later."""
+        self._clean_ends: Mapping[str, int] = {}
+        """Name of each log -> log end offset (exclusive) at the clean stop. A log without entry is not checked."""
         self._closed = False
         """True if the threads must recover no further log, because the start was canceled or has failed."""
         self._lock = threading.Lock()
@@ -111,6 +113,7 @@ class RecoveredLogs:
             share: Partitions of this process. The first process also completes interrupted deletions.
         """
         loop = asyncio.get_running_loop()
+        self._clean_ends = await loop.run_in_executor(pool, folder.load_log_ends) if clean_stop else {}
         if share.number == 0:
             await loop.run_in_executor(pool, folder.finish_deletions)
         paths = await loop.run_in_executor(pool, _logs_in, folder.path / "streams")
@@ -145,7 +148,12 @@ class RecoveredLogs:
         began_s = time.monotonic()
         try:
             sizes = _file_sizes(path)
-            recovery = recover(folder.storage(path), clean=clean_stop, before_loss=partial(folder.set_mark, UNREPORTED_DAMAGE))
+            recovery = recover(
+                folder.storage(path),
+                clean=clean_stop,
+                clean_end_offset=self._clean_ends.get(name, 0),
+                before_loss=partial(folder.set_mark, UNREPORTED_DAMAGE),
+            )
         except LiftError as error:
             # A recovery that has changed files has perhaps removed the damage that the next one must find. A slow disk error
             # must not use up the time that the supervisor has for a start.

@@ -91,6 +91,8 @@ class Partitions:
         self._all_clean = True
         self.all_flushed = True
         """True if all records of the logs that were closed so far were on the disk."""
+        self.log_ends: dict[str, int] = {}
+        """Name of each log that was closed cleanly -> its log end offset (exclusive)."""
         self.failed: dict[PartitionKey, str] = {}
         """Partition -> reason why its log cannot be opened. The node retries."""
 
@@ -326,6 +328,9 @@ class Partitions:
             logger.info("partition deleted partition=%s", key)
         clean = await worker.stop(delete=is_removed and not self._stopping)
         self.counts.closed(worker)
+        self.log_ends.pop(key.folder, None)
+        if clean and not is_removed:
+            self.log_ends[key.folder] = worker.log.log_end_offset
         self._all_clean = self._all_clean and clean
         self.all_flushed = self.all_flushed and (clean or worker.has_flushed_all)
         if not self._stopping:

@@ -246,6 +246,11 @@ class Workers:
         """True if all workers have stopped, and all records of their logs were on the disk."""
         return all(handle.all_flushed for handle in self.handles)
 
+    @property
+    def log_ends(self) -> dict[str, int]:
+        """Name of each log of the stopped workers -> its log end offset (exclusive)."""
+        return {name: end for handle in self.handles for name, end in handle.log_ends.items()}
+
     async def stop(self) -> bool:
         """Stop the workers. Return whether all of them stopped cleanly. A worker that hangs is killed."""
         stopped = await asyncio.gather(*(handle.stop(STOP_S) for handle in self.handles))
@@ -321,6 +326,8 @@ class WorkerHandle(asyncio.Protocol):
         self._has_failed = False
         self.all_flushed = False
         """True if the worker has stopped, and all records of its logs were on the disk."""
+        self.log_ends: dict[str, int] = {}
+        """Name of each log of the stopped worker -> its log end offset (exclusive)."""
         self._token = 0
         self._requests: dict[int, asyncio.Future[bytes]] = {}
         self._events: dict[FrameKind, asyncio.Future[Frame]] = {}
@@ -406,8 +413,9 @@ class WorkerHandle(asyncio.Protocol):
         if self._transport is not None and not self._has_failed:
             self.send(FrameKind.STOP)
             with contextlib.suppress(TimeoutError, WorkerError):
-                token = (await asyncio.wait_for(asyncio.shield(self.event(FrameKind.STOPPED)), timeout_s)).token
-                clean, self.all_flushed = bool(token & _CLEAN), bool(token & _FLUSHED)
+                frame = await asyncio.wait_for(asyncio.shield(self.event(FrameKind.STOPPED)), timeout_s)
+                clean, self.all_flushed = bool(frame.token & _CLEAN), bool(frame.token & _FLUSHED)
+                self.log_ends = json.loads(frame.body or b"{}")
         if self._spawning is not None:
             await asyncio.wait([self._spawning])
         process = self._process

@@ -13,13 +13,14 @@ import crc32c
 
 from liftpy.core.log import compaction_point, epoch_promises, small_files
 from liftpy.core.metadata.codec import encode_snapshot
+from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.core.publish import state_file
 from liftpy.core.services import snapshot as service_snapshot
 from liftpy.core.services import versions
 from liftpy.core.services.effects import PendingEffects
 from liftpy.core.services.replies import Answer, AnswerTable, decode_answers
 from liftpy.errors import ConfigError, ProtocolError, StorageError
-from sidecar.disk.data_folder import DataDirectory, NodeIdentity
+from sidecar.disk.data_folder import LOG_ENDS_NAME, DataDirectory, NodeIdentity
 from sidecar.partition import scrub
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.probation import DirectoryLineage
@@ -116,6 +117,7 @@ def _hello(data: bytes) -> Any:
 
 _LINEAGE = [DirectoryLineage(Path(tempfile.mkdtemp(dir=FOLDER)), lambda: 6)]
 _DATA = DataDirectory(FOLDER / "data")
+_STOPPED = DataDirectory(FOLDER / "stopped")
 
 
 def _identity(data: bytes) -> NodeIdentity | None:
@@ -130,6 +132,19 @@ def _identity(data: bytes) -> NodeIdentity | None:
 def _identity_samples() -> list[bytes]:
     _DATA.store_identity(NodeIdentity("n1", 7, 6))
     return [(_DATA.path / "node").read_bytes()]
+
+
+def _log_ends(data: bytes) -> Any:
+    (_STOPPED.path / LOG_ENDS_NAME).write_bytes(data)
+    found = _STOPPED.load_log_ends()
+    assert all(type(name) is str and type(end) is int for name, end in found.items()), found
+    return found
+
+
+def _log_ends_samples() -> list[bytes]:
+    _STOPPED.store_identity(NodeIdentity("n1", 7, 7, DirectoryIdentity("f", 2, 9, 9)))
+    _STOPPED.store_log_ends(9, {"orders-u/0": 9, "orders-u/1": 0})
+    return [(_STOPPED.path / LOG_ENDS_NAME).read_bytes()]
 
 
 def _progress(data: bytes) -> Any:
@@ -349,6 +364,14 @@ def decoders() -> list[Decoder]:
             mend=_mend_line,
             make=lambda rng, d: _mend_line(b"\n" + damaged_json(rng, d.partition(b"\n")[2])),
             covers=("sidecar.disk.files:decode_checked_json",),
+        ),
+        Decoder(
+            "log ends file",
+            _log_ends_samples(),
+            _log_ends,
+            mend=_mend_line,
+            make=lambda rng, d: _mend_line(b"\n" + damaged_json(rng, d.partition(b"\n")[2])),
+            covers=("sidecar.disk.data_folder:_log_ends_in",),
         ),
         Decoder(
             "scrub file",

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from liftpy.core.backup.manifest import CHAIN_BYTES, Manifest, PartitionCopy, StateCopy, StoredFile, StoredPiece, writer_of
-from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.ids import PartitionKey, is_internal
 from liftpy.core.base.partition import Purge
 from liftpy.core.publish.producer_state import Producers, distance
 from liftpy.core.publish.state_file import State, decode_state, state_owner
@@ -63,10 +63,39 @@ def reusable_pieces(
     return chain, tuple(pieces)
 
 
-def backups_to_delete(ids: Iterable[str], keep: int) -> tuple[str, ...]:
-    """Return the ids of the backups to delete: all of ``ids`` except the newest ``keep``. An id begins with its time."""
-    ordered = sorted(ids)
-    return tuple(ordered[: max(0, len(ordered) - keep)])
+def left_out_streams(manifest: Manifest, streams: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the streams that a backup does not contain, because it was limited to others. (): it has all streams.
+
+    Internal streams do not count. ``streams``: names of all streams in the metadata of the backup.
+    """
+    copied = {stream.name for stream in manifest.streams}
+    return tuple(sorted(name for name in streams if name not in copied and not is_internal(name)))
+
+
+def replaces(newer: Collection[str] | None, older: Collection[str] | None) -> bool:
+    """Return whether a complete backup makes an older one superfluous.
+
+    A backup of all streams does. A backup of some streams does if the older one has no other streams. So a backup never counts as
+    the copy of a stream that it does not contain.
+
+    ``newer``, ``older``: names of the streams that each backup was limited to. None: it has all streams of its cluster.
+    """
+    return newer is None or (older is not None and set(older) <= set(newer))
+
+
+def backups_to_delete(selections: Mapping[str, Collection[str] | None], keep: int) -> tuple[str, ...]:
+    """Return the ids of the backups that at least ``keep`` newer ones replace (``replaces``). An id begins with its time.
+
+    Example: keep is 1, and the backups are, from the oldest: all, orders, users, orders. Only the first backup of orders goes.
+
+    ``selections``: id of each complete backup -> names of the streams that it was limited to. None: it has all streams.
+    """
+    ordered = sorted(selections)
+    return tuple(
+        backup
+        for number, backup in enumerate(ordered, 1)
+        if sum(replaces(selections[newer], selections[backup]) for newer in ordered[number:]) >= keep
+    )
 
 
 def unnamed_pieces(pieces: Mapping[str, int], manifests: Sequence[Manifest], unfinished: Iterable[str]) -> tuple[str, ...]:

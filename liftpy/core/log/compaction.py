@@ -6,8 +6,9 @@ last sequence stamps of a producer stay [A4].
 
 1. A first pass learns the last offset of each key, of at most ``MAX_KEYS`` keys. If there are more, it learns only the keys of
 one class, by hash. All records of other keys stay until the run of their class.
-2. A second pass rewrites the segments. A batch loses replaced records and keeps its offset range. Runs of empty batches
-become one filler, a header without records. The last batch of a live producer becomes a control batch with its stamps.
+2. A second pass rewrites the segments that change. It does not read them if the first pass has found nothing to remove. A batch
+loses replaced records and keeps its offset range. Runs of empty batches become one filler, a header without records. The last
+batch of a live producer becomes a control batch with its stamps.
 3. New files replace the old ones, each group by one rename. After a crash, old files whose offsets a new file covers
 are deleted.
 
@@ -19,8 +20,9 @@ Which records go: with ``compaction``, a record that a later one of its key foll
 a purge below its end. Records that may have a message id stay for the deduplication window [A3], and then they also
 keep the record that replaced them [D29].
 
-``Compaction.run`` may run in another thread: it only reads sealed segments and writes ``.tmp`` files. ``CompactionSchedule``
-decides when a run is worth it, and which purges are done.
+``Compaction.run`` may run in another thread: it only reads sealed segments and writes ``.tmp`` files. Retention may remove the
+first of these segments during the run, which does not change what goes from the others. The counts of ``max_per_subject`` would
+change, so the run is then in vain. ``CompactionSchedule`` decides when a run is worth it, and which purges are done.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from liftpy.core.base.partition import PartitionState, Purge
 from liftpy.core.log.segment import Segment, log_name
 from liftpy.core.log.storage import LogFile, Storage
 from liftpy.core.wire.batch import BatchHeader, RecordBatch, build_filler, build_remains, parse_batch, parse_header
-from liftpy.core.wire.batch_columns import DictionaryColumn, Mask
+from liftpy.core.wire.batch_columns import BytesColumn, DictionaryColumn, Mask
 from liftpy.core.wire.filters import Filter, keep_records
 from liftpy.errors import CorruptionError, NoSpaceError, StorageError
 
@@ -45,6 +47,7 @@ MAX_CLASSES = 1 << 16
 """Maximum number of classes of keys, and of the runs of a cycle."""
 MAX_FILLER_OFFSETS = 1 << 31
 """Maximum number of offsets in one filler. The header stores the number as a u32."""
+_COPY_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,6 +81,10 @@ class CompactionFilter:
     """Inclusive: offset of the first removed record that was the newest of its key. None: no such record was removed."""
     _latest: dict[bytes | None, int] = field(default_factory=dict)
     """Key -> offset of its last record."""
+    _replaced_records: int = 0
+    """Number of learned records that a later one of their key replaces. It may be too high, and then the run only reads more."""
+    _has_old_tombstone: bool = False
+    """True if a learned tombstone may go."""
     _counts: dict[bytes, int] = field(default_factory=dict)
     """Subject -> number of its records."""
     _seen: dict[bytes, int] = field(default_factory=dict)
@@ -100,6 +107,14 @@ class CompactionFilter:
         """Return whether this run learns ``key``, a key or a subject. ``hash`` differs between processes, so nobody can predict it."""
         return hash(key) % self.classes == self.key_class
 
+    @property
+    def may_remove(self) -> bool:
+        """True if the second pass may remove a record, as far as the first pass knows."""
+        return (
+            bool(self._replaced_records or self._has_old_tombstone or self.purges)
+            or max(self._counts.values(), default=0) > self.config.max_per_subject
+        )
+
     def learn(self, batch: RecordBatch) -> None:
         """First pass: store the last offset of each key and the number of records of each subject of ``batch``."""
         self._learn(batch)
@@ -113,12 +128,26 @@ class CompactionFilter:
             return
         columns = batch.columns
         if self.config.compaction and columns.keys is not None:
-            offsets = zip(batch.keys(), batch.offsets().tolist(), strict=True)
-            self._latest.update(offsets if self.classes == 1 else (one for one in offsets if self._is_learned(one[0])))
+            self._learn_keys(batch, columns.keys)
         if self.config.max_per_subject and columns.subjects is not None:
             for subject, count in zip(*_count_by_subject(columns.subjects), strict=True):
                 if self._is_learned(subject):
                     self._counts[subject] = self._counts.get(subject, 0) + count
+
+    def _learn_keys(self, batch: RecordBatch, keys: BytesColumn) -> None:
+        offsets, before = zip(batch.keys(), batch.offsets().tolist(), strict=True), len(self._latest)
+        if self.classes == 1:
+            self._latest.update(offsets)
+            self._latest.pop(None, None)
+            count = int(keys.valid().sum())
+        else:
+            learned = [(key, offset) for key, offset in offsets if key is not None and self._is_learned(key)]
+            self._latest.update(learned)
+            count = len(learned)
+        self._replaced_records += count - (len(self._latest) - before)
+        if count and not self._has_old_tombstone:
+            old = self._is_old_tombstone(batch)
+            self._has_old_tombstone = bool(old.any() and (old & self._learned_mask(batch)).any())
 
     def retained_mask(self, batch: RecordBatch) -> Mask:
         if batch.header.is_remains:
@@ -274,11 +303,13 @@ class CompactedFile:
     """A finished output file of a compaction, still under its ``temporary`` name.
 
     ``replaced``: base offsets of the segments that the file replaces. The first one is the base offset of the file itself.
+    ``dropped_records``: number of their records that the file lacks.
     """
 
     segment: Segment
     temporary: str
     replaced: tuple[int, ...]
+    dropped_records: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -301,10 +332,13 @@ class Compaction:
     key_class: int = 0
     """Number of the class whose keys the run compacts."""
     rules: CompactionFilter = field(init=False)
+    may_remove: bool = True
+    """True if the second pass may remove something, as far as the first pass knows."""
     outputs: list[CompactedFile] = field(default_factory=list)
     is_partial: bool = False
     """True if the disk had no room to compact all ``inputs``. The first ones are compacted, which makes room for the next run."""
-    dropped_records: int = 0
+    has_unwritten_segments: bool = False
+    """True if some segments stay as they are, because retention has removed others for which their output file stands, too."""
     _writer: _Writer | None = None
 
     def __post_init__(self) -> None:
@@ -333,24 +367,56 @@ class Compaction:
     def _write(self) -> None:
         lasts = self._learn()
         for group in self._groups(self.inputs):
-            if not self._has_room_for(group):
+            if not self.is_partial:
+                self._write_group(group, lasts)
+
+    def _write_group(self, group: tuple[Segment, ...], lasts: dict[int, int]) -> None:
+        """Write the output file of the segments of ``group`` that retention has not removed.
+
+        ``lasts``: producer id -> base offset of its last batch.
+        """
+        while (remaining := tuple(segment for segment in group if not segment.is_removed)) and not self._is_in_vain():
+            if len(remaining) == 1 and not self.may_remove:
+                return
+            if not self._has_room_for(remaining):
                 self.is_partial = True
-                break
-            before = self.dropped_records
-            writer = self._writer = _Writer(self.storage, group[0].base_offset)
-            for segment in group:
-                for batch in _batches(segment):
-                    is_last = lasts.get(batch.header.producer_id) == batch.base_offset
-                    mask = self.rules.retained_mask(batch)
-                    if not (is_last and batch.header.is_remains):
-                        self.dropped_records += int(batch.record_count - mask.sum())
-                    writer.add(batch, mask, is_last)
-            output = CompactedFile(writer.finish(), writer.temporary, tuple(s.base_offset for s in group))
-            self._writer = None
-            if self.dropped_records == before and len(group) == 1 and output.segment.size_bytes == group[0].size_bytes:
-                self._discard(output)
-            else:
-                self.outputs.append(output)
+                return
+            try:
+                self._write_file(remaining, lasts)
+                return
+            except StorageError:
+                if not any(segment.is_removed for segment in remaining):
+                    raise
+                self._remove_unfinished()
+
+    def _is_in_vain(self) -> bool:
+        """Return whether the results cannot be used, because the counts of subjects include removed records. Then abandon them."""
+        if not self.config.max_per_subject or not any(segment.is_removed for segment in self.inputs):
+            return False
+        self.is_partial = True
+        self.abandon()
+        return True
+
+    def _write_file(self, group: tuple[Segment, ...], lasts: dict[int, int]) -> None:
+        """Write the output file of ``group``, unless it would equal the only segment of the group."""
+        dropped_records, only = 0, group[0] if len(group) == 1 else None
+        writer = self._writer = _Writer(self.storage, group[0].base_offset, only)
+        for segment in group:
+            for batch in _batches(segment):
+                is_last = lasts.get(batch.header.producer_id) == batch.base_offset
+                mask = self.rules.retained_mask(batch)
+                if not (is_last and batch.header.is_remains):
+                    dropped_records += int(batch.record_count - mask.sum())
+                writer.add(batch, mask, is_last)
+        written = writer.finish()
+        self._writer = None
+        if written is None:
+            return
+        output = CompactedFile(written, writer.temporary, tuple(s.base_offset for s in group), dropped_records)
+        if not dropped_records and only is not None and written.size_bytes == only.size_bytes:
+            self._discard(output)
+        else:
+            self.outputs.append(output)
 
     def _has_room_for(self, group: tuple[Segment, ...]) -> bool:
         """Return whether the disk has room for the output file of ``group``, and for as many bytes of running partitions.
@@ -367,12 +433,37 @@ class Compaction:
 
     def abandon(self) -> None:
         """Remove the output files without using them. The run has removed no records, or the segments have changed during the run."""
-        unfinished, self._writer = self._writer, None
-        if unfinished is not None:
-            self.storage.remove(unfinished.temporary)
+        self._remove_unfinished()
         for output in self.outputs:
             self._discard(output)
         self.outputs = []
+
+    def _remove_unfinished(self) -> None:
+        unfinished, self._writer = self._writer, None
+        if unfinished is not None:
+            self.storage.remove(unfinished.temporary)
+
+    def keep_usable_outputs(self, segments: Sequence[Segment], log_start_offset: int) -> bool:
+        """Remove the output files that cannot replace segments of the log any more. Return False if no output may be used.
+
+        All inputs that the log lacks must be the first ones, and retention must have removed them. Otherwise the log was truncated,
+        and the run has perhaps removed records because of others that the log lacks now.
+
+        ``segments``: segments of the log, ascending. ``log_start_offset``: log start, inclusive.
+        """
+        known = {id(segment) for segment in segments}
+        count = sum(id(segment) not in known for segment in self.inputs)
+        gone = self.inputs[:count]
+        if any(id(segment) in known or segment.next_offset > log_start_offset for segment in gone):
+            return False
+        if gone and (count == len(self.inputs) or self.config.max_per_subject):
+            return False
+        start = self.inputs[count].base_offset
+        for output in [output for output in self.outputs if output.replaced[0] < start]:
+            self.has_unwritten_segments |= output.replaced[-1] >= start
+            self.outputs.remove(output)
+            self._discard(output)
+        return True
 
     def _discard(self, output: CompactedFile) -> None:
         output.segment.file.close()
@@ -384,16 +475,21 @@ class Compaction:
         Return producer id -> base offset of its last batch, for producers that have not expired.
         """
         lasts: dict[int, tuple[int, int]] = {}
+        remains: list[tuple[int, int]] = []
         time_ns = 0
         for segment in self.inputs:
-            for batch in _batches(segment):
+            for batch in _batches_if_there(segment):
                 header = batch.header
                 time_ns = max(time_ns, header.timestamp_ns)  # producers expire by the same log time
                 if header.producer_id:
                     lasts[header.producer_id] = header.base_offset, time_ns
+                if header.is_remains:
+                    remains.append((header.producer_id, header.base_offset))
                 self.rules.learn(batch)
         until_ns = time_ns - self.producer_expiry_ns if self.producer_expiry_ns else -1
-        return {producer: base for producer, (base, at_ns) in lasts.items() if at_ns > until_ns}
+        live = {producer: base for producer, (base, at_ns) in lasts.items() if at_ns > until_ns}
+        self.may_remove = self.rules.may_remove or any(live.get(producer) != base for producer, base in remains)
+        return live
 
     def _groups(self, segments: tuple[Segment, ...]) -> Iterator[tuple[Segment, ...]]:
         """Yield groups of neighboring segments. The remaining records of each group fit into one output file."""
@@ -408,12 +504,21 @@ class Compaction:
 
 
 class _Writer:
-    """Writes one output file of a compaction. A filler is written only when the next record follows, because it may still grow."""
+    """Writes one output file of a compaction. A filler is written only when the next record follows, because it may still grow.
 
-    def __init__(self, storage: Storage, base_offset: int) -> None:
+    ``original``: only segment of the group. The file is created at the first byte that differs from it. None: the group has
+    several segments.
+    """
+
+    def __init__(self, storage: Storage, base_offset: int, original: Segment | None) -> None:
         self.temporary = f"{log_name(base_offset)}.compacted.tmp"
-        self._file: LogFile = storage.create(self.temporary)
-        self._segment = Segment(base_offset, self._file, base_offset, checked=True)
+        self._storage = storage
+        self._original = memoryview(b"") if original is None else original.file.read(0, original.size_bytes)
+        self._file: LogFile | None = storage.create(self.temporary) if original is None else None
+        """Output file. None: the output so far equals the beginning of ``original``."""
+        file = original.file if original is not None else self._file
+        assert file is not None
+        self._segment = Segment(base_offset, file, base_offset, checked=True)
         self._filler: BatchHeader | None = None
         """Header of the filler that was not written yet. It covers batches of one epoch. None: no filler is pending."""
 
@@ -450,14 +555,36 @@ class _Writer:
 
     def _write(self, data: bytes | memoryview) -> None:
         position = self._segment.size_bytes
-        self._file.append((data,))
+        if self._file is not None:
+            self._file.append((data,))
+        elif self._original[position : position + len(data)] != data:
+            self._create_file().append((data,))
         self._segment.note(parse_header(memoryview(data)), position)
 
-    def finish(self) -> Segment:
+    def _create_file(self) -> LogFile:
+        """Create the output file with the bytes of the original that were added so far."""
+        file = self._file = self._segment.file = self._storage.create(self.temporary)
+        for position in range(0, self._segment.size_bytes, _COPY_BYTES):
+            file.append((self._original[position : min(position + _COPY_BYTES, self._segment.size_bytes)],))
+        return file
+
+    def finish(self) -> Segment | None:
+        """Flush the output file and return its segment. None: the output equals the original, and there is no file."""
         self._write_filler()
+        if self._file is None:
+            return None
         self._file.sync()
         self._segment.sealed = True
         return self._segment
+
+
+def _batches_if_there(segment: Segment) -> Iterator[RecordBatch]:
+    """Yield the batches of a sealed segment. There are none if retention has removed it."""
+    try:
+        yield from _batches(segment)
+    except StorageError:
+        if not segment.is_removed:
+            raise
 
 
 def _batches(segment: Segment) -> Iterator[RecordBatch]:
@@ -600,7 +727,7 @@ class CompactionSchedule:
     def ran(self, run: Compaction) -> None:
         """Note that the files of the compaction ``run`` have replaced its inputs. Record the purges that are complete now."""
         rules = run.rules
-        if run.is_partial:
+        if run.is_partial or (run.has_unwritten_segments and run.purges):
             return
         if not run.key_class:
             self._cycle_purges, self._cycle_end_offset = run.purges, run.inputs[-1].next_offset

@@ -740,15 +740,15 @@ class Log:
     def complete_compaction(self, compaction: Compaction) -> int:
         """Replace the input segments of a compaction by its output files. Return the number of removed records.
 
-        The method changes nothing if the log was truncated during the run. It raises NoSpaceError and changes nothing if the disk
+        The method changes nothing if the log was truncated during the run. If retention has removed the first segments, it uses the
+        output files of the others. It raises NoSpaceError and changes nothing if the disk
         has no room for the horizon. A later error closes the log. The next start repairs the directory.
         """
         if self.is_full:
             with suppress(StorageError):  # the next start removes the files
                 compaction.abandon()  # they use space
         self._must_be_open()
-        known = {id(s) for s in self.segments}
-        if not all(id(s) in known for s in compaction.inputs):
+        if not compaction.keep_usable_outputs(self.segments, self.log_start_offset):
             compaction.abandon()
             return 0
         end_offset = compaction.inputs[-1].next_offset
@@ -769,7 +769,7 @@ class Log:
             self.closed = f"compaction failed: {error}"
             raise
         self.cleaning.ran(compaction)
-        return compaction.dropped_records if compaction.outputs else 0
+        return sum(output.dropped_records for output in compaction.outputs)
 
     def _store_horizon(self, horizon: Horizon) -> None:
         if self._horizon.rise(horizon) and self.on_compacted is not None:
@@ -803,6 +803,7 @@ class Log:
             self._flush.end_offset = min(self._flush.end_offset, end_offset)
 
     def _remove(self, segment: Segment) -> None:
+        segment.is_removed = True
         self.storage.remove(index_name(segment.base_offset))
         self.storage.remove(log_name(segment.base_offset))
         self.storage.sync_folder()

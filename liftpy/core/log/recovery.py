@@ -132,7 +132,7 @@ class OpenReport:
     """Quarantined files in the directory. This start or an earlier one has renamed them."""
 
     lost_flushed: bool = False
-    """True if a cleanly closed log was truncated, or lacks its first or last file.
+    """True if a cleanly closed log was truncated, ends too early, or lacks its first or last file.
 
     A crash cannot cause this, so flushed records are lost.
     """
@@ -177,12 +177,20 @@ class RecoveryResult:
         return bool(self.segments) and not self.segments[-1].sealed and not self.report.lost_committed
 
 
-def recover(storage: Storage, *, clean: bool = False, before_loss: Callable[[], None] = lambda: None) -> RecoveryResult:
+def recover(
+    storage: Storage,
+    *,
+    clean: bool = False,
+    clean_end_offset: int = 0,
+    before_loss: Callable[[], None] = lambda: None,
+) -> RecoveryResult:
     """Recover the directory ``storage`` so that its log can be used. Return the segments and the findings.
 
     Args:
         storage: Directory of the partition.
         clean: True if the log was closed cleanly. Damage at its end then happened after the close.
+        clean_end_offset: Log end offset at that close. The high watermark of the checkpoint may be below it, because records
+            that this replica has acknowledged to its leader may be committed without its knowledge. 0: not known.
         before_loss: Called before damage is quarantined or truncated, because a later recovery may find a short log without
             damage.
 
@@ -225,6 +233,9 @@ def recover(storage: Storage, *, clean: bool = False, before_loss: Callable[[], 
         if not segment.sealed:
             seal(storage, segment)
     log_end_offset = segments[-1].next_offset if segments else log_start_offset
+    ends_early = clean and not damage and log_end_offset < clean_end_offset
+    if ends_early:
+        before_loss()
     report = OpenReport(
         cut_bytes=cut,
         walked_bytes=walked,
@@ -233,7 +244,7 @@ def recover(storage: Storage, *, clean: bool = False, before_loss: Callable[[], 
         quarantined_files=quarantined_names(storage.names() if damage else names),
         checkpoint_found=stored_checkpoint is not None,
         lost_committed=checkpoint.high_watermark >= log_end_offset,
-        lost_flushed=lost_file or (clean and cut > 0),
+        lost_flushed=lost_file or ends_early or (clean and cut > 0),
         rewritten_bytes=rewritten_bytes,
         flush_failed=flush_failed,
     )

@@ -75,6 +75,8 @@ class Segment:
     """Numbers of the index entries whose batches, up to the next entry, have been checked. Used while ``checked`` is False."""
     damaged: bool = False
     """True if a check has failed."""
+    is_removed: bool = False
+    """True if the file is removed. A compaction in another thread may still have the segment."""
     awaits_scrub: bool = False
     """True if this process sealed the segment and has not read it back yet."""
     flushing_bytes: int = 0

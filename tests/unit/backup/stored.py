@@ -75,10 +75,14 @@ def copied(
     return PartitionCopy(partition=0, start=start, high_watermark=high_watermark, pieces=tuple(pieces), before=chain)
 
 
-def put_backup(store: Store, backup: str, partition: PartitionCopy, since: str = "") -> Manifest:
-    """Write the metadata image and then the manifest of a backup."""
+def put_backup(
+    store: Store, backup: str, partition: PartitionCopy, since: str = "", *, left_out: Sequence[str] = ()
+) -> Manifest:
+    """Write the metadata image and then the manifest of a backup. ``left_out``: streams that only the metadata have."""
     stream = StreamImage("orders", UID, "shop.orders", StreamConfig(), (partition_state(),))
     image = replace(born_image(), index=7).with_stream(stream)
+    for number, name in enumerate(left_out):
+        image = image.with_stream(replace(stream, name=name, uid=f"00000b-{number}", subject=f"shop.{name}"))
     manifest = Manifest(
         backup=backup, created_ns=1, namespace="liftpy", version="0", level=1, index=7, leader_epoch=9, since=since,
         image=store_file(store, image_path(backup), encode_snapshot(image, operations=False)),

@@ -15,6 +15,7 @@ from liftpy.core.backup.manifest import (
     NO_CHAIN,
     CursorCopy,
     PartitionCopy,
+    StreamCopy,
     backup_moment,
     decode_manifest,
     encode_manifest,
@@ -25,7 +26,15 @@ from liftpy.core.backup.manifest import (
     writer_of,
 )
 from liftpy.core.backup.pieces import reusable_pieces
-from liftpy.errors import ConfigError, CorruptionError, InvalidNameError, LiftError, NotFoundError, UnknownFormatError
+from liftpy.errors import (
+    ConfigError,
+    CorruptionError,
+    InvalidNameError,
+    LiftError,
+    NotFoundError,
+    StorageError,
+    UnknownFormatError,
+)
 from sidecar.backup.create import BackupOptions, new_backup_id, take_backup
 from sidecar.backup.inspect import list_backups, prune_backups, read_image, verify_backup
 from sidecar.backup.store import Store
@@ -303,6 +312,50 @@ def test_backup_prune_keeps_the_newest_complete_backups(tmp_path: Path) -> None:
     with pytest.raises(LiftError):
         prune_backups(store, 1, NOW)
     assert verify_backup(store, one).faults == [], "what an unreadable manifest names is not known: nothing goes"
+
+
+def test_backup_prune_never_counts_a_partial_backup_in_the_place_of_a_complete_one(tmp_path: Path) -> None:
+    store = Store.at(str(tmp_path))
+    ids = [f"202611{day:02}T000000Z-0000000a" for day in range(1, 8)]
+    full, others, same = (), ("users",), ("_groups",)
+    for backup, left_out in zip(ids, (full, others, full, others, others, others, same), strict=True):
+        put_backup(store, backup, copied(store, backup, log_of(2)), left_out=left_out)
+    assert prune_backups(store, 2, NOW, dry_run=True).backups == (*ids[:2], *ids[3:5]), "an internal stream does not count"
+    assert prune_backups(store, 1, NOW).backups == tuple(ids[:6])
+    for backup in ids[:3]:
+        put_backup(store, backup, copied(store, backup, log_of(2)), left_out=others)
+    store.remove_folder(f"backups/{ids[6]}")
+    assert prune_backups(store, 2, NOW).backups == (ids[0],), "a store of partial backups is pruned, too"
+
+
+def test_backup_prune_keeps_an_incomplete_backup_that_no_complete_one_replaces(tmp_path: Path) -> None:
+    store = Store.at(str(tmp_path))
+    first = put_backup(store, FIRST, copied(store, FIRST, log_of(2)), left_out=("users",))
+    users = StreamCopy(name="users", uid="00000b-0", partitions=(PartitionCopy(partition=0, start=0, high_watermark=-1),))
+    store.put_manifest(replace(first, streams=(*first.streams, users)))
+    store.remove(first.streams[0].partitions[0].pieces[0].file.path)
+    put_backup(store, SECOND, copied(store, SECOND, log_of(2)), left_out=("users",))
+    assert [bool(one.faults) for one in list_backups(store)] == [True, False]
+    assert prune_backups(store, 1, NOW).backups == (), "the metadata and the other files of users may still be of use"
+    put_backup(store, THIRD, copied(store, THIRD, log_of(2)))
+    assert prune_backups(store, 1, NOW).backups == (FIRST, SECOND)
+
+
+def test_backup_prune_removes_nothing_while_a_backup_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _, two = two_backups(tmp_path)
+    read = store.read
+
+    def fails(path: str) -> bytes:
+        if path == two.image.path:
+            raise StorageError("the network is down")
+        return read(path)
+
+    monkeypatch.setattr(store, "read", fails)
+    before = files_of(tmp_path)
+    with pytest.raises(StorageError, match="network"):
+        prune_backups(store, 1, NOW)
+    assert files_of(tmp_path) == before
+    assert list_backups(store)[1].faults == ("the network is down",)
 
 
 @pytest.mark.parametrize("ahead_s", [0, 3600], ids=["in the same second", "the clock was set back"])

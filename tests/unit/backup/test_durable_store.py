@@ -20,7 +20,7 @@ import pytest
 from liftpy.client.positions import Bounds
 from liftpy.client.replica_reads import ReplicaUnavailableError
 from liftpy.config import StreamConfig
-from liftpy.core.backup.manifest import CursorCopy, manifest_path, piece_path, running_path
+from liftpy.core.backup.manifest import CursorCopy, PartitionCopy, StreamCopy, manifest_path, piece_path, running_path
 from liftpy.core.backup.pieces import without_purged
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import Purge
@@ -29,12 +29,12 @@ from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import ConfigError, CorruptionError, NotFoundError, StorageError, UnavailableError
 from sidecar.backup import create
 from sidecar.backup import store as store_module
-from sidecar.backup.inspect import prune_backups, read_image
+from sidecar.backup.inspect import list_backups, prune_backups, read_image
 from sidecar.backup.staging import NOWHERE, stage
 from sidecar.backup.store import Store
 from sidecar.disk.files import DirectoryStorage, sync_folder
 from tests.unit.backup.one_partition import Cluster
-from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, two_backups
+from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, put_backup, two_backups
 
 
 @pytest.fixture
@@ -174,12 +174,14 @@ async def test_backup_reads_the_metadata_then_the_cursors_then_the_partition_end
 
 @pytest.mark.parametrize("named", [(), ("gone", "orders")], ids=["all streams", "named streams"])
 @pytest.mark.parametrize("at", ["its bounds are asked", "it is copied"])
+@pytest.mark.parametrize("is_back", [False, True], ids=["deleted", "created again"])
 async def test_backup_omits_streams_and_groups_that_are_deleted_during_the_backup(
-    at: str, named: tuple[str, ...], client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_back: bool, at: str, named: tuple[str, ...], client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = (await client.admin.describe_cluster()).image
     other = replace(image.streams["orders"], name="gone", uid="00000f-1")
     here = [image.with_stream(other)]
+    later = image.with_stream(replace(other, uid="00000f-2")) if is_back else image
     bounds, reads = client.bounds, create.ReplicaReads
 
     async def describe_cluster(*, linearizable: bool = False) -> Any:
@@ -187,13 +189,15 @@ async def test_backup_omits_streams_and_groups_that_are_deleted_during_the_backu
 
     async def bounds_of(stream: str, number: int) -> Bounds:
         if stream == "gone" and at == "its bounds are asked":
-            here.append(image)
-            raise NotFoundError("there is no stream 'gone'")
+            here.append(later)
+            if not is_back:
+                raise NotFoundError("there is no stream 'gone'")
+            return replace(await bounds(stream, number), uid="00000f-2")
         return replace(await bounds(stream, number), uid=here[0].streams[stream].uid)
 
     def reads_of(transport: Any, subjects: Any, address: Any) -> Any:
         async def batches(offset: int) -> Any:
-            here.append(image)
+            here.append(later)
             raise ReplicaUnavailableError("no responders")
 
         return SimpleNamespace(batches=batches) if address.stream == "gone" else reads(transport, subjects, address)
@@ -225,6 +229,25 @@ async def test_backup_omits_streams_and_groups_that_are_deleted_during_the_backu
     taken = await create.take_backup(client, store, create.BackupOptions())
     assert (taken.deleted, [stream.name for stream in taken.manifest.streams]) == (("gone",), ["orders"])
     assert taken.manifest.cursors == (CursorCopy(name="g", is_cursor=False, positions=(("orders", "u", 0, 5),)),)
+    assert list_backups(store)[0].left_out == (), "a backup without a deleted stream has all streams"
+
+
+@pytest.mark.parametrize("streams", [(), ("orders",)])
+async def test_backup_after_a_partial_one_of_other_streams_uses_the_pieces_of_the_backup_before(
+    client: Any, tmp_path: Path, streams: tuple[str, ...]
+) -> None:
+    """It copied all records again."""
+    store = Store.at(str(tmp_path))
+    options = create.BackupOptions(piece_bytes=3 * client.log[0].header.size_bytes, streams=streams)
+    first = (await create.take_backup(client, store, options)).manifest
+    second = create.new_backup_id(datetime.now(UTC), first.backup)
+    partial = put_backup(store, second, first.streams[0].partitions[0], left_out=("users",))
+    users = StreamCopy(name="users", uid="00000b-0", partitions=(PartitionCopy(partition=0, start=0, high_watermark=-1),))
+    store.put_manifest(replace(partial, streams=(users,)))
+    taken = await create.take_backup(client, store, options)
+    assert taken.manifest.since == first.backup
+    pieces = taken.manifest.streams[0].partitions[0].pieces
+    assert [piece in first.streams[0].partitions[0].pieces for piece in pieces] == [True, True, False]
 
 
 class SmallDisk:

@@ -99,6 +99,33 @@ async def test_partition_backup_overtaken_by_retention_restarts_at_the_new_log_s
         await world.take()
 
 
+@pytest.mark.parametrize("calls_before", range(1, 5))
+async def test_partition_backup_never_takes_the_offsets_of_a_new_stream_with_the_same_name(
+    world: World, calls_before: int
+) -> None:
+    """The stream is deleted and created again while retention makes the backup ask for the bounds of its log."""
+
+    def delete_records() -> None:
+        world.start, world.state = 40, (77, b"producers")
+
+    calls: list[int] = []
+
+    async def bounds(stream: str, number: int) -> Bounds:
+        calls.append(number)
+        found = await world._bounds(stream, number)
+        return found if len(calls) <= calls_before else replace(found, uid="00000b-20", log_start_offset=0, high_watermark=-1)
+
+    world.after_read, world.bounds = delete_records, bounds
+    options = create.BackupOptions(piece_bytes=3 * world.log[0].header.size_bytes, since="")
+    taking = create.take_backup(world, world.store, options)  # type: ignore[arg-type]
+    if calls_before < 4:
+        with pytest.raises(NotFoundError, match="was deleted"):
+            await taking
+        assert world.store.sizes("") == {}
+    else:
+        assert (await taking).manifest.streams[0].partitions[0].pieces[-1].end == 80
+
+
 @pytest.mark.parametrize("same", [True, False])
 async def test_partition_backup_reuses_earlier_pieces_only_of_an_unchanged_log(world: World, same: bool) -> None:
     before = await world.take(59)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import Record, build_batch, split_batches
 from liftpy.errors import LogClosedError, NoSpaceError, StorageError
+from sidecar.disk.files import DirectoryStorage, DiskFile
 from tests.long import every, examples
 
 CONFIG = StreamConfig(segment_bytes=4096, compaction=True, delete_retention_s=100.0)
@@ -178,11 +181,94 @@ def test_compaction_of_a_log_truncated_during_the_run_is_discarded() -> None:
     compaction = log.begin_compaction(NOW_NS)
     assert compaction is not None
     compaction.run()
-    log.drop_prefix(100)
+    log.truncate_to(200)
     before = _records(log)
     assert log.complete_compaction(compaction) == 0
     assert _records(log) == before
     assert not [n for n in log.storage.names() if n.endswith(".tmp")]
+
+
+class _RetentionDuringWrites(DirectoryStorage):
+    """Deletes the records below an offset in front of a certain call of ``create``."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.calls_left = -1
+        self.delete: Callable[[], None] = lambda: None
+
+    def create(self, name: str) -> DiskFile:
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            self.delete()
+        return super().create(name)
+
+
+@pytest.mark.parametrize("runs_before", [0, 1], ids=["whole segments", "merged segments"])
+def test_compaction_continues_when_retention_removes_segments_during_the_run(tmp_path: Path, runs_before: int) -> None:
+    """Retention does not wait for a long compaction of the same log."""
+    has_ended, number = False, 0
+    while not has_ended:
+        number += 1
+        log, _ = Log.open(storage := _RetentionDuringWrites(tmp_path / str(number)), CONFIG)
+        for batch in range(60):
+            _append(log, [(b"k%d" % ((batch * 3 + j) % 7), b"%d-%d" % (batch, j) + b"." * 60) for j in range(3)])
+        log.flush()
+        log.raise_high_watermark(log.newest_offset)
+        for _ in range(runs_before):
+            _compact(log)
+        newest = _newest_per_key(_records(log))
+        run = log.begin_compaction(NOW_NS)
+        assert run is not None
+        storage.calls_left, storage.delete = number, lambda log=log: log.drop_prefix(100)  # type: ignore[misc]
+        run.run()
+        has_ended = storage.calls_left > 0
+        if has_ended:
+            log.drop_prefix(100)
+        before = _records(log)
+        assert before[0].offset == 99 or runs_before
+        assert log.complete_compaction(run) >= len(before) - len(after := _records(log))
+        assert set(after) <= set(before)
+        assert _newest_per_key(after) == newest
+        assert len(after) < len(before) or runs_before
+        assert not [name for name in storage.names() if name.endswith(".tmp")]
+        log.close()
+        assert _records(Log.open(DirectoryStorage(storage.folder), CONFIG, clean=True)[0]) == after
+    assert number > 1
+
+
+def test_compaction_of_subjects_removes_nothing_when_retention_removes_segments_during_the_run() -> None:
+    """The first pass has counted the records that retention has removed since, so too many of the others would go."""
+    log, _ = Log.open(MemoryStorage(), StreamConfig(segment_bytes=4096, max_per_subject=40))
+    for number in range(60):
+        log.append(build_batch([b"." * 200], subjects=["s"], base_offset=number, leader_epoch=1, timestamp_ns=NOW_NS))
+    log.flush()
+    log.raise_high_watermark(59)
+    run = log.begin_compaction(NOW_NS)
+    assert run is not None
+    run.run()
+    assert run.outputs
+    log.drop_prefix(30)
+    assert log.complete_compaction(run) == 0
+    assert [record.offset for record in _records(log)] == list(range(30, 60))
+
+
+def test_purge_is_not_complete_when_retention_removes_a_part_of_a_merged_file_during_the_run() -> None:
+    log, _ = Log.open(MemoryStorage(), CONFIG)
+    for number in range(12):
+        _append(log, [(b"k%d" % number, b"." * 300)])
+        log.roll()
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    log.cleaning.purges = (Purge(number=7, keys=(b"k5", b"k7"), end_offset=12),)
+    run = log.begin_compaction(NOW_NS)
+    assert run is not None
+    run.run()
+    log.drop_prefix(3)
+    log.complete_compaction(run)
+    assert not log.cleaning.purged
+    _compact(log)
+    assert log.cleaning.purged == {7}
+    assert [record.offset for record in _records(log)] == [3, 4, 6, 8, 9, 10, 11]
 
 
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
@@ -292,6 +378,32 @@ def test_compaction_of_more_keys_than_fit_into_one_run_keeps_only_the_newest_rec
         log.complete_compaction(run)
         assert all(newest[key] == found for key, found in _newest_per_key(_records(log)).items())
     assert sorted(record.offset for record in _records(log)) == list(range(81, 120)), "the old tombstone is gone, too"
+
+
+@pytest.mark.parametrize("written_twice", [(), (37,), (50, 120, 190)])
+def test_compaction_of_more_keys_than_fit_into_one_run_writes_only_segments_with_replaced_records(
+    monkeypatch: pytest.MonkeyPatch, written_twice: Sequence[int]
+) -> None:
+    """Each cycle wrote the whole log once for each class of keys."""
+    monkeypatch.setattr(compaction, "MAX_KEYS", 100)
+    calls: list[str] = []
+    storage = MemoryStorage(fault=calls.append)
+    log, _ = Log.open(storage, CONFIG)
+    for number in (*range(400), *written_twice):
+        _append(log, [(b"k%d" % number, b"." * 300)])
+    log.roll()
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    calls.clear()
+    before, runs = len(log.segments), 0
+    while (run := log.begin_compaction(NOW_NS, min_dirty_ratio=0.5)) is not None:
+        runs += 1
+        run.run()
+        log.complete_compaction(run)
+    assert runs > 4
+    assert before > 30
+    assert len(_records(log)) == 400
+    assert calls.count("create") == len(written_twice), "one file for each segment with a replaced record"
 
 
 def test_purge_in_a_log_with_more_keys_than_fit_into_one_run_is_carried_out_completely(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -100,6 +100,7 @@ class Held(_Part):
     """The partitions of the node: none."""
 
     all_flushed = False
+    log_ends: Mapping[str, int] = MappingProxyType({})
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,8 @@ class FakeWorker:
         self.states = SimpleNamespace(checkpoint=self.begin_checkpoint)
         self.flusher = SimpleNamespace(stalls=False, alone=lambda work: self.done.append("settle") or work())
         self.compaction: Any = SimpleNamespace(run=lambda: self.done.append("run"))
+        self.begun: Any = None
+        self.may_end: Any = None
         self.log = FakeWorkerLog(
             kept=self,
             log_start_offset=0,
@@ -111,7 +114,7 @@ async def test_housekeeping_compaction_waiting_for_a_flush_does_not_delay_other_
     put_off: list[Any] = []
     slow.flusher.alone = lambda work: put_off.append(work) or True
     keeping = Housekeeping(FakeWorkers([slow, other]), 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
-    await keeping._retention()
+    await keeping._clean()
     assert ("complete" in slow.done, "complete" in other.done) == (False, True)
     (work,) = put_off
     work()
@@ -142,7 +145,7 @@ async def test_housekeeping_of_a_partition_closed_during_its_compaction_reports_
 
     one.compaction = SimpleNamespace(run=run, abandon=gone)
     other.log.begin_compaction = closed
-    await Housekeeping(FakeWorkers([one, other]), 1.0, tmp_path, pytest.fail)._retention()  # type: ignore[arg-type]
+    await Housekeeping(FakeWorkers([one, other]), 1.0, tmp_path, pytest.fail)._clean()  # type: ignore[arg-type]
     assert one.done == ["retention", *([] if error else ["abandoned"])]
     assert other.done == []
 
@@ -207,8 +210,52 @@ async def test_housekeeping_uses_time_zero_for_retention_while_the_clock_is_untr
     keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
     for told_ns in (7, 0):
         workers.clocks.time_ns = told_ns
-        await keeping._retention()
+        await keeping._clean()
     assert ages == [7, 7, 0, 0]
+
+
+async def test_housekeeping_deletes_old_records_and_stores_checkpoints_during_a_long_compaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.002)
+    slow, counted, other = FakeWorker("a"), FakeWorker("b"), FakeWorker("c")
+    slow.config, counted.config = (
+        StreamConfig(retention_bytes=1, compaction=True),
+        StreamConfig(retention_bytes=1, max_per_subject=1),
+    )
+    for worker in (slow, counted, other):
+        begun, may_end = threading.Event(), threading.Event()
+        worker.compaction = SimpleNamespace(run=lambda begun=begun, may_end=may_end: begun.set() or may_end.wait())
+        worker.begun, worker.may_end = begun, may_end
+    keeping = Housekeeping(FakeWorkers([slow, counted, other]), 0.001, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    keeping.start()
+    for worker, waits in ((slow, False), (counted, True)):
+        await until(worker.begun.is_set)
+        for one in (slow, counted, other):
+            one.done.clear()
+            one.high_watermark += 1
+        await until(lambda: other.done.count("retention") > 2 and "checkpoint" in other.done)
+        assert "checkpoint" in worker.done
+        assert ("retention" in worker.done) is not waits, "the counts of subjects would not fit the remaining records"
+        assert not other.begun.is_set(), "compactions run one after another"
+        monkeypatch.setattr(housekeeping, "RETENTION_WAIT_S", 0.0)
+        await until(lambda worker=worker: "retention" in worker.done)  # type: ignore[misc]
+        monkeypatch.setattr(housekeeping, "RETENTION_WAIT_S", 600.0)
+        worker.may_end.set()
+    other.may_end.set()
+    await keeping.close()
+
+
+async def test_housekeeping_deletes_segments_of_other_logs_while_one_log_has_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless, other = FakeWorker("a"), FakeWorker("b")
+    endless.apply_retention = lambda now: endless.done.append("retention") or True  # type: ignore[method-assign, assignment, func-returns-value]
+    monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.02)
+    for _ in range(2):
+        await Housekeeping(FakeWorkers([endless, other]), 1.0, tmp_path, pytest.fail)._retention()  # type: ignore[arg-type]
+    assert len(endless.done) > 4
+    assert other.done == ["retention"] * 2
 
 
 async def test_housekeeping_repeats_retention_of_a_partition_while_it_deletes_segments(tmp_path: Path) -> None:
@@ -238,6 +285,7 @@ async def test_housekeeping_deletes_nothing_in_the_round_that_restarts_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The restart may come before the state of the deleted records is stored [A16]."""
+    monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.002)
     now_s = itertools.count(0.0, 100.0)
     only_in(monkeypatch, housekeeping, "time", monotonic=lambda: next(now_s))
     full, reasons = FakeWorker("a"), []

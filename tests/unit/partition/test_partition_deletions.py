@@ -61,6 +61,7 @@ class Controllers:
 
 class Worker:
     leads = False
+    log = SimpleNamespace(log_end_offset=7)
 
     def __init__(self, key: Any, deleted: list[bool]) -> None:
         self.key, self.deleted = key, deleted

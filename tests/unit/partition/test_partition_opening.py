@@ -50,6 +50,7 @@ class Worker:
     """Remembers the LeaderEpochs that it was told; ``at_first`` is scheduled by the first one."""
 
     leads = has_flushed_all = False
+    log = SimpleNamespace(log_end_offset=7)
 
     def __init__(self, key: Any, at_first: Any) -> None:
         self.key = key

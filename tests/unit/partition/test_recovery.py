@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from liftpy.core.log.compaction_point import HORIZON_NAME, Horizon, encode_horiz
 from liftpy.core.log.log import Log
 from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import CorruptionError, StorageError
-from sidecar.disk.data_folder import DataDirectory
+from sidecar.disk.data_folder import UNREPORTED_DAMAGE, DataDirectory
 from sidecar.disk.files import DirectoryStorage
+from sidecar.metadata.identity import NodeFile
 from sidecar.partition import recovery
 from sidecar.partition.recovery import RecoveredLogs
 from tests.open_files import open_files
@@ -176,6 +178,34 @@ async def test_log_recovery_with_a_lost_log_end_finds_no_confined_damage(
     logs = RecoveredLogs()
     await logs.run(folder, pool, clean_stop=True)
     assert (logs.damaged, logs.confined) == ([f"b-2/{whole.name}"], [])
+    logs.close()
+
+
+@pytest.mark.parametrize("kept", ["no batch", "one batch", "all but one batch"])
+@pytest.mark.parametrize("stop", ["clean", "killed", "clean, by an earlier version"])
+async def test_log_recovery_finds_a_log_that_is_shorter_than_at_the_clean_stop(
+    folder: DataDirectory, pool: ThreadPoolExecutor, stop: str, kept: str
+) -> None:
+    """The checkpoint does not show it: the high watermark that this replica knew is below the records that are missing."""
+    path, _ = a_log(folder, "a-1"), a_log(folder, "a-1", 1)
+    for process in ("this version", "an earlier version"):
+        if process == "an earlier version" and "earlier" not in stop:
+            continue
+        identity = NodeFile(folder, "n1")
+        identity.count_start()
+        identity.begin(1)
+        if process == "an earlier version":
+            folder.store_identity(replace(identity._stored, clean_incarnation=1))
+        elif stop != "killed":
+            identity.end_cleanly({"a-1/0": 40, "a-1/1": 40})
+    segment = sorted(path.glob("*.log"))[-1]
+    batches = split_batches(segment.read_bytes())
+    count = {"no batch": 0, "one batch": 1, "all but one batch": len(batches) - 1}[kept]
+    os.truncate(segment, sum(batch.header.size_bytes for batch in batches[:count]))
+    logs = RecoveredLogs()
+    await logs.run(folder, pool, clean_stop=NodeFile(folder, "n1").previous.clean_stop)
+    assert (logs.damaged, logs.confined) == (["a-1/0"] if stop == "clean" else [], [])
+    assert folder.has_mark(UNREPORTED_DAMAGE) == (stop == "clean")
     logs.close()
 
 

@@ -45,6 +45,7 @@ class RecordingWorker:
         self.replica = SimpleNamespace(serves=lambda epoch, now_ns: epoch == 4)
         self.feed = self.events.append
         self.services = object()
+        self.log = SimpleNamespace(log_end_offset=7)
         self.transfers: Any = None
 
     def prepare_transfer(self, leader_epoch: int, done: Callable[[], None]) -> None:

@@ -131,7 +131,7 @@ def server() -> Iterator[NatsServer]:
 @pytest.fixture
 def settings(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeSettings:
     monkeypatch.setattr(node, "exit_after", lambda *_: None)
-    monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.0)
+    monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.01)
     namespace = f"t{time.monotonic_ns()}"
     return NodeSettings("n1", tmp_path / "n1", nats=(server.url,), controllers=("n1",), namespace=namespace)
 
@@ -141,7 +141,8 @@ def raising(*_: Any, **__: Any) -> Any:
 
 
 LOOPS: dict[str, tuple[type, str, str]] = {
-    "retention": (Housekeeping, "_retention", "housekeeping"),
+    "retention": (Housekeeping, "_retention", "retention"),
+    "compaction": (Housekeeping, "_clean", "compaction"),
     "heartbeats": (Heartbeats, "_one_beat", "self._one_beat("),
     "a checkpoint in its thread": (Log, "checkpoint", "_checkpoint_ended"),
 }

@@ -259,9 +259,13 @@ CASES: dict[str, Case] = {
     ),
 }  # fmt: skip
 OTHER_HALVES = {
+    "BackupOld": Case(
+        {'liftpy_backup_newest_timestamp_seconds{job="node",instance="b",store="/b"}': ((200, 5), (3600, 5), (400, 5))},
+        4, 7, 11, {"store": "/b"},
+    ),
     "DamagedSegments": Case(gauge("scrub_damage_total", (3, 5), (4, 40)), 4, 6, 20, NODE),
     "DiskFilling": Case(DISK | gauge("disk_free_bytes", (50, 5), (14, 30), (50, 5)), 19, 21, 36, NODE),
-}
+}  # fmt: skip
 """Of alerts that have two."""
 AT_A_START = Case(
     gauge("damaged_segments_total", (nan, 6), (1, 40)) | gauge("uptime_seconds", (nan, 6), *growing(60, 40, 30)), 5, 7, 25, NODE

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
+from liftpy.core.log.small_files import CHECKPOINT_NAME, decode_checkpoint
+from liftpy.core.wire.batch import split_batches
 from liftpy.errors import PublishRejectedError
 from tests.simulation.world.machine.scheduler import NS_PER_S
 from tests.simulation.world.scripts.stage import Stage, script
@@ -233,3 +236,39 @@ async def script_node_with_an_unclosed_log_does_not_stop_cleanly(s: Stage) -> No
     node.terminate()
     await s.becomes(lambda: not node.is_up, within_s=20, what="the process ends")
     s.expect(s.count_log("n2", "node.stopped: node stopped node=n2 clean=no *"), 1, "log lines about an unclean stop")
+
+
+@script()
+async def script_log_that_lost_its_last_batch_after_a_clean_stop_leaves_the_isr(s: Stage) -> None:
+    """Given a follower that stops cleanly, when its log then loses its last batch, the next start notices it.
+
+    The high watermark of the follower is below this batch. The leader may have committed it with the ack of this follower, so a
+    leader with the shorter log would lose an acknowledged record.
+    """
+    await s.create("orders", leader="n2")
+    publishing = asyncio.create_task(s.publish("orders", 60, value=_VALUE))
+    await asyncio.sleep(0.02)
+    await s.stop("n1")
+    await publishing
+    (path,) = (s["n1"].disk.folder / "streams").glob("orders-*/0/*.log")
+    data = path.read_bytes()
+    checkpoint = decode_checkpoint((path.parent / CHECKPOINT_NAME).read_bytes())
+    batches = split_batches(memoryview(data))
+    s.expect(
+        checkpoint is not None and checkpoint.high_watermark < batches[-1].base_offset, True, "the last batch is above the HW"
+    )
+    os.truncate(path, len(data) - batches[-1].header.size_bytes)
+    s["n1"].disk.is_damaged = True
+    s.forget_log()
+    await s.start("n1")
+    s.expect(s.count_log("n1", "ERROR log.damaged: log damaged log=*/orders-*/0 report=*lost_flushed=True*"), 1, "log lines")
+    s.expect(
+        s.count_log("n1", "WARNING node.registered_with_warning: node registered warning=may have lost acknowledged data*"),
+        1,
+        "log lines",
+    )
+    await s.shows(lambda: s.isr("orders"), s.names)
+    await s.stop("n1")
+    s.forget_log()
+    await s.start("n1")
+    s.expect_log("n1", "", about="log.")

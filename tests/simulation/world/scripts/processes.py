@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
+from sidecar.disk.data_folder import LOG_ENDS_NAME
+from sidecar.disk.files import decode_checked_json
 from sidecar.workers import workers
 from tests.simulation.world.scripts.stage import Stage, script
 
@@ -38,10 +41,23 @@ async def script_partitions_of_a_node_with_two_processes(s: Stage) -> None:
     for partition in range(6):
         s.expect(len(await s.read("orders", partition)), 5, "records")
     await s.shows(lambda: s.total("read_records_total"), 30, what="records that all nodes have read")
-    # Both processes take new settings, and both stop.
+    # Both processes take new settings, and both stop and name the ends of their logs.
     s.change_settings("n2", scrub_bytes_per_s=7_000)
     await asyncio.sleep(1)
     s.expect((await s.status("n2"))["scrub"]["bytes_per_s"], 7_000, "rate of the scrub")
+    await s.stop("n2")
+    uid = (await s.client.admin.stream("orders")).uid
+    ends = decode_checked_json((s["n2"].disk.folder / LOG_ENDS_NAME).read_bytes())["ends"]
+    s.expect(ends, {f"orders-{uid}/{number}": 5 for number in range(6)}, "log ends of n2")
+    for path in (s["n2"].disk.folder / "streams").glob("orders-*/*/*.log"):
+        os.truncate(path, 0)
+    s["n2"].disk.is_damaged = True
+    s.forget_log()
+    await s.start("n2")
+    damaged = {text for name, _, text in s.lines if name.startswith("n2") and text.startswith("log.damaged: ")}
+    s.expect(len(damaged), 6, "log lines of both processes")
+    for partition in range(6):
+        await s.shows(lambda: s.isr("orders", partition), s.names)  # noqa: B023
 
 
 @script(workers=2)

@@ -83,6 +83,7 @@ class Session:
         self.world = World(seed, Profile("golden", controllers=1, servers=1, users=False))
         self.scheduler = self.world.scheduler
         self.folder = Path(tempfile.mkdtemp(prefix="liftpy-golden-"))
+        self.clock_error_s = 0
         logging.getLogger().handlers[:] = [logging.NullHandler()]  # not the log of the nodes
         for node in self.world.nodes:  # one after another, so that n1 is the metadata leader
             self.on_start(node.name)
@@ -153,8 +154,8 @@ class Session:
         }
 
     def _process(self, name: str) -> Process:
-        """Return a process with the clock of the nodes."""
-        return Process(self.scheduler, name, wall_offset_ns=int(self.scheduler.passed_s * NS_PER_S))
+        """Return a process with the clock of the nodes, plus its error."""
+        return Process(self.scheduler, name, wall_offset_ns=int((self.scheduler.passed_s + self.clock_error_s) * NS_PER_S))
 
     # ---- events ----------------------------------------------------------------------------------------------------------
     def event(self, text: str) -> None:
@@ -187,6 +188,10 @@ class Session:
     def on_pass(self, seconds: str) -> None:
         """Let time pass."""
         self.scheduler.run(self.scheduler.now_ns + int(float(seconds) * NS_PER_S), lambda: False)
+
+    def on_clock(self, error_s: str) -> None:
+        """Let the wall clock of the commands differ from the clock of the nodes, from now on."""
+        self.clock_error_s = int(error_s)
 
     def _run_client(self, work: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
         ready: list[bool] = []
