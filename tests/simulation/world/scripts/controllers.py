@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from functools import partial
 
-from liftpy.errors import CorruptionError, NoMajorityError, OutcomeUnknownError
+from liftpy.core.metadata.features import SUPPORTED_LEVELS, LevelRange
+from liftpy.core.metadata.feed import FeedSubscription
+from liftpy.errors import CorruptionError, IncompatibleVersionError, NoMajorityError, OutcomeUnknownError
+from sidecar.metadata import feed
 from sidecar.quorum.rescue import lock_directories, read_survivor, rescue
 from sidecar.runtime.settings import with_values
 from tests.simulation.world.machine.scheduler import NS_PER_S
@@ -322,6 +326,19 @@ async def script_node_that_is_no_controller_misses_changes(s: Stage) -> None:
     s.expect((await s.status("n4"))["metadata_leader"], await s.controller(), "metadata leader that n4 knows")
     counted = {node: await s.metric(node, "cluster_streams") for node in s.names}
     s.expect(counted, {"n1": 4, "n2": 4, "n3": 4, "n4": 0}, "streams that controllers count")
+
+
+@script()
+async def script_node_of_an_earlier_version_meets_a_newer_feature_level(s: Stage) -> None:
+    """Given a newer feature level, when a node of an earlier version follows the feed, it ends for good and says what it needs."""
+    earlier = LevelRange(SUPPORTED_LEVELS.least, SUPPORTED_LEVELS.most - 1)
+    setattr(feed, "FeedSubscription", partial(FeedSubscription, spoken=earlier))  # noqa: B010  # the levels of that version
+    node = s.add_node("n4", folder="n4")
+    text = await s.start_fails(node, IncompatibleVersionError)
+    s.expect_in(f"the cluster is at feature level {SUPPORTED_LEVELS.most}, this version speaks {earlier}", text)
+    s.expect(node.exits, [78], "exit code")
+    s.expect(s.count_log("n4", "node.task_failed"), 0, "log lines about a bug")
+    s.world.nodes.remove(node)
 
 
 @script()
