@@ -17,6 +17,7 @@ import click
 from liftpy.errors import LiftError
 from sidecar.cli.help import ConnectionOption, HelpCommand
 from sidecar.cli.options import add_credential_options, jetstream_option
+from sidecar.cli.output import discard_stdout
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.restarts import EXIT_NO_RESTART, EXIT_TO_REPAIR, count_restart, pause_s, prevents_restart
 from sidecar.runtime.settings import SettingsLoader, restarted_environment, restarts_in_a_row, unknown_variables
@@ -118,8 +119,13 @@ def _run(sources: SettingsLoader, received: list[int], *, as_json: bool) -> int:
     began = time.monotonic()
 
     def print_ready(facts: dict[str, Any]) -> None:
-        if as_json:
+        if not as_json:
+            return
+        try:
             print(json.dumps({"event": "ready", **facts}), flush=True)
+        except OSError as error:
+            discard_stdout()
+            logger.warning("ready line not written error=%s: continuing", error)
 
     try:
         code = run_loop(run_node(settings, print_ready, sources, received))

@@ -57,6 +57,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.groups", "group coordinators not loaded error=%r: retrying after the n"): "group.coordinators_not_loaded",
     ("liftpy.groups", "group coordinators not started missing_inbox_prefix=%s: this"): "group.coordinator_disabled",
     ("liftpy.node", "component failed to close component=%s, closing the others"): "node.close_failed",
+    ("liftpy.node", "ready line not written error=%s: continuing"): "node.ready_line_not_written",
     ("liftpy.node", "settings reloaded applied=%s waiting_for_restart=%s"): "node.settings_reloaded",
     ("liftpy.node", "unknown environment variable, ignoring variable=%s nearest=%"): "node.unknown_variable",
     ("liftpy.node", "mark of a failed flush not removed log=%s error=%s: continui"): "log.mark_not_removed",
