@@ -86,7 +86,7 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
     received = _record_stop_signals()
     try:
         return _run(SettingsLoader(config, flags), received, as_json=as_json)
-    except KeyboardInterrupt as error:  # SIGINT before a restart, or SIGHUP before the node has its own handler
+    except KeyboardInterrupt as error:  # SIGINT or SIGTERM before a restart, or SIGHUP before the node has its own handler
         if signal.SIGHUP in error.args:
             raise
         return 0
@@ -136,10 +136,11 @@ def _run(sources: SettingsLoader, received: list[int], *, as_json: bool) -> int:
         return EXIT_NO_RESTART
     if code == EXIT_TO_REPAIR:
         cancel_exit()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the next node reloads after it. It reads the settings anyway
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         in_a_row = count_restart(restarts_in_a_row(), time.monotonic() - began)
         logger.warning("node stopped restarts=%d: starting again in %g s", in_a_row, pause_s(in_a_row))
         time.sleep(pause_s(in_a_row))
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the next node reloads after it. It reads the settings anyway
         arguments = [sys.executable, *sys.orig_argv[1:]]
         os.execve(sys.executable, arguments, restarted_environment(in_a_row))  # the same process for its supervisor
     return code
