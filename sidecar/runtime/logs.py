@@ -118,6 +118,8 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.node", "node started node=%s incarnation=%d"): "node.up",
     ("liftpy.partition", "HW checkpoint failed partition=%s error=%s: retrying"): "partition.checkpoint_failed",
     ("liftpy.partitions", "data of an unknown stream removed directory=%s bytes=%d"): "partition.unknown_data_removed",
+    ("liftpy.partitions", "partition not deleted partition=%s: it has left this node, b"): "partition.deletion_waits",
+    ("liftpy.partitions", "metadata went back or was rescued partitions=%d: keeping the"): "partition.kept",
     ("liftpy.partitions", "partition deleted partition=%s"): "partition.deleted",
     ("liftpy.partitions", "partition deleted partition=%s: it has left this node"): "partition.deleted_moved_away",
     ("liftpy.partitions", "partition not deleted partition=%s: the metadata feed remove"): "partition.deletion_contradicted",
