@@ -41,12 +41,14 @@ from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.services import PartitionServices
 from sidecar.partition.worker import NodeTools, PartitionWorker, open_worker
 from sidecar.runtime import clock
+from sidecar.runtime.logs import WarningLogRateLimit
 from sidecar.runtime.memory import GarbageCollection
 from sidecar.runtime.tasks import CooperativeQueue, spawn, start_attended
 from sidecar.runtime.timers import Timer
 from sidecar.transport.connection import BusConnection, send_answer
 
 logger = logging.getLogger("liftpy.partitions")
+_seldom = WarningLogRateLimit()
 
 _RETRY_S = 5.0
 _STOPS_AT_ONCE = 64
@@ -350,7 +352,9 @@ class Partitions:
 
     def _delete_later(self, key: PartitionKey) -> None:
         if self._departures.may_be_the_only_copy(key, self._image):
-            logger.warning("partition not deleted partition=%s: it has left this node, but has no leader: retrying", key)
+            _seldom.warning(
+                logger, "partition not deleted partition=%s: it has left this node, but has no leader: retrying", key
+            )
         self._start_later(self._leave_later(key), f"deleting {key} later")
 
     def _start_later(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
@@ -398,6 +402,7 @@ class Partitions:
         for key in keys:
             if self._is_left_behind(key) and await self._leave(key) is None:
                 self._delete_later(key)
+                await asyncio.sleep(0)  # thousands of partitions may have no leader
 
     def _is_left_behind(self, key: PartitionKey) -> bool:
         """Return whether the partition ``key`` is neither open here nor on this node by the current image."""
