@@ -52,7 +52,7 @@ from sidecar.cli.options import Duration, Size, connection_options, json_option
 from sidecar.cli.output import Progress, count_of, print_table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
-from sidecar.tracing.node_tracing import check_packages
+from sidecar.tracing.node_tracing import check_exporter
 
 if TYPE_CHECKING:
     from sidecar.tracing.exporting import Exporter
@@ -120,13 +120,13 @@ def trace_steps(
     """Record one span for the block and one span for each of its steps. Yield the object that records the steps.
 
     ``name``: name of the span. ``trace``: ``off`` or ``otlp``. ``endpoint``: URL of the collector. ``exporter``: makes another
-    exporter, for tests. Raises ConfigError if packages are missing.
+    exporter, for tests. Raises ConfigError if spans cannot be exported.
     """
     spans = StepSpans(name, time.time_ns)
     if trace == "off":
         yield spans
         return
-    check_packages(f"--trace {trace}")
+    check_exporter(f"--trace {trace}", endpoint)
     from sidecar.tracing.exporting import SpanThread, otlp_exporter
 
     span_exporter = exporter() if exporter is not None else otlp_exporter(endpoint)

@@ -37,7 +37,7 @@ from liftpy.errors import (
 )
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import add_shared_options
-from sidecar.cli.output import discard_stdout
+from sidecar.cli.output import discard_stdout, tolerate_stderr_errors
 
 NO_ANSWER = (
     "Error: The standard input ended before the confirmation. Nothing was done. Run the command in a terminal, or confirm with its "
@@ -322,6 +322,7 @@ def _prepare_standard_streams() -> None:
     """Open the null device in place of the standard streams that the parent has closed. Sockets must not get their descriptors.
 
     Characters that the encoding of the output lacks are printed as escape sequences. So a command cannot fail after its work.
+    Errors of the standard error are ignored.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -332,6 +333,7 @@ def _prepare_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    tolerate_stderr_errors()
 
 
 def new_name(error: click.UsageError) -> str:

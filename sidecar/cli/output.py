@@ -8,6 +8,7 @@ command imports it.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import select
 import stat
@@ -175,3 +176,27 @@ def discard_stdout() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
+
+
+class _LossyFile(io.FileIO):
+    """File that drops the data which cannot be written, as on a full disk or into a closed pipe."""
+
+    def write(self, data: Any) -> int:
+        try:
+            written = super().write(data)
+        except OSError:
+            written = None
+        return memoryview(data).nbytes if written is None else written
+
+
+def tolerate_stderr_errors() -> None:
+    """Let writes to the standard error of this process never fail.
+
+    It has only messages for people. A message that cannot be written must not change the result or the exit code of a command.
+    """
+    stream = sys.stderr
+    if type(stream) is io.TextIOWrapper:  # not if a test or another program has replaced it
+        file = _LossyFile(stream.fileno(), "w", closefd=False)
+        sys.stderr = io.TextIOWrapper(
+            io.BufferedWriter(file), encoding=stream.encoding, errors=stream.errors, line_buffering=True
+        )

@@ -17,6 +17,7 @@ import click
 from liftpy.errors import LiftError
 from sidecar.cli.help import ConnectionOption, HelpCommand
 from sidecar.cli.options import add_credential_options, jetstream_option
+from sidecar.cli.output import discard_stdout
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.restarts import EXIT_NO_RESTART, EXIT_TO_REPAIR, count_restart, pause_s, prevents_restart
 from sidecar.runtime.settings import SettingsLoader, restarted_environment, restarts_in_a_row, unknown_variables
@@ -85,7 +86,7 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
     received = _record_stop_signals()
     try:
         return _run(SettingsLoader(config, flags), received, as_json=as_json)
-    except KeyboardInterrupt as error:  # SIGINT before a restart, or SIGHUP before the node has its own handler
+    except KeyboardInterrupt as error:  # SIGINT or SIGTERM before a restart, or SIGHUP before the node has its own handler
         if signal.SIGHUP in error.args:
             raise
         return 0
@@ -118,8 +119,13 @@ def _run(sources: SettingsLoader, received: list[int], *, as_json: bool) -> int:
     began = time.monotonic()
 
     def print_ready(facts: dict[str, Any]) -> None:
-        if as_json:
+        if not as_json:
+            return
+        try:
             print(json.dumps({"event": "ready", **facts}), flush=True)
+        except OSError as error:
+            discard_stdout()
+            logger.warning("ready line not written error=%s: continuing", error)
 
     try:
         code = run_loop(run_node(settings, print_ready, sources, received))
@@ -130,10 +136,11 @@ def _run(sources: SettingsLoader, received: list[int], *, as_json: bool) -> int:
         return EXIT_NO_RESTART
     if code == EXIT_TO_REPAIR:
         cancel_exit()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the next node reloads after it. It reads the settings anyway
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         in_a_row = count_restart(restarts_in_a_row(), time.monotonic() - began)
         logger.warning("node stopped restarts=%d: starting again in %g s", in_a_row, pause_s(in_a_row))
         time.sleep(pause_s(in_a_row))
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the next node reloads after it. It reads the settings anyway
         arguments = [sys.executable, *sys.orig_argv[1:]]
         os.execve(sys.executable, arguments, restarted_environment(in_a_row))  # the same process for its supervisor
     return code

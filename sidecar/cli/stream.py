@@ -371,6 +371,13 @@ def alter(
                 f"Another request set the number of replicas of {name} to {now.replica_count} while this one moved them to "
                 f"{factor}. Check `liftpy stream show {name}`."
             )
+        others = [p for p in now.partitions if len(p.replicas) != factor]
+        if others:
+            more = f" (and {count_of(len(others) - 1, 'other partition')})" if len(others) > 1 else ""
+            raise StaleRequestError(
+                f"{name}/{others[0].partition} has {count_of(len(others[0].replicas), 'replica')} instead of {factor}{more}, because "
+                f"another request replaced or canceled its move. Run the command again, or check `liftpy stream show {name}`."
+            )
         return before, decided, now
 
     with naming_options():

@@ -17,7 +17,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +50,7 @@ from liftpy.core.replication.lease import Lease
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.credentials import Credentials
+from liftpy.nats.request_guard import RequestGuard
 from sidecar.disk.data_folder import UNREPORTED_DAMAGE, DataDirectory
 from sidecar.disk.files import OpenMaps, open_files_and_limit, raise_limit
 from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes, probe_flushes
@@ -146,6 +147,7 @@ class Node(RunningNode):
         self.supervisor = Supervisor(*supervisor_of())
         self.status.answers.settings = self.reloading.setting_rows
         self.status.on_reload = lambda: self.reloading.reload_after_signal(self.supervisor)
+        self._reload_guard = RequestGuard("settings reload", self.counters)
         self._metadata_contact_s: float | None = None
         """Monotonic time of the last answered heartbeat, in seconds. None: none was answered."""
         self._opened = False
@@ -221,6 +223,10 @@ class Node(RunningNode):
         await prove(
             self.settings.nats, self.subjects, self.settings.node_id, credentials, works=links is not None and links.are_up
         )
+
+    def reload(self) -> Coroutine[Any, Any, None]:
+        """Return a coroutine that reloads the settings after SIGHUP. An error in it is logged and does not stop the node [A15]."""
+        return self._reload_guard.run(self.reloading.reload_after_signal(self.supervisor), b"")
 
     # ---- components ------------------------------------------------------------------------------------------------------
     def _components(self) -> list[Component]:
@@ -750,9 +756,7 @@ async def run_node(
     loop.add_signal_handler(signal.SIGTERM, stop, True)
     loop.add_signal_handler(signal.SIGINT, stop, False)
     reloads = TaskSet()
-    loop.add_signal_handler(
-        signal.SIGHUP, lambda: reloads.start(node.reloading.reload_after_signal(node.supervisor), "reloading the settings")
-    )
+    loop.add_signal_handler(signal.SIGHUP, lambda: reloads.start(node.reload(), "reloading the settings"))
     if received:
         stop(signal.SIGTERM in received)
     starting = start_attended(node.start())

@@ -172,7 +172,8 @@ class SettingsReloader:
         except ConfigError as error:
             logger.error("settings not reloaded error=%s: keeping the current ones", error)
             answer = {"error": str(error)}
-        supervisor.reloaded()
+        finally:
+            supervisor.reloaded()
         return answer
 
     def setting_rows(self) -> list[dict[str, Any]]:

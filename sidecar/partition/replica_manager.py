@@ -3,7 +3,8 @@
 After each change of the image, the workers are updated in slices. A limited number of tasks opens logs. All partitions
 share the lease of the node. A partition that does not have the current image keeps the lease that it had before [D22].
 Data is deleted only if a record names the uid of the stream [M11]. A node that is not a controller also needs the
-confirmation of a controller. A directory of an unknown stream is kept and reported.
+confirmation of a controller. A partition that has moved away stays until it has a leader elsewhere. A directory of an
+unknown stream is kept and reported.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.services import PartitionServices
 from sidecar.partition.worker import NodeTools, PartitionWorker, open_worker
 from sidecar.runtime import clock
+from sidecar.runtime.logs import WarningLogRateLimit
 from sidecar.runtime.memory import GarbageCollection
 from sidecar.runtime.tasks import CooperativeQueue, spawn, start_attended
 from sidecar.runtime.timers import Timer
 from sidecar.transport.connection import BusConnection, send_answer
 
 logger = logging.getLogger("liftpy.partitions")
+_seldom = WarningLogRateLimit()
 
 _RETRY_S = 5.0
 _STOPS_AT_ONCE = 64
@@ -77,7 +80,7 @@ class Partitions:
         self._retries: dict[PartitionKey, asyncio.TimerHandle] = {}
         self._busy: dict[PartitionKey, asyncio.Task[Any]] = {}
         self._background_tasks: set[asyncio.Task[None]] = set()
-        """Tasks that delete data of partitions that have left this node, when a controller confirms it."""
+        """Tasks that delete data of partitions that have left this node, when they have a leader and a controller confirms it."""
         self._endings: dict[PartitionKey, asyncio.Task[None]] = {}
         """Partition -> task that stops its worker."""
         self._changed_while_busy: set[PartitionKey] = set()
@@ -169,7 +172,11 @@ class Partitions:
         nodes_changed = bool(change.nodes)
         if nodes_changed:
             self._live = {node_id: node.incarnation for node_id, node in new.nodes.items() if not node.fenced}
-        self._departed.note_deleted_streams(change.deleted)
+        if kept := self._departed.image_changed(before, new, change):
+            logger.error(
+                "metadata went back or was rescued partitions=%d: keeping the data of partitions that it took from this node",
+                len(kept),
+            )
         holds = self._share.holds
         changed = [c.key for c in change.for_node(self._node_id) if holds(c.key.stream, c.key.partition)]
         if nodes_changed or change.lease_changed:
@@ -319,7 +326,7 @@ class Partitions:
             del self._by_name[key.stream, key.partition]
         is_removed, later = self._departed.has_moved_away(key, self._image), False
         if is_removed and not self._stopping:
-            allowed = await self._node.deletions.is_allowed(key)
+            allowed = await self._is_deletion_allowed(key)
             is_removed = bool(allowed) and self._departed.has_moved_away(key, self._image)  # it may be back by now
             later = allowed is None
             if allowed is False:
@@ -338,7 +345,21 @@ class Partitions:
         if later and not self._stopping:
             self._delete_later(key)
 
+    async def _is_deletion_allowed(self, key: PartitionKey) -> bool | None:
+        """Return True if the data of ``key``, which has left this node, may be deleted, False if a controller denies it.
+
+        None: not now, because no controller has answered, or because the partition has no leader and this may be the only copy.
+        """
+        if self._departed.may_be_the_only_copy(key, self._image):
+            return None
+        allowed = await self._node.deletions.is_allowed(key)
+        return None if allowed and self._departed.may_be_the_only_copy(key, self._image) else allowed
+
     def _delete_later(self, key: PartitionKey) -> None:
+        if self._departed.may_be_the_only_copy(key, self._image):
+            _seldom.warning(
+                logger, "partition not deleted partition=%s: it has left this node, but has no leader: retrying", key
+            )
         self._start_in_background(self._delete_when_allowed(key), f"deleting {key} later")
 
     def _start_in_background(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
@@ -348,7 +369,7 @@ class Partitions:
         return task
 
     async def _delete_when_allowed(self, key: PartitionKey) -> None:
-        """Ask the controllers again, from time to time, whether the data of the partition ``key`` may be deleted.
+        """Check again, from time to time, whether the data of the partition ``key`` may be deleted.
 
         Stop when a controller has answered, or when the partition is on this node again.
         """
@@ -386,6 +407,7 @@ class Partitions:
         for key in keys:
             if self._has_moved_away(key) and await self._delete_if_allowed(key) is None:
                 self._delete_later(key)
+                await asyncio.sleep(0)  # thousands of partitions may have no leader
 
     def _has_moved_away(self, key: PartitionKey) -> bool:
         """Return whether the partition ``key`` is neither open here nor on this node by the current image."""
@@ -395,9 +417,9 @@ class Partitions:
     async def _delete_if_allowed(self, key: PartitionKey) -> bool | None:
         """Delete the data of the partition ``key`` if a controller allows it, and if it has not come back to this node by then.
 
-        Return the decision of the controller. None: no controller answered.
+        Return the decision of ``_is_deletion_allowed``.
         """
-        allowed = await self._node.deletions.is_allowed(key)
+        allowed = await self._is_deletion_allowed(key)
         if allowed and self._has_moved_away(key):
             task = self._busy[key] = start_attended(self._delete_data(key))  # it cannot be opened until then
             task.add_done_callback(partial(self._opening_ended, key))

@@ -31,7 +31,7 @@ from liftpy.core.metadata.codec import encode_snapshot, image_to_bytes
 from liftpy.core.metadata.controller.cluster_events import ClusterEvent, data_loss
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import MAX_CONTROLLERS, ControllerList
-from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.image import RESCUE_LEAP, ClusterImage
 from liftpy.errors import ConfigError, CorruptionError, InvariantError
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import make_folder, replace_file, sync_folder
@@ -50,8 +50,6 @@ _NEW = "raft-rescued"
 _DIGEST_BYTES = 8
 _NOTHING = b"\x01"
 """Command of the library for an entry without effect."""
-LEAP = 1 << 20
-"""Step by which a rescue increases all counters. It is more than a group decides between two flushes of all its members."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +204,7 @@ def _quarantine_raft_directory(raft: Path) -> None:
 def _write(folder: Path, node_id: str, image: ClusterImage, chosen: Survivor, event_fields: dict[str, object]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     make_folder(folder)
-    term = chosen.term + LEAP
+    term = chosen.term + RESCUE_LEAP
     previous: Entry = (_NOTHING, image.index - 1, term)
     last: Entry = (_NOTHING, image.index, term)
     snapshot = SnapshotFile(last, previous, image.controllers.voters, encode_snapshot(image), image.controllers)
@@ -241,9 +239,9 @@ def rescued_image(image: ClusterImage, voters: tuple[str, ...], now_ns: int) -> 
     All counters (LeaderEpoch, Epoch, incarnations, stream ids) and the index increase by a large step, so that values of lost
     entries are never used again [C1, C2]. No partition has a leader, and all nodes are fenced until they send a heartbeat.
     """
-    index, empty = image.index + LEAP, ClusterImage()
+    index, empty = image.index + RESCUE_LEAP, ClusterImage()
     was = image.counters
-    epoch, leader_epoch = was.next_epoch + LEAP, was.next_leader_epoch + LEAP
+    epoch, leader_epoch = was.next_epoch + RESCUE_LEAP, was.next_leader_epoch + RESCUE_LEAP
     streams = []
     for name in sorted(image.streams):
         stream = image.streams[name]
@@ -259,8 +257,8 @@ def rescued_image(image: ClusterImage, voters: tuple[str, ...], now_ns: int) -> 
         nodes=Map((node_id, replace(node, fenced=True)) for node_id, node in image.nodes.items()),
         counters=replace(
             was,
-            next_incarnation=was.next_incarnation + LEAP,
-            next_stream_uid=was.next_stream_uid + LEAP,
+            next_incarnation=was.next_incarnation + RESCUE_LEAP,
+            next_stream_uid=was.next_stream_uid + RESCUE_LEAP,
             next_leader_epoch=leader_epoch,
             next_epoch=epoch,
         ),

@@ -4,7 +4,7 @@ Each unexpected end of a task is reported [A6]. If an unexpected error ends a ta
 heartbeats or checks free space, the node would look healthy although it is not. So code that does not await a task
 starts it with ``spawn``. An unexpected end goes to the exception handler of the event loop. A node sets this handler
 with ``fatal_on``, and it stops the node. So do errors in callbacks of the loop (timers, ends of flushes). Tasks handle
-expected errors themselves.
+expected errors themselves. IncompatibleVersionError is no bug: it stops the node as it is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from liftpy.errors import LiftError
+from liftpy.errors import IncompatibleVersionError, LiftError
 from liftpy.nats.cancellation import end_tasks
 
 logger = logging.getLogger("liftpy.node")
@@ -153,7 +153,8 @@ def run_loop(work: Coroutine[Any, Any, int]) -> int:
 def fatal_on(loop: asyncio.AbstractEventLoop, fatal: Callable[[Exception], None]) -> Callable[[], None]:
     """Call ``fatal`` when a task of ``spawn`` ends unexpectedly, and when this project's code fails in a callback of ``loop``.
 
-    Return a function that restores the earlier exception handler.
+    ``fatal`` gets a BackgroundError, or the error itself if it is an IncompatibleVersionError. Return a function that restores the
+    earlier exception handler.
     """
     before = loop.get_exception_handler()
 
@@ -162,7 +163,9 @@ def fatal_on(loop: asyncio.AbstractEventLoop, fatal: Callable[[Exception], None]
         where = context.get(_TASK_NAME_KEY) or (
             repr(context.get("handle")) if "handle" in context and _is_from_liftpy(error) else ""
         )
-        if where and isinstance(error, Exception):
+        if where and isinstance(error, IncompatibleVersionError):
+            fatal(error)
+        elif where and isinstance(error, Exception):
             logger.critical("background task failed task=%s error=%r: stopping the node", where, error, exc_info=error)
             fatal(
                 BackgroundError(

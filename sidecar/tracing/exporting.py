@@ -53,6 +53,25 @@ def otlp_exporter(endpoint: str) -> Exporter:
     return OTLPSpanExporter(endpoint=endpoint or None, timeout=EXPORT_TIMEOUT_S)
 
 
+def check_environment(endpoint: str) -> None:
+    """Make the objects that export spans to ``endpoint``, and drop them.
+
+    Raises the errors of OpenTelemetry, for example ValueError for an invalid value of an ``OTEL_`` variable.
+    """
+    otlp_exporter(endpoint).shutdown()
+    _make_provider("", "")
+
+
+def _make_provider(node_id: str, namespace: str) -> TracerProvider:
+    facts = {"service.name": "liftpy", "service.version": __version__, "service.instance.id": node_id}
+    return TracerProvider(
+        sampler=ALWAYS_ON,  # every span is exported, because the node has already decided which batches to trace
+        resource=Resource.create({**facts, "liftpy.namespace": namespace}),
+        shutdown_on_exit=False,
+        span_limits=SpanLimits(max_links=64),
+    )
+
+
 class _SpanCollector(SpanProcessor):
     """Finished spans that were not exported yet. Only the export thread uses it."""
 
@@ -85,13 +104,7 @@ class SpanThread:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._collected = _SpanCollector()
-        facts = {"service.name": "liftpy", "service.version": __version__, "service.instance.id": node_id}
-        provider = TracerProvider(
-            sampler=ALWAYS_ON,  # every span is exported, because the node has already decided which batches to trace
-            resource=Resource.create({**facts, "liftpy.namespace": namespace}),
-            shutdown_on_exit=False,
-            span_limits=SpanLimits(max_links=64),
-        )
+        provider = _make_provider(node_id, namespace)
         provider.add_span_processor(self._collected)
         self._tracer = provider.get_tracer("liftpy", __version__)
         self._thread = threading.Thread(target=self._run, name="liftpy-traces", daemon=True)

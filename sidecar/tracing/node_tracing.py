@@ -25,12 +25,19 @@ DROPPED = "spans dropped"
 """Name of the counter of spans above the limits, or not delivered."""
 
 
-def check_packages(setting: str) -> None:
-    """Raise ConfigError if the packages that ``setting`` needs are not installed."""
+def check_exporter(setting: str, endpoint: str) -> None:
+    """Raise ConfigError if spans cannot be exported to ``endpoint``: packages are missing, or an ``OTEL_`` variable is invalid.
+
+    ``setting``: setting or option that switches tracing on, for the text of the error.
+    """
     try:
-        import sidecar.tracing.exporting  # noqa: F401
+        from sidecar.tracing.exporting import check_environment
     except ImportError as error:
         raise ConfigError(f"{setting} needs OpenTelemetry: {error}. Install it with `pip install 'liftpy[otlp]'`.") from None
+    try:
+        check_environment(endpoint)
+    except Exception as error:  # OpenTelemetry and its plugins have no common class
+        raise ConfigError(f"Cannot apply {setting}: {error}. Check the environment variables OTEL_*.") from None
 
 
 class Tracing:
@@ -56,12 +63,12 @@ class Tracing:
             self._thread.add(tree)
 
     def check(self, settings: NodeSettings) -> None:
-        """Raise ConfigError if ``settings`` switch tracing on and its packages are not installed."""
+        """Raise ConfigError if ``settings`` switch tracing on and spans cannot be exported."""
         if settings.trace != "off":
-            check_packages(f"trace = {settings.trace!r}")
+            check_exporter(f"trace = {settings.trace!r}", settings.trace_endpoint)
 
     def start(self) -> None:
-        """Load the SDK and start the thread if the settings switch tracing on. Raises ConfigError if the packages are missing."""
+        """Load the SDK and start the thread if the settings switch tracing on. Raises ConfigError if spans cannot be exported."""
         self.check(self._settings)
         if self._settings.trace != "off" and self._thread is None:
             self._begin()
@@ -77,7 +84,7 @@ class Tracing:
     def apply_settings(self, settings: NodeSettings, partitions: Callable[[], None]) -> None:
         """Apply changed settings of tracing at once.
 
-        ``partitions``: function that makes each partition call ``of`` again. Raises ConfigError if the packages are missing.
+        ``partitions``: function that makes each partition call ``of`` again. Raises ConfigError if spans cannot be exported.
         """
         before, self._settings = self._settings, settings
         if (before.trace, before.trace_endpoint) == (settings.trace, settings.trace_endpoint):

@@ -1,17 +1,36 @@
-"""Decides whether a node that is not a controller may delete the data of a partition. Pure.
+"""Decides which partitions have left a node, and whether the node may delete their data. Pure.
 
-Data is deleted only after a committed change that names it [M11]. Such a node gets its image from the feed, where a
-client with publish permission could forge a record. So the node sends a linearizable question about the stream, by its
-uid, to a controller. It may delete the data if the stream does not exist, or if its replicas are on other nodes.
+Data is deleted only after a committed change that names it [M11]. A node that is not a controller gets its image from the
+feed, where a client with publish permission could forge a record. So the node sends a linearizable question about the
+stream, by its uid, to a controller. It may delete the data if the stream does not exist, or if its replicas are on other
+nodes.
+
+A metadata group may forget decisions: all controllers have new disks, or older ones, or the group was rescued from an older
+log. Then streams and replicas are missing in the image that were never deleted or moved. Two rules keep their data:
+
+- A running node deletes nothing because of an image that does not continue the image before (``continues``).
+- A node keeps a partition that has moved away and has no leader, because it may have the only copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.image import RESCUE_LEAP, ClusterImage
+from liftpy.core.metadata.image_delta import ImageDiff
 from liftpy.core.wire._pb import cluster_pb2 as pb
+
+
+def continues(before: ClusterImage, image: ClusterImage, node_id: str) -> bool:
+    """Return whether ``image`` is a later image of the metadata group that had the image ``before``.
+
+    A group whose controllers have new or older disks does not know the process of the node ``node_id``, or its index or its counters
+    are lower. After a rescue, the counters are much higher, although the rescue began with lower ones.
+    """
+    new_streams = image.counters.next_stream_uid - before.counters.next_stream_uid
+    own, now = before.nodes.get(node_id), image.nodes.get(node_id)
+    is_known = own is None or (now is not None and now.incarnation >= own.incarnation)
+    return is_known and before.index <= image.index and 0 <= new_streams < RESCUE_LEAP // 2
 
 
 class DepartedPartitions:
@@ -23,18 +42,36 @@ class DepartedPartitions:
     def __init__(self, node_id: str) -> None:
         self._node_id = node_id
         self._deleted_uids: set[str] = set()
+        self._kept: set[PartitionKey] = set()
+        """Partitions that are missing on this node in an image that does not continue the image before."""
 
-    def note_deleted_streams(self, deleted: Iterable[StreamImage]) -> None:
-        """Record that the image shows the streams ``deleted`` as deleted, so that their partitions have left this node."""
-        self._deleted_uids.update(stream.uid for stream in deleted)
+    def image_changed(self, before: ClusterImage, image: ClusterImage, change: ImageDiff) -> list[PartitionKey]:
+        """Record which streams were deleted, and which partitions left this node. ``change``: difference of the two images.
+
+        Return the partitions whose data stays, because ``image`` does not continue ``before``.
+        """
+        own = list(change.for_node(self._node_id))
+        gone = [each.key for each in own if each.new is None or self._node_id not in each.new.holders]
+        if not continues(before, image, self._node_id):
+            self._kept.update(gone)
+            return gone
+        self._deleted_uids.update(stream.uid for stream in change.deleted)
+        if self._kept:
+            self._kept.difference_update(each.key for each in own if each.key not in gone)
+        return []
 
     def has_moved_away(self, key: PartitionKey, image: ClusterImage) -> bool:
         """Return whether the partition ``key`` has left this node: its stream was deleted, or its replicas are elsewhere."""
-        return key.uid in self._deleted_uids or self._moved_away(key, image)
+        return key not in self._kept and (key.uid in self._deleted_uids or self._moved_away(key, image))
 
     def _moved_away(self, key: PartitionKey, image: ClusterImage) -> bool:
         location = image.find(key.stream, key.uid, key.partition)
         return location is not None and self._node_id not in location[1].holders
+
+    def may_be_the_only_copy(self, key: PartitionKey, image: ClusterImage) -> bool:
+        """Return whether the data of ``key`` must stay, although the partition has left this node, because it has no leader."""
+        location = image.find(key.stream, key.uid, key.partition)
+        return location is not None and location[1].status is not PartitionStatus.ONLINE
 
     def deletion_denied(self, key: PartitionKey) -> None:
         """Record that the stream of ``key`` exists, by the answer of a controller. The image of this node was wrong."""

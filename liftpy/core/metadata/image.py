@@ -22,6 +22,10 @@ from liftpy.core.metadata.idempotency import IdempotencyCache
 from liftpy.core.wire.subjects import ANY, REST
 
 MAX_STEPS = 8192
+RESCUE_LEAP = 1 << 20
+"""Step by which a rescue of the metadata group increases all counters. It is more than a group decides between two flushes of all its
+members.
+"""
 INSUFFICIENT_NODES = "insufficient-nodes"
 """State of a stream that waits for nodes."""
 

@@ -547,6 +547,9 @@ class LeaderRole(ReplicaRole):
             min_isr=metadata.min_isr,
             slow_disks=slow,
         )
+        joining = metadata.state.joining
+        if joining and joining not in metadata.state.target:  # the number of replicas was lowered during the copy
+            wanted -= {joining}
         followers, high_watermark = self.handler.followers, self.log.high_watermark
         heirs = frozenset() if self._commits_by_quorum else metadata.isr | metadata.may_lead
         lost = isr.have_lost(followers, heirs, high_watermark)

@@ -278,7 +278,7 @@ class NodeProcess:
         if self._believed is None:
             self._sim.ghost.check_fed(image, self.node.node_id)
         change = diff(before, image)  # type: ignore[arg-type]
-        self._departed.note_deleted_streams(change.deleted)
+        self._departed.image_changed(before, image, change)  # type: ignore[arg-type]
         self._extend(self._heartbeats.image_seen(image.index))
         for each in change.for_node(self.node.node_id):
             held = image.find(each.key.stream, each.key.uid, each.key.partition)

@@ -18,6 +18,8 @@ import pytest
 from liftpy.client import Client
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from sidecar.cli import consume, controllers, output, session
+from sidecar.disk.data_folder import DataDirectory
+from sidecar.metadata.identity import NodeFile
 from sidecar.runtime.settings import Target
 from tests.flat_client import FlatClient
 from tests.unit.cli.conftest import Run
@@ -78,6 +80,33 @@ def test_command_with_a_closed_or_full_stdout_exits_without_a_traceback(
     )  # fmt: skip
     os.close(write)
     assert (found.returncode, found.stderr.strip()) == (code, text)
+
+
+@pytest.mark.parametrize("stderr", ["closed pipe", "full disk"])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("stream list --nats nats://127.0.0.1:1", 3),
+        ("stream list --unknown-option", 2),
+        ("sidecar --node-id n2 --controllers n2", 78),
+    ],
+)
+def test_command_with_a_closed_or_full_stderr_exits_with_the_code_of_its_error(
+    words: str, code: int, stderr: str, tmp_path: Path
+) -> None:
+    folder = DataDirectory(tmp_path / "data")
+    NodeFile(folder, "n1").begin(1)
+    folder.close()
+    read, write = os.pipe()
+    os.close(read)
+    command = shlex.join([sys.executable, "-c", "from sidecar.__main__ import liftpy; liftpy()", *words.split()])
+    to = {"closed pipe": f"2>&{write}", "full disk": "2>/dev/full"}[stderr]
+    environment = {**os.environ, "LIFTPY_DATA": str(tmp_path / "data")}
+    found = subprocess.run(
+        ["bash", "-c", f"{command} {to}"], stdout=subprocess.PIPE, pass_fds=(write,), env=environment, check=False, timeout=60
+    )
+    os.close(write)
+    assert (found.returncode, found.stdout) == (code, b"")
 
 
 @pytest.mark.parametrize("encoding", ["latin-1:strict", "utf-8:strict"])

@@ -171,6 +171,11 @@ def test_rebalance_by_bytes_distributes_the_log_bytes_reported_by_the_nodes(run:
             "Another request set the number of replicas of orders to 2 while this one moved them to 4.",
         ),
         (
+            ("stream", "alter", "orders", "--replicas", "4"),
+            {"reassign": pb.Reassign(stream="orders", partition=0, cancel=True)},
+            "orders/0 has 3 replicas instead of 4, because another request replaced or canceled its move.",
+        ),
+        (
             ("rebalance",),
             {"reassign": pb.Reassign(stream="orders", partition=0, cancel=True)},
             "not moved: another request replaced or canceled the move of orders/0",

@@ -70,6 +70,19 @@ def test_alter_stream_during_a_move_continues_with_the_new_replica_count() -> No
     assert len(moved.driver.partition().isr) == 4
 
 
+@pytest.mark.parametrize(("lower", "replicas"), [(3, "abc"), (2, "ab")])
+def test_alter_stream_to_fewer_replicas_during_a_copy_cancels_the_copy(lower: int, replicas: str) -> None:
+    moved = Moved("abcd")
+    moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
+    moved.copies = False
+    alter(moved.driver, 4)
+    moved.step()
+    assert moved.driver.partition().joining == "d"
+    alter(moved.driver, lower)
+    moved.until(lambda: not (moved.targets() or moved.driver.partition().joining))
+    assert moved.driver.partition().replicas == tuple(replicas)
+
+
 @pytest.mark.parametrize(
     ("factor", "error", "said"),
     [(0, Error.INVALID, "outside 1..32"), (33, Error.INVALID, "outside 1..32"), (4, Error.NOT_ENOUGH_NODES, "there are 2")],

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from immutables import Map
 
+from liftpy.config import StreamConfig
 from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.data_deletion import DepartedPartitions, may_delete
-from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.image import RESCUE_LEAP, ClusterImage, Counters, NodeImage, StreamImage
+from liftpy.core.metadata.image_delta import diff
 from liftpy.core.metadata.node_identity import stopped_cleanly
 from liftpy.core.metadata.sessions import RegistrationOutcome, registration_result
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -44,13 +48,61 @@ def test_partition_data_missing_in_the_image_is_not_deleted() -> None:
     assert not DepartedPartitions("n1").has_moved_away(key, ClusterImage())
 
 
+def group_image(
+    *streams: str, index: int = 100, next_uid: int = 10, incarnation: int = 3, replicas: str = "ab"
+) -> ClusterImage:
+    """Image of a group that knows node ``a`` with ``incarnation``, 0 for not at all."""
+    partition = PartitionState(
+        partition=0, replicas=tuple(replicas), isr=tuple(replicas), leader=replicas[0], leader_epoch=1, epoch=1
+    )
+    nodes = {"a": NodeImage(node_id="a", incarnation=incarnation)} if incarnation else {}
+    image = ClusterImage(index=index, nodes=Map(nodes), counters=Counters(next_stream_uid=next_uid))
+    return image.with_streams(StreamImage(name, f"{name}-uid", f"{name}.x", StreamConfig(), (partition,)) for name in streams)
+
+
 def test_partition_data_deleted_in_the_image_is_deleted_unless_a_controller_denies_the_deletion() -> None:
-    key, departures = PartitionKey("s", "uid", 0), DepartedPartitions("n1")
-    departures.note_deleted_streams([SimpleNamespace(uid="uid")])  # type: ignore[list-item]
-    assert departures.has_moved_away(key, ClusterImage())
-    assert not departures.has_moved_away(PartitionKey("s", "another", 0), ClusterImage())
+    key, departures = PartitionKey("s", "s-uid", 0), DepartedPartitions("a")
+    before, after = group_image("s", "t"), group_image("t", index=101)
+    assert departures.image_changed(before, after, diff(before, after)) == []
+    assert departures.has_moved_away(key, after)
+    assert not departures.has_moved_away(PartitionKey("t", "t-uid", 0), after)
     departures.deletion_denied(key)
-    assert not departures.has_moved_away(key, ClusterImage()), "else it is asked for ever"
+    assert not departures.has_moved_away(key, after), "else it is asked for ever"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"incarnation": 0},
+        {"incarnation": 2},
+        {"index": 99},
+        {"next_uid": 9},
+        {"next_uid": 8 + RESCUE_LEAP, "index": 90 + RESCUE_LEAP},
+    ],
+    ids=["node unknown", "node older", "index lower", "counters lower", "rescued"],
+)
+def test_partition_data_is_kept_if_an_image_does_not_continue_the_image_before(other: dict[str, int]) -> None:
+    departures, before, moved = DepartedPartitions("a"), group_image("s", "t"), PartitionKey("t", "t-uid", 0)
+    after = group_image("t", replicas="bc", **{"index": 101, **other})  # type: ignore[arg-type]
+    keys = [PartitionKey("s", "s-uid", 0), moved]
+    assert sorted(departures.image_changed(before, after, diff(before, after))) == keys
+    assert not any(departures.has_moved_away(key, after) for key in keys)
+    back, again = replace(group_image("t"), index=after.index + 1, counters=after.counters, nodes=after.nodes), after
+    for earlier, later in ((after, back), (back, replace(again, index=back.index + 1))):
+        assert departures.image_changed(earlier, later, diff(earlier, later)) == []
+    assert departures.has_moved_away(moved, again), "it moved away after it had come back"
+
+
+@pytest.mark.parametrize(
+    ("status", "may_be"), [(PartitionStatus.ONLINE, False), (PartitionStatus.OFFLINE, True), (PartitionStatus.ELECTION, True)]
+)
+def test_partition_data_that_moved_away_may_be_the_only_copy_without_a_leader(status: PartitionStatus, may_be: bool) -> None:
+    image = group_image("s", replicas="bc")
+    stream = image.streams["s"]
+    image = image.with_partition(stream, replace(stream.partitions[0], status=status))
+    assert DepartedPartitions("a").has_moved_away(PartitionKey("s", "s-uid", 0), image)
+    assert DepartedPartitions("a").may_be_the_only_copy(PartitionKey("s", "s-uid", 0), image) is may_be
+    assert not DepartedPartitions("a").may_be_the_only_copy(PartitionKey("gone", "uid", 0), image)
 
 
 # ---- deletions -------------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from liftpy.core.replication.catchup_throttle import pace_of
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from sidecar.node import reload as module
+from sidecar.node.node import Node
 from sidecar.node.reload import LIVE, ReloadableParts, ReloadResult, SettingsReloader
 from sidecar.partition.metric_sums import StreamLabels
 from sidecar.runtime.settings import NodeSettings, SettingsLoader, flat, rows, with_values
@@ -322,3 +323,18 @@ async def test_settings_reload_that_needs_a_missing_tracing_package_changes_no_s
     told.found = replace(SETTINGS, trace="otlp", log_level="debug")
     assert "liftpy[otlp]" in (await told.reloading.reload_after_signal(told.supervisor))["error"]
     assert (told.logs, told.traced, told.reloading.running, told.reloading.read) == ([], [], SETTINGS, SETTINGS)
+
+
+# ---- SIGHUP --------------------------------------------------------------------------------------------------------------
+async def test_node_with_an_unexpected_error_in_a_reload_runs_on_and_tells_its_supervisor_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+    node = Node(NodeSettings("n1", tmp_path), again=SimpleNamespace(load=lambda: 1 / 0))  # type: ignore[arg-type]
+    node.supervisor = SimpleNamespace(  # type: ignore[assignment]
+        reloading=lambda: told.append("reloading"), reloaded=lambda: told.append("reloaded")
+    )
+    await node.reload()
+    assert told == ["reloading", "reloaded"]
+    assert node.counters == {"refused: failed request, settings reload": 1}
+    assert "request failed kind=settings reload error=ZeroDivisionError" in caplog.text

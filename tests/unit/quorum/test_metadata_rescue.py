@@ -20,7 +20,7 @@ from liftpy.core.metadata.controller.feature_levels import begin_at
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.feed import FeedProducer
-from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.image import RESCUE_LEAP, ClusterImage
 from liftpy.core.metadata.records import check_partition
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError, CorruptionError, DataDirectoryLockedError, InvariantError, LiftError
@@ -31,7 +31,7 @@ from sidecar.metadata.member_log import MemberDirectory, MemberLog
 from sidecar.quorum import rescue as module
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import check_library
-from sidecar.quorum.rescue import BEFORE, LEAP, Survivor, lock_directories, newest, read_survivor, rescue, rescued_image
+from sidecar.quorum.rescue import BEFORE, Survivor, lock_directories, newest, read_survivor, rescue, rescued_image
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 from tests.born import TIMES, born_fsm, registration
 from tests.unit.metadata.cluster_driver import Driver
@@ -109,9 +109,9 @@ def test_metadata_rescue_never_reuses_ids_or_epochs_of_lost_entries(history: lis
         for partition in given:
             check_partition(partition)
             assert partition.status is PartitionStatus.OFFLINE
-            assert LEAP < partition.leader_epoch < counters.next_leader_epoch
-            assert LEAP < partition.epoch < counters.next_epoch
-        assert after.index == before.index + LEAP
+            assert RESCUE_LEAP < partition.leader_epoch < counters.next_leader_epoch
+            assert RESCUE_LEAP < partition.epoch < counters.next_epoch
+        assert after.index == before.index + RESCUE_LEAP
         assert after.controllers.voters == ("n1", "n3")
         assert after.controllers.index == after.index
         assert all(node.fenced for node in after.nodes.values())
@@ -148,10 +148,10 @@ def test_metadata_rescue_allows_the_election_of_a_returning_node(history: list[b
     register = registration(nodeId="n2", previousIncarnation=known.incarnation, cleanStop=True)
     request = pb.ControlRequest(registerNode=register, operationId=bytes(16), timeNs=9)
     answer = pb.ControlResponse.FromString(fsm.apply(request.SerializeToString(), fsm.image.index + 1))
-    assert answer.node.incarnation >= LEAP
+    assert answer.node.incarnation >= RESCUE_LEAP
     chosen = [p for p in fsm.image.streams["orders"].partitions if p.candidate == "n2" or p.leader == "n2"]
     assert chosen
-    assert all(p.leader_epoch > LEAP for p in chosen)
+    assert all(p.leader_epoch > RESCUE_LEAP for p in chosen)
 
 
 # ---- which log ---------------------------------------------------------------------------------------------------------------
@@ -246,11 +246,11 @@ def test_metadata_rescue_writes_one_directory_per_controller_with_an_event_about
         trail = RecentEvents()
         log = MemberLog(MemberDirectory(node, ("n1", "n2"), folder), born_fsm(), FeedProducer(), lambda *_: None, events=trail)
         assert log.core.controllers.voters == ("n1", "n4")
-        assert log.core.raftCurrentTerm == TERM + LEAP
+        assert log.core.raftCurrentTerm == TERM + RESCUE_LEAP
         assert not log.core.on_probation, "it has a vote"
         log._load(str(folder / "snapshot"))
         assert [entry[1] for entry in log.journal] == [log.image.index - 1, log.image.index]
-        assert log.image.index == len(history) + LEAP
+        assert log.image.index == len(history) + RESCUE_LEAP
         assert sorted(log.image.streams) == sorted(image_of(history).streams)
         (event,) = trail.events_after((0, 0), 0, 9)
         assert (event.kind, event.time_ns, event.index) == ("data_loss", 77, log.image.index)

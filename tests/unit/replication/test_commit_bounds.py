@@ -70,6 +70,19 @@ def test_learner_fetch_with_an_old_copy_epoch_does_not_change_its_position(copy_
     assert handler.newest_offset_of("d") == (1 if counts else None)
 
 
+@pytest.mark.parametrize(("target", "joins"), [("abcd", True), ("abc", False), ("", False)])
+def test_leader_lets_a_caught_up_learner_join_the_isr_only_if_the_target_names_it(target: str, joins: bool) -> None:
+    leader = Stepped("a").leads(state(leader_epoch=2))
+    held = state(leader_epoch=2, epoch=2)
+    leader.told(
+        replace(held, state=replace(held.state, target=tuple(target), joining="d", copy_epoch=2)), dict.fromkeys("abcd", 1)
+    )
+    leader.publish(1)
+    for follower in "bcd":
+        leader.fetch(follower, 0, copy_epoch=2 if follower == "d" else 0)
+    assert [effect.isr for effect in leader.out if isinstance(effect, do.ProposeIsr)] == [frozenset("abcd")] * joins
+
+
 @pytest.mark.parametrize(("asked", "given"), [(0, 1000), (999, 999), (1000, 1000), (1001, 1000)])
 def test_fetch_response_size_is_the_smaller_of_the_requested_and_the_own_limit(asked: int, given: int) -> None:
     leader = Stepped("a", ReplicationConfig(replication_max_bytes=1_000_000)).leads(state(leader_epoch=2))

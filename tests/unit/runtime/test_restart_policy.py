@@ -68,8 +68,11 @@ def test_restart_policy_pause_doubles_up_to_30_s_and_resets_after_a_run_of_a_min
 
 def restart(
     monkeypatch: pytest.MonkeyPatch, folder: Path, *, stopped: Callable[[], object], pause: Any = None, execute: Any = None
-) -> None:
-    """Run the command of a node that asks for a restart. ``stopped``, ``pause`` and ``execute`` are called at these steps."""
+) -> Any:
+    """Run the command of a node that asks for a restart. Return its result.
+
+    ``stopped``, ``pause`` and ``execute`` are called at these steps.
+    """
 
     def run(main: Any) -> int:
         main.close()
@@ -82,7 +85,7 @@ def restart(
     monkeypatch.setattr(command.os, "execve", execute or (lambda *_: None))
     before = signal.getsignal(signal.SIGHUP)
     try:
-        command.sidecar.main(["--node-id", "n1", "--controllers", "n1", "--data", str(folder)], standalone_mode=False)
+        return command.sidecar.main(["--node-id", "n1", "--controllers", "n1", "--data", str(folder)], standalone_mode=False)
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -99,11 +102,35 @@ def test_node_stop_deadline_does_not_run_during_the_restart_pause(tmp_path: Path
 
 
 def test_restart_ignores_sighup_until_the_next_node_handles_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program that the process executes inherits an ignored signal. A default action would end it."""
+    """The program that the process executes inherits an ignored signal. A default action would end it, also during the pause."""
     seen: list[Any] = []
 
-    def execute(*_: Any) -> None:
+    def see(*_: Any) -> None:
         seen.append(signal.getsignal(signal.SIGHUP))
 
-    restart(monkeypatch, tmp_path, stopped=lambda: None, execute=execute)
-    assert seen == [signal.SIG_IGN]
+    restart(monkeypatch, tmp_path, stopped=lambda: None, pause=see, execute=see)
+    assert seen == [signal.SIG_IGN, signal.SIG_IGN]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_restart_pause_with_a_stop_signal_ends_with_exit_code_0(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executed: list[Any] = []
+
+    def stopped() -> None:
+        """Restore the default actions, as ``run_node`` does before a restart."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def pause(_: float) -> None:
+        assert signal.getsignal(number) is not signal.SIG_DFL, "the signal would end the process"
+        signal.raise_signal(number)
+
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        code = restart(monkeypatch, tmp_path, stopped=stopped, pause=pause, execute=lambda *_: executed.append(1))
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    assert (code, executed) == (0, [])

@@ -251,6 +251,14 @@ def test_tracing_settings_check_with_missing_packages_raises_config_error(monkey
         Tracing(settings(trace="otlp"), Counter()).start()
 
 
+def test_tracing_settings_check_with_an_invalid_otel_variable_raises_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SPAN_EVENT_COUNT_LIMIT", "many")
+    tracing = Tracing(settings(), Counter())
+    tracing.check(settings())
+    with pytest.raises(ConfigError, match=r"OTEL_SPAN_EVENT_COUNT_LIMIT must be .* Check the environment variables OTEL_"):
+        tracing.check(settings(trace="otlp"))
+
+
 def test_tracing_packages_are_not_imported_by_node_and_client_without_tracing() -> None:
     program = "import sidecar.node, liftpy.client.client, sys; print('opentelemetry' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True, timeout=60) == "False\n"

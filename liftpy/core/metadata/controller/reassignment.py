@@ -13,10 +13,10 @@ Algorithm, at each check (after a change, at most four times a second):
    ``max_copies`` run, ``max_copies_per_node`` into one node, and as many from one leader. The partition must be Online
    with all its live, staying replicas in the ISR. The leader does the rest of a swap.
 2. Failed copies. If the joining node is down for the grace time, or is drained, the copy is canceled (BeginCopy with no
-   node), and the target names another node. If an operator had chosen the node, the move is canceled. If the node to be
-   replaced is back and no node has joined for it yet, the move is canceled. While another node of the partition is
-   missing, the target names the returned one. If a staying replica is lost, the leaving one stays in its place, or
-   another one joins.
+   node), and the target names another node. If an operator had chosen the node, the move is canceled. If the target no
+   longer names the joining node, only the copy is canceled. If the node to be replaced is back and no node has joined for
+   it yet, the move is canceled. While another node of the partition is missing, the target names the returned one. If a
+   staying replica is lost, the leaving one stays in its place, or another one joins.
 3. Leaderships. The leaderships of a drained node go to live, staying members of the ISR, ``TRANSFERS_AT_ONCE`` at a
    time. Then the first replica of each partition that a rebalance has reordered becomes the leader if it is in the ISR.
 4. New targets: first for nodes down beyond the grace time, then for drained nodes, at most ``TARGETS_AHEAD`` times
@@ -309,14 +309,17 @@ class ReassignmentPlanner:
     def _cancellations(self, step: _PlanningStep) -> Iterator[Proposed]:
         """Yield proposals that cancel moves and copies whose reason is gone or whose node is lost, or that change their target."""
         for place in list(self._copying.values()):
-            stream, partition = place
+            partition = place[1]
             if self._is_needless(step, partition):
                 if self._propose(step, place):
                     self.counters["moves_cancelled_no_reason"] += 1
                     yield _cancel_request(place)
+            elif partition.joining not in partition.target and self._propose(step, place):
+                self.counters["copies_cancelled_no_reason"] += 1
+                yield _stop_copy_request(place)
             elif step.must_be_replaced(partition.joining) and self._propose(step, place):
                 self.counters["copies_cancelled_node_unavailable"] += 1
-                yield pb.BeginCopy(stream=stream.name, uid=stream.uid, partition=partition.partition, epoch=partition.epoch)
+                yield _stop_copy_request(place)
             else:
                 yield from self._corrected_targets(step, place)
         for place in list(islice(self._waiting.values(), _MAX_CHECKED)):
@@ -547,6 +550,12 @@ def _reassign(place: _Place, target: tuple[str, ...], reason: MoveReason) -> pb.
 def _cancel_request(place: _Place) -> pb.Reassign:
     stream, partition = place
     return pb.Reassign(stream=stream.name, uid=stream.uid, partition=partition.partition, cancel=True, epoch=partition.epoch)
+
+
+def _stop_copy_request(place: _Place) -> pb.BeginCopy:
+    """Return the request that ends the running copy of a partition, so that no node joins."""
+    stream, partition = place
+    return pb.BeginCopy(stream=stream.name, uid=stream.uid, partition=partition.partition, epoch=partition.epoch)
 
 
 def _find(image: ClusterImage, name: str | None, key: _Key) -> PartitionState | None:

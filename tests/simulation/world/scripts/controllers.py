@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from functools import partial
 
-from liftpy.errors import CorruptionError, NoMajorityError, OutcomeUnknownError
+from liftpy.core.metadata.features import SUPPORTED_LEVELS, LevelRange
+from liftpy.core.metadata.feed import FeedSubscription
+from liftpy.errors import CorruptionError, IncompatibleVersionError, NoMajorityError, OutcomeUnknownError
+from sidecar.metadata import feed
 from sidecar.quorum.rescue import lock_directories, read_survivor, rescue
 from sidecar.runtime.settings import with_values
 from tests.simulation.world.machine.scheduler import NS_PER_S
@@ -233,6 +237,102 @@ async def script_operator_rescues_the_metadata_from_one_controller(s: Stage) -> 
     s.expect(await s.read("orders"), [b"record-0", b"record-1", b"record-2"], "records")
 
 
+async def _move(s: Stage, name: str, node: str) -> None:
+    stream = await s.client.admin.stream(name)
+    await s.client.admin.reassign(stream, 0, [node])
+    await s.shows(lambda: s.isr(name), [node])
+
+
+async def _rescue_from_n1(s: Stage) -> None:
+    """Lose the disks of two of three controllers, and rescue the metadata from the older log of the third one, which is down."""
+    for node in ("n2", "n3"):
+        await s.stop(node)
+        shutil.rmtree(s[node].disk.folder)
+    folder = s["n1"].disk.folder
+    with lock_directories([folder]) as directories:
+        rescue(read_survivor(directories[0]), directories, ("n1",), None, NS_PER_S)
+    for node in s.names:
+        s[node].file.settings = with_values(s[node].file.settings, {"controllers": ("n1",)})
+
+
+def _logs(s: Stage, node: str) -> list[str]:
+    """Return the names of the log directories of a node, without uids."""
+    return sorted(f"{path.parent.name.split('-')[0]}/{path.name}" for path in (s[node].disk.folder / "streams").glob("*/*"))
+
+
+@script(nodes=4)
+async def script_rescue_from_an_older_log_deletes_no_data_of_a_node_that_runs(s: Stage) -> None:
+    """Given a node with the only copies, when a rescue does not know a stream and a move, it keeps both, also after a restart."""
+    await s.create("moved", replicas=1)
+    await _move(s, "moved", "n2")
+    await s.stop("n1")
+    await s.create("late", replicas=1)
+    for name in ("moved", "late"):
+        await _move(s, name, "n4")
+        await s.publish(name, 3)
+    await asyncio.sleep(1)
+    await _rescue_from_n1(s)
+    s.forget_log()
+    await s.start("n1", "n2")
+    await asyncio.sleep(5)
+    s.expect_log(
+        "n4",
+        """
+        ERROR partition.kept: metadata went back or was rescued partitions=2: keeping the data of partitions that it took *
+        INFO replica.role_changed: replica role changed partition=moved/0 role=STOPPED *
+        INFO replica.role_changed: replica role changed partition=late/0 role=STOPPED *
+        """,
+        about="partition",
+    )
+    await asyncio.sleep(40)
+    s.expect(_logs(s, "n4"), ["late/0", "moved/0"], "logs")
+    await s.stop("n4")
+    s.forget_log()
+    await s.start("n4")
+    await asyncio.sleep(40)
+    s.expect(s.count_log("n4", "WARNING partition.deletion_waits: partition not deleted partition=moved/0: *"), 1, "log lines")
+    s.expect(s.count_log("n4", "WARNING node.unknown_directory: unknown stream directory=late-*"), 1, "log lines")
+    s.expect(_logs(s, "n4"), ["late/0", "moved/0"], "logs after a restart")
+
+
+@script(nodes=4)
+async def script_partition_that_has_moved_away_is_deleted_when_it_has_a_leader(s: Stage) -> None:
+    """Given a log that has left its node, when its partition has a leader again, the node deletes the log."""
+    await s.create("moved", replicas=1)
+    await _move(s, "moved", "n2")
+    await s.stop("n1")
+    await _move(s, "moved", "n4")
+    await _rescue_from_n1(s)
+    await s.start("n1", "n2")
+    await asyncio.sleep(2)
+    await s.stop("n4")
+    s.forget_log()
+    await s.start("n4")
+    await s.becomes(lambda: s.count_log("n4", "partition.deletion_waits") == 1, what="n4 keeps the log")
+    s.expect(_logs(s, "n4"), ["moved/0"], "logs")
+    await s.client.admin.elect_leader("moved", 0, unclean=True)
+    await s.becomes(lambda: not _logs(s, "n4"), within_s=40, what="n4 deletes the log")
+
+
+@script(nodes=4)
+async def script_controllers_with_new_disks_delete_no_data_of_a_node_that_runs(s: Stage) -> None:
+    """Given a node with the only copy, when all controllers start with new disks, it ends and keeps all logs."""
+    await s.create("orders", replicas=4, partitions=2)
+    for node in ("n1", "n2", "n3"):
+        await s.stop(node)
+        shutil.rmtree(s[node].disk.folder)
+    s["n4"].wants_restart = False
+    s.forget_log()
+    await s.start("n1", "n2", "n3")
+    await s.becomes(lambda: s["n4"].exits == [1], what="n4 ends")
+    s.expect_in("ERROR partition.kept: metadata went back or was rescued partitions=2: keeping", "\n".join(s.log("n4")))
+    s.expect(_logs(s, "n4"), ["orders/0", "orders/1"], "logs")
+    await s.start("n4")
+    await asyncio.sleep(40)
+    s.expect(_logs(s, "n4"), ["orders/0", "orders/1"], "logs after a restart")
+    s.expect([name.partition("-")[0] for name in await s.unknown_streams("n4")], ["orders"], "unknown streams")
+
+
 @script(nodes=4)
 async def script_operator_replaces_a_controller(s: Stage) -> None:
     """Given three controllers and one more node, when an operator adds it and removes another one, all nodes know the new list."""
@@ -322,6 +422,19 @@ async def script_node_that_is_no_controller_misses_changes(s: Stage) -> None:
     s.expect((await s.status("n4"))["metadata_leader"], await s.controller(), "metadata leader that n4 knows")
     counted = {node: await s.metric(node, "cluster_streams") for node in s.names}
     s.expect(counted, {"n1": 4, "n2": 4, "n3": 4, "n4": 0}, "streams that controllers count")
+
+
+@script()
+async def script_node_of_an_earlier_version_meets_a_newer_feature_level(s: Stage) -> None:
+    """Given a newer feature level, when a node of an earlier version follows the feed, it ends for good and says what it needs."""
+    earlier = LevelRange(SUPPORTED_LEVELS.least, SUPPORTED_LEVELS.most - 1)
+    setattr(feed, "FeedSubscription", partial(FeedSubscription, spoken=earlier))  # noqa: B010  # the levels of that version
+    node = s.add_node("n4", folder="n4")
+    text = await s.start_fails(node, IncompatibleVersionError)
+    s.expect_in(f"the cluster is at feature level {SUPPORTED_LEVELS.most}, this version speaks {earlier}", text)
+    s.expect(node.exits, [78], "exit code")
+    s.expect(s.count_log("n4", "node.task_failed"), 0, "log lines about a bug")
+    s.world.nodes.remove(node)
 
 
 @script()

@@ -143,6 +143,29 @@ async def script_replica_moves_away_while_its_node_is_down(s: Stage) -> None:
     s.expect(await s.unknown_streams(source), [], "unknown streams")
 
 
+@script(nodes=4, copy_bytes_per_s=5_000, copy_min_bytes_per_s=0, copy_fetch_bytes=4096)
+async def script_operator_changes_the_number_of_replicas_back_during_a_copy(s: Stage) -> None:
+    """Given a stream that gets a fourth replica, when an operator sets three again during the copy, it keeps the former three."""
+    await s.create("orders", replicas=3)
+    await s.publish("orders", 100, value=b"x" * 200)
+
+    async def replicas() -> tuple[str, ...]:
+        return tuple((await s.client.admin.stream("orders")).partitions[0].replicas)
+
+    former = await replicas()
+    await s.client.admin.alter_stream("orders", replication_factor=4)
+    fourth = next(node for node in s.names if node not in former)
+    for _ in range(50):
+        if await s.row(fourth, "orders"):
+            break
+        await asyncio.sleep(0.1)
+    s.expect(await replicas(), former, "replicas during the copy")
+    await s.client.admin.alter_stream("orders", replication_factor=3)
+    await asyncio.sleep(20)
+    s.expect(await replicas(), former, "replicas")
+    s.expect(await s.row(fourth, "orders"), {}, f"replica on {fourth}")
+
+
 @script(nodes=4)
 async def script_drained_node_leads_nothing_and_has_no_replicas(s: Stage) -> None:
     """Given an operator who drains a node, when the drain is done, the node has no replica, and can be removed after its stop."""
