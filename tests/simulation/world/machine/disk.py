@@ -67,6 +67,10 @@ class Disk:
         """Each flush takes so much longer."""
         self.delay_ns = 0
         """The next flush takes so much longer."""
+        self.log_delay_ns = 0
+        """The next flush of a segment file takes so much longer."""
+        self.read_ns = 0
+        """Each read of a segment file takes so much longer."""
         self.lies_one_in = 0
         """One of this number of flushes reports success and does nothing."""
         self.failures = 0
@@ -87,6 +91,9 @@ class Disk:
         took_ns = self.scheduler.draw_int(*_FLUSH_NS) + (self.scheduler.draw_int(0, self.slow_ns) if self.slow_ns else 0)
         self.scheduler.elapsed_ns += took_ns + self.delay_ns + self.hang_ns
         self.delay_ns = 0
+        if self.log_delay_ns and os.readlink(f"/proc/self/fd/{descriptor}").endswith(".log"):
+            self.scheduler.elapsed_ns += self.log_delay_ns
+            self.log_delay_ns = 0
         self.scheduler.counters["flushes"] += 1
         if self._draws(self.fail_one_in) or self._fails_for(descriptor):
             self._fail("flush")
@@ -155,6 +162,8 @@ class Disk:
             self.fail_next_reads -= 1
             self._fail("read")
             raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if self.read_ns and os.readlink(f"/proc/self/fd/{descriptor}").endswith(".log"):
+            self.scheduler.elapsed_ns += self.read_ns
         return real_pread(descriptor, size_bytes, offset)
 
     def usage(self) -> Any:
@@ -175,8 +184,10 @@ class Disk:
     def heal(self) -> None:
         """Make the disk fast and error-free."""
         self.fail_one_in = self.short_one_in = self.slow_ns = self.delay_ns = self.hang_ns = self.lies_one_in = 0
+        self.log_delay_ns = self.read_ns = 0
         self.fail_next_flushes = self.fail_next_reads = 0
         self.is_full = False
+        self.fails_for = ""
 
     def _retire(self) -> Path:
         """Move the files away, so that maps and file descriptors of ended processes stay valid."""

@@ -16,7 +16,7 @@ from liftpy.core.wire.subjects import SERVER_CONNECTIONS
 from tests.simulation.world.machine.network import Connection, Network
 from tests.simulation.world.machine.scheduler import NS_PER_US
 
-MAX_PAYLOAD = 1024 * 1024
+MAX_PAYLOAD_BYTES = 1024 * 1024
 MAX_PENDING = 64 * 1024 * 1024
 _ROUTE_NS = (100 * NS_PER_US, 500 * NS_PER_US)
 _LONGEST_LINE = 64 * 1024
@@ -173,7 +173,7 @@ class Client:
         header_bytes = int(fields[-2]) if has_headers else 0
         subject = fields[0].decode()
         reply = fields[1].decode() if len(fields) == (4 if has_headers else 3) else ""
-        if len(content) > MAX_PAYLOAD:
+        if len(content) > self.server.cluster.max_payload_bytes:
             self.error("Maximum Payload Violation")
             self.connection.close()
             return
@@ -348,7 +348,7 @@ class NatsServer:
             "version": "2.10.20",
             "proto": 1,
             "headers": True,
-            "max_payload": MAX_PAYLOAD,
+            "max_payload": self.cluster.max_payload_bytes,
             "client_id": client.number,
             "auth_required": bool(self.cluster.users),
         }
@@ -387,6 +387,7 @@ class NatsCluster:
         self.scheduler = network.scheduler
         self.users: dict[tuple[str, str], Rights] = {}
         """Empty: everybody may do everything."""
+        self.max_payload_bytes = MAX_PAYLOAD_BYTES
         self.max_pending = MAX_PENDING
         self.lose_one_in = 0
         """One of this number of messages is lost. 0: none."""

@@ -229,3 +229,43 @@ async def script_standby_stores_what_comes_during_a_failover(s: Stage) -> None:
     s.expect((row["lost"], row["ambiguous"], row["held_bytes"]), (0, 0, 0), "figures of the standby buffer")
     s.expect(row["appended"] > 10, True, f"records that the standby buffer has stored {row}")
     s.expect(await s.total("publish_lost_on_disconnect_total"), 0, "lost publishes")
+
+
+@script()
+async def script_leader_with_standbys_loses_its_connections_for_a_moment(s: Stage) -> None:
+    """Given a stream with ``failover_standby``, when its leader misses plain publishes, a follower stores them and leads."""
+    await s.create("orders", leader="n2", failover_standby=True)
+    await asyncio.sleep(1)
+    s.forget_log()
+    for number in range(40):
+        if number == 20:
+            s.world.nats.refuse("liftpy-n2-standby")
+            s.world.nats.refuse("liftpy-n2-ingest")
+        if number == 24:
+            s.world.nats.refuse("")
+        await s.client.transport.connection.publish("orders.x", b"plain-%d" % number)
+        await asyncio.sleep(0.05)
+    await s.becomes(lambda: s.leader("orders") in ("n1", "n3"), within_s=3, what="a standby leads")
+    text = "WARNING replica.transfer_requested: leadership given up partition=orders/0 reason=publishes may have gone past it"
+    s.expect(s.count_log("n2", text), 1, "log lines of the first leader")
+    await s.shows(lambda: s.read("orders"), [b"plain-%d" % number for number in range(40)], what="records")
+    row = await s.row(s.leader("orders"), "orders")
+    s.expect((row["standby"]["appended"] >= 4, row["standby"]["lost"]), (True, 0), f"standby buffer {row['standby']}")
+    s.expect(await s.publish("orders", 1), [40], "offset of a record after it")
+
+
+@script(session_s=6.0, lease_s=1.0)
+async def script_leader_hears_no_controller_for_a_moment(s: Stage) -> None:
+    """Given a leader whose heartbeats are lost, when its lease ends, it sends no acks. It leads on as soon as it has a lease again."""
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 2)
+    s.forget_log()
+    s.world.nats.loses = lambda client, message: client.startswith("liftpy-n2") and message.subject.startswith("liftpy.control")
+    await s.becomes(lambda: s.count_log("n2", "role=LEADER phase=LEADER_NO_LEASE") == 1, within_s=3, what="the lease ends")
+    publishing = asyncio.create_task(s.publish("orders", 1, first=2, timeout_s=9))
+    await asyncio.sleep(1)
+    s.expect(publishing.done(), False, "ack without a lease")
+    s.world.nats.loses = lambda client, message: False
+    await s.becomes(lambda: s.count_log("n2", "role=LEADER phase=LEADER_READY") == 1, within_s=1, what="the leader has a lease")
+    s.expect(await publishing, [2], "offset")
+    s.expect((s.leader("orders"), await s.isr("orders")), ("n2", s.names), "leader and ISR")

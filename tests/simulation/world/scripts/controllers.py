@@ -8,10 +8,11 @@ from functools import partial
 
 from liftpy.core.metadata.features import SUPPORTED_LEVELS, LevelRange
 from liftpy.core.metadata.feed import FeedSubscription
-from liftpy.errors import CorruptionError, IncompatibleVersionError, NoMajorityError, OutcomeUnknownError
+from liftpy.errors import ConfigError, CorruptionError, IncompatibleVersionError, NoMajorityError, OutcomeUnknownError
 from sidecar.metadata import feed
 from sidecar.quorum.rescue import lock_directories, read_survivor, rescue
 from sidecar.runtime.settings import with_values
+from tests.simulation.world.machine.nats_server import Message
 from tests.simulation.world.machine.scheduler import NS_PER_S
 from tests.simulation.world.scripts.stage import Stage, script
 
@@ -466,3 +467,185 @@ async def script_clock_of_a_node_is_an_hour_ahead(s: Stage) -> None:
         lambda: s.count_log("n2", "INFO node.clock_trusted: wall clock trusted: *") == 1, within_s=40, what="it trusts it"
     )
     s.expect(await s.metric("n2", "clock_untrusted"), 0, "untrusted clock")
+
+
+@script()
+async def script_metadata_leader_that_the_others_do_not_hear(s: Stage) -> None:
+    """Given a metadata leader whose messages to the other controllers are lost, another one decides, and the first one follows it."""
+    await s.create("orders", leader="n2")
+    old = await s.controller()
+    s.forget_log()
+    s.world.nats.loses = lambda client, message: (
+        client.startswith(f"liftpy-{old}") and message.subject.startswith("liftpy.raft.")
+    )
+    for number in range(3):
+        await s.create(f"more{number}")
+    s.expect(await s.controller() in s.others(old), True, "another node leads")
+    await asyncio.sleep(1)
+    s.expect(
+        s.count_log(old, "INFO metadata.leadership_lost: metadata leadership lost node=*"), 1, "log lines of the old leader"
+    )
+    s.world.nats.loses = lambda client, message: False
+    await s.create("last")
+    await asyncio.sleep(1)
+    s.expect(len({(await s.status(node))["metadata_index"] for node in s.names}), 1, "number of different metadata")
+    s.expect(len(await s.client.admin.list_streams()), 5, "streams")
+    changes = sum(s.count_log(node, "metadata.leadership_gained") for node in s.names)
+    s.expect(changes, 1, "elections of a metadata leader")
+
+
+@script()
+async def script_message_between_controllers_is_lost(s: Stage) -> None:
+    """Given two controllers, when a message between them is lost, they begin one new session, and no request waits for it."""
+    leader = await s.controller()
+    other = s.others(leader)[0]
+    await s.create("orders")
+
+    async def sessions(node: str) -> dict[str, int]:
+        counters = (await s.status(node))["counters"]
+        return {kind.removeprefix("metadata: "): count for kind, count in counters.items() if "sessions" in kind}
+
+    s.expect([await sessions(node) for node in s.names], [{"sessions_started": 2}] * 3, "sessions")
+    lost: list[Message] = []
+
+    def loses(client: str, message: Message) -> bool:
+        if lost or message.subject != f"liftpy.raft.{leader}.{other}":
+            return False
+        lost.append(message)
+        return True
+
+    s.world.nats.loses = loses
+    began_s = s.now_s
+    for number in range(3):
+        await s.create(f"more{number}")
+    s.expect(s.now_s - began_s < 1, True, "requests are decided at once")
+    await asyncio.sleep(1)
+    s.expect(len(lost), 1, "lost messages")
+    s.expect(await sessions(leader), {"sessions_started": 3, "sessions ended: gap": 1}, "sessions of the leader")
+    s.expect(await sessions(other), {"sessions_started": 3, "sessions ended: peer began anew": 1}, "sessions of the other side")
+    s.expect(len({(await s.status(node))["metadata_index"] for node in s.names}), 1, "number of different metadata")
+
+
+@script(max_payload_bytes=3_000)
+async def script_metadata_is_larger_than_a_message(s: Stage) -> None:
+    """Given a NATS server with small messages, when a controller returns, it gets what it missed in pieces, within one session."""
+    await s.create("orders", leader="n2")
+    leader = await s.controller()
+    away = s.others(leader, "n2")[0]
+    s[away].kill()
+    await asyncio.sleep(3)
+    for number in range(9):
+        await s.create(f"more{number}", subject=f"more{number}.{'x' * 200}")
+    await s.start(away)
+    await s.shows(lambda: s.isr("orders"), s.names)
+    s.expect(len({(await s.status(node))["metadata_index"] for node in s.names}), 1, "number of different metadata")
+    counters = (await s.status(away))["counters"]
+    s.expect(
+        {kind: count for kind, count in counters.items() if "sessions" in kind}, {"metadata: sessions_started": 2}, "sessions"
+    )
+
+
+@script(starts=False)
+async def script_controllers_have_different_lists(s: Stage) -> None:
+    """Given a new cluster whose nodes name different controllers, they say so. A corrected setting lets the node join."""
+    for node, named in (("n1", ("n1", "n2")), ("n2", ("n1", "n2")), ("n3", ("n1", "n2", "n3"))):
+        s.change_file(node, controllers=named)
+        s[node].start()
+    await s.becomes(lambda: s["n1"].is_ready and s["n2"].is_ready, what="the nodes with the same list are ready")
+    await asyncio.sleep(5)
+    s.expect(s["n3"].is_ready, False, "n3 is ready")
+    s.expect(s.count_log("n3", "metadata.waiting: controller waits node=n3 reason=waits for n1, n2: the first start *"), 1)
+    for node in ("n1", "n2"):
+        text = "ERROR metadata.lists_differ: controllers differ here=n1, n2 there=n1, n2, n3 node=n3: the two nodes reject *"
+        s.expect(s.count_log(node, text), 1, f"log lines of {node}")
+    s["n3"].kill()
+    s.change_file("n3", controllers=("n1", "n2"))
+    await s.start("n3")
+    s.expect([(await s.status(node))["controller"] for node in s.names], [True, True, False], "controllers")
+    await s.create("orders", replicas=3)
+
+
+@script(nodes=4, starts=False)
+async def script_new_node_names_only_itself_as_controller(s: Stage) -> None:
+    """Given a cluster, when a new node starts whose settings name only itself, it joins the cluster, and says so."""
+    await s.start("n1", "n2", "n3")
+    s.change_file("n4", controllers=("n4",))
+    await s.start("n4")
+    s.expect_log(
+        "n4",
+        "WARNING metadata.settings_ignored: settings name only this node as controller node=n4, but a metadata group runs: *",
+        about="metadata.",
+    )
+    s.expect(sorted((await s.client.admin.describe_cluster()).image.nodes), s.names, "nodes of the cluster")
+    s.expect((await s.status("n4"))["controller"], False, "n4 is a controller")
+    await s.create("orders", replicas=4)
+
+
+@script()
+async def script_controller_is_missing_in_its_own_settings(s: Stage) -> None:
+    """Given a controller, when an operator removes it from its own settings, its start fails, and the error says what to do."""
+    await s.create("orders")
+    await s.stop("n3")
+    s.change_file("n3", controllers=("n1", "n2"))
+    text = await s.start_fails(s["n3"], ConfigError)
+    s.expect_in("controllers = n1, n2 does not contain this node, but n3 is a member of the metadata group", text)
+    s.expect_in("liftpy controllers remove n3", text)
+    s.change_file("n3", controllers=("n1", "n2", "n3"))
+    await s.start("n3")
+    await s.shows(lambda: s.isr("orders"), s.names)
+
+
+@script(nodes=4)
+async def script_new_controller_has_a_full_disk(s: Stage) -> None:
+    """Given a node with a full disk, when an operator makes it a controller, it says why it cannot, and continues to follow.
+
+    As soon as there is room, it becomes a controller without another request.
+    """
+    s["n4"].disk.is_full = True
+    s.forget_log()
+    await s.client.admin.change_controllers(add="n4")
+    await asyncio.sleep(3)
+    s.expect_log(
+        "n4",
+        """
+        INFO metadata.controller_starting: controller starting node=n4 reason=the controllers are n1, n2, n3; n4 becomes one *
+        ERROR metadata.controller_start_failed: controller not started node=n4 error=Cannot write *: No space left on device.*
+        """,
+    )
+    await s.create("orders", replicas=3)
+    status = await s.status("n4")
+    s.expect((status["controller"], status["controllers"]["learner"]), (False, "n4"), "role of n4")
+    s.expect(status["metadata_index"], (await s.status("n1"))["metadata_index"], "index of the metadata")
+    s["n4"].disk.heal()
+    await s.becomes(lambda: s.count_log("n4", "metadata.became_controller") == 1, within_s=8, what="n4 becomes a controller")
+
+    async def voters() -> list[str]:
+        return list((await s.status("n4"))["controllers"]["voters"])
+
+    await s.shows(voters, s.names, what="controllers")
+
+
+@script(nodes=4)
+async def script_node_that_is_no_controller_misses_one_message(s: Stage) -> None:
+    """Given a node that follows the feed, when a message of the feed is lost, the node asks for it, and knows the change at once."""
+    await s.create("orders")
+    lost: list[Message] = []
+
+    def loses(_: str, message: Message) -> bool:
+        if lost or message.subject != "liftpy.feed":
+            return False
+        lost.append(message)
+        return True
+
+    async def index() -> bool:
+        return bool((await s.status("n4"))["metadata_index"] == (await s.status("n1"))["metadata_index"])
+
+    for number in range(3):
+        lost.clear()
+        s.world.nats.loses = loses
+        since, began_s = len(s.messages), s.now_s
+        await s.create(f"more{number}")
+        await s.shows(index, True, within_s=2, what="n4 knows the change")
+        s.expect(len(lost), 1, "lost messages")
+        s.expect(len(s.subjects("liftpy.feed.snapshot", since)), 1, "requests for the change")
+        s.expect(s.now_s - began_s < 1.5, True, f"n4 knows the change after {s.now_s - began_s:.1f} s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 
 from liftpy.core.log.small_files import CHECKPOINT_NAME, decode_checkpoint
 from liftpy.core.wire.batch import split_batches
@@ -20,15 +21,15 @@ async def script_disk_is_full_and_has_room_again(s: Stage) -> None:
 
     A minute after there is room again, the node restarts to repair its logs, and joins the ISR.
     """
-    await s.create("orders", leader="n2")
-    await s.publish("orders", 5)
+    await s.create("orders", leader="n2", segment_bytes=4096)
+    await s.publish("orders", 40, value=_VALUE)
     s.forget_log()
     node = s["n2"]
     node.disk.is_full = True
     text = await s.fails(s.publish("orders", 1, timeout_s=3), PublishRejectedError)
     s.expect_in("NO_SPACE", text)
     await s.becomes(lambda: s.leader("orders") in ("n1", "n3"), within_s=2, what="another node leads")
-    s.expect(await s.publish("orders", 2, first=5), [5, 6], "offsets at the new leader")
+    s.expect(await s.publish("orders", 2, first=40), [40, 41], "offsets at the new leader")
     await asyncio.sleep(4)
     s.expect_log(
         "n2",
@@ -49,6 +50,9 @@ async def script_disk_is_full_and_has_room_again(s: Stage) -> None:
     health = await s.client.admin.node_health("n2")
     s.expect((health["health"]["live"], health["checks"]["space"] != ""), (True, True), "health of the full node")
     s.forget_log()
+    await s.client.admin.alter_stream("orders", retention_bytes=4096)
+    await s.becomes(lambda: s.count_log("n2", "log.deleted_on_full_disk"), within_s=70, what="the full node deletes records")
+    s.expect((await s.row("n2", "orders"))["log_start_offset"] > 0, True, "first offset of the failed replica")
     node.disk.heal()
     await s.becomes(lambda: bool(node.exits) and node.is_ready, within_s=80, what="the node restarts")
     s.expect(node.exits, [75], "exit code")
@@ -272,3 +276,88 @@ async def script_log_that_lost_its_last_batch_after_a_clean_stop_leaves_the_isr(
     s.forget_log()
     await s.start("n1")
     s.expect_log("n1", "", about="log.")
+
+
+@script()
+async def script_kill_and_lost_files_of_a_log(s: Stage) -> None:
+    """Given a killed node whose log files are lost, when it starts, it says so, leaves the ISR, and copies the records again.
+
+    The directory of one log is lost, and the segments of another one.
+    """
+    for name in ("orders", "jobs"):
+        await s.create(name, leader="n2")
+        await s.publish(name, 10)
+    s["n1"].kill()
+    streams = s["n1"].disk.folder / "streams"
+    shutil.rmtree(next(streams.glob("orders-*/0")))
+    for segment in streams.glob("jobs-*/0/*.log"):
+        segment.unlink()
+    s.forget_log()
+    await s.start("n1")
+    s.expect_log(
+        "n1",
+        """
+        ERROR log.directory_lost: log directory missing log=orders-*/0: records that this node acknowledged are lost here, *
+        ERROR log.segments_lost: all segments missing log=*/jobs-*/0: records that this node acknowledged are lost here, *
+        WARNING node.registered_with_warning: node registered warning=may have lost acknowledged data: out of 2 partitions *
+        INFO partition.opened: partition opened partition=orders/0 log_start=0 newest_offset=-1 hw=-1
+        INFO partition.opened: partition opened partition=jobs/0 log_start=0 newest_offset=-1 hw=-1
+        INFO replica.role_changed: * partition=orders/0 role=FOLLOWER *
+        INFO replica.role_changed: * partition=jobs/0 role=FOLLOWER *
+        INFO node.up: *
+        INFO jetstream.enabled: *
+        """,
+    )
+    for name in ("orders", "jobs"):
+        await s.shows(lambda: s.isr(name), s.names)  # noqa: B023
+        s.expect((await s.row("n1", name))["high_watermark"], 9, f"high watermark of {name}")
+
+
+@script()
+async def script_disk_fails_once_while_a_node_starts(s: Stage) -> None:
+    """Given a disk that fails one read, when a node starts, it tries again, and its log is complete."""
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 10)
+    s["n1"].kill()
+    s["n1"].disk.fail_next_reads = 1
+    s.forget_log()
+    await s.start("n1")
+    s.expect(s.count_log("n1", "WARNING log.recovery_retried: *orders-*/0 error=Cannot read *Input/output error*: retrying"), 1)
+    s.expect(s.count_log("n1", "INFO partition.opened: partition opened partition=orders/0 log_start=0 newest_offset=9 *"), 1)
+    await s.shows(lambda: s.isr("orders"), s.names)
+
+
+@script()
+async def script_scrub_cannot_read_a_segment(s: Stage) -> None:
+    """Given a disk that fails one read of the scrub, the node counts it, and a second later the scrub continues."""
+    s.change_settings("n1", scrub_bytes_per_s=0)
+    await s.create("orders", leader="n2", segment_bytes=4096)
+    await s.publish("orders", 60, value=_VALUE)
+    s["n1"].disk.fail_next_reads = 1
+    s.change_settings("n1", scrub_bytes_per_s=100_000)
+    await s.shows(lambda: s.counter("n1", "scrub_interrupted"), 1, what="interrupted scrubs")
+    await asyncio.sleep(5)
+    status = await s.status("n1")
+    s.expect((status["counters"]["scrub_interrupted"], status["scrub"]["findings"]), (1, 0), "interrupted scrubs, findings")
+    s.expect(status["scrub"]["checked_bytes"] > 10_000, True, f"checked bytes {status['scrub']}")
+    s.expect(s["n1"].exits, [], "ends of the process")
+
+
+@script()
+async def script_candidate_with_a_slow_disk_reads_its_log(s: Stage) -> None:
+    """Given a node that has just started, when it is to lead, it reads its log first. Nobody takes its place, although it takes 4 s."""
+    await s.create("orders", leader="n2")
+    for number in range(32):
+        await s.client.publish("orders", b"x" * 60_000, msg_id=f"id-{number}")
+    s["n1"].kill()
+    s["n1"].disk.read_ns = NS_PER_S // 25
+    await s.start("n1")
+    await s.shows(lambda: s.isr("orders"), s.names)
+    s.forget_log()
+    await s.client.admin.elect_leader("orders", 0, "n1")
+    ready = "role=LEADER phase=LEADER_READY epoch=3"
+    took_s = await s.becomes(lambda: s.count_log("n1", ready) == 1, within_s=8, what="n1 leads in the epoch of the election")
+    s.expect(took_s > 2, True, f"reading takes longer than a candidate without progress may take, it took {took_s:.1f} s")
+    s.expect(s.count_log("n2", "role=CANDIDATE") + s.count_log("n3", "role=CANDIDATE"), 0, "other candidates")
+    s.expect((await s.row("n1", "orders"))["message_ids"], 32, "message ids")
+    s.expect((await s.client.publish("orders", b"again", msg_id="id-3")).offset, 3, "offset of a repeated message")

@@ -6,6 +6,8 @@ import asyncio
 from collections import Counter
 
 from liftpy.config import FlushPolicy
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import replication_pb2 as pb
 from tests.simulation.world.machine.nats_server import Message
 from tests.simulation.world.machine.scheduler import NS_PER_S
 from tests.simulation.world.scripts.stage import Stage, script
@@ -13,30 +15,30 @@ from tests.simulation.world.scripts.stage import Stage, script
 _VALUE = b"x" * 200
 
 
-@script(long=True)
+@script()
 async def script_retention_and_compaction_delete_on_all_replicas(s: Stage) -> None:
     """Given limits of size and age and a compacted stream, when time passes, all replicas delete the same records.
 
     The newest record of each key stays, and each node logs the compaction once.
     """
     await s.create("sized", leader="n2", segment_bytes=4096, retention_bytes=10_000)
-    await s.create("aged", leader="n2", segment_bytes=4096, retention_age_s=20)
+    await s.create("aged", leader="n2", segment_bytes=4096, retention_age_s=12)
     await s.create("keyed", leader="n2", segment_bytes=4096, compaction=True, delete_retention_s=0.0, dedup_window_s=1.0)
     await s.publish("sized", 80, value=_VALUE)
     await s.publish("aged", 30, value=_VALUE)
     for number in range(60):
         await s.client.publish("keyed", b"value-%d" % number, key=b"key-%d" % (number % 5))
     s.forget_log()
-    await asyncio.sleep(10)
+    await asyncio.sleep(8)
     s.expect(
         {(await s.row(node, "aged"))["log_start_offset"] for node in s.names}, {0}, "first offsets before the age is reached"
     )
-    await s.becomes(lambda: all(s.count_log(node, "log.compacted") for node in s.names), within_s=90, what="the compaction")
+    await s.becomes(lambda: all(s.count_log(node, "log.compacted") for node in s.names), within_s=20, what="the compaction")
 
     async def aged() -> set[int]:
         return {(await s.row(node, "aged"))["log_start_offset"] for node in s.names}
 
-    await s.shows(aged, {30}, within_s=60, what="first offsets of aged")
+    await s.shows(aged, {30}, within_s=15, what="first offsets of aged")
     rows = [(await s.row(node, "sized")) for node in s.names]
     starts = {row["log_start_offset"] for row in rows}
     s.expect(len(starts), 1, "number of first offsets of sized")
@@ -215,20 +217,59 @@ async def script_idle_partitions_cost_few_messages(s: Stage) -> None:
     )
 
 
+async def _lower_max_payload(s: Stage) -> None:
+    server = s.world.nats.servers[0]
+    server.stop()
+    s.world.nats.max_payload_bytes = 200_000
+    server.start()
+    await s.shows(lambda: s.isr("orders"), [node.name for node in s.world.nodes if node.is_up])
+
+
 @script()
-async def script_record_larger_than_a_response_is_replicated(s: Stage) -> None:
-    """Given records of nearly the largest size of a NATS message, when a follower returns, it fetches them in pieces."""
-    await s.create("orders", leader="n2")
+async def script_record_is_larger_than_a_message(s: Stage) -> None:
+    """Given large records, when an operator lowers ``max_payload`` of NATS, followers and readers get them in pieces.
+
+    A follower assembles the records of several partitions at the same time.
+    """
+    big = b"b" * 1_000_000
+    for name in ("orders", "jobs"):
+        await s.create(name, leader="n2")
     await s.stop("n1")
-    big = b"b" * 1_040_000
-    await s.client.publish("orders", big)
-    await s.publish("orders", 3)
-    await s.client.publish("orders", big)
+    for name in ("orders", "jobs"):
+        await s.client.publish(name, big)
+        await s.publish(name, 3)
+        await s.client.publish(name, big)
+    await _lower_max_payload(s)
     await s.start("n1")
-    await s.shows(lambda: s.isr("orders"), s.names, within_s=20)
-    await s.client.admin.elect_leader("orders", 0, "n1")
-    await s.becomes(lambda: s.leader("orders") == "n1", what="n1 leads")
-    s.expect([len(value) for value in await s.read("orders")], [1_040_000, 8, 8, 8, 1_040_000], "sizes of the records")
+    for name in ("orders", "jobs"):
+        await s.shows(lambda: s.isr(name), s.names, within_s=20)  # noqa: B023
+    pieces = await s.counter("n2", "batch_chunks_sent"), await s.counter("n1", "batch_chunks_received")
+    s.expect(pieces, (24, 24), "pieces that were sent and received")
+    s.expect((await s.row("n1", "orders"))["fragment_reassembly_bytes"], 0, "bytes of incomplete batches")
+    for name in ("orders", "jobs"):
+        await s.client.admin.elect_leader(name, 0, "n1")
+        await s.becomes(lambda: s.leader(name) == "n1", what=f"n1 leads {name}")  # noqa: B023
+        s.expect([len(value) for value in await s.read(name)], [1_000_000, 8, 8, 8, 1_000_000], "sizes of the records")
+
+
+@script()
+async def script_record_is_too_large_for_a_follower_of_an_earlier_version(s: Stage) -> None:
+    """Given a follower that accepts no pieces, when it fetches a record that is larger than a message, the leader says so."""
+    await s.create("orders", leader="n2")
+    await s.client.publish("orders", b"b" * 1_000_000)
+    await _lower_max_payload(s)
+    fetches = [one for _, one, _ in s.messages if one.subject == "liftpy.orders.0.replicate" and ".n1." in one.reply]
+    request = frames.decode(fetches[-1].content, pb.ReplicationRequest)
+    for field in ("position", "batchCrc", "streamUid", "partition", "awaitsMore"):
+        request.ClearField(field)
+    request.offset, request.offsetEpoch, request.requestId = -1, 0, request.requestId + 1
+    reply = f"{fetches[-1].reply.rpartition('.')[0]}.{request.requestId}"
+    s.forget_log()
+    await s.client.transport.connection.publish(fetches[-1].subject, frames.seal(request), reply=reply)
+    text = "ERROR replication.too_large: batch too large for the follower partition=orders/0 offset=0 bytes=1000* max_payload=200000: *"
+    await s.becomes(lambda: s.count_log("n2", text) == 1, within_s=1, what="the leader says so")
+    s.expect(await s.counter("n2", "batch_too_large_for_follower"), 1, "batches that are too large")
+    await s.shows(lambda: s.isr("orders"), s.names)
 
 
 @script()
@@ -271,3 +312,97 @@ async def script_leader_that_its_only_follower_does_not_hear_continues_to_lead(s
     await s.publish("orders", 2, first=2)
     after = (await s.client.admin.stream("orders")).partitions[0]
     s.expect((after.leader, after.leader_epoch), (before.leader, before.leader_epoch), "(leader, LeaderEpoch)")
+
+
+@script()
+async def script_operator_purges_a_key_while_a_replica_is_away(s: Stage) -> None:
+    """Given records of several keys, when an operator purges one, all replicas remove its records, one that is away after its return.
+
+    The purge is in progress until the last replica has done it.
+    """
+    await s.create("orders", leader="n2", segment_bytes=4096, dedup_window_s=1.0)
+    for number in range(45):
+        await s.client.publish("orders", (b"value-%d" % number).ljust(200), key=b"key-%d" % (number % 3))
+    await s.stop("n3")
+    s.forget_log()
+    s.expect(await s.client.admin.purge("orders", 0, keys=[b"key-1"]), 45, "end of the purge")
+
+    async def keys() -> dict[bytes, int]:
+        return dict(Counter([record.key or b"" async for record in s.client.consume("orders", until="end")]))
+
+    async def purges() -> int:
+        return len((await s.client.admin.stream("orders")).partitions[0].state.purges)
+
+    await s.shows(keys, {b"key-0": 15, b"key-2": 15}, within_s=30, what="records of each key")
+    await asyncio.sleep(6)
+    s.expect(await purges(), 1, "purges in progress while a replica is away")
+    await s.start("n3")
+    await s.shows(purges, 0, within_s=30, what="purges in progress after its return")
+    for node in s.names:
+        s.expect(
+            s.count_log(node, "INFO log.compacted: log compacted partition=orders/0 removed_records=15"),
+            1,
+            f"log lines of {node}",
+        )
+    await s.client.admin.elect_leader("orders", 0, "n3")
+    await s.becomes(lambda: s.leader("orders") == "n3", what="n3 leads")
+    s.expect(await keys(), {b"key-0": 15, b"key-2": 15}, "records of each key at n3")
+
+
+@script(state_checkpoint_bytes=4096)
+async def script_follower_returns_after_its_records_were_deleted(s: Stage) -> None:
+    """Given a follower that was away while all records were deleted that it could fetch, it begins anew, and knows all message ids."""
+    await s.create("orders", leader="n2", segment_bytes=4096)
+    await s.stop("n1")
+    for number in range(60):
+        await s.client.publish("orders", (b"record-%d" % number).ljust(200), msg_id=f"id-{number}")
+    s.expect(await s.client.admin.truncate_before("orders", 0, 40), 40, "first offset")
+    await s.shows(lambda: s.first_offsets("orders", "n2", "n3"), {40}, what="first offsets")
+    s.forget_log()
+    await s.start("n1")
+    await s.shows(lambda: s.isr("orders"), s.names)
+    refused = {kind: count for kind, count in (await s.status("n2"))["refused"].items() if kind.startswith("fetch")}
+    s.expect(refused, {"fetch, before log start": 1}, "fetches that the leader has rejected")
+    s.expect(s.count_log("n1", "WARNING replica.log_reset: log discarded partition=orders/0: fetching it again from=40"), 1)
+    row = await s.row("n1", "orders")
+    s.expect((row["log_start_offset"], row["high_watermark"]), (40, 59), "first offset and high watermark")
+    s.expect((row["message_ids"], row["message_ids_state"]), (60, "whole"), "message ids")
+    await s.client.admin.elect_leader("orders", 0, "n1")
+    await s.becomes(lambda: s.leader("orders") == "n1", what="n1 leads")
+    acks = [await s.client.publish("orders", b"again", msg_id=f"id-{number}") for number in (0, 39, 40, 59)]
+    s.expect([ack.offset for ack in acks], [0, 39, 40, 59], "offsets of repeated messages")
+
+
+@script()
+async def script_leader_dies_with_records_that_no_follower_has(s: Stage) -> None:
+    """Given a killed leader with records without ack, when it returns, it removes them, and has the records of the new leader.
+
+    They do not return when its power fails.
+    """
+    await s.create("orders", leader="n2", segment_bytes=4096)
+    await s.publish("orders", 3)
+    s.world.nats.loses = lambda client, message: (
+        client.startswith("liftpy-n2") and message.subject.startswith(("liftpy.inbox.n1.", "liftpy.inbox.n3."))
+    )
+    for number in range(60):
+        await s.client.transport.connection.publish("orders.x", (b"unreplicated-%d" % number).ljust(200))
+        await asyncio.sleep(0.002)
+    row = await s.row("n2", "orders")
+    s.expect((row["newest_offset"], row["high_watermark"], row["isr"]), (62, 2, s.names), "offsets and ISR of the leader")
+    s.expect(await s.read("orders"), [b"record-0", b"record-1", b"record-2"], "records that readers see")
+    s["n2"].kill()
+    s.world.nats.loses = lambda client, message: False
+    await s.becomes(lambda: s.leader("orders") in ("n1", "n3"), what="another node leads")
+    s.expect(await s.publish("orders", 2, first=3), [3, 4], "offsets at the new leader")
+    s.forget_log()
+    s["n2"].start()
+    text = "INFO replica.log_truncated: log truncated partition=orders/0 log_end=3"
+    await s.becomes(lambda: s.count_log("n2", text) == 1, what="n2 removes the records")
+    s.forget_log()
+    s["n2"].power_cut(restart_after_ns=NS_PER_S)
+    await s.becomes(lambda: s["n2"].is_ready, within_s=20, what="n2 is ready after a power cut")
+    await s.shows(lambda: s.isr("orders"), s.names)
+    s.expect_log("n2", "", about="log=")
+    await s.client.admin.elect_leader("orders", 0, "n2")
+    await s.becomes(lambda: s.leader("orders") == "n2", what="n2 leads")
+    s.expect(await s.read("orders"), [b"record-%d" % number for number in range(5)], "records")

@@ -8,6 +8,7 @@ import os
 from sidecar.disk.data_folder import LOG_ENDS_NAME
 from sidecar.disk.files import decode_checked_json
 from sidecar.workers import workers
+from tests.simulation.world.machine.scheduler import NS_PER_S
 from tests.simulation.world.scripts.stage import Stage, script
 
 
@@ -100,3 +101,59 @@ async def script_idle_partitions_of_two_processes(s: Stage) -> None:
     s.expect(
         s.now_s - began_s < 0.2, True, f"records of idle partitions are committed at once, it took {s.now_s - began_s:.3f} s"
     )
+
+
+@script(workers=2)
+async def script_process_of_a_node_hangs(s: Stage) -> None:
+    """Given a node with two processes, when one of them hangs, the other one ends the node, and the supervisor restarts both."""
+    await s.create("orders", partitions=4)
+    for partition in range(4):
+        await s.publish("orders", 5, partition=partition)
+    s.forget_log()
+    s["n2"].process.children[0].pause(60 * NS_PER_S)  # type: ignore[union-attr]
+    took_s = await s.becomes(lambda: len(s["n2"].exits) == 1, within_s=4, what="the node ends")
+    s.expect(took_s > 1, True, f"a short pause is no reason to end, it took {took_s:.1f} s")
+    s.expect(s["n2"].exits, [1], "exit code")
+    text = "CRITICAL node.failed: node failed node=n2 error=Worker 1 (process *) is blocked: 8 pings without answer.*"
+    s.expect(s.count_log("n2", text), 1, "log lines")
+    await s.becomes(lambda: s["n2"].is_ready, what="the node is ready again")
+    for partition in range(4):
+        await s.shows(lambda: s.isr("orders", partition), s.names)  # noqa: B023
+        await s.publish("orders", 5, first=5, partition=partition)
+
+
+@script(workers=2)
+async def script_disk_fails_in_one_process_of_a_node(s: Stage) -> None:
+    """Given a node with two processes, when a write of one of them fails, the whole node restarts once and repairs its log."""
+    await s.create("orders", partitions=4)
+    for partition in range(4):
+        await s.publish("orders", 5, partition=partition)
+    s.forget_log()
+    s["n2"].disk.fails_for = "/3/"
+    await s.publish("orders", 1, first=5, partition=3)
+    await s.becomes(lambda: len(s["n2"].exits) == 1, within_s=4, what="the node ends")
+    s["n2"].disk.heal()
+    s.expect(s["n2"].exits, [75], "exit code")
+    for name, log in (("n2.w1", "orders/3"), ("n2", "worker 1: orders/3")):
+        text = f"ERROR node.restart_for_repair: log damaged node=n2 log={log}: Cannot write *: restarting to repair it"
+        s.expect(s.count_log(name, text), 1, f"log lines of {name}")
+    await s.becomes(lambda: s["n2"].is_ready, what="the node is ready again")
+    for partition in range(4):
+        await s.shows(lambda: s.isr("orders", partition), s.names)  # noqa: B023
+    s.expect(await s.read("orders", 3), [b"record-%d" % number for number in range(6)], "records")
+    s.expect(s["n2"].exits, [75], "exit codes")
+
+
+@script(workers=2)
+async def script_process_of_a_node_is_busy(s: Stage) -> None:
+    """Given a node with two processes, when the event loop of one is busy for 2.5 s, the node continues."""
+    await s.create("orders", partitions=4)
+    for partition in range(4):
+        await s.publish("orders", 5, partition=partition)
+    loop = s["n2"].process.children[0].loops[0]  # type: ignore[union-attr]
+    loop.busy_until_ns = s.world.scheduler.now_ns + 2_500 * NS_PER_S // 1000
+    await asyncio.sleep(6)
+    s.expect(s["n2"].exits, [], "ends of the node")
+    for partition in range(4):
+        await s.shows(lambda: s.isr("orders", partition), s.names)  # noqa: B023
+        await s.publish("orders", 5, first=5, partition=partition)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any
 
 from liftpy.client.group import GroupOptions
 from liftpy.client.queue import Job, QueueOptions
+from tests.simulation.world.machine.scheduler import NS_PER_S
 from tests.simulation.world.scripts.stage import Stage, script
 
 
@@ -53,6 +57,50 @@ async def script_lag_of_a_group(s: Stage) -> None:
     s.expect(history.get("groups") is not None, True, "an answer about the group")
     await s.start(coordinator)
     await s.shows(lambda: s.isr("orders"), s.names)
+
+
+@script()
+async def script_positions_of_a_group(s: Stage) -> None:
+    """Given a group of partitions on several nodes, its coordinator reports members, positions, age of unread records and a history."""
+    await s.create("orders", replicas=1, partitions=3)
+    for partition in range(3):
+        await s.publish("orders", 4, partition=partition)
+    published_s = s.now_s
+
+    async def report() -> dict[str, Any]:
+        """Return what the node says on which the group is coordinated."""
+        answers = [await s.client.admin.ask_node(node, b'{"groups": {"group": "readers"}}') for node in s.names]
+        found = [answer["groups"] for answer in answers if answer["groups"]["rows"]]
+        s.expect(len(found), 1, "nodes that report the group")
+        return dict(found[0])
+
+    async def positions() -> list[tuple[int | None, ...]]:
+        rows = (await report())["positions"]
+        return sorted(tuple(row[name] for name in ("partition", "position", "end", "lag_records")) for row in rows)
+
+    async with s.client.group("readers", ["orders"], options=GroupOptions(auto_commit_s=0.2)) as group:
+        positions_read = dict.fromkeys(range(3), 0)
+        while sum(positions_read.values()) < 11 or min(positions_read.values()) == 0:
+            record = await anext(group)
+            positions_read[record.partition] = record.offset + 1
+        await group.commit()
+        wanted = [(partition, position, 4, 4 - position) for partition, position in positions_read.items()]
+        await s.shows(positions, wanted, within_s=20, what="positions of the group")
+        found = await report()
+        s.expect([(row["client"], row["partitions"]) for row in found["members"]], [("driver", 3)], "members")
+        (member,) = {row["member"] for row in found["positions"]}
+        s.expect(member, found["members"][0]["member"], "member that reads the partitions")
+
+    async def left() -> tuple[list[str], set[str], list[tuple[int, int]], int]:
+        found = await report()
+        members = [row["client"] for row in found["members"]]
+        lags = [(row["lag_records"], row["unknown"]) for row in found["rows"]]
+        return members, {row["member"] for row in found["positions"]}, lags, found["history"][-1]["lag_records"]
+
+    await s.shows(left, ([], {""}, [(1, 0)], 1), what="members, owners of partitions, lag and newest lag of the history")
+    age_s = s.now_s - published_s
+    reported_s = (await report())["rows"][0]["lag_s"]
+    s.expect(age_s - 6 < reported_s <= age_s, True, f"age of the unread record, {reported_s} s of {age_s:.1f} s")
 
 
 @script()
@@ -263,3 +311,88 @@ async def script_service_continues_when_the_replica_of_its_node_returns(s: Stage
     s.expect(len(await s.read(OUTPUT[0])), count, "outputs")
     for instance in services.instances:
         instance.end()
+
+
+@script()
+async def script_jetstream_client_asks_for_streams_and_records(s: Stage) -> None:
+    """Given the read API of JetStream, when a client asks as nats.js and nats.go do, it gets the answers of nats-server."""
+    await s.create("orders", leader="n2", partitions=2)
+    await s.create("letters", subject="letters.*", leader="n3")
+    connection = s.client.transport.connection
+    moments = []
+    for number in range(6):
+        await connection.request(f"letters.{number % 3}", b"record-%d" % number, timeout=3)
+        await asyncio.sleep(0.5)
+        moments.append(f"{datetime.fromtimestamp(s.world.driver.wall_ns() / NS_PER_S, UTC):%Y-%m-%dT%H:%M:%S.%f}Z")
+
+    async def ask(request: str, **fields: object) -> dict[str, Any]:
+        answer = await connection.request(f"$JS.hub.API.{request}", json.dumps(fields).encode() if fields else b"", timeout=3)
+        return dict(json.loads(answer.data))
+
+    async def record(**fields: object) -> tuple[int, bytes] | int:
+        found = await ask("STREAM.MSG.GET.letters", **fields)
+        if "error" in found:
+            return int(found["error"]["code"])
+        return found["message"]["seq"], base64.b64decode(found["message"]["data"])
+
+    async def records(name: str = "letters", **fields: object) -> list[tuple[Any, ...]]:
+        """Return (sequence, value) of each record, and (status, number of records that follow, last sequence)."""
+        inbox = connection.new_inbox()
+        found: list[tuple[Any, ...]] = []
+        subscription = await connection.subscribe(inbox)
+        await connection.publish(f"$JS.hub.API.DIRECT.GET.{name}", json.dumps(fields).encode(), reply=inbox)
+        while True:
+            answer = await subscription.next_msg(timeout=3)
+            headers = answer.headers or {}
+            if "Status" in headers:
+                return [*found, (headers["Status"], headers.get("Nats-Num-Pending", ""), headers.get("Nats-Last-Sequence", ""))]
+            found.append((headers["Nats-Sequence"], answer.data))
+            if not (fields.keys() & {"batch", "multi_last"}):
+                return list(found)
+
+    s.expect((await ask("INFO"))["streams"], 3, "number of streams")
+    s.expect((await ask("STREAM.NAMES"))["streams"], ["letters", "orders", "orders:1"], "names of the streams")
+    page = await ask("STREAM.NAMES", offset=1)
+    s.expect((page["streams"], page["total"], page["offset"]), (["orders", "orders:1"], 3, 1), "second page of the names")
+    s.expect((await ask("STREAM.NAMES", subject="orders.>"))["streams"], ["orders", "orders:1"], "streams of a subject")
+    listed = (await ask("STREAM.LIST"))["streams"]
+    s.expect(
+        [(one["config"]["name"], one["state"]["messages"]) for one in listed], [("letters", 6), ("orders", 0), ("orders:1", 0)]
+    )
+    s.expect(listed[0]["state"], (await ask("STREAM.INFO.letters"))["state"], "state of a stream")
+    s.expect((await ask("STREAM.INFO.orders:1"))["config"]["subjects"], ["orders.x.1"], "subjects of a partition")
+    for name in ("STREAM.INFO.orders:2", "STREAM.INFO.nothing", "CONSUMER.LIST.nothing"):
+        s.expect((await ask(name))["error"]["err_code"], 10059, f"code of the error of {name}")
+    s.expect((await ask("CONSUMER.LIST.orders"))["consumers"], [], "consumers of a stream")
+    s.expect((await ask("STREAM.CREATE.new", name="new"))["error"]["code"], 400, "code of the error of a request that writes")
+
+    s.expect(await record(seq=3), (3, b"record-2"), "record at a sequence")
+    s.expect(await record(last_by_subj="letters.1"), (5, b"record-4"), "newest record of a subject")
+    s.expect(await record(next_by_subj="letters.1", seq=3), (5, b"record-4"), "next record of a subject")
+    s.expect(await record(start_time=moments[2]), (4, b"record-3"), "first record after a time")
+    s.expect(await record(seq=7), 404, "record after the newest one")
+    s.expect(await record(start_time=moments[5]), 404, "record after a time without records")
+    for wrong in ({"seq": -1}, {"seq": 1, "last_by_subj": "letters.1"}, {"start_time": "today"}, {"seq": 1, "unknown": 2}):
+        s.expect(await record(**wrong), 400, f"code of the error for {wrong}")
+
+    s.expect(await records("letters.letters.2"), [("6", b"record-5")], "newest record of a subject")
+    s.expect(await records(seq=2, batch=2), [("2", b"record-1"), ("3", b"record-2"), ("204", "3", "3")], "batch")
+    s.expect(await records(seq=6, batch=9), [("6", b"record-5"), ("204", "0", "6")], "batch up to the end")
+    s.expect(
+        await records(seq=1, batch=9, max_bytes=10), [("1", b"record-0"), ("2", b"record-1"), ("204", "4", "2")], "few bytes"
+    )
+    s.expect(
+        await records(seq=1, batch=9, next_by_subj="letters.1"), [("2", b"record-1"), ("5", b"record-4"), ("204", "0", "5")]
+    )
+    s.expect(await records(seq=7, batch=9), [("404", "", "")], "batch after the newest record")
+    newest = [("4", b"record-3"), ("5", b"record-4"), ("6", b"record-5")]
+    s.expect(await records(multi_last=["letters.*"]), [*newest, ("204", "0", "6")], "newest record of each subject")
+    s.expect(
+        await records(multi_last=["letters.0", "letters.1"], batch=1), [newest[0], ("204", "1", "4")], "newest of two subjects"
+    )
+    older = [("2", b"record-1"), ("3", b"record-2"), ("4", b"record-3"), ("204", "0", "4")]
+    s.expect(await records(multi_last=["letters.*"], up_to_seq=4), older, "newest record of each subject up to a sequence")
+    s.expect(
+        await records(multi_last=["letters.*"], up_to_time=moments[3]), older, "newest record of each subject up to a time"
+    )
+    s.expect(await records(seq=1, last_by_subj="letters.1"), [("408", "", "")], "two selections")

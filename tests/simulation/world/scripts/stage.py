@@ -30,7 +30,7 @@ from sidecar.runtime.logs import event_of
 from sidecar.runtime.settings import with_values
 from tests.simulation.world.checks.figures import Series, metrics_of, values
 from tests.simulation.world.checks.messages import MessageRules
-from tests.simulation.world.machine.nats_server import Message
+from tests.simulation.world.machine.nats_server import MAX_PAYLOAD_BYTES, Message
 from tests.simulation.world.machine.scheduler import Process
 from tests.simulation.world.node_process import NodeProcess
 from tests.simulation.world.profiles import Profile
@@ -62,6 +62,7 @@ class Cast:
         starts: Whether the stage starts the nodes before the script.
         stops: Whether the stage stops the nodes after the script.
         long: Whether only ``--long`` plays the script.
+        max_payload_bytes: Maximum size of a NATS message, in bytes.
         settings: Settings of replication.
     """
 
@@ -73,6 +74,7 @@ class Cast:
     starts: bool = True
     stops: bool = True
     long: bool = False
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -96,14 +98,14 @@ SCRIPTS: dict[str, tuple[Script, Cast]] = {}
 
 def script(
     nodes: int = 3, controllers: int = 3, servers: int = 1, workers: int = 1, *, users: bool = True, starts: bool = True,
-    stops: bool = True, long: bool = False, **settings: Any,
+    stops: bool = True, long: bool = False, max_payload_bytes: int = MAX_PAYLOAD_BYTES, **settings: Any,
 ) -> Callable[[Script], Script]:  # fmt: skip
     """Register a script. The arguments are those of ``Cast``. ``settings`` are settings of replication."""
 
     def register(work: Script) -> Script:
         SCRIPTS[work.__name__.removeprefix("script_")] = (
             work,
-            Cast(nodes, controllers, servers, workers, users, starts, stops, long, settings),
+            Cast(nodes, controllers, servers, workers, users, starts, stops, long, max_payload_bytes, settings),
         )
         return work
 
@@ -123,6 +125,7 @@ class Stage:
         """(connection, message, number of receivers) of each message that was published."""
         self._seen_lines: dict[str, int] = {}
         """Process -> number of log lines until the newest ``expect_log`` or ``forget_log``."""
+        world.nats.max_payload_bytes = cast.max_payload_bytes
         world.nats.watchers.append(lambda name, message, receivers: self.messages.append((name, message, receivers)))
         MessageRules(world)
         logging.getLogger().addHandler(_Lines(self))
@@ -152,10 +155,18 @@ class Stage:
                 await self.start()
             async with self.connected() as self.client:
                 await work(self)
+            self._check_sessions()
             if self.cast.stops:
                 await self.stop()
         except WrongError as error:
             self.world.scheduler.violated(str(error))
+
+    def _check_sessions(self) -> None:
+        """Expect that no controller has rejected what another one sent: all of them are correct."""
+        for node in self.world.nodes:
+            counters = node.node.group.counters if node.node is not None and node.node.group is not None else {}
+            for kind in ("sessions ended: refused message", "sessions ended: bad chunk"):
+                self.expect(counters.get(kind, 0), 0, f"{kind} of {node.name}")
 
     async def start(self, *names: str) -> None:
         """Start nodes (default: all), and wait until they are ready."""
@@ -334,6 +345,10 @@ class Stage:
         """Return the row of a partition in the status of a node. {}: the node has no replica of it."""
         rows = (await self.status(node))["partitions"]
         return next((row for row in rows if (row["stream"], row["partition"]) == (name, partition)), {})
+
+    async def first_offsets(self, name: str, *nodes: str) -> set[int]:
+        """Return the first offsets of a partition 0 on some nodes (default: all)."""
+        return {(await self.row(node, name))["log_start_offset"] for node in nodes or self.names}
 
     async def isr(self, name: str, partition: int = 0) -> list[str]:
         """Return the ISR of a partition."""
