@@ -33,6 +33,7 @@ from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
 
 from liftpy.core.base.rate_limits import LogRateLimit
 from liftpy.errors import ConfigError
+from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.reconnect_backoff import ReconnectBackoff
 from liftpy.nats.urls import wants_tls
 
@@ -70,6 +71,8 @@ _CONNECTED = Client.CONNECTED
 _RENEWED = "The NATS credentials were reloaded. The client reconnects."
 _CLOSED_S = 0.5
 """Maximum wait for the socket when a connection is closed, in seconds."""
+_CLOSE_ROUNDS = 3
+"""Number of times that a close ends the tasks of a connection. Ending a reconnect may leave the tasks of its new connection."""
 _WILDCARDS = {b"*": rb"[^.]+", b">": rb"[^.]+(?:\.[^.]+)*"}
 
 Fields = tuple[bytes, bytes, bytes, int]
@@ -512,7 +515,8 @@ class StrictConnection(Client):
         """Close the connection without waiting for the socket. After a failed TLS handshake, asyncio never reports its close.
 
         nats-py cancels a reconnect that waits for the same socket, and with it the future that this wait shares.
-        If unsent data cannot be written, nats-py's close stops in the middle. Then end the tasks of the subscriptions here.
+        If unsent data cannot be written, nats-py's close stops in the middle. Then end the tasks of the subscriptions here. A reconnect
+        whose handshake suppresses the cancellation would open the connection again. So end it here, too.
         """
         transport: Any = self._transport
         if transport is not None:
@@ -528,12 +532,28 @@ class StrictConnection(Client):
         try:
             await super()._close(status, do_cbs)
         finally:
+            await self._end_reconnect(status)
             for subscription in self._subs.values():
                 if subscription._wait_for_msgs_task is not None:
                     subscription._wait_for_msgs_task.cancel()
                 if subscription._message_iterator is not None:
                     subscription._message_iterator._cancel()
             self._subs.clear()
+
+    async def _end_reconnect(self, status: int) -> None:
+        """End a reconnect that runs on after nats-py's close, and the tasks that its handshake has started. Then set the status."""
+        own = asyncio.current_task()
+        for _ in range(_CLOSE_ROUNDS):
+            self._status = status  # else the loss of the new connection would begin another reconnect
+            tasks = (self._reconnection_task, self._reading_task, self._ping_interval_task, self._flusher_task)
+            left = [task for task in tasks if task is not None and task is not own and not task.done()]
+            if not left:
+                break
+            await end_tasks(left)
+        self._status = status
+        transport: Any = self._transport
+        if transport is not None:
+            transport.close()
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         """Process the server's first INFO line. Check it before secrets are sent.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.errors import Error
 
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication.inflight_limits import NodeInflight
@@ -133,6 +134,31 @@ async def test_connection_closed_by_the_server_reconnects_and_logs_the_reconnect
     await until(lambda: len(got) == 2, "what the new connection brings")
     assert got == [b"1", b"2"]
     await bus.stop()
+
+
+async def test_connection_closed_during_a_reconnect_leaves_no_task_and_stays_closed(fake: tuple[FakeServer, str]) -> None:
+    """The close begins at each turn of the event loop of the second handshake, and when its last answer arrives."""
+    server, url = fake
+    before = asyncio.all_tasks()
+    for turns in range(24):
+        connection = StrictConnection()
+        await connection.connect(url, reconnect_time_wait=0, max_reconnect_attempts=-1)
+        await connection.subscribe("ev", cb=_ignore)
+        accepted = len(server.accepted_s)
+        server.disconnect()
+        await until(lambda accepted=accepted: len(server.accepted_s) > accepted, "it connects again")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        with contextlib.suppress(OSError, Error):
+            await connection.close()
+        assert connection.is_closed, turns
+        await until(lambda: server.open == 0, "the server has no connection")
+        left = {task for task in asyncio.all_tasks() - before if "_serve" not in repr(task)}
+        assert not left, turns
+
+
+async def _ignore(_: object) -> None:
+    pass
 
 
 async def test_ingest_connection_parses_bytes_read_before_its_loss(fake: tuple[FakeServer, str]) -> None:
