@@ -95,13 +95,13 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
 def _record_stop_signals() -> list[int]:
     """Record SIGTERM and SIGINT until the node has its own handlers. Return the list of the received signals.
 
-    The handlers raise nothing, because Python ignores an exception of a handler in some places, such as callbacks of an import.
+    The handlers raise nothing, because Python ignores an exception of a handler in some places, such as callbacks of an import. A shell
+    starts background jobs with an ignored SIGINT. The node stops after it nevertheless, during its start and later.
     """
     received: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            with suppress(ValueError):  # only the main thread gets signals
-                signal.signal(number, lambda number, _: received.append(number))
+        with suppress(ValueError):  # only the main thread gets signals
+            signal.signal(number, lambda number, _: received.append(number))
     return received
 
 

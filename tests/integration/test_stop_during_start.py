@@ -56,7 +56,9 @@ def test_node_with_a_stop_signal_during_its_start_ends_with_exit_code_0(
         flags = {"data": data, "controllers": "n1", "status-port": -1, "nats": server.url, "workers": 2}
         environment = {**node_environment({}), "LIFTPY_NOT_A_SETTING": "1"}
         node = DevNode("n1", node_command("n1", flags), environment, None)
+        before = signal.signal(number, signal.SIG_IGN)  # the node inherits it, as a background job of a shell inherits SIGINT
         node.start()
+        signal.signal(number, before)
         try:
             deadline = time.monotonic() + 60
             while not MOMENTS[moment](node, data):
