@@ -195,8 +195,10 @@ def tolerate_stderr_errors() -> None:
     It has only messages for people. A message that cannot be written must not change the result or the exit code of a command.
     """
     stream = sys.stderr
-    if type(stream) is io.TextIOWrapper:  # not if a test or another program has replaced it
+    if type(stream) is not io.TextIOWrapper:  # a test or another program has replaced it
+        return
+    try:
         file = _LossyFile(stream.fileno(), "w", closefd=False)
-        sys.stderr = io.TextIOWrapper(
-            io.BufferedWriter(file), encoding=stream.encoding, errors=stream.errors, line_buffering=True
-        )
+    except io.UnsupportedOperation:  # a buffer in memory
+        return
+    sys.stderr = io.TextIOWrapper(io.BufferedWriter(file), encoding=stream.encoding, errors=stream.errors, line_buffering=True)
