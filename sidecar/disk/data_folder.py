@@ -103,7 +103,7 @@ def _identity_in(data: bytes) -> tuple[object, NodeIdentity | None]:
     return version, identity
 
 
-def _log_ends_in(data: bytes, nonce: int) -> dict[str, int]:
+def _decode_log_ends(data: bytes, nonce: int) -> dict[str, int]:
     """Return the content of a ``log-ends`` file: name of each log -> its log end offset. {}: the file is of another process.
 
     ``nonce``: nonce of the process that stopped cleanly. Raises ValueError, TypeError, KeyError or AttributeError if the bytes are
@@ -275,7 +275,7 @@ class DataDirectory:
             identity = self.load_identity()
             if identity is None or not (identity.stopped_cleanly and identity.starts.registered):
                 return {}
-            return _log_ends_in((self.path / LOG_ENDS_NAME).read_bytes(), identity.starts.registered)
+            return _decode_log_ends((self.path / LOG_ENDS_NAME).read_bytes(), identity.starts.registered)
         except (ValueError, TypeError, KeyError, AttributeError, OSError):
             return {}
 

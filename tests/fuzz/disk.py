@@ -371,7 +371,7 @@ def decoders() -> list[Decoder]:
             _log_ends,
             mend=_mend_line,
             make=lambda rng, d: _mend_line(b"\n" + damaged_json(rng, d.partition(b"\n")[2])),
-            covers=("sidecar.disk.data_folder:_log_ends_in",),
+            covers=("sidecar.disk.data_folder:_decode_log_ends",),
         ),
         Decoder(
             "scrub file",

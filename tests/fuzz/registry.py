@@ -86,6 +86,7 @@ ELSEWHERE = {
     "sidecar.workers.workers:WorkerHandle._process_frame": _OF_ONE_NODE,
     "sidecar.workers.workers:WorkerHandle.request_status": _OF_ONE_NODE,
     "sidecar.workers.workers:failure_of": _OF_ONE_NODE,
+    "sidecar.workers.workers:WorkerHandle.stop": _OF_ONE_NODE,
     "sidecar.workers.workers:Workers.wait_until_recovered": _OF_ONE_NODE,
     "sidecar.workers.workers:Workers.worker_proposes": _OF_ONE_NODE,
     "sidecar.workers.workers:WorkerCombinedFetches._ask": _OF_ONE_NODE,

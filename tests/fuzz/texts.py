@@ -481,7 +481,7 @@ def decoders() -> list[Decoder]:
             c,
             lambda f: json.dumps(f.to_json()).encode(),
             make=damaged_json,
-            covers=("liftpy.spark.offsets:StreamOffsets.from_json",),
+            covers=("liftpy.spark.offsets:StreamOffsets.from_json", "liftpy.spark.offsets:_decode"),
         ),
         Decoder(
             "Spark offsets",
