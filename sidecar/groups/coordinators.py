@@ -379,6 +379,7 @@ class GroupCoordinators:
         while not one.stopping.is_set():
             began_s, version = time.monotonic(), self._coordinator
             one.wake.clear()
+            transport: Transport | None = None
             try:
                 transport, namespace = await self._transport(), self._settings.namespace
                 if one.stopping.is_set():  # the replica moved away while this process connected to NATS
@@ -394,6 +395,8 @@ class GroupCoordinators:
                 one.problem = repr(error)
             finally:
                 one.host = None
+                if transport is not None:
+                    await transport.leave()
             if not one.stopping.is_set() and version is self._coordinator:
                 one.restarts += 1
                 one.in_a_row = count_restart(one.in_a_row, time.monotonic() - began_s)
@@ -437,10 +440,14 @@ class GroupCoordinators:
     # ---- how far the groups are -------------------------------------------------------------------------------------------
     async def _measure_lags(self) -> None:
         while not self._closed:
+            transport = None if self._connection is None else Transport(self._connection)
             try:
-                await self.lags.measure(self._states(), None if self._connection is None else Transport(self._connection))
+                await self.lags.measure(self._states(), transport)
             except Exception:  # a failed measurement of lags stops no coordinator
                 self._counters[CHECK_FAILED] += 1
+            finally:
+                if transport is not None:
+                    await transport.leave()
             await asyncio.sleep(EVERY_S)
 
     def _states(self) -> Iterator[tuple[GroupCoordinator, bool]]:

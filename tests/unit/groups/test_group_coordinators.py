@@ -78,6 +78,9 @@ class Host:
 class Connection:
     is_closed = False
 
+    async def leave(self) -> None:
+        pass
+
     async def close(self) -> None:
         self.is_closed = True
 

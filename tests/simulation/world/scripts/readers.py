@@ -396,3 +396,26 @@ async def script_jetstream_client_asks_for_streams_and_records(s: Stage) -> None
         await records(multi_last=["letters.*"], up_to_time=moments[3]), older, "newest record of each subject up to a time"
     )
     s.expect(await records(seq=1, last_by_subj="letters.1"), [("408", "", "")], "two selections")
+
+
+@script()
+async def script_lags_of_a_group_leave_no_subscription(s: Stage) -> None:
+    """Given a group that reads partitions of other nodes, when its coordinator measures lags, it unsubscribes each time."""
+    await s.create("orders", partitions=3, replicas=1)
+    for partition in range(3):
+        await s.client.publish("orders", b"record", partition=partition)
+    async with s.client.group("readers", ["orders"]) as group:
+        for _ in range(3):
+            part = await group.take()
+            assert part is not None
+            group.finished(part)
+        await group.commit()
+
+    def subscriptions() -> int:
+        clients = [client for server in s.world.nats.servers for client in server.clients.values()]
+        return sum(len(client.subscriptions) for client in clients if client.name.endswith("-groups"))
+
+    await asyncio.sleep(10)
+    before = subscriptions()
+    await asyncio.sleep(20)
+    s.expect(subscriptions(), before, "subscriptions of the coordinators")
