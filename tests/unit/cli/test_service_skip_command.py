@@ -205,7 +205,7 @@ async def test_service_skip_command_with_an_instance_of_an_earlier_version_needs
 
 
 @pytest.mark.parametrize("written", [3, 4])
-async def test_service_skip_command_for_a_record_whose_outputs_are_written_needs_a_confirmation(
+async def test_service_skip_command_for_a_record_with_written_outputs_needs_a_confirmation(
     decisions: list[Unit], written: int
 ) -> None:
     """An instance is blocked at the record, but an earlier LEADER has applied it."""

@@ -584,7 +584,7 @@ async def test_service_failing_record_that_succeeds_on_retry_is_not_skipped(
     assert "bad" in node.services[-1].seen
 
 
-async def test_service_of_the_leader_that_fails_at_a_record_whose_outputs_are_written_does_not_skip_it(
+async def test_leader_service_that_fails_at_a_record_with_written_outputs_does_not_skip_it(
     nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An earlier LEADER has applied the record. If all nodes skipped it now, their outputs would differ from the written ones."""

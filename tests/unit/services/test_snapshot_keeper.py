@@ -155,7 +155,7 @@ async def test_service_snapshot_keeper_that_replaces_the_retained_snapshot_does_
     assert later.keeper.retain_from() == 0
 
 
-async def test_service_snapshot_keeper_keeps_a_pinned_snapshot_until_it_is_released(world: World) -> None:
+async def test_snapshot_keeper_with_a_pinned_snapshot_deletes_it_only_after_its_release(world: World) -> None:
     await world.take_snapshots(2)
     world.outbox.compared_end = 1000
     world.keeper.pin(5)

@@ -427,7 +427,7 @@ async def script_node_that_is_no_controller_misses_changes(s: Stage) -> None:
 
 @script()
 async def script_node_of_an_earlier_version_meets_a_newer_feature_level(s: Stage) -> None:
-    """Given a newer feature level, when a node of an earlier version follows the feed, it ends for good and says what it needs."""
+    """Given a newer feature level, when a node of an earlier version follows the feed, its process ends with exit code 78."""
     earlier = LevelRange(SUPPORTED_LEVELS.least, SUPPORTED_LEVELS.most - 1)
     setattr(feed, "FeedSubscription", partial(FeedSubscription, spoken=earlier))  # noqa: B010  # the levels of that version
     node = s.add_node("n4", folder="n4")

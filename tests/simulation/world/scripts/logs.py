@@ -351,7 +351,7 @@ async def script_operator_purges_a_key_while_a_replica_is_away(s: Stage) -> None
 
 @script(state_checkpoint_bytes=4096)
 async def script_follower_returns_after_its_records_were_deleted(s: Stage) -> None:
-    """Given a follower that was away while all records were deleted that it could fetch, it begins anew, and knows all message ids."""
+    """Given a follower that was away, when the records for it are deleted, it resets its log and knows all message ids."""
     await s.create("orders", leader="n2", segment_bytes=4096)
     await s.stop("n1")
     for number in range(60):
