@@ -52,8 +52,8 @@ class Model:
     """Partitions whose oldest records retention deletes."""
     calls: dict[int, Call] = field(default_factory=dict)
     answers: Counter[str] = field(default_factory=Counter)
-    requests_done: list[tuple[str, str]] = field(default_factory=list)
-    """(Kind, stream) of acknowledged requests to the metadata group that each stream gets once."""
+    requests_done: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(Kind, stream) of an acknowledged request that each stream gets once -> metadata index before the request."""
     may_lose: bool = False
     """The cluster has lost more than its replicas allow."""
 
@@ -231,16 +231,23 @@ class Clients:
         await client.close()
 
     async def _create_and_delete(self, client: Any, name: str, *, deletes: bool) -> None:
+        before = self._metadata_index()
         made = await self.model.call("create", client.create_stream(name, f"extra.{name}", partitions=2, ready_s=0))
         if made is None:
             return
-        self.model.requests_done.append(("createStream", name))
+        self.model.requests_done["createStream", name] = before
         if deletes:
             await self.model.call("delete", self._delete(client, name))
 
     async def _delete(self, client: Any, name: str) -> None:
+        before = self._metadata_index()
         await client.admin.delete_stream(name)
-        self.model.requests_done.append(("deleteStream", name))
+        self.model.requests_done["deleteStream", name] = before
+
+    def _metadata_index(self) -> int:
+        """Return the highest index of the metadata log that a running node has applied."""
+        groups = [one.node.group for one in self.world.nodes if one.node is not None]
+        return max((group.image.index for group in groups if group is not None), default=0)
 
     async def _change_controllers(self, client: Any, draw: random.Random) -> None:
         """Add a controller, or remove one of more than three."""
