@@ -15,7 +15,11 @@ from pathlib import Path
 
 from liftpy.client import connect
 from sidecar.dev.cluster import DevCluster
-from sidecar.dev.nats_server import NatsServer
+
+try:
+    from sidecar.dev.nats_server import NatsServer
+except ImportError:  # 6ef61ecd has it in another module
+    from sidecar.dev.embedded import NatsServer  # type: ignore[import-untyped,import-not-found,no-redef,unused-ignore]
 
 SLOW_DISK = Path(__file__).with_name("slow_disk")
 
