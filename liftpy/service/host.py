@@ -233,7 +233,7 @@ class ServiceHost:
             max_bytes=settings.read_max_bytes,
         )
         peers = (self._transport, self._subjects, settings, identity, store)
-        self._fetcher = SnapshotFetcher(self._client, *peers, lambda: self._order)
+        self._fetcher = SnapshotFetcher(self._client, *peers, self._valid_order)
         self._keeper = SnapshotKeeper(store, settings, outbox, self._fetcher)
         if self._reader_of is not None:
             reader = self._reader_of(reading)
@@ -357,6 +357,9 @@ class ServiceHost:
         """Return whether this service runs on the node of the partition's leader."""
         order = self._order
         return order is not None and order.leads and self._is_valid(order)
+
+    def _valid_order(self) -> pb.JoinLog | None:
+        return self._order if self._order is not None and self._is_valid(self._order) else None
 
     def _is_valid(self, order: pb.JoinLog) -> bool:
         """Return whether ``order``, the last order of the node, is still valid by its lease.

@@ -838,7 +838,8 @@ class SnapshotServer:
 class SnapshotFetcher:
     """Downloads snapshots from other nodes for one service process. ``SnapshotSearch`` chooses them.
 
-    ``order``: returns the newest order of the sidecar, None before the first.
+    ``order``: returns the newest order of the sidecar. It returns None while no order is valid, for example because the node holds
+    no replica at the moment. A search waits for a valid order, because only orders say which snapshots are right.
     """
 
     def __init__(
@@ -871,7 +872,7 @@ class SnapshotFetcher:
         """Search the other nodes for a snapshot at the offset ``lowest`` or above, and store the first valid one.
 
         ``wanted``: returns whether a snapshot is suitable. ``needed``: returns False when the search must end without one. Return
-        whether one was found within ``snapshot_fetch_timeout_s``.
+        whether one was found within ``snapshot_fetch_timeout_s``, which counts from the last time without a valid order.
         """
         give_up_s, pause_s = time.monotonic() + self._settings.snapshot_fetch_timeout_s, _FIRST_PAUSE_S
         logger.warning(
@@ -887,7 +888,10 @@ class SnapshotFetcher:
                 while (offer := self._next(lowest, wanted)) is not None:
                     if await self._download(offer):
                         return True
-                if time.monotonic() >= give_up_s or not needed():
+                now_s = time.monotonic()
+                if self._order() is None:
+                    give_up_s = now_s + self._settings.snapshot_fetch_timeout_s
+                if now_s >= give_up_s or not needed():
                     self.tried = self._search.explain(self._reach(lowest))
                     return False
                 await asyncio.sleep(pause_s)

@@ -101,7 +101,7 @@ class Bus:
         self.asked: list[tuple[str, pb.PeerSnapshotRequest]] = []
         self.spoil: Any = lambda node, question, answer: answer
         self.replicas = ("n1", "n2", "n3")
-        self.order = pb.JoinLog(startOffset=20, highWatermark=99)
+        self.order: Any = pb.JoinLog(startOffset=20, highWatermark=99)
 
     async def subscribe(self, subject: str, cb: Any, pending_msgs_limit: int) -> Any:
         self.listening[subject] = cb
@@ -265,6 +265,19 @@ async def test_service_snapshot_fetch_retries_until_a_node_has_a_snapshot(
         await asyncio.sleep(0.001)
     assert "looks for a snapshot beside another node" in new.fetcher.problem
     (digest,) = await old.has(snapshot(30))
+    bus.agree((30, digest, 1))
+    async with asyncio.timeout(30):
+        assert await task
+
+
+async def test_service_snapshot_fetch_while_the_node_holds_no_replica_waits_for_its_orders(bus: Bus, tmp_path: Path) -> None:
+    new, old = Peer(bus, "n1", tmp_path, snapshot_fetch_timeout_s=0.05), Peer(bus, "n2", tmp_path)
+    order, bus.order = bus.order, None
+    (digest,) = await old.has(snapshot(30))
+    task = asyncio.create_task(new.fetcher.fetch(20, anything))
+    await until(lambda: len(bus.asked) >= 3 or task.done())
+    assert not task.done(), "the time of a search counts only while the sidecar says which snapshots are right"
+    bus.order = order
     bus.agree((30, digest, 1))
     async with asyncio.timeout(30):
         assert await task
