@@ -8,17 +8,20 @@ moves them back with ``liftpy cursor set``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from liftpy.client.arguments import check_offset, check_partition
 from liftpy.client.consumer import Consumer, ReadOptions
-from liftpy.client.group_admin import ClientMethods, GroupRejectedError, ask_coordinator, name_of
+from liftpy.client.group_admin import GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.positions import Position, Start, Until
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups.commands import decode_query_answer, partition_of
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_SERVICE
 from liftpy.errors import ConfigError, NotFoundError
+
+if TYPE_CHECKING:
+    from liftpy.client.client import Client
 
 _TIMEOUT_S = 10.0
 
@@ -34,7 +37,7 @@ class Cursor:
                 await cursor.commit(record.offset + 1)
     """
 
-    def __init__(self, client: ClientMethods, name: str, stream: str) -> None:
+    def __init__(self, client: Client, name: str, stream: str) -> None:
         self.name = check_name(name, "cursor")
         self.stream = check_name(stream, "stream")
         self._client = client

@@ -20,13 +20,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from liftpy.client.arguments import check_bounds
 from liftpy.client.batch_view import BatchSlice, ConsumedRecord, GroupBatch, records_of
 from liftpy.client.consumer import Consumer, ReadOptions, filter_of
 from liftpy.client.fetcher import Fetcher, wait_for_event
-from liftpy.client.group_admin import ClientMethods, GroupRejectedError, ask_coordinator, name_of
+from liftpy.client.group_admin import GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.in_flight import now_ns
 from liftpy.client.iteration import Iteration, ResultIterator
 from liftpy.client.partition_sender import ManyReceipt, ProducerOptions, Source
@@ -50,6 +50,9 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.nats.cancellation import end_tasks
+
+if TYPE_CHECKING:
+    from liftpy.client.client import Client
 
 logger = logging.getLogger("liftpy.client")
 
@@ -140,7 +143,7 @@ class Group:
     """
 
     def __init__(
-        self, client: ClientMethods, name: str, streams: Sequence[str], instance: str, options: GroupOptions,
+        self, client: Client, name: str, streams: Sequence[str], instance: str, options: GroupOptions,
         on_assigned: Hook | None, on_revoked: Hook | None,
     ) -> None:  # fmt: skip
         self.name = check_name(name, "group")
@@ -765,7 +768,7 @@ class GroupCopy:
     """
 
     def __init__(
-        self, client: ClientMethods, group: Group, target: str, transform: Transform, *,
+        self, client: Client, group: Group, target: str, transform: Transform, *,
         partition_for: PartitionFor | None, options: ProducerOptions | None, session_s: float,
     ) -> None:  # fmt: skip
         self.client, self.group, self.target, self.transform = client, group, target, transform

@@ -7,16 +7,12 @@ and commands to the group coordinator.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from liftpy import renamed
-from liftpy.client.admin import Admin
 from liftpy.client.arguments import check_offset, check_partition
-from liftpy.client.awaitable_context import AwaitableContext
-from liftpy.client.consumer import Consumer
-from liftpy.client.producer import Producer
 from liftpy.client.services import Services
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.client.stream_info import StreamInfo
@@ -510,26 +506,6 @@ class Cursors:
         """
         await self.describe(name)
         await self._coordinator.delete(name)
-
-
-class ClientMethods(Protocol):
-    """Methods of ``Client`` that a ManyConsumer, a group member, a queue worker and a cursor use."""
-
-    admin: Admin
-    groups: Groups
-    services: Services
-    _streams: StreamDirectory
-
-    async def stream(self, name: str) -> StreamInfo: ...
-
-    @property
-    def consume(self) -> Callable[..., Consumer]: ...
-
-    @property
-    def publish(self) -> Callable[..., Coroutine[Any, Any, Any]]: ...
-
-    @property
-    def producer(self) -> Callable[..., AwaitableContext[Producer]]: ...
 
 
 def _check(code: int, detail: str) -> None:

@@ -14,17 +14,20 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import partial
+from typing import TYPE_CHECKING
 
 from liftpy.client.batch_view import BatchSlice, ConsumedBatch, ConsumedRecord, records_of
 from liftpy.client.consumer import Consumer, ReadOptions, filter_of
 from liftpy.client.fetcher import Fetcher, wait_for_event
-from liftpy.client.group_admin import ClientMethods
 from liftpy.client.iteration import Iteration, ResultIterator, end_later
 from liftpy.client.positions import Position, Start, Until, checked_until, resolve_start
 from liftpy.core.base.ids import check_name, is_internal, quote
 from liftpy.core.base.strict_json import load_json
 from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
+
+if TYPE_CHECKING:
+    from liftpy.client.client import Client
 
 MAX_PARTITIONS = 4096
 AHEAD_BYTES = 64 * 1024 * 1024
@@ -106,7 +109,7 @@ class ManyConsumer:
 
     def __init__(
         self,
-        client: ClientMethods,
+        client: Client,
         names: Iterable[str],
         start: Start,
         until: Until,

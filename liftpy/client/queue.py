@@ -16,11 +16,11 @@ from collections import Counter, deque
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from liftpy.client.arguments import check_bounds, check_count, check_number, check_wait
 from liftpy.client.consumer import ReadOptions
-from liftpy.client.group_admin import ClientMethods, GroupRejectedError, ask_coordinator
+from liftpy.client.group_admin import GroupRejectedError, ask_coordinator
 from liftpy.client.in_flight import now_ns as _now_ns
 from liftpy.client.job_acks import LostRange, Settlements, gaps, is_in, ranges_of, settlement
 from liftpy.client.positions import Bounds
@@ -46,6 +46,9 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.nats.cancellation import end_tasks
+
+if TYPE_CHECKING:
+    from liftpy.client.client import Client
 
 HORIZON_S = 0.25
 _TAKES = 8
@@ -342,7 +345,7 @@ class Queue:
                 await job.ack()
     """
 
-    def __init__(self, client: ClientMethods, stream: str, group: str, options: QueueOptions) -> None:
+    def __init__(self, client: Client, stream: str, group: str, options: QueueOptions) -> None:
         self.stream = check_name(stream, "stream")
         self.name = check_name(group, "group")
         self._client, self._options = client, options

@@ -14,7 +14,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from liftpy.client.batch_view import BatchSlice, one_by_one
 from liftpy.client.consumer import PartitionReader
@@ -39,6 +39,9 @@ from liftpy.service.output_writer import Emitter
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import SnapshotKeeper
 
+if TYPE_CHECKING:
+    from liftpy.service.host import ServiceHost
+
 logger = logging.getLogger("liftpy.service")
 
 _FIRST_CHUNK_RECORDS = 32
@@ -46,26 +49,6 @@ _MAX_CHUNK_RECORDS = 128
 _PAUSE_S = 0.25
 _MAX_DECIDED = 10_000
 """Maximum number of units that a replay knows to skip in advance."""
-
-
-class FeederHost(Protocol):
-    """The host of a service, as its feeder uses it."""
-
-    def machine_started(self, machine: ServiceMachine, snapshot: Snapshot | None) -> None:
-        """Use a restored machine. ``snapshot``: its first state. None: it started with an empty state."""
-
-    def acknowledge(self) -> None:
-        """Report the position of the machine to the node, because it has reached the stop position."""
-
-    def is_beside_leader(self) -> bool:
-        """Return whether this service runs on the node of the partition's leader, so that it may decide to skip a record."""
-
-    @property
-    def log_start_offset(self) -> int:
-        """First offset of the log, as the node reported it last."""
-
-    async def decide_to_skip(self, failing: FailedUnit) -> None:
-        """Append the decision to skip a failed record or timer."""
 
 
 class Feeder:
@@ -81,7 +64,7 @@ class Feeder:
         outbox: Outbox | None,
         factory: Callable[[], Service],
         emitter: Emitter | None,
-        host: FeederHost,
+        host: ServiceHost,
     ) -> None:
         self._reader = reader
         self._identity = identity

@@ -24,7 +24,7 @@ MODULES = (
 )  # fmt: skip
 OF_THE_FRAMEWORK = {"Outbox"}
 """Classes that ``liftpy.service`` exports for its own processes."""
-NOT_FOR_USERS = {"ClientMethods", "GroupCoordinator", "without_await", "check_min_isr", "control_error", "ServiceMachine"}
+NOT_FOR_USERS = {"GroupCoordinator", "without_await", "check_min_isr", "control_error", "ServiceMachine"}
 BY_FIELD = {"ReplicationConfig"}
 """Settings that are described field by field, for the reference."""
 ENTRY_POINTS = (

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_STREAM
@@ -34,13 +34,6 @@ QUEUE_EPOCHS = 7
 """First level at which the coordinators of work queues store LeaderEpochs."""
 
 
-class LevelRangeMessage(Protocol):
-    """Protobuf message that names the range of feature levels that its sender supports."""
-
-    minLevel: int
-    maxLevel: int
-
-
 @dataclass(frozen=True, slots=True)
 class LevelRange:
     """Range of feature levels that a process supports, inclusive."""
@@ -54,7 +47,7 @@ class LevelRange:
     def __str__(self) -> str:
         return f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
 
-    def write_to(self, message: LevelRangeMessage) -> None:
+    def write_to(self, message: Any) -> None:
         message.minLevel, message.maxLevel = self.least, self.most
 
 
@@ -65,8 +58,8 @@ Controllers store the text of the rejection, which contains this range. The rang
 """
 
 
-def level_range_in(message: LevelRangeMessage) -> LevelRange:
-    """Return the range of levels in ``message``, or ``DEFAULT_LEVELS`` if it names none."""
+def level_range_in(message: Any) -> LevelRange:
+    """Return the range of levels in the protobuf message ``message``, or ``DEFAULT_LEVELS`` if it names none."""
     return LevelRange(message.minLevel, message.maxLevel or message.minLevel) if message.minLevel else DEFAULT_LEVELS
 
 
