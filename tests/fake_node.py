@@ -144,7 +144,7 @@ class FakeNode:
     ``silent``: node ids that do not answer. ``lagging``: node id -> its HW, where it is not the partition's. ``trimmed``: node
     id -> its log start, likewise. ``own``: (stream, partition, node) -> a log that this node alone has; ``damaged``: the same -> what
     it says, once, instead of serving anything.
-    ``asked``: how often each node was asked for a read. ``measures``: whether it tells sizes and borders, as older nodes don't.
+    ``asked``: how often each node was asked for a read. ``measures``: whether it tells sizes, borders and LeaderEpochs of ranges.
     ``files``: node id -> (host, folder, log) of a node that offers the files of its partition.
     ``waits``: whether it waits with bounds until there is more, likewise.
     ``partitions_known``: stream -> number of its partitions that it describes, unless the request is linearizable. 0: it describes no

@@ -416,14 +416,8 @@ class Admin(NodeRequests):
 
     async def _plan(self, request: cluster_pb2.ControlRequest) -> PlacementPlan:
         response = await self._metadata.command(request)
-        if not response.HasField("plan"):  # there is nothing to do, or a controller of an older version ignored dryRun
-            raise ConfigError(
-                response.detail
-                or (
-                    "The metadata group returned no plan. Its version may be older than this client. Upgrade the nodes, "
-                    "then retry."
-                )
-            )
+        if not response.HasField("plan"):
+            raise ConfigError(response.detail or "The metadata group returned no plan. There is nothing to place.")
         try:
             return plan_from_pb(response.plan)
         except ValueError as error:
@@ -737,11 +731,6 @@ class Admin(NodeRequests):
             requests = [cluster_pb2.BatchedRequest(number=number, request=one) for number, (_, one) in enumerate(batch)]
             response = await self._metadata.command(cluster_pb2.ControlRequest(batch=cluster_pb2.Batch(requests=requests)))
             answers = {answer.number: answer for answer in response.batch.answers}
-            if not response.HasField("batch"):
-                raise ProtocolError(
-                    "The metadata group answered a batch of requests with one answer. Its version may be older than this "
-                    "client. Upgrade the nodes, then retry."
-                )
             for number, (move, _) in enumerate(batch):
                 answer = answers.get(number)
                 if answer is None or answer.error != _Error.OK:

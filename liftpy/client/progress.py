@@ -108,7 +108,7 @@ class ReadProgress:
     wanted: Filter = NOTHING_LEFT_OUT
     """Filter of subjects and keys. Nodes do not send records that do not match, and the position moves past them."""
     left_out: int = 0
-    """Bit set of the columns that the reader does not need (``liftpy.core.wire.filters``). Older nodes send them anyway."""
+    """Bit set of the columns that the reader does not need (``liftpy.core.wire.filters``)."""
     scanned_bytes: int = field(init=False, default=0)
     """Size in the log of the batches that the last answer covers, in bytes. 0 if the node sent the batches as stored."""
     committed: bool = True
@@ -185,9 +185,6 @@ class ReadProgress:
         """
         head, body = self._checked(answer)
         check_head(head, self.uid, self.stream, self.partition, self.next_offset)
-        if self.wanted and not head.selected:
-            text = f"Node {head.node} does not support filters, because it runs an older version. Upgrade it, or read without a filter."
-            raise NotServedError(text, head.leader)
         self.scanned_bytes = head.lookedBytes
         self._learn_compaction(head)
         if not head.compacted:
@@ -431,7 +428,7 @@ class RangeFacts:
     If a reader splits the range at ``borders``, no batch is sent twice.
 
     Attributes:
-        size_bytes: Stored size of its batches. None: the node is too old to know.
+        size_bytes: Stored size of its batches.
         borders: First offsets of its batches above ``start``, ascending.
         positions: Size of the range before each border, in bytes.
         before_epoch: LeaderEpoch of the record before ``start``. 0: not known.
@@ -440,7 +437,7 @@ class RangeFacts:
 
     start: int
     end: int
-    size_bytes: int | None = None
+    size_bytes: int = 0
     borders: tuple[int, ...] = ()
     positions: tuple[int, ...] = ()
     before_epoch: int = 0
@@ -477,8 +474,6 @@ def facts_of(head: client_pb2.ReadResponse, start: int, end: int) -> RangeFacts:
 
     Raise ProtocolError if they are invalid.
     """
-    if not head.HasField("rangeBytes"):
-        return RangeFacts(start, end)
     size_bytes, borders, positions = head.rangeBytes, tuple(head.borders), tuple(head.borderPositions)
     marks = [(start, 0), *zip(borders, positions, strict=False), (end, size_bytes)]
     ascending = all(low[0] < high[0] and low[1] < high[1] for low, high in itertools.pairwise(marks))
@@ -520,11 +515,6 @@ class BackwardProgress(ReadProgress):
         is_deleted = head.error == client_pb2.ReadResponse.OFFSET_OUT_OF_RANGE and self.next_offset < head.logStartOffset
         if not is_deleted:
             check_head(head, self.uid, self.stream, self.partition, self.next_offset)
-            if not head.selected:
-                raise NotServedError(
-                    f"Node {head.node} does not support reading backwards, because it runs an older version. Upgrade it.",
-                    head.leader,
-                )
         self.log_start_offset = max(self.log_start_offset, head.logStartOffset)
         self._answered_by(head)
         if is_deleted:

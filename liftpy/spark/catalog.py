@@ -6,8 +6,8 @@ stream 80 times a second.
 
 A streaming query uses a ``BoundsWatch``. For each partition, one request waits at the leader until more is committed
 (``PartitionReader.bounds``). The watch then sends the next request. So the driver knows new records at once, and an
-idle partition costs one request in ``WAIT_S``. Nodes of older versions answer at once. The watch asks them every
-``POLL_S``.
+idle partition costs one request in ``WAIT_S``. A leader that cannot let the request wait answers at once. The
+watch asks it every ``POLL_S``.
 
 An error, another uid or another leadership ends the watch. The catalog then asks the leaders itself. No election
 happens during a watch, so none can lose a reported record. A deposed leader may still answer for ``WAIT_S`` and the
@@ -40,7 +40,7 @@ from liftpy.spark.process_connection import ProcessConnection
 WAIT_S = 1.0
 """Maximum time that a leader may wait with its answer, in seconds."""
 POLL_S = 0.2
-"""Pause between two requests to nodes of older versions, in seconds."""
+"""Pause after an answer that brought nothing new before ``WAIT_S`` was over, in seconds."""
 PAUSE_S = 0.01
 """Pause after an answer with new records, in seconds. It limits the requests about a busy partition."""
 PAUSE_EACH_S = 0.0002

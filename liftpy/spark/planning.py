@@ -7,8 +7,7 @@ micro-batch has equal tasks.
 A range is divided where a batch begins, because otherwise two tasks would both fetch the batch. A micro-batch that is
 limited by bytes also ends where a batch begins. The leaders report these offsets (``liftpy.core.log.range_reads``).
 They depend only on the range, the options and the answer, which is equal on each replica at any time. So a repeated
-micro-batch has equal tasks. Compacted partitions, whose batches change, are divided evenly by offsets. Partitions on
-older nodes, which do not report batches, are divided in the same way.
+micro-batch has equal tasks. Compacted partitions, whose batches change, are divided evenly by offsets.
 
 Worked example: partition 0 has 900 MB in batches of 10 MB, partition 1 has 100 MB, minPartitions = 5. The shares of 5
 by size are 4.5 and 0.5. They are rounded up, so that there are never fewer tasks than requested: 5 and 1. Partition 0
@@ -404,7 +403,7 @@ def split_at_borders(ranges: list[PlannedRange], min_partitions: int, max_record
 
 
 def _by_bytes(ranges: list[PlannedRange], wanted: int, measure: Measure) -> list[PlannedRange]:
-    sizes = [facts.size_bytes or 0 for facts in measure([about(planned) for planned in ranges])]
+    sizes = [facts.size_bytes for facts in measure([about(planned) for planned in ranges])]
     by_size = all(size and not planned.compacted for size, planned in zip(sizes, ranges, strict=True))
     weights = sizes if by_size else [planned.record_count for planned in ranges]
     total = sum(weights)
@@ -452,14 +451,12 @@ def end_within_bytes(limit_bytes: int, starts: Bounds, ends: Bounds, uids: Mappi
 
     ``measure``: function that returns the sizes of ranges. Each end is the beginning of a batch. The limit is divided evenly, but no
     partition gets more than it has. A partition whose first batch is larger than its part gets this batch if there is room. The
-    partitions take turns to be the first one, which always gets a batch. Raises ConfigError if nodes are too old to report sizes.
+    partitions take turns to be the first one, which always gets a batch.
     """
     waiting = [key for key in sorted(ends) if ends[key] > starts.get(key, ends[key])]
     requests = [RangeRequest(key, uids[key[0]], starts[key], ends[key]) for key in waiting]
     facts = measure(requests)
-    if any(range_facts.size_bytes is None for range_facts in facts):
-        raise ConfigError("maxBytesPerTrigger needs nodes that report sizes. Upgrade all nodes, or use maxOffsetsPerTrigger.")
-    sizes = {key: range_facts.size_bytes or 0 for key, range_facts in zip(waiting, facts, strict=True)}
+    sizes = {key: range_facts.size_bytes for key, range_facts in zip(waiting, facts, strict=True)}
     if sum(sizes.values()) <= limit_bytes:
         return dict(ends)
     level = _level(limit_bytes, list(sizes.values()))

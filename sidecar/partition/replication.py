@@ -59,13 +59,13 @@ _seldom = WarningLogRateLimit()
 class ReplyDestination:
     """Destination of an answer to a follower.
 
-    ``reply``: reply subject, which was checked [A5]. ``held``: part of a large batch that the follower has. ``request_id``: id
-    that the answer repeats, None for an older version.
+    ``reply``: reply subject, which was checked [A5]. ``request_id``: id that the answer repeats. ``held``: part of a large batch
+    that the follower has.
     """
 
     reply: str
+    request_id: int
     held: PartialBatch | None = None
-    request_id: int | None = None
 
 
 class ReplicationHandler:
@@ -134,18 +134,18 @@ class ReplicationHandler:
             del self._tokens[next(iter(self._tokens))]
         return token
 
-    def _own_reply(self, reply: bytes, replica: str, request_id: int | None) -> str | None:
+    def _own_reply(self, reply: bytes, replica: str, request_id: int) -> str | None:
         """Return ``reply`` as text if it is the reply subject of ``replica`` for the request ``request_id``. Else return None.
 
         Without this check, a sender could copy a request and redirect the answer.
         """
-        if request_id is not None and not reply.endswith(b".%d" % request_id):
+        if not reply.endswith(b".%d" % request_id):
             self._counters[REPLY] += 1
             return None
         return reply_to(reply, self._inbox_rules, self._counters, f"{self._subjects.inbox(replica)}.")
 
-    def _send(self, destination: ReplyDestination, pieces: Sequence[Buffer]) -> None:
-        self._bus.send(destination.reply, pieces)  # the reply subject was checked when the request arrived
+    def _send(self, reply: str, pieces: Sequence[Buffer]) -> None:
+        self._bus.send(reply, pieces)  # the reply subject was checked when the request arrived
 
     def _fetch_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         try:
@@ -154,12 +154,11 @@ class ReplicationHandler:
         except ProtocolError as error:
             self._counters[counter_name(error)] += 1
             return
-        request_id = _named_id(request)
-        reply_subject = self._own_reply(reply, request.replicaID, request_id)
+        reply_subject = self._own_reply(reply, request.replicaID, request.requestId)
         if reply_subject is None:
             return
         partial = PartialBatch(request.position, request.batchCrc) if request.HasField("position") else None
-        token = self._token(ReplyDestination(reply_subject, partial, request_id))
+        token = self._token(ReplyDestination(reply_subject, request.requestId, partial))
         self._feed(messages.FETCH_RECEIVED.from_pb(request, token=token))
 
     def _offset_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -177,7 +176,7 @@ class ReplicationHandler:
             return
         if self.state_server is None:
             return
-        reply_subject = self._own_reply(reply, request.replicaID, _named_id(request))
+        reply_subject = self._own_reply(reply, request.replicaID, request.requestId)
         if reply_subject is None:
             return
         room = min(request.maxBytes, self._bus.max_payload) - _STATE_OVERHEAD_BYTES
@@ -191,7 +190,7 @@ class ReplicationHandler:
             answer.endOffset, answer.totalBytes = piece.end_offset, piece.total_bytes
             answer.position, answer.data = piece.position, piece.data
         self._counters["state_chunks_sent"] += piece is not None
-        self._send(ReplyDestination(reply_subject), (frames.seal(answer),))
+        self._send(reply_subject, (frames.seal(answer),))
 
     def _epoch_query_arrived(self, reply: bytes, payload: bytes) -> None:
         try:
@@ -200,11 +199,10 @@ class ReplicationHandler:
         except ProtocolError as error:
             self._counters[counter_name(error)] += 1
             return
-        request_id = _named_id(request)
-        reply_subject = self._own_reply(reply, request.replicaID, request_id)
+        reply_subject = self._own_reply(reply, request.replicaID, request.requestId)
         if reply_subject is None:
             return
-        token = self._token(ReplyDestination(reply_subject, request_id=request_id))
+        token = self._token(ReplyDestination(reply_subject, request.requestId))
         self._feed(messages.EPOCH_QUERY_RECEIVED.from_pb(request, token=token))
 
     def send_response(self, effect: do.SendFetchResponse, log: Log, high_watermark: int) -> None:
@@ -253,11 +251,11 @@ class ReplicationHandler:
 
     def _send_empty(self, destination: ReplyDestination, leader_epoch: int, high_watermark: int) -> None:
         header = frames.replication_response_header(leader_epoch, high_watermark, (), self._address(destination))
-        self._send(destination, (header,))
+        self._send(destination.reply, (header,))
 
     def _address(self, destination: ReplyDestination) -> bytes:
-        """Return the address of the request: 16 bytes that its binary answer repeats. b"": the request has no id."""
-        return b"" if destination.request_id is None else address(self._key.uid, self._key.partition, destination.request_id)
+        """Return the address of the request: 16 bytes that its binary answer repeats."""
+        return address(self._key.uid, self._key.partition, destination.request_id)
 
     def _send_batches(
         self, effect: do.SendFetchResponse | do.AnswerParkedFetch, destination: ReplyDestination, log: Log, high_watermark: int
@@ -284,7 +282,7 @@ class ReplicationHandler:
                 effect.leader_epoch, high_watermark, portion.piece, self._address(destination)
             )
             self._counters["batch_chunks_sent"] += 1
-        self._send(destination, (header, *portion.chunks))
+        self._send(destination.reply, (header, *portion.chunks))
         self._instruments.replicated_out_bytes += portion.size_bytes
 
     def _portion(self, from_offset: int, max_bytes: int, room_bytes: int, log: Log, partial: PartialBatch) -> Portion:
@@ -324,9 +322,8 @@ class ReplicationHandler:
         destination = self._tokens.pop(token, None)
         if destination is None:
             return
-        if destination.request_id is not None:
-            answer.streamUid, answer.partition, answer.requestId = self._key.uid, self._key.partition, destination.request_id
-        self._send(destination, (frames.seal(answer),))
+        answer.streamUid, answer.partition, answer.requestId = self._key.uid, self._key.partition, destination.request_id
+        self._send(destination.reply, (frames.seal(answer),))
 
 
 class FetchClient:
@@ -463,7 +460,7 @@ class FetchClient:
             return
         try:
             kind, to, body = envelope.decode_addressed(payload)
-            if to:  # older versions send no address
+            if to:  # protobuf answers have fields for it
                 check_answer_address(to, address(self._key.uid, self._key.partition, request_id))
             if kind is MessageType.STATE_RESPONSE:
                 answer = frames.parse(body, pb.StateResponse)
@@ -607,11 +604,6 @@ class AnswerRouter:
 
     def close(self) -> None:
         self._listener.close()
-
-
-def _named_id(request: pb.ReplicationRequest | pb.LeaderEpochOffsetRequest | pb.StateRequest) -> int | None:
-    """Return the id of a follower's request. None: the follower has an older version, which sends no id."""
-    return request.requestId if request.HasField("partition") else None
 
 
 class Notifications:

@@ -28,7 +28,7 @@ from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record, build_batch, split_batches
 from liftpy.core.wire.filters import Filter
 from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import ConfigError, NotFoundError, OffsetOutOfRangeError, ProtocolError, UnavailableError
+from liftpy.errors import ConfigError, NotFoundError, OffsetOutOfRangeError, ProtocolError
 
 BEGAN = datetime(2026, 3, 1, tzinfo=UTC)
 BEGAN_NS = int(BEGAN.timestamp()) * 10**9
@@ -48,7 +48,6 @@ class Node:
         self.reads = Reads[asyncio.Future[bytes]](PartitionKey("orders", "u1", 0), "n1", self, self, self.counters)
         self.reconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.asked = 0
-        self.older = False
 
     # ---- the log -----------------------------------------------------------------------------------------------------
     @property
@@ -89,10 +88,6 @@ class Node:
     def answer(self, asker: asyncio.Future[bytes], chunks: Chunks) -> None:
         data = b"".join(chunks)
         assert len(data) <= self.max_payload
-        if self.older:
-            head, body = frames.decode_read_response(data)
-            head.selected = False
-            data = frames.read_response_header(head, [body]) + bytes(body)
         if not asker.done():
             asker.set_result(data)
 
@@ -278,13 +273,6 @@ async def test_filtered_read_without_matches_sends_at_most_three_requests(node: 
     assert (await follow.getone(5.0)).offset == 121  # type: ignore[union-attr]
 
 
-async def test_filtered_read_from_an_older_node_raises_unavailable(node: Node) -> None:
-    node.older = True
-    for more in ({"wanted": Filter(keys=(b"a",))}, {"backwards": True}):
-        with pytest.raises(UnavailableError, match="older version"):
-            await consumer(node, 5, patience_s=0.2, **more).getone()
-
-
 async def test_backward_consumer_ends_at_records_deleted_by_retention(node: Node) -> None:
     one = consumer(node, "new", backwards=True, max_bytes=4096)
     assert len(await one.getmany(2)) == 2
@@ -337,4 +325,3 @@ async def test_backward_reader_retries_forged_answers_without_losing_records(nod
     node.answer = spoilt  # type: ignore[method-assign]
     assert [r.offset async for r in consumer(node, "new", backwards=True)] == list(range(119, -1, -1))
     assert forged == 3
-    assert client_pb2.ReadResponse().selected is False

@@ -116,7 +116,7 @@ def test_spark_planned_range_split_into_many_pieces_sends_several_requests() -> 
 
 
 @pytest.mark.parametrize("compacted", [True, False])
-def test_spark_planned_range_split_of_compacted_partitions_or_older_nodes_is_even_by_offsets(compacted: bool) -> None:
+def test_spark_planned_range_split_of_compacted_or_unmeasured_partitions_is_even_by_offsets(compacted: bool) -> None:
     logs = Logs([70, 30])
 
     def silent(questions: Sequence[RangeRequest]) -> list[RangeFacts]:
@@ -204,8 +204,3 @@ def test_spark_micro_batch_with_a_byte_limit_exceeds_the_limit_only_for_one_batc
         assert moved, "a micro-batch takes something"
         starts = ends
     raise AssertionError("it does not come to an end")
-
-
-def test_spark_micro_batch_byte_limit_with_older_nodes_raises_config_error() -> None:
-    with pytest.raises(ConfigError, match="maxBytesPerTrigger needs nodes that report"):
-        end_within_bytes(5, {("s", 0): 0}, {("s", 0): 9}, UIDS, lambda asked: [RangeFacts(q.start, q.end) for q in asked])

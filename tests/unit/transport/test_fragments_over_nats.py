@@ -25,7 +25,7 @@ def replicate(bench: ReplicationBench, offset: int, assembly: Assembly) -> bytes
             replicaID="n2", offset=offset, leaderEpoch=EPOCH, requestId=request_id, maxBytes=1 << 20,
             position=assembly.held.position, batchCrc=assembly.held.crc,
         )  # fmt: skip
-        bench.bus.deliver(bench.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.f")
+        bench.bus.deliver(bench.subjects.replicate("orders", 0), frames.encode(request), f"liftpy.inbox.n2.f.{request_id}")
         event = bench.fetches.pop()
         effect = do.SendFetchResponse(
             token=event.token, from_offset=event.offset + 1, max_bytes=event.max_bytes, leader_epoch=EPOCH
@@ -101,7 +101,7 @@ async def test_follower_that_does_not_support_fragments_gets_no_response_for_a_b
     await stored(bench, (b"x" * 900_000, b""))
     bench.bus.max_payload = 64 * 1024
     request = pb.ReplicationRequest(replicaID="n2", offset=-1, leaderEpoch=EPOCH, requestId=1, maxBytes=1 << 20)
-    bench.bus.deliver(bench.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.f")
+    bench.bus.deliver(bench.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.f.1")
     event = bench.fetches.pop()
     bench.replication.send_response(
         do.SendFetchResponse(token=event.token, from_offset=0, max_bytes=1 << 20, leader_epoch=EPOCH), bench.log, 0
