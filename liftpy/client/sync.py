@@ -30,7 +30,7 @@ import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from liftpy import renamed
 from liftpy.client.admin import Admin
@@ -47,10 +47,9 @@ from liftpy.client.multi_consumer import ManyConsumer, Place
 from liftpy.client.partition_sender import ManyAck
 from liftpy.client.positions import Bounds
 from liftpy.client.producer import Producer
-from liftpy.client.publisher import MessageFields, Publisher
+from liftpy.client.publisher import Publisher
 from liftpy.client.queue import Job, Queue
 from liftpy.client.services import Services
-from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire.batch import Record
 from liftpy.errors import ClientClosedError, ConfigError, LiftError
@@ -349,19 +348,7 @@ class SyncPublisher(_SyncContextManager[Publisher]):
     in_flight_bytes = _Attribute[int](Publisher.in_flight_bytes)
     send = _waiting_as(SyncReceipt[PublishAck], Publisher.send)
     post = _sync_method(Publisher.post)
-    if TYPE_CHECKING:
-
-        @overload
-        def publish(
-            self, value: bytes | None, *, ack: Literal[AckPolicy.ALL, AckPolicy.LEADER] = ..., **fields: Unpack[MessageFields]
-        ) -> PublishAck: ...
-        @overload
-        def publish(self, value: bytes | None, *, ack: Literal[AckPolicy.NONE], **fields: Unpack[MessageFields]) -> None: ...
-        @overload
-        def publish(self, value: bytes | None, *, ack: AckPolicy, **fields: Unpack[MessageFields]) -> PublishAck | None: ...
-        def publish(self, value: bytes | None, **how: Any) -> PublishAck | None: ...
-    else:
-        publish = _sync_method(Publisher.publish)
+    publish = _sync_method(Publisher.publish)
     flush = _sync_method(Publisher.flush)
     close = _sync_method(Publisher.close)
 
@@ -669,35 +656,7 @@ class SyncClient(_Synchronous[Client]):
     consume = _calling_as(SyncConsumer, Client.consume)
     consume_many = _calling_as(SyncManyConsumer, Client.consume_many)
     read_range = _iterating(Client.read_range)
-    if TYPE_CHECKING:
-
-        @overload
-        def publish(
-            self,
-            stream: str,
-            value: bytes | None,
-            *,
-            partition: int = ...,
-            ack: Literal[AckPolicy.ALL, AckPolicy.LEADER] = ...,
-            **fields: Unpack[MessageFields],
-        ) -> PublishAck: ...
-        @overload
-        def publish(
-            self,
-            stream: str,
-            value: bytes | None,
-            *,
-            partition: int = ...,
-            ack: Literal[AckPolicy.NONE],
-            **fields: Unpack[MessageFields],
-        ) -> None: ...
-        @overload
-        def publish(
-            self, stream: str, value: bytes | None, *, partition: int = ..., ack: AckPolicy, **fields: Unpack[MessageFields]
-        ) -> PublishAck | None: ...
-        def publish(self, stream: str, value: bytes | None, **how: Any) -> PublishAck | None: ...
-    else:
-        publish = _sync_method(Client.publish)
+    publish = _sync_method(Client.publish)
     publisher = _waiting_as(SyncPublisher, Client.publisher)
     producer = _waiting_as(SyncProducer, Client.producer)
     group = _waiting_as(SyncGroup, Client.group)

@@ -11,8 +11,8 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -56,60 +56,47 @@ def write_range(
     tag = tag_of(planned.uid, schema.names, planned.last[1])
     name = FileName(planned.stream, planned.partition, planned.start_offset, planned.end_offset, tag)
     final = Path(writing.root) / name.path
+    written = ArchivedRange(
+        stream=planned.stream,
+        uid=planned.uid,
+        partition=planned.partition,
+        start_offset=planned.start_offset,
+        end_offset=planned.end_offset,
+    )
     with _storage_errors(final):
-        if final.exists():
-            return _range_in_file(final, planned, name)
-        final.parent.mkdir(parents=True, exist_ok=True)
-        temporary_path = final.with_name(temporary(final.name, uuid.uuid4().hex))
-        try:
-            written = _write(temporary_path, planned, batches, schema, writing, name.path)
-            if not written.record_count:
+        if not final.exists():
+            oldest = newest = 0
+
+            def noted() -> Iterator[pa.RecordBatch]:
+                nonlocal oldest, newest
+                for batch in batches:
+                    if "timestamp" in schema.names and batch.num_rows:
+                        bounds = pc.min_max(batch["timestamp"].cast(pa.int64()))
+                        oldest = min(oldest or bounds["min"].as_py(), bounds["min"].as_py())
+                        newest = max(newest, bounds["max"].as_py())
+                    yield batch
+
+            def description(rows: int) -> dict[str, str]:
+                described = replace(written, path=name.path, record_count=rows, oldest_us=oldest, newest_us=newest)
+                return {_RANGE_METADATA_KEY.decode(): json.dumps(asdict(described))}
+
+            rows, _ = write_file(final, noted(), schema, writing.compression, description)
+            if not rows:
                 return written
-            _publish(temporary_path, final)
-        finally:
-            temporary_path.unlink(missing_ok=True)
         return _range_in_file(final, planned, name)
 
 
-def _write(
-    temporary_path: Path,
-    planned: PlannedRange,
+def write_file(
+    final: Path,
     batches: Iterable[pa.RecordBatch],
     schema: pa.Schema,
-    writing: WriterSettings,
-    path: str,
-) -> ArchivedRange:
-    """Write the range to the temporary file ``temporary_path``, flush it, and return the description of the file.
+    compression: str,
+    metadata: Callable[[int], dict[str, str]] = lambda rows: {},
+) -> tuple[int, int]:
+    """Write all rows to a new Parquet file ``final``, and return (number of rows, size in bytes). Without rows there is no file.
 
-    ``path``: final path of the file, below the directory of the table.
+    ``metadata``: returns the metadata of the file, from the number of its rows.
     """
-    rows, oldest, newest = 0, 0, 0
-    with pq.ParquetWriter(temporary_path, schema, compression=writing.compression, use_dictionary=_FEW_VALUES) as writer:
-        for group in _groups(batches):
-            writer.write_table(group, row_group_size=_ROW_GROUP_ROWS)
-            rows += group.num_rows
-            if "timestamp" in schema.names:
-                bounds = pc.min_max(group["timestamp"].cast(pa.int64()))
-                oldest = min(oldest or bounds["min"].as_py(), bounds["min"].as_py())
-                newest = max(newest, bounds["max"].as_py())
-        written = ArchivedRange(
-            stream=planned.stream,
-            uid=planned.uid,
-            partition=planned.partition,
-            start_offset=planned.start_offset,
-            end_offset=planned.end_offset,
-            path=path if rows else "",
-            record_count=rows,
-            oldest_us=oldest,
-            newest_us=newest,
-        )
-        writer.add_key_value_metadata({_RANGE_METADATA_KEY.decode(): json.dumps(asdict(written))})
-    _flush(temporary_path)
-    return written
-
-
-def write_file(final: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compression: str) -> tuple[int, int]:
-    """Write all rows to a new Parquet file ``final``, and return (number of rows, size in bytes). Without rows there is no file."""
     with _storage_errors(final):
         final.parent.mkdir(parents=True, exist_ok=True)
         temporary_path, rows = final.with_name(temporary(final.name, uuid.uuid4().hex)), 0
@@ -118,6 +105,7 @@ def write_file(final: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema
                 for group in _groups(batches):
                     writer.write_table(group, row_group_size=_ROW_GROUP_ROWS)
                     rows += group.num_rows
+                writer.add_key_value_metadata(metadata(rows))
             if rows:
                 _flush(temporary_path)
                 _publish(temporary_path, final)

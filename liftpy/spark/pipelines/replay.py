@@ -29,9 +29,10 @@ from liftpy.client.write_epoch import Round
 from liftpy.core.base.ids import check_published
 from liftpy.errors import ConfigError, LiftError, NotFoundError, PublishRejectedError, StorageError
 from liftpy.spark.catalog import Catalog
-from liftpy.spark.failures import SourceError, unwrap_spark_errors, with_error_code
+from liftpy.spark.failures import SourceError, with_error_code
 from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import SourceOptions
+from liftpy.spark.pipelines.parallel import spread, watch_in_thread
 from liftpy.spark.pipelines.tables import FileName, check_archived, parse_file, state_of, table_at
 from liftpy.spark.planning import (
     PartitionView,
@@ -274,21 +275,11 @@ def replay(spark: SparkSession, plan: ReplayPlan, tell: Callable[[int], None] = 
         replay(spark, ReplayPlan(stream="orders", target="orders-again", name="june", table="/data/orders"))
     """
     shares = shares_to_replay(plan)
-    if not shares:
-        return []
-    over = threading.Event()
-    watching = threading.Thread(target=_watch, args=(plan, over, tell), name="liftpy-replay", daemon=True)
-    watching.start()
-    try:
-        with unwrap_spark_errors():
-            tasks = spark.sparkContext.parallelize(shares, len(shares))
-            return list(tasks.map(partial(replay_share, plan, len(shares))).collect())
-    finally:
-        over.set()
-        watching.join(_PATIENCE_S)
+    with watch_in_thread(partial(_watch, plan, tell), "liftpy-replay"):
+        return spread(partial(replay_share, plan, len(shares)), shares, spark=spark)
 
 
-def _watch(plan: ReplayPlan, over: threading.Event, tell: Callable[[int], None]) -> None:
+def _watch(plan: ReplayPlan, tell: Callable[[int], None], over: threading.Event) -> None:
     options = SourceOptions.parse(
         {**plan.source, "stream": plan.target, "startingOffsets": "earliest", "endingOffsets": "latest"}
     )
