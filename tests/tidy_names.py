@@ -23,9 +23,9 @@ _FIXTURES = "pytest finds fixtures by their names"
 _FAULTS = "for tests of applications"
 UNREFERENCED = {
     "liftpy.client.awaitable_context.AwaitableContext.throw": "coroutines have it: asyncio cancels by it",
-    "liftpy.nats.parser.StrictConnection._connect_command": _NATS,
-    "liftpy.nats.parser.StrictConnection._process_info": _NATS,
-    "liftpy.nats.parser.StrictConnection._select_next_server": _NATS,
+    "liftpy.nats.connection.StrictConnection._connect_command": _NATS,
+    "liftpy.nats.connection.StrictConnection._process_info": _NATS,
+    "liftpy.nats.connection.StrictConnection._select_next_server": _NATS,
     "sidecar.runtime.logs.TextFormatter.formatMessage": "the logging module calls it",
     "liftpy.client.batch_view.BatchSlice.to_pandas": "for applications",
     "liftpy.core.log.storage.MemoryStorage.fail_after": "for tests",
@@ -82,10 +82,9 @@ _SETS = "nats-py reads it"
 _FOR_TESTS = "for tests, which count by it"
 UNREAD = {
     "liftpy.core.publish.standby.StandbyCounters.recognised": "the report of the standby has all counters",
-    "liftpy.nats.parser.StrictConnection._pings_outstanding": _SETS,
-    "liftpy.nats.parser.StrictConnection._public_nkey": _SETS,
-    "liftpy.nats.parser.StrictConnection._user_jwt_cb": _SETS,
-    "liftpy.nats.connection.ClientConnection._pings_outstanding": _SETS,
+    "liftpy.nats.connection.StrictConnection._pings_outstanding": _SETS,
+    "liftpy.nats.connection.StrictConnection._public_nkey": _SETS,
+    "liftpy.nats.connection.StrictConnection._user_jwt_cb": _SETS,
     "sidecar.transport.connection.SinkSubscription._max_msgs": _SETS,
     "sidecar.transport.connection.SinkSubscription._pending_next_msgs_calls": _SETS,
     "liftpy.client.publisher.Publisher.foreign_answers": "for applications",

@@ -30,9 +30,9 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.nats.cancellation import end_tasks, with_cancellation
-from liftpy.nats.connection import ClientConnection
+from liftpy.nats.connection import StrictConnection, abort_connection, watch_subscription_limit
 from liftpy.nats.credentials import Credentials
-from liftpy.nats.parser import Denied, StrictConnection, abort_connection, watch_denials, watch_subscription_limit
+from liftpy.nats.parser import Denied, watch_denials
 from liftpy.nats.urls import check_urls, without_secrets
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
@@ -73,7 +73,7 @@ async def open_connection(
     timeout_s: float = 5.0,
     carrier: CarriedBy | None = None,
     **nats_options: Any,
-) -> ClientConnection:
+) -> StrictConnection:
     """Open a connection to NATS that reconnects forever, and return it. Raises UnavailableError if no server answers in time.
 
     Args:
@@ -96,7 +96,7 @@ async def open_connection(
         **(credentials or Credentials()).nats_options(),
         **nats_options,
     }
-    connection = ClientConnection()
+    connection = StrictConnection()
     if carrier is not None:
         connection.use_carrier(carrier)
     seen = _LastError()

@@ -14,7 +14,7 @@ from liftpy.client import Client, connect
 from liftpy.core.wire.subjects import JETSTREAM_INBOX, InboxRule, jetstream_api, reply_to
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
-from liftpy.nats.parser import StrictConnection
+from liftpy.nats.connection import StrictConnection
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.node.jetstream_reads import JsAnswer, JsRefusal, StatelessReads, kind_of, rejection_answer, status
 from sidecar.runtime.settings import NodeSettings

@@ -29,7 +29,7 @@ from liftpy.core.replication.role import all_have_lost_it
 from liftpy.core.wire.subjects import Allows, Subjects, reply_to
 from liftpy.errors import ConfigError
 from liftpy.nats.cancellation import end_tasks, with_cancellation
-from liftpy.nats.connection import ClientConnection, Receiver
+from liftpy.nats.connection import Receiver, StrictConnection
 from liftpy.nats.parser import Denied
 from liftpy.nats.reconnect_backoff import ReconnectBackoff
 from liftpy.nats.urls import shown_address, without_secrets
@@ -152,7 +152,7 @@ class Listener:
         self._connection._unsubscribe(self._sid)
 
 
-class BusConnection(ClientConnection):
+class BusConnection(StrictConnection):
     """Connection of nats-py with synchronous methods to send and receive. ``open_bus`` makes it.
 
     ``errors``: kind -> number of nats-py's asynchronous errors, disconnects, dropped sends and rejected messages.

@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from liftpy.config import NS_PER_S
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, NotAllowedError, UnavailableError
+from liftpy.nats.connection import StrictConnection
 from liftpy.nats.credentials import Credentials
-from liftpy.nats.parser import StrictConnection, watch_denials
+from liftpy.nats.parser import watch_denials
 from liftpy.nats.transport import open_connection
 from sidecar.runtime import clock
 from sidecar.runtime.tasks import spawn

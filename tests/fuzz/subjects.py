@@ -29,7 +29,7 @@ from liftpy.core.wire.permissions import AccessRole, Scope, as_nats_conf, rights
 from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, SERVER_CONNECTIONS, InboxRule, Subjects, jetstream_api
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
-from liftpy.nats.parser import StrictConnection
+from liftpy.nats.connection import StrictConnection
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer
 from tests.fuzz.messages import Maker, Overheard, Said, command

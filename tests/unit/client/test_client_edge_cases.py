@@ -74,7 +74,7 @@ class Strict:
 
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> type[Strict]:
-    monkeypatch.setattr(transport_module, "ClientConnection", Strict)
+    monkeypatch.setattr(transport_module, "StrictConnection", Strict)
     monkeypatch.setattr(Strict, "error", None)
     monkeypatch.setattr(Strict, "heard", "")
 

@@ -11,10 +11,8 @@ import pytest
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.errors import ClientClosedError, NotAllowedError, UnavailableError
-from liftpy.nats.parser import (
-    StrictConnection,
-    StrictParser,
-)
+from liftpy.nats.connection import StrictConnection
+from liftpy.nats.parser import StrictParser
 from liftpy.nats.transport import Transport, open_connection
 from sidecar.dev.nats_server import NatsServer
 from tests.each import each

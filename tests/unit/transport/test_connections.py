@@ -19,8 +19,8 @@ from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import GRACES_NS, INGEST
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.connection import StrictConnection
 from liftpy.nats.credentials import Credentials
-from liftpy.nats.parser import StrictConnection
 from sidecar.dev.nats_server import NatsServer
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.metadata.group_role import MetadataConnection

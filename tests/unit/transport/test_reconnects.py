@@ -15,8 +15,9 @@ from nats.aio.transport import TcpTransport
 
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.errors import NotAllowedError
+from liftpy.nats.connection import StrictConnection
 from liftpy.nats.credentials import Credentials
-from liftpy.nats.parser import StrictConnection, StrictParser
+from liftpy.nats.parser import StrictParser
 from liftpy.nats.transport import Transport, open_connection
 from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
