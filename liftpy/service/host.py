@@ -193,7 +193,6 @@ class ServiceHost:
             self._ended.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """End ``run`` with ``error``."""
         if not self._ended.done():
             self._ended.set_exception(error)
 
@@ -403,7 +402,6 @@ class ServiceHost:
 
     @property
     def leads(self) -> bool:
-        """True if this instance is the LEADER of the service."""
         return self.machine is not None and self.machine.role is Role.LEADER
 
     @property

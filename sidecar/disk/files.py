@@ -224,7 +224,6 @@ class DiskFile:
         self._size_bytes += wanted
 
     def read(self, position: int, size_bytes: int) -> memoryview:
-        """Return up to ``size_bytes`` from ``position``. The end of the file may make it fewer."""
         if self._sealed:
             file_map = self._map_file() if self._size_bytes else b""  # an empty file cannot be mapped
             view = memoryview(file_map)[position : position + size_bytes]
@@ -480,7 +479,6 @@ class DirectoryStorage:
             return sorted(os.listdir(self.folder))
 
     def free_bytes(self) -> int:
-        """Return the space of the file system that this user may use, in bytes. A quota may allow less."""
         with storage_errors("read", self.folder):
             usage = os.statvfs(self.folder)
         return usage.f_bavail * usage.f_frsize
@@ -495,7 +493,6 @@ class DirectoryStorage:
             self._last_change = object()
 
     def load(self, name: str) -> bytes | None:
-        """Return the content of the small file ``name``. None: it does not exist."""
         path = self.folder / name
         with storage_errors("read", path):
             try:
@@ -512,13 +509,11 @@ class DirectoryStorage:
                 os.close(descriptor)
 
     def replace(self, name: str, data: bytes | Sequence[bytes]) -> None:
-        """Replace the file ``name`` by ``data``, atomically and durably. ``data`` may come in pieces."""
         change = self._last_change
         replace_file(self.folder / name, data)
         self._flushed_change = change  # it has flushed the directory
 
     def rename(self, old: str, new: str) -> None:
-        """Rename the file ``old`` to ``new``. The new name is durable after ``sync_folder``."""
         try:
             with storage_errors("rename", self.folder / old):
                 os.rename(self.folder / old, self.folder / new)
@@ -526,7 +521,6 @@ class DirectoryStorage:
             self._last_change = object()
 
     def remove(self, name: str) -> None:
-        """Remove the file ``name`` if it exists. The removal is durable after ``sync_folder``."""
         try:
             with storage_errors("remove", self.folder / name):
                 (self.folder / name).unlink(missing_ok=True)
@@ -534,7 +528,6 @@ class DirectoryStorage:
             self._last_change = object()
 
     def sync_folder(self) -> None:
-        """Flush the directory if it changed since the last flush."""
         change = self._last_change
         if change is not self._flushed_change:
             with storage_errors("flush", self.folder):

@@ -173,7 +173,6 @@ class Flusher:
             self._commit.flush_ended(flush, *self.wait(flush))
 
     def wait(self, flush: Flush) -> tuple[int, Exception | None]:
-        """Block until ``flush``, which runs in a thread, has ended. Return (duration on the disk in ns, error). None: no error."""
         assert self._thread is not None
         future, self._thread = self._thread, None
         error = future.exception()  # waits; nearly always it is over already

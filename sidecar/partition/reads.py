@@ -130,7 +130,6 @@ class ReadSubjects(ReadSubscriptions):
             asker.set_result(b"".join(chunks))
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` at the monotonic time ``at_ns``, or soon after. Return a function that cancels the call."""
         timer = Timer(callback)
         self._timers.set(timer, at_ns)
         return lambda: self._timers.cancel(timer)

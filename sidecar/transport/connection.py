@@ -128,7 +128,11 @@ class Problems:
 
 
 class Listener:
-    """A subscription that passes its messages to a sink (a callback). ``close`` may be called twice and while disconnected."""
+    """A subscription that passes its messages to a sink (a callback). ``liftpy.core.publish.ports`` describes its methods.
+
+    ``close`` may be called twice and while disconnected. After ``leave`` and ``BusConnection.wait_until_processed``, no more
+    messages arrive.
+    """
 
     __slots__ = ("_connection", "_sid")
 
@@ -137,7 +141,6 @@ class Listener:
         self._sid = sid
 
     def close(self) -> None:
-        """Unsubscribe. Messages that still arrive are dropped."""
         self._connection._forget(self._sid)
 
     def feed_to(self, sink: Sink, on_dropped: Callable[[int], None]) -> None:
@@ -145,10 +148,6 @@ class Listener:
         self._connection.redirect(self._sid, sink, on_dropped)
 
     def leave(self) -> None:
-        """Unsubscribe, but pass messages that still arrive to the sink until ``close``.
-
-        After ``BusConnection.wait_until_processed`` no more arrive.
-        """
         self._connection._unsubscribe(self._sid)
 
 
@@ -299,17 +298,10 @@ class BusConnection(StrictConnection):
         self, subject: str, sink: Sink, queue: str = "", on_dropped: Callable[[int], None] | None = None,
         rejector: PublishRejector | None = None,
     ) -> Listener:  # fmt: skip
-        """Subscribe to ``subject``. nats-py renews the subscription at each reconnect.
+        """Subscribe to ``subject``, wildcards allowed. nats-py renews the subscription at each reconnect.
 
-        Args:
-            subject: Subject, wildcards allowed.
-            sink: Called with each message when it is read from the socket.
-            queue: Queue group. '': none.
-            on_dropped: Not used here. ``IngestConnection`` calls it with the number of messages that it drops unread.
-            rejector: Not used here. ``IngestConnection`` lets it reject messages unread.
-
-        Returns:
-            The subscription.
+        ``sink``: called with each message when it is processed. ``queue``: queue group, '': none. Only ``IngestConnection`` uses
+        ``on_dropped``, with the number of messages that it drops unread, and ``rejector``, which rejects messages unread.
         """
         self._sid += 1
         sid = self._sid
@@ -339,7 +331,6 @@ class BusConnection(StrictConnection):
         self._coalescer = None if receiver is None else WriteCoalescer(receiver.transport, asyncio.get_running_loop())
 
     def _process_arrived(self, data: bytes) -> bytes | None:
-        """Process data from the socket. Return b"" if the reading task must process data that needs an await, otherwise None."""
         if self.is_closed or self.is_reconnecting:
             return None  # the data belongs to a closed connection
         self._pings_outstanding = 0
@@ -359,17 +350,12 @@ class BusConnection(StrictConnection):
             self._coalescer.flush()
 
     def call_after_read(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when all messages that were read together have been passed to their sinks.
-
-        The callback can then process these messages together.
-        """
         if self._is_parsing:
             self._after_read.append(callback)
         else:
             asyncio.get_running_loop().call_soon(callback)
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
-        """Count and log that a sink raised ``error`` for a message on ``subject``. The message is dropped."""
         self.errors["not_taken"] += 1
         if self._failures.admit(clock.now_ns() / NS_PER_S) is not None:  # a sender can repeat such a message a million times
             logger.error(
@@ -400,10 +386,6 @@ class BusConnection(StrictConnection):
                 listener.close()
 
     def when_subscribed(self, on_subscribed: Callable[[], None]) -> None:
-        """Call ``on_subscribed`` when the server has processed all data sent so far, such as subscriptions.
-
-        Several calls share a round trip to the server.
-        """
         self._subscribe_callbacks.append(on_subscribed)
         if self._confirm_task is None or self._confirm_task.done():
             self._confirm_task = spawn(self._wait_for_server(), "waiting for the server to confirm subscriptions")

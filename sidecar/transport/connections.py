@@ -136,7 +136,10 @@ async def open_links(settings: NodeSettings, intake: NodeInflight, room: MemoryB
 
 
 class StandbySubscription:
-    """Subscription of a standby follower to one data subject. It becomes active when the standby connection is open."""
+    """Subscription of a standby follower to one data subject. It becomes active when the standby connection is open.
+
+    ``liftpy.core.publish.ports.StandbySubscription`` describes its methods. ``when_settled`` waits at most ``_SETTLES_S`` seconds.
+    """
 
     def __init__(self, standby: StandbyLink, subject: str, sink: Sink, on_dropped: Callable[[int], None]) -> None:
         self._standby = standby
@@ -151,11 +154,6 @@ class StandbySubscription:
         self._listener = link.listen(self.subject, self._sink, on_dropped=self._on_dropped)
 
     def feed_to(self, sink: Sink, on_dropped: Callable[[int], None], lost: Callable[[], None]) -> None:
-        """Pass the messages to another sink from now on, because the follower has become the leader.
-
-        ``on_dropped``: called with the number of messages dropped unread. ``lost``: called when the connection is lost or the
-        subscription is denied.
-        """
         self._sink, self._on_dropped, self.lost = sink, on_dropped, lost
         if self._listener is not None:
             self._listener.feed_to(sink, on_dropped)
@@ -172,7 +170,6 @@ class StandbySubscription:
             asyncio.get_running_loop().call_soon(self.lost)
 
     def call_after_read(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when all messages that were read together have been passed to their sinks."""
         if self._standby.link is None:
             asyncio.get_running_loop().call_soon(callback)
         else:
@@ -182,7 +179,6 @@ class StandbySubscription:
         asyncio.get_running_loop().call_soon(callback)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when all messages sent before have arrived, at the latest after ``_SETTLES_S`` seconds."""
         link, loop = self._standby.link, asyncio.get_running_loop()
         waiting: list[Callable[[], None]] = [callback]
 
@@ -200,14 +196,12 @@ class StandbySubscription:
             link.when_subscribed(settled)
 
     def leave(self) -> None:
-        """Unsubscribe. Messages that still arrive are passed to the sink until ``close``."""
         if self._listener is not None:
             self._listener.leave()
         else:
             self._standby.subscription_closed(self)
 
     def close(self) -> None:
-        """Unsubscribe. The sink gets no message afterwards."""
         self._standby.subscription_closed(self)
         if self._listener is not None:
             self._listener.close()
@@ -234,10 +228,6 @@ class StandbyLink:
         """Time limits of leaders that wait for earlier publishes (``when_settled``)."""
 
     def subscribe(self, subject: str, sink: Sink, on_dropped: Callable[[int], None]) -> StandbySubscription:
-        """Subscribe to ``subject``, now or when the connection is open.
-
-        ``sink`` gets the messages. ``on_dropped`` is called with the number of messages dropped unread.
-        """
         subscribed = StandbySubscription(self, subject, sink, on_dropped)
         self._subscribed[subscribed] = None
         if self.link is not None:

@@ -246,18 +246,6 @@ class IngestConnection(BusConnection):
         self, subject: str, sink: Sink, queue: str = "", on_dropped: Callable[[int], None] | None = None,
         rejector: PublishRejector | None = None,
     ) -> Listener:  # fmt: skip
-        """Subscribe to ``subject``.
-
-        Args:
-            subject: Subject, wildcards allowed.
-            sink: Called with each message when it is processed.
-            queue: Queue group. '': none.
-            on_dropped: Called with the number of messages that are dropped unread while the buffer is full.
-            rejector: Rejects messages unread when they have waited too long. None: no message is rejected unread.
-
-        Returns:
-            The subscription.
-        """
         listener = super().listen(subject, sink, queue)
         if on_dropped is not None:
             self._parser.on_dropped(self._sid, on_dropped)
@@ -266,10 +254,6 @@ class IngestConnection(BusConnection):
         return listener
 
     def redirect(self, sid: int, sink: Sink, on_dropped: Callable[[int], None]) -> None:
-        """Pass the messages of the subscription ``sid`` to another ``sink``.
-
-        ``on_dropped``: called with the number of messages that are dropped unread while the buffer is full.
-        """
         super().redirect(sid, sink, on_dropped)
         self._parser.on_dropped(sid, on_dropped)
 

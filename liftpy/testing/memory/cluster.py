@@ -562,7 +562,6 @@ class MemoryService:
 
     @property
     def emitted_end(self) -> int | None:
-        """Number of outputs that are written to the output stream. None: the service has no outputs."""
         return None if self._outbox is None else self._outbox.emitted_end
 
     async def _feed(self, machine: ServiceMachine) -> None:
