@@ -62,13 +62,13 @@ from sidecar.metadata.group_thread import GroupThread
 from sidecar.metadata.identity import NodeFile, PreviousProcess, unknown_folders
 from sidecar.metadata.membership import Membership, wait_for_predecessor
 from sidecar.node.reload import ReloadableParts, SettingsReloader
+from sidecar.partition.combined_fetches import FetchCombiner, FetchSender
 from sidecar.partition.deletions import Deletions, UnknownStreams
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.leadership import LeadershipTransfers
 from sidecar.partition.metric_sums import NodeCounts, StreamLabels
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
-from sidecar.partition.quiescence import FetchCombiner, FetchSender
 from sidecar.partition.reads import ReadTools
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.replica_manager import NotifyHandler, Partitions

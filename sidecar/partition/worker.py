@@ -41,14 +41,14 @@ from liftpy.core.publish.standby import FailoverBacklog, NodeStandbyMemory, Stan
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
-from liftpy.core.replication.effects import ConfirmQuiescence, Effect, Methods, Quiesce, SetDeadline, methods_of
+from liftpy.core.replication.effects import CombineFetch, ConfirmCombinedFetch, Effect, Methods, SetDeadline, methods_of
 from liftpy.core.replication.events import (
+    CombinedFetchReceived,
     DeadlineReached,
     Event,
     LeaseChanged,
     NoticeReceived,
     NotificationReceived,
-    QuiescentFetchReceived,
 )
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import Lease
@@ -61,12 +61,12 @@ from sidecar.disk.data_folder import LAZY_FLUSH, DataDirectory
 from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes
 from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.metadata.identity import PreviousProcess
+from sidecar.partition.combined_fetches import FetchCombiner
 from sidecar.partition.deletions import Deletions
 from sidecar.partition.flushing import Flusher, StateCheckpoints, StateFileMatch, load_state_file, read_state_file
 from sidecar.partition.leadership import LeadershipTransfers
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
-from sidecar.partition.quiescence import FetchCombiner
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.recovery import LogReplay, RecoveredLogs
 from sidecar.partition.replication import AnswerRouter, FetchClient, Notifications, ReplicationHandler
@@ -104,9 +104,9 @@ _MAX_STEP_CHARS = 500
 """Maximum length of a printed step, in characters."""
 _REPLACEABLE_EVENTS = (LeaseChanged, NoticeReceived, NotificationReceived)
 """Events that arrive regularly. A newer waiting event of the same kind replaces an older one."""
-_ROUTINE_EVENTS = frozenset({LeaseChanged, DeadlineReached, QuiescentFetchReceived})
+_ROUTINE_EVENTS = frozenset({LeaseChanged, DeadlineReached, CombinedFetchReceived})
 """Events of idle partitions. A step with such an event changes no metric if all its effects are in ``_EFFECTS_WITHOUT_CHANGE``."""
-_EFFECTS_WITHOUT_CHANGE = frozenset({SetDeadline, ConfirmQuiescence})
+_EFFECTS_WITHOUT_CHANGE = frozenset({SetDeadline, ConfirmCombinedFetch})
 Step = tuple[int, Event, list[Effect]]
 """One step of a replica: (monotonic time in nanoseconds, event, effects)."""
 
@@ -485,13 +485,13 @@ class PartitionWorker(PartitionShell):
     def send_fetch(self, effect: do.SendFetch) -> None:
         self.fetches.send_fetch(effect, self._node.incarnation)
 
-    def quiesce(self, effect: do.Quiesce) -> None:
+    def combine_fetch(self, effect: do.CombineFetch) -> None:
         self._node.fetch_combiner.wait(self.key, effect, self._driver.feed)
 
-    def end_quiescence(self, _: do.EndQuiescence) -> None:
+    def end_combined_fetch(self, _: do.EndCombinedFetch) -> None:
         self._node.fetch_combiner.stop(self.key)
 
-    def confirm_quiescence(self, effect: do.ConfirmQuiescence) -> None:
+    def confirm_combined_fetch(self, effect: do.ConfirmCombinedFetch) -> None:
         self._node.fetch_combiner.confirm(effect)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
@@ -951,10 +951,10 @@ class ReplicaDriver:
                     recent_steps.append((now_ns, event, effects))
                     if len(recent_steps) > _recent_step_limit.steps:
                         del recent_steps[: -_recent_step_limit.steps]
-                    if Quiesce in map(type, effects):  # the follower is idle
+                    if CombineFetch in map(type, effects):  # the follower is idle
                         del recent_steps[:-_IDLE_RECENT_STEPS]
                     worker.mark_changed()
-                elif type(event) is QuiescentFetchReceived:  # a follower of this leader is idle
+                elif type(event) is CombinedFetchReceived:  # a follower of this leader is idle
                     del recent_steps[:-_IDLE_RECENT_STEPS]
                 if driver_logger.isEnabledFor(logging.DEBUG):  # the level may change
                     driver_logger.debug("replica step partition=%s event=%s effects=%s", self._worker.key, event, effects)

@@ -42,7 +42,7 @@ from liftpy.nats.request_guard import RequestGuard
 from sidecar.dev.nats_server import spawn as spawn_process
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.metadata.group import MetadataGroup
-from sidecar.partition.quiescence import FetchCombiner
+from sidecar.partition.combined_fetches import FetchCombiner
 from sidecar.runtime.settings import NodeSettings, worker_environment
 from sidecar.runtime.tasks import TaskSet, spawn
 

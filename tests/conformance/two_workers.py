@@ -35,9 +35,9 @@ from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes
+from sidecar.partition.combined_fetches import FetchCombiner, FetchSender
 from sidecar.partition.metric_sums import NodeCounts
 from sidecar.partition.promises import Promises
-from sidecar.partition.quiescence import FetchCombiner, FetchSender
 from sidecar.partition.reads import ReadTools
 from sidecar.partition.replica_manager import NotifyHandler
 from sidecar.partition.replication import AnswerRouter, Notifications

@@ -6,14 +6,14 @@ import re
 
 _RECORDED_NAMES = {
     "AnswerParkedFetch": "AnswerWaiter",
-    "ConfirmQuiescence": "ConfirmQuiet",
-    "EndQuiescence": "StopWaiting",
+    "CombineFetch": "WaitQuietly",
+    "CombinedFetchEnded": "QuietEnded",
+    "CombinedFetchReceived": "QuietFetchReceived",
+    "ConfirmCombinedFetch": "ConfirmQuiet",
+    "EndCombinedFetch": "StopWaiting",
     "LogTruncated": "LogCut",
     "NotificationReceived": "WokenUp",
     "ParkFetch": "KeepFetch",
-    "Quiesce": "WaitQuietly",
-    "QuiescenceEnded": "QuietEnded",
-    "QuiescentFetchReceived": "QuietFetchReceived",
     "ResetLog": "StartLogAfresh",
     "SendHighWatermark": "TellWaiter",
     "SendToService": "Tell",
@@ -31,5 +31,5 @@ _CALL = re.compile(rf"\b({'|'.join(_RECORDED_NAMES)})\(")
 
 def with_recorded_names(text: str) -> str:
     """Return ``text``, which contains representations of objects, with the recorded names of their classes and fields."""
-    text = _CAUSE.sub("", text.replace("QuiescenceEnded(last_answer_ns=", "QuiescenceEnded(heard_ns="))
+    text = _CAUSE.sub("", text.replace("CombinedFetchEnded(last_answer_ns=", "CombinedFetchEnded(heard_ns="))
     return _CALL.sub(lambda found: f"{_RECORDED_NAMES[found[1]]}(", text)

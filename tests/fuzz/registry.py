@@ -58,7 +58,7 @@ ELSEWHERE = {
     "liftpy.core.groups.machine:GroupMachine.restore": "a snapshot whose digest was checked, tests/unit/groups",
     "liftpy.core.log.arrow:_decode_text": "one entry of a column of a batch that was parsed; replaces what is not UTF-8",
     "liftpy.core.publish.standby:StandbyReplay._decode_messages": "hands messages to MessageDecoder, see publishes",
-    "sidecar.partition.quiescence:FetchCombiner.decode_question": "calls frames.parse, see frame QuietFetches",
+    "sidecar.partition.combined_fetches:FetchCombiner.decode_question": "calls frames.parse, see frame QuietFetches",
     "liftpy.core.wire.batch:claimed_size_bytes": "one number of a header; tests/unit/log/test_damage_detection.py flips its bits",
     "liftpy.core.wire.batch:reach": "of a batch that was parsed",
     "liftpy.core.wire.filters:pick_entries": "of a batch that was parsed; meanings.check_kept",

@@ -515,7 +515,7 @@ class Shell:
         if effect.finished:
             self.sent.append(("promoted", self.cell.name, "M", self.cell.incarnation, effect.leader_epoch, effect.epoch))
 
-    def quiesce(self, effect: do.Quiesce) -> None:
+    def combine_fetch(self, effect: do.CombineFetch) -> None:
         raise AssertionError("quiet fetches are not in this model")
 
 
@@ -539,6 +539,6 @@ _ACTS: dict[type, Any] = {
     do.ProposeIsr: Shell.propose_isr,
     do.ReportLeader: Shell.report_leader,
     do.ReportPromotion: Shell.report_promotion,
-    do.Quiesce: Shell.quiesce,
+    do.CombineFetch: Shell.combine_fetch,
 }
 """Every other effect wakes somebody, tells somebody what the next request tells it, or is for people."""

@@ -225,11 +225,11 @@ class SendFetch:
 
 
 @value
-class Quiesce:
+class CombineFetch:
     """Follower: send no more fetches while the leader's node confirms that this replica's last fetch still waits there.
 
-    The node asks about the fetches of many partitions in one message (``quiescence.py``). The shell feeds QuiescenceEnded when the
-    wait ends, unless EndQuiescence comes first.
+    The node asks about the fetches of many partitions in one message (``combined_fetches.py``). The shell feeds CombinedFetchEnded
+    when the wait ends, unless EndCombinedFetch comes first.
     """
 
     request_id: int
@@ -241,16 +241,16 @@ class Quiesce:
 
 
 @value
-class EndQuiescence:
-    """Follower: end Quiesce. The shell no longer asks the leader's node about the fetch of this replica."""
+class EndCombinedFetch:
+    """Follower: end CombineFetch. The shell no longer asks the leader's node about the fetch of this replica."""
 
 
 @value
-class ConfirmQuiescence:
+class ConfirmCombinedFetch:
     """Leader: confirm to a follower's node that the follower's fetch still waits. The confirmation replaces a fetch."""
 
     token: int
-    """Token of the QuiescentFetchReceived."""
+    """Token of the CombinedFetchReceived."""
 
 
 @value
@@ -587,9 +587,9 @@ Effect = (
     | RaiseHighWatermark
     | RecheckLog
     | SendFetch
-    | Quiesce
-    | EndQuiescence
-    | ConfirmQuiescence
+    | CombineFetch
+    | EndCombinedFetch
+    | ConfirmCombinedFetch
     | SendEpochQuery
     | SendFetchResponse
     | ParkFetch

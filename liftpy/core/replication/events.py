@@ -350,11 +350,11 @@ class NoticeReceived:
 
 
 @value
-class QuiescentFetchReceived:
+class CombinedFetchReceived:
     """A follower's node asks whether the follower's fetch ``request_id`` still waits. The message asks about many partitions."""
 
     token: int
-    """Handle of the part of the request about this fetch. ConfirmQuiescence names it."""
+    """Handle of the part of the request about this fetch. ConfirmCombinedFetch names it."""
     replica: str
     """Node id of the follower that asks."""
     incarnation: int
@@ -366,8 +366,8 @@ class QuiescentFetchReceived:
 
 
 @value
-class QuiescenceEnded:
-    """The wait that Quiesce began has ended. The follower must send its own fetches again."""
+class CombinedFetchEnded:
+    """The wait that CombineFetch began has ended. The follower must send its own fetches again."""
 
     last_answer_ns: int | None
     """Monotonic time of the last answer of the leader's node, in nanoseconds.
@@ -478,8 +478,8 @@ Event = (
     | StorageFailed
     | NotificationReceived
     | NoticeReceived
-    | QuiescentFetchReceived
-    | QuiescenceEnded
+    | CombinedFetchReceived
+    | CombinedFetchEnded
     | IsrChangeAnswered
     | DeadlineReached
     | ReplicaAbsent

@@ -25,7 +25,7 @@ from liftpy.core.replication.effects import (
     SendFetchResponse,
     SendHighWatermark,
 )
-from liftpy.core.replication.events import EpochQueryReceived, FetchReceived, QuiescentFetchReceived, RefusalReason
+from liftpy.core.replication.events import CombinedFetchReceived, EpochQueryReceived, FetchReceived, RefusalReason
 from liftpy.core.replication.isr import FollowerProgress
 from liftpy.core.replication.role import Effects, ReplicaContext
 
@@ -95,7 +95,7 @@ class FetchHandler:
             self.parked.pop(event.replica, None)
         return None
 
-    def still_waits(self, event: QuiescentFetchReceived, now_ns: int) -> bool:
+    def still_waits(self, event: CombinedFetchReceived, now_ns: int) -> bool:
         """Return whether the waiting fetch that a follower asks about is still valid. If it is, record it as a new fetch.
 
         It must be the last valid fetch of a live ISR member in this LeaderEpoch, be at the log end, and have a reply subject.

@@ -51,11 +51,12 @@ from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.log.leader_epochs import NO_EPOCH
 from liftpy.core.replication.catchup_throttle import LearnerCopy
+from liftpy.core.replication.combined_fetches import QUIET_WAIT
 from liftpy.core.replication.effects import (
     AppendFetched,
+    CombineFetch,
     DropFetched,
-    EndQuiescence,
-    Quiesce,
+    EndCombinedFetch,
     ReportLeader,
     ResetLog,
     SendEpochQuery,
@@ -63,19 +64,18 @@ from liftpy.core.replication.effects import (
     TruncateLog,
 )
 from liftpy.core.replication.events import (
+    CombinedFetchEnded,
     Deadline,
     EpochQueryAnswered,
     FetchAnswered,
     FetchPieceArrived,
     FetchRefused,
     NoticeReceived,
-    QuiescenceEnded,
     RefusalReason,
     RequestFailed,
 )
 from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.core.replication.phases import FollowerPhase, RoleName, check_phase
-from liftpy.core.replication.quiescence import QUIET_WAIT
 from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, nanoseconds
 from liftpy.core.wire.chunking import Assembly, PartialBatch, Piece
 
@@ -207,7 +207,7 @@ class FollowerRole(ReplicaRole):
     def leave(self, out: Effects) -> None:
         super().leave(out)
         if self.phase is FollowerPhase.QUIET:
-            out.append(EndQuiescence())
+            out.append(EndCombinedFetch())
         if self._copy is not None:
             self._copy.let_go()
 
@@ -482,7 +482,7 @@ class FollowerRole(ReplicaRole):
             self._waits_for(FollowerPhase.QUIET)
             self.shared.deadlines.cancel(Deadline.FETCH, out)
             self.shared.deadlines.cancel(Deadline.LEADER, out)  # whether it is there is seen for all of its partitions at once
-            out.append(Quiesce(request_id=self._idle_request_id, leader=self.leader, leader_epoch=self.leader_epoch))
+            out.append(CombineFetch(request_id=self._idle_request_id, leader=self.leader, leader_epoch=self.leader_epoch))
             return
         self._waits_for(FollowerPhase.IDLE)
         self.shared.deadlines.set(Deadline.FETCH, now_ns + self._idle_wait_ns(), out)
@@ -520,13 +520,13 @@ class FollowerRole(ReplicaRole):
         """
         if self.phase is not FollowerPhase.QUIET:
             return
-        out.append(EndQuiescence())
+        out.append(EndCombinedFetch())
         self._waits_for(FollowerPhase.IDLE)
         self._quiet_rounds, self._leader_contact_ns = 0, receive_ns
         timeout_ns = self._leader_timeout_ns()
         self.shared.deadlines.set(Deadline.LEADER, max(receive_ns + timeout_ns, now_ns + timeout_ns // 2), out)
 
-    def quiescence_ended(self, event: QuiescenceEnded, now_ns: int, out: Effects) -> None:
+    def combined_fetch_ended(self, event: CombinedFetchEnded, now_ns: int, out: Effects) -> None:
         """Send own fetches again, because the partition is no longer part of the combined fetches of this node.
 
         Fetch at once if ``event.last_answer_ns`` is set, because the leader's node answered. Otherwise fetch after the idle wait.

@@ -29,10 +29,11 @@ from collections.abc import Iterable, Mapping
 from liftpy.config import AckPolicy, CommitPolicy
 from liftpy.core.base.partition import PartitionState, Pause
 from liftpy.core.replication import isr
+from liftpy.core.replication.combined_fetches import QUIET_WAIT
 from liftpy.core.replication.effects import (
     AppendBatch,
     CloseSubject,
-    ConfirmQuiescence,
+    ConfirmCombinedFetch,
     DropPendingAcks,
     DropPublishes,
     GiveUpLeadership,
@@ -51,19 +52,18 @@ from liftpy.core.replication.effects import (
     WakePartition,
 )
 from liftpy.core.replication.events import (
+    CombinedFetchReceived,
     Deadline,
     EpochQueryReceived,
     FetchReceived,
     IsrChangeAnswered,
     PublishesReceived,
-    QuiescentFetchReceived,
     ReplicaAbsent,
 )
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.inflight_limits import InflightLimits, size_in_memory
 from liftpy.core.replication.isr import IsrChange, SlowFlushes, new_high_watermark, successor, to_keep_out
 from liftpy.core.replication.phases import LeaderPhase, Phase, RoleName
-from liftpy.core.replication.quiescence import QUIET_WAIT
 from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, nanoseconds
 
 REASONS_OF_ANY_LEADER = frozenset({RejectReason.READ_ONLY, RejectReason.PAUSED})
@@ -479,13 +479,13 @@ class LeaderRole(ReplicaRole):
     def _commits_by_quorum(self) -> bool:
         return self.shared.metadata.config.commit_policy is CommitPolicy.QUORUM
 
-    def quiescent_fetch_received(self, event: QuiescentFetchReceived, now_ns: int, out: Effects) -> None:
+    def combined_fetch_received(self, event: CombinedFetchReceived, now_ns: int, out: Effects) -> None:
         """Confirm to a follower's node that the follower's fetch still waits, and record it as a new fetch.
 
         If it does not wait, send nothing. The follower then fetches again.
         """
         if self.handler.still_waits(event, now_ns):
-            out.append(ConfirmQuiescence(token=event.token))
+            out.append(ConfirmCombinedFetch(token=event.token))
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
         self.handler.epoch_query_received(event, now_ns, out)

@@ -576,10 +576,10 @@ class Replica:
                 late_ns = self._shared.deadlines.take_reached(event.kind, now_ns, out)
                 if late_ns is not None:
                     role.deadline_reached(event.kind, late_ns, now_ns, out)
-            case ev.QuiescentFetchReceived():
-                role.quiescent_fetch_received(event, now_ns, out)
-            case ev.QuiescenceEnded():
-                role.quiescence_ended(event, now_ns, out)
+            case ev.CombinedFetchReceived():
+                role.combined_fetch_received(event, now_ns, out)
+            case ev.CombinedFetchEnded():
+                role.combined_fetch_ended(event, now_ns, out)
             case ev.FetchPieceArrived():
                 role.fetch_piece_arrived(event, now_ns, out)
             case ev.FetchRefused():

@@ -32,6 +32,8 @@ from liftpy.core.replication.effects import (
     SetDeadline,
 )
 from liftpy.core.replication.events import (
+    CombinedFetchEnded,
+    CombinedFetchReceived,
     Deadline,
     EpochQueryAnswered,
     EpochQueryReceived,
@@ -42,8 +44,6 @@ from liftpy.core.replication.events import (
     IsrChangeAnswered,
     NoticeReceived,
     PublishesReceived,
-    QuiescenceEnded,
-    QuiescentFetchReceived,
     RefusalReason,
     ReplicaAbsent,
     RequestFailed,
@@ -292,13 +292,13 @@ class ReplicaRole:
 
     def replica_absent(self, event: ReplicaAbsent, now_ns: int, out: Effects) -> None: ...
 
-    def quiescent_fetch_received(self, event: QuiescentFetchReceived, now_ns: int, out: Effects) -> None:
+    def combined_fetch_received(self, event: CombinedFetchReceived, now_ns: int, out: Effects) -> None:
         """Handle the question of a follower's node whether the follower's last fetch still waits at this replica.
 
         Without a confirmation, the follower fetches again.
         """
 
-    def quiescence_ended(self, event: QuiescenceEnded, now_ns: int, out: Effects) -> None: ...
+    def combined_fetch_ended(self, event: CombinedFetchEnded, now_ns: int, out: Effects) -> None: ...
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None: ...
 

@@ -645,13 +645,13 @@ class MemoryReplica(PartitionShell):
         )  # fmt: skip
         self.feed(answer)
 
-    def quiesce(self, effect: do.Quiesce) -> None:
-        self.feed(ev.QuiescenceEnded(last_answer_ns=None))  # it is asked for alone
+    def combine_fetch(self, effect: do.CombineFetch) -> None:
+        self.feed(ev.CombinedFetchEnded(last_answer_ns=None))  # it is asked for alone
 
-    def end_quiescence(self, effect: do.EndQuiescence) -> None:
+    def end_combined_fetch(self, effect: do.EndCombinedFetch) -> None:
         pass
 
-    def confirm_quiescence(self, effect: do.ConfirmQuiescence) -> None:
+    def confirm_combined_fetch(self, effect: do.ConfirmCombinedFetch) -> None:
         pass
 
     def asked_by(self, peer: MemoryReplica, request_id: int) -> int:

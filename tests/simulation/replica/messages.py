@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from liftpy.config import AckPolicy
 from liftpy.core.publish.state_transfer import StatePiece, StatePieceRequest
+from liftpy.core.replication.combined_fetches import CombinedFetch
 from liftpy.core.replication.effects import RejectReason
-from liftpy.core.replication.quiescence import IdleFetch
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import RecordBatch
@@ -150,7 +150,7 @@ class QuietQuestion:
 
     replica: str
     incarnation: int
-    fetches: tuple[IdleFetch, ...]
+    fetches: tuple[CombinedFetch, ...]
     ghost_ends: tuple[int, ...]
 
 

@@ -30,9 +30,9 @@ from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
+from liftpy.core.replication.combined_fetches import CombinedFetches, CombinedFetchRequest, ReleasedFetches
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import INGEST, REPLICATION, DataPath, Lease
-from liftpy.core.replication.quiescence import CombinedFetches, CombinedFetchRequest, ReleasedFetches
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError, NoSpaceError
 from tests.simulation.replica.clock import MS, MachineClock, S, SimTimer
@@ -349,7 +349,7 @@ class SimProcess:
             replica = self.replicas.get(fetch.key)
             if replica is not None:
                 replica.feed(
-                    ev.QuiescentFetchReceived(
+                    ev.CombinedFetchReceived(
                         token=index,
                         replica=question.replica,
                         incarnation=question.incarnation,
@@ -372,7 +372,7 @@ class SimProcess:
             return
         for fetch in ended.fetches:
             self.cluster.counters["quiet fetch over"] += 1
-            self.replicas[fetch.key].feed(ev.QuiescenceEnded(last_answer_ns=ended.last_answer_ns))
+            self.replicas[fetch.key].feed(ev.CombinedFetchEnded(last_answer_ns=ended.last_answer_ns))
 
     def _questioned(self, question: LeaderCheck, reply: Callable[[ProbeResult], None]) -> None:
         replica = self.replicas.get(question.key)

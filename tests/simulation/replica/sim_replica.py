@@ -28,10 +28,10 @@ from liftpy.core.partition.shell import FetchedBatches, PartitionShell
 from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
+from liftpy.core.replication.combined_fetches import CombinedFetch
 from liftpy.core.replication.effects import acts_of
 from liftpy.core.replication.follower import FetchAssembly
 from liftpy.core.replication.messages import Request, received_from, request_of
-from liftpy.core.replication.quiescence import IdleFetch
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.batch import split_batches
@@ -475,15 +475,15 @@ class SimReplica(PartitionShell):
         )  # fmt: skip
         self._request(f"{self.subject}.replicate", request, effect.request_id)
 
-    def quiesce(self, effect: do.Quiesce) -> None:
-        fetch = IdleFetch(self.key, effect.leader_epoch, effect.request_id)
+    def combine_fetch(self, effect: do.CombineFetch) -> None:
+        fetch = CombinedFetch(self.key, effect.leader_epoch, effect.request_id)
         if not self.process.node.awaits_more or not self.process.quiet.add(fetch, effect.leader, self.now_ns()):
-            self.feed(ev.QuiescenceEnded(last_answer_ns=None))
+            self.feed(ev.CombinedFetchEnded(last_answer_ns=None))
 
-    def end_quiescence(self, effect: do.EndQuiescence) -> None:
+    def end_combined_fetch(self, effect: do.EndCombinedFetch) -> None:
         self.process.quiet.remove(self.key)
 
-    def confirm_quiescence(self, effect: do.ConfirmQuiescence) -> None:
+    def confirm_combined_fetch(self, effect: do.ConfirmCombinedFetch) -> None:
         self.process.confirmed.add(effect.token)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:

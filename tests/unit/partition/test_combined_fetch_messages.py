@@ -13,14 +13,14 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.quiescence import MAX_PER_QUESTION
+from liftpy.core.replication.combined_fetches import MAX_PER_QUESTION
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.decode_errors import REPLY, by_reason
 from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import ProtocolError
-from sidecar.partition.quiescence import FetchCombiner, FetchSender
+from sidecar.partition.combined_fetches import FetchCombiner, FetchSender
 from sidecar.partition.replication import AnswerRouter
 from sidecar.runtime.timers import Timers
 
@@ -66,12 +66,12 @@ class Side:
 
     def _deliver(self, stream: str, partition: int, uid: str, event: ev.Event) -> None:
         self.events.append((stream, partition, event))
-        if isinstance(event, ev.QuiescentFetchReceived) and partition in self.waits:
-            self.talk.confirm(do.ConfirmQuiescence(token=event.token))
+        if isinstance(event, ev.CombinedFetchReceived) and partition in self.waits:
+            self.talk.confirm(do.ConfirmCombinedFetch(token=event.token))
 
     def wait(self, partition: int, leader: str = "n1") -> PartitionKey:
         key = PartitionKey("orders", "u1", partition)
-        effect = do.Quiesce(request_id=100 + partition, leader=leader, leader_epoch=3)
+        effect = do.CombineFetch(request_id=100 + partition, leader=leader, leader_epoch=3)
         self.talk.wait(key, effect, lambda event: self.events.append(("orders", partition, event)))
         return key
 
@@ -95,7 +95,9 @@ class Side:
             self.bus.answer(reply, answer_of(to, frame, reply))
 
     def ended(self) -> dict[int, int | None]:
-        return {partition: event.last_answer_ns for _, partition, event in self.events if isinstance(event, ev.QuiescenceEnded)}
+        return {
+            partition: event.last_answer_ns for _, partition, event in self.events if isinstance(event, ev.CombinedFetchEnded)
+        }
 
 
 def answer_of(leader: Side, frame: bytes, reply: str) -> bytes:
@@ -134,7 +136,7 @@ async def test_combined_fetch_of_a_follower_is_confirmed_by_its_leader(follower:
     assert set(follower.ended()) == {2}
     assert len(follower.talk) == 5
     event = next(event for _, partition, event in leader.events if partition == 4)
-    assert event == ev.QuiescentFetchReceived(token=event.token, replica="n2", incarnation=7, leader_epoch=3, request_id=104)
+    assert event == ev.CombinedFetchReceived(token=event.token, replica="n2", incarnation=7, leader_epoch=3, request_id=104)
     await follower.asked_for({0, 1, 3, 4, 5}, leader)
     assert set(follower.ended()) == {2}
 
@@ -214,9 +216,9 @@ async def test_combined_fetch_confirmation_of_an_earlier_request_is_ignored(lead
     earlier: list[int] = []
 
     def deliver(stream: str, partition: int, uid: str, event: ev.Event) -> None:
-        assert isinstance(event, ev.QuiescentFetchReceived)
+        assert isinstance(event, ev.CombinedFetchReceived)
         for token in earlier:
-            leader.talk.confirm(do.ConfirmQuiescence(token=token))
+            leader.talk.confirm(do.ConfirmCombinedFetch(token=token))
         earlier.append(event.token)
 
     leader.talk._deliver = deliver

@@ -11,8 +11,14 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
+from liftpy.core.replication.combined_fetches import (
+    ASK_AGAIN_NS,
+    MAX_PER_QUESTION,
+    CombinedFetch,
+    CombinedFetches,
+    CombinedFetchRequest,
+)
 from liftpy.core.replication.events import Deadline
-from liftpy.core.replication.quiescence import ASK_AGAIN_NS, MAX_PER_QUESTION, CombinedFetches, CombinedFetchRequest, IdleFetch
 from tests.each import each
 from tests.unit.replication.stepping import S, Stepped, state
 
@@ -78,7 +84,7 @@ def test_follower_leaves_combined_fetches_after_new_records_a_wake_up_or_a_lost_
     for end in (more, piece, wake, notice, back):
         follower = quiet_follower()
         end(follower)
-        assert follower.has(do.EndQuiescence), end
+        assert follower.has(do.EndCombinedFetch), end
         assert Deadline.LEADER in deadlines(follower), end
         assert not follower.has(do.ReportLeader)
 
@@ -102,18 +108,18 @@ def test_follower_leaves_combined_fetches_when_its_leader_changes_or_its_replica
     ):
         follower = quiet_follower()
         follower.step(event)
-        assert follower.has(do.EndQuiescence)
+        assert follower.has(do.EndCombinedFetch)
 
 
 def test_follower_whose_combined_fetch_is_not_confirmed_fetches_at_once() -> None:
     follower = quiet_follower()
-    follower.step(ev.QuiescenceEnded(last_answer_ns=follower.now_ns), after_s=50)
-    assert follower.has(do.EndQuiescence)
+    follower.step(ev.CombinedFetchEnded(last_answer_ns=follower.now_ns), after_s=50)
+    assert follower.has(do.EndCombinedFetch)
     fetch = follower.only(do.SendFetch)
     assert (fetch.offset, fetch.offset_epoch, fetch.leader_epoch) == (2, 1, 1)
     follower.answered([], hw=2, request=fetch.request_id)
     assert follower.replica.phase == "FOLLOWER_IDLE", "it takes new idle waits"
-    follower.step(ev.QuiescenceEnded(last_answer_ns=follower.now_ns))
+    follower.step(ev.CombinedFetchEnded(last_answer_ns=follower.now_ns))
     assert follower.sent() == [], "one that came too late"
 
 
@@ -128,15 +134,15 @@ def leader_with_a_quiet_follower() -> Stepped:
     return leader
 
 
-def asked(**other: object) -> ev.QuiescentFetchReceived:
-    question = ev.QuiescentFetchReceived(token=9, replica="b", incarnation=1, leader_epoch=2, request_id=80)
+def asked(**other: object) -> ev.CombinedFetchReceived:
+    question = ev.CombinedFetchReceived(token=9, replica="b", incarnation=1, leader_epoch=2, request_id=80)
     return replace(question, **other)  # type: ignore[arg-type]
 
 
-def confirms(leader: Stepped, question: ev.QuiescentFetchReceived, after_s: float = 0.0) -> bool:
+def confirms(leader: Stepped, question: ev.CombinedFetchReceived, after_s: float = 0.0) -> bool:
     leader.step(question, after_s)
-    assert leader.sent() in ([do.ConfirmQuiescence(token=question.token)], [])
-    return leader.has(do.ConfirmQuiescence)
+    assert leader.sent() in ([do.ConfirmCombinedFetch(token=question.token)], [])
+    return leader.has(do.ConfirmCombinedFetch)
 
 
 @each(
@@ -229,8 +235,8 @@ def test_combined_fetch_is_confirmed_only_by_the_leader_replica() -> None:
 CONFIG = ReplicationConfig()
 
 
-def fetch(number: int, request_id: int | None = None) -> IdleFetch:
-    return IdleFetch(PartitionKey("orders", "uid-1", number), 1, number if request_id is None else request_id)
+def fetch(number: int, request_id: int | None = None) -> CombinedFetch:
+    return CombinedFetch(PartitionKey("orders", "uid-1", number), 1, number if request_id is None else request_id)
 
 
 class Node:
@@ -240,7 +246,7 @@ class Node:
         self.quiet = CombinedFetches(CONFIG)
         self.now_ns = 100 * S
         self.fetches = [fetch(number) for number in range(count)]
-        self.ended: list[IdleFetch] = []
+        self.ended: list[CombinedFetch] = []
         for one in self.fetches:
             assert self.quiet.add(one, leader, self.now_ns)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from liftpy.config import ReplicationConfig
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
+from liftpy.core.replication.combined_fetches import CombinedFetch, CombinedFetches
 from liftpy.core.replication.inflight_limits import (
     RECORD_OVERHEAD_BYTES,
     Gate,
@@ -14,7 +15,6 @@ from liftpy.core.replication.inflight_limits import (
     size_in_memory,
 )
 from liftpy.core.replication.isr import FollowerProgress, wanted_isr
-from liftpy.core.replication.quiescence import CombinedFetches, IdleFetch
 from tests.unit.replication.stepping import KEY, S, Stepped, state
 
 KIB = 1024
@@ -353,9 +353,9 @@ def test_slow_consumer_guard_lowers_its_limit_after_a_disconnect_at_or_below_the
     assert 0 < overflow.limit_bytes < lower
 
 
-def quiet(count: int) -> tuple[CombinedFetches, list[IdleFetch]]:
+def quiet(count: int) -> tuple[CombinedFetches, list[CombinedFetch]]:
     fetches = CombinedFetches(ReplicationConfig())
-    made = [IdleFetch(type(KEY)("s", "u", number), 1, 1 + number) for number in range(count)]
+    made = [CombinedFetch(type(KEY)("s", "u", number), 1, 1 + number) for number in range(count)]
     for fetch in made:
         assert fetches.add(fetch, "n2", 0)
     return fetches, made

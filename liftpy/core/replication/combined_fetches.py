@@ -1,6 +1,6 @@
-"""``CombinedFetches``: combines the fetches of idle partitions into one message per pair of nodes. Pure.
+"""``CombinedFetches``: combines the fetches of quiet partitions into one message per pair of nodes. Pure.
 
-A thousand idle partitions then cost two nodes one request and one answer per second. A follower whose last
+A thousand quiet partitions then cost two nodes one request and one answer per second. A follower whose last
 ``idle_polls_before_quiet`` fetches returned no records waits in phase QUIET. Its node sends one question about all such
 fetches to the leader's node: do they still wait? The leader confirms a fetch if it is the last one that it counted from
 the live process, and if it is still at the log end. A confirmation counts like a repeated fetch, for the ISR and for
@@ -32,8 +32,8 @@ QUIET_WAIT = 0.6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class IdleFetch:
-    """Fetch of one idle partition that got an empty answer and waits for records."""
+class CombinedFetch:
+    """Fetch of one quiet partition that got an empty answer and waits for records."""
 
     key: PartitionKey
     leader_epoch: int
@@ -46,7 +46,7 @@ class CombinedFetchRequest:
 
     number: int
     leader: str
-    fetches: tuple[IdleFetch, ...]
+    fetches: tuple[CombinedFetch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ReleasedFetches:
     ``last_answer_ns``: monotonic time of the last answer of the leader's node.
     """
 
-    fetches: tuple[IdleFetch, ...]
+    fetches: tuple[CombinedFetch, ...]
     last_answer_ns: int
 
 
@@ -66,8 +66,8 @@ class _NodeFetches:
 
     last_answer_ns: int
     """Sending time of the last questions that were all answered. Initially: the time of the first fetch."""
-    fetches: dict[PartitionKey, IdleFetch] = field(default_factory=dict)
-    pages: dict[int, tuple[tuple[IdleFetch, ...], ...]] = field(default_factory=dict)
+    fetches: dict[PartitionKey, CombinedFetch] = field(default_factory=dict)
+    pages: dict[int, tuple[tuple[CombinedFetch, ...], ...]] = field(default_factory=dict)
     """Turn -> ``fetches`` in pages of one question each. A missing turn must be computed again."""
     open: dict[int, CombinedFetchRequest] = field(default_factory=dict)
     """Questions of the last turn that have no answer yet."""
@@ -76,7 +76,7 @@ class _NodeFetches:
 
 
 class CombinedFetches:
-    """Combines the waiting fetches of all idle partitions of one node into questions to their leaders' nodes.
+    """Combines the waiting fetches of all quiet partitions of one node into questions to their leaders' nodes.
 
     Times are monotonic nanoseconds. Calls of ``start_turn`` may be late, but not early.
     """
@@ -99,7 +99,7 @@ class CombinedFetches:
     def __len__(self) -> int:
         return len(self._leader_of)
 
-    def add(self, fetch: IdleFetch, leader: str, now_ns: int) -> bool:
+    def add(self, fetch: CombinedFetch, leader: str, now_ns: int) -> bool:
         """Add the waiting fetch of a partition to the combined fetches to the node ``leader``.
 
         Return False if that node did not answer recently. Then the partition must fetch individually.
@@ -124,7 +124,7 @@ class CombinedFetches:
         if not link.fetches:
             del self._links[leader]
 
-    def _share(self, fetch: IdleFetch) -> int:
+    def _share(self, fetch: CombinedFetch) -> int:
         """Return the turn in which ``fetch`` is asked about, from 0. It stays the same while the fetch waits."""
         return fetch.request_id % self._shares
 
@@ -153,7 +153,7 @@ class CombinedFetches:
                 questions.append(question)
         return questions, ended
 
-    def _pages_to_check(self, link: _NodeFetches) -> list[tuple[IdleFetch, ...]]:
+    def _pages_to_check(self, link: _NodeFetches) -> list[tuple[CombinedFetch, ...]]:
         """Return the fetches to ask the node of ``link`` about in this turn, divided into messages. Unanswered ones come first.
 
         Without fetches, return one empty page, which only checks whether the node answers.
@@ -187,14 +187,14 @@ class CombinedFetches:
             return None
         return self._end(link, list(link.fetches.values()))
 
-    def _end(self, link: _NodeFetches, fetches: Iterable[IdleFetch]) -> ReleasedFetches:
+    def _end(self, link: _NodeFetches, fetches: Iterable[CombinedFetch]) -> ReleasedFetches:
         still = tuple(fetch for fetch in fetches if link.fetches.get(fetch.key) is fetch)
         for fetch in still:
             self.remove(fetch.key)
         return ReleasedFetches(still, link.last_answer_ns)
 
 
-def _still(fetches: tuple[IdleFetch, ...], waiting: Mapping[PartitionKey, IdleFetch]) -> tuple[IdleFetch, ...]:
+def _still(fetches: tuple[CombinedFetch, ...], waiting: Mapping[PartitionKey, CombinedFetch]) -> tuple[CombinedFetch, ...]:
     """Return those of ``fetches`` that still wait. If all wait, return ``fetches`` itself.
 
     ``waiting``: partition -> its waiting fetch.
@@ -203,5 +203,5 @@ def _still(fetches: tuple[IdleFetch, ...], waiting: Mapping[PartitionKey, IdleFe
     return fetches if len(still) == len(fetches) else still
 
 
-def _pages(every: list[IdleFetch]) -> Iterable[tuple[IdleFetch, ...]]:
+def _pages(every: list[CombinedFetch]) -> Iterable[tuple[CombinedFetch, ...]]:
     return (tuple(every[start : start + MAX_PER_QUESTION]) for start in range(0, len(every), MAX_PER_QUESTION))

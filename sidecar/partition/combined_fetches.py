@@ -1,7 +1,7 @@
-"""Combined fetches of idle partitions over NATS: sends one question per leader node and turn, and answers those of other
+"""Combined fetches of quiet partitions over NATS: sends one question per leader node and turn, and answers those of other
 nodes.
 
-``liftpy/core/replication/quiescence.py`` has the rules. Questions go to ``<ns>.notify.<node>``, answers to
+``liftpy/core/replication/combined_fetches.py`` has the rules. Questions go to ``<ns>.notify.<node>``, answers to
 ``<inbox>.<slot>.<number of the question>``. Malformed messages are counted and dropped.
 """
 
@@ -16,11 +16,11 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
-from liftpy.core.replication.quiescence import (
+from liftpy.core.replication.combined_fetches import (
     MAX_PER_QUESTION,
+    CombinedFetch,
     CombinedFetches,
     CombinedFetchRequest,
-    IdleFetch,
     ReleasedFetches,
 )
 from liftpy.core.wire import frames
@@ -74,7 +74,7 @@ class FetchCombiner:
         self._deliver = deliver
         self._counters = counters
         self._slot = router.add(self._answer_arrived)
-        self._quiet = CombinedFetches(config)
+        self._combined = CombinedFetches(config)
         self._feeds: dict[PartitionKey, Feed] = {}
         """Partition -> feed function of its replica, for waiting fetches."""
         self._asked: dict[int, CombinedFetchRequest] = {}
@@ -87,34 +87,34 @@ class FetchCombiner:
         """Tokens of the fetches that were confirmed for the question in progress."""
 
     def __len__(self) -> int:
-        return len(self._quiet)
+        return len(self._combined)
 
     def close(self) -> None:
         self._timers.cancel(self._timer)
         self._ending.close()
 
     # ---- the followers' side ------------------------------------------------------------------------------------------
-    def wait(self, key: PartitionKey, effect: do.Quiesce, feed: Feed) -> None:
+    def wait(self, key: PartitionKey, effect: do.CombineFetch, feed: Feed) -> None:
         """Include the waiting fetch of the partition ``key`` in the questions to its leader's node, until ``stop``.
 
-        If the fetch no longer waits there, ``feed`` gets QuiescenceEnded.
+        If the fetch no longer waits there, ``feed`` gets CombinedFetchEnded.
         """
         now_ns = clock.now_ns()
-        if not self._quiet.add(IdleFetch(key, effect.leader_epoch, effect.request_id), effect.leader, now_ns):
-            feed(events.QuiescenceEnded(last_answer_ns=None))
+        if not self._combined.add(CombinedFetch(key, effect.leader_epoch, effect.request_id), effect.leader, now_ns):
+            feed(events.CombinedFetchEnded(last_answer_ns=None))
             return
         self._feeds[key] = feed
         if not self._is_ticking:
             self._is_ticking = True
-            self._timers.set(self._timer, now_ns + self._quiet.interval_ns)
+            self._timers.set(self._timer, now_ns + self._combined.interval_ns)
 
     def stop(self, key: PartitionKey) -> None:
-        self._quiet.remove(key)
+        self._combined.remove(key)
         self._feeds.pop(key, None)
 
     def _turn(self) -> None:
         now_ns = clock.now_ns()
-        questions, ended = self._quiet.start_turn(now_ns)
+        questions, ended = self._combined.start_turn(now_ns)
         self._asked = {question.number: question for question in questions}
         for silent in ended:
             self._counters["idle_poll_timeout"] += 1
@@ -122,10 +122,10 @@ class FetchCombiner:
         for question in questions:
             reply = f"{self._bus.inbox}.{self._slot}.{question.number}"
             if not self._bus.send(self._subjects.notify(question.leader), (self._frame(question),), reply):
-                self._end(self._quiet.process_no_responders(question))
-        self._is_ticking = len(self._quiet) > 0
+                self._end(self._combined.process_no_responders(question))
+        self._is_ticking = len(self._combined) > 0
         if self._is_ticking:
-            self._timers.set(self._timer, now_ns + self._quiet.interval_ns)
+            self._timers.set(self._timer, now_ns + self._combined.interval_ns)
 
     def _frame(self, question: CombinedFetchRequest) -> bytes:
         asker = self._asker
@@ -146,7 +146,7 @@ class FetchCombiner:
             return
         if headers and is_status(headers, payload):
             del self._asked[number]
-            self._end(self._quiet.process_no_responders(question))
+            self._end(self._combined.process_no_responders(question))
             return
         try:
             answer = frames.decode(payload, pb.QuietFetchesAnswer)
@@ -159,16 +159,16 @@ class FetchCombiner:
             return
         del self._asked[number]
         if answer.count == len(question.fetches):
-            self._end(self._quiet.process_answer(question, frozenset(answer.over)))
+            self._end(self._combined.process_answer(question, frozenset(answer.over)))
 
     def _end(self, ended: ReleasedFetches | None) -> None:
         if ended is not None:
             self._ending.add((fetch, ended.last_answer_ns) for fetch in ended.fetches)
 
-    def _end_one(self, ended: tuple[IdleFetch, int]) -> None:
+    def _end_one(self, ended: tuple[CombinedFetch, int]) -> None:
         feed = self._feeds.pop(ended[0].key, None)
         if feed is not None:
-            feed(events.QuiescenceEnded(last_answer_ns=ended[1]))
+            feed(events.CombinedFetchEnded(last_answer_ns=ended[1]))
 
     # ---- the leaders' side --------------------------------------------------------------------------------------------
     def answer_question(self, reply: bytes, body: memoryview) -> None:
@@ -200,7 +200,7 @@ class FetchCombiner:
         count = len(question.fetches)
         self._confirmed.clear()
         first, self._next_token = self._next_token, self._next_token + count
-        received = partial(events.QuiescentFetchReceived, replica=question.replicaID, incarnation=question.incarnation)
+        received = partial(events.CombinedFetchReceived, replica=question.replicaID, incarnation=question.incarnation)
         for token, fetch in enumerate(question.fetches, first):
             event = received(token=token, leader_epoch=fetch.leaderEpoch, request_id=fetch.requestId)
             self._deliver(fetch.stream, fetch.partition, fetch.streamUid, event)
@@ -216,6 +216,6 @@ class FetchCombiner:
     def _inbox_of(self, question: pb.QuietFetches) -> str:
         return f"{self._subjects.inbox(question.replicaID)}."
 
-    def confirm(self, effect: do.ConfirmQuiescence) -> None:
+    def confirm(self, effect: do.ConfirmCombinedFetch) -> None:
         """Note that a leader on this node has confirmed a fetch of the question that is being answered."""
         self._confirmed.add(effect.token)
