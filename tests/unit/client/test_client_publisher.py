@@ -207,7 +207,7 @@ async def test_publisher_ignores_an_ack_of_another_stream_and_waits_for_its_ack(
     async with publisher(transport, leader, timeout_s=0.5) as p:
         assert await p.publish(b"x") == PublishAck("flights", 0, 0, 7)
         assert (p.foreign_answers, leader.seen) == (1, 1)
-        with pytest.raises(OutcomeUnknownError, match=r"within 0\.5 s \(an"):
+        with pytest.raises(OutcomeUnknownError, match=r"within \d+\.\d s \(an"):
             await p.publish(b"mute")
         with contextlib.suppress(OutcomeUnknownError):
             await p.flush()
