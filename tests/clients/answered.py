@@ -12,8 +12,9 @@ import nats
 
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.envelope import MAGIC, answered_by
+from liftpy.core.wire.envelope import MAGIC
 from liftpy.errors import ProtocolError
+from tests.ack_runs import answered_by
 
 _PATIENCE_S = 30.0
 

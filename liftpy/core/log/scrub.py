@@ -10,7 +10,6 @@ the device may hide a fault.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from liftpy.core.log.log import Log
@@ -124,19 +123,3 @@ def freshly_sealed(log: Log) -> Segment | None:
 def next_segment(log: Log, after_base_offset: int) -> Segment | None:
     """Return the first non-empty segment with a base offset above ``after_base_offset`` (-1: any). None: there is none."""
     return next((s for s in log.segments if s.base_offset > after_base_offset and s.size_bytes), None)
-
-
-def scrub_all(log: Log, segments: Iterable[Segment], max_bytes: int) -> bool:
-    """Check all of ``segments`` now, in steps of ``max_bytes``. Return True if no damage was found.
-
-    The simulator and tools use it.
-    """
-    for segment in segments:
-        scan = scan_of(log, segment)
-        try:
-            while scan is not None and not scan.done:
-                scan.step(segment.file, max_bytes)
-        except CorruptionError:
-            if scan is not None and is_confirmed_damage(log, segment, scan):
-                return False
-    return True

@@ -355,15 +355,6 @@ def run_end(replies: Sequence[bytes], start: int, end: int) -> int:
     return end
 
 
-def answered_by(reply: bytes, record_count: int) -> list[bytes]:
-    """Return the reply subjects of the requests that one Ack answers.
-
-    ``reply``: subject of the Ack. ``record_count``: number in the Ack. 0: it answers one request.
-    """
-    inbox, number = split_numbered_reply(reply)
-    return [reply] if record_count <= 1 or number < 0 else _names(inbox, number, record_count)
-
-
 def split_numbered_reply(reply: bytes) -> tuple[bytes, int]:
     """Return (inbox, number) of a reply subject that ends with a number. -1: the number is missing or has another form."""
     inbox, _, digits = reply.rpartition(b".")

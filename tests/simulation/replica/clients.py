@@ -20,9 +20,10 @@ from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
-from liftpy.core.wire.envelope import answered_by, split_numbered_reply
+from liftpy.core.wire.envelope import split_numbered_reply
 from liftpy.core.wire.producer_note import SourcePosition
 from liftpy.errors import DamagedBatchError, LiftError, LogTruncatedError, OffsetOutOfRangeError, ProtocolError
+from tests.ack_runs import answered_by
 from tests.simulation.replica.clock import MS, S
 from tests.simulation.replica.compaction_checks import read_all_keys
 from tests.simulation.replica.messages import (

@@ -24,9 +24,10 @@ from liftpy.core.publish.state_transfer import StateFetcher, StateServer
 from liftpy.core.publish.state_writer import StateFileSchedule, StateWriter, restore_state
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.wire.envelope import MAGIC, answered_by
+from liftpy.core.wire.envelope import MAGIC
 from liftpy.core.wire.subjects import InboxRule
 from liftpy.errors import LiftError, StorageError
+from tests.ack_runs import answered_by
 from tests.simulation.replica.messages import DELETED_TO, Ack, AckFrame, Publish
 from tests.simulation.replica.network import Reply
 

@@ -20,7 +20,6 @@ from liftpy.core.log.flush import Flush
 from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import read_portion
-from liftpy.core.log.scrub import scrub_all
 from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.partition.reads import Chunks, Reads, ReplicaSource
@@ -37,6 +36,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.batch import split_batches
 from liftpy.core.wire.chunking import room_bytes
 from liftpy.errors import CorruptionError, DamagedBatchError, LiftError, NoSpaceError, StorageError
+from tests.scrubbing import scrub_all
 from tests.simulation.replica.clock import MS, Clock, SimTimer
 from tests.simulation.replica.disk import Disk
 from tests.simulation.replica.messages import EpochRequest, FetchRequest, FetchResponse, ReadAnswer, StateAnswer, StateRequest

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import EVERY_NS, READERS, Log, RecheckLimiter, RecheckResult
-from liftpy.core.log.scrub import Scan, freshly_sealed, is_confirmed_damage, scan_of, scrub_all
+from liftpy.core.log.scrub import Scan, freshly_sealed, is_confirmed_damage, scan_of
 from liftpy.core.log.segment import index_name, log_name
 from liftpy.core.log.storage import LogFile, MemoryStorage
 from liftpy.core.wire.batch import HEADER_SIZE_BYTES, build_batch, split_batches
 from liftpy.errors import CorruptionError
 from tests.long import examples
+from tests.scrubbing import scrub_all
 from tests.unit.log import small_logs
 
 CONFIG = StreamConfig(segment_bytes=1 << 20)

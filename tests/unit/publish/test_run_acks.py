@@ -12,7 +12,8 @@ from liftpy.core.publish.jetstream_headers import Rejection
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.envelope import FastEnvelope, answered_by
+from liftpy.core.wire.envelope import FastEnvelope
+from tests.ack_runs import answered_by
 from tests.unit.publish.batches import Bench
 
 _Ack = client_pb2.Ack

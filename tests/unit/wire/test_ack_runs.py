@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from liftpy.core.wire.envelope import answered_by, run_end, split_numbered_reply
+from liftpy.core.wire.envelope import run_end, split_numbered_reply
+from tests.ack_runs import answered_by
 from tests.each import each
 
 
