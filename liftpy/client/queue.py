@@ -406,13 +406,14 @@ class Queue:
     def _set_partitions(self, stream: StreamInfo) -> None:
         known = {place.key: place for place in self._partitions}
         keys = [stream.key(partition.partition) for partition in stream.partitions]
-        self._partitions = deque(known.get(key) or _QueuePartition(self._log_of(key)) for key in keys)
+        streams, read = self._client._streams, self._options.read
+        self._partitions = deque(
+            known.get(key) or _QueuePartition(QueueLog(streams.reader(key.stream, key.partition, read), key, read))
+            for key in keys
+        )
         for place in known.keys() - set(keys):
             known[place].log.close()
         self._next_check_ns = _now_ns() + (STREAM_NS if keys else round(_ASK_AGAIN_S * 1e9))
-
-    def _log_of(self, key: PartitionKey) -> QueueLog:
-        return QueueLog(self._client._streams.reader(key.stream, key.partition, self._options.read), key, self._options.read)
 
     async def __aenter__(self) -> Queue:
         return self

@@ -330,15 +330,11 @@ class SyncReceipt(Generic[_T]):
             check_wait("timeout_s", timeout_s)
 
         async def acked() -> _T:
-            async with asyncio.timeout(timeout_s):
-                return await _shielded(self._coming)
+            coming = self._coming
+            async with asyncio.timeout(timeout_s):  # a canceled wait does not cancel the ack
+                return await (asyncio.shield(coming) if isinstance(coming, asyncio.Future) else coming)
 
         return self._loop.run(acked())
-
-
-async def _shielded(coming: Awaitable[_T]) -> _T:
-    """Wait for ``coming`` and return its result. If the wait is canceled, ``coming`` itself continues."""
-    return await (asyncio.shield(coming) if isinstance(coming, asyncio.Future) else coming)
 
 
 class SyncPublisher(_SyncContextManager[Publisher]):

@@ -13,7 +13,6 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,7 +190,7 @@ class EffectRunner:
             try:
                 result = machine.run_effect(effect)
                 if inspect.iscoroutine(result):
-                    result = asyncio.run(_await_result(result))
+                    result = asyncio.run(result)
             except BaseException as raised:  # such as SystemExit: it must not end the thread without an answer
                 error = raised
             with contextlib.suppress(RuntimeError):  # the loop is closed, so no code waits for the result
@@ -230,7 +229,3 @@ class EffectRunner:
             )
         except LiftError as error:
             self.problem = f"tick: {error.code}: {error}"
-
-
-async def _await_result(work: Coroutine[Any, Any, Any]) -> Any:
-    return await work

@@ -180,13 +180,10 @@ class QueryServer:
         while (machine := self._instance.machine) is not None and not machine.failed:  # otherwise queries wait for a restore
             if (query := self._pending.pop_ready(machine.position)) is None:
                 return
-            await self._answer_one(machine, query)
+            await self._guard.run(self._query(machine, query), query.reply.encode())
             if time.monotonic() - began_s >= self._settings.step_s:
                 await asyncio.sleep(0)
                 began_s = time.monotonic()
-
-    async def _answer_one(self, machine: ServiceMachine, query: Query) -> None:
-        await self._guard.run(self._query(machine, query), query.reply.encode())
 
     async def _query(self, machine: ServiceMachine, query: Query) -> None:
         try:

@@ -212,7 +212,10 @@ def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss
         start, end = starts.get(key, min(view.log_start_offset, ends[key])), ends[key]
         if view.cut_at is not None and {start, end} & set(view.lost_ends):
             losses.append(cut_text(view))
-            start, end = _around_cut(view.cut_at, start, end, planned=end in view.lost_ends)
+            if end in view.lost_ends:  # it was planned before records were lost
+                end = max(start, min(end, view.cut_at))
+            else:
+                start = min(start, view.cut_at)
         if start > end:
             raise ConfigError(
                 f"The start {start} of {key[0]}/{key[1]} is after its end {end}. Use an earlier start or a later end."
@@ -239,14 +242,6 @@ def before_cuts(starts: Bounds, views: Views) -> Bounds:
     """
     cuts = {key: views[key].cut_at for key, start in starts.items() if start in views[key].lost_ends}
     return starts | {key: min(starts[key], cut) for key, cut in cuts.items() if cut is not None}
-
-
-def _around_cut(cut_at: int, start: int, end: int, *, planned: bool) -> tuple[int, int]:
-    """Return the (start, end) to read instead of ``start`` to ``end`` (exclusive) if the log has changed from ``cut_at`` on.
-
-    ``planned``: True if the range was planned before records were lost. The end then moves back, otherwise the start.
-    """
-    return (start, max(start, min(end, cut_at))) if planned else (min(start, cut_at), end)
 
 
 def cut_text(view: PartitionView) -> str:

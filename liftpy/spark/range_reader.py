@@ -268,7 +268,10 @@ class RangeReader:
             DataLossError, ProtocolError: A check of ``check_pieces`` failed. The position does not change.
         """
         planned = planned or self.planned
-        if not planned.compacted and (self.planned.compacted or self._compacted_since_planning(pieces)):
+        # a batch may lack records only if a purge or compaction has removed them since planning
+        if not planned.compacted and (
+            self.planned.compacted or (any(map(_lacks_records, pieces)) and self.leader_bounds().compacted)
+        ):
             planned, self.planned = replace(planned, compacted=True), replace(self.planned, compacted=True)
         self._epoch = check_pieces(planned, pieces, self._epoch)
         self.position = next_offset
@@ -285,10 +288,6 @@ class RangeReader:
             return (await reader.bounds(planned.uid))[0]
 
         return link.call(ask(), 4 * patience_s)
-
-    def _compacted_since_planning(self, pieces: list[BatchSlice]) -> bool:
-        """Return whether a batch lacks records, and the leader says that a purge or compaction may have removed them."""
-        return any(map(_lacks_records, pieces)) and self.leader_bounds().compacted
 
     def _log(self, from_files: int, over_nats: int) -> None:
         with _lock:
