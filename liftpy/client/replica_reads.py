@@ -237,14 +237,11 @@ class ReplicaReads:
         ``offset``: requested offset, -1 for the bounds. Raises NotFoundError if another stream has this name now.
         """
         try:
-            async for attempt in retry_attempts(patience_s, reads=True):
-                with attempt:
-                    return await self._ask(request, offset)
+            return await retry_attempts(patience_s, reads=True)(self._ask, request, offset)
         except NotFoundError:
             raise
         except LiftError as error:
             raise ReplicaUnavailableError(f"{error.code}: {error}") from error
-        raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     async def _complain(self, offset: int) -> None:
         complaint = client_pb2.ReadRequest(boundsOnly=True, minHighWatermark=-1, badOffset=offset)

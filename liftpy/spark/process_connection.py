@@ -135,10 +135,8 @@ class ProcessConnection:
         credentials = await asyncio.to_thread(credentials_of, self._access)
         name, servers = f"liftpy-spark-{os.getpid()}", self._access.servers
         one_s = min(CONNECT_TIMEOUT_S, patience_s)
-        async for attempt in retry_attempts(patience_s):  # a task survives the restart of a NATS server
-            with attempt:
-                return Transport(await open_connection(servers, credentials=credentials, name=name, timeout_s=one_s))
-        raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
+        connect = retry_attempts(patience_s)  # a task survives the restart of a NATS server
+        return Transport(await connect(open_connection, servers, credentials=credentials, name=name, timeout_s=one_s))
 
 
 def result_of(future: concurrent.futures.Future[T], timeout_s: float) -> T:
