@@ -200,11 +200,6 @@ class PartitionQueue:
         return (self.next_sequence, self._digest) if first is None else (first.sequence, first.digest)
 
     @property
-    def is_empty(self) -> bool:
-        """True if every added record has its answer."""
-        return not self._batches and not self._open.values
-
-    @property
     def first_unanswered(self) -> ProducerBatch | None:
         return self._batches[0] if self._batches else None
 

@@ -469,7 +469,7 @@ class SimProducer(SimPublisher):
             return
         state = ack.producer
         self.cluster.counters["producer: told its epoch"] += 1
-        if not lane.epoch and lane.is_empty and not self._last_id:
+        if not lane.epoch and not lane.tickets and not self._last_id:
             digest = RollingDigest.decode(state.digest) if state.digest else None
             position = state.position.offset if state.HasField("position") else -1
             lane.begin(state.epoch, state.nextSequence, digest, position=position)

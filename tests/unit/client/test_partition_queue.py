@@ -105,9 +105,9 @@ def test_producer_partition_queue_with_acks_in_any_order_completes_records_in_or
     assert queue.acked(99, at(2)) == []
     told = queue.acked(0, at(0))
     assert (tokens(told), [answer.offset for _, answer in told]) == (["a", "b", "c", "d"], [0, 2])
-    assert not queue.is_empty
+    assert queue.tickets
     assert tokens(queue.acked(4, at(4))) == ["e"]
-    assert queue.is_empty
+    assert not queue.tickets
 
 
 def test_producer_partition_queue_resends_rejected_batches_after_a_delay() -> None:
