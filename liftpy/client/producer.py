@@ -46,7 +46,6 @@ from liftpy.errors import (
     NotAllowedError,
     OutcomeUnknownError,
     PublishRejectedError,
-    UnavailableError,
 )
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import Transport, unsubscribe
@@ -70,10 +69,6 @@ _METHODS = {
     for numbered in (False, True)
 }
 """(Partitioner, whether keyless records are partitioned by their number) -> method that is stored in the log."""
-
-
-class OutdatedDescriptionError(UnavailableError):
-    """The description of the stream lacks partitions that an earlier process of the producer has used."""
 
 
 class Producer:
@@ -288,9 +283,10 @@ class Producer:
                 for sender in self._senders:
                     group.create_task(sender.begin())
             if (used := self._partitions_used_before()) > self.partitions:
-                raise OutdatedDescriptionError(
-                    f"An earlier process of this producer used {used} partitions of {self._stream}, but the answering controller "
-                    f"knows {self.partitions}. Retry later, when it has caught up."
+                raise PublishRejectedError(
+                    f"An earlier process of this producer used {used} partitions of {self._stream}, but the stream has "
+                    f"{self.partitions}. Add the missing partitions, or use another producer id.",
+                    "DIVERGED_PRODUCER",
                 )
         except BaseExceptionGroup as group_of:
             await self.close()

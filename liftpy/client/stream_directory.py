@@ -21,7 +21,7 @@ from liftpy.client.encode_publish import Address
 from liftpy.client.iteration import Iteration
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.partition_sender import ProducerOptions, Source, check_answers, name_for
-from liftpy.client.producer import OutdatedDescriptionError, Partitioner, Producer
+from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import Publisher
 from liftpy.client.write_epoch import Round
@@ -31,7 +31,10 @@ from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.producer_note import SourcePosition
 from liftpy.core.wire.subjects import data_subject, matcher
-from liftpy.errors import ConfigError, NotFoundError, UnavailableError
+from liftpy.errors import ConfigError, NoMajorityError, NotFoundError, UnavailableError
+
+_NO_MAJORITY_PAUSE_S = 0.5
+"""Pause before the metadata group is asked again if it had no majority, in seconds."""
 
 
 class ClientFactories:
@@ -150,13 +153,29 @@ class StreamDirectory:
             return made
 
         async def opened() -> Producer:
-            try:
-                return await opened_on(await self.current_stream(check_published(stream)))
-            except OutdatedDescriptionError:  # the answering controller is behind
-                self.cached[stream] = await self.requests.stream(stream, linearizable=True)
-                return await opened_on(self.cached[stream])
+            name = check_published(stream)
+            if source is None and chosen.begin != "repeat":
+                return await opened_on(await self.current_stream(name))
+            return await opened_on(await self.complete_stream(name, chosen.patience_s))
 
         return AwaitableContext(opened())
+
+    async def complete_stream(self, stream: str, patience_s: float) -> StreamImage:
+        """Return the description of the stream with every partition that exists now.
+
+        A process that repeats records must ask all partitions that an earlier process may have used. A controller that is behind
+        may not know all of them. ``patience_s``: time in seconds to wait for a majority of the controllers.
+        """
+        time = asyncio.get_running_loop().time
+        until_s = time() + patience_s
+        while True:
+            try:
+                image = self.cached[stream] = await self.requests.stream(stream, linearizable=True)
+                return image
+            except NoMajorityError:
+                if time() >= until_s:
+                    raise
+            await asyncio.sleep(_NO_MAJORITY_PAUSE_S)
 
     def read(self, progress: ReadProgress, options: ReadOptions | None = None) -> Iteration[BatchSlice]:
         return read_range(self.reader(progress.stream, progress.partition, options), progress)

@@ -542,7 +542,8 @@ async def _surplus_task(
         key = (one.stream, one.partition)
         starts[key] = min(one.start_offset, starts.get(key, one.start_offset))
     names = sorted({options.stream, *(stream for task in sent for stream in task.streams)} - {""})
-    streams = await asyncio.gather(*map(requests.stream, names))
+    directory = StreamDirectory(requests)
+    streams = await asyncio.gather(*(directory.complete_stream(name, options.patience_s) for name in names))
     places = [(stream, place.partition) for stream in streams for place in stream.partitions]
     is_repeated = any(task.known for task in sent)
     most_bytes, total_bytes = (_RESCAN_BYTES, _RESCAN_TOTAL_BYTES) if is_repeated else (_SCAN_BYTES, _SCAN_TOTAL_BYTES)

@@ -7,16 +7,18 @@ import dataclasses
 import os
 import select
 import signal
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
 from liftpy.client import Client, ProducerOptions
 from liftpy.client.metadata_requests import MetadataRequests
+from liftpy.client.partition_sender import Source
 from liftpy.client.sync import SyncClient
 from liftpy.config import StreamConfig
 from liftpy.core.metadata.image import StreamImage
-from liftpy.errors import ConfigError, LiftError, OutcomeUnknownError, PublishRejectedError, UnavailableError
+from liftpy.errors import ConfigError, LiftError, NoMajorityError, OutcomeUnknownError, PublishRejectedError, UnavailableError
 from liftpy.testing.memory import memory_cluster
 from liftpy.testing.memory.cluster import MemoryCluster
 
@@ -234,25 +236,65 @@ async def test_producer_that_repeats_deleted_records_chooses_the_same_partitions
 
 
 # ---- lost records ------------------------------------------------------------------------------------------------------------
-async def test_producer_that_repeats_records_stores_each_once_if_a_controller_does_not_know_all_partitions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def stale_metadata(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function. After its call, a controller that is behind describes only the first two partitions of a stream."""
     current = MetadataRequests.stream
 
     async def older(self: MetadataRequests, name: str, *, linearizable: bool = False) -> StreamImage:
         image = await current(self, name, linearizable=linearizable)
         return image if linearizable else dataclasses.replace(image, partitions=image.partitions[:2])
 
+    return lambda: monkeypatch.setattr(MetadataRequests, "stream", older)
+
+
+@pytest.mark.parametrize("numbers", [range(20), (5, 6, 7)])
+async def test_producer_that_repeats_records_stores_each_once_if_a_controller_does_not_know_all_partitions(
+    numbers: Iterable[int], stale_metadata: Callable[[], None]
+) -> None:
+    """The keys 5, 6 and 7 lie in partitions that the controller does not describe."""
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("s", "data.s", partitions=4)
-        values = [b"%d" % number for number in range(20)]
+        values = [b"%d" % number for number in numbers]
         for _ in range(2):
             async with client.producer("s", id="p", options=REPEAT) as producer:
                 await producer.send_many(values, keys=values)
-            monkeypatch.setattr(MetadataRequests, "stream", older)
-        monkeypatch.undo()
+            stale_metadata()
         read = [r.value for place in range(4) async for r in client.consume("s", place, until="end")]
         assert sorted(read) == sorted(values)
+
+
+async def test_producer_with_a_source_stores_each_result_once_if_a_controller_does_not_know_all_partitions(
+    stale_metadata: Callable[[], None],
+) -> None:
+    async with memory_cluster() as cluster, cluster.client() as client:
+        await client.create_stream("source", "data.source")
+        await client.create_stream("s", "data.s", partitions=4)
+        values = [b"5", b"6", b"7"]
+        for _ in range(2):
+            async with client.producer("s", id="p", source=Source("source")) as producer:
+                await producer.send_many(values, keys=values, positions=range(3))
+            stale_metadata()
+        read = [r.value for place in range(4) async for r in client.consume("s", place, until="end")]
+        assert sorted(read) == sorted(values)
+
+
+async def test_producer_that_repeats_records_waits_for_a_majority_of_controllers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with memory_cluster() as cluster, cluster.client() as client:
+        await client.create_stream("s", "data.s")
+        current, failures = MetadataRequests.stream, [NoMajorityError("too few controllers")]
+
+        async def failing(self: MetadataRequests, name: str, *, linearizable: bool = False) -> StreamImage:
+            if failures:
+                raise failures.pop()
+            return await current(self, name, linearizable=linearizable)
+
+        monkeypatch.setattr(MetadataRequests, "stream", failing)
+        async with client.producer("s", id="p", options=REPEAT) as producer:
+            await producer.send(b"0")
+        failures += [NoMajorityError("too few controllers")] * 20
+        with pytest.raises(NoMajorityError):
+            await client.producer("s", id="p", options=dataclasses.replace(REPEAT, patience_s=0.6))
 
 
 @pytest.mark.parametrize("begin", ["resume", "repeat", "anew"])

@@ -435,23 +435,45 @@ async def test_spark_sink_task_outside_a_spark_worker_is_rejected(client: Client
     assert await held(client) == []
 
 
-async def test_spark_sink_task_repeated_with_an_older_number_of_partitions_stores_each_row_once(
-    client: Client, task: TASKS, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A controller that is behind describes the stream as it was before partitions were added."""
+@pytest.fixture
+def stale_metadata(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function. After its call, a controller that is behind describes only partition 0 of each stream."""
     current = MetadataRequests.stream
 
     async def older(self: MetadataRequests, name: str, *, linearizable: bool = False) -> StreamImage:
         image = await current(self, name, linearizable=linearizable)
         return image if linearizable else replace(image, partitions=image.partitions[:1])
 
+    return lambda: monkeypatch.setattr(MetadataRequests, "stream", older)
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+async def test_spark_sink_task_repeated_with_an_older_number_of_partitions_stores_each_row_once(
+    client: Client, task: TASKS, stale_metadata: Callable[[], None], rows: int
+) -> None:
+    """With one row, none of the partitions that the controller describes has records of the micro-batch."""
     await client.admin.add_partitions("out", 4)
-    schema = pa.schema([("key", pa.binary()), ("value", pa.binary())])
-    rows = pa.record_batch([pa.array([b"%d" % n for n in range(20)])] * 2, schema=schema)
+    given = [pa.record_batch([pa.array([b"%d" % n for n in range(1, 1 + rows)])] * 2, schema=SCHEMA_OF_BATCHES)]
     writer = source().streamWriter(SCHEMA, False)
     task()
-    await asyncio.to_thread(run_task, writer, [rows])
-    monkeypatch.setattr(MetadataRequests, "stream", older)
+    await asyncio.to_thread(run_task, writer, given)
+    stale_metadata()
     task(attempt=1)
-    sent = await asyncio.to_thread(run_task, writer, [rows])
-    assert (sent.sent.rows, sent.sent.known) == (20, 20)
+    sent = await asyncio.to_thread(run_task, writer, given)
+    assert (sent.sent.rows, sent.sent.known) == (rows, rows)
+
+
+async def test_spark_sink_commit_with_an_older_number_of_partitions_finds_records_of_lost_tasks(
+    client: Client, task: TASKS, stale_metadata: Callable[[], None]
+) -> None:
+    """[A17]: the records of the lost task are in a partition that the controller does not describe."""
+    await client.admin.add_partitions("out", 4)
+    row = pa.record_batch([pa.array([b"1"])] * 2, schema=SCHEMA_OF_BATCHES)
+    writer = source().streamWriter(SCHEMA, False)
+    task(part=1)
+    await asyncio.to_thread(run_task, writer, [row])
+    stale_metadata()
+    task(part=0)
+    sent = await asyncio.to_thread(run_task, writer, [row])
+    with pytest.raises(SourceError, match=r"\[TASKS_CHANGED\]"):
+        await asyncio.to_thread(writer.commit, [sent], 0)
