@@ -149,6 +149,7 @@ class FakeNode:
     ``waits``: whether it waits with bounds until there is more, likewise.
     ``partitions_known``: stream -> number of its partitions that it describes, unless the request is linearizable. 0: it describes no
     such stream.
+    ``controllers``: ``majority``; ``minority``: they answer no linearizable request; ``silent``: they answer nothing.
     """
 
     def __init__(self, connection: NatsConnection, namespace: str = "liftpy", node_ids: tuple[str, ...] = ("n1", "n2", "n3")):
@@ -166,6 +167,7 @@ class FakeNode:
         self.files: dict[str, tuple[str, str, Log]] = {}
         self.waits = True
         self.partitions_known: dict[str, int] = {}
+        self.controllers = "majority"
         self._polls: set[asyncio.Task[None]] = set()
         self._turn = 0
 
@@ -192,7 +194,7 @@ class FakeNode:
     async def _on_control(self, message: Msg) -> None:
         request = frames.decode(message.data, cluster_pb2.ControlRequest)
         description = describer(request)
-        if description is None:
+        if description is None or self.controllers == "silent" or (request.linearizable and self.controllers == "minority"):
             return
         response = description(image_from_pb(self._image({} if request.linearizable else self.partitions_known)))
         response.operationId, response.metadataLeader = request.operationId, self.node_ids[0]

@@ -17,6 +17,7 @@ time of an answer. Its offsets are too low, never too high, and readers check th
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -37,6 +38,7 @@ from liftpy.spark.options import Selection, SourceOptions
 from liftpy.spark.planning import PartitionView, RangeRequest, Views
 from liftpy.spark.process_connection import ProcessConnection
 
+_logger = logging.getLogger(__name__)
 WAIT_S = 1.0
 """Maximum time that a leader may wait with its answer, in seconds."""
 POLL_S = 0.2
@@ -112,6 +114,8 @@ STREAMS_AGE_S = 5.0
 """Maximum age of the list of partitions and replicas, in seconds. A changed stream is listed again at once."""
 _KNOWN_PATIENCE_S = 2.0
 """Time to look for leaders with the cached list of replicas, before the metadata group is asked again, in seconds."""
+_NEWEST_S = 5.0
+"""Time in seconds to wait for a majority of the controllers. Without one, the list of partitions may be old."""
 _BEHIND_WAIT_S = 0.1
 _MAX_CONFIRMATIONS = 4
 _ANY = OffsetSpec()
@@ -345,18 +349,31 @@ class Catalog:
             with suppress(NotFoundError, UnavailableError):  # deleted, perhaps made again, since the streams were listed
                 known = self._streams[1]
                 return await self._ask_leaders(known, request, min(patience_s, _KNOWN_PATIENCE_S))
-        return await self._ask_leaders(await self._describe(), request, patience_s)
+        try:
+            streams = await self._describe()
+        except UnavailableError as error:
+            if self._streams is None:
+                raise
+            try:  # reads continue without controllers
+                return await self._ask_leaders(self._streams[1], request, min(patience_s, _KNOWN_PATIENCE_S))
+            except (NotFoundError, UnavailableError):
+                raise error from None
+        return await self._ask_leaders(streams, request, patience_s)
 
     async def _describe(self, *, linearizable: bool = False) -> tuple[StreamImage, ...]:
         """Request the streams that the user wants to read, and store them. ``linearizable``: include all changes before this call.
 
+        The first list of a query includes all changes if the metadata group has a majority, so that the query misses no partition.
         If a requested partition is missing, the request is sent again as a linearizable one.
         """
         now_s = self._clock()
         patience_s, wanted, access = self._options.patience_s, self._options.wanted, self._options.access
         requests = MetadataRequests(await self._link.transport(patience_s), self._link.subjects, patience_s)
         try:
-            streams = await wanted_streams(requests, wanted, linearizable=linearizable)
+            if linearizable or self._streams is not None:
+                streams = await wanted_streams(requests, wanted, linearizable=linearizable)
+            else:
+                streams = await newest_streams(requests, wanted)
         except (NoRespondersError, NoClusterError):
             raise NoRespondersError(
                 f"NATS answers at {access.servers}, but no node of namespace {access.namespace!r} does. Check the "
@@ -440,6 +457,24 @@ def _view_of(
     )
 
 
+async def newest_streams(requests: MetadataRequests, wanted: Selection, *, internal: bool = False) -> tuple[StreamImage, ...]:
+    """Request the streams that the user wants to read, with every partition that exists now.
+
+    Without a majority of the controllers, a log message says that partitions may be missing, because a controller that is behind
+    may answer. Reads continue then. The arguments and errors are those of ``wanted_streams``.
+    """
+    deadline_s = min(requests.deadline_s, _NEWEST_S)
+    try:
+        soon = MetadataRequests(requests.transport, requests.subjects, deadline_s)
+        return await wanted_streams(soon, wanted, internal=internal, linearizable=True)
+    except (NoRespondersError, NoClusterError):
+        raise
+    except UnavailableError as error:
+        streams = await wanted_streams(requests, wanted, internal=internal)
+        _logger.warning("the list of partitions may be old, because the metadata group has no majority: %s; it is used", error)
+        return streams
+
+
 async def wanted_streams(
     requests: MetadataRequests, wanted: Selection, *, internal: bool = False, linearizable: bool = False
 ) -> tuple[StreamImage, ...]:
@@ -459,6 +494,6 @@ async def wanted_streams(
         with suppress(NotFoundError):
             named = (requests.stream(name, linearizable=linearizable) for name in wanted.streams)
             return tuple(await asyncio.gather(*named))
-        linearizable = True
+        linearizable = True  # the controller may be behind, or the error names the most similar stream
     there = (await requests.describe(linearizable=linearizable)).image.streams
     return tuple(there[name] for name in wanted.among(there, internal=internal))

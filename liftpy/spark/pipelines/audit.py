@@ -50,7 +50,7 @@ from liftpy.core.wire.filters import MAX_FILTER_BYTES, MAX_KEYS, Filter
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, CorruptionError, UnavailableError
 from liftpy.nats.transport import Transport
-from liftpy.spark.catalog import wanted_streams
+from liftpy.spark.catalog import newest_streams
 from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines.audit_findings import (
     BATCHES,
@@ -369,7 +369,7 @@ def audit(
 
     async def planned() -> list[tuple[StreamImage, PartitionAudit]]:
         transport = await link.transport(_METADATA_PATIENCE_S)
-        streams = await wanted_streams(
+        streams = await newest_streams(
             MetadataRequests(transport, link.subjects, _METADATA_PATIENCE_S), wanted, internal=internal
         )
         pairs = [

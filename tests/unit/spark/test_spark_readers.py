@@ -477,6 +477,56 @@ def test_spark_source_reads_assigned_partitions_that_the_answering_controller_do
     assert ranges(batch(LiftDataSource(given)).partitions()) == [(1, 0, 10)]
 
 
+@pytest.mark.parametrize("option", ["stream", "subscribepattern"])
+def test_spark_batch_reads_partitions_that_the_answering_controller_does_not_know_yet(
+    source: Open, node: FakeNode, option: str
+) -> None:
+    for log in node.add_stream("orders", partitions=2).partitions:
+        append(log, 10)
+    node.partitions_known["orders"] = 1
+    given = {name: value for name, value in source().options.items() if name != "stream"}
+    reader = batch(LiftDataSource({**given, option: "orders"}))
+    assert ranges(reader.partitions()) == [(0, 0, 10), (1, 0, 10)]
+
+
+def test_streaming_query_starts_at_the_end_of_partitions_that_the_answering_controller_does_not_know_yet(
+    source: Open, node: FakeNode
+) -> None:
+    """Otherwise the query takes the partition for an added one, and reads its records from offset 0 on."""
+    for log in node.add_stream("orders", partitions=2).partitions:
+        append(log, 10)
+    node.partitions_known["orders"] = 1
+    start = streaming(source()).initialOffset()["orders"]
+    assert (start["0"], start["1"]) == (10, 10)
+
+
+@pytest.mark.parametrize("option", ["stream", "subscribepattern"])
+def test_spark_batch_without_a_majority_of_controllers_reads_the_partitions_that_one_describes(
+    source: Open, node: FakeNode, option: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    append(node.add_stream("orders").partitions[0], 10)
+    node.controllers = "minority"
+    given = {name: value for name, value in source().options.items() if name != "stream"}
+    reader = batch(LiftDataSource({**given, option: "orders", "patience": "1"}))
+    assert ranges(reader.partitions()) == [(0, 0, 10)]
+    assert "partitions may be old" in caplog.text
+
+
+@pytest.mark.parametrize("controllers", ["minority", "silent"])
+@pytest.mark.parametrize("option", ["stream", "subscribepattern"])
+def test_streaming_query_continues_without_a_majority_of_controllers(
+    source: Open, node: FakeNode, link: ProcessConnection, controllers: str, option: str
+) -> None:
+    append(log := node.add_stream("orders").partitions[0], 10)
+    given = {name: value for name, value in source().options.items() if name != "stream"}
+    reader = streaming(LiftDataSource({**given, option: "orders", "patience": "1"}))
+    use_catalog(reader, link, clock=itertools.count(0, 10).__next__)  # each call lists the partitions again
+    start = reader.initialOffset()
+    node.controllers = controllers
+    append(log, 10)
+    assert reader.latestOffset(start, ALL)["orders"]["0"] == 20
+
+
 def test_streaming_query_offsets_never_decrease_after_a_leader_change(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
