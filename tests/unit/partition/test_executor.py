@@ -366,7 +366,7 @@ async def test_replica_manager_stop_cancels_partitions_waiting_to_open(monkeypat
     monkeypatch.setattr(set_module, "_OPENED_AT_ONCE", 1)
     opened: list[Any] = []
 
-    async def open_worker(node: Any, key: Any, subject: str, config: Any) -> Worker:
+    async def open_worker(node: Any, key: Any, subject: str, config: Any, *_: Any) -> Worker:
         opened.append(key)
         await asyncio.Event().wait()
         raise AssertionError
