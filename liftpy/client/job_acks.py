@@ -113,17 +113,20 @@ class Settlements:
 def _commands(settlements: list[pb.Settlement]) -> Iterator[list[pb.Settlement]]:
     """Divide settlements into those of each command, in order. A command has at most ``MAX_RANGES`` ranges.
 
+    Several settlements of a command cover at most ``MAX_SETTLED_RANGES`` records, because each record may be a range of the queue.
     The answer names lost records without the uid of their stream, so a command covers one uid of each partition.
     """
     some: list[pb.Settlement] = []
     uids: dict[tuple[str, int], str] = {}
-    ranges = 0
+    ranges = records = 0
     for one in itertools.chain.from_iterable(map(_parts, settlements)):
         place = (one.stream, one.partition)
-        ranges += len(one.ranges)
-        if len(some) == commands.MAX_SETTLEMENTS or uids.get(place, one.uid) != one.uid or (some and ranges > MAX_RANGES):
+        own_records = sum(part.end - part.start for part in one.ranges)
+        ranges, records = ranges + len(one.ranges), records + own_records
+        is_full = ranges > MAX_RANGES or records > commands.MAX_SETTLED_RANGES or len(some) == commands.MAX_SETTLEMENTS
+        if some and (is_full or uids.get(place, one.uid) != one.uid):
             yield some
-            some, uids, ranges = [], {}, len(one.ranges)
+            some, uids, ranges, records = [], {}, len(one.ranges), own_records
         some.append(one)
         uids[place] = one.uid
     if some:

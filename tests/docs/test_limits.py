@@ -162,6 +162,7 @@ LIMITS: dict[str, Iterable[str]] = {
     "unacknowledged records of a queue, of a partition": [f"{Q.max_ack_pending:,}", f"at most {groups.MAX_MAX_PENDING:,}"],
     "unacknowledged records of one worker, of a partition": [f"{Q.max_own_pending:,}", f"at most {groups.MAX_MAX_PENDING:,}"],
     "ranges in the state of a queue, of a partition": [f"{groups.MAX_QUEUE_RANGES:,}"],
+    "ranges in the states of queues that one command changes": [f"{groups.MAX_SETTLED_RANGES:,}"],
     "records that wait for their key, of a partition": [f"{groups.MAX_BLOCKED_RECORDS:,}"],
     "services at a partition, on a node": [f"{sessions.MAX_SERVICES}"],
     "size of an output": [size(outbox.MAX_OUTPUT_BYTES)],

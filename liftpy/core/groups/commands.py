@@ -62,6 +62,11 @@ MAX_QUEUES = 1000
 """Maximum number of partitions for which one group has a queue."""
 MAX_QUEUE_RANGES = 20_000
 """Maximum number of ranges in the state of one queue. At the limit the queue delivers no new records until some are settled."""
+MAX_SETTLED_RANGES = 20_000
+"""Maximum number of ranges in the states of queues that one command may change.
+
+A settlement above the limit changes nothing. The answer names its records as lost.
+"""
 MAX_KEYS = bounds_of(pb.TakeRecords, "keys").high
 """Maximum number of new record keys that one take sends."""
 MAX_BLOCKED_RECORDS = 10_000

@@ -220,7 +220,7 @@ class GroupMachine:
                 group.queues.clear()
                 group.cursor = 0
         if command.HasField("settle"):
-            _settle(group, command.settle, now_ns, answer)
+            _settle(group, command.settle, now_ns, answer, is_bounded=self.stores_epochs)
         if command.HasField("take"):
             self._apply_take(group, command.take, answer)
         if command.HasField("open"):
@@ -423,17 +423,22 @@ def _beat(group: GroupRecord, beat: pb.BeatGroup, now_ns: int, answer: pb.GroupA
         answer.detail = "the session is over: join again"
 
 
-def _settle(group: GroupRecord, settle: pb.SettleRecords, now_ns: int, answer: pb.GroupAnswer) -> None:
+def _settle(group: GroupRecord, settle: pb.SettleRecords, now_ns: int, answer: pb.GroupAnswer, *, is_bounded: bool) -> None:
     """Apply the settlements, and name the ranges that are lost.
 
     The answer has a limit. Beyond it, the last range of a settlement includes everything up to the end of the settlement. So
     a record that is lost never looks settled.
+
+    ``is_bounded``: True if a settlement is lost when the command changes more than ``MAX_SETTLED_RANGES`` ranges of queues.
     """
+    left = commands.MAX_SETTLED_RANGES
     for number, part in enumerate(settle.settlements, 1):
         later = len(settle.settlements) - number  # each of them needs room for one range
         room = commands.MAX_LOST_RANGES - len(answer.lost) - later
         queue = group.queues.get((part.stream, part.partition))
-        if queue is None or queue.uid != part.uid:
+        if is_bounded and queue is not None:
+            left -= queue.settled_range_count(part)
+        if queue is None or queue.uid != part.uid or left < 0:
             lost = [(piece.start, piece.end) for piece in part.ranges[: room + 1]]
         else:
             lost = queue.settle(part, settle.member, now_ns, room + 1)
@@ -442,7 +447,8 @@ def _settle(group: GroupRecord, settle: pb.SettleRecords, now_ns: int, answer: p
         answer.lost.extend(pb.LostRange(stream=part.stream, partition=part.partition, start=s, end=e) for s, e in lost)
     if answer.lost:
         answer.code = pb.GROUP_STALE
-        answer.detail = f"{len(answer.lost)} ranges are not the member's any more"
+        too_many = f". The command changes more than {commands.MAX_SETTLED_RANGES} ranges: settle fewer records at once"
+        answer.detail = f"{len(answer.lost)} ranges are not the member's any more{too_many if left < 0 else ''}"
 
 
 def _busy_queue(group: GroupRecord, reset: pb.ResetPositions) -> Place | None:

@@ -103,6 +103,20 @@ async def test_queue_settlement_request_contains_at_most_max_settlements() -> No
     assert sum(said) == 2 * len(many)
 
 
+async def test_queue_settlements_of_more_records_than_a_command_may_change_are_sent_as_several_commands() -> None:
+    """Each record may be a range of its queue: 10,000 are in each of three partitions."""
+    said: list[int] = []
+
+    async def say(some: list[pb.Settlement]) -> list[pb.LostRange]:
+        said.append(sum(part.end - part.start for one in some for part in one.ranges))
+        return []
+
+    keys = [PartitionKey("jobs", "u1", number) for number in range(3)]
+    await Settlements("w", say).settle([told(pb.SETTLE_ACK, (0, 10_000, 1), key=key) for key in keys])
+    assert said == [20_000, 10_000]
+    assert max(said) <= commands.MAX_SETTLED_RANGES
+
+
 async def test_queue_settlement_failure_that_no_task_awaits_is_not_logged_as_an_error() -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))

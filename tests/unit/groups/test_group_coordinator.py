@@ -404,6 +404,30 @@ def test_group_coordinator_answer_with_a_full_list_of_lost_ranges_covers_every_l
     assert {at for partition, at in covered if partition == 3} == {0}, "a settlement that fits is exact"
 
 
+@pytest.mark.parametrize("coordinator", [GroupCoordinator, EarlierGroupCoordinator])
+def test_group_coordinator_settlement_above_the_limit_of_a_command_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, coordinator: type[GroupCoordinator]
+) -> None:
+    """Each of the two queues has 9 ranges. An earlier version of the coordinator has no limit."""
+    monkeypatch.setattr(commands, "MAX_SETTLED_RANGES", 10)
+    lab, is_bounded = Lab(coordinator), coordinator is GroupCoordinator
+
+    def settle(partition: int, *ranges: tuple[int, int]) -> pb.Settlement:
+        own = [pb.RecordRange(start=start, end=end, lease=1) for start, end in ranges]
+        return pb.Settlement(kind=pb.SETTLE_ACK, stream="s", uid=UID, partition=partition, ranges=own)
+
+    for partition in (0, 1):
+        lab.say(take=pb.TakeRecords(member="m", stream="s", uid=UID, partition=partition, maxRecords=20, logEnd=20))
+        some = settle(partition, *((at, at + 1) for at in (1, 3, 5, 7)))
+        assert not lab.say(settle=pb.SettleRecords(member="m", settlements=[some])).lost
+    answer = lab.say(settle=pb.SettleRecords(member="m", settlements=[settle(0, (0, 20)), settle(1, (0, 20))]))
+    assert [(one.partition, one.start, one.end) for one in answer.lost] == ([(1, 0, 20)] if is_bounded else [])
+    assert ("settle fewer records at once" in answer.detail) == is_bounded
+    lab.say(40.0, take=pb.TakeRecords(member="n", stream="s", uid=UID, partition=0, maxRecords=20, logEnd=20))
+    (first, second) = lab.query("g").queues
+    assert (first.acknowledgedBelow, second.acknowledgedBelow, second.returned) == ((20, 0, 16) if is_bounded else (20, 20, 0))
+
+
 def test_group_coordinator_snapshot_encoded_later_has_the_state_at_its_request() -> None:
     """Another thread encodes the snapshot while commands are applied."""
     lab = Lab()
