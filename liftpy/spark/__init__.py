@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from liftpy.spark.lag import Lag, lag_listener
+    from liftpy.spark.lag import Lag, lag, lag_listener
     from liftpy.spark.options import OPTIONS, SINK_OPTIONS, Access, Selection
     from liftpy.spark.pipelines.archive import Archived, ArchivePlan, archive, archived, start_archive, whole
     from liftpy.spark.pipelines.audit import audit
@@ -44,6 +44,7 @@ __all__ = [
     "archived",
     "audit",
     "compact",
+    "lag",
     "lag_listener",
     "local_session",
     "processing",
@@ -65,7 +66,7 @@ _NAMES = {
     "liftpy.spark.session": ("local_session", "spark_problem"),
     "liftpy.spark.tracing": ("processing",),
 }
-"""Module -> names that it defines. The function ``lag`` stays in ``liftpy.spark.lag``, because the module has the same name."""
+"""Module -> names that it defines. ``lag`` is missing, because it is the module ``liftpy.spark.lag``, which can be called."""
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 
@@ -80,4 +81,4 @@ if not TYPE_CHECKING:  # or mypy takes every name for one that is there
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

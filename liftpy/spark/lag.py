@@ -1,13 +1,16 @@
 """The lag of a streaming query, from the progress that Spark reports.
 
-The names are those of Spark's Kafka source. Importing this module does not import pyspark.
+The names are those of Spark's Kafka source. Importing this module does not import pyspark. The module can be called like its
+function ``lag``, so that ``from liftpy.spark import lag`` gives something that returns the lag.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from liftpy.core.base.strict_json import load_json
@@ -59,7 +62,7 @@ def lag(progress: Any) -> list[Lag]:
         ConfigError: ``progress`` is something else.
 
     Example:
-        from liftpy.spark.lag import lag
+        from liftpy.spark import lag
 
         print([one.total for one in lag(query.lastProgress)])
     """
@@ -133,3 +136,13 @@ def lag_listener(tell: Callable[[str, list[Lag]], None]) -> StreamingQueryListen
             """Do nothing, because a query that has ended reports no lag."""
 
     return LagListener()
+
+
+class _CallableModule(ModuleType):
+    """This module. The package has no room for both the module and the function of the name ``lag``."""
+
+    def __call__(self, progress: Any) -> list[Lag]:
+        return lag(progress)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +29,19 @@ def test_spark_lag_per_partition_uses_the_metric_names_of_the_kafka_source(shape
     found = lag(shape(progress(text(END), text(LATEST))))[0]
     assert found.total == 21
     assert found.metrics == {"avgOffsetsBehindLatest": "7.0", "maxOffsetsBehindLatest": "15", "minOffsetsBehindLatest": "0"}
+
+
+def test_spark_lag_can_be_called_however_it_is_imported() -> None:
+    """The function has the name of its module."""
+    script = (
+        "{}; from liftpy.spark import *; import liftpy.spark as package, liftpy.spark.lag as module\n"
+        "from liftpy.spark.lag import lag as function\n"
+        "assert lag({{'sources': []}}) == package.lag({{'sources': []}}) == function({{'sources': []}}) == []\n"
+        "assert module.Lag is package.Lag\n"
+        "assert {{name for name in dir(package) if not name.startswith('__')}} == {{*package.__all__}}\n"
+    )
+    for first in ("from liftpy.spark import lag", "from liftpy.spark.lag import lag", "from liftpy.spark import Lag"):
+        subprocess.run([sys.executable, "-c", script.format(first)], check=True, timeout=60)
 
 
 def test_spark_lag_before_the_first_micro_batch_is_the_number_of_all_records() -> None:
