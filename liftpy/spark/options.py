@@ -642,6 +642,12 @@ def _access(options: UserOptions) -> Access:
     return access
 
 
+def check_stream_names(streams: object) -> None:
+    """Raise ConfigError if ``streams`` is a text. Each of its characters would be a name."""
+    if isinstance(streams, (str, bytes)):
+        raise ConfigError(f"Invalid streams = {quote(str(streams))}. Pass a tuple of names, such as ({quote(str(streams))},).")
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Streams and partitions to read.
@@ -651,11 +657,19 @@ class Selection:
         pattern: Regular expression that the whole name must match. Default '': use ``streams``. It selects internal
             streams only if it begins with ``_``.
         partitions: (stream, partition) pairs. Default (): all partitions.
+
+    Raises:
+        ConfigError: Neither streams nor a pattern are named, or ``streams`` is a text.
     """
 
     streams: tuple[str, ...] = ()
     pattern: str = ""
     partitions: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        check_stream_names(self.streams)
+        if not (self.streams or self.pattern):
+            raise ConfigError('The selection names no stream. Set streams, such as ("orders",), or pattern, such as ".*".')
 
     def among(self, present: Iterable[str], *, internal: bool = False) -> list[str]:
         """Return the selected ones of the streams that exist.

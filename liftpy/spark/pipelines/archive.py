@@ -11,18 +11,18 @@ attempts.
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from liftpy.client.arguments import check_count, check_number
 from liftpy.errors import ConfigError, NotFoundError, StorageError
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import WorkerStartError, unwrap_spark_errors, with_error_code
 from liftpy.spark.offsets import EARLIEST
-from liftpy.spark.options import SourceOptions
+from liftpy.spark.options import SourceOptions, check_stream_names
 from liftpy.spark.pipelines.tables import (
     DATA,
     ArchivedRange,
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 DEFAULT_AGE_S = 3600.0
+_LONGEST_S = 365 * 86_400.0
 COMPRESSIONS = ("zstd", "snappy", "lz4", "none")
 DEFAULT_BATCH_RECORDS = 5_000_000
 _QUERY_ID = "sql.streaming.queryId"
@@ -250,7 +251,7 @@ class ArchivePlan:
         checkpoint: Directory of the query's checkpoint. Default '': ``_checkpoint`` in the table's directory.
         columns: Columns, comma separated. Default '': all, with headers.
         compression: ``zstd`` (default), ``snappy``, ``lz4`` or ``none``.
-        every_s: Interval of micro-batches, in seconds. Default 10.
+        every_s: Interval of micro-batches, in seconds (0 to 31,536,000). Default 10.
         batch_records: Maximum number of records in a micro-batch. Default 5,000,000.
         tasks: Minimum number of tasks per micro-batch. Default 0: as many as Spark runs at once.
         orphan_age_s: Age at which files of failed attempts are deleted, in seconds. Default 3600.
@@ -279,17 +280,17 @@ class ArchivePlan:
     source: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_stream_names(self.streams)
+        check_count("batch_records", self.batch_records, 1)
+        check_count("tasks", self.tasks)
+        check_number("every_s", self.every_s, 0, _LONGEST_S)
+        check_number("orphan_age_s", self.orphan_age_s)
         if not self.streams or len(set(self.streams)) != len(self.streams):
             raise ConfigError("Name at least one stream to archive, each stream once.")
         for stream in self.streams:
             check_archived(stream)
         if self.compression not in COMPRESSIONS:
             raise ConfigError(f"Invalid compression {self.compression!r}. Use {', '.join(COMPRESSIONS)}.")
-        if not (0 <= self.every_s < math.inf and self.orphan_age_s >= 0 and self.tasks >= 0 and self.batch_records >= 1):
-            raise ConfigError(
-                "every_s, tasks and orphan_age_s must not be negative, and batch_records must be at least 1. Correct "
-                "the values."
-            )
         lacking = [] if not self.columns else [name for name in NEEDED if name not in _names(self.columns)]
         if lacking:
             raise ConfigError(f"The option columns lacks {', '.join(lacking)}. An archive needs these columns: add them.")

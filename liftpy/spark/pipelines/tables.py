@@ -368,6 +368,8 @@ def table_at(root: str | Path, kind: str = "") -> Table:
     Raises:
         ConfigError: The table has another format, or the package for the format is not installed.
     """
+    if not str(root):
+        raise ConfigError("The directory of the table is empty. Name a directory, such as /data/archive.")
     folder = Path(root).expanduser().absolute()
     if wrong := sorted({"%", "?"} & set(str(folder))):  # the table formats take them for a part of a URL
         raise ConfigError(

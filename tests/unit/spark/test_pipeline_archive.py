@@ -47,6 +47,7 @@ from liftpy.spark.pipelines.tables import (
     parse_file,
     starts_after,
     stats_of,
+    table_at,
     tag_of,
     temporary,
 )
@@ -146,11 +147,18 @@ def test_spark_archive_with_other_columns_than_the_table_raises_config_error() -
         {"streams": ()}, {"streams": ("a", "a")}, {"streams": ("_a",)}, {"compression": "gzip"}, {"every_s": -1.0},
         {"every_s": math.nan}, {"every_s": math.inf}, {"orphan_age_s": math.nan},
         {"batch_records": 0}, {"columns": "value,offset"}, {"source": {"Subscribe": "x"}},
+        {"streams": "ab"}, {"batch_records": 1.5}, {"batch_records": "5"}, {"tasks": None}, {"every_s": "10s"},
     ],
 )  # fmt: skip
 def test_spark_archive_plan_rejects_contradictory_options(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         ArchivePlan(**{"streams": ("a",), "table": "t", **wrong})
+
+
+def test_spark_table_without_a_directory_raises_config_error() -> None:
+    """Otherwise the table would be the current directory."""
+    with pytest.raises(ConfigError, match="directory of the table is empty"):
+        table_at("")
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------------

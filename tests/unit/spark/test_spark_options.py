@@ -252,6 +252,15 @@ def test_spark_source_of_a_missing_stream_raises_with_the_nearest_stream_name() 
         Selection(("order",)).among({"orders": 1, "clicks": 2})
 
 
+def test_spark_selection_without_names_or_with_a_text_raises_config_error() -> None:
+    """Each character of a text would be a name, and an audit of no stream would find no difference."""
+    for wrong in (lambda: Selection(), lambda: Selection(partitions=(("orders", 0),))):
+        with pytest.raises(ConfigError, match="names no stream"):
+            wrong()
+    with pytest.raises(ConfigError, match="Pass a tuple of names"):
+        Selection("orders")  # type: ignore[arg-type]
+
+
 def test_spark_source_arrow_schema_equals_that_of_spark() -> None:
     types = pytest.importorskip("pyspark.sql.pandas.types")
     columns = parse(includeHeaders="true").columns
