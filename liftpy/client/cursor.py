@@ -7,12 +7,13 @@ moves them back with ``liftpy cursor set``.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from liftpy.client.arguments import check_offset, check_partition
 from liftpy.client.consumer import Consumer, ReadOptions
-from liftpy.client.group_admin import GroupRejectedError, ask_coordinator, name_of
+from liftpy.client.group_admin import EPOCHS_S, GroupRejectedError, ask_coordinator, epoch_before, name_of
 from liftpy.client.positions import Position, Start, Until
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups.commands import decode_query_answer, partition_of
@@ -91,7 +92,7 @@ class Cursor:
         Args:
             position: Offset of the next record, or a Position of ``Consumer.position``. With the LeaderEpoch in the Position,
                 a later ``consume`` detects records lost in an unclean election. The cursor adds it to the offset after
-                the last record of its Consumer.
+                the last record of its Consumer. For another offset, the cursor asks the leader of the partition.
             partition: Number of the partition. Default 0.
 
         Raises:
@@ -116,6 +117,9 @@ class Cursor:
         if not epoch and consumer is not None and consumer.bounds is not None:
             read = await consumer.position()
             epoch = read.leader_epoch if (read.uid, read.offset) == (key.uid, offset) else 0
+        if not epoch and offset:
+            give_up_at = asyncio.get_running_loop().time() + EPOCHS_S
+            epoch = await epoch_before(self._client._streams, key, offset, give_up_at)
         at = pb.GroupPosition(
             stream=key.stream, uid=key.uid, partition=partition, position=offset, leaderEpoch=epoch, generation=self._generation
         )

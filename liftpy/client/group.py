@@ -15,6 +15,8 @@ import math
 import secrets
 import socket
 import time
+import warnings
+import weakref
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +30,7 @@ from liftpy.client.consumer import Consumer, ReadOptions, filter_of
 from liftpy.client.fetcher import Fetcher, wait_for_event
 from liftpy.client.group_admin import GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.in_flight import now_ns
-from liftpy.client.iteration import Iteration, ResultIterator
+from liftpy.client.iteration import Iteration, ResultIterator, end_later
 from liftpy.client.partition_sender import ManyReceipt, ProducerOptions, Source
 from liftpy.client.positions import Position, Start
 from liftpy.client.producer import Producer
@@ -136,6 +138,10 @@ class Group:
     Create it with ``client.group``. Asking for the next record finishes the one before. The member commits finished
     records. Delivery is at least once. ``counters`` counts errors that the member retried.
 
+    Close it with ``async with`` or ``close``. While the object exists, it sends heartbeats and keeps its partitions. If an
+    application drops the object without a close, its heartbeats end with a ResourceWarning. The coordinator gives its
+    partitions to other members when its session ends. They receive uncommitted records again.
+
     Example:
         async with client.group("billing", ["orders"]) as group:
             async for record in group:
@@ -146,6 +152,7 @@ class Group:
         self, client: Client, name: str, streams: Sequence[str], instance: str, options: GroupOptions,
         on_assigned: Hook | None, on_revoked: Hook | None,
     ) -> None:  # fmt: skip
+        self._tasks: list[asyncio.Task[None]] = []
         self.name = check_name(name, "group")
         if isinstance(streams, str) or not streams:
             raise ConfigError("A group needs a list of streams, by name or pattern. For example ['orders', 'pay-*'].")
@@ -179,9 +186,10 @@ class Group:
         self._error: Exception | None = None
         self._closed = False
         self._last_check_s = -math.inf
+        self._commit_at_s = math.inf
+        """Monotonic time of the next automatic commit, in seconds."""
         self._at_open: dict[str, pb.KnownStream] = {}
         """Streams that existed when the member joined. ``start="new"`` applies only to these."""
-        self._tasks: list[asyncio.Task[None]] = []
         self.counters: Counter[str] = Counter()
 
     @property
@@ -202,9 +210,11 @@ class Group:
             self.name, known, lambda: secrets.token_hex(16), instance=self._instance,
             client=socket.gethostname()[: commands.MAX_CLIENT_LENGTH], session_ms=round(self._options.session_s * 1000),
         )  # fmt: skip
+        member, machine = weakref.ref(self), self._machine
+        beats, lives = _beat_on(member, machine, self._beat_soon, self._news), _live(member, machine, self._wake, self._news)
         self._tasks = [
-            asyncio.create_task(self._beat_on(self._machine), name=f"heartbeats of a member of {self.name}"),
-            asyncio.create_task(self._live(self._machine), name=f"member of {self.name}"),
+            asyncio.create_task(beats, name=f"heartbeats of a member of {self.name}"),
+            asyncio.create_task(lives, name=f"member of {self.name}"),
         ]
         return self
 
@@ -239,6 +249,19 @@ class Group:
         except LiftError as error:  # the session expires, and uncommitted records are delivered again
             self.counters["unsaid"] += 1
             logger.warning("group %s: not left in order: %s", self.name, error)
+
+    def __del__(self) -> None:
+        if all(task.done() for task in self._tasks):
+            return
+        warnings.warn(
+            f"The member of group {self.name} was not closed. It sends no more heartbeats. Use `async with client.group(...)`, or "
+            "call close().",
+            ResourceWarning,
+            stacklevel=2,
+            source=self,
+        )
+        for task in (*self._tasks, *self._fetcher.stop()):
+            end_later(task)
 
     # ---- what the application sees ----------------------------------------------------------------------------------------
     def __aiter__(self) -> Self:
@@ -497,35 +520,22 @@ class Group:
                 self._finished_ends[key] = (at.offset, at.leader_epoch)
 
     # ---- the member's life -------------------------------------------------------------------------------------------------
-    async def _beat_on(self, machine: MemberMachine) -> None:
-        try:
-            while True:
-                self._beat_soon.clear()
-                command = machine.command(now_ns())
-                if command is not None:
-                    await self._beat(machine, command)
-                await wait_for_event(self._beat_soon, max(0.0, min(1.0, (machine.wake_ns - now_ns()) / _NS_PER_S)))
-        except Exception as error:  # the client is closed, an error of a callback, or a bug: the iteration raises it
-            self._fail(error)
+    async def _do_due_work(self, machine: MemberMachine) -> float:
+        """Release partitions, commit and list streams if it is time. Return the wait until the next call, in seconds."""
+        await self._release_partitions(machine)
+        if time.monotonic() >= self._commit_at_s:
+            self._schedule_commit()
+            self._pass_over()
+            self._note_finished(self._past)
+            await self._try_commit(machine, self._finished_ends)
+        if time.monotonic() - self._last_check_s >= STREAMS_S:
+            await self._refresh_streams(machine)
+        longest_s = _AGAIN_S if self._revoking and not self._unfinished_counts else 1.0
+        return max(0.0, min(longest_s, self._commit_at_s - time.monotonic()))
 
-    async def _live(self, machine: MemberMachine) -> None:
-        try:
-            every_s = max(_MIN_COMMIT_S, self._options.auto_commit_s) if self._options.auto_commit_s else math.inf
-            commit_at_s = time.monotonic() + every_s
-            while True:
-                self._wake.clear()
-                await self._release_partitions(machine)
-                if time.monotonic() >= commit_at_s:
-                    commit_at_s = time.monotonic() + every_s
-                    self._pass_over()
-                    self._note_finished(self._past)
-                    await self._try_commit(machine, self._finished_ends)
-                if time.monotonic() - self._last_check_s >= STREAMS_S:
-                    await self._refresh_streams(machine)
-                longest_s = _AGAIN_S if self._revoking and not self._unfinished_counts else 1.0
-                await wait_for_event(self._wake, max(0.0, min(longest_s, commit_at_s - time.monotonic())))
-        except Exception as error:  # as above
-            self._fail(error)
+    def _schedule_commit(self) -> None:
+        every_s = max(_MIN_COMMIT_S, self._options.auto_commit_s) if self._options.auto_commit_s else math.inf
+        self._commit_at_s = time.monotonic() + every_s
 
     async def _beat(self, machine: MemberMachine, command: pb.GroupCommand) -> None:
         try:
@@ -687,33 +697,21 @@ class Group:
             options=options.read, subjects=options.subjects, keys=options.keys,
         )  # fmt: skip
         owned = self._owned[key] = _OwnedPartition(gained, consumer)
-        self._fetcher.add(key, partial(self._next_slice, owned))
+        self._fetcher.add(key, partial(_next_slice, weakref.ref(self), owned))
         self._fetcher.start()
 
     def _stop(self, key: PartitionKey) -> None:
         self._owned.pop(key, None)
         self._fetcher.remove(key)
 
-    async def _next_slice(self, owned: _OwnedPartition) -> BatchSlice | None:
-        """Return the next slice of a partition. None: the stream was deleted, or this member has failed."""
-        try:
-            while True:
-                try:
-                    if owned.slices is None:
-                        await self._begin_reading(owned)
-                        owned.slices = owned.consumer.batches()
-                    return await anext(owned.slices, None)
-                except (UnavailableError, OutcomeUnknownError) as error:  # a suspended process gets OutcomeUnknownError
-                    self.counters["unread"] += 1
-                    logger.debug("group %s: %s", self.name, error)
-                    await asyncio.sleep(_AGAIN_S)
-                except NotFoundError:
-                    self._last_check_s = -math.inf  # the stream was deleted, or created again
-                    self._wake.set()
-                    return None
-        except Exception as error:  # the iteration raises the error, so that the application decides
-            self._fail(error)
-            return None
+    def _note_unread(self, error: LiftError) -> None:
+        self.counters["unread"] += 1
+        logger.debug("group %s: %s", self.name, error)
+
+    def _check_streams_soon(self) -> None:
+        """List the streams, because one was deleted, or created again."""
+        self._last_check_s = -math.inf
+        self._wake.set()
 
     def _start_of(self, gained: PartitionAssigned) -> Start:
         """Return where to start in a new partition without a committed position.
@@ -728,7 +726,7 @@ class Group:
         return self._options.start if was_there else "earliest"
 
     async def _begin_reading(self, owned: _OwnedPartition) -> None:
-        """Resolve the start of a partition. With ``start="new"``, commit it."""
+        """Resolve the start of a partition, and begin its slices. With ``start="new"``, commit the start."""
         gained, key = owned.gained, owned.gained.key
         bounds = await owned.consumer.begin()
         if bounds.uid != key.uid:
@@ -742,6 +740,75 @@ class Group:
                 raise UnavailableError(
                     f"Group {self.name}: this member has lost {key.stream}/{key.partition} before its first record."
                 )
+        owned.slices = owned.consumer.batches()
+
+
+# The tasks of a member have a weak reference to it while they wait, so that Python deletes a Group that the application has
+# dropped. They hold the event ``news``, which an application waits for, so that its waiting task stays alive.
+
+
+async def _beat_on(member: weakref.ref[Group], machine: MemberMachine, beat_soon: asyncio.Event, news: asyncio.Event) -> None:
+    """Send the heartbeats of a member until it is closed or dropped."""
+    try:
+        while True:
+            beat_soon.clear()
+            command = machine.command(now_ns())
+            if command is not None:
+                if (group := member()) is None:
+                    return
+                await group._beat(machine, command)
+                del group
+            await wait_for_event(beat_soon, max(0.0, min(1.0, (machine.wake_ns - now_ns()) / _NS_PER_S)))
+    except Exception as error:  # the client is closed, an error of a callback, or a bug: the iteration raises it
+        _fail(member, error, news)
+
+
+async def _live(member: weakref.ref[Group], machine: MemberMachine, wake: asyncio.Event, news: asyncio.Event) -> None:
+    """Do the regular work of a member until it is closed or dropped."""
+    try:
+        if (group := member()) is not None:
+            group._schedule_commit()
+        while group is not None:
+            wake.clear()
+            wait_s = await group._do_due_work(machine)
+            del group
+            await wait_for_event(wake, wait_s)
+            group = member()
+    except Exception as error:  # as above
+        _fail(member, error, news)
+
+
+def _fail(member: weakref.ref[Group], error: Exception, news: asyncio.Event) -> None:
+    if (group := member()) is not None:
+        group._fail(error)
+    news.set()
+
+
+async def _next_slice(member: weakref.ref[Group], owned: _OwnedPartition) -> BatchSlice | None:
+    """Return the next slice of a partition. None: the stream was deleted, or the member has failed or was dropped."""
+    try:
+        while True:
+            try:
+                if owned.slices is None:
+                    if (group := member()) is None:
+                        return None
+                    await group._begin_reading(owned)
+                    del group
+                assert owned.slices is not None
+                return await anext(owned.slices, None)
+            except (UnavailableError, OutcomeUnknownError) as error:  # a suspended process gets OutcomeUnknownError
+                if (group := member()) is not None:
+                    group._note_unread(error)
+                group = None
+                await asyncio.sleep(_AGAIN_S)
+            except NotFoundError:
+                if (group := member()) is not None:
+                    group._check_streams_soon()
+                return None
+    except Exception as error:  # the iteration raises the error, so that the application decides
+        if (group := member()) is not None:
+            group._fail(error)
+        return None
 
 
 class GroupCopy:

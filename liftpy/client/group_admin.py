@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from liftpy import renamed
 from liftpy.client.arguments import check_offset, check_partition
+from liftpy.client.consumer import ReadOptions
+from liftpy.client.positions import Position
 from liftpy.client.services import Services
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.client.stream_info import StreamInfo
@@ -22,7 +24,7 @@ from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.core.wire.message_codec import MessageCodec
 from liftpy.core.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM
-from liftpy.errors import LiftError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.errors import ConfigError, LiftError, NotFoundError, ProtocolError, UnavailableError
 
 
 class GroupRejectedError(LiftError):
@@ -54,6 +56,20 @@ async def ask_coordinator(services: Services, partition: int, command: pb.GroupC
     return decode_answer(answer.value)
 
 
+async def epoch_before(streams: StreamDirectory, key: PartitionKey, offset: int, give_up_at: float) -> int:
+    """Return the LeaderEpoch of the record before ``offset``, as the leader of the partition ``key`` knows it.
+
+    0: it is not known. The log lacks the offset, or no leader has answered until ``give_up_at`` (time of the event loop, in
+    seconds).
+    """
+    try:
+        async with asyncio.timeout_at(give_up_at):
+            reader = streams.reader(key.stream, key.partition, ReadOptions(patience_s=EPOCHS_S))
+            return (await reader.measure(offset, offset, key.uid)).before_epoch
+    except (LiftError, TimeoutError):
+        return 0
+
+
 def name_of(code: int) -> str:
     """Return the name of an error code of the coordinator. For an unknown code, return the number as text.
 
@@ -66,6 +82,10 @@ def name_of(code: int) -> str:
 _TIMEOUT_S = 5.0
 _PLACED_S = 10.0
 _POLL_S = 0.25
+EPOCHS_S = 2.0
+"""Time limit in seconds for all lookups of LeaderEpochs of one call."""
+_AT_ONCE = 32
+"""Maximum number of partitions whose LeaderEpochs are requested at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,18 +286,34 @@ class GroupCoordinator:
         summary = _SUMMARY.from_pb(answer.summary, partition=partition)
         return GroupDescription(summary, members, positions, queues), answer.summary.cursor
 
-    async def reset(self, name: str, positions: Mapping[PartitionKey, int]) -> None:
-        """Set the committed positions (offsets of the next records) of a cursor, or of a group without members."""
+    async def reset(self, name: str, positions: Mapping[PartitionKey, int | Position]) -> None:
+        """Set the committed positions of a cursor, or of a group without members.
+
+        Each position is the offset of the next record. It is stored with the LeaderEpoch of the record before it.
+        """
         for key, position in positions.items():
             check_name(key.stream, "stream")
             check_uid(key.uid)
             check_partition(key.partition)
-            if position != NO_OFFSET:
+            if isinstance(position, Position) and position.uid != key.uid:
+                raise ConfigError(
+                    f"The position {position} belongs to another stream than {key.stream} with the uid {key.uid}. Take a position of "
+                    "this stream."
+                )
+            if not isinstance(position, Position) and position != NO_OFFSET:
                 check_offset(position, "position")
-        at = [
-            pb.GroupPosition(stream=key.stream, uid=key.uid, partition=key.partition, position=position)
-            for key, position in sorted(positions.items())
-        ]
+        room, give_up_at = asyncio.Semaphore(_AT_ONCE), asyncio.get_running_loop().time() + EPOCHS_S
+
+        async def place(key: PartitionKey, position: int | Position) -> pb.GroupPosition:
+            offset, epoch = (position.offset, position.leader_epoch) if isinstance(position, Position) else (position, 0)
+            if not epoch and offset > 0:
+                async with room:
+                    epoch = await epoch_before(self._streams, key, offset, give_up_at)
+            return pb.GroupPosition(stream=key.stream, uid=key.uid, partition=key.partition, position=offset, leaderEpoch=epoch)
+
+        at = await asyncio.gather(
+            *(place(key, position) for key, position in sorted(positions.items(), key=lambda one: one[0]))
+        )
         for first in range(0, max(len(at), 1), MAX_POSITIONS):
             some = pb.ResetPositions(positions=at[first : first + MAX_POSITIONS])
             await self.send_command(pb.GroupCommand(group=check_name(name, "group"), reset=some))
@@ -365,16 +401,20 @@ class Groups:
         """
         return (await self._coordinator.describe(name, "group"))[0]
 
-    async def reset(self, name: str, positions: Mapping[PartitionKey, int]) -> None:
+    async def reset(self, name: str, positions: Mapping[PartitionKey, int | Position]) -> None:
         """Set the committed positions of a group without members, or of a work queue without unacked records.
 
-        A work queue delivers again from its new position on, also records that were acked.
+        A work queue delivers again from its new position on, also records that were acked. The call stores the LeaderEpoch
+        of the record before each position. So later reads detect records that an unclean election has lost below it. If no
+        leader answers within 2 s, or the log lacks this record, reads from the position do not detect lost records.
 
         Args:
             name: Name of the group or queue.
-            positions: Offset of the next record, by partition. -1 deletes the position.
+            positions: Offset of the next record, or a Position of ``Consumer.position``, by partition. -1 deletes the
+                position.
 
         Raises:
+            ConfigError: A Position belongs to another stream.
             GroupRejectedError: The group has members, or workers have records of these partitions.
 
         Example:
@@ -480,16 +520,20 @@ class Cursors:
             raise NotFoundError(f"{name!r} is a consumer group, not a cursor. Use `liftpy group show {name}`.")
         return described.positions
 
-    async def set(self, name: str, positions: Mapping[PartitionKey, int]) -> None:
+    async def set(self, name: str, positions: Mapping[PartitionKey, int | Position]) -> None:
         """Set the positions of a cursor, forwards or backwards. Create the cursor if needed.
 
-        A process that holds the cursor cannot commit any more.
+        A process that holds the cursor cannot commit any more. The call stores the LeaderEpoch of the record before each
+        position. So later reads detect records that an unclean election has lost below it. If no leader answers within 2 s,
+        or the log lacks this record, reads from the position do not detect lost records.
 
         Args:
             name: Name of the cursor.
-            positions: Offset of the next record, by partition. -1 deletes the position.
+            positions: Offset of the next record, or a Position of ``Consumer.position``, by partition. -1 deletes the
+                position.
 
         Raises:
+            ConfigError: A Position belongs to another stream.
             GroupRejectedError: The name belongs to a group.
         """
         await self._coordinator.send_command(pb.GroupCommand(group=check_name(name, "cursor"), open=pb.OpenCursor()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from liftpy.client import Client
@@ -109,15 +109,25 @@ class DecisionWriter(RecordWriter):
         super().__init__(client, timeout_s)
         self._dead_letters = dead_letter_stream
 
-    async def pass_over(self, identity: Identity, decision: SkipDecision, record: Record, error: str) -> int:
+    async def pass_over(
+        self,
+        identity: Identity,
+        decision: SkipDecision,
+        record: Record,
+        error: str,
+        check: Callable[[], Awaitable[None]] | None = None,
+    ) -> int:
         """Write ``record`` to the dead-letter stream, append the decision to skip it to the log, and return the decision's offset.
 
         A retry may store the record twice. A record is never skipped without being in the dead-letter stream. Raises
-        the errors of ``append`` if either is not stored. ``error``: text for the dead letter.
+        the errors of ``append`` if either is not stored. ``error``: text for the dead letter. ``check``: called directly before the
+        decision is appended. It raises an error if the record must not be skipped.
         """
         source = f"{identity.stream}/{identity.uid}/{identity.partition}"
         if self._dead_letters:
             await self._store_dead_letter(identity, source, error, record)
+        if check is not None:
+            await check()
         # the service's code may have raised an error with any text
         error_bytes = error.encode(errors="replace")[:MAX_ERROR_BYTES]
         offset = await self.append(identity.stream, identity.partition, error_bytes, None, decision.headers(), identity.uid)

@@ -39,7 +39,7 @@ from pathlib import Path
 from liftpy.client import Client, ClusterState
 from liftpy.client.admin import ReplicaMove
 from liftpy.client.placement_plans import PlacementOptions, PlacementPlan
-from liftpy.client.positions import Bounds
+from liftpy.client.positions import Bounds, Position
 from liftpy.config import NO_QUOTA, NS_PER_MS, NS_PER_S, DefaultQuota, SessionTimes, StreamConfig
 from liftpy.core.backup.manifest import CursorCopy, Manifest, StreamCopy
 from liftpy.core.backup.pieces import first_leader_epoch
@@ -48,7 +48,15 @@ from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
 from liftpy.core.metadata.placement import DEFAULT_POLICY, MANUAL, place
 from liftpy.core.metadata.placement.facts import PlacementRequest, facts_of
-from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
+from liftpy.errors import (
+    AlreadyExistsError,
+    ConfigError,
+    LiftError,
+    LogTruncatedError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
 from sidecar.backup.inspect import read_image
 from sidecar.backup.staging import NOWHERE, RestorePoint, StagedLog, install_state, stage
 from sidecar.backup.store import Store, in_thread
@@ -116,10 +124,15 @@ def helper_node(node_id: str, data: Path, options: RestoreOptions, controllers: 
 # ---- positions of groups and cursors ---------------------------------------------------------------------------------
 
 
+class OtherStreamError(NotFoundError):
+    """Raised if a stream has the name of a stream in a backup, but not its records."""
+
+
 async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str]) -> dict[str, str]:
     """Set the positions of groups and cursors for restored streams: the offsets of the backup, with the new uid.
 
-    ``uids``: new uid of each restored stream, by name. The result has the name of each group and cursor, and the reason of its
+    A stream that was deleted and created again has the name of a stream in the backup, but not its records. Its positions are not
+    set. ``uids``: uid of each stream in the cluster, by name. The result has the name of each group and cursor, and the reason of its
     failure. '': the positions were set.
     """
     was = {stream.uid: stream.name for stream in manifest.streams if stream.name in uids}
@@ -127,15 +140,18 @@ async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str
         cursor.name: [(name, partition, at) for name, uid, partition, at in cursor.positions if was.get(uid) == name]
         for cursor in manifest.cursors
     }
+    copies = {stream.name: stream for stream in manifest.streams}
     bounds = await _bounds(
-        client, {(name, partition) for bounds_or_error in wanted.values() for name, partition, _ in bounds_or_error}
+        client, copies, {(name, partition) for bounds_or_error in wanted.values() for name, partition, _ in bounds_or_error}
     )
     results = {}
     for cursor in manifest.cursors:
         positions, without = {}, []
         for name, partition, at in wanted[cursor.name]:
             bounds_or_error = bounds[name, partition]
-            if isinstance(bounds_or_error, LiftError):
+            if isinstance(bounds_or_error, OtherStreamError):
+                without.append(str(bounds_or_error))
+            elif isinstance(bounds_or_error, LiftError):
                 without.append(f"{name}/{partition} gives no bounds ({bounds_or_error})")
             elif bounds_or_error.uid == uids[name]:
                 key = PartitionKey(name, bounds_or_error.uid, partition)
@@ -146,18 +162,48 @@ async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str
     return results
 
 
-async def _bounds(client: Client, wanted: set[tuple[str, int]]) -> dict[tuple[str, int], Bounds | LiftError]:
+async def _bounds(
+    client: Client, copies: Mapping[str, StreamCopy], wanted: set[tuple[str, int]]
+) -> dict[tuple[str, int], Bounds | LiftError]:
+    """Return the range of offsets in which each partition has the records of the backup, or the reason why it is not known.
+
+    ``copies``: streams of the backup, by name. ``wanted``: (stream, partition).
+    """
     room = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(name: str, partition: int) -> Bounds | LiftError:
         async with room:
             try:
-                return await client.bounds(name, partition)
+                bounds = await client.bounds(name, partition)
+                return await _common_bounds(client, copies[name], name, partition, bounds)
             except LiftError as error:
                 return error
 
     ordered = sorted(wanted)
     return dict(zip(ordered, await asyncio.gather(*[ask(*one) for one in ordered]), strict=True))
+
+
+async def _common_bounds(client: Client, stream: StreamCopy, name: str, partition: int, bounds: Bounds) -> Bounds:
+    """Return ``bounds``, with the end of the records that the partition shares with the copy ``stream`` of a backup.
+
+    LeaderEpochs are unique in a cluster, and a restored log has those of the backup. So the leader knows by the LeaderEpoch of the
+    last record of the copy where the logs differ. Raises OtherStreamError if they have no common record.
+    """
+    copy = next((one for one in stream.partitions if one.partition == partition), None)
+    if copy is None or stream.uid == bounds.uid or not copy.pieces or bounds.end_offset <= copy.start:
+        return bounds  # the partition is not another one, or has no record that could differ
+    end = copy.high_watermark + 1
+    if end > bounds.log_start_offset:
+        try:
+            await client.consume(name, partition, start=Position(bounds.uid, end, copy.epoch)).begin()
+            return bounds
+        except LogTruncatedError as error:
+            if error.end_offset > max(copy.start, bounds.log_start_offset):
+                return replace(bounds, high_watermark=min(error.end_offset - 1, bounds.high_watermark))
+    raise OtherStreamError(
+        f"{name}/{partition} has no record of the backup. Was the stream deleted and created again? To set a position: "
+        "liftpy group reset, or liftpy cursor set"
+    )
 
 
 async def _set_positions(client: Client, cursor: CursorCopy, positions: dict[PartitionKey, int]) -> str:

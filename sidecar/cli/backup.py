@@ -339,7 +339,8 @@ def cursors_(url: str, backup_id: str, as_json: bool, target: Target) -> int:
     """Set groups and cursors to the positions stored in the backup.
 
     Use this command if `restore` could not set a position because the group had members. Warning: it also moves back groups that have
-    made progress since the restore. Exit code 1: at least one position could not be set.
+    made progress since the restore. It sets no position in a stream that was deleted and created again, because this stream has no
+    record of the backup. Exit code 1: at least one position could not be set.
     """
     manifest = Store.at(url).newest(backup_id)
 

@@ -54,7 +54,7 @@ def controllers(context: click.Context, as_json: bool, target: Target) -> None:
     "voters",
     default="",
     metavar="IDS",
-    help="Ids of the new controllers, separated by commas.  [default: only inspect]",
+    help="Ids of the new controllers, separated by commas. They must be nodes of the cluster.  [default: only inspect]",
 )
 @click.option(
     "--output",

@@ -27,6 +27,7 @@ import uvloop
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import Client
+from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.services.bad_records import SkipDecision, Unit
@@ -362,6 +363,33 @@ async def pass_over(
     """
     image = await client.stream(stream)
     partition = _partition_in(stream, len(image.partitions), number)
+
+    async def check() -> None:
+        await _check_skip(client, name, stream, image, partition, unit, force=force, has_no_side_effects=has_no_side_effects)
+
+    await check()
+    record = await _record(client, stream, partition, unit.offset, image.uid)
+    writer = DecisionWriter(client, dead_letter)
+    identity = Identity(name, stream, image.uid, partition)
+    # the log, the snapshots and the services may have changed since the first check
+    return await writer.pass_over(identity, SkipDecision(name, unit), record, _BY_AN_OPERATOR, check)
+
+
+async def _check_skip(
+    client: Client,
+    name: str,
+    stream: str,
+    image: StreamInfo,
+    partition: int,
+    unit: Unit,
+    *,
+    force: bool,
+    has_no_side_effects: bool,
+) -> None:
+    """Check that all services ``name`` can skip ``unit``, a record of a partition of ``stream``, or a timer.
+
+    ``image``: description of the stream. ``force``, ``has_no_side_effects``: as in ``pass_over``. Raises ConfigError.
+    """
     bounds = await client.bounds(stream, partition)
     if not bounds.log_start_offset <= unit.offset < bounds.end_offset:
         raise ConfigError(
@@ -384,11 +412,6 @@ async def pass_over(
     reached = [status for status in instances.values() if int(status["position"]) >= unit.offset]
     if reached and not has_no_side_effects:
         _check_side_effects(name, unit, instances.values(), is_applied=bool(applied))
-    record = await _record(client, stream, partition, unit.offset, image.uid)
-    writer = DecisionWriter(client, dead_letter)
-    return await writer.pass_over(
-        Identity(name, stream, image.uid, partition), SkipDecision(name, unit), record, _BY_AN_OPERATOR
-    )
 
 
 async def _first_version(client: Client, stream: str, partition: int, uid: str, name: str, log_start_offset: int) -> int:

@@ -167,6 +167,12 @@ def rescue(
     ids = {folder.path: identity.node_id for folder in folders if (identity := folder.load_identity()) is not None}
     directory_of = {node_id: path for path, node_id in ids.items()}
     missing = [node for node in voters if check_name(node, "node") not in directory_of]
+    if unknown := [node for node in missing if node not in chosen.image.nodes]:
+        raise ConfigError(
+            f"The cluster has no node {', '.join(unknown)} (--new-controllers). Its nodes are {', '.join(sorted(chosen.image.nodes))}. "
+            "Correct the ids. To use a new node, recover with other controllers first. Then start the new node, and make it a "
+            "controller with: liftpy controllers add"
+        )
     if missing and out is None:
         raise ConfigError(
             f"The data directories of {', '.join(missing)} are not on this machine. Set --output, then copy the "

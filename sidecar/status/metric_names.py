@@ -229,6 +229,7 @@ INCIDENTS = (
     "group_check_failed",
     "permission_denied",
     "fetch_read_failed",
+    "batch_too_large_for_follower",
     "read_failed",
     "fetched_damage",
     "reader_of_lost_records",

@@ -111,11 +111,16 @@ class Reporter:
         return time.monotonic() - self._started
 
     def _controllers(self) -> dict[str, Any]:
-        """Return the controllers of the metadata group in the image. Without an image, return those in the settings."""
+        """Return the controllers of the metadata group, as this node knows them.
+
+        Before their first change, the image does not name them. Then a controller knows them from its settings. Another node knows
+        none, because its settings may name other nodes.
+        """
         controllers, named = self.group.image.controllers, sorted(self.settings.controllers)
-        voters = list(controllers.voters) if controllers.index else named
+        own = named if self.group.is_controller else []
+        voters = list(controllers.voters) if controllers.index else own
         shown = {"voters": voters, "learner": controllers.learner, "leaving": controllers.leaving, "index": controllers.index}
-        return {**shown, "differ_from_settings": voters != named}
+        return {**shown, "differ_from_settings": bool(voters) and voters != named}
 
     def scrub(self) -> dict[str, Any]:
         return self._scrub.report()

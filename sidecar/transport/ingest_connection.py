@@ -348,7 +348,11 @@ class IngestConnection(BusConnection):
         transport.pause_reading()
         try:
             self._thread = SocketThread(
-                descriptor.fileno(), self._append_from_thread, self._should_read, lambda: self._call(self._resume_loop_reads)
+                descriptor.fileno(),
+                self._append_from_thread,
+                self._should_read,
+                lambda: self._call(self._resume_loop_reads),
+                min(READ_BYTES, max(_LITTLE_BYTES, self._buffer_bytes // 2)),  # so one read does not exceed the buffer
             )
         except (OSError, RuntimeError):  # no file descriptor or thread is available, so the loop continues to read
             transport.resume_reading()
@@ -642,11 +646,18 @@ class SocketThread:
     """
 
     def __init__(
-        self, descriptor: int, take: Callable[[bytes], None], has_room: Callable[[], bool], ended: Callable[[], None]
+        self,
+        descriptor: int,
+        take: Callable[[bytes], None],
+        has_room: Callable[[], bool],
+        ended: Callable[[], None],
+        read_bytes: int = READ_BYTES,
     ) -> None:
         self._socket = socket.socket(fileno=os.dup(descriptor))
         self._socket.setblocking(False)
         self._take, self._has_room, self._ended = take, has_room, ended
+        self._read_bytes = read_bytes
+        """Maximum size of one read."""
         self._room = threading.Event()
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._reading = threading.Lock()
@@ -692,7 +703,7 @@ class SocketThread:
             if self._stopping:
                 return -1
             try:
-                data = self._socket.recv(READ_BYTES)
+                data = self._socket.recv(self._read_bytes)
             except (BlockingIOError, InterruptedError):
                 return 0
             except OSError:

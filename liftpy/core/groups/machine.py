@@ -325,6 +325,8 @@ class GroupMachine:
                 del group.queues[other]
         new_queue = group.queues[place] = WorkQueue(take.uid, begin, ordered=take.ordered)
         new_queue.first_partitions = first
+        if self.stores_epochs and committed is not None and committed[0] == begin:
+            new_queue.taken_epoch = committed[1]
         return new_queue
 
     def _weigh(self, name: str) -> None:
@@ -473,7 +475,7 @@ def _reset_queues(group: GroupRecord, reset: pb.ResetPositions) -> None:
         if at.position < 0:
             del group.queues[place]
         else:
-            group.queues[place] = queue.restarted(at.position)
+            group.queues[place] = queue.restarted(at.position, at.leaderEpoch)
 
 
 def _first_partitions(group: GroupRecord, take: pb.TakeRecords) -> int | None:

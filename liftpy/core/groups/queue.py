@@ -233,9 +233,13 @@ class WorkQueue:
         """Pieces of the queue in order, from the first offset that is not done to the first that was never delivered."""
         return tuple(self._pieces)
 
-    def restarted(self, position: int) -> WorkQueue:
-        """Return this queue without its records: it begins at ``position`` again. Later leases have other numbers."""
+    def restarted(self, position: int, leader_epoch: int) -> WorkQueue:
+        """Return this queue without its records: it begins at ``position`` again. Later leases have other numbers.
+
+        ``leader_epoch``: LeaderEpoch of the record before ``position``. 0: not known.
+        """
         queue = WorkQueue(self.uid, position, ordered=self.ordered)
+        queue.taken_epoch = leader_epoch
         queue.leases, queue.max_deliveries, queue.wait_ns = self.leases, self.max_deliveries, self.wait_ns
         queue.first_partitions = self.first_partitions
         return queue

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -407,7 +408,8 @@ async def test_restore_sets_group_positions_only_within_the_restored_log(
     async def bounds(name: str, partition: int) -> Any:
         return SimpleNamespace(uid=uid[0], log_start_offset=20, end_offset=90)
 
-    client: Any = SimpleNamespace(bounds=bounds, groups=SimpleNamespace(reset=reset), cursors=SimpleNamespace())
+    groups, cursors = SimpleNamespace(reset=reset), SimpleNamespace()
+    client: Any = SimpleNamespace(bounds=bounds, groups=groups, cursors=cursors, consume=lambda *_, **__: AsyncMock())
     where = (("orders", UID, 0, 5), ("orders", UID, 1, 500), ("orders", UID, 2, 55), ("other", "0-1", 0, 3))
     kept = replace(manifest, cursors=(CursorCopy(name="g", is_cursor=False, positions=where),))
     assert await set_cursors(client, kept, {"orders": NEW_UID}) == {"g": ""}

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from click.testing import CliRunner
 
+from liftpy.client import Client
 from liftpy.config import NO_QUOTA, DefaultQuota, SessionTimes
-from liftpy.core.backup.manifest import CursorCopy
+from liftpy.core.backup.manifest import CursorCopy, Manifest, PartitionCopy, StoredFile, StoredPiece, StreamCopy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
+from liftpy.testing.memory import memory_cluster
 from sidecar.backup.restore import (
     NOTHING_WIDE,
     ClusterWide,
@@ -58,9 +63,9 @@ async def test_restore_with_one_unreachable_partition_sets_all_other_group_posit
         )
 
     kept = replace(manifest, cursors=(group("g", 0, 1, 2), group("gone", 0), group("h", 1), group("w", 2)))
-    said = await set_cursors(
-        SimpleNamespace(bounds=bounds, groups=SimpleNamespace(reset=reset), cursors=SimpleNamespace()), kept, {"orders": NOW}
-    )  # type: ignore[arg-type]
+    groups, cursors = SimpleNamespace(reset=reset), SimpleNamespace()
+    client: Any = SimpleNamespace(bounds=bounds, groups=groups, cursors=cursors, consume=lambda *_, **__: AsyncMock())
+    said = await set_cursors(client, kept, {"orders": NOW})
     none = "orders/1 gives no bounds (nobody serves it)"
     assert said == {"g": none, "gone": "no such group", "h": none, "w": ""}
     assert told == [("g", {0: 5, 2: 7}), ("gone", {0: 5}), ("w", {2: 7})]
@@ -150,3 +155,58 @@ def test_restore_with_remaining_manual_steps_exits_with_4(
     said = json.loads(as_json.output)
     assert as_json.return_value == (4 if left or "h" in cursors else 0)
     assert (said["cursors"], set(said["settings"])) == (cursors, {"default_quota", "session_times"} if settings else set())
+
+
+def backup_of(end: int, epoch: int, position: int) -> Manifest:
+    """Return the manifest of a stream with ``end`` records in partition 0, and of a cursor at ``position``."""
+    file = StoredFile(path="p", size_bytes=1, sha256="")
+    piece = StoredPiece(file=file, start=0, end=end, chain="", last_epoch=epoch)
+    copies = (
+        PartitionCopy(partition=0, start=0, high_watermark=end - 1, pieces=(piece,)),
+        PartitionCopy(partition=1, start=0, high_watermark=-1),
+    )
+    return Manifest(
+        backup="b", created_ns=0, namespace="liftpy", version="", level=0, index=0, leader_epoch=epoch, since="", image=file,
+        streams=(StreamCopy(name="orders", uid=UID, partitions=copies),),
+        cursors=(CursorCopy(name="reader", is_cursor=True, positions=(("orders", UID, 0, position), ("orders", UID, 1, 0))),),
+    )  # fmt: skip
+
+
+@pytest.fixture
+async def orders() -> AsyncIterator[Client]:
+    """Yield a client of a cluster whose stream ``orders`` has ten records in partition 0."""
+    async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(60):
+        await asyncio.to_thread(cluster.serve_groups)
+        await client.create_stream("orders", "orders", partitions=2, replicas=2)
+        await publish_ten(client)
+        yield client
+
+
+async def publish_ten(client: Client) -> None:
+    for _ in range(10):
+        await client.publish("orders", b"v")
+
+
+async def test_backup_cursors_for_a_recreated_stream_sets_no_positions(orders: Client) -> None:
+    backup = backup_of(10, (await orders.bounds("orders")).end_epoch, 7)
+    await orders.admin.delete_stream("orders")
+    created = await orders.create_stream("orders", "orders", partitions=2)
+    await publish_ten(orders)
+    await publish_ten(orders)
+    said = await set_cursors(orders, backup, {"orders": created.uid})
+    assert "orders/0 has no record of the backup" in said["reader"]
+    assert await orders.cursors.describe("reader") == {created.key(1): 0}, "the copy of partition 1 is empty"
+
+
+@pytest.mark.parametrize(("end", "position", "expected"), [(10, 7, 7), (6, 6, 6), (16, 14, 10)], ids=["all", "more", "part"])
+async def test_backup_cursors_for_a_restored_stream_sets_positions_within_its_restored_records(
+    orders: Client, end: int, position: int, expected: int
+) -> None:
+    """The restored stream has got other records since. With ``part``, some records of the backup were not restored."""
+    backup = backup_of(end, (await orders.bounds("orders")).end_epoch, position)
+    stream = await orders.stream("orders")
+    follower = next(node for node in stream.partitions[0].replicas if node != stream.partitions[0].leader)
+    await orders.admin.elect_leader("orders", 0, follower)
+    await publish_ten(orders)
+    assert await set_cursors(orders, backup, {"orders": stream.uid}) == {"reader": ""}
+    assert await orders.cursors.describe("reader") == {stream.key(0): expected, stream.key(1): 0}

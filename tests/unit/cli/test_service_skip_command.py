@@ -86,7 +86,7 @@ async def test_service_skip_command_writes_a_decision_only_if_no_node_has_applie
         def __init__(self, client: Any, dead_letter: str) -> None:
             written.append(dead_letter)
 
-        async def pass_over(self, identity: Any, decision: Any, record: Any, why: str) -> int:
+        async def pass_over(self, identity: Any, decision: Any, record: Any, why: str, check: Any) -> int:
             written.append((identity.service, identity.uid, decision.unit, record, why))
             return 42
 
@@ -123,7 +123,7 @@ def decisions(monkeypatch: pytest.MonkeyPatch) -> list[Unit]:
     class Writer:
         def __init__(self, client: Any, dead_letter: str) -> None: ...
 
-        async def pass_over(self, identity: Any, decision: Any, record: Any, why: str) -> int:
+        async def pass_over(self, identity: Any, decision: Any, record: Any, why: str, check: Any) -> int:
             written.append(decision.unit)
             return 42
 

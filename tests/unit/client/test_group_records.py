@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import pickle
 from collections.abc import AsyncIterator, Iterator
 
@@ -15,6 +16,7 @@ from liftpy.client.group import Group
 from liftpy.core.groups import commands
 from liftpy.errors import CorruptionError, NotFoundError
 from liftpy.testing.memory import memory_cluster
+from tests.until import until
 
 COUNT = 10
 BY_HAND = GroupOptions(auto_commit_s=0)
@@ -190,3 +192,38 @@ async def test_group_at_an_undecodable_batch_raises_and_keeps_its_position(
         assert (await anext(group)).offset == 0
     with pytest.raises(NotFoundError):  # without a committed position, the group ends with its last member
         await client.groups.describe("billing")
+
+
+def drop(held: list[Group]) -> None:
+    held.clear()
+    gc.collect()
+
+
+async def test_group_dropped_without_close_warns_and_leaves_no_task(client: Client) -> None:
+    before = asyncio.all_tasks()
+    held = [await client.group("billing", ["orders"])]
+    await offsets_until(held[0], COUNT - 1)
+    with pytest.warns(ResourceWarning, match="group billing was not closed"):
+        drop(held)
+    async with asyncio.timeout(20):
+        await until(lambda: asyncio.all_tasks() <= before, "the end of the tasks")
+
+
+async def test_group_that_only_a_waiting_task_uses_continues(client: Client) -> None:
+    """asyncio has only a weak reference to a task. A member must not end with the task that uses it."""
+    received: list[int] = []
+
+    async def read() -> None:
+        async with client.group("billing", ["orders"]) as group:
+            async for record in group:
+                received.append(record.offset)
+
+    asyncio.create_task(read(), name="reader")  # noqa: RUF006
+    async with asyncio.timeout(20):
+        await until(lambda: len(received) == COUNT, "the first records")
+        gc.collect()
+        await client.publish("orders", b"later")
+        await until(lambda: len(received) == COUNT + 1, "a later record")
+        (reader,) = [task for task in asyncio.all_tasks() if task.get_name() == "reader"]
+        reader.cancel()
+        await asyncio.wait([reader])

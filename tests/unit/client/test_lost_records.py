@@ -13,7 +13,8 @@ import pytest
 from liftpy.client import Client, GroupOptions, Position, QueueOptions
 from liftpy.client.multi_consumer import Place
 from liftpy.config import StreamConfig
-from liftpy.errors import LogTruncatedError
+from liftpy.core.base.ids import PartitionKey
+from liftpy.errors import ConfigError, LogTruncatedError
 from liftpy.testing.memory import MemoryCluster, memory_cluster
 from tests.until import until
 
@@ -198,3 +199,56 @@ async def test_cursor_at_a_committed_offset_after_lost_records_raises_log_trunca
         with pytest.raises(LogTruncatedError) as error:
             await anext((await cursor.consume()).records())
         assert error.value.end_offset == 3
+
+
+@pytest.mark.parametrize("by", ["group", "queue", "queue that had a position", "cursor", "commit", "position"])
+async def test_position_set_by_hand_above_lost_records_raises_log_truncated_error(losing: Losing, by: str) -> None:
+    client, lose = losing
+    key = (await client.stream("jobs")).key(0)
+
+    async def set_position() -> None:
+        if by == "cursor":
+            await client.cursors.set("w", {key: 5})
+        elif by == "position":
+            reading = client.consume("jobs")
+            while (await reading.getone()).offset < 4:  # type: ignore[union-attr]
+                """The position is after the record with the offset 4."""
+            await client.cursors.set("w", {key: await reading.position()})
+        elif by == "commit":
+            await (await client.cursor("w", "jobs")).commit(5)
+        elif by == "queue that had a position":
+            async with client.queue("jobs", "w") as queue, asyncio.timeout(60):
+                await queue.ack(await queue.take(1))
+            await client.groups.reset("w", {key: 5})
+        else:
+            await client.groups.reset("w", {key: 5})
+
+    async def read_on() -> None:
+        if by.startswith("queue"):
+            async with client.queue("jobs", "w") as queue:
+                await queue.take(10)
+        elif by == "group":
+            async with client.group("w", ["jobs"]) as group:
+                await anext(group)
+        else:
+            await anext((await (await client.cursor("w", "jobs")).consume()).records())
+
+    await lose(set_position)
+    await publish(client, 10)  # the log is longer than before
+    with pytest.raises(LogTruncatedError) as error:
+        async with asyncio.timeout(60):
+            await read_on()
+    assert error.value.end_offset == 3
+
+
+async def test_group_reset_of_a_stream_that_does_not_exist_sets_the_position(losing: Losing) -> None:
+    client, _ = losing
+    key = PartitionKey("gone", "0-1", 0)
+    await client.groups.reset("w", {key: 7})
+    assert (await client.groups.describe("w")).positions == {key: 7}
+
+
+async def test_group_reset_to_a_position_of_another_stream_raises_config_error(losing: Losing) -> None:
+    client, _ = losing
+    with pytest.raises(ConfigError, match="another stream"):
+        await client.groups.reset("w", {(await client.stream("jobs")).key(0): Position("0-1", 4, 2)})

@@ -240,12 +240,12 @@ def test_metadata_rescue_writes_one_directory_per_controller_with_an_event_about
     check_library()
     old, gone = controller(tmp_path, "n1", history), controller(tmp_path, "n2", history[:5])
     before = tree(gone)
-    written = rescued([old, gone], ("n1", "n4"), tmp_path / "out")
-    assert written == {"n1": old / "raft", "n4": tmp_path / "out" / "n4" / "raft"}
+    written = rescued([old, gone], ("n1", "n3"), tmp_path / "out")
+    assert written == {"n1": old / "raft", "n3": tmp_path / "out" / "n3" / "raft"}
     for node, folder in written.items():
         trail = RecentEvents()
         log = MemberLog(MemberDirectory(node, ("n1", "n2"), folder), born_fsm(), FeedProducer(), lambda *_: None, events=trail)
-        assert log.core.controllers.voters == ("n1", "n4")
+        assert log.core.controllers.voters == ("n1", "n3")
         assert log.core.raftCurrentTerm == TERM + RESCUE_LEAP
         assert not log.core.on_probation, "it has a vote"
         log._load(str(folder / "snapshot"))
@@ -264,12 +264,12 @@ def test_metadata_rescue_writes_one_directory_per_controller_with_an_event_about
 
 
 def test_metadata_rescue_over_the_files_of_an_earlier_one_changes_nothing(history: list[bytes], tmp_path: Path) -> None:
-    (tmp_path / "out" / "n4" / "raft").mkdir(parents=True)
+    (tmp_path / "out" / "n3" / "raft").mkdir(parents=True)
     old = controller(tmp_path, "n1", history)
-    (tmp_path / "out" / "n4" / "raft" / "journal").write_bytes(b"of a rescue that chose another log")
+    (tmp_path / "out" / "n3" / "raft" / "journal").write_bytes(b"of a rescue that chose another log")
     before = tree(tmp_path)
-    with pytest.raises(ConfigError, match="n4/raft exists from an earlier rescue"):
-        rescued([old], ("n1", "n4"), tmp_path / "out")
+    with pytest.raises(ConfigError, match="n3/raft exists from an earlier rescue"):
+        rescued([old], ("n1", "n3"), tmp_path / "out")
     assert tree(tmp_path) == before
 
 
@@ -337,15 +337,15 @@ def test_metadata_rescue_command_without_the_cluster_name_is_rejected(history: l
     for words, typed in (
         (("--new-controllers", "n1"), "other\n"),
         (("--new-controllers", "n1", "--confirm", "other"), ""),
-        (("--new-controllers", "n1,n7", "--confirm", "liftpy"), ""),
+        (("--new-controllers", "n1,n3", "--confirm", "liftpy"), ""),
     ):
         refused = run(*words, typed=typed)
         assert isinstance(refused.exception, LiftError), refused
     assert tree(tmp_path) == before, "nothing was changed"
-    done = run("--new-controllers", "n1,n7", "--output", str(tmp_path / "out"), typed="liftpy\n")
+    done = run("--new-controllers", "n1,n3", "--output", str(tmp_path / "out"), typed="liftpy\n")
     assert done.exception is None
-    assert "copy it into the data directory of n7" in done.output
-    assert (tmp_path / "out" / "n7" / "raft" / "journal").is_file()
+    assert "copy it into the data directory of n3" in done.output
+    assert (tmp_path / "out" / "n3" / "raft" / "journal").is_file()
 
 
 def test_metadata_rescue_replaces_logs_only_after_all_new_logs_are_flushed(
@@ -389,3 +389,24 @@ def test_metadata_rescue_with_more_controllers_than_allowed_changes_nothing(hist
     with pytest.raises(ConfigError, match="8 new controllers are too many, the maximum is 7"):
         rescued([old], tuple(f"n{number}" for number in range(1, 9)), tmp_path / "out")
     assert tree(tmp_path) == before
+
+
+def test_metadata_rescue_with_a_controller_that_the_cluster_does_not_know_changes_nothing(
+    history: list[bytes], tmp_path: Path
+) -> None:
+    """A group with a misspelled controller would have no majority."""
+    old = controller(tmp_path, "n1", history)
+    before = tree(tmp_path)
+    with pytest.raises(ConfigError, match=r"has no node n33, x .*Its nodes are n1, n2, n3"):
+        rescued([old], ("n1", "n33", "x"), tmp_path / "out")
+    assert tree(tmp_path) == before
+
+
+def test_metadata_rescue_uses_the_data_directory_of_a_node_that_the_old_log_does_not_know(
+    history: list[bytes], tmp_path: Path
+) -> None:
+    old, newer = controller(tmp_path, "n1", history), DataDirectory(tmp_path / "n9")
+    newer.store_identity(NodeIdentity("n9", 7, 7))
+    newer.close()
+    written = rescued([old, newer.path], ("n1", "n9"))
+    assert written == {"n1": old / "raft", "n9": newer.path / "raft"}

@@ -32,6 +32,8 @@ class Cluster(FlatClient):
         self.refused = ""
         self.expected: list[Any] = []
         self.position, self.snapshot = 17, 10
+        self.log_start = 5
+        self.log_start_after_publish = 5
         self.transport = SimpleNamespace(request=self._request, publish=self._publish)
 
     async def stream(self, name: str) -> Any:
@@ -40,7 +42,7 @@ class Cluster(FlatClient):
         return SimpleNamespace(uid=uid, subject=f"data.{name}.*", answers=True, partitions=(replicas, replicas))
 
     async def bounds(self, stream: str, partition: int) -> Any:
-        return SimpleNamespace(log_start_offset=5, end_offset=30)
+        return SimpleNamespace(log_start_offset=self.log_start, end_offset=30)
 
     async def node_status(self, node: str) -> dict[str, Any]:
         if node == "n2":
@@ -61,6 +63,7 @@ class Cluster(FlatClient):
             ack = client_pb2.Ack(stream=message.stream, partition=message.partition, ackError=client_pb2.Ack.NOT_LEADER)
         else:
             self.sent.append((subject, message))
+            self.log_start = self.log_start_after_publish
             ack = client_pb2.Ack(stream=message.stream, partition=message.partition, offset=40 + len(self.sent))
         return frames.encode(ack)
 
@@ -112,6 +115,18 @@ async def test_service_skip_command_for_an_applied_record_without_force_raises_c
     cluster.position = 18
     with pytest.raises(ConfigError, match="n1 is at"):
         await pass_over(cluster, "bank", "in", 1, Unit(17))
+    assert await pass_over(cluster, "bank", "in", 1, Unit(17), force=True) == 42
+
+
+async def test_service_skip_command_sends_no_decision_if_the_log_is_truncated_while_it_writes_the_dead_letter(
+    cluster: Any,
+) -> None:
+    """The snapshot at offset 10 is below the new log start, so no instance can rebuild its state without the record."""
+    cluster.position, cluster.log_start_after_publish = 18, 11
+    with pytest.raises(ConfigError, match="no instance can rebuild its state without it"):
+        await pass_over(cluster, "bank", "in", 1, Unit(17), dead_letter="dead", force=True)
+    assert [message.stream for _, message in cluster.sent] == ["dead"]
+    cluster.log_start = 5
     assert await pass_over(cluster, "bank", "in", 1, Unit(17), force=True) == 42
 
 

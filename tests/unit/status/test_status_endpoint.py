@@ -82,13 +82,19 @@ def node_tools(settings: NodeSettings, links: Any, counters: dict[str, int]) -> 
 NO_COORDINATORS: Any = SimpleNamespace(running=None)
 
 
-def a_reporter(tmp_path: Path, *workers: Any, coordinators: Any = NO_COORDINATORS) -> Reporter:
+def a_reporter(
+    tmp_path: Path,
+    *workers: Any,
+    coordinators: Any = NO_COORDINATORS,
+    controllers: ControllerList = ControllerList(),  # noqa: B008  immutable
+    is_controller: bool = True,
+) -> Reporter:
     class Partitions(list[Any]):
         failed: ClassVar[dict[str, str]] = {}
 
     link = a_link("ingest", 1)
-    image = SimpleNamespace(index=5, controllers=ControllerList())
-    group: Any = SimpleNamespace(leader="n1", image=image, held={}, counters={}, ticks=dict, is_controller=True)
+    image = SimpleNamespace(index=5, controllers=controllers)
+    group: Any = SimpleNamespace(leader="n1", image=image, held={}, counters={}, ticks=dict, is_controller=is_controller)
     links: Any = SimpleNamespace(all=lambda: [link], replication=link, ingest=link)
     descriptors = {"open": 1}
     scrub: Any = SimpleNamespace(report=lambda: {"findings": 4})
@@ -125,6 +131,23 @@ async def test_status_report_of_a_leader_has_its_offsets_its_followers_and_its_c
         assert (row["message_ids_state"], row["producers_state"], row["dropped"]) == ("whole", "open", {})
         pages = [reporter.page(after, 1) for after in (("", -1), ("nothing", 7), ("orders", 0))]
         assert [(len(page["partitions"]), page["more"]) for page in pages] == [(1, False), (1, False), (0, False)]
+
+
+@pytest.mark.parametrize(
+    ("controllers", "is_controller", "shown", "differs"),
+    [
+        (ControllerList(), True, ["n1"], False),
+        (ControllerList(), False, [], False),
+        (ControllerList(("n2", "n3"), index=4), False, ["n2", "n3"], True),
+        (ControllerList(("n1",), index=4), True, ["n1"], False),
+    ],
+)
+def test_status_report_names_only_controllers_of_the_metadata_group(
+    tmp_path: Path, controllers: ControllerList, is_controller: bool, shown: list[str], differs: bool
+) -> None:
+    """The settings of a node that is no controller may name other nodes."""
+    report = a_reporter(tmp_path, controllers=controllers, is_controller=is_controller).report()["controllers"]
+    assert (report["voters"], report["differ_from_settings"]) == (shown, differs)
 
 
 def test_status_report_of_a_node_with_running_group_coordinators_has_their_groups_and_lags(tmp_path: Path) -> None:

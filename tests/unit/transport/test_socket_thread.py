@@ -18,12 +18,17 @@ LIMIT_S = 30.0
 class Reader:
     """The thread on one end of a pair of sockets."""
 
-    def __init__(self, room: bool) -> None:
+    def __init__(self, room: bool, **options: int) -> None:
         self.ours, self.theirs = socket.socketpair()
         self.taken = bytearray()
         self.room, self.looked = room, 0
         self.ended: list[str] = []
-        self.thread = SocketThread(self.ours.fileno(), self.taken.extend, self._has_room, self._has_ended)
+        self.sizes: list[int] = []
+        self.thread = SocketThread(self.ours.fileno(), self._take, self._has_room, self._has_ended, **options)
+
+    def _take(self, data: bytes) -> None:
+        self.sizes.append(len(data))
+        self.taken.extend(data)
 
     def _has_room(self) -> bool:
         self.looked += 1
@@ -44,6 +49,16 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     made = Reader(room=False)
     yield made
     made.close()
+
+
+def test_socket_thread_reads_at_most_its_limit_at_once() -> None:
+    reader = Reader(room=False, read_bytes=1000)
+    reader.theirs.sendall(b"x" * 10_500)
+    reader.room = True
+    reader.thread.resume()
+    block_until(lambda: len(reader.taken) == 10_500)
+    assert max(reader.sizes) == 1000
+    reader.close()
 
 
 def test_socket_thread_reads_in_order_and_pauses_while_the_buffer_is_full(reader: Reader) -> None:

@@ -268,7 +268,7 @@ async def script_record_is_too_large_for_a_follower_of_an_earlier_version(s: Sta
     await s.client.transport.connection.publish(fetches[-1].subject, frames.seal(request), reply=reply)
     text = "ERROR replication.too_large: batch too large for the follower partition=orders/0 offset=0 bytes=1000* max_payload=200000: *"
     await s.becomes(lambda: s.count_log("n2", text) == 1, within_s=1, what="the leader says so")
-    s.expect(await s.counter("n2", "batch_too_large_for_follower"), 1, "batches that are too large")
+    s.expect(await s.metric("n2", "incidents_total", "batch_too_large_for_follower"), 1, "batches that are too large")
     await s.shows(lambda: s.isr("orders"), s.names)
 
 
