@@ -329,3 +329,30 @@ def test_housekeeping_restarts_partitions_stopped_by_a_full_disk_when_space_is_f
     keeping._check_space()
     assert bool(reasons) is comes_back
     assert all("orders/0" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("config", "does"),
+    [
+        ({"retention_age_s": 1.0}, ["retention"]), ({"retention_bytes": 1}, ["retention"]), ({"retention_records": 1}, ["retention"]),
+        ({"compaction": True}, ["run", "settle", "complete", "told", "report"]), ({}, []), ({"asked": 1}, ["retention"]),
+        ({"max_per_subject": 1}, ["run", "settle", "complete", "told", "report"]),
+        ({"purges": 1}, ["retention", "retention", "run", "settle", "complete", "told", "report"]),
+    ],
+)  # fmt: skip
+async def test_housekeeping_runs_retention_and_compaction_only_for_streams_with_such_settings(
+    config: dict[str, Any], does: list[str], tmp_path: Path
+) -> None:
+    one = FakeWorker("a")
+    one.log.asked_start = config.pop("asked", 0)
+    one.log.cleaning.purges = config.pop("purges", 0)
+    one.config, one.quarantined_files = StreamConfig(**config), ()
+    keeping = Housekeeping(FakeWorkers([one]), 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    one.flusher.stalls = True
+    await keeping._retention()
+    await keeping._clean()
+    assert one.done == [], "while the disk holds something up all of it waits"
+    one.flusher.stalls = False
+    await keeping._retention()
+    await keeping._clean()
+    assert one.done == does

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from sidecar.runtime import timers as timers_module
 from sidecar.runtime.timers import GRID_NS, Timer, Timers
 
 MS = 1_000_000
@@ -113,3 +118,38 @@ async def test_timers_after_close_do_not_fire() -> None:
     watch.set("z", time.monotonic_ns() + 20 * MS)
     await until(watch, 1)
     assert owner.fired == []
+
+
+class Wheel:
+    """Timers whose clock and loop stand still until the test turns them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns = 0
+        monkeypatch.setattr(timers_module, "clock", SimpleNamespace(now_ns=lambda: self.now_ns))
+        self.fired: list[str] = []
+        loop: Any = SimpleNamespace(
+            call_later=lambda delay_s, callback: SimpleNamespace(cancel=lambda: None),
+            call_soon=lambda callback: SimpleNamespace(cancel=lambda: None),
+        )
+        self.timers = Timers(loop)
+
+    def at(self, now_ms: int) -> list[str]:
+        """What fires then."""
+        self.now_ns, self.fired[:] = now_ms * MS, []
+        self.timers._fire()
+        return list(self.fired)
+
+
+def test_timer_moved_within_one_tick_still_fires(monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = Wheel(monkeypatch)
+    timer = Timer(lambda: wheel.fired.append("it"))
+    wheel.timers.set(timer, 8 * MS)
+    wheel.timers.set(timer, 13 * MS)
+    assert [wheel.at(10), wheel.at(15), wheel.at(20)] == [[], ["it"], []]
+
+
+def test_timers_closed_by_a_firing_timer_do_not_fire_others_due_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = Wheel(monkeypatch)
+    wheel.timers.set(Timer(wheel.timers.close), 5 * MS)
+    wheel.timers.set(Timer(lambda: wheel.fired.append("it")), 5 * MS)
+    assert wheel.at(5) == []
