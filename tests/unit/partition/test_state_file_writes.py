@@ -71,7 +71,7 @@ async def test_state_file_is_written_after_the_high_watermark_once_the_log_has_g
     storage.replace = replace
     bench.append(b"a", 10)
     bench.states.checkpoint()
-    await until(lambda: order and bench.flusher._checkpoint is None)
+    await until(lambda: order and not bench.flusher.under_way_s)
     assert "state-00000000000000000001" not in order, "that is not worth a file"
     bench.append(b"b")
     bench.states.checkpoint()
@@ -181,7 +181,7 @@ async def test_state_file_writes_run_one_at_a_time(bench: Bench) -> None:
     try:
         bench.append(b"a")
         states.checkpoint()
-        await until(lambda: states._writing is not None and bench.flusher._checkpoint is None)
+        await until(lambda: states._writing is not None and not bench.flusher.under_way_s)
         bench.append(b"b")
         states.checkpoint()
         assert states._unwritten is None, "the one before is not stored yet"
@@ -241,7 +241,7 @@ async def test_state_file_is_not_written_when_the_high_watermark_could_not_be_st
 
     monkeypatch.setattr(bench.log, "checkpoint", fails)
     bench.states.checkpoint()
-    await until(lambda: bench.flusher._checkpoint is None)
+    await until(lambda: not bench.flusher.under_way_s)
     assert (bench.states._writing, bench.states.writer.written) == (None, 0)
     monkeypatch.setattr(bench.log, "checkpoint", stored)
     bench.states.checkpoint()

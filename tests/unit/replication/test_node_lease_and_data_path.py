@@ -1,8 +1,4 @@
-"""Test the lease of a leader in random orders of events: a heartbeat answer, the end of the lease, a changed image, and slow work.
-
-The node's own lease is compared with the rule of the protocol: a lease is for the image that the node had when it was granted, and a
-replica has it if it has processed this image or a newer one [D22].
-"""
+"""Test the lease of a node and its data path: the order of heartbeats, images and connections."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import pytest
 from liftpy.config import AckPolicy, ReplicationConfig
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.lease import Lease
+from liftpy.core.replication.lease import INGEST, INGEST_GRACE_NS, REPLICATION, DataPath, Lease
 from liftpy.core.replication.replica import Replica
 from tests.long import examples
 from tests.unit.replication.stepping import Stepped, state
@@ -174,3 +170,38 @@ def test_metadata_change_of_one_replica_does_not_hold_the_lease_of_another_repli
     later_ns = now_ns + LEASE_NS - 1
     lease.extend(later_ns, 0, later_ns)
     assert [replica.snapshot(later_ns + 1).lease_is_current for replica in (one, other)] == [False, True]
+
+
+def test_data_path_is_down_at_once_without_the_replication_connection() -> None:
+    path = DataPath()
+    assert path.link_changed(REPLICATION, False, 100) is False
+    assert path.link_changed(REPLICATION, False, 200) is None
+    assert path.link_changed(REPLICATION, True, 300) is True
+
+
+def test_data_path_is_down_after_a_grace_time_without_the_ingest_connection() -> None:
+    path = DataPath()
+    assert path.link_changed(INGEST, False, 100) is None
+    assert path.next_ns(100) == 100 + INGEST_GRACE_NS
+    assert path.check_timeout(99 + INGEST_GRACE_NS) is None
+    assert path.check_timeout(100 + INGEST_GRACE_NS) is False
+    assert path.next_ns(100 + INGEST_GRACE_NS) is None
+    assert path.link_changed(INGEST, True, 200 + INGEST_GRACE_NS) is True
+
+
+def test_data_path_stays_up_when_the_ingest_connection_returns_within_the_grace_time() -> None:
+    path = DataPath()
+    for turn in range(100):
+        at_ns = turn * INGEST_GRACE_NS
+        assert path.link_changed(INGEST, False, at_ns) is None
+        assert path.link_changed(INGEST, True, at_ns + INGEST_GRACE_NS - 1) is None
+        assert path.next_ns(at_ns + INGEST_GRACE_NS - 1) is None
+
+
+def test_data_path_is_up_only_with_the_replication_and_the_ingest_connection() -> None:
+    path = DataPath()
+    assert path.link_changed(INGEST, False, 0) is None
+    assert path.link_changed(REPLICATION, False, 5) is False
+    assert path.check_timeout(INGEST_GRACE_NS) is None
+    assert path.link_changed(REPLICATION, True, INGEST_GRACE_NS) is None
+    assert path.link_changed(INGEST, True, INGEST_GRACE_NS) is True

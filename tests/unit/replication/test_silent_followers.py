@@ -1,12 +1,13 @@
-"""Test when a leader that its followers or publishers cannot reach resigns."""
+"""Test what a leader does about silent followers: probes, ISR changes, resignation."""
 
 from __future__ import annotations
 
 import pytest
 
-from liftpy.config import ReplicationConfig
+from liftpy.config import CommitPolicy, ReplicationConfig
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
+from liftpy.core.replication.events import Deadline
 from tests.unit.replication.stepping import S, Stepped, state
 
 LAG = ev.DeadlineReached(kind=ev.Deadline.LAG)
@@ -104,3 +105,77 @@ def test_leader_with_one_silent_follower_shrinks_the_isr_to_itself_at_once(live:
         if not proposed_s and stepped.has(do.ProposeIsr) and stepped.only(do.ProposeIsr).isr == {"a"}:
             proposed_s = number / 10
     assert EAGER.max_lag_time_s <= proposed_s <= 1.0
+
+
+PROBE = Deadline.PROBE
+
+
+def leads(**partition: object) -> Stepped:
+    """Epoch 2, b and c have fetched, everything is committed."""
+    leader = Stepped("a").leads(state(leader_epoch=2, **partition))  # type: ignore[arg-type]
+    leader.publish()
+    for replica in "bc":
+        leader.fetch(replica, 0)
+    assert leader.replica.high_watermark == 0
+    return leader
+
+
+def probed(leader: Stepped) -> list[str]:
+    return [effect.replica for effect in leader.out if isinstance(effect, do.ProbeReplica)]
+
+
+def test_leader_probes_only_followers_that_hold_back_the_high_watermark() -> None:
+    leader = leads()
+    leader.fire(PROBE)
+    assert probed(leader) == []
+    assert PROBE not in leader.deadlines, "an idle partition asks for nobody"
+    leader.now_ns += S
+    leader.heard()
+    leader.publish()
+    for replica in "bc":
+        leader.fetch(replica, 1)
+    leader.fire(PROBE)
+    assert probed(leader) == []
+    assert PROBE not in leader.deadlines
+
+
+def test_leader_does_not_probe_a_slow_follower_that_fetches() -> None:
+    leader = leads()
+    leader.publish(5)
+    for _ in range(20):
+        leader.now_ns += S // 10
+        leader.fetch("b", 5)
+        leader.fetch("c", 0)
+        if leader.deadlines[PROBE] <= leader.now_ns:
+            leader.fire(PROBE)
+            assert probed(leader) == []
+
+
+def test_quorum_leader_probes_no_follower() -> None:
+    leader = leads(policy=CommitPolicy.QUORUM)
+    leader.publish()
+    leader.fetch("b", 1)
+    assert leader.replica.high_watermark == 1
+    leader.fire(PROBE)
+    assert probed(leader) == []
+
+
+def test_leader_with_disabled_probes_probes_no_silent_follower() -> None:
+    leader = Stepped("a", ReplicationConfig(follower_ping_delay_s=0)).leads()
+    leader.publish()
+    assert PROBE not in leader.deadlines
+
+
+def test_absent_follower_that_left_the_isr_rejoins_only_after_a_new_fetch() -> None:
+    """A replica whose disk failed says so, and does no more; it was caught up a moment ago [L8]."""
+    leader = Stepped("a").leads(state(leader_epoch=2, epoch=1, isr="abc"))
+    leader.publish(2)
+    leader.fetch("b", 1)
+    leader.fetch("c", 1)
+    leader.told(state(leader_epoch=2, epoch=2, isr="ab"))
+    assert not leader.has(do.ProposeIsr)
+    leader.publish(1)
+    leader.fetch("b", 2)
+    assert not leader.has(do.ProposeIsr)
+    leader.fetch("c", 2)
+    assert leader.only(do.ProposeIsr).isr == frozenset("abc"), "it lives"
