@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from liftpy.config import StreamConfig
+from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.log.compaction_point import Horizon
@@ -16,7 +18,9 @@ from liftpy.core.log.log import Log
 from liftpy.core.replication import effects as do
 from liftpy.core.wire.batch import split_batches
 from liftpy.errors import NoSpaceError, StorageError
-from sidecar.partition.worker import PartitionWorker, count_isr
+from sidecar.disk.data_folder import LAZY_FLUSH, DataDirectory
+from sidecar.partition.recovery import RecoveredLogs
+from sidecar.partition.worker import PartitionWorker, count_isr, open_worker
 from sidecar.status.metric_names import INCIDENTS
 from tests.conformance.two_workers import KEY, TwoWorkers, WorkerNode
 from tests.unit.log.small_logs import build_batch
@@ -107,6 +111,27 @@ async def test_partition_worker_appends_fetched_batches_only_up_to_the_given_off
         assert follower.log.log_end_offset == 2 * appended
         assert follower.log.horizon == Horizon(2, 4), "the compaction of the leader has seen records up to its high watermark"
         assert follower.worker.fetched == {}
+
+
+@pytest.mark.parametrize(("policy", "is_marked"), [("always", False), ("interval:50", True), ("none", True)])
+async def test_partition_with_a_lazy_flush_policy_marks_the_data_directory_before_its_log_opens(
+    policy: str, is_marked: bool, tmp_path: Path, pool: concurrent.futures.Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = DataDirectory(tmp_path)
+    found: list[tuple[bool, int]] = []
+
+    def opened(*_: Any, promised_epoch: int, **__: Any) -> None:
+        found.append((folder.has_mark(LAZY_FLUSH), promised_epoch))
+        raise StorageError("not opened")
+
+    monkeypatch.setattr(Log, "open", opened)
+    node: Any = SimpleNamespace(
+        pool=pool, folder=folder, recovered=RecoveredLogs(), promises=SimpleNamespace(epoch_of=lambda name: 7)
+    )
+    with pytest.raises(StorageError):
+        await open_worker(node, KEY, "shop", StreamConfig(flush=FlushPolicy.parse(policy)))
+    assert found == [(is_marked, 7)]
+    folder.close()
 
 
 @pytest.mark.parametrize("cause", do.TransferCause)
