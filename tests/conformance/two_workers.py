@@ -174,6 +174,7 @@ class WorkerNode:
         self.flushes.set()
         self.refuse: Exception | None = None
         """What the next append meets."""
+        self.refuse_replace: Exception | None = None
         self.refuse_sync: Exception | None = None
         self.log, _ = Log.open(self.storage, stream)
         self.storage.fault = self._fault
@@ -181,6 +182,10 @@ class WorkerNode:
         self.asked = Asked()
         self.counts = NodeCounts()
         self.errors: list[Exception] = []
+        self.repairs: list[str] = []
+        """Reasons for a restart of the node."""
+        self.deleted: list[PartitionKey] = []
+        """Partitions whose data was deleted."""
         self.bus = Bus(node_id, table)
         self.timers = Timers()
         self.lease = Lease(round(CONFIG.lease_s * NS_PER_S))
@@ -196,7 +201,8 @@ class WorkerNode:
         partitions: Any = SimpleNamespace(deliver=self._noticed, serves=lambda question: False)
         NotifyHandler(bus, subjects.notify(node_id), inboxes, partitions, quiet.answer_question, counters)
         tools: Any = SimpleNamespace(
-            folder=SimpleNamespace(partition_path=lambda key: Path(key.folder)), changed_partitions=self.counts.changed_partitions,
+            folder=SimpleNamespace(partition_path=lambda key: Path(key.folder), delete_partition=self.deleted.append),
+            changed_partitions=self.counts.changed_partitions,
             clocks=SimpleNamespace(time_of_age_ns=time.time_ns, stamp_ns=time.time_ns),
             settings=SimpleNamespace(node_id=node_id, replication=CONFIG), incarnation=incarnation,
             links=SimpleNamespace(ingest=bus, replication=bus, standby=None), inflight=NodeInflight(),
@@ -208,7 +214,7 @@ class WorkerNode:
             probes=SimpleNamespace(ask=lambda *a: None), proposals=self.asked, timers=self.timers, pool=pool,
             counters=counters, flush_times=NodeFlushTimes(counters), flush_runner=FlushThread(Place()),
             instruments=Instruments(), memory_budget=MemoryBudget(), transfers=SimpleNamespace(begin=lambda *a: None),
-            process=SimpleNamespace(fatal=self.errors.append, repair=lambda why: None),
+            process=SimpleNamespace(fatal=self.errors.append, repair=self.repairs.append),
             promises=Promises(PromiseJournal(self.promises), pool, counters, self.errors.append),
         )  # fmt: skip
         self.worker = AuditedWorker(tools, KEY, SUBJECT, stream, self.log)
@@ -225,6 +231,8 @@ class WorkerNode:
                 raise self.refuse_sync
         if what == "append" and self.refuse is not None:
             raise self.refuse
+        if what == "replace" and self.refuse_replace is not None:
+            raise self.refuse_replace
 
     def beat(self) -> None:
         """A heartbeat that is sent now is answered at once."""

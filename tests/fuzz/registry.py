@@ -30,7 +30,7 @@ ELSEWHERE = {
     "liftpy.core.publish.log_state:_decode_losses": "a part of a state file, tests/unit/publish/test_state_file.py",
     "liftpy.core.publish.producer_state:Producers.restore": "a part of a state file, tests/unit/publish/test_state_file.py",
     "liftpy.core.publish.producer_state:_decode": "a part of a state file, tests/unit/publish/test_state_file.py",
-    "liftpy.core.wire.batch:few_headers": "tests/unit/wire/test_few_headers.py compares it with the columns, and damages each number",
+    "liftpy.core.wire.batch:few_headers": "tests/unit/wire/test_batch.py compares it with the columns, and damages each number",
     "liftpy.core.wire.batch:_texts": "a part of few_headers",
     "liftpy.core.services.rules:parameter_in": "reads a word of a command line",
     "sidecar.cli.service:read_parameters": "reads an operator's file for json.loads",

@@ -111,14 +111,29 @@ _KINDS = (ev.Deadline.FETCH, ev.Deadline.REQUEST, ev.Deadline.ISR_CHANGE, ev.Dea
 """Those that the model lets end; of the others it says itself when."""
 
 
+def shared_of(replica: Replica) -> ReplicaContext:
+    """Return the state that all roles of a replica share."""
+    return replica._shared
+
+
+def role_of(replica: Replica) -> ReplicaRole:
+    """Return the role of a replica, with its state."""
+    return replica._role
+
+
+_FOLLOWER_NOW = {"_leader_contact_ns": NOW, "_met": True, "_quiet_rounds": 0, "_woken": False}
+"""Fields of a follower that say when something happened."""
+
+
 def put_back_times(replica: Replica) -> None:
     """Everything has happened just now, and may be due just now; what will not be looked at any more is forgotten."""
-    shared, role = replica._shared, replica._role
+    shared, role = shared_of(replica), role_of(replica)
     shared.backoff._state = shared.backoff._failures = 0
     shared.deadlines._at_ns = {kind: NOW for kind in _KINDS if shared.deadlines.is_set(kind)}
     shared.succession = EarlierLeaders(shared.node_id, 0)
     if isinstance(role, FollowerRole):
-        role._leader_contact_ns, role._met, role._quiet_rounds, role._woken = NOW, True, 0, False
+        for name, value in _FOLLOWER_NOW.items():
+            setattr(role, name, value)
         role._way = [role.phase]
         if role.phase is not FollowerPhase.IDLE:
             role._idle_request_id = 0
@@ -184,8 +199,8 @@ class Cells:
             cell = STRUCTURE.copy(self[number], names)
             cell.kept = tuple(sorted(cell.kept))
             if cell.replica is not None:
-                held = cell.replica._shared.metadata
-                cell.replica._shared.metadata = replace(held, state=in_name_order(held.state))
+                held = shared_of(cell.replica).metadata
+                shared_of(cell.replica).metadata = replace(held, state=in_name_order(held.state))
             found = self._renamed[number, key] = self.add(cell)
         return found
 
@@ -205,8 +220,8 @@ class Cells:
         if found is None:
             cell, ids = self[number], set(self[number].kept)
             if cell.replica is not None:
-                role = cell.replica._role
-                ids.add((cell.name, cell.replica._shared.next_request_id))
+                role = role_of(cell.replica)
+                ids.add((cell.name, shared_of(cell.replica).next_request_id))
                 if isinstance(role, FollowerRole):
                     ids |= {(cell.name, role._request_id), (cell.name, role._idle_request_id)}
                 elif isinstance(role, LeaderRole | CandidateRole):
@@ -221,8 +236,8 @@ class Cells:
             cell = STRUCTURE.copy(self[number])
             cell.kept = tuple((name, numbers[name][rid]) for name, rid in cell.kept)
             if cell.replica is not None:
-                role, own = cell.replica._role, {0: 0, **numbers[cell.name]}
-                cell.replica._shared.next_request_id = own[cell.replica._shared.next_request_id]
+                role, own = role_of(cell.replica), {0: 0, **numbers[cell.name]}
+                shared_of(cell.replica).next_request_id = own[shared_of(cell.replica).next_request_id]
                 if isinstance(role, FollowerRole):
                     role._request_id, role._idle_request_id = own[role._request_id], own[role._idle_request_id]
                 elif isinstance(role, LeaderRole | CandidateRole):
@@ -236,7 +251,7 @@ class Cells:
         found = self._renamed.get((number, ids))
         if found is None:
             cell = STRUCTURE.copy(self[number])
-            role = cell.replica._role if cell.replica is not None else None
+            role = role_of(cell.replica) if cell.replica is not None else None
             handler = role.handler if isinstance(role, LeaderRole | CandidateRole) else None
             for name, rid in cell.kept:
                 if (name, rid) in ids and handler is not None:
@@ -261,15 +276,15 @@ def _options(cell: Cell) -> list[tuple[Any, ...]]:
     replica = cell.replica
     if replica is None:
         return [("restart",)]
-    deadlines, found = replica._shared.deadlines, []
+    deadlines, found = shared_of(replica).deadlines, []
     found += [("flush", end) for end in range(cell.durable + 1, len(cell.log) + 1)]
     if replica.takes_publishes() and replica.phase == "LEADER_READY":
         found.append(("publish",))
     if deadlines.is_set(ev.Deadline.REQUEST):
-        found.append(("timeout", replica._role._request_id))  # type: ignore[attr-defined]
+        found.append(("timeout", role_of(replica)._request_id))  # type: ignore[attr-defined]
     elif deadlines.is_set(ev.Deadline.FETCH):
         found.append(("wake",))
-    role = replica._role
+    role = role_of(replica)
     if isinstance(role, LeaderRole):
         found += [("lags", name) for name in sorted(role.handler.followers) if name in replica.state.isr]
         if deadlines.is_set(ev.Deadline.ISR_CHANGE):
@@ -336,8 +351,8 @@ class Shell:
 
     def _lags(self, follower: str) -> None:
         assert self.cell.replica is not None
-        self.cell.replica._role.handler.followers[follower].caught_up_ns = _LONG_AGO  # type: ignore[attr-defined]
-        self.cell.replica._shared.deadlines._at_ns[ev.Deadline.LAG] = NOW
+        role_of(self.cell.replica).handler.followers[follower].caught_up_ns = _LONG_AGO  # type: ignore[attr-defined]
+        shared_of(self.cell.replica).deadlines._at_ns[ev.Deadline.LAG] = NOW
         self.feed(ev.DeadlineReached(kind=ev.Deadline.LAG))
 
     def _unanswered(self) -> None:
@@ -360,7 +375,7 @@ class Shell:
         replica = cell.replica = Replica(cell.name, incarnation, CONFIG)
         lease = Lease(1 << 62)
         lease.extend(NOW, 0, NOW)
-        replica._shared.lease = ReplicaLease(lease)
+        shared_of(replica).lease = ReplicaLease(lease)
         put_back_times(replica)
         self.feed(
             ev.LogOpened(
@@ -372,7 +387,7 @@ class Shell:
             )
         )
         cell.checkpoint = -1
-        replica._shared.next_request_id = request_id
+        shared_of(replica).next_request_id = request_id
         self._learn(held, live)
 
     def _deliver(self, message: Message) -> None:
@@ -416,7 +431,7 @@ class Shell:
 
     def _refused_came(self, _: str, src: str, dst: str, rid: int, reason: str, epoch: int) -> None:
         self.feed(ev.FetchRefused(request_id=rid, reason=ev.RefusalReason[reason], leader_epoch=epoch, log_start_offset=0))
-        if self.cell.replica is not None and self.cell.replica._shared.deadlines.is_set(ev.Deadline.FETCH):
+        if self.cell.replica is not None and shared_of(self.cell.replica).deadlines.is_set(ev.Deadline.FETCH):
             self._wake()  # as after a time-out: the back-off is left out
 
     def _isr_answer_came(self, _: str, src: str, dst: str, epoch: int) -> None:
@@ -479,7 +494,7 @@ class Shell:
         self.cell.kept = tuple(sorted((*others, (name, rid))))
         assert self.cell.replica is not None
         self._send_records(
-            name, rid, len(self.cell.log), self.cell.replica._role.leader_epoch
+            name, rid, len(self.cell.log), role_of(self.cell.replica).leader_epoch
         )  # SendHighWatermark's, which may come at once
 
     def answer_parked_fetch(self, effect: do.AnswerParkedFetch) -> None:

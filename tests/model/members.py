@@ -180,6 +180,24 @@ def _core_name(name: str) -> str:
     return f"_SyncObj__{name}"
 
 
+class _Library:
+    """The state of a Raft core for which PySyncObj has no public names."""
+
+    def __init__(self, core: RaftCore) -> None:
+        object.__setattr__(self, "core", core)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.core, _core_name(name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.core, _core_name(name), value)
+
+
+def library(core: RaftCore) -> Any:
+    """Return the private state of PySyncObj in ``core``."""
+    return _Library(core)
+
+
 class Member:
     """The objects of one node, for whatever process it is at the moment. ``append_bytes``: of entries in one message, and of a snapshot
     in one; 0: as shipped."""
@@ -206,8 +224,8 @@ class Member:
         log = MemberLog(opened, cast(ClusterFsm, Machine()), FeedProducer(), lambda *_: None, around)
         log.transport.sessions.set_online(True)
         if self._append_bytes:
-            log.core._SyncObj__conf.appendEntriesBatchSizeBytes = self._append_bytes
-            log.core._SyncObj__serializer._Serializer__transmissionBatchSize = self._append_bytes
+            library(log.core).conf.appendEntriesBatchSizeBytes = self._append_bytes
+            library(log.core).serializer._Serializer__transmissionBatchSize = self._append_bytes
         return log
 
     def open_anew(self, nonce: int) -> None:
@@ -219,17 +237,17 @@ class Member:
     def held(self) -> tuple[Any, ...]:
         """All that the process is. Of a role that is over nothing is kept: the next one begins anew."""
         core, journal, log = self.log.core, self.log.journal, self.log
-        state = core._SyncObj__raftState
-        assert not core._SyncObj__serializer._Serializer__pid
-        assert not core._SyncObj__serializer._Serializer__transmissions
+        state = library(core).raftState
+        assert not library(core).serializer._Serializer__pid
+        assert not library(core).serializer._Serializer__transmissions
         if state != _CANDIDATE:
-            core._SyncObj__votesCount = 0
+            library(core).votesCount = 0
         if state != _LEADER:
-            core._SyncObj__raftNextIndex, core._SyncObj__raftMatchIndex = {}, {}
+            library(core).raftNextIndex, library(core).raftMatchIndex = {}, {}
         lists = (
-            frozenset((node.id, index) for node, index in core._SyncObj__raftNextIndex.items()),
-            frozenset((node.id, index) for node, index in core._SyncObj__raftMatchIndex.items()),
-            frozenset(node.id for node in core._SyncObj__connectedNodes),
+            frozenset((node.id, index) for node, index in library(core).raftNextIndex.items()),
+            frozenset((node.id, index) for node, index in library(core).raftMatchIndex.items()),
+            frozenset(node.id for node in library(core).connectedNodes),
         )
         peers = frozenset((peer.node_id, *(getattr(peer, name) for name in _PEER)) for peer in log.peers.values())
         snapshots = frozenset((name, bytes(parts)) for name, parts in log.transport._hardening._snapshots.items())  # type: ignore[union-attr]
@@ -251,14 +269,14 @@ class Member:
         log, core = self.log, self.log.core
         for name, value in zip(_CORE, attributes, strict=True):
             setattr(core, _core_name(name), value)
-        core._SyncObj__raftNextIndex = {Node(node): index for node, index in lists[0]}
-        core._SyncObj__raftMatchIndex = {Node(node): index for node, index in lists[1]}
-        core._SyncObj__connectedNodes = {Node(node) for node in lists[2]}
-        core._SyncObj__raftElectionDeadline, core._SyncObj__newAppendEntriesTime = math.inf, math.inf
-        core._SyncObj__lastResponseTime = {Node(node): NOW for node in NODES if node != self.name}
-        core._SyncObj__raftLeader = core._SyncObj__selfNode if attributes[0] == _LEADER else None
-        core._SyncObj__numOneSecondDumps = 1 << 60
-        core._SyncObj__commandsWaitingCommit.clear()
+        library(core).raftNextIndex = {Node(node): index for node, index in lists[0]}
+        library(core).raftMatchIndex = {Node(node): index for node, index in lists[1]}
+        library(core).connectedNodes = {Node(node) for node in lists[2]}
+        library(core).raftElectionDeadline, library(core).newAppendEntriesTime = math.inf, math.inf
+        library(core).lastResponseTime = {Node(node): NOW for node in NODES if node != self.name}
+        library(core).raftLeader = library(core).selfNode if attributes[0] == _LEADER else None
+        library(core).numOneSecondDumps = 1 << 60
+        library(core).commandsWaitingCommit.clear()
         core._uncompacted_bytes, core.failure, core.on_probation = 0, None, not probation[0]
         core.pre_vote._granted, core.pre_vote.asks = set(asked[0]), asked[1]
         for name, value in zip(_JOURNAL, journal, strict=True):
@@ -286,13 +304,13 @@ class Member:
         if kind == "gets":
             frames = self._coming(event[1], event[2])
         elif kind == "beat":
-            core._SyncObj__newAppendEntriesTime = 0.0
+            library(core).newAppendEntriesTime = 0.0
         elif kind == "asks":
-            core._SyncObj__raftElectionDeadline = 1.0
+            library(core).raftElectionDeadline = 1.0
         elif kind == "campaign":
-            core._SyncObj__raftElectionDeadline = 0.0  # as one that the leader has asked for: nobody is asked first
+            library(core).raftElectionDeadline = 0.0  # as one that the leader has asked for: nobody is asked first
         elif kind == "gives up":
-            core._SyncObj__lastResponseTime = dict.fromkeys(core._SyncObj__lastResponseTime, -math.inf)
+            library(core).lastResponseTime = dict.fromkeys(library(core).lastResponseTime, -math.inf)
         elif kind == "propose":
             core.propose(event[1], lambda *_: None)
         elif kind == "compact":
@@ -339,7 +357,7 @@ class Member:
         entries = tuple((index, term, command) for command, index, term in self.log.journal._entries)
         counts, applied = self.log.probation.over, cast(Machine, self.log.fsm).applied
         return View(
-            True, counts, core.leads, core.raftCurrentTerm, core._SyncObj__votedForNodeId or "", entries, core.raftCommitIndex,
+            True, counts, core.leads, core.raftCurrentTerm, library(core).votedForNodeId or "", entries, core.raftCommitIndex,
             core.raftLastApplied, applied,
         )  # fmt: skip
 
@@ -505,8 +523,8 @@ class Members:
             if event[0] == "start":
                 starts += 1
                 member.open_anew(2 * starts + 1)
-                member.log.core._SyncObj__numOneSecondDumps = 1 << 60
-                member.log.core._SyncObj__raftElectionDeadline = math.inf
+                library(member.log.core).numOneSecondDumps = 1 << 60
+                library(member.log.core).raftElectionDeadline = math.inf
             else:
                 member.become(cell.process, disk)
             member.take(event)

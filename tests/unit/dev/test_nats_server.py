@@ -1,4 +1,4 @@
-"""Test nats-server as a child process: search, start, restart on its port, and its end with the parent."""
+"""Test the NATS servers of the development tools: start, settings and clusters."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from liftpy.errors import ConfigError, UnavailableError
+from sidecar.bench import systems
 from sidecar.dev import nats_server
 from sidecar.dev.demo_steps import LineProcess
 from sidecar.dev.nats_server import NatsServer, dies_with_parent, find_nats_server, spawn
@@ -130,3 +132,79 @@ def test_child_process_whose_parent_has_ended_does_not_start() -> None:
     command[5] = "0"
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout) == (1, "")
+
+
+class DeafProcess:
+    """Stand in for a nats-server that never listens and ignores SIGTERM."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def terminate(self) -> None:
+        self.calls.append("terminate")
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+        self.code = -9
+
+    def wait(self, timeout_s: float) -> int:
+        if self.code is None:
+            raise subprocess.TimeoutExpired("x", timeout_s)
+        return self.code
+
+
+def test_nats_server_that_never_listens_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = DeafProcess()
+
+    def spawn(*_: Any, **__: Any) -> DeafProcess:
+        return process
+
+    monkeypatch.setattr(nats_server, "spawn", spawn)
+    monkeypatch.setattr(nats_server, "find_nats_server", lambda: Path("/bin/nats-server"))
+    monkeypatch.setattr(nats_server, "_START_TIMEOUT_S", 0.02)
+    with pytest.raises(UnavailableError, match="none"):
+        NatsServer().start()
+    assert process.calls == ["terminate", "kill"]
+
+
+class _Server:
+    """Raise the remaining errors at each start."""
+
+    fail: ClassVar[list[str]] = []
+    stopped: ClassVar[list[str]] = []
+
+    def __init__(self, config: str) -> None:
+        self._config = config
+
+    def start(self) -> None:
+        if self.fail:
+            raise UnavailableError(self.fail.pop())
+
+    def stop(self) -> None:
+        self.stopped.append(self._config)
+
+
+@pytest.fixture(autouse=True)
+def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systems, "NatsServer", _Server)
+    _Server.fail.clear()
+    _Server.stopped.clear()
+
+
+def test_nats_cluster_chooses_new_ports_when_a_port_is_taken() -> None:
+    _Server.fail.extend(["listen tcp 127.0.0.1:4: bind: address already in use"] * 3)
+    with systems.NatsCluster(3) as cluster:
+        assert len(cluster.servers) == 3
+    assert len(_Server.stopped) == 3
+
+
+@pytest.mark.parametrize(("said", "times"), [("none", 1), ("address already in use", 4)])
+def test_nats_cluster_start_raises_after_repeated_port_errors_or_another_error(said: str, times: int) -> None:
+    _Server.fail.extend([said] * times)
+    with pytest.raises(UnavailableError, match=said), systems.NatsCluster(3):
+        pass
+    assert _Server.fail == []

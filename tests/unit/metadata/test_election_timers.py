@@ -1,17 +1,27 @@
-"""Test the clocks of the metadata leader: waiting for positions, passing over candidates, retrying Offline."""
+"""Test when the metadata leader starts elections: timers, failure reports, leaderless partitions, preferred leaders."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from cluster_driver import MS, SECOND, Driver
+from cluster_driver import MS, SECOND, Driver, Error
 from election_driver import Cluster
 
-from liftpy.config import ReplicationConfig
+from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.partition import PartitionState, PartitionStatus
-from liftpy.core.metadata.controller.election_triggers import PATIENCE, ElectionTimers
+from liftpy.core.metadata.controller.election_triggers import (
+    ANSWER_NS,
+    PATIENCE,
+    ElectionTimers,
+    FailureReports,
+    PreferredLeaders,
+    ProbeResult,
+    partitions_off_preferred_leader,
+)
+from liftpy.core.metadata.controller.quorum_member import LONG_NS, LeaderlessTimer
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.each import each
 
 WAIT, TIMEOUT, RETRY = 250 * MS, 2000 * MS, 1000 * MS
 
@@ -188,3 +198,163 @@ def test_candidate_without_progress_is_passed_over_at_the_time_limit(many: Many)
         many.ask(electLeader=many.about(pb.ElectLeader, moving, node="b"))
         timers.image_changed(many.fsm.image, now)
     assert stuck in {p.partition for p in timers.take_due(end)}
+
+
+TICK_NS = 20_000_000
+
+
+def tick(leaderless: LeaderlessTimer, there_is_a_leader: bool, from_ns: int, until_ns: int) -> None:
+    for now_ns in range(from_ns, until_ns + 1, TICK_NS):
+        leaderless.tick(there_is_a_leader, now_ns)
+
+
+def test_leaderless_timer_expires_after_consecutive_ticks_without_a_leader() -> None:
+    leaderless = LeaderlessTimer()
+    assert not leaderless.for_long
+    tick(leaderless, False, TICK_NS, LONG_NS)
+    assert not leaderless.for_long, "one tick less than long"
+    leaderless.tick(False, LONG_NS + TICK_NS)
+    assert leaderless.for_long
+    leaderless.tick(True, LONG_NS + 2 * TICK_NS)
+    assert not leaderless.for_long
+    leaderless.tick(False, LONG_NS + 3 * TICK_NS)
+    assert not leaderless.for_long, "it has only just lost sight of the leader"
+
+
+def test_leaderless_timer_after_a_pause_of_the_process_restarts() -> None:
+    leaderless = LeaderlessTimer()
+    tick(leaderless, False, TICK_NS, 2 * LONG_NS)
+    assert leaderless.for_long
+    leaderless.tick(False, 10 * LONG_NS)
+    assert not leaderless.for_long, "what it knows is old, and others may have a leader"
+    tick(leaderless, False, 10 * LONG_NS, 11 * LONG_NS)
+    assert leaderless.for_long
+
+
+SERVES, DOES_NOT, ABSENT = ProbeResult.SERVES, ProbeResult.DOES_NOT, ProbeResult.ABSENT
+
+
+def report(cluster: Cluster, witness: str) -> pb.ReportLeader:
+    partition = cluster.partition()
+    fields = cluster.about(witness=witness, leader=partition.leader, leaderEpoch=partition.leader_epoch)
+    return pb.ReportLeader(**fields, accusedAsked=True)  # a witness may claim that
+
+
+def accused(isr: str = "ab") -> tuple[Cluster, FailureReports]:
+    cluster, accusations = Cluster(), FailureReports()
+    accusations.lead(7)
+    cluster.change_isr(list(isr))
+    return cluster, accusations
+
+
+def test_leader_report_with_three_followers_is_logged_with_term_and_time_of_the_metadata_leader() -> None:
+    cluster, accusations = accused("abc")
+    said = report(cluster, "b")
+    assert not accusations.add(said, cluster.fsm.image, 11)
+    assert (said.stampNs, said.stampTerm, said.accusedAsked) == (11, 7, False)
+    assert accusations.take_leader_checks() == []
+
+
+@each(
+    ("of_accused", "of_witness", "proposed"),
+    [
+        (SERVES, DOES_NOT, False), (SERVES, None, False), (SERVES, ABSENT, False),
+        (DOES_NOT, DOES_NOT, True), (ABSENT, DOES_NOT, True), (None, DOES_NOT, True),
+        (ABSENT, ABSENT, False), (None, None, False), (DOES_NOT, None, False), (DOES_NOT, ABSENT, False),
+    ],
+)  # fmt: skip
+def test_reported_leader_that_does_not_serve_is_replaced_if_the_reporter_is_reachable(
+    of_accused: ProbeResult | None, of_witness: ProbeResult | None, proposed: bool
+) -> None:
+    cluster, accusations = accused()
+    assert accusations.add(report(cluster, "b"), cluster.fsm.image, 0)
+    asked = {question.node: question for question in accusations.take_leader_checks()}
+    assert set(asked) == {"a", "b"}
+    for node, testimony in (("a", of_accused), ("b", of_witness)):
+        if testimony is not None:
+            accusations.record_testimony(asked[node], testimony)
+    found = accusations.take_due(0) or accusations.take_due(ANSWER_NS)
+    assert [said.accusedAsked for said in found] == [True] * proposed
+    assert accusations.take_due(2 * ANSWER_NS) == []
+    assert accusations.next_deadline_ns() is None
+
+
+def test_sole_isr_member_reported_twice_is_probed_once_for_the_last_reporting_node() -> None:
+    cluster, accusations = accused("a")
+    assert accusations.add(report(cluster, "c"), cluster.fsm.image, 0)
+    assert accusations.add(report(cluster, "b"), cluster.fsm.image, 1)
+    assert [question.node for question in accusations.take_leader_checks()] == ["a", "c"]
+    assert not accusations.add(report(cluster, "a"), cluster.fsm.image, 2), "apply refuses it"
+
+
+def test_leader_probe_answer_of_an_older_leader_epoch_is_ignored() -> None:
+    cluster, accusations = accused()
+    accusations.add(report(cluster, "b"), cluster.fsm.image, 0)
+    old = accusations.take_leader_checks()
+    cluster.restarts_and_leads_again()
+    accusations.add(report(cluster, "b"), cluster.fsm.image, 1)
+    for question in old:
+        accusations.record_testimony(question, DOES_NOT)
+    assert accusations.take_due(2) == []
+    accusations.lead(8)
+    assert accusations.take_due(10 * ANSWER_NS) == []
+
+
+def moved(cluster: Cluster, node: str) -> None:
+    """Move the leadership to ``node`` with an election command."""
+    image = cluster.fsm.image.streams["orders"]
+    assert cluster.ask(electLeader=pb.ElectLeader(stream="orders", uid=image.uid, node=node)).error == Error.OK
+    cluster.promote()
+    assert cluster.partition().leader == node
+
+
+def test_misplaced_leaderships_are_partitions_whose_electable_preferred_leader_does_not_lead() -> None:
+    cluster = Cluster()
+    assert partitions_off_preferred_leader(cluster.fsm.image) == []
+    moved(cluster, "b")
+    assert [(key.partition, node) for key, node in partitions_off_preferred_leader(cluster.fsm.image)] == [(0, "a")]
+    cluster.fence("a")
+    assert partitions_off_preferred_leader(cluster.fsm.image) == []
+
+
+def test_preferred_leader_rebalance_moves_at_the_second_check_and_never_if_disabled() -> None:
+    cluster = Cluster()
+    moved(cluster, "b")
+    on, off = PreferredLeaders(10.0), PreferredLeaders(0.0)
+    for leaders in (on, off):
+        leaders.lead(0)
+    image = cluster.fsm.image
+    assert on.take_due(image, 9 * NS_PER_S) == []
+    assert on.take_due(image, 10 * NS_PER_S) == [], "seen for the first time: it may have been lost a moment ago"
+    assert [proposal.node for proposal in on.take_due(image, 20 * NS_PER_S)] == ["a"]
+    assert off.take_due(image, 10**6 * NS_PER_S) == []
+    assert off.next_deadline_ns() is None
+    on.resign()
+    assert on.take_due(image, 10**6 * NS_PER_S) == []
+
+
+def test_preferred_leader_rebalance_moves_nothing_during_an_election() -> None:
+    cluster = Cluster()
+    moved(cluster, "b")
+    leaders = PreferredLeaders(10.0)
+    leaders.lead(0)
+    leaders.take_due(cluster.fsm.image, 10 * NS_PER_S)
+    cluster.fence("b")
+    assert cluster.partition().status is not PartitionStatus.ONLINE
+    assert leaders.take_due(cluster.fsm.image, 20 * NS_PER_S) == []
+
+
+def test_preferred_leader_rebalance_uses_an_interval_changed_while_leading() -> None:
+    cluster = Cluster()
+    moved(cluster, "b")
+    image, leaders = cluster.fsm.image, PreferredLeaders(0.0)
+    leaders.change(10.0)
+    assert leaders.next_deadline_ns() is None, "who does not lead looks at nothing"
+    leaders.change(0.0)
+    leaders.lead(0)
+    leaders.change(10.0)
+    assert leaders.take_due(image, 5 * NS_PER_S) == [], "seen for the first time"
+    assert leaders.take_due(image, 14 * NS_PER_S) == []
+    assert [proposal.node for proposal in leaders.take_due(image, 15 * NS_PER_S)] == ["a"]
+    leaders.change(0.0)
+    assert leaders.take_due(image, 10**6 * NS_PER_S) == []

@@ -1,13 +1,23 @@
-"""Test that every kind of record survives its bytes, and follows only a fitting image."""
+"""Test metadata records: their encoding, the encoding of state, and records between two images."""
 
 from __future__ import annotations
 
-import pytest
+import dataclasses
+import random
+from dataclasses import replace
+from typing import Any
 
-from liftpy.config import NO_QUOTA, DefaultQuota, SessionTimes, StreamConfig
+import pytest
+from cluster_driver import Driver
+
+from liftpy.config import NO_QUOTA, AckPolicy, Codec, CommitPolicy, DefaultQuota, FlushPolicy, SessionTimes, StreamConfig
+from liftpy.core.base.partition import MoveReason, Pause, Purge, PurgeReport
+from liftpy.core.metadata import codec
+from liftpy.core.metadata.codec import CONFIG, decode_snapshot, encode_snapshot
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.idempotency import Operation
 from liftpy.core.metadata.image import ClusterImage, ClusterRules, Counters, LeaderReport, NodeImage, StreamImage
+from liftpy.core.metadata.image_delta import entry_between, records_between
 from liftpy.core.metadata.records import (
     ControllersChanged,
     CountersMoved,
@@ -27,6 +37,7 @@ from liftpy.core.metadata.records import (
     record_from_pb,
     record_to_pb,
     replay,
+    replay_all,
 )
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import InvariantError, ProtocolError
@@ -116,3 +127,199 @@ def test_metadata_record_that_contradicts_the_image_raises_invariant_error(code:
 def test_session_times_change_in_an_empty_image_raises_invariant_error() -> None:
     with pytest.raises(InvariantError, match="M5"):
         replay(ClusterImage(), SessionTimesSet(SessionTimes(2000, 900)))
+
+
+def _shown(image: ClusterImage) -> tuple[object, ...]:
+    """Return the part of an image that a worker process uses."""
+    return (
+        image.index, dict(image.nodes), dict(image.streams), image.controllers, image.feature_level, image.default_quota,
+        {node: dict(streams) for node, streams in image.hosted.items()}, dict(image.leader_counts),
+    )  # fmt: skip
+
+
+def _led_on(old: ClusterImage, new: ClusterImage) -> ClusterImage:
+    entry = entry_between(old, new)
+    assert entry is not None
+    read = pb.FeedEntry.FromString(entry.SerializeToString())
+    assert read.previousIndex == old.index
+    return replace(replay_all(old, [record_from_pb(record) for record in read.records]), index=read.index)
+
+
+def _strike(driver: Driver, rng: random.Random, names: list[str]) -> None:
+    match rng.randrange(9):
+        case 0:
+            name = f"s{len(names)}"
+            driver.create(name, partitions=rng.randint(1, 4))
+            names.append(name)
+        case 1 if len(names) > 1:
+            driver.ask(deleteStream=pb.DeleteStream(name=names.pop(rng.randrange(1, len(names)))))
+        case 2:
+            driver.restart(rng.choice("abc"))
+        case 3:
+            driver.fence("c")
+        case 4:
+            driver.register("d")
+        case 5:
+            driver.change_isr(["b", "c"], number=0)
+        case 6:
+            driver.ask(deleteStream=pb.DeleteStream(name="orders"))
+            driver.create()
+        case 7:
+            quota = DefaultQuota(records_per_s=rng.randrange(3))
+            driver.fsm.image = replace(driver.fsm.image, index=driver.fsm.image.index + 1, default_quota=quota)
+            driver.log.append(b"")
+        case _:
+            driver.ask(addPartitions=pb.AddPartitions(name="orders", partitions=rng.randint(2, 6)))
+
+
+def test_worker_that_replays_records_between_images_gets_an_equal_image() -> None:
+    """The worker also gets only some of the images."""
+    rng = random.Random(7)
+    for _ in range(30):
+        driver, names = Driver(("a", "b", "c")), ["orders"]
+        driver.create(partitions=2)
+        shown = decode_snapshot(encode_snapshot(driver.fsm.image, operations=False))
+        at = driver.fsm.image
+        for _ in range(25):
+            _strike(driver, rng, names)
+            if rng.random() < 0.5:
+                new = driver.fsm.image
+                shown, at = _led_on_from(shown, at, new), new
+                assert _shown(shown) == _shown(new)
+
+
+def _led_on_from(shown: ClusterImage, old: ClusterImage, new: ClusterImage) -> ClusterImage:
+    """Replay the records between two images of the node on the image of the worker."""
+    entry = entry_between(old, new)
+    assert entry is not None
+    return replace(replay_all(shown, [record_from_pb(record) for record in entry.records]), index=entry.index)
+
+
+def test_records_between_equal_images_is_empty() -> None:
+    driver = Driver(("a",))
+    driver.create()
+    image = driver.fsm.image
+    assert records_between(image, image) == []
+    assert records_between(image, replace(image, index=image.index + 1)) == []
+
+
+def test_records_between_an_image_and_an_older_image_requires_a_snapshot() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create(partitions=2)
+    old = driver.fsm.image
+    driver.change_isr(["b", "c"], number=1)
+    new = driver.fsm.image
+    assert _shown(_led_on(old, new)) == _shown(new)
+    assert records_between(replace(new, index=new.index + 1), new) is None, "an older index"
+    assert records_between(new, replace(old, index=new.index)) is None, "the epoch of a partition has fallen"
+
+
+def test_metadata_state_codec_restores_every_field() -> None:
+    node = NodeImage(
+        node_id="n",
+        incarnation=2,
+        rack="r",
+        weight=3.0,
+        version="v",
+        status_address="a",
+        host="h/1",
+        fenced=True,
+        session_time_ns=4,
+        previous_incarnation=5,
+        folder_id="f",
+        start=6,
+        nonce=7,
+        earlier_nonces=(8, 9),
+        partition_budget=10,
+        weight_by_hand=True,
+        rack_by_hand=True,
+        leaving=True,
+    )
+    state = a_partition(
+        unclean_elected=True,
+        passed_over=("b",),
+        incomplete=("c",),
+        deposed="b",
+        complete=("c",),
+        target=("a", "b", "d"),
+        joining="d",
+        moved_for=MoveReason.DRAINED,
+        copy_epoch=9,
+        asked_start=10,
+        purges=(Purge(number=12, subjects=("x.>",), keys=(b"k",), end_offset=13),),
+        purged=(PurgeReport("a", 12),),
+        pause=Pause.UNTIL_PUBLISH,
+        pauses=12,
+        isr=("a", "b"),
+        leaderships=11,
+    )
+    report = LeaderReport(
+        witness="b",
+        witness_incarnation=1,
+        leader="a",
+        leader_epoch=2,
+        last_epoch=3,
+        newest_offset=4,
+        high_watermark=5,
+        time_ns=6,
+        stamp_ns=7,
+        stamp_term=8,
+    )
+    operation = Operation(b"0123456789abcdef", 5, b"answer", 6)
+    counters = Counters(1, 2, 3, 4, 5)
+    stream = dataclasses.replace(a_stream(state), placement="rack", replication_factor=3, waiting=2, config_version=4)
+    codecs: tuple[tuple[Any, Any, Any], ...] = (
+        (node, codec.NODE.to_pb, codec.NODE.from_pb),
+        (state, codec.PARTITION.to_pb, codec.PARTITION.from_pb),
+        (operation, codec.OPERATION.to_pb, codec.OPERATION.from_pb),
+        (counters, codec.COUNTERS.to_pb, codec.COUNTERS.from_pb),
+        (stream, codec.STREAM.to_pb, codec.STREAM.from_pb),
+    )
+    for value, there, back in codecs:
+        assert back(there(value)) == value
+        for field in dataclasses.fields(value):
+            if field.name not in ("partition", "candidate", "status"):
+                assert getattr(value, field.name), f"{field.name} has to be something, or it shows nothing"
+    assert codec.REPORT.from_pb(codec.report_to_pb("u1", 3, report)) == report
+    image = an_image(a_stream(state))
+    image = dataclasses.replace(
+        image,
+        reports=image.reports.set(("u1", 0), (report, dataclasses.replace(report, witness="c"))),
+        operations=image.operations.with_operation(operation),
+        controllers=ControllerList(("a", "b", "c"), "d", "b", 6),
+    )
+    for field in dataclasses.fields(ControllerList):
+        assert getattr(image.controllers, field.name)
+    again = decode_snapshot(encode_snapshot(image))
+    assert (again, again.reports["u1", 0]) == (image, image.reports["u1", 0])
+    assert again.controllers == image.controllers, "who restores it knows who decides"
+    assert decode_snapshot(encode_snapshot(an_image())).controllers == ControllerList()
+    assert len(decode_snapshot(encode_snapshot(image, operations=False)).operations) == 0
+
+
+CONFIGS = [
+    StreamConfig(
+        ack_policy=AckPolicy.LEADER,
+        min_isr=3,
+        flush=FlushPolicy.parse("interval:70"),
+        commit_policy=CommitPolicy.QUORUM,
+        segment_bytes=5000,
+        segment_age_s=1.5,
+        retention_age_s=2.5,
+        retention_bytes=3,
+        retention_records=4,
+        compaction=True,
+        delete_retention_s=5.5,
+        codec=Codec.ZSTD,
+        failover_standby=True,
+        dedup_window_s=6.5,
+    ),
+    StreamConfig(delete_retention_s=0.0, dedup_window_s=0.0, segment_age_s=0.0),
+    StreamConfig(),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_stream_settings_codec_restores_every_setting(config: StreamConfig) -> None:
+    assert CONFIG.from_pb(CONFIG.to_pb(config)) == config
+    assert CONFIG.from_pb(pb.StreamConfig()) == StreamConfig()

@@ -303,6 +303,17 @@ async def test_node_stop_during_the_recovery_unlocks_the_data_directory_after_it
     DataDirectory(world.folder).close()
 
 
+async def test_node_start_does_not_wait_for_a_hanging_flush_probe(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(sidecar.node.node, "probe_flushes", lambda path: [60.0] if gate.wait(60) else None)
+    try:
+        node = await asyncio.wait_for(started(world), 30)
+    finally:
+        gate.set()
+    node.request_stop(hand_over=False)
+    assert await node.stop() == 0
+
+
 async def test_node_reload_during_the_start_applies_to_parts_that_start_later(world: World) -> None:
     class Source:
         sources: ClassVar[dict[str, str]] = {}

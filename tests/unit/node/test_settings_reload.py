@@ -114,19 +114,19 @@ async def test_settings_reload_waits_for_a_running_reload_that_tests_credentials
         tried.set()
         await may_go_on.wait()
 
-    told.reloading._prove = prove
+    reloading = SettingsReloader(SETTINGS, told, told.parts, prove)
     told.found = replace(SETTINGS, credentials=Credentials(token="one"), scrub_bytes_per_s=7)
-    first = asyncio.ensure_future(told.reloading.reload())
+    first = asyncio.ensure_future(reloading.reload())
     await asyncio.wait_for(tried.wait(), 10)
     told.found = replace(SETTINGS, credentials=Credentials(token="two"), scrub_bytes_per_s=9)
-    second = asyncio.ensure_future(told.reloading.reload())
+    second = asyncio.ensure_future(reloading.reload())
     for _ in range(3):
         await asyncio.sleep(0)
     assert (len(told.proved), told.rates) == (1, [])
     may_go_on.set()
     await asyncio.wait_for(asyncio.gather(first, second), 10)
     assert [one.token for one in told.keys] == ["one", "two"], "what was read last holds"
-    assert told.reloading.running.scrub_bytes_per_s == told.rates[-1] == 9
+    assert reloading.running.scrub_bytes_per_s == told.rates[-1] == 9
 
 
 async def test_settings_reload_applies_live_settings_and_lists_settings_that_need_a_restart(told: Told) -> None:

@@ -170,24 +170,6 @@ async def test_housekeeping_reports_damage_found_by_compaction(error: LiftError,
     assert one.done == told
 
 
-async def test_housekeeping_writes_checkpoints_when_the_high_watermark_rises(tmp_path: Path) -> None:
-    workers = FakeWorkers([FakeWorker("a"), FakeWorker("b")])
-    keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
-    checkpoint_all = keeping._checkpoints
-    for _ in range(3):
-        await checkpoint_all()
-    assert [worker.done for worker in workers] == [["checkpoint"], ["checkpoint"]], "an idle one costs nothing"
-    workers[0].high_watermark = 5
-    for is_busy in (True, False, False):
-        workers[0].disk_is_busy = is_busy
-        await checkpoint_all()
-    assert [len(worker.done) for worker in workers] == [2, 1], "it is tried again after another disk operation"
-    gone = workers.pop()
-    await checkpoint_all()
-    assert gone not in keeping._checkpointed
-    assert len(keeping._checkpointed) == 1
-
-
 async def test_housekeeping_repeats_a_failed_checkpoint_although_the_high_watermark_has_not_changed(tmp_path: Path) -> None:
     """A log that was opened on a full disk accepts no records, so its HW cannot rise, before its checkpoint is stored [S1]."""
     one, failed = FakeWorker("a"), FakeWorker("b")
@@ -199,19 +181,6 @@ async def test_housekeeping_repeats_a_failed_checkpoint_although_the_high_waterm
         failed.storage_failed = True
     assert one.done == ["checkpoint"] * 3
     assert failed.done == ["checkpoint"], "a failed log waits for the restart of the node"
-
-
-async def test_housekeeping_uses_time_zero_for_retention_while_the_clock_is_untrusted(tmp_path: Path) -> None:
-    one, ages = FakeWorker("a"), []
-    one.config = StreamConfig(retention_bytes=1, compaction=True)
-    one.apply_retention = ages.append  # type: ignore[method-assign]
-    one.log.begin_compaction = lambda now_ns, min_dirty_ratio: ages.append(now_ns)  # type: ignore[method-assign]
-    workers = FakeWorkers([one])
-    keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
-    for told_ns in (7, 0):
-        workers.clocks.time_ns = told_ns
-        await keeping._clean()
-    assert ages == [7, 7, 0, 0]
 
 
 async def test_housekeeping_deletes_old_records_and_stores_checkpoints_during_a_long_compaction(

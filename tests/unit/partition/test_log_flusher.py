@@ -126,6 +126,17 @@ async def test_log_flusher_after_an_error_reports_the_failure_and_flushes_no_mor
     assert len(bench.failed) == 1
 
 
+async def test_log_flusher_flush_that_raises_an_unexpected_exception_is_reported_as_failed(
+    pool: concurrent.futures.Executor,
+) -> None:
+    bench = Bench(pool)
+    bench.fault = ValueError("a bug, in a thread")
+    bench.append()
+    await until(lambda: bool(bench.failed), "the failure")
+    assert bench.flushed == []
+    await bench.flusher.close()
+
+
 async def test_log_flusher_runs_flushes_in_threads_after_a_long_flush(
     pool: concurrent.futures.Executor, fast: FlushScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -22,6 +23,7 @@ from sidecar.runtime import clock
 from sidecar.runtime.timers import Timers
 from tests.born import born_fsm, registration
 from tests.unit.partition.shell_parts import process_tools
+from tests.until import until
 
 DECIDES = Deletions(None, "a", decides=lambda: True)  # type: ignore[arg-type]
 
@@ -68,6 +70,14 @@ class Worker:
         return True
 
 
+def partitions_of(node_id: str, fatal: Callable[[Any], object] = pytest.fail) -> module.Partitions:
+    tools: Any = SimpleNamespace(
+        settings=SimpleNamespace(node_id=node_id, replication=ReplicationConfig()), **process_tools(fatal), deletions=DECIDES,
+        lease=Lease(3_600 * NS_PER_S), timers=Timers(),
+    )  # fmt: skip
+    return module.Partitions(tools, Mock(NodeCounts))
+
+
 async def test_replica_manager_applies_a_metadata_change_that_arrives_while_a_partition_opens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -88,15 +98,7 @@ async def test_replica_manager_applies_a_metadata_change_that_arrives_while_a_pa
         return made[-1]
 
     monkeypatch.setattr(module, "open_worker", open_worker)
-    settings = SimpleNamespace(node_id=follower, replication=ReplicationConfig())
-    partitions = module.Partitions(
-        SimpleNamespace(
-            settings=settings,
-            **process_tools(),
-            deletions=DECIDES,
-        ),  # type: ignore[arg-type]
-        Mock(NodeCounts),
-    )
+    partitions = partitions_of(follower)
     partitions.image_changed(ClusterImage(), group.fsm.image)
     async with asyncio.timeout(30):
         await partitions.wait_until_open()
@@ -116,13 +118,7 @@ async def test_replica_manager_reports_an_unexpected_error_while_a_partition_ope
         raise ZeroDivisionError
 
     monkeypatch.setattr(module, "open_worker", open_worker)
-    settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
-    tools = SimpleNamespace(
-        settings=settings,
-        **process_tools(failures.append),
-        deletions=DECIDES,
-    )
-    partitions = module.Partitions(tools, Mock(NodeCounts))  # type: ignore[arg-type]
+    partitions = partitions_of("a", failures.append)
     partitions.image_changed(ClusterImage(), group.fsm.image)
     async with asyncio.timeout(30):
         while not failures:
@@ -159,15 +155,7 @@ async def _with_slow_worker(
         return made[-1]
 
     monkeypatch.setattr(module, "open_worker", open_worker)
-    settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
-    partitions = module.Partitions(
-        SimpleNamespace(
-            settings=settings,
-            **process_tools(),
-            deletions=DECIDES,
-        ),  # type: ignore[arg-type]
-        Mock(NodeCounts),
-    )
+    partitions = partitions_of("a")
     partitions.image_changed(ClusterImage(), group.fsm.image)
     await partitions.wait_until_open()
     return group, partitions, made, may_end
@@ -234,14 +222,6 @@ class Leader(Worker):
     def feed(self, event: Any) -> None: ...
 
 
-def _partitions_of(node_id: str) -> module.Partitions:
-    tools: Any = SimpleNamespace(
-        settings=SimpleNamespace(node_id=node_id, replication=ReplicationConfig()), **process_tools(), deletions=DECIDES,
-        lease=Lease(3_600 * NS_PER_S), timers=Timers(),
-    )  # fmt: skip
-    return module.Partitions(tools, Mock(NodeCounts))
-
-
 async def _leading(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[Group, module.Partitions, list[Leader], list[int]]:
     group = Group()
     group.start_node("a")
@@ -258,7 +238,7 @@ async def _leading(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[Group, 
         return made[-1]
 
     monkeypatch.setattr(module, "open_worker", open_worker)
-    partitions = _partitions_of("a")
+    partitions = partitions_of("a")
     partitions.image_changed(ClusterImage(), group.fsm.image)
     async with asyncio.timeout(20):
         await partitions.wait_until_open()
@@ -308,7 +288,7 @@ async def test_replica_manager_opens_other_partitions_when_one_log_cannot_be_ope
         return Leader(node, key)
 
     monkeypatch.setattr(module, "open_worker", open_worker)
-    partitions = _partitions_of("a")
+    partitions = partitions_of("a")
     partitions.image_changed(ClusterImage(), group.fsm.image)
     async with asyncio.timeout(30):
         await partitions.wait_until_open()
@@ -340,7 +320,7 @@ async def test_replica_manager_opens_waiting_partitions_despite_metadata_changes
         return Leader(node, key)
 
     monkeypatch.setattr(module, "open_worker", open_worker)
-    partitions = _partitions_of("a")
+    partitions = partitions_of("a")
     partitions._changed._slice_s = (
         0.0  # one partition in each turn of the loop: a place may get free while others wait for their turn
     )
@@ -354,3 +334,25 @@ async def test_replica_manager_opens_waiting_partitions_despite_metadata_changes
     async with asyncio.timeout(30):
         await partitions.wait_until_open()
     assert await partitions.stop()
+
+
+async def test_replica_manager_stop_cancels_partitions_waiting_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_OPENED_AT_ONCE", 1)
+    group = Group()
+    group.start_node("a")
+    group.ask(createStream=pb.CreateStream(name="s", subject="s.x", partitions=3))
+    opened: list[Any] = []
+
+    async def open_worker(node: Any, key: Any, subject: str, config: Any, *_: Any) -> Worker:
+        opened.append(key)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(module, "open_worker", open_worker)
+    partitions = partitions_of("a")
+    partitions.image_changed(ClusterImage(), group.fsm.image)
+    await until(lambda: opened)
+    async with asyncio.timeout(30):
+        assert await partitions.stop()
+        await partitions.wait_until_open()
+    assert len(opened) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import shutil
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.log import log as log_module
 from liftpy.core.log.compaction_point import HORIZON_NAME, Horizon, encode_horizon
 from liftpy.core.log.log import Log
+from liftpy.core.log.recovery import FLUSH_FAILED_NAME
 from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import CorruptionError, StorageError
 from sidecar.disk.data_folder import UNREPORTED_DAMAGE, DataDirectory
@@ -26,6 +28,7 @@ from sidecar.metadata.identity import NodeFile
 from sidecar.partition import recovery
 from sidecar.partition.recovery import RecoveredLogs
 from tests.open_files import open_files
+from tests.unit.log.small_logs import add
 
 SMALL = StreamConfig(segment_bytes=4096)
 
@@ -324,3 +327,34 @@ async def test_log_recovery_does_not_list_a_deleted_partition_as_missing(
     await recovered_anew(folder, pool)
     folder.delete_partition(PartitionKey("a", "u1", 0))
     assert (await recovered_anew(folder, pool)).missing == []
+
+
+async def test_log_recovery_closes_recovered_logs_that_no_partition_takes(
+    tmp_path: Path, pool: concurrent.futures.ThreadPoolExecutor
+) -> None:
+    folder = DataDirectory(tmp_path)
+    for name in ("b-1/0", "a-1/0", "a-1/1"):
+        storage = DirectoryStorage(folder.path / "streams" / name)
+        log, _ = Log.open(storage, StreamConfig())
+        add(log)
+        log.close()
+        if name != "a-1/1":
+            storage.replace(FLUSH_FAILED_NAME, b"once")
+    killed = RecoveredLogs()
+    await killed.run(folder, pool, clean_stop=True)
+    killed.close()
+    logs = RecoveredLogs()
+    await logs.run(folder, pool, clean_stop=True)
+    assert (logs.suspect, logs.damaged) == (["a-1/0", "b-1/0"], []), "the killed process had not registered"
+    assert logs.names == {"a-1/0", "a-1/1", "b-1/0"}
+    streams = folder.path / "streams"
+    assert len(open_files(streams)) == 3
+    taken = logs.take(streams / "a-1" / "0")
+    assert taken is not None
+    await logs.forget_failed_flushes(folder, pool)
+    assert not list(streams.glob(f"*/*/{FLUSH_FAILED_NAME}"))
+    logs.close()
+    assert open_files(streams) == [str(streams / "a-1" / "0" / f"{0:020d}.log")]
+    for segment in taken.segments:
+        segment.file.close()
+    folder.close()

@@ -18,7 +18,6 @@ from liftpy.core.replication.events import LeaseChanged
 from liftpy.core.replication.lease import Lease
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.errors import StorageError
-from sidecar.partition import leadership
 from sidecar.partition import replica_manager as partitions_module
 from sidecar.partition.leadership import LeadershipTransfers
 from sidecar.partition.metric_sums import NodeCounts
@@ -233,32 +232,3 @@ async def test_replica_manager_stop_before_the_opening_of_an_unrecovered_log_is_
     node.recovered.unrecovered.add(Path("orders-u1/3"))
     node.previous.clean_stop = clean_stop
     assert await node.stop() is clean_stop
-
-
-@pytest.mark.parametrize("wrong", [{}, {"uid": "u2"}, {"leader_epoch": 5}, {"partition": 2}])
-async def test_resign_request_completes_when_ingest_is_idle(wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leadership, "_BACK_AFTER_S", 0.01)
-    one = RecordingWorker(KEY, leads=True)
-    node, order = partitions(one), one.asked
-    one.ingest.idle = False
-    asked = {"stream": "orders", "partition": 3, "uid": "u1", "leader_epoch": 4} | wrong
-    node.transfer_leadership(**asked, done=lambda: order.append("done"))
-    if wrong:
-        assert order == ["done"], "it is not about this leadership: who asks need not wait"
-        return
-    for _ in range(5):
-        await asyncio.sleep(0.001)
-    assert order == ["leave"], "publishers are still answered"
-    one.ingest.idle = True
-    await until(lambda: order == ["leave", "done", "back"])
-    await node.stop()
-
-
-async def test_leadership_transfer_requested_after_the_stop_starts_no_task() -> None:
-    """A request of the metadata leader may arrive until the connections are closed."""
-    leader = RecordingWorker(KEY, leads=True)
-    node = partitions(leader)
-    await node.transfers.close()
-    node.transfers.begin(leader, pytest.fail)
-    assert (node.transfers.tasks, leader.asked) == ({}, [])
-    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,4 +1,4 @@
-"""Test fetches, answers, reads and confirmations between the shells of nodes."""
+"""Test messages of a partition: failed fetches, read subjects, and messages of services."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2, service_pb2
 from liftpy.core.wire.batch import build_batch
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.replication import AnswerRouter, FetchClient
-from tests.scripts.replication_bench import ReplicationBench
+from tests.scripts.replication_bench import FakeBus, ReplicationBench
 from tests.unit.partition.shell_parts import KEY, Clocked
+from tests.unit.replication.test_reads import Source
+from tests.unit.services.test_service_endpoint import World, hello
 
 
 class NatsBus:
@@ -96,3 +100,32 @@ async def test_read_subject_of_the_partition_is_subscribed_only_while_the_replic
     assert [to for to, *_ in bus.sent] == ["_INBOX.a"], "what can't be read is refused, not dropped"
     reads.close()
     assert bus.listening == {}
+
+
+async def test_long_poll_read_is_answered_when_the_partition_closes() -> None:
+    bus: Any = FakeBus()
+    source: Any = Source()
+    tools = ReadTools(bus, Subjects(), InboxRule(("_INBOX.",)), Clocked(), Counter())
+    reads = ReadSubjects(tools, PartitionKey("s", "u1", 0), "n1", source)
+    bus.deliver("liftpy.s.0.read.n1", frames.encode(client_pb2.ReadRequest(waitMs=10_000, minHighWatermark=-1)), "_INBOX.a")
+    assert (reads.waiting_count, bus.sent) == (1, [])
+    assert reads.waiting_bytes > 1000
+    reads.close()
+    ((to, answer),) = bus.sent
+    head, _ = frames.decode_read_response(answer)
+    assert (to, head.error, head.detail) == ("_INBOX.a", head.NO_SUCH_PARTITION, "this node is removing its replica")
+    assert (reads.waiting_count, reads.waiting_bytes) == (0, 0)
+
+
+def test_partition_services_ignore_messages_of_other_partitions_and_unknown_nodes() -> None:
+    world = World()
+    world.say(hello())
+    world.say(frames.encode(service_pb2.ServiceAck(service="bank", stream="s", partition=7)))
+    world.say(frames.encode(service_pb2.SnapshotRequest(service="bank", stream="s", partition=7)))
+    assert world.counters == {}
+    heard: list[Any] = []
+    world.services._wellness = SimpleNamespace(record_states=lambda *told: heard.append(told))  # type: ignore[assignment]
+    told = [service_pb2.ServiceReport.State(service="bank", position=4)]
+    for node, uid in (("n2", "u0"), ("n1", "u1"), ("n9", "u1"), ("n2", "u1")):
+        world.services.record_states(service_pb2.ServiceReport(node=node, streamUid=uid, services=told))
+    assert [node for node, *_ in heard] == ["n2"]

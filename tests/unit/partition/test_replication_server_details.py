@@ -11,7 +11,7 @@ import pytest
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.replication.events import RefusalReason
-from liftpy.core.wire import frames
+from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.batch import build_batch, parse_header
 from liftpy.core.wire.chunking import Piece
@@ -204,3 +204,28 @@ def test_response_router_finds_partition_and_request_by_subject() -> None:
     follower.router.remove(slot)
     follower.sink(b"liftpy.inbox.n2.2.78", b"", b"", b"")
     assert len(told) == 1
+
+
+BATCH = build_batch([b"x" * 900], base_offset=5, leader_epoch=2)
+
+
+def test_fetch_client_after_close_holds_no_bytes_and_reports_no_response() -> None:
+    follower = Follower()
+    answer = frames.replication_response_header(2, 4, (BATCH,)) + BATCH
+    answered = follower.answered(answer)
+    assert (answered.request_id, answered.leader_epoch, answered.high_watermark) == (41, 2, 4)
+    assert answered.spans == (events.BatchSpan(base_offset=5, last_offset=5, leader_epoch=2),)
+    assert list(follower.client.fetched) == [answered.token]
+    follower.client.close()
+    assert follower.client.fetched == {}
+    follower.sink(b"liftpy.inbox.n2.1.41", b"", answer, b"")
+    assert follower.heard == []
+
+
+def test_fetch_client_request_fails_on_no_responders_and_not_on_an_unreadable_response() -> None:
+    follower = Follower()
+    for noise in (b"", b"x" * 30, envelope.encode(envelope.MessageType.STATUS_REQUEST, b"x")):
+        follower.sink(b"liftpy.inbox.n2.1.9", b"", noise, b"")
+    assert follower.heard == [], "anybody can send it: the response may still come"
+    follower.sink(b"liftpy.inbox.n2.1.9", b"", b"", b"NATS/1.0 503\r\n\r\n")
+    assert [(type(event), event.request_id) for event in follower.heard] == [(events.RequestFailed, 9)]

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.segment import log_name
 from liftpy.core.wire.batch import build_batch
 from sidecar.disk.files import DirectoryStorage
+from sidecar.partition import scrub as scrub_module
 from sidecar.partition.scrub import Scrub
+from tests.only_in import only_in
 from tests.until import until
 
 FAST = 1 << 30
@@ -140,3 +146,33 @@ async def test_scrub_stopped_inside_a_segment_resumes_at_that_position(tmp_path:
     assert position < log.size_bytes
     await scrub.close()
     assert scrub_of(tmp_path)[0].progress.position == position, "what comes behind it has not been read"
+
+
+async def test_scrub_pauses_in_proportion_to_its_read_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000, 2000, 3))
+    monkeypatch.setattr(scrub_module, "time", SimpleNamespace(monotonic=lambda: float(next(clock)), time=time.time))
+    rested: list[float] = []
+
+    async def rest(seconds: float) -> None:
+        rested.append(seconds)
+
+    only_in(monkeypatch, scrub_module, "asyncio", sleep=rest)
+    one = partition(tmp_path, "a")
+    scrub, _ = scrub_of(tmp_path, one)
+    await scrub._scan(one, one.log.segments[0], 0, FAST, 19)
+    assert rested == [3.0 * 19], "a thread that works 5 % of the time, however fast the disk is"
+    await scrub.close()
+
+
+async def test_scrub_skips_failed_and_closed_logs(tmp_path: Path) -> None:
+    failed, well, closed = partition(tmp_path, "a"), partition(tmp_path, "b"), partition(tmp_path, "c")
+    flip(tmp_path, "a", 0)
+    flip(tmp_path, "c", 0)
+    failed.storage_failed = True
+    closed.log.close()
+    scrub, counters = scrub_of(tmp_path, failed, well, closed)
+    scrub.start()
+    await until(lambda: scrub.progress.last_full_pass_s > 0)
+    await scrub.close()
+    assert (scrub.progress.findings, counters["scrub_damage"]) == (0, 0)
+    assert scrub.checked_bytes >= well.log.size_bytes

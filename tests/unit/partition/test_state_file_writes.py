@@ -19,9 +19,10 @@ from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.state_file import StateCapture, state_names
 from liftpy.core.publish.state_writer import GIVE_UP_NS
 from liftpy.core.wire.batch import build_batch, parse_batch
-from liftpy.errors import NoSpaceError
+from liftpy.errors import NoSpaceError, StorageError
 from sidecar.partition.flushing import StateCheckpoints, StateFileMatch, load_state_file, read_state_file
 from sidecar.runtime.timers import Timers
+from tests.unit.partition import test_state_file_writes
 from tests.unit.partition.shell_parts import FlushedPartition, flusher_of
 from tests.until import until
 
@@ -70,7 +71,7 @@ async def test_state_file_is_written_after_the_high_watermark_once_the_log_has_g
     storage.replace = replace
     bench.append(b"a", 10)
     bench.states.checkpoint()
-    await until(lambda: order and bench.flusher._checkpoint is None)
+    await until(lambda: order and not bench.flusher.under_way_s)
     assert "state-00000000000000000001" not in order, "that is not worth a file"
     bench.append(b"b")
     bench.states.checkpoint()
@@ -180,7 +181,7 @@ async def test_state_file_writes_run_one_at_a_time(bench: Bench) -> None:
     try:
         bench.append(b"a")
         states.checkpoint()
-        await until(lambda: states._writing is not None and bench.flusher._checkpoint is None)
+        await until(lambda: states._writing is not None and not bench.flusher.under_way_s)
         bench.append(b"b")
         states.checkpoint()
         assert states._unwritten is None, "the one before is not stored yet"
@@ -226,3 +227,23 @@ async def test_state_file_written_at_a_clean_stop_is_loaded_at_the_next_start(
     assert StateFileMatch() == (None, 0)
     (await again.states.close())()
     assert state_names(storage) == []
+
+
+async def test_state_file_is_not_written_when_the_high_watermark_could_not_be_stored(
+    pool: concurrent.futures.ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = test_state_file_writes.Bench(pool, test_state_file_writes.MemoryStorage())
+    bench.append(b"1")
+    stored = bench.log.checkpoint
+
+    def fails() -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(bench.log, "checkpoint", fails)
+    bench.states.checkpoint()
+    await until(lambda: not bench.flusher.under_way_s)
+    assert (bench.states._writing, bench.states.writer.written) == (None, 0)
+    monkeypatch.setattr(bench.log, "checkpoint", stored)
+    bench.states.checkpoint()
+    await until(lambda: bench.states.writer.written == 1)
+    await bench.flusher.close()

@@ -97,16 +97,6 @@ async def test_stream_with_acks_disabled_ignores_the_target_stream_header_of_a_p
     assert publisher.values == [b"v"]
 
 
-@pytest.mark.parametrize("name", ["Lift-Key", "Lift-Ack", "Lift-Tombstone", "Lift-Whatever", "lift-key", ""])
-async def test_envelope_with_reserved_header_names_is_rejected(name: str) -> None:
-    publisher = Publisher()
-    ack = publisher.publish(value=b"", key=b"k", headers=[Header(name="x", value=b"y"), Header(name=name, value=b"1")])
-    assert ack is not None
-    assert ack.ackError == _Ack.MALFORMED
-    assert repr(name) in ack.detail
-    assert publisher.values == []
-
-
 async def test_envelope_that_is_invalid_gets_a_negative_ack_in_an_envelope() -> None:
     publisher = Publisher()
     for message in (

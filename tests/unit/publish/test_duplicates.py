@@ -89,15 +89,6 @@ async def test_duplicate_message_id_is_stored_once_and_acked_with_the_first_sequ
     assert not bench.ingest.counters.dropped
 
 
-async def test_duplicate_message_id_gets_the_duplicate_ack_of_jetstream() -> None:
-    bench = Bench()
-    for inbox in (b"_INBOX.1", b"_INBOX.2"):
-        bench.send(b"v", "a", inbox)
-        await turn()
-    bench.commit()
-    assert bench.bus.lines[1].split(b"\r\n")[1] == b'{"stream":"s","seq":1,"duplicate":true}'
-
-
 async def test_duplicate_message_id_is_marked_in_an_ack_envelope() -> None:
     bench = Bench()
     for number in range(2):

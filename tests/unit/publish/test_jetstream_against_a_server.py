@@ -13,7 +13,7 @@ import pytest
 
 from sidecar.dev.nats_server import find_nats_server, free_ports
 from tests.unit.publish.test_ingest import Bench
-from tests.unit.publish.test_jetstream_headers import answered
+from tests.unit.publish.test_message_columns import answered
 
 pytestmark = pytest.mark.timeout(60)
 

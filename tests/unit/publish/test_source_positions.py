@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import tracemalloc
 from dataclasses import dataclass, field
 
@@ -26,7 +25,6 @@ from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
 from liftpy.core.wire.filters import keep_records as kept_of
 from liftpy.core.wire.producer_note import ProducerNote, SourcePosition
 from liftpy.errors import CorruptionError
-from tests.each import each
 
 P = 7
 
@@ -234,55 +232,3 @@ def test_producer_state_size_counts_long_names_and_uids() -> None:
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert (before - after) / count < STATE_BYTES
-
-
-@each("seed", range(40))
-def test_producer_processes_that_reread_their_source_store_each_record_once_in_order(seed: int) -> None:
-    """Processes reread the source, and send batches that are lost, late or repeated. The uncommitted end may be truncated."""
-    rng, bench, source = random.Random(seed), Bench(), 60
-    wire: list[tuple[int, SourcePosition, RecordBatch, RollingDigest]] = []
-    log: list[RecordBatch] = []
-
-    def hear(process: int, position: SourcePosition, batch: RecordBatch, digest: RollingDigest) -> None:
-        head = batch.header
-        claim = Claim(P, head.producer_epoch, head.base_sequence, head.record_count, False, digest, process, "", position)
-        ruling = bench.registry.judge(claim, batch.columns)
-        if ruling.finding is Finding.APPEND:
-            assert ruling.known == 0
-            told = _new_batch_of(batch)
-            bench.producers.add_batch(told._replace(base_offset=bench.end, last_offset=bench.end + head.record_count - 1))
-            bench.end += head.record_count
-            log.append(batch)
-
-    for process in range(1, 400):
-        given = bench.registry.ask(ProducerRequest(P, process, 0, "", at(0)))
-        assert isinstance(given, ProducerGrant)
-        position = -1 if given.position is None else given.position.offset
-        if position == source - 1:
-            break
-        sequence, digest = given.next_sequence, given.digest
-        assert digest is not None
-        for _ in range(rng.randrange(6)):
-            first, position = position, min(position + rng.randrange(1, 6), source - 1)
-            made = [b"%d.%d" % (n, k) for n in range(first + 1, position + 1) for k in range(n % 3)]
-            if made:
-                note = ProducerNote("", at(position)).encode()
-                numbers = {"producer_id": P, "producer_epoch": given.epoch, "base_sequence": sequence}
-                batch = parse_batch(build_batch(made, note=note, **numbers))
-                wire.append((process, at(position), batch, digest))
-                digest, sequence = digest.over(batch.columns, 0, len(made)), sequence + len(made)
-        while wire and rng.random() < 0.9:
-            sent = wire.pop(0)
-            if rng.random() < 0.8:
-                hear(*sent)
-            if rng.random() < 0.3:
-                wire.insert(rng.randrange(len(wire) + 1), sent)
-        if rng.random() < 0.2:  # another leads, whose log may be shorter
-            bench.registry.begin()
-            for lost in [log.pop() for _ in range(rng.randrange(3)) if log]:
-                bench.end -= lost.record_count
-            bench.producers.truncate(bench.end)
-    else:
-        pytest.fail("nobody came to the end")
-    values = [value for batch in log for value in batch.values()]
-    assert values == [b"%d.%d" % (n, k) for n in range(source) for k in range(n % 3)]

@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.errors import CorruptionError, ProtocolError, UnknownFormatError
 from sidecar.quorum.peer_sessions import _FRAME, _HELLO
-from sidecar.quorum.probation import FILE, MAX_EARLIER, DirectoryLineage, Probation
+from sidecar.quorum.probation import FILE, DirectoryLineage, Probation
 from tests.unit.quorum.raft_network import OurNet, our_net
 
 OPERATIONS = [b"%d" % number for number in range(40)]
@@ -82,31 +82,6 @@ def test_raft_leader_with_a_restored_directory_steps_down_when_detected(tmp_path
         assert net.run(lambda: not net.up[leader].probation.over)
         assert not net.up[leader].core.leads
         assert net.run(lambda: net.up[other].core.leads or net.up[third].core.leads)
-
-
-def test_controller_with_a_restored_directory_is_on_probation_after_a_restart(tmp_path: Path) -> None:
-    with our_net(tmp_path) as net:
-        leader, restored, behind = restored_behind_and_leader(net)
-        member = net.start(restored)
-        assert net.run(lambda: not member.probation.over)
-        net.crash(restored)
-        net.split(leader + behind, restored)
-        assert not net.start(restored).probation.over
-
-
-def test_controller_restarted_normally_is_never_put_on_probation(tmp_path: Path) -> None:
-    with our_net(tmp_path) as net:
-        leader, often, away = net.elected()
-        assert net.run(lambda: net.up[away].probation.lineage.known.get(often) == net.up[often].probation.lineage.nonce)
-        net.run(lambda: False, 2)
-        net.crash(away)
-        for _ in range(MAX_EARLIER + 5):
-            net.crash(often)
-            assert net.start(often).probation.over
-        net.crash(leader)
-        net.start(away)
-        assert net.run(net.leaders)
-        assert all(member.probation.over for member in net.up.values())
 
 
 def test_controller_accepts_a_hello_without_nonces(tmp_path: Path) -> None:

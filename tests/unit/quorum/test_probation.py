@@ -71,19 +71,6 @@ def test_controller_with_a_lost_directory_with_an_incomplete_snapshot_grants_no_
         assert net.values(behind)[:40] == [b"%d" % number for number in range(40)]
 
 
-def test_acknowledgment_of_a_controller_with_a_lost_directory_does_not_count_for_a_commit(tmp_path: Path) -> None:
-    """The controller may have voted for another leader before it lost its directory."""
-    with our_net(tmp_path) as net:
-        leader, emptied, _ = behind_emptied_and_leader(net)
-        member = net.start(emptied)
-        net.put(leader, b"on its word alone")
-        assert net.run(lambda: member.journal.last_index == net.up[leader].journal.last_index)
-        net.run(lambda: b"on its word alone" in net.acknowledged(), 5)
-        assert b"on its word alone" not in net.acknowledged()
-        net.split()
-        assert net.run(lambda: b"on its word alone" in net.acknowledged())
-
-
 def test_controller_on_probation_without_a_leader_starts_no_election_and_keeps_its_term(tmp_path: Path) -> None:
     """Otherwise its term exceeds the term of the leader, and it never catches up."""
     with our_net(tmp_path) as net:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,34 +61,6 @@ def test_raft_proposal_to_a_follower_is_rejected_at_once(tmp_path: Path) -> None
         assert net.run(lambda: net.results, 0.1)
         assert net.results == [(b"not forwarded", "NOT_LEADER")]
         assert net.run(lambda: net.logs_are_equal() and not net.values(lead))
-
-
-# ---- 9: a leader that is alone ------------------------------------------------------------------------------------------
-
-
-def test_raft_isolated_leader_steps_down_within_seconds(tmp_path: Path) -> None:
-    with our_net(tmp_path) as net:
-        lead, near, far = net.elected()
-        net.split(lead, near + far)
-        since = net.now
-        assert net.run(lambda: lead not in net.leaders())
-        assert net.now - since < 1.7
-        assert net.up[lead].core.conf.leaderFallbackTimeout == 1.5
-
-
-# ---- 9: a thread that dies with its creator ------------------------------------------------------------------------------
-
-
-def test_raft_driver_starts_no_thread_and_ticks_from_any_thread(tmp_path: Path) -> None:
-    before = set(threading.enumerate())
-    with our_net(tmp_path, "a") as net:
-        net.crash("a")
-        creator = threading.Thread(target=lambda: net.start("a"))
-        creator.start()
-        creator.join()
-        assert set(threading.enumerate()) <= before
-        assert net.up["a"].core.conf.autoTick is False
-        assert net.run(net.leaders)
 
 
 # ---- 10: what an apply knows --------------------------------------------------------------------------------------------
@@ -329,43 +299,6 @@ async def test_raft_entry_above_the_batch_size_is_rejected(tmp_path: Path, monke
     member._log.journal.close()
 
 
-# ---- nothing is flushed ------------------------------------------------------------------------------------------------
-
-
-def test_raft_messages_are_sent_only_after_the_journal_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed: dict[int, int] = {}
-
-    def flush(descriptor: int) -> None:
-        status = os.fstat(descriptor)
-        flushed[status.st_ino] = status.st_size
-
-    monkeypatch.setattr(os, "fdatasync", flush)
-    monkeypatch.setattr(os, "fsync", flush)
-    with our_net(tmp_path) as net:
-        for member in net.up.values():
-            member.journal._flush = True
-        sent, looked_at = net.post, 0
-
-        def post(sender: str, receiver: str, frame: Any) -> None:
-            nonlocal looked_at
-            journal, path = net.up[sender].journal, tmp_path / sender / "journal"
-            copy = shutil.copyfile(path, tmp_path / "copy")  # opening one writes it anew
-            on_disk = GroupJournal(copy)
-            held = [(j.getCurrentTerm(), j.getVotedForNodeId(), j[:]) for j in (on_disk, journal)]
-            on_disk.abandon()
-            assert held[0] == held[1]
-            assert flushed[path.stat().st_ino] == path.stat().st_size
-            looked_at += 1
-            sent(sender, receiver, frame)
-
-        net.post = post  # type: ignore[method-assign]
-        lead, *_ = net.elected()
-        for number in range(5):
-            net.put(lead, b"%d" % number)
-        assert net.run(lambda: len(net.acknowledged()) == 5)
-        assert looked_at > 20
-
-
 # ---- the journal is rewritten in place ---------------------------------------------------------------------------------
 
 
@@ -601,13 +534,3 @@ def test_raft_damaged_snapshot_is_rejected_and_the_old_one_kept(tmp_path: Path, 
         assert net.up[near].journal.last_index == held
         net.put(lead, b"goes on")
         assert net.run(lambda: b"goes on" in net.values(near))
-
-
-def test_raft_restart_after_a_compaction_restores_all_entries(tmp_path: Path) -> None:
-    with our_net(tmp_path) as net:
-        _, near, _ = _with_snapshot(net)
-        compact(net, near)
-        before = net.values(near)
-        net.crash(near)
-        net.start(near)
-        assert net.run(lambda: net.values(near) == before)

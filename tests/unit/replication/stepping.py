@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from liftpy.config import CommitPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
@@ -48,6 +48,16 @@ class Stepped:
         self.now_ns = 100 * S
         self.out: list[do.Effect] = []
         self.tokens = 0
+
+    @property
+    def role(self) -> Any:
+        """Role of the replica, with its state."""
+        return self.replica._role
+
+    @property
+    def deadlines(self) -> dict[ev.Deadline, int]:
+        """Deadlines that are set, in nanoseconds."""
+        return self.replica._shared.deadlines._at_ns
 
     def step(self, event: ev.Event, after_s: float = 0.0) -> list[do.Effect]:
         self.now_ns += round(after_s * S)
@@ -132,7 +142,7 @@ class Stepped:
         )
 
     def fire(self, kind: ev.Deadline, late_s: float = 0.0) -> list[do.Effect]:
-        at_ns = self.replica._shared.deadlines._at_ns[kind]
+        at_ns = self.deadlines[kind]
         self.now_ns = max(self.now_ns, at_ns + round(late_s * S))
         return self.step(ev.DeadlineReached(kind=kind))
 

@@ -38,10 +38,6 @@ def quiet_follower(config: ReplicationConfig = SOON, **partition: str) -> Steppe
     return follower
 
 
-def deadlines(stepped: Stepped) -> set[Deadline]:
-    return set(stepped.replica._shared.deadlines._at_ns)
-
-
 @pytest.mark.parametrize("isr", ["ab", "ac"])
 def test_idle_follower_outside_the_isr_does_not_join_combined_fetches(isr: str) -> None:
     assert (quiet_follower(isr=isr).replica.phase == "FOLLOWER_QUIET") == ("b" in isr)
@@ -60,11 +56,11 @@ def test_idle_follower_with_uncommitted_records_does_not_join_combined_fetches()
 
 def test_follower_leaves_combined_fetches_after_new_records_a_wake_up_or_a_lost_connection() -> None:
     def more(follower: Stepped) -> None:
-        follower.answered([(3, 3, 1)], hw=2, request=follower.replica._role._idle_request_id)
+        follower.answered([(3, 3, 1)], hw=2, request=follower.role._idle_request_id)
         assert follower.has(do.AppendFetched)
 
     def piece(follower: Stepped) -> None:
-        follower.step(ev.FetchPieceArrived(request_id=follower.replica._role._idle_request_id, leader_epoch=1))
+        follower.step(ev.FetchPieceArrived(request_id=follower.role._idle_request_id, leader_epoch=1))
         assert follower.has(do.SendFetch)
 
     def wake(follower: Stepped) -> None:
@@ -85,13 +81,13 @@ def test_follower_leaves_combined_fetches_after_new_records_a_wake_up_or_a_lost_
         follower = quiet_follower()
         end(follower)
         assert follower.has(do.EndCombinedFetch), end
-        assert Deadline.LEADER in deadlines(follower), end
+        assert Deadline.LEADER in follower.deadlines, end
         assert not follower.has(do.ReportLeader)
 
 
 def test_follower_stays_in_combined_fetches_after_a_response_with_only_a_high_watermark() -> None:
     follower = quiet_follower()
-    request = follower.replica._role._idle_request_id
+    request = follower.role._idle_request_id
     follower.answered([], hw=2, request=request)
     assert follower.sent() == []
     follower.answered([(3, 3, 1)], hw=2, request=request - 1)
@@ -162,7 +158,7 @@ def confirms(leader: Stepped, question: ev.CombinedFetchReceived, after_s: float
 )
 def test_combined_fetch_whose_values_differ_from_the_waiting_fetch_is_not_confirmed(other: dict[str, object]) -> None:
     leader = leader_with_a_quiet_follower()
-    progress = leader.replica._role.handler.followers["b"]
+    progress = leader.role.handler.followers["b"]
     before = progress.caught_up_ns
     assert not confirms(leader, asked(**other), after_s=3)
     assert progress.caught_up_ns == before
@@ -202,7 +198,7 @@ def test_fetch_of_a_follower_after_an_hour_of_combined_fetches_is_accepted() -> 
         assert confirms(leader, asked(), after_s=3)
     leader.fetch("b", 2, request_id=80 + 3600 * S, awaits_more=True)
     assert leader.has(do.ParkFetch)
-    assert leader.replica._role.handler.followers["b"].last_request_id == 80 + 3600 * S
+    assert leader.role.handler.followers["b"].last_request_id == 80 + 3600 * S
 
 
 def test_leader_whose_followers_use_combined_fetches_checks_their_lag_rarely() -> None:
@@ -212,17 +208,17 @@ def test_leader_whose_followers_use_combined_fetches_checks_their_lag_rarely() -
         leader.heard()
         confirms(leader, asked(), after_s=1)
         confirms(leader, asked(replica="c", request_id=70))
-        if leader.replica._shared.deadlines._at_ns[Deadline.LAG] <= leader.now_ns:
+        if leader.deadlines[Deadline.LAG] <= leader.now_ns:
             leader.step(ev.DeadlineReached(kind=Deadline.LAG))
             looks += 1
     assert looks <= 17
     leader.step(ev.DataPathChanged(is_up=False))
-    assert leader.replica._shared.deadlines._at_ns[Deadline.LAG] <= leader.now_ns + 1.25 * S, "it may have to give up"
+    assert leader.deadlines[Deadline.LAG] <= leader.now_ns + 1.25 * S, "it may have to give up"
     leader = leader_with_a_quiet_follower()
     leader.fire(Deadline.LAG)
-    assert leader.replica._shared.deadlines._at_ns[Deadline.LAG] > leader.now_ns + 1.25 * S
+    assert leader.deadlines[Deadline.LAG] > leader.now_ns + 1.25 * S
     leader.publish(1)
-    assert leader.replica._shared.deadlines._at_ns[Deadline.LAG] <= leader.now_ns + 1.25 * S, "a flush may hang"
+    assert leader.deadlines[Deadline.LAG] <= leader.now_ns + 1.25 * S, "a flush may hang"
 
 
 def test_combined_fetch_is_confirmed_only_by_the_leader_replica() -> None:

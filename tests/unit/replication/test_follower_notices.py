@@ -107,7 +107,7 @@ def test_follower_that_gets_an_empty_second_response_does_not_report_its_leader(
     follower = Stepped("b").follows()
     request = follower.only(do.SendFetch).request_id
     follower.answered([], -1)
-    timeout_ns = follower.replica._shared.deadlines._at_ns[Deadline.LEADER] - follower.now_ns
+    timeout_ns = follower.deadlines[Deadline.LEADER] - follower.now_ns
     follower.now_ns += timeout_ns * 9 // 10
     follower.answered([], -1, request=request)
     follower.fire(Deadline.LEADER)
@@ -175,7 +175,7 @@ def test_follower_ignores_a_notice_of_another_sender_or_leader_epoch(sender: str
         leader=sender, leader_epoch=epoch, epoch=1, epoch_start_offset=0, high_watermark=4, log_start_offset=0
     )  # fmt: skip
     follower.step(notice)
-    assert (follower.replica._role._leader_contact_ns == follower.now_ns) is heard  # type: ignore[attr-defined]
+    assert (follower.role._leader_contact_ns == follower.now_ns) is heard  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("offset", "named"), [(0, 5), (4, 5), (5, 5), (7, 7)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -18,9 +16,6 @@ from liftpy.core.wire.frames import encode_presence
 from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata import clock_watch
 from sidecar.metadata.clock_watch import CLOCK_WAITS, ClockWatch
-from sidecar.status.metric_names import INCIDENTS
-from sidecar.transport.liveness import QUESTION
-from tests.until import until
 
 
 class Others:
@@ -64,58 +59,6 @@ def own(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         clock_watch, "clock", SimpleNamespace(now_ns=lambda: time.monotonic_ns() - began + round(off.slept_s * NS_PER_S))
     )
     return off
-
-
-async def test_clock_watch_requests_the_time_of_live_nodes_until_the_clock_is_trusted(
-    monkeypatch: pytest.MonkeyPatch, own: SimpleNamespace
-) -> None:
-    monkeypatch.setattr(clock_watch, "ASK_EVERY_S", 0.001)
-    watch = Watched("n3")
-    assert watch.time_of_age_ns() == NO_AGE_NS, "nobody has told yet"
-    assert watch.counted == {CLOCK_WAITS: 1}
-    watch.start()
-    await until(lambda: len(watch.others.asked) >= 3)
-    await watch.close()
-    assert set(watch.others.asked) == {("ns.status.n2", QUESTION)}
-    assert abs(watch.time_of_age_ns() - time.time_ns()) < 60 * NS_PER_S
-    assert watch.counted == {CLOCK_WAITS: 1}
-    asked = len(watch.others.asked)
-    await asyncio.sleep(0)
-    assert len(watch.others.asked) == asked
-
-
-async def test_clock_watch_logs_a_clock_jump_once(caplog: pytest.LogCaptureFixture, own: SimpleNamespace) -> None:
-    watch = Watched()
-    with caplog.at_level(logging.INFO, "liftpy.node"):
-        for node in ("n2", "n3"):
-            await watch._ask(node)
-        assert watch.time_of_age_ns()
-        own.wall_s = 10 * 365 * 86_400
-        assert [watch.time_of_age_ns() for _ in range(3)] == [NO_AGE_NS] * 3
-        own.wall_s = 0
-        assert watch.time_of_age_ns()
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [
-        "wall clock not trusted reason=2 of 2 other clocks differ by more than 60 s: pausing age-based retention",
-        "wall clock trusted: resuming age-based retention",
-    ]
-    assert watch.counted[CLOCK_WAITS] == 3
-    assert CLOCK_WAITS in INCIDENTS
-
-
-async def test_clock_watch_while_nodes_start_waits_without_a_warning(
-    caplog: pytest.LogCaptureFixture, own: SimpleNamespace
-) -> None:
-    watch = Watched()
-    watch.others.off_s = {}
-    await watch._ask("n2")
-    assert watch.time_of_age_ns() == NO_AGE_NS
-    own.slept_s = 59
-    assert watch.time_of_age_ns() == NO_AGE_NS
-    assert not caplog.records
-    own.slept_s = 61
-    assert watch.time_of_age_ns() == NO_AGE_NS
-    assert "0 of 2 other nodes have told their time" in caplog.records[-1].getMessage()
 
 
 async def test_clock_watch_caches_its_result_for_a_second(own: SimpleNamespace) -> None:

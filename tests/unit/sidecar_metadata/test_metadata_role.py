@@ -318,23 +318,6 @@ async def test_metadata_role_after_retiring_does_not_change(tmp_path: Path) -> N
     await bench.role.stop()
 
 
-async def test_metadata_role_of_a_feed_node_logs_one_warning_if_its_settings_differ_from_the_raft_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    bench = Bench(tmp_path, "n4")
-    feed = Part(an_image(5, *THREE, at=2))
-    bench.feeds = [feed]
-    await bench.role.start()
-    await asyncio.sleep(0.02)
-    assert caplog.messages == []
-    feed.show(an_image(6, "n1", "n2", "n5", at=6))
-    await until(lambda: caplog.messages)
-    await asyncio.sleep(0.02)
-    (said,) = caplog.messages
-    assert "settings=n1, n2, n3 log=n1, n2, n5: using the log" in said
-    await bench.role.stop()
-
-
 # ---- at its edges ----------------------------------------------------------------------------------------------------------
 async def test_metadata_role_of_a_node_removed_while_joining_joins_again_with_a_later_controller_list(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4")
@@ -377,19 +360,3 @@ async def test_metadata_role_retired_while_joining_starts_no_raft_member(tmp_pat
     await until(lambda: comes.calls == ["start", "stop"])
     assert (bench.role.is_controller, feed.calls) == (False, ["start", "retire"])
     await bench.role.stop()
-
-
-@pytest.mark.parametrize("controllers", [("n1", "n2"), THREE])
-async def test_metadata_role_of_one_of_several_controllers_starts_without_a_request(
-    tmp_path: Path, controllers: tuple[str, ...]
-) -> None:
-    asked: list[int] = []
-    bench = Bench(tmp_path, "n1", controllers)
-
-    async def request(*_: Any, **__: Any) -> Any:
-        asked.append(1)
-        raise nats.errors.TimeoutError
-
-    bench.connection.request = request
-    assert await bench.role._may_begin()
-    assert asked == []

@@ -12,7 +12,6 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.config import SessionTimes
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage, NodeImage
 from liftpy.core.wire import frames
@@ -20,13 +19,12 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, FencedError, LiftError
 from sidecar.metadata import membership as membership_module
-from sidecar.metadata.feed import FeedPublisher, FeedSubscriber
+from sidecar.metadata.feed import FeedPublisher
 from sidecar.metadata.group_role import MetadataConnection
 from sidecar.metadata.membership import Membership
 from sidecar.runtime.settings import NodeSettings
 from tests.unit.metadata.cluster_driver import Driver
 from tests.unit.scripted_group import ScriptedGroup
-from tests.until import until
 
 OK, EXISTS, INVALID, STALE = (
     pb.ControlResponse.OK,
@@ -88,90 +86,6 @@ async def test_node_membership_registration_with_the_id_of_a_running_node_raises
     with pytest.raises(FencedError, match="n4 runs on another host"):
         await register(made)
     assert len(group.asked) == 1
-
-
-@pytest.mark.parametrize(
-    ("node", "live"),
-    [(None, False), ({}, True), ({"incarnation": 6}, False), ({"incarnation": 8}, False), ({"fenced": True}, False)],
-)
-async def test_node_membership_is_live_when_the_image_has_its_process_unfenced(node: Any, live: bool, tmp_path: Path) -> None:
-    made, group, _, _ = a_member(tmp_path)
-    made.incarnation = 7
-    if node is not None:
-        group.show_node(6, **node)
-    assert made._is_live() is live
-    if live:
-        async with asyncio.timeout(30):
-            await made.live(3600)
-        return
-    waiting = asyncio.ensure_future(made.live(3600))
-    await asyncio.sleep(0)
-    group.show(index=7)
-    for _ in range(3):
-        await asyncio.sleep(0)
-    assert not waiting.done()
-    group.show_node(8)
-    async with asyncio.timeout(30):
-        await waiting
-    made.incarnation = 99
-    await made.live(0.0)
-
-
-async def test_node_membership_lease_length_comes_from_the_heartbeat_answer(tmp_path: Path) -> None:
-    group, heard = Group(), []
-    made = Membership(NodeSettings("n4", tmp_path), group, lambda *lease: heard.append(lease), lambda _: None)  # type: ignore[arg-type]
-    group.show(session_times=SessionTimes(9000, 8000))
-    made._end_heartbeats = lambda: None  # type: ignore[assignment,return-value]
-    made._heartbeat_answered(11, pb.ControlResponse(error=OK, index=5, leaseMs=400))
-    made._heartbeat_answered(12, pb.ControlResponse(error=OK, index=6, leaseMs=300))
-    group.show(index=6, session_times=SessionTimes(60_000, 8000))
-    await asyncio.sleep(0)
-    assert heard == [(11, 400_000_000), (12, 300_000_000)]
-
-
-class Leading(Group):
-    """The image of a real cluster in which a test moves partitions."""
-
-    def __init__(self, driver: Driver, *answers: pb.ControlResponse) -> None:
-        super().__init__(*answers)
-        self.driver = driver
-        self.shown = driver.fsm.image
-
-
-async def test_node_membership_drain_waits_for_all_moves_of_the_node(quick: None, tmp_path: Path) -> None:
-    driver = Driver(("n4", "n5"), elections=True)
-    driver.create("orders", partitions=2, replicationFactor=2)
-    incarnation = driver.incarnation("n4")
-    group = Leading(driver, pb.ControlResponse(error=OK, index=driver.index + 1, detail="1 partition"))
-    made = Membership(NodeSettings("n4", tmp_path), group, lambda _: None, pytest.fail)  # type: ignore[arg-type]
-    made.incarnation = incarnation
-    draining = asyncio.ensure_future(made.drain(3600))
-    await until(lambda: group.asked)
-    assert group.asked[0][0].drainNode == pb.DrainNode(nodeId="n4", incarnation=incarnation)
-    response = driver.ask(drainNode=pb.DrainNode(nodeId="n4", incarnation=incarnation))
-    assert response.error == OK
-    for _ in range(5):
-        await asyncio.sleep(0.001)
-    assert not draining.done(), "the image is older than the answer"
-    moved = driver.fsm.image
-    group.show(**{name: getattr(moved, name) for name in ("index", "nodes", "streams", "hosted")})
-    assert made._has_moving_replicas()
-    for _ in range(5):
-        await asyncio.sleep(0.001)
-    assert not draining.done(), "the successor does not lead yet"
-    for number, partition in enumerate(moved.streams["orders"].partitions):
-        if partition.candidate:
-            finished = pb.ReportPromotion(
-                stream="orders", uid=moved.streams["orders"].uid, partition=number, candidate=partition.candidate,
-                candidateIncarnation=driver.incarnation(partition.candidate), leaderEpoch=partition.leader_epoch,
-                epoch=partition.epoch, newestOffset=-1, finished=True,
-            )  # fmt: skip
-            assert driver.ask(reportPromotion=finished).error == OK
-    moved = driver.fsm.image
-    group.show(**{name: getattr(moved, name) for name in ("index", "nodes", "streams", "hosted")})
-    assert not made._has_moving_replicas()
-    async with asyncio.timeout(30):
-        await draining
 
 
 async def test_node_membership_drain_ends_at_its_timeout_or_when_rejected(quick: None, tmp_path: Path) -> None:
@@ -239,27 +153,6 @@ async def test_metadata_feed_publisher_answers_only_on_inbox_subjects() -> None:
     await publisher._request_arrived(SimpleNamespace(reply="_INBOX.x", data=request))  # not connected: who asked asks again
 
 
-async def test_metadata_feed_subscriber_barrier_waits_for_the_index_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    node: Any = FeedSubscriber("n9", Bus(), Subjects("ns"))  # type: ignore[arg-type]
-    answers = [pb.ControlResponse(error=OK, index=4, metadataLeader="n2"), pb.ControlResponse(error=UNAVAILABLE, index=0)]
-
-    async def request_until_decided(request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
-        assert request.HasField("barrier")
-        return answers.pop(0)
-
-    node._forwarder = SimpleNamespace(request_until_decided=request_until_decided)
-    waiting = asyncio.ensure_future(node.barrier(3600))
-    for _ in range(3):
-        await asyncio.sleep(0.002)
-    assert not waiting.done()
-    node._subscription.image = replace(ClusterImage(), index=4)
-    async with asyncio.timeout(30):
-        assert await waiting
-        assert node.leader == "n2"
-        assert not await node.barrier(3600)
-    assert node.leader == "n2", "an answer without a leader's name changes nothing"
-
-
 # ---- the link to the group ---------------------------------------------------------------------------------------------
 def a_link(tmp_path: Path, **settings: Any) -> MetadataConnection:
     given: dict[str, Any] = {"controllers": ("n1",)} | settings
@@ -271,10 +164,3 @@ async def test_metadata_group_link_without_controllers_in_settings_raises_config
     a_link(tmp_path, controllers=("n2",))
     with pytest.raises(ConfigError, match="controllers is missing"):
         a_link(tmp_path, controllers=())
-
-
-async def test_metadata_group_link_counts_errors_of_its_nats_subscriptions(tmp_path: Path) -> None:
-    link = a_link(tmp_path)
-    for error in (nats.errors.TimeoutError(), OSError(), ValueError("a bug")):
-        await link._error(error)
-    assert link._connection.errors == {"not_taken": 1}

@@ -134,18 +134,6 @@ async def test_node_membership_registers_without_names_after_the_feature_level_w
     assert [len(request.registerNode.damagedLogs) for request in driven.group.asked] == [1, 0]
 
 
-async def test_node_membership_start_waits_until_the_image_contains_the_registration(driven: Driven) -> None:
-    driven.group.answer = lambda _: Response(index=5, node=pb.Node(incarnation=7))
-    registering = asyncio.create_task(driven.register())
-    await until(lambda: bool(driven.member.incarnation))
-    driven.group.show(4)
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert not registering.done(), "partitions are opened by what the image shows"
-    driven.group.show(5)
-    assert await asyncio.wait_for(registering, _LONG_S) == 7
-
-
 # ---- leases --------------------------------------------------------------------------------------------------------------------
 @pytest.fixture
 async def beating(driven: Driven) -> Driven:

@@ -22,7 +22,6 @@ from liftpy.core.observe.trace_context import SPANS_PER_S, Span, SpanBudget, Spa
 from liftpy.core.observe.tracing import PartitionTraces
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError
-from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
 from sidecar.tracing import exporting, node_tracing
 from sidecar.tracing.exporting import MOST_QUEUED_SPANS, SpanThread
@@ -164,27 +163,6 @@ async def test_tracing_close_does_not_wait_for_a_hanging_collector(monkeypatch: 
     assert not stuck.ended
     stuck.go.set()
     await until(lambda: stuck.ended)
-
-
-async def test_tracing_exports_recovery_and_failover_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_tracing, "CHECK_EVERY_S", 0.01)
-    exporter, counters = InMemorySpanExporter(), Counter[str]()
-    tracing = Tracing(settings(trace="otlp"), counters, lambda: exporter)
-    tracing.start()
-    tracing.trace_recovery(1.5, [], [])
-    tracing.failed_over(KEY, "clean", clock.now_ns() - 70_000_000)
-    tracing.leads_group = True
-    tracing.failed_over(KEY, "unclean", clock.now_ns() - 70_000_000)
-    tracing.traces.budget.dropped += 5
-    await until(lambda: counters[DROPPED] == 5)
-    tracing.close()
-    recovery, failover = exporter.get_finished_spans()
-    assert (recovery.name, failover.name) == ("recovery", "fail-over orders/3")
-    assert (failover.attributes or {})["liftpy.election"] == "unclean"
-    for span, ms in ((recovery, 1500), (failover, 70)):
-        assert span.end_time is not None
-        assert span.start_time is not None
-        assert ms <= (span.end_time - span.start_time) / 1e6 < ms + 1000
 
 
 def test_tracing_that_is_disabled_creates_no_spans() -> None:

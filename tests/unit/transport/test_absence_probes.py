@@ -1,4 +1,4 @@
-"""Test the probe for a dead node: one request at a time, and only "no responders" proves that the node is absent."""
+"""Test the probes of absent nodes, and the end of tasks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from liftpy.core.metadata.node_identity import EarlierProcessSign
 from liftpy.core.wire.subjects import Subjects
+from liftpy.nats.cancellation import end_tasks
 from sidecar.transport.liveness import Probes, is_absent, probe_process
 
 
@@ -89,3 +90,28 @@ async def test_node_is_absent_only_if_its_status_request_has_no_responders(answe
         bus.answer.set_exception(answer)
     assert await probe_process(bus, Subjects("space"), "n1") is sign
     assert await is_absent(bus, Subjects("space"), "n1") is (sign is EarlierProcessSign.ABSENT)
+
+
+async def test_end_tasks_repeats_the_cancellation_of_a_task_that_swallows_cancelled_error() -> None:
+    swallowed = 0
+
+    async def stubborn() -> None:
+        nonlocal swallowed
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                swallowed += 1
+                if swallowed == 2:
+                    raise
+
+    async def failed() -> None:
+        raise ValueError("of no interest any more")
+
+    tasks = [asyncio.create_task(stubborn()), asyncio.create_task(asyncio.sleep(3600)), asyncio.create_task(failed())]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        await end_tasks([*tasks, None])
+    assert swallowed == 2
+    assert tasks[1].cancelled()
+    assert isinstance(tasks[2].exception(), ValueError)

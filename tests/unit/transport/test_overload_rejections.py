@@ -22,7 +22,7 @@ from liftpy.core.wire.envelope import MAGIC, FastEnvelope
 from sidecar.transport.parser import IngestParser, SinkParser
 from tests.long import examples
 from tests.unit.publish.batches import Bench, published
-from tests.unit.publish.test_quota_of_publishers import enveloped
+from tests.unit.publish.test_quota import enveloped
 from tests.unit.transport.test_parser import FakeClient
 
 MS = 1_000_000
@@ -92,23 +92,23 @@ class OverloadedParser(ParserBench):
         self.parser.pauses = True
 
 
-def test_ingest_parser_in_overload_rejects_requests_of_one_subject_together() -> None:
+async def test_ingest_parser_in_overload_rejects_requests_of_one_subject_together() -> None:
     made = OverloadedParser()
     stream = b"".join(b"MSG ev 1 _INBOX.a.%d %d\r\n%b\r\n" % (number, number, b"x" * number) for number in range(4))
     stream += b"HMSG ev 1 _INBOX.e 12 14\r\n%bab\r\n" % HEADERS
     stream += b"HMSG ev 1 _INBOX.f %d %d\r\n%bab\r\n" % (len(NEW), len(NEW) + 2, NEW)
     stream += b"MSG w.x 3 _INBOX.b 1\r\na\r\nMSG w.y 3 _INBOX.c 1\r\na\r\nMSG any 2 _INBOX.d 1\r\na\r\n"
-    assert made.parser._messages(b"##" + stream, 2) == 2 + len(stream)
+    await made.parser.parse(stream)
     plain = [b"_INBOX.a.%d" % number for number in range(4)]
     assert made.refused == [(1, plain), (1, [b"_INBOX.e", b"_INBOX.f"]), (3, [b"_INBOX.b"]), (3, [b"_INBOX.c"])]
     assert made.got == [(b"any", b"_INBOX.d", b"a", b"")]
     assert (made.parser.refused, made.parser.received, made.counted) == (8, 9, (9, 25 + len(NEW)))
 
 
-def test_ingest_parser_rejection_that_raises_is_reported_and_skips_only_its_requests() -> None:
+async def test_ingest_parser_rejection_that_raises_is_reported_and_skips_only_its_requests() -> None:
     made = OverloadedParser()
     bug = b"MSG ev 1 bug 1\r\na\r\n"
-    assert made.parser._messages(bug + b"MSG w.x 3 _INBOX.b 1\r\na\r\n", 0) == len(bug) + 25
+    await made.parser.parse(bug + b"MSG w.x 3 _INBOX.b 1\r\na\r\n")
     assert (made.client.failed, made.refused, made.counted) == ([b"ev"], [(3, [b"_INBOX.b"])], (2, 2))
 
 
@@ -165,6 +165,14 @@ class OverloadedIngest(Bench):
     def __init__(self, late_s: float = 0.0) -> None:
         self.node = MemoryBudget(100, late_s)
         super().__init__(memory=self.node)
+
+    def hold_back(self) -> None:
+        """Keep what arrives from now on in flight."""
+        self.ingest._feed = lambda event: None
+
+    def lose_message_ids(self) -> None:
+        """Let the node drop stored message ids, because its memory is full."""
+        self.ingest._derived.ids._lost_ns = self.ingest.wall_ns()
 
 
 def _is_late(bench: OverloadedIngest) -> None:
@@ -259,14 +267,14 @@ def test_overload_message_id_is_new_only_if_neither_stored_nor_in_flight() -> No
     is_new = bench.ingest.is_new
     bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
     assert (is_new(b"m1"), is_new(b"m2")) == (False, True)
-    bench.ingest._feed = lambda event: None  # held back
+    bench.hold_back()
     bench.arrive((b"_INBOX.2", b"v", block(b"m2")))
     assert (is_new(b"m2"), is_new(b"m3")) == (False, True)
     bench.ingest._message_arrived(b"ev.1", b"_INBOX.3", b"v", block(b"m3"))
     assert not is_new(b"m4"), "what has come and was not taken yet is not looked through"
     bench.ingest._drain()
     assert (is_new(b"m3"), is_new(b"m4")) == (False, True)
-    bench.ingest._derived.ids._lost_ns = bench.ingest.wall_ns()
+    bench.lose_message_ids()
     assert not is_new(b"m4"), "one of those that went for want of room may be it"
 
 
@@ -275,7 +283,7 @@ def _is_stored(bench: OverloadedIngest) -> None:
 
 
 def _is_in_flight(bench: OverloadedIngest) -> None:
-    bench.ingest._feed = lambda event: None
+    bench.hold_back()
     _is_stored(bench)
 
 
@@ -305,7 +313,7 @@ def test_overload_with_message_ids_rejects_those_that_are_neither_stored_nor_in_
 def test_overload_does_not_answer_a_message_id_that_may_be_stored() -> None:
     bench = OverloadedIngest()
     _is_stored(bench)
-    bench.ingest._derived.ids._lost_ns = bench.ingest.wall_ns()
+    bench.lose_message_ids()
     bench.node.is_late = True
     bench.arrive((b"_INBOX.2", b"v", block(b"m1")), (b"_INBOX.3", b"v", block(b"m2")), (b"_INBOX.4", b"v", b""))
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.4"]

@@ -1,16 +1,40 @@
-"""Test record batches: a decoded batch equals the encoded one, and a damaged batch raises only storage errors."""
+"""Test record batches: codecs, records, headers and decompression [L7]."""
 
 from __future__ import annotations
 
+import copy
+import pickle
+import struct
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
 import crc32c
+import lz4.block
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from liftpy.config import Codec
-from liftpy.core.wire.batch import HEADER_SIZE_BYTES, build_batch, build_filler, parse_batch, split_batches
+from liftpy.core.publish.dedup_window import ids_of
+from liftpy.core.publish.log_state import headers_of
+from liftpy.core.wire.batch import (
+    FEW,
+    HEADER_SIZE_BYTES,
+    MAX_BATCH_BYTES,
+    Record,
+    RecordBatch,
+    build_batch,
+    build_filler,
+    few_headers,
+    parse_batch,
+    split_batches,
+)
+from liftpy.core.wire.batch_columns import Columns
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
+from tests.each import each
 from tests.unit.wire.batch_fuzz import fuzz
 
 _bytes = st.binary(max_size=20)
@@ -111,3 +135,189 @@ def test_batch_that_is_a_decompression_bomb_is_rejected_without_decompression() 
     with pytest.raises(CorruptionError, match="has an invalid header"):
         parse_batch(bytes(batch), verify=False)
     assert len(batch) > HEADER_SIZE_BYTES
+
+
+def made(**columns: Any) -> Record:
+    return next(parse_batch(build_batch([b"value"], base_offset=7, leader_epoch=3, timestamp_ns=5, **columns)).records())
+
+
+def test_batch_record_equals_a_record_with_the_same_fields() -> None:
+    record = made(keys=[b"k"], headers=[[("h", b"1"), ("h", b"2")]], subjects=["s.1"], replies=["r"])
+    plain = Record(7, 5, b"k", b"value", (("h", b"1"), ("h", b"2")), "s.1", "r", 3)
+    assert isinstance(record, Record)
+    assert (record, hash(record), repr(record), record._asdict()) == (plain, hash(plain), repr(plain), plain._asdict())
+    assert plain == record
+    assert (record.header("h"), record.header_values("h"), record._fields) == (b"1", [b"1", b"2"], Record._fields)
+    assert record._replace(offset=8) == plain._replace(offset=8)
+    match record:
+        case Record(offset=7, key=key):
+            assert key == b"k"
+        case _:
+            pytest.fail("it is no Record")
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_batch_record_can_be_pickled_and_copied(protocol: int) -> None:
+    record = made(keys=[b"k"])
+    for other in (pickle.loads(pickle.dumps(record, protocol)), copy.copy(record), copy.deepcopy(record)):
+        assert (type(other), other) == (Record, record)
+
+
+def test_batch_record_is_immutable_and_has_no_instance_dictionary() -> None:
+    record: Any = made()
+    with pytest.raises(AttributeError):
+        record.offset = 8
+    with pytest.raises(AttributeError):
+        record.anything = 8
+
+
+@given(st.integers(0, 40), st.integers(1, 70), st.data())
+def test_batch_values_of_equal_or_different_sizes_encoded_and_decoded_are_equal(
+    size_bytes: int, count: int, data: st.DataObject
+) -> None:
+    values = data.draw(st.lists(st.binary(min_size=size_bytes, max_size=size_bytes), min_size=count, max_size=count))
+    odd = data.draw(st.integers(-1, count - 1))
+    if odd >= 0:
+        values[odd] = data.draw(st.none() | st.binary(max_size=size_bytes + 1))
+    if odd > 0:  # the sizes' sum is what it would be
+        values[odd - 1] = bytes(max(2 * size_bytes - len(values[odd] or b""), 0))
+    batch = parse_batch(build_batch(values, keys=values))
+    assert (batch.values(), batch.keys()) == (values, values)
+    assert {type(value) for value in batch.values()} <= {bytes, type(None)}
+    assert [record.value for record in batch.records()] == values
+
+
+Row = tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]
+PAIRS = st.lists(
+    st.tuples(st.sampled_from(["Nats-Msg-Id", "h", "", "Nats-Expected-Last-Subject-Sequence"]), st.binary(max_size=9)),
+    max_size=3,
+)
+ROWS = st.lists(
+    st.tuples(st.one_of(st.none(), st.binary(max_size=20)), st.one_of(st.none(), st.binary(max_size=3)), PAIRS),
+    min_size=1,
+    max_size=FEW,
+)
+
+
+@given(ROWS, st.booleans(), st.sampled_from([Codec.NONE, Codec.LZ4]))
+def test_few_headers_returns_the_same_headers_as_the_columns(rows: list[Row], keys: bool, codec: Codec) -> None:
+    values, of_keys, pairs = zip(*rows, strict=True)
+    headers = [tuple(of_record) for of_record in pairs]
+    own_keys = of_keys if keys else None
+    built = build_batch(values, base_offset=70, leader_epoch=1, keys=own_keys, headers=headers, codec=codec)
+    (batch,) = split_batches(built)
+    present = Columns(batch.header.column_bits)
+    if Columns.HEADERS not in present:
+        return
+    wanted = [(record, name.encode(), value) for record, of_record in enumerate(pairs) for name, value in of_record]
+    assert few_headers(batch.body(), len(rows), present) == wanted
+    ids, asks = headers_of(batch)
+    assert ids == {70 + record: message_id for record, message_id in ids_of(batch.columns.headers).items()}
+    assert asks == any(name == b"Nats-Expected-Last-Subject-Sequence" for _, name, _ in wanted)
+
+
+def body_of(*pairs: tuple[str, bytes]) -> tuple[bytearray, Columns]:
+    (batch,) = split_batches(build_batch([b"v"], base_offset=0, leader_epoch=1, headers=[pairs]))
+    return bytearray(batch.body()), Columns(batch.header.column_bits)
+
+
+def test_few_headers_of_a_truncated_or_inconsistent_body_raises_corruption() -> None:
+    whole, present = body_of(("name", b"value"), ("other", b"x"))
+    for end in range(len(whole) - 8):
+        with pytest.raises(CorruptionError):
+            few_headers(memoryview(whole)[:end], 1, present)
+    for at in range(0, len(whole) - 3, 4):
+        for number in (0, 3, 0xFFFFFFFF):
+            broken = bytearray(whole)
+            struct.pack_into("<I", broken, at, number)
+            try:
+                found = few_headers(memoryview(broken), 1, present)
+            except CorruptionError:
+                continue
+            assert sum(len(name) + len(value) for _, name, value in found) <= len(whole)
+
+
+@pytest.mark.parametrize("column", [0, 1])
+def test_few_headers_with_decreasing_end_positions_raises_corruption(column: int) -> None:
+    (batch,) = split_batches(build_batch([b"", b""], base_offset=0, leader_epoch=1, headers=[(("a", b"1"),), (("b", b"2"),)]))
+    body, at = bytearray(batch.body()), (8, 16)[column]
+    ends = struct.unpack_from("<2I", body, at)
+    assert ends == (1, 2)
+    struct.pack_into("<2I", body, at, 2, 1) if column else struct.pack_into("<2I", body, at, 3, 2)
+    with pytest.raises(CorruptionError):
+        few_headers(memoryview(body), 2, Columns(batch.header.column_bits))
+
+
+def test_headers_of_a_batch_with_many_records_are_read_from_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftpy.core.publish.log_state.few_headers", None)
+    headers = [(("Nats-Msg-Id", b"%d" % number),) for number in range(FEW + 1)]
+    (batch,) = split_batches(build_batch([b""] * (FEW + 1), base_offset=0, leader_epoch=1, headers=headers))
+    assert headers_of(batch) == ({number: b"%d" % number for number in range(FEW + 1)}, False)
+
+
+MIB = 1 << 20
+
+
+def forged(body: bytes, codec: Codec, body_size_bytes: int) -> RecordBatch:
+    """A batch with a right CRC whose header says ``body_size_bytes`` of ``body``."""
+    batch = bytearray(build_batch([b"x"])[:64]) + body
+    batch[7] = codec.value
+    struct.pack_into("<I", batch, 8, len(batch))
+    struct.pack_into("<I", batch, 56, body_size_bytes)
+    struct.pack_into("<I", batch, 0, crc32c.crc32c(bytes(batch[4:])))
+    return parse_batch(bytes(batch))
+
+
+def without_size(data: bytes) -> bytes:
+    """A zstd frame that does not say how much is in it."""
+    compressor = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+    return compressor.compress(data) + compressor.flush()
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def refused(batch: RecordBatch) -> None:
+    with pytest.raises(CorruptionError, match="offset 0"):
+        batch.body()
+
+
+BOMB_BYTES = 256 * MIB
+
+
+def zstd(size_bytes: int) -> bytes:
+    return zstandard.ZstdCompressor().compress(bytes(size_bytes))
+
+
+def lz4_block(size_bytes: int) -> bytes:
+    return lz4.block.compress(bytes(size_bytes), store_size=False)
+
+
+@each(
+    ("codec", "make", "says"),
+    [
+        pytest.param(Codec.ZSTD, lambda: zstd(BOMB_BYTES), 1000, id="zstd bomb, small header"),
+        pytest.param(Codec.ZSTD, lambda: zstd(BOMB_BYTES), MAX_BATCH_BYTES, id="zstd bomb, largest header"),
+        pytest.param(Codec.ZSTD, lambda: without_size(bytes(BOMB_BYTES)), 1000, id="zstd bomb without its size"),
+        pytest.param(Codec.ZSTD, lambda: without_size(bytes(999)), 1000, id="zstd without its size, one byte short"),
+        pytest.param(Codec.ZSTD, lambda: zstd(10), 1000, id="zstd, too short"),
+        pytest.param(Codec.LZ4, lambda: lz4_block(64 * MIB), 1000, id="lz4 bomb"),
+        pytest.param(Codec.LZ4, lambda: lz4_block(1000), MAX_BATCH_BYTES, id="lz4, too short"),
+        pytest.param(Codec.LZ4, lambda: b"\xff" * 100, 1000, id="lz4 garbage"),
+        pytest.param(Codec.ZSTD, lambda: b"\xff" * 100, 1000, id="zstd garbage"),
+    ],
+)
+def test_decompression_allocates_no_more_than_the_header_declares(codec: Codec, make: Callable[[], bytes], says: int) -> None:
+    batch = forged(make(), codec, says)
+    assert peak_bytes(lambda: refused(batch)) < 2 * MIB
+
+
+@pytest.mark.parametrize("body", [zstd(1000), without_size(bytes(1000))], ids=["with its size", "without its size"])
+def test_zstd_frame_with_or_without_its_size_is_decompressed(body: bytes) -> None:
+    assert forged(body, Codec.ZSTD, 1000).body() == bytes(1000)
