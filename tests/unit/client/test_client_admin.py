@@ -26,6 +26,7 @@ from liftpy.errors import (
     NoMajorityError,
     NotFoundError,
     OutcomeUnknownError,
+    ProtocolError,
     StaleRequestError,
     UnavailableError,
 )
@@ -254,6 +255,28 @@ async def test_admin_describe_returns_nodes_and_streams_of_the_cluster(admin: Ad
     assert state.stream("orders").uid == "u1"
     with pytest.raises(NotFoundError, match="Stream 'order' does"):
         state.stream("order")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "factor"),
+    [([0, 1], 0), ([0, 1, 2], 2), ([0, 3], 2), ([0], 2)],
+    ids=["no factor", "uneven", "no node", "too few"],
+)
+async def test_admin_plan_that_is_inconsistent_raises_protocol_error(
+    admin: Admin, controller: Controller, replicas: list[int], factor: int
+) -> None:
+    nodes = [pb.PlannedNode(nodeId=name) for name in ("n1", "n2", "n3")]
+    plan = pb.PlacementPlan(nodes=nodes, replicationFactor=factor, replicas=replicas)
+    controller.script = [lambda _: pb.ControlResponse(plan=plan)]
+    with pytest.raises(ProtocolError, match="the plan is inconsistent"):
+        await admin.plan_partitions("orders", 2)
+
+
+async def test_admin_plan_that_is_missing_raises_with_the_answer(admin: Admin, controller: Controller) -> None:
+    controller.script = [lambda _: pb.ControlResponse(), lambda _: pb.ControlResponse(detail="nothing to do")]
+    for text in ("returned no plan", "nothing to do"):
+        with pytest.raises(ConfigError, match=text):
+            await admin.plan_partitions("orders", 2)
 
 
 @pytest.mark.parametrize(("name", "subject"), [("a b", "x"), ("", "x"), ("a", "x y"), ("a", "ns.x"), ("a", ">")])

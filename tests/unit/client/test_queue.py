@@ -32,11 +32,6 @@ from liftpy.testing.memory import memory_cluster
 SHORT = QueueOptions(ack_wait_s=0.2)
 
 
-def report_through(monkeypatch: pytest.MonkeyPatch, queue: Queue, report: Any) -> None:
-    """Replace the function that sends the settlements of a queue."""
-    monkeypatch.setattr(queue, "_send_command", report)
-
-
 @pytest.fixture
 async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
     monkeypatch.setattr(module, "_CHECK_NS", 5_000_000)
@@ -291,16 +286,16 @@ async def test_queue_close_releases_records_granted_during_the_close(client: Cli
     await fill(client, 1)
     options = QueueOptions(ack_wait_s=60)
     queue = await client.queue("jobs", "w", options=options)
-    real, granted, go_on = queue._send_command, asyncio.Event(), asyncio.Event()
+    real, granted, go_on = client.services.call, asyncio.Event(), asyncio.Event()
 
-    async def slow(**what: Any) -> Any:
-        answer = await real(**what)
-        if "take" in what:
+    async def slow(service: str, stream: str, command: bytes, **how: Any) -> Any:
+        answer = await real(service, stream, command, **how)
+        if commands.decode_command(command).HasField("take"):
             granted.set()
             await go_on.wait()
         return answer
 
-    report_through(monkeypatch, queue, slow)
+    monkeypatch.setattr(client.services, "call", slow)
     taking = asyncio.create_task(queue.take(1))
     await granted.wait()
     closing = asyncio.create_task(queue.close())
@@ -354,38 +349,34 @@ async def test_queue_ack_names_only_jobs_of_the_deleted_stream_as_lost(client: C
         assert await queue.take(2, timeout_s=0.0) == []
 
 
-async def test_queue_take_returns_records_of_added_partitions(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STREAM_NS", 20_000_000)
-    real, failures = client.stream, [UnavailableError("no metadata group"), OutcomeUnknownError("no answer")]
-    async with client.queue("jobs", "w") as queue:
-        await client.admin.add_partitions("jobs", 2)
-        await client.publish("jobs", b"7", partition=1)
-
-        async def stream(name: str) -> Any:
-            if failures:
-                raise failures.pop()
-            return await real(name)
-
-        monkeypatch.setattr(client, "stream", stream)
-        assert await all_of(queue, 1, Job.ack) == [7]
-        assert queue.counters["not looked"] == 2
-
-
-async def test_queue_take_returns_records_while_the_stream_lookup_is_silent(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "failures", [[UnavailableError("no metadata group"), OutcomeUnknownError("no answer")], [None]], ids=["errors", "silence"]
+)
+async def test_queue_take_returns_records_of_added_partitions_after_failed_stream_lookups(
+    client: Client, monkeypatch: pytest.MonkeyPatch, failures: list[Exception | None]
 ) -> None:
+    """Meanwhile the worker takes records of the known partition."""
     monkeypatch.setattr(module, "STREAM_NS", 20_000_000)
     monkeypatch.setattr(module, "LOOKUP_S", 0.02)
+    real, errors, is_failing = client.stream, itertools.cycle(failures), True
 
     async def stream(name: str) -> Any:
-        await asyncio.get_running_loop().create_future()
+        if not is_failing:
+            return await real(name)
+        if (error := next(errors)) is not None:
+            raise error
+        return await asyncio.get_running_loop().create_future()
 
-    async with client.queue("jobs", "w") as queue, asyncio.timeout(20):
+    async with client.queue("jobs", "w") as queue:
+        await client.admin.add_partitions("jobs", 2)
         monkeypatch.setattr(client, "stream", stream)
-        while not queue.counters["not looked"]:
+        while queue.counters["not looked"] < len(failures):
             assert await queue.take(1, timeout_s=0.02) == []
         await fill(client, 3)
         assert await all_of(queue, 3, Job.ack) == [0, 1, 2]
+        is_failing = False
+        await client.publish("jobs", b"7", partition=1)
+        assert await all_of(queue, 1, Job.ack) == [7]
 
 
 async def test_queue_of_a_stream_without_replicas_returns_records_after_placement(
@@ -511,6 +502,8 @@ async def test_queue_rejects_invalid_names_and_options(client: Client) -> None:
     for bad in ({"ack_wait_s": 0.01}, {"max_deliveries": 0}, {"ahead": 0}, {"start": "latest"}, {"dead_letters": "a b"}):
         with pytest.raises(ConfigError):
             QueueOptions(**bad)  # type: ignore[arg-type]
+    with pytest.raises(InvalidNameError, match="internal"):
+        QueueOptions(dead_letters="_groups")
     with pytest.raises(NotFoundError):
         await client.queue("nobody", "w")
     with pytest.raises(NotFoundError):
@@ -527,18 +520,27 @@ async def test_queue_rejects_invalid_names_and_options(client: Client) -> None:
             with pytest.raises(ConfigError):
                 await work
         await queue.ack([])
+    async with client.queue("jobs", "v", options=QueueOptions(dead_letters="dead")) as queue:
+        (job,) = await queue.take(1)
+        with pytest.raises(ConfigError, match="UTF-8"):
+            await job.reject("\ud800")
+        await job.ack()
 
 
-def said_by(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Return a list that records the content of each later command."""
+def commands_of(client: Client, monkeypatch: pytest.MonkeyPatch, *, ordered: bool = False) -> list[list[str]]:
+    """Return a list that records the parts of each later command. ``ordered``: change each take to one in order of keys."""
     said: list[list[str]] = []
-    real = queue._send_command
+    real = client.services.call
 
-    async def say(**what: Any) -> Any:
-        said.append(sorted(what))
-        return await real(**what)
+    async def call(service: str, stream: str, command: bytes, **how: Any) -> Any:
+        asked = commands.decode_command(command)
+        said.append([part for part in ("settle", "take") if asked.HasField(part)])
+        if ordered and asked.HasField("take"):
+            asked.take.ordered = True
+            command = commands.encode_command(asked)
+        return await real(service, stream, command, **how)
 
-    report_through(monkeypatch, queue, say)
+    monkeypatch.setattr(client.services, "call", call)
     return said
 
 
@@ -546,7 +548,7 @@ async def test_queue_ack_and_next_take_share_one_request(client: Client, monkeyp
     monkeypatch.setattr(PrefetchLimit, "ahead", lambda self, now_ns: 10)
     await fill(client, 60)
     async with client.queue("jobs", "w") as queue:
-        said = said_by(queue, monkeypatch)
+        said = commands_of(client, monkeypatch)
         reads: list[int] = []
         real = PartitionReader.fetch
 
@@ -581,7 +583,7 @@ async def test_queue_take_that_is_cancelled_loses_no_records(client: Client) -> 
     await fill(client, 3)
     async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=600)) as queue:
         taking = asyncio.create_task(queue.take(3))
-        while queue._fetch_task is None:
+        while not any(task.get_name() == "records of w" for task in asyncio.all_tasks()):
             await asyncio.sleep(0)
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -597,8 +599,7 @@ async def test_queue_ack_is_stored_if_the_take_in_its_request_is_rejected(
     await fill(client, 30)
     async with client.queue("jobs", "w", options=QueueOptions(max_own_pending=3)) as queue:
         jobs = (await queue.take(3))[:2]
-        monkeypatch.setattr(Queue, "_build_request", _asked_in_order(Queue._build_request))
-        said = said_by(queue, monkeypatch)
+        said = commands_of(client, monkeypatch, ordered=True)
         await queue.ack(jobs)
         assert said == [["settle", "take"], ["settle"]]
         await queue.ack(jobs)  # done: else that would be an error
@@ -619,7 +620,7 @@ async def test_queue_ack_after_a_change_of_leader_sends_no_second_command(monkey
             (follower,) = set(partition.replicas) - {partition.leader}
             await client.admin.elect_leader("jobs", 0, follower)
             assert numbers(await other.take(3)) == [3, 4, 5]
-            said = said_by(queue, monkeypatch)
+            said = commands_of(client, monkeypatch)
             for job in jobs:
                 await job.ack()
             assert said == [["settle", "take"], ["settle"], ["settle"]]
@@ -628,15 +629,6 @@ async def test_queue_ack_after_a_change_of_leader_sends_no_second_command(monkey
             await queue.ack(jobs)
             assert said[3:] == [["take"], ["take"], ["settle", "take"]]
             assert queue.counters["lost"] == 0
-
-
-def _asked_in_order(real: Any) -> Any:
-    def asked(self: Queue, *given: Any) -> Any:
-        take = real(self, *given)
-        take.ordered = True
-        return take
-
-    return asked
 
 
 async def test_queue_take_with_an_infinite_timeout_returns_the_first_record(client: Client) -> None:
@@ -661,17 +653,3 @@ async def test_queue_without_long_polls_pauses_between_requests_at_the_end(
         monkeypatch.setattr(client.transport, "request", request)
         assert await queue.take(1, 1.0) == []
         assert next(count) < 40
-
-
-async def test_queue_reject_with_a_reason_that_is_not_utf_8_raises_config_error(client: Client) -> None:
-    await fill(client, 1)
-    async with client.queue("jobs", "w", options=QueueOptions(dead_letters="dead")) as queue:
-        (job,) = await queue.take(1)
-        with pytest.raises(ConfigError, match="UTF-8"):
-            await job.reject("\ud800")
-        await job.ack()
-
-
-def test_queue_with_an_internal_dead_letter_stream_raises_invalid_name_error() -> None:
-    with pytest.raises(InvalidNameError, match="internal"):
-        QueueOptions(dead_letters="_groups")
