@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.core.wire.subjects import matcher
 from liftpy.testing.memory import MemoryCluster, memory_cluster
-from liftpy.testing.memory.nats import Bus, MemoryTransport
+from liftpy.testing.memory.nats import MAX_REMEMBERED, Bus, MemoryTransport
 
 
 class Turns:
@@ -56,6 +56,14 @@ def test_memory_bus_calls_after_read_callbacks_after_all_messages_that_arrive_to
     assert seen[4:] == ["c"]
     turns.turn()
     assert seen[4:] == ["c", "behind"]
+
+
+def test_memory_bus_subject_cache_is_bounded() -> None:
+    bus = Bus(ignore)
+    bus.listen(">", ignore)
+    for number in range(MAX_REMEMBERED + 10):
+        bus.publish(b"s.%d" % number, b"", b"")
+        assert len(bus._known) <= MAX_REMEMBERED
 
 
 def test_memory_bus_delivers_messages_given_as_protocol_lines() -> None:

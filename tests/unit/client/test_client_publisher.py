@@ -21,11 +21,12 @@ from liftpy.nats.transport import Transport, open_connection
 from sidecar.dev.nats_server import NatsServer
 
 _Ack = client_pb2.Ack
+SWEEP_S = 0.002
 
 
 @pytest.fixture(autouse=True)
 def quick_sweeper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher_module, "_SWEEP_S", 0.002)
+    monkeypatch.setattr(publisher_module, "_SWEEP_S", SWEEP_S)
 
 
 class Leader:
@@ -319,6 +320,29 @@ async def test_publisher_does_not_resend_an_unanswered_message_after_the_machine
         await asyncio.wait_for(coming, 30)
     assert leader.seen == 1
     await p.close()
+
+
+async def test_publisher_that_is_idle_wakes_only_for_the_next_message(
+    transport: Transport, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_sleep, ticks = asyncio.sleep, 0
+
+    async def count_ticks(delay_s: float) -> None:
+        nonlocal ticks
+        is_tick = delay_s == SWEEP_S
+        ticks += is_tick
+        await real_sleep(0 if is_tick else delay_s)
+
+    monkeypatch.setattr(asyncio, "sleep", count_ticks)
+    async with publisher(transport, leader) as p, asyncio.timeout(30):
+        for value in (b"x", b"y"):
+            before = ticks
+            await p.publish(value)
+            assert ticks > before
+            before = ticks
+            for _ in range(100):  # a publisher that is not idle ticks at almost every turn
+                await real_sleep(0)
+            assert ticks <= before + 1, "the tick that finds no message in flight is the last"
 
 
 async def test_publisher_does_not_resend_an_unanswered_message_after_the_dedup_window(

@@ -218,6 +218,26 @@ async def test_group_member_with_an_instance_id_does_not_leave_on_close(instance
     assert home.left == left
 
 
+async def test_group_commit_excludes_a_finished_batch_of_an_earlier_generation() -> None:
+    home = Coordinated()
+    home.node.append(b"a")
+    options = GroupOptions(auto_commit_s=0)
+    async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", options, None, None).open() as group:
+        first = await group.take()
+        readers = home.machine.groups["bills"].readers
+        readers.leave(*readers.members)
+        again = await group.take()
+        assert first is not None
+        assert again is not None
+        assert (again.slice.first_offset, again.generation > first.generation) == (0, True)
+        group.finished(first)
+        await group.commit()
+        assert committed(home) == {}
+        group.finished(again)
+        await group.commit()
+        assert committed(home) == {0: 1}
+
+
 async def test_group_member_with_a_possibly_expired_session_returns_no_records(monkeypatch: pytest.MonkeyPatch) -> None:
     home = Coordinated()
     home.node.append(b"a", b"b")

@@ -83,6 +83,16 @@ def test_producer_partition_queue_with_acks_in_any_order_completes_records_in_or
     assert not queue.tickets
 
 
+def test_producer_partition_queue_without_a_producer_epoch_sends_nothing() -> None:
+    queue = PartitionQueue(7, window=3, batch_bytes=1000, batch_records=2, attempt_s=1.0, new_ticket=list)
+    fill(queue, b"a")
+    assert (queue.asks, sent(queue, 0), queue.wake_at()) == (True, [], None)
+    queue.begin(0, 0, RollingDigest())
+    assert len(sent(queue, 0)) == 1
+    assert queue.refused(99, 1, BatchRejection.FINAL, 1.0)
+    assert not queue.refused(0, 1, BatchRejection.FINAL, 1.0)
+
+
 def test_producer_partition_queue_fails_when_the_leader_lost_stored_records() -> None:
     queue = new_queue(window=1)
     fill(queue, b"a", b"b", b"c", b"d", b"e")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,14 +33,8 @@ SHORT = QueueOptions(ack_wait_s=0.2)
 
 
 @pytest.fixture
-async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
-    monkeypatch.setattr(module, "_CHECK_NS", 5_000_000)
-    monkeypatch.setattr(module, "_ASK_AGAIN_S", 0.05)
-    async with memory_cluster() as cluster, cluster.client() as made:
-        await asyncio.to_thread(cluster.serve_groups)
-        await made.create_stream("jobs", "jobs")
-        await made.create_stream("dead", "dead")
-        yield made
+def client(queue_client: Client) -> Client:
+    return queue_client
 
 
 async def fill(client: Client, count: int, first: int = 0, **more: Any) -> None:
@@ -638,6 +632,21 @@ async def test_queue_take_with_an_infinite_timeout_returns_the_first_record(clie
         taking = asyncio.create_task(queue.take(timeout_s=float("inf")))
         await fill(client, 1)
         assert numbers(await taking) == [0]
+
+
+async def test_queue_at_the_end_pauses_between_reads_that_fail(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, count = PartitionReader.fetch, itertools.count(1)
+
+    async def fetch(self: PartitionReader, progress: Any, max_bytes: int | None = None) -> Any:
+        if progress.stream != "jobs":
+            return await real(self, progress, max_bytes)
+        next(count)
+        raise UnavailableError("nobody")
+
+    async with client.queue("jobs", "w", options=QueueOptions(start="new")) as queue:
+        monkeypatch.setattr(PartitionReader, "fetch", fetch)
+        assert await queue.take(1, 1.0) == []
+        assert 2 < next(count) < 20
 
 
 async def test_queue_without_long_polls_pauses_between_requests_at_the_end(

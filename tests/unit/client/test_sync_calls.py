@@ -22,7 +22,7 @@ from liftpy.client.producer import Producer
 from liftpy.client.publisher import Publisher
 from liftpy.client.queue import Job, Queue
 from liftpy.client.services import Services
-from liftpy.errors import ClientClosedError
+from liftpy.errors import ClientClosedError, UnavailableError
 from liftpy.testing.memory import memory_cluster
 from tests.each import each
 
@@ -92,6 +92,13 @@ def test_sync_connect_has_the_parameters_of_connect() -> None:
         {p.name: p.default for p in inspect.signature(f).parameters.values()} for f in (sync.connect, sync._connect)
     )
     assert ours == theirs
+
+
+def test_sync_connect_that_fails_leaves_no_thread() -> None:
+    before = {thread for thread in threading.enumerate() if thread.name == "liftpy-client"}
+    with pytest.raises(UnavailableError):
+        sync.connect("nats://127.0.0.1:1", timeout_s=0.5)
+    assert {thread for thread in threading.enumerate() if thread.name == "liftpy-client"} <= before
 
 
 def test_sync_consumer_without_a_reference_to_its_client_reads_and_then_closes_it() -> None:

@@ -235,6 +235,14 @@ def test_service_outbox_after_an_output_stream_truncation_drops_later_digests() 
     assert outbox.compared_end == 4
 
 
+def test_service_outbox_keeps_a_bounded_number_of_digest_samples_with_the_newest() -> None:
+    outbox = Outbox("u/0")
+    for number, record in enumerate(stream_of(3 * MAX_SAMPLES)):
+        outbox.check_output(record)
+        assert len(outbox._samples) <= MAX_SAMPLES
+        assert number in outbox._samples
+
+
 def test_service_outbox_after_a_log_truncation_drops_compared_digests() -> None:
     outbox = filled(3)
     for number in range(3):

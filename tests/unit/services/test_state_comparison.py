@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from liftpy.core.services.snapshot import BEGINNING, Difference, StateComparison
+from liftpy.core.services.snapshot import BEGINNING, MAX_NODES, MAX_POSITIONS, Difference, StateComparison
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
@@ -45,6 +45,15 @@ def test_service_state_comparison_after_a_state_rebuild_drops_older_digests() ->
     made.set_digests("n2", 1, {10: B})
     made.set_digests("n3", 1, {10: B})
     assert made.difference("n1") == Difference(10, ("n2", "n3"), diverged=True)  # what it told of this life is kept
+
+
+def test_service_state_comparison_keeps_a_bounded_number_of_nodes_and_positions() -> None:
+    many = StateComparison()
+    for number in range(100):
+        many.set_digests(f"n{number}", 1, {10: A, 1000: b"short"})
+    assert many.agreed("other") == {10: (A, MAX_NODES)}
+    oldest = agreement(n1=dict.fromkeys(range(1, MAX_POSITIONS + 2), A), n2={1: B, 2: B}, n3={1: B, 2: B})
+    assert oldest.difference("n1") == Difference(2, ("n2", "n3"), diverged=True), "position 1 is dropped"
 
 
 def test_service_state_comparison_of_different_service_parameters_reports_divergence() -> None:
