@@ -315,18 +315,6 @@ async def test_queue_skips_deleted_records(client: Client) -> None:
             assert await queue.take(3, timeout_s=0.5) == []
 
 
-async def test_queue_take_returns_records_of_all_partitions_and_of_a_recreated_stream(client: Client) -> None:
-    await client.create_stream("many", "many", partitions=3)
-    for partition in range(3):
-        await client.publish("many", b"%d" % partition, partition=partition)
-    async with client.queue("many", "w") as queue:
-        assert sorted(await all_of(queue, 3, Job.ack)) == [0, 1, 2]
-        await client.admin.delete_stream("many")
-        await client.create_stream("many", "many", config=StreamConfig())
-        await client.publish("many", b"7")
-        assert await all_of(queue, 1, Job.ack) == [7]
-
-
 async def test_queue_ack_names_only_jobs_of_the_deleted_stream_as_lost(client: Client) -> None:
     """Both streams have the same name and offsets, and one request may carry the acks of both."""
     await fill(client, 2)
@@ -418,16 +406,6 @@ async def test_queue_of_a_stream_created_again_with_fewer_partitions_delivers_it
         await client.create_stream("jobs", "jobs")
         await client.publish("jobs", b"8")
         assert await all_of(queue, 1, Job.ack) == [8]
-
-
-async def test_queue_start_option_selects_the_first_record(client: Client) -> None:
-    await fill(client, 3)
-    async with client.queue("jobs", "new", options=QueueOptions(start="new")) as queue:
-        assert await queue.take(3, timeout_s=0.0) == []
-        await fill(client, 1, 3)
-        assert numbers(await queue.take(3)) == [3]
-    async with client.queue("jobs", "all") as queue:
-        assert numbers(await queue.take(9)) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("by_key", [False, True])
